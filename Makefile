@@ -1,0 +1,56 @@
+# Every target that needs Python packages creates the virtual environment itself.
+
+PYTHON ?= python3
+ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+UV := $(shell command -v uv 2>/dev/null)
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-all lint bench setup-peers clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: $(INSTALLED) ## see events survive a crash (ARGS="…" adds options, also for test and bench)
+	$(BIN)/holdfast demo $(ARGS)
+
+test: $(INSTALLED) ## run all tests but the slow ones
+	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+
+test-all: setup-peers $(INSTALLED) ## run every test, with the programs they compare with
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(INSTALLED) ## check style, format and types
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+bench: $(INSTALLED) ## measure against the bare disk
+	$(BIN)/holdfast bench quiver $(ARGS)
+
+setup-peers: ## install the Debian packages that tests compare with
+	scripts/setup-peers
+
+clean: ## remove the virtual environment, caches and build results
+	rm -rf $(VENV) build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find src tests -type d -name __pycache__ -prune -exec rm -rf {} +
+
+# pip reads its constraints from the environment here, because that also reaches the environment
+# in which the package is built: by the first name up to pip 25.2, by the second after it.
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "Holdfast needs Python 3.11 or newer, and '$(PYTHON)' is not." \
+	       "Name another one: make PYTHON=python3.12 …" >&2; exit 1; }
+ifneq ($(UV),)
+	test -x $(BIN)/python || $(UV) venv --python "$$(command -v $(PYTHON))" $(VENV)
+	$(UV) pip install --python $(BIN)/python \
+	  --constraints constraints.txt --build-constraints constraints.txt --editable '.[dev]'
+else
+	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
+	PIP_CONSTRAINT="$(CURDIR)/constraints.txt" PIP_BUILD_CONSTRAINT="$(CURDIR)/constraints.txt" \
+	  $(BIN)/python -m pip install --disable-pip-version-check --editable '.[dev]'
+endif
+	@touch $@
