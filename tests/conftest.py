@@ -1,0 +1,95 @@
+"""What holds for every test: how hard hypothesis tries, and that no process outlives its test."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from multiprocessing import forkserver, resource_tracker
+
+import pytest
+from hypothesis import settings
+
+IN_CI = os.environ.get("CI") == "true"
+
+# No deadlines anywhere: a busy machine is not a bug. In CI the same code must give the same
+# verdict, so the examples are derived from the test alone.
+settings.register_profile(
+    "default", max_examples=100, deadline=None, derandomize=IN_CI, print_blob=True
+)
+settings.register_profile("thorough", max_examples=5_000, deadline=None, print_blob=True)
+settings.load_profile("thorough" if os.environ.get("HOLDFAST_THOROUGH") == "1" else "default")
+
+# How long a child that is already on its way out may take. Waited for only when there is one.
+CHILD_GRACE_S = 2.0
+
+
+@pytest.fixture(autouse=True)
+def no_process_left_behind() -> Iterator[None]:
+    """Fail a test that leaves a child process running or unreaped, and end that process.
+
+    Children of wider fixtures are there before the test and may stay. Fixtures of the test itself
+    are torn down before this one looks.
+    """
+    before = child_pids()
+    yield
+    left = child_pids() - before
+    give_up_at_s = time.monotonic() + CHILD_GRACE_S
+    while left and time.monotonic() < give_up_at_s:
+        time.sleep(0.02)
+        left = child_pids() - before
+    if left:
+        commands = [f"{pid} ({command_of(pid)})" for pid in sorted(left)]
+        for pid in left:
+            end_child(pid)
+        pytest.fail(f"the test left child processes behind: {', '.join(commands)}", pytrace=False)
+
+
+def child_pids() -> set[int]:
+    """Return the children of this process, without those that multiprocessing keeps for itself."""
+    if not sys.platform.startswith("linux") or not has_children():
+        return set()
+    pids = {int(name) for name in os.listdir("/proc") if name.isdigit()}
+    kept = {
+        getattr(resource_tracker, "_resource_tracker")._pid,  # noqa: B009
+        getattr(forkserver, "_forkserver")._forkserver_pid,  # noqa: B009
+    }
+    return {pid for pid in pids if parent_of(pid) == os.getpid()} - kept
+
+
+def has_children() -> bool:
+    """Ask the kernel with one call, because most tests start no process."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
+
+
+def parent_of(pid: int) -> int | None:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            stat = file.read()
+    except OSError:
+        return None  # It ended between the listing and now.
+    # The second field, the command in parentheses, may hold anything; the fourth is the parent.
+    return int(stat[stat.rindex(b")") + 1 :].split()[1])
+
+
+def command_of(pid: int) -> str:
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            words = file.read().decode(errors="replace").split("\0")
+    except OSError:
+        words = []
+    return " ".join(words).strip() or "ended, never waited for"
+
+
+def end_child(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    except (ProcessLookupError, ChildProcessError):
+        pass  # Somebody else was quicker.
