@@ -1,0 +1,154 @@
+"""Imports point one way: from what serves to what is served, never back or sideways.
+
+The order is the one drawn in ARCHITECTURE.md. A package may import what stands on a lower level,
+and itself. Two packages of one level do not know each other; what they share belongs below.
+Imports inside functions and under TYPE_CHECKING count like any other.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+SRC = Path(__file__).parents[2] / "src"
+
+LEVELS = (
+    {"errors"},
+    {"seam"},
+    {"quiver", "store"},
+    {"signals"},
+    {"remote"},
+    {"edge", "receive", "deliver", "handoff", "node", "dataflow"},
+    {"graph"},
+    {"console", "prove", "bench"},
+    # `operate` holds the CLI, which starts everything else: it stands alone on top.
+    {"operate"},
+    # `holdfast/__init__.py` and `holdfast/__main__.py`: the doors of the house.
+    {"__init__", "__main__"},
+)
+LEVEL_OF = {package: level for level, packages in enumerate(LEVELS) for package in packages}
+
+# The only name that anything inside may take from the package's own front door.
+OPEN_TO_ALL = {"holdfast.__version__"}
+
+
+def imports_of(source: str, package: str) -> Iterator[tuple[int, str]]:
+    """Yield line and absolute dotted name of everything that `source` in `package` imports."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, alias.name
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                above = package.split(".")[: len(package.split(".")) - node.level + 1]
+                base = ".".join([*above, base]).rstrip(".")
+            for alias in node.names:
+                yield node.lineno, f"{base}.{alias.name}"
+
+
+def wrong_imports(source: str, module: str) -> list[str]:
+    """Return one line per import by which `module` (dotted, with `__init__`) breaks the order."""
+    importer = module.split(".")[1]
+    if importer not in LEVEL_OF:
+        return [f"{module}: '{importer}' has no level yet; give it one in {Path(__file__).name}"]
+    wrong = []
+    for line, name in imports_of(source, package=module.rpartition(".")[0]):
+        if name.split(".")[0] != "holdfast" or name in OPEN_TO_ALL:
+            continue
+        imported = name.split(".")[1] if "." in name else "__init__"
+        if imported == importer:
+            continue
+        level = LEVEL_OF.get(imported, LEVEL_OF["__init__"])
+        if level >= LEVEL_OF[importer]:
+            wrong.append(f"{module}:{line}: '{importer}' may not import '{name}'")
+    return wrong
+
+
+def module_name(path: Path) -> str:
+    return ".".join(path.relative_to(SRC).with_suffix("").parts)
+
+
+def test_imports_point_one_way() -> None:
+    paths = sorted((SRC / "holdfast").rglob("*.py"))
+    assert paths
+    wrong = [line for path in paths for line in wrong_imports(path.read_text(), module_name(path))]
+    assert wrong == []
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("holdfast.seam.disk", "from holdfast.quiver import Quiver"),
+        ("holdfast.quiver.wal", "import holdfast.store.chunks"),
+        ("holdfast.quiver.wal", "from holdfast import store"),
+        ("holdfast.quiver.wal", "from holdfast import Quiver"),
+        ("holdfast.quiver.wal", "import holdfast"),
+        ("holdfast.quiver.wal", "from ..graph import model"),
+        ("holdfast.quiver.__init__", "from ..graph import model"),
+        ("holdfast.quiver.wal", "def f():\n    from holdfast.prove import run"),
+        ("holdfast.quiver.wal", "if TYPE_CHECKING:\n    from holdfast.operate import cli"),
+        ("holdfast.edge.filter", "from holdfast.receive import http"),
+        ("holdfast.prove.quiver", "from holdfast.bench import quiver"),
+        ("holdfast.errors", "from holdfast.seam import disk"),
+        ("holdfast.leftovers.thing", ""),
+    ],
+)
+def test_a_wrong_import_is_found(module: str, source: str) -> None:
+    assert len(wrong_imports(source, module)) == 1
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("holdfast.quiver.wal", "from holdfast.quiver.frame import MAGIC"),
+        ("holdfast.quiver.wal", "from . import frame"),
+        ("holdfast.quiver.__init__", "from . import frame"),
+        ("holdfast.quiver.wal", "from holdfast.errors import DiskFull"),
+        ("holdfast.quiver.wal", "from holdfast import __version__, errors"),
+        ("holdfast.operate.cli.bench", "from holdfast.bench import quiver"),
+        ("holdfast.__init__", "from holdfast.quiver import Quiver"),
+        ("holdfast.seam.disk", "import holdfastened, os"),
+    ],
+)
+def test_a_right_import_is_let_through(module: str, source: str) -> None:
+    assert wrong_imports(source, module) == []
+
+
+def loaded_by(statement: str) -> set[str]:
+    """Return the top-level modules a fresh interpreter holds after `statement`."""
+    program = f"import json, sys\n{statement}\nsys.stdout.write(json.dumps(list(sys.modules)))"
+    result = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    return {name.split(".")[0] for name in json.loads(result.stdout)}
+
+
+def test_loaded_modules_are_seen() -> None:
+    assert "xxhash" in loaded_by("import xxhash")
+    assert "xxhash" not in loaded_by("pass")
+
+
+def test_import_holdfast_is_light() -> None:
+    assert not loaded_by("import holdfast") & {"pyarrow", "click"}
+
+
+def test_the_embedded_quiver_needs_pyarrow_and_xxhash_alone() -> None:
+    heavy = {"pyspark", "grpc", "pydantic", "click", "rich", "numpy"}
+    # pyarrow takes numpy along where it is installed; that is not ours to prevent.
+    assert not (loaded_by("from holdfast import Quiver") - loaded_by("import pyarrow")) & heavy
+
+
+def test_public_names_are_there() -> None:
+    import holdfast
+
+    assert [name for name in holdfast.__all__ if not hasattr(holdfast, name)] == []
+    assert set(holdfast.__all__) <= set(dir(holdfast))
+    with pytest.raises(AttributeError, match="no attribute 'Arrow'"):
+        getattr(holdfast, "Arrow")  # noqa: B009
