@@ -23,7 +23,7 @@ settings.register_profile("thorough", max_examples=5_000, deadline=None, print_b
 settings.load_profile("thorough" if os.environ.get("HOLDFAST_THOROUGH") == "1" else "default")
 
 # How long a child that is already on its way out may take. Waited for only when there is one.
-CHILD_GRACE_S = 2.0
+CHILD_GRACE_S = 0.5
 
 
 @pytest.fixture(autouse=True)
