@@ -1,0 +1,130 @@
+"""Every exception Holdfast raises on purpose.
+
+    HoldfastError
+    ├── BadInput              what was given cannot be stored or asked for; nothing was written
+    │   ├── BundleTooLarge    one bundle is over `append.max_bundle_bytes`
+    │   └── StaleEpoch        the producer has already moved past this epoch
+    ├── NotAccepted           the append was not acknowledged; `stored` says whether it may exist
+    │   ├── Overloaded        a bound is reached; try again after `retry_after_s`
+    │   ├── DiskFull          the disk refused the bytes
+    │   ├── StorageFailed     the disk failed
+    │   └── QuiverClosed      the quiver was closed, or is closing
+    ├── TransactionEnded      the transaction was committed, aborted, or its lease lapsed
+    ├── CannotOpen            the data directory cannot be opened
+    │   ├── DirectoryLocked   another process owns it
+    │   ├── UnknownFormat     it was written by another format version
+    │   └── WrongQuiver       it is not the quiver that was asked for
+    ├── Damaged               bytes on disk do not match their checksum
+    └── CheckFailed           `prove` or `bench` found a broken promise
+
+A bug in Holdfast itself is never one of these: it is an `AssertionError` that begins with "BUG:".
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+Stored = Literal["no", "maybe"]
+
+
+class HoldfastError(Exception):
+    """Base of all: what happened, where, and what to do next."""
+
+    exit_code: ClassVar[int] = 1
+
+    def __init__(self, message: str, *, hint: str, path: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        self.path = path
+
+    def __str__(self) -> str:
+        where = f" [{self.path}]" if self.path else ""
+        return f"{self.message}{where}. {self.hint}"
+
+
+class BadInput(HoldfastError):
+    """What was given cannot be stored or asked for; nothing was written."""
+
+    exit_code = 2
+
+
+class BundleTooLarge(BadInput):
+    """One bundle is over `append.max_bundle_bytes`."""
+
+
+class StaleEpoch(BadInput):
+    """The producer has already appended a newer epoch."""
+
+
+class NotAccepted(HoldfastError):
+    """The append was not acknowledged.
+
+    `stored` is "no" when the bundle certainly does not exist, and "maybe" when the disk failed in
+    a way that may let it reappear after a restart.
+    """
+
+    exit_code = 75
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        hint: str,
+        path: str | None = None,
+        stored: Stored = "no",
+        retry_after_s: float | None = None,
+    ) -> None:
+        super().__init__(message, hint=hint, path=path)
+        self.stored: Stored = stored
+        self.retry_after_s = retry_after_s
+
+
+class Overloaded(NotAccepted):
+    """A bound is reached; nothing is broken, try again later."""
+
+
+class DiskFull(NotAccepted):
+    """The disk refused the bytes (no space, or a quota)."""
+
+
+class StorageFailed(NotAccepted):
+    """The disk failed to write or to sync."""
+
+
+class QuiverClosed(NotAccepted):
+    """The quiver was closed, or is closing."""
+
+
+class TransactionEnded(HoldfastError):
+    """The transaction was already committed or aborted, or its lease lapsed."""
+
+
+class CannotOpen(HoldfastError):
+    """The data directory cannot be opened."""
+
+    exit_code = 78
+
+
+class DirectoryLocked(CannotOpen):
+    """Another process owns the data directory."""
+
+
+class UnknownFormat(CannotOpen):
+    """The data directory was written by another format version."""
+
+
+class WrongQuiver(CannotOpen):
+    """The data directory holds another quiver than the one asked for."""
+
+
+class Damaged(HoldfastError):
+    """Bytes on disk do not match their checksum."""
+
+    exit_code = 65
+
+
+class CheckFailed(HoldfastError):
+    """`prove` or `bench` found a promise that does not hold."""
+
+    exit_code = 3

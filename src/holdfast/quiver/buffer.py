@@ -1,0 +1,57 @@
+"""The open buffer: the accepted bundles that are not yet in a segment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from holdfast.errors import HoldfastError
+from holdfast.quiver.frame import HEADER_BYTES, Kind
+
+
+class Held(NamedTuple):
+    """One accepted bundle, in the bytes that are also in the WAL."""
+
+    seq: int
+    kind: Kind
+    ingestion_ns: int
+    watermark_ns: int
+    producer: str | None
+    epoch: int
+    events: int
+    payload: bytes | memoryview | pa.Buffer
+
+
+@dataclass
+class OpenBuffer:
+    """Consecutive bundles on their way into one segment.
+
+    Only the writer adds; a reader takes a snapshot of `bundles` (list slicing is atomic).
+    """
+
+    opened_at_s: float
+    bundles: list[Held] = field(default_factory=list)
+    size_bytes: int = 0
+    # Called once the segment is durable, or with an error if it cannot be: answers appends that
+    # asked for level `segment`, and `flush`.
+    on_sealed: list[Callable[[HoldfastError | None], None]] = field(default_factory=list)
+
+    def add(self, held: Held) -> None:
+        """Take one more bundle; seqs only grow."""
+        assert not self.bundles or held.seq > self.bundles[-1].seq, "BUG: seqs must grow"
+        self.bundles.append(held)
+        # The header counts: a million empty bundles are not free.
+        self.size_bytes += len(held.payload) + HEADER_BYTES
+
+    @property
+    def first_seq(self) -> int:
+        """The seq of the oldest bundle."""
+        return self.bundles[0].seq
+
+    @property
+    def last_seq(self) -> int:
+        """The seq of the newest bundle."""
+        return self.bundles[-1].seq

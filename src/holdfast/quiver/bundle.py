@@ -1,0 +1,214 @@
+"""Bundles as bytes: how record batches and raw events become one frame payload, and back.
+
+Arrow payload: each slot's Arrow IPC stream, one after the other, then a table of
+(name, offset, length, rows) and the table's length in the last four bytes. The table stands at the
+end because the lengths are known only when the streams are written, and one buffer is written once.
+
+Raw payload: `slot name`, the events' lengths, their headers' lengths, then all event bytes, then
+all header bytes (each a JSON object or nothing). Event bytes are kept exactly as they came.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
+
+import pyarrow as pa
+
+from holdfast.errors import BadInput, BundleTooLarge
+from holdfast.quiver.frame import Kind
+from holdfast.quiver.names import SLOT_PATTERN
+
+SLOTS_MAX = 64
+DEFAULT_SLOT = "events"
+# Columns that a segment adds beside the user's own.
+RESERVED_COLUMNS = frozenset({"_seq", "_row", "_ingestion_time", "_event_time", "_event_time_flag"})
+
+_TABLE_ENTRY = struct.Struct("<HQQQ")
+_TABLE_LENGTH = struct.Struct("<I")
+_RAW_HEAD = struct.Struct("<IH")
+
+Headers = Mapping[str, str]
+Payloads = bytes | Sequence[bytes]
+# One record batch or table, or one for each slot.
+BundleData: TypeAlias = "pa.RecordBatch | pa.Table | Mapping[str, pa.RecordBatch | pa.Table]"
+
+
+class Encoded(NamedTuple):
+    """One bundle ready to be framed."""
+
+    kind: Kind
+    payload: bytes | pa.Buffer
+    events: int
+
+
+@dataclass(frozen=True)
+class RawEvents:
+    """The events of a raw bundle: bytes as received, and small headers."""
+
+    slot: str
+    payloads: list[memoryview]
+    headers: list[bytes | None]
+
+
+class ArrowSlot(NamedTuple):
+    """One slot of an Arrow bundle, still as its IPC stream."""
+
+    name: str
+    stream: memoryview
+    rows: int
+
+
+def check_slot(name: str) -> str:
+    """Return the name of a slot if it can be part of a file name."""
+    if not SLOT_PATTERN.fullmatch(name):
+        raise BadInput(
+            f"{name!r} is not a slot name",
+            hint="use 1 to 64 letters, digits, '_', '-' or '.', not beginning with '-' or '.'",
+        )
+    return name
+
+
+def encode_arrow(data: BundleData, max_bytes: int) -> Encoded:
+    """Return the payload of a bundle of record batches, one per slot."""
+    slots = data if isinstance(data, Mapping) else {DEFAULT_SLOT: data}
+    if not 1 <= len(slots) <= SLOTS_MAX:
+        raise BadInput(
+            f"a bundle has 1 to {SLOTS_MAX} slots, not {len(slots)}",
+            hint="give at least one record batch, or split the bundle",
+        )
+    sink = pa.BufferOutputStream()
+    table = bytearray()
+    events = 0
+    for name, rows in slots.items():
+        batch = _as_batch(rows)
+        start = sink.tell()
+        _write_stream(sink, check_slot(name), batch)
+        encoded_name = name.encode()
+        table += _TABLE_ENTRY.pack(len(encoded_name), start, sink.tell() - start, batch.num_rows)
+        table += encoded_name
+        events += batch.num_rows
+    if events == 0:
+        raise BadInput("the bundle has no rows", hint="append only batches that hold events")
+    sink.write(bytes(table) + _TABLE_LENGTH.pack(len(table)))
+    return _checked(Encoded(Kind.ARROW, sink.getvalue(), events), max_bytes)
+
+
+def _as_batch(rows: object) -> pa.RecordBatch:
+    if isinstance(rows, pa.RecordBatch):
+        return rows
+    if isinstance(rows, pa.Table):
+        batches = rows.combine_chunks().to_batches()
+        return batches[0] if batches else pa.RecordBatch.from_pylist([], rows.schema)
+    raise BadInput(
+        f"a bundle is made of Arrow record batches or tables, not {type(rows).__name__}",
+        hint="convert it with pyarrow, or use append_raw for bytes",
+    )
+
+
+def _checked(encoded: Encoded, max_bytes: int) -> Encoded:
+    size_bytes = len(encoded.payload)
+    if size_bytes > max_bytes:
+        raise BundleTooLarge(
+            f"the bundle has {size_bytes} bytes, the limit is {max_bytes} "
+            "(append.max_bundle_bytes)",
+            hint="split it into several appends, or one transaction",
+        )
+    return encoded
+
+
+def _write_stream(sink: pa.BufferOutputStream, slot: str, batch: pa.RecordBatch) -> None:
+    reserved = next((n for n in batch.schema.names if n in RESERVED_COLUMNS), None)
+    if reserved is not None:
+        raise BadInput(
+            f"slot {slot!r} has a column {reserved!r}, a name the quiver writes itself",
+            hint=f"rename it; reserved are {', '.join(sorted(RESERVED_COLUMNS))}",
+        )
+    if len(set(batch.schema.names)) != len(batch.schema.names):
+        raise BadInput(
+            f"slot {slot!r} has two columns of one name", hint="give every column its own name"
+        )
+    try:
+        with pa.ipc.new_stream(sink, batch.schema) as writer:
+            writer.write_batch(batch)
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        raise BadInput(
+            f"Arrow cannot write slot {slot!r}: {error}",
+            hint="cast the column to a type that the Arrow IPC format can hold",
+        ) from error
+
+
+def decode_arrow(payload: memoryview) -> list[ArrowSlot]:
+    """Return the slots of an Arrow payload without copying."""
+    (table_bytes,) = _TABLE_LENGTH.unpack_from(payload, len(payload) - _TABLE_LENGTH.size)
+    position = len(payload) - _TABLE_LENGTH.size - table_bytes
+    slots = []
+    while position < len(payload) - _TABLE_LENGTH.size:
+        name_bytes, start, size, rows = _TABLE_ENTRY.unpack_from(payload, position)
+        position += _TABLE_ENTRY.size
+        name = bytes(payload[position : position + name_bytes]).decode()
+        position += name_bytes
+        slots.append(ArrowSlot(name, payload[start : start + size], rows))
+    return slots
+
+
+def read_stream(stream: memoryview | pa.Buffer) -> pa.RecordBatch:
+    """Return the record batch of one IPC stream; its buffers point into the stream."""
+    return pa.ipc.open_stream(pa.py_buffer(stream)).read_next_batch()
+
+
+def encode_raw(
+    slot: str, payloads: Payloads, headers: Sequence[Headers | None] | None, max_bytes: int
+) -> Encoded:
+    """Return the payload of a bundle of raw events."""
+    check_slot(slot)
+    events = [payloads] if isinstance(payloads, bytes) else payloads
+    if not events:
+        raise BadInput("the bundle has no events", hint="append at least one payload")
+    if headers is not None and len(headers) != len(events):
+        raise BadInput(
+            f"{len(events)} payloads came with {len(headers)} headers",
+            hint="give one header mapping (or None) for each payload",
+        )
+    blobs = [json.dumps(h).encode() if h else b"" for h in headers] if headers else []
+    try:
+        lengths = array("I", map(len, events))
+        lengths.extend(map(len, blobs) if blobs else bytes(len(events)))
+        name = slot.encode()
+        head = _RAW_HEAD.pack(len(events), len(name)) + name
+        payload = b"".join((head, lengths, *events, *blobs))
+    except TypeError as error:
+        raise BadInput(f"a payload is not bytes: {error}", hint="encode it first") from error
+    return _checked(Encoded(Kind.RAW, payload, len(events)), max_bytes)
+
+
+def decode_raw(payload: memoryview) -> RawEvents:
+    """Return the events of a raw payload without copying their bytes."""
+    count, name_bytes = _RAW_HEAD.unpack_from(payload)
+    position = _RAW_HEAD.size + name_bytes
+    slot = bytes(payload[_RAW_HEAD.size : position]).decode()
+    lengths = array("I")
+    lengths.frombytes(payload[position : position + 8 * count])
+    position += 8 * count
+    payloads = []
+    for size in lengths[:count]:
+        payloads.append(payload[position : position + size])
+        position += size
+    headers: list[bytes | None] = []
+    for size in lengths[count:]:
+        headers.append(bytes(payload[position : position + size]) if size else None)
+        position += size
+    return RawEvents(slot, payloads, headers)
+
+
+def count_events(kind: int, payload: memoryview) -> int:
+    """Return how many events a payload holds."""
+    if kind == Kind.RAW:
+        return int(_RAW_HEAD.unpack_from(payload)[0])
+    if kind == Kind.ARROW:
+        return sum(slot.rows for slot in decode_arrow(payload))
+    return 0

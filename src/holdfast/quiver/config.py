@@ -1,0 +1,142 @@
+"""Every bound and choice of a quiver, with its unit, its default, and what it costs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Literal
+
+from holdfast.errors import BadInput
+from holdfast.quiver.envelope import Extractor
+
+KB = 1024
+MB = 1024 * KB
+GB = 1024 * MB
+
+
+class AckLevel(IntEnum):
+    """What an answered append promises. Higher promises more.
+
+    MEMORY    the quiver has it in memory; a crash of the process loses it
+    WRITTEN   the operating system has it; kill -9 does not lose it, a power cut within
+              `wal.flush_interval_s` does
+    FSYNCED   it is on stable storage
+    SEGMENT   it is on stable storage as part of a sealed segment
+    """
+
+    MEMORY = 1
+    WRITTEN = 2
+    FSYNCED = 3
+    SEGMENT = 4
+
+
+def _require(holds: bool, option: str, value: object, rule: str) -> None:
+    if not holds:
+        raise BadInput(f"{option} is {value}", hint=f"{option} must be {rule}")
+
+
+@dataclass(frozen=True)
+class AppendConfig:
+    """Bounds of one append and of all waiting ones."""
+
+    level: AckLevel = AckLevel.FSYNCED
+    # One bundle's payload. None: as large as a segment.
+    max_bundle_bytes: int | None = None
+    # Payload bytes handed over but not yet written; more waits.
+    max_pending_bytes: int = 64 * MB
+    # How long an append waits for room or for its answer before it gives up.
+    timeout_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        _require(self.max_pending_bytes > 0, "append.max_pending_bytes", 0, "positive")
+        _require(self.timeout_s > 0, "append.timeout_s", self.timeout_s, "positive")
+
+
+@dataclass(frozen=True)
+class WalConfig:
+    """The write-ahead log."""
+
+    # A file is closed and the next one begun at this size (and whenever a segment is handed over).
+    file_size_bytes: int = 64 * MB
+    # All WAL files together; at this size appends wait for the sealer.
+    max_size_bytes: int = 4 * GB
+    # The longest time that data acknowledged as `written` stays unsynced.
+    flush_interval_s: float = 0.025
+    # One vectored write and one sync take at most this much (or one larger bundle).
+    max_group_bytes: int = 16 * MB
+
+    def __post_init__(self) -> None:
+        size = self.file_size_bytes
+        _require(size >= 64 * KB, "wal.file_size_bytes", size, "at least 65536")
+        _require(self.max_size_bytes >= size, "wal.max_size_bytes", self.max_size_bytes, "≥ a file")
+        _require(self.flush_interval_s >= 0, "wal.flush_interval_s", self.flush_interval_s, "≥ 0")
+        _require(self.max_group_bytes > 0, "wal.max_group_bytes", self.max_group_bytes, "positive")
+
+
+@dataclass(frozen=True)
+class SegmentConfig:
+    """Segments and the sealer."""
+
+    # The open buffer is sealed at this size; memory holds at most two of them.
+    target_size_bytes: int = 32 * MB
+    # The open buffer is sealed at this age, however small it is.
+    max_open_duration_s: float = 5.0
+    # Files of one segment; rarer schemas beyond it share one file as opaque IPC streams.
+    max_files: int = 64
+    # Compression saves disk and gives up zero-copy reads.
+    compression: Literal["none", "lz4", "zstd"] = "none"
+    # Pause before a failed seal is tried again: doubles from the first to the second.
+    retry_min_s: float = 0.1
+    retry_max_s: float = 10.0
+
+    def __post_init__(self) -> None:
+        size = self.target_size_bytes
+        _require(
+            MB <= size <= 256 * MB, "segment.target_size_bytes", size, "between 1 MB and 256 MB"
+        )
+        duration = self.max_open_duration_s
+        _require(duration > 0, "segment.max_open_duration_s", duration, "positive")
+        _require(self.max_files >= 2, "segment.max_files", self.max_files, "at least 2")  # noqa: PLR2004
+        known = self.compression in ("none", "lz4", "zstd")
+        _require(known, "segment.compression", self.compression, "none, lz4 or zstd")
+
+
+@dataclass(frozen=True)
+class ProducerConfig:
+    """Memory of idempotent producers."""
+
+    # Producers remembered; the one that was silent longest is forgotten first.
+    max_count: int = 10_000
+    # A producer silent for longer is forgotten. Must exceed the longest time a sender retries.
+    ttl_s: float = 72 * 3600.0
+
+
+@dataclass(frozen=True)
+class TransactionConfig:
+    """Staged data of open transactions."""
+
+    # All open transactions together.
+    max_staged_bytes: int = 256 * MB
+    # A transaction that neither appends nor commits for this long is swept.
+    lease_s: float = 60.0
+
+
+@dataclass(frozen=True)
+class QuiverConfig:
+    """All of the above, and how event times are found."""
+
+    append: AppendConfig = field(default_factory=AppendConfig)
+    wal: WalConfig = field(default_factory=WalConfig)
+    segment: SegmentConfig = field(default_factory=SegmentConfig)
+    producers: ProducerConfig = field(default_factory=ProducerConfig)
+    transactions: TransactionConfig = field(default_factory=TransactionConfig)
+    # By slot: what reads event time and keys out of the rows when a segment is sealed.
+    extractors: Mapping[str, Extractor] = field(default_factory=dict)
+    # Event times further ahead of ingestion than this are flagged, and clamped in summaries.
+    max_skew_s: float = 300.0
+
+    @property
+    def max_bundle_bytes(self) -> int:
+        """The largest payload of one bundle."""
+        return self.append.max_bundle_bytes or self.segment.target_size_bytes

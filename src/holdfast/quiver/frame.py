@@ -1,0 +1,182 @@
+"""The frame: the one record format of the write-ahead log (and later of the ledger).
+
+    offset  size  field
+         0     8  magic            MAGIC xor salt
+         8     1  kind             see Kind; never renumber
+         9     1  flags            STAGED, or 0
+        10     2  extra_bytes      length of the producer part at the start of the body
+        12     4  body_bytes       length of the body, without padding
+        16     8  seq
+        24     8  ingestion_ns     nanoseconds since 1970, UTC
+        32     8  synced_through   this file was on stable storage up to here when this was written
+        40     8  watermark_ns     NO_WATERMARK if none
+        48     8  body_sum         xxh3-64 of the body, seeded with the salt
+        56     8  header_sum       xxh3-64 of bytes 0..55, seeded with the salt
+        64     …  body, then zeros up to a multiple of 8
+
+The salt is drawn at random for every file and kept in its header. It enters the magic and seeds
+both checksums, so a payload that contains frames (ours, copied from another file, or made by an
+attacker who read this) is never mistaken for one while resynchronising. Header and body have a sum
+each: with a sound header, damage in the body costs exactly one bundle, and its seq is known.
+docs/format/frame.md has an example dump.
+"""
+
+from __future__ import annotations
+
+import struct
+from enum import IntEnum
+from typing import TYPE_CHECKING, NamedTuple
+
+from xxhash import xxh3_64_intdigest
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+MAGIC = int.from_bytes(b"HFFRAME1", "little")
+ALIGNMENT_BYTES = 8
+HEADER_BYTES = 64
+BODY_BYTES_MAX = 512 * 1024 * 1024
+NO_WATERMARK = -(2**63)
+
+_HEAD = struct.Struct("<QBBHIQqQqQ")
+_SUM = struct.Struct("<Q")
+_MAGIC = struct.Struct("<Q")
+_PRODUCER = struct.Struct("<QH")
+_PADDING = [bytes(length) for length in range(ALIGNMENT_BYTES)]
+
+
+# The bundle belongs to a transaction and counts only with the COMMIT behind it.
+STAGED = 1
+
+
+class Kind(IntEnum):
+    """What a frame's body is. On disk: never renumber."""
+
+    ARROW = 1
+    RAW = 2
+    CONTROL = 3
+    COMMIT = 4
+    CLOSE = 5
+
+
+class Frame(NamedTuple):
+    """One decoded frame; `payload` points into the file."""
+
+    kind: int
+    flags: int
+    seq: int
+    ingestion_ns: int
+    synced_through: int
+    watermark_ns: int
+    producer: str | None
+    epoch: int
+    payload: memoryview
+    end: int
+
+
+class FrameFault(Exception):
+    """There is no sound frame at this offset.
+
+    `seq` and `end` are known when the header is sound and only the body is damaged.
+    """
+
+    def __init__(self, reason: str, seq: int | None = None, end: int | None = None) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.seq = seq
+        self.end = end
+
+
+def frame_bytes(body_bytes: int) -> int:
+    """Return the length on disk of a frame with a body of this length."""
+    return HEADER_BYTES + body_bytes + -body_bytes % ALIGNMENT_BYTES
+
+
+def producer_part(producer: str, epoch: int) -> bytes:
+    """Return the bytes that stand before the payload in a body that has a producer."""
+    name = producer.encode()
+    part = _PRODUCER.pack(epoch, len(name)) + name
+    return part + _PADDING[-len(part) % ALIGNMENT_BYTES]
+
+
+def encode(  # noqa: PLR0913, PLR0917  (the fields of a frame; called for every bundle)
+    salt: int,
+    kind: Kind,
+    seq: int,
+    ingestion_ns: int,
+    synced_through: int,
+    watermark_ns: int,
+    body: Buffer,
+    extra_bytes: int = 0,
+    flags: int = 0,
+) -> tuple[bytes, bytes]:
+    """Return the header and the padding that go before and after `body`."""
+    body_bytes = len(body)  # type: ignore[arg-type]
+    head = _HEAD.pack(
+        MAGIC ^ salt,
+        kind,
+        flags,
+        extra_bytes,
+        body_bytes,
+        seq,
+        ingestion_ns,
+        synced_through,
+        watermark_ns,
+        xxh3_64_intdigest(body, salt),
+    )
+    header = head + _SUM.pack(xxh3_64_intdigest(head, salt))
+    return header, _PADDING[-body_bytes % ALIGNMENT_BYTES]
+
+
+def decode(view: memoryview, offset: int, salt: int) -> Frame:
+    """Return the frame at `offset`, or raise `FrameFault`. Allocates nothing in proportion."""
+    body_start = offset + HEADER_BYTES
+    if body_start > len(view):
+        raise FrameFault("the header is cut short")
+    head = view[offset : body_start - 8]
+    (magic, kind, flags, extra_bytes, body_bytes, seq, time_ns, synced, watermark_ns, body_sum) = (
+        _HEAD.unpack(head)
+    )
+    if magic != MAGIC ^ salt:
+        raise FrameFault("no frame begins here")
+    if _SUM.unpack_from(view, body_start - 8)[0] != xxh3_64_intdigest(head, salt):
+        raise FrameFault("the header does not match its checksum")
+    end = offset + frame_bytes(body_bytes)
+    if end > len(view):
+        raise FrameFault("the body is cut short", seq)
+    body = view[body_start : body_start + body_bytes]
+    if xxh3_64_intdigest(body, salt) != body_sum:
+        raise FrameFault("the body does not match its checksum", seq, end)
+    if not extra_bytes:
+        return Frame(kind, flags, seq, time_ns, synced, watermark_ns, None, 0, body, end)
+    epoch, name_bytes = _PRODUCER.unpack_from(body)
+    name = bytes(body[_PRODUCER.size : _PRODUCER.size + name_bytes]).decode()
+    payload = body[extra_bytes:]
+    return Frame(kind, flags, seq, time_ns, synced, watermark_ns, name, epoch, payload, end)
+
+
+def find_next(view: memoryview, offset: int, salt: int) -> int | None:
+    """Return where the next frame header begins at or after `offset`, or None."""
+    wanted = _MAGIC.pack(MAGIC ^ salt)
+    window_bytes = 1 << 20
+    start = offset + -offset % ALIGNMENT_BYTES
+    while start + HEADER_BYTES <= len(view):
+        window = bytes(view[start : start + window_bytes + len(wanted)])
+        found = window.find(wanted)
+        while found != -1 and found % ALIGNMENT_BYTES:
+            found = window.find(wanted, found + 1)
+        if found == -1:
+            start += window_bytes
+        elif _header_is_sound(view, start + found, salt):
+            return start + found
+        else:
+            start += found + ALIGNMENT_BYTES
+    return None
+
+
+def _header_is_sound(view: memoryview, offset: int, salt: int) -> bool:
+    try:
+        decode(view, offset, salt)
+    except FrameFault as fault:
+        return fault.seq is not None
+    return True

@@ -1,0 +1,153 @@
+"""One commit group: appends that are written together and made durable by one sync."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from holdfast.errors import HoldfastError
+from holdfast.quiver.buffer import Held
+from holdfast.quiver.config import AckLevel
+from holdfast.quiver.frame import NO_WATERMARK, STAGED, Kind, encode, producer_part
+from holdfast.quiver.inbox import Append, Outcome, Receipt
+from holdfast.quiver.producers import LastAppend, Producers
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+COUNT = struct.Struct("<I")
+
+
+@dataclass
+class Numbered:
+    """An append with its place in the sequence; followers repeat its (producer, epoch)."""
+
+    append: Append
+    held: list[Held]
+    followers: list[Append] = field(default_factory=list)
+
+    def receipt(self, quiver_id: str, *, duplicate: bool = False) -> Receipt:
+        """Return what the producer is told."""
+        events = sum(held.events for held in self.held)
+        level = self.append.level
+        return Receipt(quiver_id, self.held[0].seq, len(self.held), events, level, duplicate)
+
+    def answers(self, quiver_id: str) -> list[tuple[Append, Outcome]]:
+        """Return the good news for the append and its followers."""
+        told: list[tuple[Append, Outcome]] = [(self.append, self.receipt(quiver_id))]
+        told += [(f, self.receipt(quiver_id, duplicate=True)) for f in self.followers]
+        return told
+
+
+class Numbering:
+    """Gives out sequence numbers and sorts out repeated epochs, within one group."""
+
+    def __init__(self, quiver_id: str, producers: Producers, next_seq: int, now_ns: int) -> None:
+        self.next_seq = next_seq
+        self.numbered: list[Numbered] = []
+        self.answered: list[tuple[Append, Outcome]] = []
+        self.written_bytes = 0
+        self._quiver_id = quiver_id
+        self._producers = producers
+        self._now_ns = now_ns
+        self._in_group: dict[str, Numbered] = {}
+
+    def take(self, append: Append) -> None:
+        """Number one append, or answer it at once."""
+        self.written_bytes += append.size_bytes
+        if not append.claim():
+            return  # its producer gave up waiting
+        if append.producer is not None and append.epoch:
+            try:
+                if self._repeats(append, append.producer):
+                    return
+            except HoldfastError as error:
+                self.answered.append((append, error))
+                return
+        numbered = Numbered(append, self._number(append))
+        self.numbered.append(numbered)
+        if append.producer is not None and append.epoch:
+            self._in_group[append.producer] = numbered
+
+    def _repeats(self, append: Append, producer: str) -> bool:
+        before = self._in_group.get(producer)
+        if before is not None and before.append.epoch >= append.epoch:
+            if before.append.epoch > append.epoch:
+                raise Producers.stale(producer, append.epoch, before.append.epoch)
+            before.followers.append(append)
+            return True
+        last = self._producers.seen(producer, append.epoch)
+        if last is None:
+            return False
+        receipt = Receipt(
+            self._quiver_id, last.seq, last.bundles, last.events, append.level, duplicate=True
+        )
+        self.answered.append((append, receipt))
+        return True
+
+    def _number(self, append: Append) -> list[Held]:
+        held = []
+        for kind, payload, events in append.bundles:
+            held.append(
+                Held(
+                    self.next_seq,
+                    kind,
+                    self._now_ns,
+                    append.watermark_ns,
+                    append.producer,
+                    append.epoch,
+                    events,
+                    payload,
+                )
+            )
+            self.next_seq += 1
+        return held
+
+
+def frames(numbered: list[Numbered], salt: int, synced_through: int) -> list[Buffer]:
+    """Return the buffers to write, in order, for one group."""
+    buffers: list[Buffer] = []
+    for item in numbered:
+        staged = STAGED if len(item.held) > 1 else 0
+        for held in item.held:
+            _put_bundle(buffers, held, salt, synced_through, staged)
+        if staged:
+            _put_commit(buffers, item.held, salt, synced_through)
+    return buffers
+
+
+def _put_bundle(
+    buffers: list[Buffer], held: Held, salt: int, synced_through: int, flags: int
+) -> None:
+    seq, kind, ingestion_ns, watermark_ns, producer, epoch, _, payload = held
+    body: Buffer = payload
+    extra_bytes = 0
+    if producer is not None:
+        part = producer_part(producer, epoch)
+        body, extra_bytes = b"".join((part, payload)), len(part)
+    header, padding = encode(
+        salt, kind, seq, ingestion_ns, synced_through, watermark_ns, body, extra_bytes, flags
+    )
+    buffers += (header, body, padding) if padding else (header, body)
+
+
+def _put_commit(buffers: list[Buffer], held: list[Held], salt: int, synced_through: int) -> None:
+    body = COUNT.pack(len(held))
+    last = held[-1]
+    header, padding = encode(
+        salt, Kind.COMMIT, last.seq, last.ingestion_ns, synced_through, NO_WATERMARK, body
+    )
+    buffers += (header, body, padding)
+
+
+def last_append(item: Numbered) -> LastAppend:
+    """Return what is remembered of a durable append by a producer with an epoch."""
+    receipt = item.receipt("")
+    time_ns = item.held[0].ingestion_ns
+    return LastAppend(item.append.epoch, receipt.seq, receipt.bundles, receipt.events, time_ns)
+
+
+def needs_sync(numbered: list[Numbered]) -> bool:
+    """Whether anyone in the group waits for stable storage."""
+    return any(item.append.level >= AckLevel.FSYNCED for item in numbered)

@@ -1,0 +1,247 @@
+"""The inbox: appends on their way from producers to the writer, bounded in bytes.
+
+A producer waits twice: for room (here), and for its answer (`Append`). Both waits end at the same
+deadline. Threads wait on a lock each; coroutines wait on a future of their own loop, and every loop
+is woken once per group, not once per append.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from holdfast.errors import HoldfastError, Overloaded, QuiverClosed
+from holdfast.quiver.bundle import Encoded
+from holdfast.quiver.config import AckLevel
+from holdfast.seam.clock import Clock
+
+
+class Receipt(NamedTuple):
+    """The answer to an append: where its bundles are."""
+
+    quiver_id: str
+    seq: int
+    bundles: int
+    events: int
+    level: AckLevel
+    # The same producer and epoch had been appended before; this is that receipt.
+    duplicate: bool = False
+
+
+Outcome = Receipt | BaseException
+
+
+class Append:
+    """One append in flight: all its bundles are accepted, or none."""
+
+    __slots__ = (
+        "_claim", "_done", "_future", "_loop", "bundles", "epoch", "level", "outcome", "producer",
+        "size_bytes", "watermark_ns",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        bundles: list[Encoded],
+        level: AckLevel,
+        producer: str | None,
+        epoch: int,
+        watermark_ns: int,
+        loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        self.bundles = bundles
+        self.level = level
+        self.producer = producer
+        self.epoch = epoch
+        self.watermark_ns = watermark_ns
+        self.size_bytes = sum(len(bundle.payload) for bundle in bundles)
+        self.outcome: Outcome | None = None
+        self._claim = threading.Lock()
+        self._loop = loop
+        self._future: asyncio.Future[None] | None = None if loop is None else loop.create_future()
+        self._done = threading.Lock()
+        self._done.acquire()
+
+    def claim(self) -> bool:
+        """Take the append for writing, or give it up; only the first caller gets it."""
+        return self._claim.acquire(blocking=False)
+
+    def wait(self, timeout_s: float) -> Receipt:
+        """Block until answered. On time-out an append nobody claimed is certainly not stored."""
+        if not self._done.acquire(timeout=max(0.0, timeout_s)):
+            self._give_up()
+        return self._result()
+
+    async def wait_async(self, timeout_s: float) -> Receipt:
+        """Await the answer; as `wait`."""
+        assert self._future is not None
+        try:
+            await asyncio.wait_for(asyncio.shield(self._future), max(0.0, timeout_s))
+        except TimeoutError:
+            self._give_up()
+        return self._result()
+
+    def _give_up(self) -> None:
+        if self.outcome is not None:
+            return
+        stored = "no" if self.claim() else "maybe"
+        raise Overloaded(
+            "the append was not answered in time",
+            hint="the disk or the sealer is too slow; see statistics(), then try again",
+            stored=stored,  # type: ignore[arg-type]
+            retry_after_s=1.0,
+        )
+
+    def _result(self) -> Receipt:
+        outcome = self.outcome
+        assert outcome is not None, "BUG: answered without an outcome"
+        if isinstance(outcome, BaseException):
+            raise outcome
+        return outcome
+
+
+def answer(appends: Iterable[tuple[Append, Outcome]]) -> None:
+    """Answer many appends; wakes every event loop once."""
+    by_loop: dict[asyncio.AbstractEventLoop, list[asyncio.Future[None]]] = {}
+    for append, outcome in appends:
+        append.outcome = outcome
+        if append._loop is None:
+            append._done.release()
+        else:
+            assert append._future is not None
+            by_loop.setdefault(append._loop, []).append(append._future)
+    for loop, futures in by_loop.items():
+        try:
+            loop.call_soon_threadsafe(_resolve, futures)
+        except RuntimeError:  # the loop was closed with appends in flight; nobody listens
+            continue
+
+
+def _resolve(futures: list[asyncio.Future[None]]) -> None:
+    for future in futures:
+        if not future.done():
+            future.set_result(None)
+
+
+@dataclass(frozen=True)
+class Request:
+    """Something else the writer is asked to do, in order with the appends."""
+
+    run: Callable[[], None]
+
+
+class Inbox:
+    """A queue of appends with a bound in bytes and one reader."""
+
+    def __init__(self, max_pending_bytes: int, clock: Clock) -> None:
+        self._max_pending_bytes = max_pending_bytes
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._work = threading.Condition(self._lock)
+        self._room = threading.Condition(self._lock)
+        self._items: deque[Append | Request] = deque()
+        self._pending_bytes = 0
+        self._closed_by: HoldfastError | None = None
+        self._reader_waits = False
+        self._loops_waiting: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
+
+    @property
+    def pending_bytes(self) -> int:
+        """Payload bytes handed over and not yet written."""
+        return self._pending_bytes
+
+    def put(self, append: Append, deadline_s: float) -> None:
+        """Hand over an append; blocks while the inbox is full."""
+        with self._lock:
+            while not self._try_put(append):
+                remaining = deadline_s - self._clock.monotonic_s()
+                if remaining <= 0 or not self._room.wait(remaining):
+                    raise self._full()
+
+    async def put_async(self, append: Append, deadline_s: float) -> None:
+        """Hand over an append; awaits room."""
+        while True:
+            with self._lock:
+                if self._try_put(append):
+                    return
+                loop = asyncio.get_running_loop()
+                room: asyncio.Future[None] = loop.create_future()
+                self._loops_waiting.append((loop, room))
+            try:
+                await asyncio.wait_for(room, max(0.0, deadline_s - self._clock.monotonic_s()))
+            except TimeoutError:
+                raise self._full() from None
+
+    def request(self, run: Callable[[], None]) -> None:
+        """Ask the writer to call something, after all appends handed over before."""
+        with self._lock:
+            if self._closed_by is not None:
+                raise self._closed_by
+            self._items.append(Request(run))
+            self._work.notify()
+
+    def take(self, max_bytes: int, timeout_s: float | None) -> list[Append | Request]:
+        """Return what waits, at most `max_bytes` (or one larger append); may be empty."""
+        with self._lock:
+            if not self._items and (timeout_s is None or timeout_s > 0):
+                self._reader_waits = True
+                self._work.wait(timeout_s)
+                self._reader_waits = False
+            taken: list[Append | Request] = []
+            taken_bytes = 0
+            while self._items:
+                head = self._items[0]
+                if isinstance(head, Append):
+                    taken_bytes += head.size_bytes
+                    if taken and taken_bytes > max_bytes:
+                        break
+                taken.append(self._items.popleft())
+            return taken
+
+    def written(self, size_bytes: int) -> None:
+        """Give back the room of appends that are written or refused."""
+        with self._lock:
+            self._pending_bytes -= size_bytes
+            self._room.notify_all()
+            self._wake_loops()
+
+    def close(self, reason: HoldfastError) -> None:
+        """Refuse everything from now on; what was handed over before stays."""
+        with self._lock:
+            self._closed_by = reason
+            self._work.notify()
+            self._room.notify_all()
+            self._wake_loops()
+
+    def _try_put(self, append: Append) -> bool:
+        if self._closed_by is not None:
+            raise self._closed_by
+        too_much = self._pending_bytes + append.size_bytes > self._max_pending_bytes
+        if too_much and self._pending_bytes > 0:
+            return False
+        self._pending_bytes += append.size_bytes
+        self._items.append(append)
+        if self._reader_waits:
+            self._work.notify()
+        return True
+
+    def _wake_loops(self) -> None:
+        waiting, self._loops_waiting = self._loops_waiting, []
+        for loop, room in waiting:
+            loop.call_soon_threadsafe(_resolve, [room])
+
+    def _full(self) -> Overloaded:
+        return Overloaded(
+            f"{self._pending_bytes} bytes wait to be written, the bound is "
+            f"{self._max_pending_bytes} (append.max_pending_bytes)",
+            hint="the disk is slower than the producers; try again",
+            retry_after_s=1.0,
+        )
+
+
+def closed_error() -> QuiverClosed:
+    """Return the error for whoever comes after `close`."""
+    return QuiverClosed("the quiver is closed", hint="open it again before appending")

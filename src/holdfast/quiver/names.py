@@ -1,0 +1,78 @@
+"""Every file and directory name of a quiver, built and parsed in one place.
+
+ROOT/
+  FORMAT                      format version and quiver_id
+  LOCK                        held by the owning process
+  wal/0000000000000007.wal    write-ahead log files, numbered
+  segments/
+    0000000000000003-65537-70211/    segment_seq, first seq, last seq
+      manifest                       summary, twice, with checksums
+      bundles.arrow                  one row per bundle
+      000-<slot>.arrow               rows of one slot and one schema
+    tmp-0000000000000004-3/          a segment being built (attempt 3)
+  quarantine/                 damaged bytes, set aside
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+FORMAT = "FORMAT"
+FORMAT_TEMPORARY = "FORMAT.tmp"
+LOCK = "LOCK"
+WAL_DIR = "wal"
+SEGMENTS_DIR = "segments"
+QUARANTINE_DIR = "quarantine"
+MANIFEST = "manifest"
+BUNDLES = "bundles.arrow"
+
+SLOT_PATTERN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,63}")
+_WAL_PATTERN = re.compile(r"(\d{16})\.wal")
+_SEGMENT_PATTERN = re.compile(r"(\d{16})-(\d+)-(\d+)")
+_BUILDING_PATTERN = re.compile(r"tmp-\d{16}-\d+")
+
+
+class SegmentName(NamedTuple):
+    """What a segment's directory name says."""
+
+    segment_seq: int
+    first_seq: int
+    last_seq: int
+
+
+def wal_file(number: int) -> str:
+    """Return the name of a WAL file."""
+    return f"{number:016d}.wal"
+
+
+def parse_wal_file(name: str) -> int | None:
+    """Return the number in a WAL file's name, or None for a foreign name."""
+    match = _WAL_PATTERN.fullmatch(name)
+    return int(match[1]) if match else None
+
+
+def segment_dir(segment_seq: int, first_seq: int, last_seq: int) -> str:
+    """Return the name of a sealed segment."""
+    return f"{segment_seq:016d}-{first_seq}-{last_seq}"
+
+
+def parse_segment_dir(name: str) -> SegmentName | None:
+    """Return what a segment's name says, or None for a foreign name."""
+    match = _SEGMENT_PATTERN.fullmatch(name)
+    return SegmentName(*map(int, match.groups())) if match else None
+
+
+def building_dir(segment_seq: int, attempt: int) -> str:
+    """Return the name of a segment that is being built."""
+    return f"tmp-{segment_seq:016d}-{attempt}"
+
+
+def is_building_dir(name: str) -> bool:
+    """Whether an interrupted seal left this directory."""
+    return _BUILDING_PATTERN.fullmatch(name) is not None
+
+
+def data_file(index: int, slot: str) -> str:
+    """Return the name of the file for one slot and one schema."""
+    return f"{index:03d}-{slot}.arrow"

@@ -1,0 +1,323 @@
+"""Recovery: from whatever a crash left to a catalog, an open buffer and the next sequence number.
+
+    1. identity     read FORMAT; if it is damaged, ask the WAL files and manifests who they are
+    2. segments     sweep unfinished ones, read all summaries (and nothing else), sync their folder:
+                    a segment whose name is not durable must not let its WAL go
+    3. replay       what the WAL holds beyond the segments (replay.py), cut into buffers
+    4. numbering    after a clean shutdown go on at the next number; otherwise skip to the
+                    `seq_limit` of the newest file: no number given out and lost is used again
+
+Damaged files never stop a start: they go to quarantine. Only data of a newer format does, because
+going on without it would lose it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import PurePath
+
+from holdfast.errors import WrongQuiver
+from holdfast.quiver import manifest, names
+from holdfast.quiver.buffer import OpenBuffer
+from holdfast.quiver.catalog import Catalog
+from holdfast.quiver.config import QuiverConfig
+from holdfast.quiver.identity import (
+    FormatFault,
+    Identity,
+    read_identity,
+    unknown_format,
+    write_identity,
+)
+from holdfast.quiver.points import Point
+from holdfast.quiver.producers import LastAppend, Producers
+from holdfast.quiver.quarantine import Damage, Quarantine
+from holdfast.quiver.replay import Replay, UnknownKind, WalContent
+from holdfast.quiver.segment import Segment
+from holdfast.quiver.wal import HEADER_BYTES, SEQ_BLOCK, HeaderFault, NewerVersion, decode_header
+from holdfast.quiver.writer import Start
+from holdfast.seam import Seam
+from holdfast.seam.disk import remove_tree
+from holdfast.seam.randomness import random_uuid
+
+
+@dataclass
+class RecoveryReport:
+    """What a start found. `damages` is what was lost, by name; everything else cost nothing."""
+
+    segments: int = 0
+    wal_files: int = 0
+    replayed_bundles: int = 0
+    skipped_bundles: int = 0
+    torn_bytes: int = 0
+    dropped_transactions: int = 0
+    clean_shutdown: bool = False
+    new_identity: bool = False
+    damages: list[Damage] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Recovered:
+    """What the threads begin with."""
+
+    start: Start
+    # Full buffers, to be sealed first.
+    backlog: list[OpenBuffer]
+    # Old WAL files: path, highest seq still needed from it (-1: none), size.
+    wal_files: list[tuple[PurePath, int, int]]
+
+
+class Recovery:
+    """Reads a data directory once, at open."""
+
+    def __init__(self, seam: Seam, root: PurePath, config: QuiverConfig, catalog: Catalog) -> None:
+        self.report = RecoveryReport()
+        self.quarantine = Quarantine(seam.disk, root)
+        self._seam = seam
+        self._disk = seam.disk
+        self._root = root
+        self._segments_dir = root / names.SEGMENTS_DIR
+        self._config = config
+        self._catalog = catalog
+        self._producers = Producers(config.producers)
+        self._own_ids: set[str] = set()
+        self._wal_numbers = [0]
+        self._names_are_durable = True
+
+    def run(self, expected_id: str | None) -> Recovered:
+        """Do all four steps."""
+        files = self._read_wal_headers()
+        identity = self._identify(files, expected_id)
+        self._own_ids = {identity.quiver_id, *identity.former_ids}
+        self._load_segments()
+        files = self._only_own(files)
+        replay = self._replay(files)
+        return self._number(identity, files, replay)
+
+    # ------------------------------------------------------------ 1. identity
+
+    def _identify(self, files: Sequence[WalContent], expected_id: str | None) -> Identity:
+        """Return who this store is; writes FORMAT where it is missing, damaged or outlived."""
+        claims = {content.header.quiver_id for content in files}
+        try:
+            found = read_identity(self._disk, self._root)
+            damaged = False
+        except FormatFault as fault:
+            self._set_aside(self._root / names.FORMAT, str(fault))
+            found, damaged = None, True
+        if found is not None and found.quiver_id in claims:
+            identity = found
+        else:
+            identity = self._new_identity(found, claims if damaged or found is None else set())
+            write_identity(self._disk, self._root, identity)
+        if expected_id is not None and identity.quiver_id != expected_id:
+            raise WrongQuiver(
+                f"the directory holds quiver {identity.quiver_id}, not {expected_id}",
+                hint="check the directory; positions of one quiver mean nothing in another",
+                path=str(self._root),
+            )
+        return identity
+
+    def _new_identity(self, found: Identity | None, claims: set[str]) -> Identity:
+        """Return the id the WAL files agree on, or a new one: then the sequence floor is lost."""
+        former = set(found.former_ids) | {found.quiver_id} if found else self._segment_claims()
+        if len(claims) == 1:
+            quiver_id = claims.pop()
+        else:
+            quiver_id = random_uuid(self._seam.randomness)
+            self.report.new_identity = True
+        former.discard(quiver_id)
+        return Identity(quiver_id, self._seam.clock.wall_ns(), tuple(sorted(former)))
+
+    def _segment_claims(self) -> set[str]:
+        claims = set()
+        for entry in self._disk.list(self._segments_dir):
+            try:
+                data = self._disk.read(self._segments_dir / entry.name / names.MANIFEST)
+                claims.add(manifest.decode(data).quiver_id)
+            except (OSError, manifest.ManifestFault, manifest.NewerManifest):
+                continue
+        return claims
+
+    # ------------------------------------------------------------ 2. segments
+
+    def _load_segments(self) -> None:
+        try:
+            self._disk.sync_dir(self._segments_dir, Point.RECOVER_SYNC)
+        except OSError:
+            self._names_are_durable = False  # then no WAL goes before the next seal has synced it
+        ranges: set[tuple[int, int]] = set()
+        for entry in self._disk.list(self._segments_dir):
+            path = self._segments_dir / entry.name
+            name = names.parse_segment_dir(entry.name)
+            if names.is_building_dir(entry.name):
+                self._sweep(path)
+            elif name is None:
+                self._set_aside(path, "not a segment's name")
+            elif (name.first_seq, name.last_seq) in ranges:
+                self._sweep(path)  # a failed seal that could not be taken back; the other is whole
+            elif self._load_segment(path, name):
+                ranges.add((name.first_seq, name.last_seq))
+
+    def _load_segment(self, path: PurePath, name: names.SegmentName) -> bool:
+        self._catalog.reserve(name.segment_seq)
+        try:
+            summary = manifest.decode(self._disk.read(path / names.MANIFEST))
+        except manifest.NewerManifest as newer:
+            raise unknown_format(path, str(newer)) from None
+        except (OSError, manifest.ManifestFault) as fault:
+            self._set_aside(path, f"the manifest cannot be read: {fault}", name)
+            return False
+        if summary.quiver_id not in self._own_ids:
+            self._set_aside(path, f"a segment of quiver {summary.quiver_id}", name)
+            return False
+        self._catalog.add(Segment(self._disk, path, summary))
+        self.report.segments += 1
+        for producer, last in summary.producers.items():
+            if last.epoch:
+                append = LastAppend(last.epoch, last.seq, last.bundles, last.events, last.time_ns)
+                self._producers.absorb(producer, append)
+        return True
+
+    # -------------------------------------------------------------- 3. replay
+
+    def _read_wal_headers(self) -> list[WalContent]:
+        directory = self._root / names.WAL_DIR
+        files = []
+        for entry in self._disk.list(directory):
+            path = directory / entry.name
+            number = names.parse_wal_file(entry.name)
+            if number is None:
+                self._set_aside(path, "not a WAL file's name")
+                continue
+            self._wal_numbers.append(number)
+            view = self._disk.map(path)
+            try:
+                files.append(WalContent(path, view, decode_header(view)))
+            except NewerVersion as newer:
+                raise unknown_format(path, str(newer)) from None
+            except HeaderFault as fault:
+                if len(view) <= HEADER_BYTES:
+                    self.report.torn_bytes += len(view)  # its creation was interrupted
+                    self._sweep(path)
+                else:
+                    self._set_aside(path, str(fault))
+        return files
+
+    def _only_own(self, files: Sequence[WalContent]) -> list[WalContent]:
+        own = []
+        for content in files:
+            if content.header.quiver_id in self._own_ids:
+                own.append(content)
+            else:
+                self._set_aside(content.path, f"a WAL file of quiver {content.header.quiver_id}")
+        return own
+
+    def _replay(self, files: Sequence[WalContent]) -> tuple[Replay, dict[PurePath, int]]:
+        replay = Replay(self._catalog.covers)
+        try:
+            needed = replay.walk_all(files)
+        except UnknownKind as unknown:
+            raise unknown_format(self._root / names.WAL_DIR, str(unknown)) from None
+        for content, damage in replay.real_damages():
+            self.report.damages.append(damage)
+            end = damage.offset + damage.size_bytes
+            try:
+                self.quarantine.copy(content.view[damage.offset : end], damage)
+            except OSError:
+                needed.pop(content.path, None)  # the only copy stays where it is
+        for path, last_seq in needed.items():
+            if last_seq >= 0:
+                self._sync_old(path)
+        return replay, needed
+
+    def _sync_old(self, path: PurePath) -> None:
+        """Make sure that what is served from an old file does not vanish in a power cut."""
+        try:
+            self._disk.sync_path(path, Point.RECOVER_SYNC)
+        except OSError:
+            return  # whatever was acknowledged had been synced by the last process
+
+    def _buffers(self, replay: Replay) -> list[OpenBuffer]:
+        """Cut the replayed bundles into buffers that fit, and that do not span a segment."""
+        now_s = self._seam.clock.monotonic_s()
+        buffers = [OpenBuffer(now_s)]
+        for seq in sorted(replay.bundles):
+            held, open_buffer = replay.bundles[seq], buffers[-1]
+            full = open_buffer.size_bytes >= self._config.segment.target_size_bytes
+            if open_buffer.bundles and (full or self._segment_between(open_buffer.last_seq, seq)):
+                open_buffer = OpenBuffer(now_s)
+                buffers.append(open_buffer)
+            open_buffer.add(held)
+            if held.producer is not None and held.epoch:
+                append = LastAppend(held.epoch, seq, 1, held.events, held.ingestion_ns)
+                self._producers.absorb(held.producer, append)
+        return buffers
+
+    def _segment_between(self, low: int, high: int) -> bool:
+        return any(low < s.summary.first_seq < high for s in self._catalog.snapshot())
+
+    # ----------------------------------------------------------- 4. numbering
+
+    def _number(
+        self,
+        identity: Identity,
+        files: Sequence[WalContent],
+        replayed: tuple[Replay, dict[PurePath, int]],
+    ) -> Recovered:
+        replay, needed = replayed
+        *backlog, open_buffer = self._buffers(replay)
+        self.report.wal_files = len(files)
+        self.report.replayed_bundles = len(replay.bundles)
+        self.report.skipped_bundles = replay.skipped_bundles
+        self.report.torn_bytes += replay.torn_bytes
+        self.report.dropped_transactions = replay.dropped_transactions
+        self.report.clean_shutdown = replay.closed_at_seq is not None
+        newest = files[-1].header.number if files else 0
+        start = Start(
+            quiver_id=identity.quiver_id,
+            next_seq=self._next_seq(files, replay),
+            next_wal_number=max(self._wal_numbers) + 1,
+            previous=(newest, replay.sound_through),
+            producers=self._producers,
+            buffer=open_buffer,
+        )
+        sizes = {content.path: len(content.view) for content in files}
+        kept = [(p, self._keep_through(seq, replay), sizes[p]) for p, seq in needed.items()]
+        return Recovered(start, backlog, kept)
+
+    def _keep_through(self, last_seq: int, replay: Replay) -> int:
+        return last_seq if self._names_are_durable else max(last_seq, replay.last_seq)
+
+    def _next_seq(self, files: Sequence[WalContent], replay: Replay) -> int:
+        sealed = max((s.summary.last_seq for s in self._catalog.snapshot()), default=-1)
+        if replay.closed_at_seq is not None:
+            return max(replay.closed_at_seq, sealed + 1, replay.last_seq + 1)
+        if not files:
+            return 0 if sealed < 0 else sealed + SEQ_BLOCK
+        limit = max(content.header.seq_limit for content in files)
+        return max(limit, sealed + 1, replay.last_seq + 1)
+
+    # ---------------------------------------------------------------- insides
+
+    def _sweep(self, path: PurePath) -> None:
+        """Remove what an interrupted step left; what cannot be removed now is swept next time."""
+        try:
+            if path.name.endswith(".wal"):
+                self._disk.unlink(path, Point.RECOVER_SWEEP)
+            else:
+                remove_tree(self._disk, path, Point.RECOVER_SWEEP)
+        except OSError:
+            return
+
+    def _set_aside(
+        self, path: PurePath, reason: str, name: names.SegmentName | None = None
+    ) -> None:
+        first_seq, last_seq = (name.first_seq, name.last_seq) if name else (None, None)
+        try:
+            size_bytes = self._disk.used_bytes(path)
+            damage = Damage(path.name, reason, 0, size_bytes, first_seq, last_seq)
+            self.report.damages.append(damage)
+            self.quarantine.move(path, damage)
+        except OSError:
+            return  # it stays where it is, unread, and is tried again at the next start

@@ -1,0 +1,167 @@
+"""Replay: what the WAL files still hold that no segment covers.
+
+Every file is walked, oldest first. Bundles that a segment covers are skipped, bundles seen before
+(a group rewritten after a failed sync) too, so replaying twice changes nothing.
+
+Holes. `synced_through` in the frames, and `previous_synced` in the next file's header, say how far
+a file certainly was on stable storage. A hole before that point is damage: the bytes go to
+quarantine, the missing seqs are reported, and reading goes on at the next sound frame. A hole
+beyond it is a torn tail: it was never acknowledged, so it is dropped and only counted. Sound frames
+beyond a torn hole are kept: they may have been acknowledged at level `written`.
+
+Transactions. Staged bundles count only with the COMMIT behind them, and only all together. There is
+one exception: if a hole that is damage swallowed the COMMIT or some of the bundles, what is sound
+is kept, because all of it had been acknowledged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import PurePath
+
+from holdfast.quiver.buffer import Held
+from holdfast.quiver.bundle import count_events
+from holdfast.quiver.frame import STAGED, Frame, Kind
+from holdfast.quiver.group import COUNT
+from holdfast.quiver.quarantine import Damage
+from holdfast.quiver.wal import Hole, WalHeader, walk
+
+_STORED_KINDS = (Kind.ARROW, Kind.RAW, Kind.CONTROL)
+
+
+@dataclass(frozen=True)
+class WalContent:
+    """One readable WAL file."""
+
+    path: PurePath
+    view: memoryview
+    header: WalHeader
+
+
+class UnknownKind(Exception):
+    """A sound frame of a kind this program does not know."""
+
+
+@dataclass
+class Replay:
+    """Walks WAL files and gathers what they still hold."""
+
+    # Whether a segment holds the bundle with this seq.
+    covered: Callable[[int], bool]
+    bundles: dict[int, Held] = field(default_factory=dict)
+    damages: list[tuple[WalContent, Damage]] = field(default_factory=list)
+    torn_bytes: int = 0
+    skipped_bundles: int = 0
+    dropped_transactions: int = 0
+    last_seq: int = -1
+    # The number to go on with, if the newest file ends with a clean shutdown.
+    closed_at_seq: int | None = None
+    # How far the newest file is sound.
+    sound_through: int = 0
+    _staged: list[Held] = field(default_factory=list)
+    _staged_damaged: bool = False
+
+    def walk_all(self, files: Sequence[WalContent]) -> dict[PurePath, int]:
+        """Replay all files in order; return the highest seq each one still holds (-1: none)."""
+        left = {later.header.previous_number: later.header.previous_synced for later in files}
+        return {file.path: self._walk(file, left.get(file.header.number, 0)) for file in files}
+
+    def _walk(self, file: WalContent, left_synced: int) -> int:
+        items = list(walk(file.view, file.header.salt))
+        synced = [item.synced_through for item in items if isinstance(item, Frame)]
+        synced_through = max([left_synced, *synced])
+        self.closed_at_seq = None
+        self.sound_through = len(file.view)
+        known_before = set(self.bundles)
+        for place, item in enumerate(items):
+            if isinstance(item, Frame):
+                self._take(item)
+            elif item.start < synced_through:
+                self._damage(file, item, items[place + 1 :])
+            else:
+                self.torn_bytes += item.end - item.start
+                self.sound_through = min(self.sound_through, item.start)
+                self.closed_at_seq = None
+        self._end_transaction(complete=False)
+        return max((seq for seq in self.bundles if seq not in known_before), default=-1)
+
+    # ------------------------------------------------------------------ frames
+
+    def _take(self, frame: Frame) -> None:
+        kind = frame.kind
+        if kind in _STORED_KINDS:
+            self.last_seq = max(self.last_seq, frame.seq)
+            if frame.flags & STAGED:
+                self._staged.append(_held(frame))
+                return
+            if self._staged:
+                self._end_transaction(complete=False)
+            self._accept(_held(frame))
+        elif kind == Kind.COMMIT:
+            (count,) = COUNT.unpack_from(frame.payload)
+            members = [held for held in self._staged if held.seq > frame.seq - count]
+            self._end_transaction(complete=len(members) == count)
+        elif kind == Kind.CLOSE:
+            self.closed_at_seq = frame.seq
+        else:
+            raise UnknownKind(f"a frame of kind {kind}")
+
+    def _accept(self, held: Held) -> None:
+        if held.seq in self.bundles or self.covered(held.seq):
+            self.skipped_bundles += 1
+        else:
+            self.bundles[held.seq] = held
+
+    def _end_transaction(self, *, complete: bool) -> None:
+        if not self._staged:
+            return
+        if complete or self._staged_damaged:
+            for held in self._staged:
+                self._accept(held)
+        else:
+            self.dropped_transactions += 1
+        self._staged = []
+        self._staged_damaged = False
+
+    # ------------------------------------------------------------------- holes
+
+    def _damage(self, file: WalContent, hole: Hole, after: Sequence[Frame | Hole]) -> None:
+        following = next((item.seq for item in after if isinstance(item, Frame)), None)
+        first_seq = hole.seq if hole.seq is not None else self.last_seq + 1
+        last_seq = hole.seq if hole.seq is not None else following
+        if hole.seq is None and last_seq is not None:
+            last_seq = max(first_seq, last_seq - 1)
+        self._staged_damaged = True
+        damage = Damage(
+            source=file.path.name,
+            reason=hole.reason,
+            offset=hole.start,
+            size_bytes=hole.end - hole.start,
+            first_seq=first_seq,
+            last_seq=last_seq,
+        )
+        self.damages.append((file, damage))
+
+    def real_damages(self) -> list[tuple[WalContent, Damage]]:
+        """Return the damages that cost something: not those whose bundles exist elsewhere."""
+        return [found for found in self.damages if not self._harmless(found[1])]
+
+    def _harmless(self, damage: Damage) -> bool:
+        if damage.first_seq is None or damage.last_seq is None:
+            return False
+        seqs = range(damage.first_seq, damage.last_seq + 1)
+        return all(seq in self.bundles or self.covered(seq) for seq in seqs)
+
+
+def _held(frame: Frame) -> Held:
+    return Held(
+        frame.seq,
+        Kind(frame.kind),
+        frame.ingestion_ns,
+        frame.watermark_ns,
+        frame.producer,
+        frame.epoch,
+        count_events(frame.kind, frame.payload),
+        frame.payload,
+    )

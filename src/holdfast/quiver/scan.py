@@ -1,0 +1,246 @@
+"""Scan: everything stored in one slot, sealed or not, as one stream of Arrow batches.
+
+The result is a `pyarrow.RecordBatchReader`, which polars, duckdb and pandas read directly. Batches
+of sealed segments are memory-mapped and pruned by the event times in the summaries. Where the
+schema drifted, the stream has all columns; rows that lack one have nulls there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from holdfast.errors import BadInput, Damaged
+from holdfast.quiver.bundle import read_stream
+from holdfast.quiver.dictionaries import has_dictionary, plain_type
+from holdfast.quiver.envelope import TIME_TYPE
+from holdfast.quiver.segment import DataFile, Segment
+from holdfast.quiver.segment_rows import ARROW, OPAQUE, RAW_FIELDS, one_batch
+from holdfast.quiver.segment_table import GroupTable
+
+OnDamage = Literal["fail", "skip"]
+
+ENVELOPE_SCHEMA = pa.schema(
+    [
+        ("_seq", pa.uint64()),
+        ("_row", pa.uint32()),
+        ("_ingestion_time", TIME_TYPE),
+        ("_event_time", TIME_TYPE),
+        ("_event_time_flag", pa.uint8()),
+    ]
+)
+
+
+@dataclass(frozen=True)
+class TimeRange:
+    """Event times from `since` up to, not including, `until`, in µs; None is open."""
+
+    since_us: int | None = None
+    until_us: int | None = None
+
+    @classmethod
+    def of(cls, since: datetime | None, until: datetime | None) -> TimeRange:
+        """Return the range between two moments."""
+        return cls(_as_us(since), _as_us(until))
+
+    def may_overlap(self, min_us: int, max_us: int) -> bool:
+        """Whether times between the two bounds (inclusive) can be in the range."""
+        before = self.until_us is not None and min_us >= self.until_us
+        after = self.since_us is not None and max_us < self.since_us
+        return not before and not after
+
+    def keep(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the rows within the range."""
+        times = batch.column("_event_time")
+        if self.since_us is not None:
+            batch = batch.filter(pc.greater_equal(times, pa.scalar(self.since_us, TIME_TYPE)))
+            times = batch.column("_event_time")
+        if self.until_us is not None:
+            batch = batch.filter(pc.less(times, pa.scalar(self.until_us, TIME_TYPE)))
+        return batch
+
+
+def _as_us(moment: datetime | None) -> int | None:
+    if moment is None:
+        return None
+    if moment.tzinfo is None:
+        raise BadInput(
+            f"{moment} has no time zone", hint="use datetime(..., tzinfo=timezone.utc) or the like"
+        )
+    return int(pa.scalar(moment, TIME_TYPE).value)
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some stored rows of the slot: their schema, and how to read them."""
+
+    schema: pa.Schema
+    read: Callable[[], Iterator[pa.RecordBatch]]
+
+
+def scan(
+    segments: Sequence[Segment],
+    tail: Sequence[GroupTable],
+    slot: str | None,
+    columns: Sequence[str] | None,
+    times: TimeRange,
+    on_damage: OnDamage,
+) -> pa.RecordBatchReader:
+    """Return a reader over the slot's rows in `segments` and in the unsealed `tail`."""
+    slot = slot or _only_slot(segments, tail)
+    parts: list[Part] = []
+    for segment in segments:
+        parts += _segment_parts(segment, slot, times, on_damage)
+    for made in tail:
+        parts += _tail_parts(made, slot)
+    schema = _common_schema([part.schema for part in parts], columns)
+    return pa.RecordBatchReader.from_batches(schema, _batches(parts, schema, times))
+
+
+def _batches(
+    parts: Sequence[Part], schema: pa.Schema, times: TimeRange
+) -> Iterator[pa.RecordBatch]:
+    for part in parts:
+        for batch in part.read():
+            kept = times.keep(batch)
+            if kept.num_rows:
+                yield _fit(kept, schema)
+
+
+# ------------------------------------------------------------------------ parts
+
+
+def _only_slot(segments: Sequence[Segment], tail: Sequence[GroupTable]) -> str:
+    slots: set[str] = set()
+    for segment in segments:
+        for file in segment.files:
+            slots |= _opaque_slots(file) if file.summary.kind == OPAQUE else {file.summary.slot}
+    for made in tail:
+        slots |= set(made.group.slots) if made.group.kind == OPAQUE else {made.group.slot}
+    if len(slots) > 1:
+        raise BadInput(
+            "the quiver has several slots", hint=f"name one: slot={' or '.join(sorted(slots))}"
+        )
+    return slots.pop() if slots else ""
+
+
+def _opaque_slots(file: DataFile) -> set[str]:
+    rows = file.rows(0, file.summary.rows)
+    return set(pc.unique(rows.column("slot")).to_pylist())
+
+
+def _segment_parts(
+    segment: Segment, slot: str, times: TimeRange, on_damage: OnDamage
+) -> Iterator[Part]:
+    for file in segment.files:
+        summary = file.summary
+        if summary.kind != OPAQUE and summary.slot != slot:
+            continue
+        kept = [
+            place
+            for place, batch in enumerate(summary.batches)
+            if times.may_overlap(batch.min_event_us, batch.max_event_us)
+        ]
+        try:
+            if summary.kind == OPAQUE:
+                yield from _opaque_parts(file.rows(0, summary.rows), slot)
+            elif kept:
+                yield Part(file.schema, lambda f=file, k=kept: _read(f, k, on_damage))  # type: ignore[misc]
+        except Damaged:
+            if on_damage == "fail":
+                raise
+
+
+def _read(file: DataFile, places: Sequence[int], on_damage: OnDamage) -> Iterator[pa.RecordBatch]:
+    for place in places:
+        try:
+            yield file.batch(place)
+        except Damaged:
+            if on_damage == "fail":
+                raise
+
+
+def _tail_parts(made: GroupTable, slot: str) -> Iterator[Part]:
+    if made.group.kind == OPAQUE:
+        yield from _opaque_parts(made.table, slot)
+    elif made.group.slot == slot:
+        batch = one_batch(made.table)
+        yield Part(batch.schema, lambda: iter([batch]))
+
+
+def _opaque_parts(table: pa.Table, slot: str) -> Iterator[Part]:
+    rows = table.filter(pc.equal(table.column("slot"), slot))
+    for place in range(rows.num_rows):
+        row = rows.slice(place, 1)
+        batch = _unwrap(row)
+        yield Part(batch.schema, lambda b=batch: iter([b]))  # type: ignore[misc]
+
+
+def _unwrap(row: pa.Table) -> pa.RecordBatch:
+    """Return the rows that an opaque row holds, with its envelope beside each."""
+    if row.column("slot_kind")[0].as_py() != ARROW:
+        return one_batch(row.select([*ENVELOPE_SCHEMA.names, *(f.name for f in RAW_FIELDS)]))
+    own = read_stream(row.column("payload")[0].as_buffer())
+    envelope = [pa.repeat(row.column(f.name)[0], own.num_rows) for f in ENVELOPE_SCHEMA]
+    envelope[1] = pa.array(range(own.num_rows), pa.uint32())
+    schema = pa.schema([*ENVELOPE_SCHEMA, *own.schema])
+    return pa.RecordBatch.from_arrays([*envelope, *own.columns], schema=schema)
+
+
+# ---------------------------------------------------------------------- schemas
+
+
+def _common_schema(schemas: Sequence[pa.Schema], columns: Sequence[str] | None) -> pa.Schema:
+    fields: dict[str, pa.Field] = {field.name: field for field in ENVELOPE_SCHEMA}
+    distinct: dict[str, pa.Schema] = {s.to_string(show_schema_metadata=False): s for s in schemas}
+    for schema in distinct.values():
+        for field in schema:
+            if columns is None or field.name in columns:
+                fields[field.name] = _common_field(fields.get(field.name), field)
+    if columns is None:
+        return pa.schema(list(fields.values()))
+    unknown = [name for name in columns if name not in fields]
+    if unknown and schemas:
+        known = sorted({name for schema in distinct.values() for name in schema.names})
+        raise BadInput(
+            f"no column {', '.join(unknown)} in this slot", hint=f"it has {', '.join(known)}"
+        )
+    return pa.schema([fields.get(name, pa.field(name, pa.null())) for name in columns])
+
+
+def _common_field(first: pa.Field | None, second: pa.Field) -> pa.Field:
+    if first is None or first.type == second.type:
+        return second.with_nullable(True)
+    one, two = (
+        f.with_type(plain_type(f.type)) if has_dictionary(f.type) else f for f in (first, second)
+    )
+    try:
+        return pa.unify_schemas(
+            [pa.schema([one]), pa.schema([two])], promote_options="permissive"
+        ).field(0)
+    except pa.ArrowException as error:
+        raise BadInput(
+            f"column {second.name!r} is {first.type} in one place and {second.type} in another",
+            hint="leave it out with columns=…, or scan a time range that has one of the two",
+        ) from error
+
+
+def _fit(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """Return the batch with exactly the columns of `schema`."""
+    if batch.schema == schema:
+        return batch
+    arrays = []
+    for field in schema:
+        place = batch.schema.get_field_index(field.name)
+        if place < 0:
+            arrays.append(pa.nulls(batch.num_rows, field.type))
+        elif batch.column(place).type == field.type:
+            arrays.append(batch.column(place))
+        else:
+            arrays.append(batch.column(place).cast(field.type))
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)

@@ -1,0 +1,225 @@
+"""WAL files: a header that says whose file it is, then frames, appended by one thread.
+
+Every process start and every handed-over segment begins a new file, so a file is never appended to
+after a crash, and it is removed as a whole once its bundles are in segments: there is no cursor to
+keep and nothing to truncate in place.
+
+The header stands twice in the first 4096 bytes (a damaged sector costs nothing) and holds
+
+    salt              seeds this file's frames (see frame.py)
+    seq_limit         no sequence number from here on is given out while this file is the newest.
+                      After an unclean end numbering goes on at `seq_limit`: numbers that were given
+                      out but never reached the disk are skipped, not used again
+    previous_number,  the file that was left when this one was begun, and how far it was then on
+    previous_synced   stable storage: so damage at its end is told from a torn tail
+
+docs/format/wal.md has the byte layout and an example.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import struct
+import threading
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import TYPE_CHECKING
+
+from xxhash import xxh3_64_intdigest
+
+from holdfast.quiver import names
+from holdfast.quiver.frame import Frame, FrameFault, decode, find_next
+from holdfast.quiver.points import Point
+from holdfast.seam.disk import Disk, write_all
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+HEADER_BYTES = 4096
+SEQ_BLOCK = 65_536
+VERSION = 1
+
+_COPY_OFFSETS = (0, 2048)
+_MAGIC = b"HFWAL\r\n\x1a"
+_HEADER = struct.Struct("<8sHHI16sQQQQQq")
+_SUM = struct.Struct("<Q")
+
+
+@dataclass(frozen=True)
+class WalHeader:
+    """What a WAL file says about itself."""
+
+    quiver_id: str
+    number: int
+    salt: int
+    seq_limit: int
+    previous_number: int
+    previous_synced: int
+    created_ns: int
+
+    def encode(self) -> bytes:
+        """Return the whole header block."""
+        fields = _HEADER.pack(
+            _MAGIC,
+            VERSION,
+            HEADER_BYTES,
+            0,
+            uuid.UUID(self.quiver_id).bytes,
+            self.number,
+            self.salt,
+            self.seq_limit,
+            self.previous_number,
+            self.previous_synced,
+            self.created_ns,
+        )
+        copy = fields + _SUM.pack(xxh3_64_intdigest(fields))
+        block = bytearray(HEADER_BYTES)
+        for offset in _COPY_OFFSETS:
+            block[offset : offset + len(copy)] = copy
+        return bytes(block)
+
+
+class HeaderFault(Exception):
+    """A WAL file has no sound header."""
+
+
+class NewerVersion(Exception):
+    """A sound header of a version this program does not know."""
+
+
+def decode_header(view: memoryview) -> WalHeader:
+    """Return the header from whichever copy is sound."""
+    if len(view) < HEADER_BYTES:
+        raise HeaderFault("the file is shorter than its header")
+    for offset in _COPY_OFFSETS:
+        fields = view[offset : offset + _HEADER.size]
+        (checksum,) = _SUM.unpack_from(view, offset + _HEADER.size)
+        if bytes(fields[:8]) != _MAGIC or xxh3_64_intdigest(fields) != checksum:
+            continue
+        _, version, _, _, owner, *numbers = _HEADER.unpack(fields)
+        if version != VERSION:
+            raise NewerVersion(f"WAL version {version}")
+        return WalHeader(str(uuid.UUID(bytes=owner)), *numbers)
+    raise HeaderFault("both copies of the header are damaged")
+
+
+@dataclass(frozen=True)
+class Hole:
+    """Bytes of a WAL file that are no sound frame."""
+
+    start: int
+    end: int
+    reason: str
+    # Known when the header is sound and only the body is damaged.
+    seq: int | None
+
+
+def walk(view: memoryview, salt: int) -> Iterator[Frame | Hole]:
+    """Yield everything after the header, in order: sound frames, and the holes between them."""
+    offset = HEADER_BYTES
+    end_of_file = len(view)
+    while offset < end_of_file:
+        try:
+            frame = decode(view, offset, salt)
+        except FrameFault as fault:
+            following = find_next(view, fault.end or offset + 8, salt)
+            end = end_of_file if following is None else following
+            yield Hole(offset, end, fault.reason, fault.seq)
+            offset = end
+        else:
+            yield frame
+            offset = frame.end
+
+
+class WalFile:
+    """The WAL file being appended to. One thread only."""
+
+    def __init__(self, disk: Disk, directory: PurePath, header: WalHeader) -> None:
+        """Create the file and make it durable, or leave nothing behind.
+
+        1. create  2. header  3. sync  4. sync the directory
+        """
+        self.header = header
+        self.path = directory / names.wal_file(header.number)
+        self.last_seq = -1
+        self.end = HEADER_BYTES
+        self.synced = HEADER_BYTES
+        self._disk = disk
+        self._handle = disk.create(self.path, Point.WAL_CREATE)
+        try:
+            write_all(disk, self._handle, [header.encode()], Point.WAL_HEADER)
+            disk.sync(self._handle, Point.WAL_HEADER_SYNC)
+            disk.sync_dir(directory, Point.WAL_SYNC_DIR)
+        except OSError:
+            # An empty WAL file is harmless at the next start; a busy name is not.
+            disk.close(self._handle)
+            with contextlib.suppress(OSError):
+                disk.unlink(self.path, Point.TRUNCATE_UNLINK)
+            raise
+
+    def write(self, buffers: Sequence[Buffer], last_seq: int, at: Point = Point.WAL_WRITE) -> None:
+        """Append whole frames; on an error the file's end is unknown until `undo`."""
+        self.end += write_all(self._disk, self._handle, buffers, at)
+        self.last_seq = max(self.last_seq, last_seq)
+
+    def sync(self, at: Point = Point.WAL_SYNC) -> None:
+        """Put everything written on stable storage. After an error: never again on this file."""
+        self._disk.sync(self._handle, at)
+        self.synced = self.end
+
+    def undo(self) -> None:
+        """Cut a failed write off, durably, so that it cannot come back after a power cut."""
+        self._disk.truncate(self._handle, self.end, Point.WAL_UNDO)
+        self._disk.sync(self._handle, Point.WAL_UNDO_SYNC)
+        self.synced = self.end
+
+    def close(self) -> None:
+        """Close the descriptor; syncs nothing."""
+        self._disk.close(self._handle)
+
+
+class ClosedWalFiles:
+    """WAL files no longer written to, each removed once a segment holds its last bundle."""
+
+    def __init__(self, disk: Disk, directory: PurePath) -> None:
+        self._disk = disk
+        self._directory = directory
+        self._lock = threading.Lock()
+        self._files: list[tuple[PurePath, int, int]] = []
+        self._size_bytes = 0
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all closed files that are still there."""
+        return self._size_bytes
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def add(self, path: PurePath, last_seq: int, size_bytes: int) -> None:
+        """Take a file over from the writer or from recovery."""
+        with self._lock:
+            self._files.append((path, last_seq, size_bytes))
+            self._size_bytes += size_bytes
+
+    def remove_sealed(self, sealed_through: int) -> None:
+        """Unlink every file whose bundles are all in segments; a failure is tried again later."""
+        with self._lock:
+            due = [file for file in self._files if file[1] <= sealed_through]
+            if not due:
+                return
+            for file in due:
+                with contextlib.suppress(FileNotFoundError):
+                    self._disk.unlink(file[0], Point.TRUNCATE_UNLINK)
+                self._files.remove(file)
+                self._size_bytes -= file[2]
+            # Not for safety (a file that comes back is skipped at replay), but so that it is free.
+            self._disk.sync_dir(self._directory, Point.TRUNCATE_SYNC_DIR)
+
+
+def new_salt(randomness: random.Random) -> int:
+    """Return a salt for a new file."""
+    return randomness.getrandbits(64)

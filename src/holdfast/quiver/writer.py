@@ -1,0 +1,489 @@
+"""The writer: one thread that turns waiting appends into durable frames.
+
+Group commit needs no timer here. While one group is being synced the next appends gather in the
+inbox; the moment the sync ends they are all taken, written with one vectored write and made durable
+with one sync. An idle quiver answers in one sync, a loaded one shares it among everyone who waits.
+
+The four steps of a group, and what a failure in each means:
+
+    1. number    sequence numbers and epochs. A number is given once, also if the group fails.
+    2. write     On an error the half-written group is cut off again, durably: the appends were
+                 certainly not stored. If even that fails, the file is left behind ("poisoned").
+    3. sync      On an error nobody knows what reached the disk, and the kernel may forget that it
+                 failed. So the file is poisoned: never synced, never appended to again. All frames
+                 not yet known to be durable are written to a new file under their old numbers
+                 (recovery drops the copies); if that fails too, the writer stops accepting.
+    4. publish   into the open buffer, then answer.
+
+Data acknowledged before its sync (`memory`, `written`) is synced by timer, at the latest
+`wal.flush_interval_s` after it was written. Appends acknowledged in memory whose write failed are
+carried into the next group.
+
+The open buffer is handed to the sealer when it is full or old. Memory holds two buffers, one open
+and one being sealed; when both are full the writer waits, and producers with it.
+"""
+
+from __future__ import annotations
+
+import errno
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import PurePath
+
+from holdfast.errors import DiskFull, HoldfastError, NotAccepted, Overloaded, StorageFailed
+from holdfast.quiver.buffer import OpenBuffer
+from holdfast.quiver.config import AckLevel, QuiverConfig
+from holdfast.quiver.frame import NO_WATERMARK, Kind, encode
+from holdfast.quiver.group import Numbered, Numbering, frames, last_append, needs_sync
+from holdfast.quiver.inbox import Append, Inbox, Outcome, answer, closed_error
+from holdfast.quiver.points import Point
+from holdfast.quiver.producers import Producers
+from holdfast.quiver.sealer import Sealer
+from holdfast.quiver.wal import SEQ_BLOCK, WalFile, WalHeader, new_salt
+from holdfast.seam import Seam
+
+# A clean shutdown waits this long for a sealer that is busy or failing; the WAL keeps the rest.
+CLOSING_PATIENCE_S = 10.0
+
+
+@dataclass
+class Counters:
+    """What the writer did so far. Written by its thread only."""
+
+    appends: int = 0
+    bundles: int = 0
+    events: int = 0
+    payload_bytes: int = 0
+    groups: int = 0
+    syncs: int = 0
+    sync_seconds: float = 0.0
+    sync_seconds_max: float = 0.0
+    write_failures: int = 0
+    sync_failures: int = 0
+    stall_seconds: float = 0.0
+    stall_seconds_max: float = 0.0
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where recovery ended and the writer begins."""
+
+    quiver_id: str
+    next_seq: int
+    next_wal_number: int
+    # Number of the newest WAL file of the last process, and how far it is sound.
+    previous: tuple[int, int]
+    producers: Producers
+    buffer: OpenBuffer
+
+
+class Writer:
+    """Owns the WAL and the open buffer."""
+
+    def __init__(self, seam: Seam, wal_dir: PurePath, config: QuiverConfig, sealer: Sealer) -> None:
+        self.counters = Counters()
+        self.inbox = Inbox(config.append.max_pending_bytes, seam.clock)
+        self.buffer = OpenBuffer(seam.clock.monotonic_s())
+        # Everything up to this seq is on stable storage; readers see no further.
+        self.synced_seq = -1
+        self.failure: NotAccepted | None = None
+        self._disk = seam.disk
+        self._clock = seam.clock
+        self._randomness = seam.randomness
+        self._wal_dir = wal_dir
+        self._config = config
+        self._sealer = sealer
+        self._wal: WalFile | None = None
+        self._unsynced: list[Numbered] = []
+        self._carried: list[Numbered] = []
+        self._sync_due_s: float | None = None
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="quiver-writer", daemon=True)
+
+    def start(self, start: Start) -> None:
+        """Begin where recovery ended.
+
+        The first WAL file is created here, so that a disk which cannot be written is known at open.
+        """
+        self._quiver_id = start.quiver_id
+        self._producers = start.producers
+        self._next_seq = start.next_seq
+        self._next_wal_number = start.next_wal_number
+        self._previous = start.previous
+        self.buffer = start.buffer
+        self.synced_seq = start.next_seq - 1
+        self._rotate()
+        self._thread.start()
+
+    # ----------------------------------------------------------- other threads
+
+    def flush(self, done: Callable[[HoldfastError | None], None]) -> None:
+        """Seal the open buffer and call `done` when it is durable, or cannot be."""
+        self.inbox.request(lambda: self._flush(done))
+
+    def stop(self) -> None:
+        """Write, sync and hand over everything accepted, then end the thread."""
+        self._stopping = True
+        self.inbox.close(closed_error())
+        self._thread.join()
+
+    @property
+    def next_seq(self) -> int:
+        """The number the next bundle gets."""
+        return self._next_seq
+
+    @property
+    def producer_count(self) -> int:
+        """How many producers are remembered."""
+        return len(self._producers)
+
+    @property
+    def wal_bytes(self) -> int:
+        """Bytes of all WAL files."""
+        return self._sealer.wal_files.size_bytes + (self._wal.end if self._wal else 0)
+
+    # ------------------------------------------------------------------ thread
+
+    def _run(self) -> None:
+        try:
+            while True:
+                items = self.inbox.take(self._config.wal.max_group_bytes, self._patience_s())
+                appends = [item for item in items if isinstance(item, Append)]
+                if appends or self._carried:
+                    self._commit(appends)
+                for item in items:
+                    if not isinstance(item, Append):
+                        item.run()
+                self._on_time()
+                if self._stopping and not items:
+                    break
+            self._finish()
+        except BaseException as error:
+            self._die(error)
+
+    def _patience_s(self) -> float | None:
+        """Return how long the inbox may stay empty before a timer is due."""
+        if self._stopping:
+            return 0.0
+        due = [] if self._sync_due_s is None else [self._sync_due_s]
+        if self.buffer.bundles:
+            due.append(self.buffer.opened_at_s + self._config.segment.max_open_duration_s)
+        return max(0.0, min(due) - self._clock.monotonic_s()) if due else None
+
+    def _on_time(self) -> None:
+        """Do what is due by timer or by size."""
+        if self.failure is not None:
+            self._sync_due_s = None
+            self.buffer.opened_at_s = self._clock.monotonic_s()
+            return
+        now_s = self._clock.monotonic_s()
+        segment = self._config.segment
+        try:
+            if self._sync_due_s is not None and now_s >= self._sync_due_s:
+                self._sync_or_rescue()
+            full = self.buffer.size_bytes >= segment.target_size_bytes
+            old = now_s - self.buffer.opened_at_s >= segment.max_open_duration_s
+            if self.buffer.bundles and (full or old) and not self._hand_over() and old:
+                # The sealer is busy: look again after another period, not in a hot loop.
+                self.buffer.opened_at_s = now_s
+        except NotAccepted:
+            assert self.failure is not None, "BUG: only a failed rescue may end here"
+
+    # ------------------------------------------------------------------- group
+
+    def _commit(self, appends: list[Append]) -> None:
+        group: list[Numbered] = []
+        told: list[tuple[Append, Outcome]] = []
+        try:
+            # Before any append is claimed: whoever gives up while we wait was not stored.
+            self._make_room()
+            numbering = Numbering(
+                self._quiver_id, self._producers, self._next_seq, self._clock.wall_ns()
+            )
+            for append in appends:
+                numbering.take(append)
+            self._next_seq = numbering.next_seq
+            told = numbering.answered
+            group, self._carried = self._carried + numbering.numbered, []
+            if group:
+                told += self._store(group)
+        except NotAccepted as error:
+            told += self._refuse(group, error) if group else [(a, error) for a in appends]
+        except BaseException as error:
+            told += [(append, error) for append in appends if append.outcome is None]
+            raise
+        finally:
+            self.inbox.written(sum(append.size_bytes for append in appends))
+            answer(told)
+
+    def _store(self, group: list[Numbered]) -> list[tuple[Append, Outcome]]:
+        """Write, sync as needed, publish; return the answers that are due now."""
+        wal = self._wal_for(sum(len(held.payload) for item in group for held in item.held))
+        early = [i for i in group if i.append.level is AckLevel.MEMORY and i.append.outcome is None]
+        answer([told for item in early for told in item.answers(self._quiver_id)])
+        self._write(wal, group)
+        self._unsynced += group
+        self.counters.groups += 1
+        if needs_sync(group):
+            self._sync_or_rescue()
+        elif self._sync_due_s is None:
+            self._sync_due_s = self._clock.monotonic_s() + self._config.wal.flush_interval_s
+        return self._publish(group)
+
+    def _publish(self, group: list[Numbered]) -> list[tuple[Append, Outcome]]:
+        told: list[tuple[Append, Outcome]] = []
+        if not self.buffer.bundles:
+            self.buffer.opened_at_s = self._clock.monotonic_s()
+        for item in group:
+            for held in item.held:
+                self.buffer.add(held)
+                self.counters.events += held.events
+                self.counters.payload_bytes += len(held.payload)
+            self.counters.appends += 1
+            self.counters.bundles += len(item.held)
+            if item.append.producer is not None and item.append.epoch:
+                self._producers.record(item.append.producer, last_append(item))
+            if item.append.level is AckLevel.SEGMENT:
+                self.buffer.on_sealed.append(self._answer_when_sealed(item))
+            elif item.append.level is not AckLevel.MEMORY:
+                told += item.answers(self._quiver_id)
+        return told
+
+    def _answer_when_sealed(self, item: Numbered) -> Callable[[HoldfastError | None], None]:
+        def answer_now(error: HoldfastError | None) -> None:
+            answers = item.answers(self._quiver_id)
+            answer(answers if error is None else [(append, error) for append, _ in answers])
+
+        return answer_now
+
+    def _refuse(self, group: list[Numbered], error: NotAccepted) -> list[tuple[Append, Outcome]]:
+        told: list[tuple[Append, Outcome]] = []
+        for item in group:
+            if item.append.level is AckLevel.MEMORY and item.append.outcome is not None:
+                self._carried.append(item)
+            else:
+                told += [(append, error) for append in (item.append, *item.followers)]
+        return told
+
+    # -------------------------------------------------------------------- disk
+
+    def _write(self, wal: WalFile, group: list[Numbered]) -> None:
+        try:
+            wal.write(frames(group, wal.header.salt, wal.synced), group[-1].held[-1].seq)
+        except OSError as error:
+            raise self._write_error(error, certain=self._undo(wal)) from error
+
+    def _undo(self, wal: WalFile) -> bool:
+        """Cut a failed group off again; return whether it is certainly gone."""
+        try:
+            wal.undo()
+        except OSError:
+            self._rescue()
+            return False
+        self._all_synced()
+        return True
+
+    def _write_error(self, error: OSError, *, certain: bool) -> NotAccepted:
+        self.counters.write_failures += 1
+        kind = DiskFull if error.errno in (errno.ENOSPC, errno.EDQUOT) else StorageFailed
+        return kind(
+            f"the write-ahead log could not be written: {error.strerror}",
+            hint="free space on the disk, or check it; nothing acknowledged is affected",
+            path=str(self._wal_dir),
+            stored="no" if certain else "maybe",
+            retry_after_s=1.0,
+        )
+
+    def _wal_for(self, payload_bytes: int) -> WalFile:
+        """Return a file with room for a group, a new one if need be."""
+        if self.failure is not None:
+            raise self.failure
+        wal = self._wal
+        if wal is not None:
+            full = wal.last_seq >= 0 and wal.end + payload_bytes > self._config.wal.file_size_bytes
+            if not full and self._next_seq <= wal.header.seq_limit:
+                return wal
+            if wal.end > wal.synced:
+                self._sync_or_rescue(Point.WAL_ROTATE_SYNC)
+        try:
+            self._rotate()
+        except OSError as error:
+            raise self._write_error(error, certain=True) from error
+        assert self._wal is not None
+        return self._wal
+
+    def _rotate(self) -> None:
+        """Leave the current file, which is synced or poisoned, and begin the next."""
+        number, self._next_wal_number = self._next_wal_number, self._next_wal_number + 1
+        header = WalHeader(
+            quiver_id=self._quiver_id,
+            number=number,
+            salt=new_salt(self._randomness),
+            seq_limit=self._next_seq + SEQ_BLOCK,
+            previous_number=self._wal.header.number if self._wal else self._previous[0],
+            previous_synced=self._wal.synced if self._wal else self._previous[1],
+            created_ns=self._clock.wall_ns(),
+        )
+        fresh = WalFile(self._disk, self._wal_dir, header)
+        if self._wal is not None:
+            self._wal.close()
+            self._sealer.wal_files.add(self._wal.path, self._wal.last_seq, self._wal.end)
+        self._wal = fresh
+
+    def _sync_or_rescue(self, at: Point = Point.WAL_SYNC) -> None:
+        wal = self._wal
+        assert wal is not None
+        started_s = self._clock.monotonic_s()
+        try:
+            wal.sync(at)
+        except OSError:
+            self.counters.sync_failures += 1
+            self._rescue()
+        self._all_synced()
+        took_s = self._clock.monotonic_s() - started_s
+        self.counters.syncs += 1
+        self.counters.sync_seconds += took_s
+        self.counters.sync_seconds_max = max(self.counters.sync_seconds_max, took_s)
+
+    def _all_synced(self) -> None:
+        if self._unsynced:
+            self.synced_seq = self._unsynced[-1].held[-1].seq
+            self._unsynced = []
+        self._sync_due_s = None
+
+    def _rescue(self) -> None:
+        """Write everything not known to be durable into a new file, or stop accepting."""
+        try:
+            self._rotate()
+            assert self._wal is not None
+            if self._unsynced:
+                last_seq = self._unsynced[-1].held[-1].seq
+                self._wal.write(frames(self._unsynced, self._wal.header.salt, 0), last_seq)
+                self._wal.sync()
+        except OSError as error:
+            self.failure = StorageFailed(
+                f"the write-ahead log failed to sync, and again in a new file: {error.strerror}",
+                hint="check the disk, then open the quiver again; nothing acknowledged is affected",
+                path=str(self._wal_dir),
+                stored="maybe",
+            )
+            raise self.failure from error
+
+    # ----------------------------------------------------------------- sealing
+
+    def _make_room(self) -> None:
+        """Wait while both buffers are full, or the WAL is at its cap."""
+        cap_bytes = self._config.wal.max_size_bytes
+        if self.failure is not None:
+            return
+        if self.buffer.size_bytes >= self._config.segment.target_size_bytes:
+            self._wait_for_sealer(self._hand_over)
+        if self.wal_bytes >= cap_bytes:
+            self._wait_for_sealer(lambda: self.wal_bytes < cap_bytes or self._hand_over())
+
+    def _wait_for_sealer(self, satisfied: Callable[[], bool]) -> None:
+        if satisfied():
+            return
+        started_s = self._clock.monotonic_s()
+        patience_s = CLOSING_PATIENCE_S if self._stopping else self._config.append.timeout_s
+        while not satisfied():
+            if self._clock.monotonic_s() - started_s > patience_s:
+                raise Overloaded(
+                    "two segments wait to be sealed (2 x segment.target_size_bytes), "
+                    "or the write-ahead log is at wal.max_size_bytes",
+                    hint=f"sealing is too slow or fails: {self._sealer.last_error or 'no error'}",
+                    path=str(self._wal_dir),
+                    retry_after_s=1.0,
+                )
+            self._sealer.wait_idle(0.1)
+        stalled_s = self._clock.monotonic_s() - started_s
+        self.counters.stall_seconds += stalled_s
+        self.counters.stall_seconds_max = max(self.counters.stall_seconds_max, stalled_s)
+
+    def _hand_over(self) -> bool:
+        """Give the open buffer to the sealer, if it is free and the data is durable."""
+        if not self.buffer.bundles or self.failure is not None:
+            return False
+        if self._unsynced:
+            self._sync_or_rescue()
+        if not self._sealer.offer(self.buffer):
+            return False
+        self.buffer = OpenBuffer(self._clock.monotonic_s())
+        self._end_wal_file()
+        return True
+
+    def _end_wal_file(self) -> None:
+        """Begin a new WAL file, so that the handed-over one can go as a whole when sealed."""
+        try:
+            self._rotate()
+        except OSError:
+            # The old file stays in use; it goes later, with the next segment.
+            self.counters.write_failures += 1
+
+    def _flush(self, done: Callable[[HoldfastError | None], None]) -> None:
+        try:
+            if self.failure is not None:
+                raise self.failure
+            if self.buffer.bundles:
+                self.buffer.on_sealed.append(done)
+                self._wait_for_sealer(self._hand_over)
+            else:
+                self._sealer.call_when_idle(done)
+        except NotAccepted as error:
+            if done in self.buffer.on_sealed:
+                self.buffer.on_sealed.remove(done)
+            done(error)
+
+    # ------------------------------------------------------------------ ending
+
+    def _finish(self) -> None:
+        """Clean shutdown: sync, seal what there is, and mark the end of the log."""
+        if self.failure is None and self._carried:
+            self._commit([])
+        try:
+            if self.failure is None and self._unsynced:
+                self._sync_or_rescue()
+        except NotAccepted:
+            pass  # the failure is recorded; what was synced is kept, as after a crash
+        if self.failure is not None:
+            self._sealer.close(None)
+            return
+        self._sealer.close(self.buffer if self.buffer.bundles else None)
+        self._write_close_frame()
+
+    def _write_close_frame(self) -> None:
+        wal = self._wal
+        assert wal is not None
+        header, _ = encode(
+            wal.header.salt,
+            Kind.CLOSE,
+            self._next_seq,
+            self._clock.wall_ns(),
+            wal.synced,
+            NO_WATERMARK,
+            b"",
+        )
+        try:
+            wal.write([header], -1, Point.WAL_CLOSE_WRITE)
+            wal.sync(Point.WAL_CLOSE_SYNC)
+        except OSError:
+            self.counters.write_failures += 1  # the next start skips a block of numbers instead
+        wal.close()
+
+    def _die(self, error: BaseException) -> None:
+        """Fail everyone who waits or comes later; the data on disk is as after a kill."""
+        self.failure = StorageFailed(
+            f"the writer ended: {type(error).__name__}: {error}",
+            hint="open the quiver again; if it happens again, report it",
+            stored="maybe",
+        )
+        self.inbox.close(self.failure)
+        for item in self.inbox.take(1 << 62, 0.0):
+            if isinstance(item, Append):
+                answer([(item, error)])
+            else:
+                item.run()
+        for callback in self.buffer.on_sealed:
+            callback(self.failure)
+        self._sealer.close(None)

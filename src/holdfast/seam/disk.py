@@ -1,0 +1,270 @@
+"""The disk as Holdfast sees it: an interface, the real one, and the rule for short writes.
+
+Every call that changes something carries `at`, the name of the step it performs ("wal.sync"). The
+real disk ignores it; `FaultyDisk` uses it to fail or to kill exactly there. A step that has no name
+cannot be tested, so there is no default.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import mmap
+import os
+import stat
+import sys
+from collections.abc import Sequence
+from pathlib import PurePath
+from typing import TYPE_CHECKING, NamedTuple, NewType, Protocol
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+Handle = NewType("Handle", int)
+
+# POSIX guarantees 16, Linux and macOS take 1024.
+VECTOR_BUFFERS_MAX = 1024
+
+
+class Entry(NamedTuple):
+    """One name in a directory."""
+
+    name: str
+    is_dir: bool
+    size_bytes: int
+
+
+class LockHeld(Exception):
+    """Another process holds the lock; `owner` is what it wrote about itself."""
+
+    def __init__(self, owner: str) -> None:
+        super().__init__(owner)
+        self.owner = owner
+
+
+class Disk(Protocol):
+    """What durable code may ask of a disk. All errors are OSError."""
+
+    def create(self, path: PurePath, at: str) -> Handle:
+        """Create a file that must not exist, open for appending."""
+
+    def write(self, handle: Handle, buffers: Sequence[Buffer], at: str) -> int:
+        """Append some of the buffers' bytes and return how many; it may be fewer than given."""
+
+    def sync(self, handle: Handle, at: str) -> None:
+        """Put the file's bytes and its size on stable storage."""
+
+    def sync_path(self, path: PurePath, at: str) -> None:
+        """Sync a file that another process wrote and may not have synced."""
+
+    def truncate(self, handle: Handle, size_bytes: int, at: str) -> None:
+        """Cut an open file back to `size_bytes`."""
+
+    def close(self, handle: Handle) -> None:
+        """Close a file; syncs nothing."""
+
+    def make_dir(self, path: PurePath, at: str) -> None:
+        """Create one directory; an existing one is fine."""
+
+    def rename(self, source: PurePath, target: PurePath, at: str) -> None:
+        """Rename a file or a directory; an existing target file is replaced."""
+
+    def unlink(self, path: PurePath, at: str) -> None:
+        """Remove one file."""
+
+    def remove_dir(self, path: PurePath, at: str) -> None:
+        """Remove one empty directory."""
+
+    def sync_dir(self, path: PurePath, at: str) -> None:
+        """Put a directory's names on stable storage."""
+
+    def read(self, path: PurePath) -> bytes:
+        """Return a whole file."""
+
+    def map(self, path: PurePath) -> memoryview:
+        """Return a whole file as read-only memory that outlives its name."""
+
+    def list(self, path: PurePath) -> list[Entry]:
+        """Return the names in a directory, sorted; a missing directory is an error."""
+
+    def exists(self, path: PurePath) -> bool:
+        """Whether anything has this name."""
+
+    def used_bytes(self, path: PurePath) -> int:
+        """Return the bytes that a file or a whole tree really occupies."""
+
+    def free_bytes(self, path: PurePath) -> int:
+        """Return the bytes that may still be written to the filesystem of `path`."""
+
+    def lock(self, path: PurePath, owner: str) -> Handle:
+        """Take an exclusive lock that dies with the process, or raise `LockHeld`."""
+
+    def unlock(self, handle: Handle) -> None:
+        """Release a lock."""
+
+
+def write_all(disk: Disk, handle: Handle, buffers: Sequence[Buffer], at: str) -> int:
+    """Append all bytes of the buffers, however short the single writes are; return their number."""
+    views = [view for view in (memoryview(buffer).cast("B") for buffer in buffers) if view.nbytes]
+    total_bytes = 0
+    first = 0
+    while first < len(views):
+        written = disk.write(handle, views[first : first + VECTOR_BUFFERS_MAX], at)
+        if written <= 0:
+            raise OSError(errno.EIO, f"the disk took no bytes at {at}")
+        total_bytes += written
+        while first < len(views) and written >= views[first].nbytes:
+            written -= views[first].nbytes
+            first += 1
+        if written:
+            views[first] = views[first][written:]
+    return total_bytes
+
+
+def write_file(disk: Disk, path: PurePath, buffers: Sequence[Buffer], at: str) -> None:
+    """Create a file with this content and sync it; the caller syncs the directory.
+
+    The step is named by three points: `at` + ".create", ".write", ".sync".
+    """
+    handle = disk.create(path, f"{at}.create")
+    try:
+        write_all(disk, handle, buffers, f"{at}.write")
+        disk.sync(handle, f"{at}.sync")
+    finally:
+        disk.close(handle)
+
+
+def remove_tree(disk: Disk, path: PurePath, at: str) -> None:
+    """Remove a directory and everything below it."""
+    for entry in disk.list(path):
+        if entry.is_dir:
+            remove_tree(disk, path / entry.name, at)
+        else:
+            disk.unlink(path / entry.name, at)
+    disk.remove_dir(path, at)
+
+
+class RealDisk:
+    """The machine's own disk. Linux is the reference; what differs elsewhere is said here."""
+
+    def create(self, path: PurePath, at: str) -> Handle:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | getattr(os, "O_BINARY", 0)
+        return Handle(os.open(path, flags | getattr(os, "O_CLOEXEC", 0), 0o640))
+
+    def write(self, handle: Handle, buffers: Sequence[Buffer], at: str) -> int:
+        if hasattr(os, "writev"):
+            return os.writev(handle, buffers)
+        return os.write(handle, buffers[0])  # Windows has no vectored write
+
+    def sync(self, handle: Handle, at: str) -> None:
+        if sys.platform == "darwin":
+            import fcntl
+
+            fcntl.fcntl(handle, fcntl.F_FULLFSYNC)  # fsync alone stops at the drive's cache
+        elif hasattr(os, "fdatasync"):
+            os.fdatasync(handle)
+        else:
+            os.fsync(handle)
+
+    def sync_path(self, path: PurePath, at: str) -> None:
+        # Windows syncs only what is open for writing.
+        flags = os.O_RDWR if sys.platform == "win32" else os.O_RDONLY | os.O_CLOEXEC
+        handle = Handle(os.open(path, flags))
+        try:
+            self.sync(handle, at)
+        finally:
+            os.close(handle)
+
+    def truncate(self, handle: Handle, size_bytes: int, at: str) -> None:
+        os.ftruncate(handle, size_bytes)
+
+    def close(self, handle: Handle) -> None:
+        os.close(handle)
+
+    def make_dir(self, path: PurePath, at: str) -> None:
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(path, 0o750)
+
+    def rename(self, source: PurePath, target: PurePath, at: str) -> None:
+        os.replace(source, target)
+
+    def unlink(self, path: PurePath, at: str) -> None:
+        os.unlink(path)
+
+    def remove_dir(self, path: PurePath, at: str) -> None:
+        os.rmdir(path)
+
+    def sync_dir(self, path: PurePath, at: str) -> None:
+        if sys.platform == "win32":
+            return  # Windows has no directory sync; NTFS journals the names
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def read(self, path: PurePath) -> bytes:
+        with open(path, "rb") as file:
+            return file.read()
+
+    def map(self, path: PurePath) -> memoryview:
+        with open(path, "rb") as file:
+            if os.fstat(file.fileno()).st_size == 0:
+                return memoryview(b"")
+            return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+
+    def list(self, path: PurePath) -> list[Entry]:
+        entries = []
+        with os.scandir(path) as scan:
+            for item in scan:
+                is_dir = item.is_dir(follow_symlinks=False)
+                size_bytes = 0 if is_dir else item.stat(follow_symlinks=False).st_size
+                entries.append(Entry(item.name, is_dir, size_bytes))
+        return sorted(entries)
+
+    def exists(self, path: PurePath) -> bool:
+        return os.path.lexists(path)
+
+    def used_bytes(self, path: PurePath) -> int:
+        info = os.lstat(path)
+        # st_blocks counts 512-byte units whatever the filesystem's block size; Windows has none.
+        used = info.st_blocks * 512 if hasattr(info, "st_blocks") else info.st_size
+        if stat.S_ISDIR(info.st_mode):
+            used += sum(self.used_bytes(path / name) for name in os.listdir(path))
+        return used
+
+    def free_bytes(self, path: PurePath) -> int:
+        if sys.platform == "win32":
+            import shutil
+
+            return shutil.disk_usage(path).free
+        info = os.statvfs(path)
+        return info.f_bavail * info.f_frsize
+
+    def lock(self, path: PurePath, owner: str) -> Handle:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o640)
+        try:
+            _lock_descriptor(fd)
+        except OSError as error:
+            holder = os.pread(fd, 200, 0).decode("utf-8", "replace") if hasattr(os, "pread") else ""
+            os.close(fd)
+            if error.errno in (errno.EACCES, errno.EAGAIN):
+                raise LockHeld(holder.strip()) from None
+            raise
+        os.ftruncate(fd, 0)
+        os.write(fd, owner.encode())
+        return Handle(fd)
+
+    def unlock(self, handle: Handle) -> None:
+        os.close(handle)
+
+
+def _lock_descriptor(fd: int) -> None:
+    if sys.platform == "win32":
+        import msvcrt
+
+        msvcrt.locking(fd, msvcrt.LK_NBLCK, 1)
+    else:
+        import fcntl
+
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

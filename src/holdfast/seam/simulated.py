@@ -1,0 +1,349 @@
+"""A disk in memory that knows what a power cut would leave.
+
+The model is the pessimistic reading of POSIX. A file's bytes survive only up to what `sync` put
+down; a name (created, renamed, unlinked) survives only once *every* directory it touches was synced
+afterwards. `kill()` is kill -9: the page cache stays, descriptors and locks go. `power_loss()`
+forgets everything unsynced; given randomness it instead keeps some of it, as real disks do: a
+prefix of the unsynced renames, and unsynced bytes sector by sector, in no order. A failed sync
+(`lose_dirty`) marks bytes clean that never arrived, and no later sync brings them back: that is
+what Linux does, and why a descriptor whose sync failed must never be trusted again.
+"""
+
+from __future__ import annotations
+
+import copy
+import errno
+import itertools
+import random
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import PurePath
+from typing import TYPE_CHECKING, NoReturn
+
+from holdfast.seam.disk import Entry, Handle, LockHeld
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+SECTOR_BYTES = 512
+
+
+class SimulatedCrash(BaseException):
+    """The simulated process is dead; nothing may catch this as an ordinary error."""
+
+
+@dataclass(eq=False)
+class _File:
+    cached: bytearray = field(default_factory=bytearray)
+    durable: bytearray = field(default_factory=bytearray)
+    dirty: list[tuple[int, int]] = field(default_factory=list)
+    cut: bool = False
+
+    def sync(self) -> None:
+        for start, end in self.dirty:
+            missing = end - len(self.durable)
+            if missing > 0:
+                self.durable.extend(bytes(missing))
+            self.durable[start:end] = self.cached[start:end]
+        self.dirty.clear()
+        if self.cut:
+            del self.durable[len(self.cached) :]
+            self.cut = False
+
+    def surviving(self, randomness: random.Random | None) -> bytearray:
+        image = bytearray(self.durable)
+        if randomness is None:
+            return image
+        for start, end in self.dirty:
+            for sector in range(start - start % SECTOR_BYTES, end, SECTOR_BYTES):
+                if randomness.random() < 0.5:  # noqa: PLR2004
+                    low, high = max(start, sector), min(end, sector + SECTOR_BYTES)
+                    image.extend(bytes(max(0, high - len(image))))
+                    image[low:high] = self.cached[low:high]
+        return image
+
+
+@dataclass(eq=False)
+class _Dir:
+    names: dict[str, _File | _Dir] = field(default_factory=dict)
+    durable: dict[str, _File | _Dir] = field(default_factory=dict)
+
+
+@dataclass
+class _NameChange:
+    """One change of names that a power cut may undo; durable once `waits_for` is empty."""
+
+    removed: tuple[_Dir, str] | None
+    added: tuple[_Dir, str, _File | _Dir] | None
+    waits_for: list[_Dir]
+
+    def put_down(self) -> None:
+        if self.removed is not None:
+            self.removed[0].durable.pop(self.removed[1], None)
+        if self.added is not None:
+            self.added[0].durable[self.added[1]] = self.added[2]
+
+
+class SimulatedDisk:
+    """Files and directories in memory, with their durable state beside them."""
+
+    def __init__(self, capacity_bytes: int | None = None) -> None:
+        self.capacity_bytes = capacity_bytes
+        self.read_only = False
+        self._root = _Dir()
+        self._changes: list[_NameChange] = []
+        self._open: dict[Handle, _File] = {}
+        self._locks: dict[Handle, PurePath] = {}
+        self._lock_owners: dict[PurePath, str] = {}
+        self._handles = itertools.count(3)
+        self._mutex = threading.RLock()
+        self._dead = False
+
+    # ------------------------------------------------------------------ dying
+
+    def die(self) -> NoReturn:
+        """Be dead from now on; what survives is taken by `kill` or `power_loss`."""
+        self._dead = True
+        raise SimulatedCrash
+
+    def kill(self) -> SimulatedDisk:
+        """Return the disk as the next process finds it after kill -9."""
+        with self._mutex:
+            self._dead = True
+            disk = SimulatedDisk(self.capacity_bytes)
+            # One copy of both, so that the pending changes still point into the copied tree.
+            disk._root, disk._changes = copy.deepcopy((self._root, self._changes))
+            return disk
+
+    def power_loss(self, randomness: random.Random | None = None) -> SimulatedDisk:
+        """Return the disk as it comes back after a power cut."""
+        with self._mutex:
+            self._dead = True
+            root, changes = copy.deepcopy((self._root, self._changes))
+        kept = 0 if randomness is None else randomness.randint(0, len(changes))
+        for position, change in enumerate(changes):
+            if not change.waits_for or position < kept:
+                change.put_down()
+        disk = SimulatedDisk(self.capacity_bytes)
+        disk._root = _surviving(root, randomness)
+        return disk
+
+    # ------------------------------------------------------------------ files
+
+    def create(self, path: PurePath, at: str) -> Handle:
+        with self._writing():
+            parent = self._dir(path.parent)
+            if path.name in parent.names:
+                raise FileExistsError(errno.EEXIST, "exists", str(path))
+            file = _File()
+            self._change(None, (parent, path.name, file))
+            handle = Handle(next(self._handles))
+            self._open[handle] = file
+            return handle
+
+    def write(self, handle: Handle, buffers: Sequence[Buffer], at: str) -> int:
+        with self._writing():
+            file = self._open[handle]
+            data = b"".join(bytes(buffer) for buffer in buffers)
+            if self.capacity_bytes is not None:
+                room = self.capacity_bytes - self._used(self._root)
+                if room <= 0 and data:
+                    raise OSError(errno.ENOSPC, "no space left on device")
+                data = data[:room]
+            start = len(file.cached)
+            file.cached.extend(data)
+            file.dirty.append((start, start + len(data)))
+            return len(data)
+
+    def sync(self, handle: Handle, at: str) -> None:
+        with self._writing():
+            self._open[handle].sync()
+
+    def sync_path(self, path: PurePath, at: str) -> None:
+        with self._writing():
+            self._file(path).sync()
+
+    def lose_dirty(self, handle: Handle) -> None:
+        """Mark all unsynced bytes of a file as clean without putting them down."""
+        with self._writing():
+            self._open[handle].dirty.clear()
+
+    def truncate(self, handle: Handle, size_bytes: int, at: str) -> None:
+        with self._writing():
+            file = self._open[handle]
+            del file.cached[size_bytes:]
+            file.dirty = [(s, min(e, size_bytes)) for s, e in file.dirty if s < size_bytes]
+            file.cut = True
+
+    def close(self, handle: Handle) -> None:
+        with self._alive():
+            del self._open[handle]
+
+    # ------------------------------------------------------------------ names
+
+    def make_dir(self, path: PurePath, at: str) -> None:
+        with self._writing():
+            parent = self._dir(path.parent)
+            if path.name not in parent.names:
+                self._change(None, (parent, path.name, _Dir()))
+
+    def rename(self, source: PurePath, target: PurePath, at: str) -> None:
+        with self._writing():
+            old, new = self._dir(source.parent), self._dir(target.parent)
+            if source.name not in old.names:
+                raise FileNotFoundError(errno.ENOENT, "no such file", str(source))
+            present = new.names.get(target.name)
+            if isinstance(present, _Dir) and present.names:
+                raise OSError(errno.ENOTEMPTY, "directory not empty", str(target))
+            node = old.names[source.name]
+            self._change((old, source.name), (new, target.name, node))
+
+    def unlink(self, path: PurePath, at: str) -> None:
+        with self._writing():
+            if not isinstance(self._node(path), _File):
+                raise IsADirectoryError(errno.EISDIR, "is a directory", str(path))
+            self._change((self._dir(path.parent), path.name), None)
+
+    def remove_dir(self, path: PurePath, at: str) -> None:
+        with self._writing():
+            if self._dir(path).names:
+                raise OSError(errno.ENOTEMPTY, "directory not empty", str(path))
+            self._change((self._dir(path.parent), path.name), None)
+
+    def sync_dir(self, path: PurePath, at: str) -> None:
+        with self._writing():
+            directory = self._dir(path)
+            for change in self._changes:
+                change.waits_for = [d for d in change.waits_for if d is not directory]
+            while self._changes and not self._changes[0].waits_for:
+                self._changes.pop(0).put_down()
+
+    # ---------------------------------------------------------------- reading
+
+    def read(self, path: PurePath) -> bytes:
+        with self._alive():
+            return bytes(self._file(path).cached)
+
+    def map(self, path: PurePath) -> memoryview:
+        return memoryview(self.read(path))
+
+    def list(self, path: PurePath) -> list[Entry]:
+        with self._alive():
+            return sorted(
+                Entry(name, isinstance(node, _Dir), _size(node))
+                for name, node in self._dir(path).names.items()
+            )
+
+    def exists(self, path: PurePath) -> bool:
+        with self._alive():
+            try:
+                self._node(path)
+            except OSError:
+                return False
+            return True
+
+    def used_bytes(self, path: PurePath) -> int:
+        with self._alive():
+            return self._used(self._node(path))
+
+    def free_bytes(self, path: PurePath) -> int:
+        with self._alive():
+            if self.capacity_bytes is None:
+                return 1 << 50
+            return max(0, self.capacity_bytes - self._used(self._root))
+
+    def lock(self, path: PurePath, owner: str) -> Handle:
+        with self._writing():
+            if path in self._lock_owners:
+                raise LockHeld(self._lock_owners[path])
+            self._lock_owners[path] = owner
+            handle = Handle(next(self._handles))
+            self._locks[handle] = path
+            return handle
+
+    def unlock(self, handle: Handle) -> None:
+        with self._alive():
+            del self._lock_owners[self._locks.pop(handle)]
+
+    # ---------------------------------------------------------- for the tests
+
+    def overwrite(self, path: PurePath, offset: int, data: bytes) -> None:
+        """Damage a file: put bytes into it, cached and durable alike."""
+        with self._mutex:
+            file = self._file(path)
+            file.cached[offset : offset + len(data)] = data
+            file.durable[offset : offset + len(data)] = data
+
+    def put(self, path: PurePath, data: bytes) -> None:
+        """Place a whole file, durable at once, whatever stood there."""
+        with self._mutex:
+            parent = self._dir(path.parent)
+            file = _File(bytearray(data), bytearray(data))
+            parent.names[path.name] = parent.durable[path.name] = file
+
+    # ---------------------------------------------------------------- insides
+
+    def _alive(self) -> threading.RLock:
+        if self._dead:
+            raise SimulatedCrash
+        return self._mutex
+
+    def _writing(self) -> threading.RLock:
+        mutex = self._alive()
+        if self.read_only:
+            raise OSError(errno.EROFS, "read-only file system")
+        return mutex
+
+    def _change(
+        self, removed: tuple[_Dir, str] | None, added: tuple[_Dir, str, _File | _Dir] | None
+    ) -> None:
+        touched = [part[0] for part in (removed, added) if part is not None]
+        if removed is not None:
+            removed[0].names.pop(removed[1])
+        if added is not None:
+            added[0].names[added[1]] = added[2]
+        self._changes.append(_NameChange(removed, added, touched))
+
+    def _node(self, path: PurePath) -> _File | _Dir:
+        node: _File | _Dir = self._root
+        for part in path.parts:
+            if part == path.anchor:
+                continue
+            if not isinstance(node, _Dir) or part not in node.names:
+                raise FileNotFoundError(errno.ENOENT, "no such file", str(path))
+            node = node.names[part]
+        return node
+
+    def _dir(self, path: PurePath) -> _Dir:
+        node = self._node(path)
+        if not isinstance(node, _Dir):
+            raise NotADirectoryError(errno.ENOTDIR, "not a directory", str(path))
+        return node
+
+    def _file(self, path: PurePath) -> _File:
+        node = self._node(path)
+        if not isinstance(node, _File):
+            raise IsADirectoryError(errno.EISDIR, "is a directory", str(path))
+        return node
+
+    def _used(self, node: _File | _Dir) -> int:
+        if isinstance(node, _File):
+            return len(node.cached)
+        return sum(self._used(child) for child in node.names.values())
+
+
+def _size(node: _File | _Dir) -> int:
+    return len(node.cached) if isinstance(node, _File) else 0
+
+
+def _surviving(directory: _Dir, randomness: random.Random | None) -> _Dir:
+    survivor = _Dir()
+    for name, child in directory.durable.items():
+        if isinstance(child, _Dir):
+            survivor.names[name] = _surviving(child, randomness)
+        else:
+            image = child.surviving(randomness)
+            survivor.names[name] = _File(image, bytearray(image))
+    survivor.durable = dict(survivor.names)
+    return survivor
