@@ -1,0 +1,1 @@
+"""Running Holdfast: the command line, health, metrics."""

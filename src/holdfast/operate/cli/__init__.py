@@ -1,0 +1,80 @@
+"""The command line. Each command is a module of its own, loaded when it is called."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from typing import Any
+
+import click
+
+from holdfast import __version__
+from holdfast.errors import HoldfastError
+
+# Command, its module, one line for the help. The order is the order of the help.
+COMMANDS = {
+    "demo": (
+        "cmd_demo",
+        "Watch it keep its promise: load, kill -9, recovery, a table that adds up.",
+    ),
+    "quiver": ("cmd_quiver", "Look into a data directory."),
+    "prove": ("cmd_prove", "Prove durability on this machine's disk, with real kills."),
+    "bench": ("cmd_bench", "Measure speed on this machine."),
+    "doctor": ("cmd_doctor", "Say what this machine has, and what it lacks."),
+}
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are imported only when one is called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names in the order of the table."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import a command's module."""
+        if cmd_name not in COMMANDS:
+            return None
+        module = importlib.import_module(f"holdfast.operate.cli.{COMMANDS[cmd_name][0]}")
+        command: click.Command = module.command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the help of all commands without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="holdfast")
+def cli() -> None:
+    """Holdfast keeps every event it accepted."""
+
+
+def main() -> None:
+    """Run the command line; errors become one clear message and an exit code."""
+    try:
+        outcome: Any = cli.main(standalone_mode=False)
+    except HoldfastError as error:
+        _tell(error)
+        sys.exit(error.exit_code)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("interrupted", err=True)
+        sys.exit(130)
+    except BrokenPipeError:
+        sys.exit(0)  # the reader of our output had enough
+    sys.exit(outcome if isinstance(outcome, int) else 0)
+
+
+def _tell(error: HoldfastError) -> None:
+    if "--json" in sys.argv:
+        fields = {"error": type(error).__name__, "message": error.message, "hint": error.hint}
+        click.echo(json.dumps({**fields, "path": error.path}), err=True)
+        return
+    where = f" [{error.path}]" if error.path else ""
+    click.echo(f"{click.style('error', fg='red')}: {error.message}{where}", err=True)
+    click.echo(f"{click.style('next', fg='yellow')}: {error.hint}", err=True)

