@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 MAGIC = int.from_bytes(b"HFFRAME1", "little")
 ALIGNMENT_BYTES = 8
 HEADER_BYTES = 64
+# One group, or a transaction of twice this, and a segment's target together stay below 2 GiB: what
+# one binary column of an Arrow file can hold.
 BODY_BYTES_MAX = 512 * 1024 * 1024
 NO_WATERMARK = -(2**63)
 
@@ -152,7 +154,7 @@ def decode(view: memoryview, offset: int, salt: int) -> Frame:
     epoch, name_bytes = _PRODUCER.unpack_from(body)
     name = bytes(body[_PRODUCER.size : _PRODUCER.size + name_bytes]).decode()
     payload = body[extra_bytes:]
-    return Frame(kind, flags, seq, time_ns, synced, watermark_ns, name, epoch, payload, end)
+    return Frame(kind, flags, seq, time_ns, synced, watermark_ns, name or None, epoch, payload, end)
 
 
 def find_next(view: memoryview, offset: int, salt: int) -> int | None:

@@ -1,7 +1,8 @@
 """The manifest of a segment: a small checksummed summary, read at every start.
 
-The file holds the summary twice. Each copy is one line of JSON and one line with the xxh3-64 of the
-line before it, so that a person can read it and a damaged sector costs nothing.
+The file holds the summary twice. Each copy is one line of JSON, one line with the xxh3-64 of the
+line before it, and empty lines up to a multiple of 4096 bytes: a person can read it, and a damaged
+sector costs nothing.
 docs/format/segment.md describes every field.
 """
 
@@ -9,12 +10,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, fields
+from typing import Any, TypeVar
 
 from xxhash import xxh3_64_hexdigest
 
 VERSION = 1
+
+# What a disk loses at once; the copies share none of these.
+_SECTOR_BYTES = 4096
+
+_Record = TypeVar("_Record")
 
 
 @dataclass(frozen=True)
@@ -100,16 +106,16 @@ def encode(summary: Summary) -> bytes:
     """Return the manifest's bytes."""
     line = json.dumps(asdict(summary), separators=(",", ":"), ensure_ascii=False).encode()
     copy = line + b"\n" + xxh3_64_hexdigest(line).encode() + b"\n"
-    return copy + copy
+    return (copy + b"\n" * (-len(copy) % _SECTOR_BYTES)) * 2
 
 
 def decode(data: bytes) -> Summary:
     """Return the summary from whichever copy is sound."""
     for line in _sound_lines(data):
-        fields = json.loads(line)
-        if fields["version"] != VERSION:
-            raise NewerManifest(f"segment version {fields['version']}")
-        return _summary(fields)
+        values = json.loads(line)
+        if values["version"] != VERSION:
+            raise NewerManifest(f"segment version {values['version']}")
+        return _summary(values)
     raise ManifestFault("both copies of the summary are damaged")
 
 
@@ -122,10 +128,16 @@ def _sound_lines(data: bytes) -> Iterator[bytes]:
             yield line
 
 
-def _summary(fields: dict[str, Any]) -> Summary:
-    files = tuple(
-        FileSummary(**{**file, "batches": tuple(BatchSummary(**b) for b in file["batches"])})
-        for file in fields.pop("files")
-    )
-    producers = {name: ProducerSummary(**p) for name, p in fields.pop("producers").items()}
-    return Summary(**fields, files=files, producers=producers)
+def _summary(values: dict[str, Any]) -> Summary:
+    for file in values["files"]:
+        file["batches"] = tuple(_record(BatchSummary, batch) for batch in file["batches"])
+    values["files"] = tuple(_record(FileSummary, file) for file in values["files"])
+    producers = values["producers"]
+    values["producers"] = {name: _record(ProducerSummary, p) for name, p in producers.items()}
+    return _record(Summary, values)
+
+
+def _record(kind: type[_Record], values: dict[str, Any]) -> _Record:
+    """Return a record; what a later program added without a new version is passed over."""
+    known = {field.name for field in fields(kind)}  # type: ignore[arg-type]
+    return kind(**{name: value for name, value in values.items() if name in known})

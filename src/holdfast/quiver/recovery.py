@@ -8,12 +8,13 @@
                     `seq_limit` of the newest file: no number given out and lost is used again
 
 Damaged files never stop a start: they go to quarantine. Only data of a newer format does, because
-going on without it would lose it.
+going on without it would lose it. So everything is read before anything is moved, removed or
+written: what is refused is left as it was.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
 
@@ -32,7 +33,7 @@ from holdfast.quiver.identity import (
 from holdfast.quiver.points import Point
 from holdfast.quiver.producers import LastAppend, Producers
 from holdfast.quiver.quarantine import Damage, Quarantine
-from holdfast.quiver.replay import Replay, UnknownKind, WalContent
+from holdfast.quiver.replay import Replay, UnknownFrame, WalContent
 from holdfast.quiver.segment import Segment
 from holdfast.quiver.wal import HEADER_BYTES, SEQ_BLOCK, HeaderFault, NewerVersion, decode_header
 from holdfast.quiver.writer import Start
@@ -83,6 +84,8 @@ class Recovery:
         self._own_ids: set[str] = set()
         self._wal_numbers = [0]
         self._names_are_durable = True
+        # What to write, move and remove once all is known to be readable.
+        self._due: list[Callable[[], None]] = []
 
     def run(self, expected_id: str | None) -> Recovered:
         """Do all four steps."""
@@ -91,13 +94,17 @@ class Recovery:
         self._own_ids = {identity.quiver_id, *identity.former_ids}
         self._load_segments()
         files = self._only_own(files)
-        replay = self._replay(files)
-        return self._number(identity, files, replay)
+        replay, needed = self._replay(files)
+        for action in self._due:
+            action()
+        self._quarantine_holes(replay, needed)
+        self._sync_old(needed)
+        return self._number(identity, files, (replay, needed))
 
     # ------------------------------------------------------------ 1. identity
 
     def _identify(self, files: Sequence[WalContent], expected_id: str | None) -> Identity:
-        """Return who this store is; writes FORMAT where it is missing, damaged or outlived."""
+        """Return who this store is; FORMAT is due where it is missing, damaged or outlived."""
         claims = {content.header.quiver_id for content in files}
         try:
             found = read_identity(self._disk, self._root)
@@ -109,7 +116,7 @@ class Recovery:
             identity = found
         else:
             identity = self._new_identity(found, claims if damaged or found is None else set())
-            write_identity(self._disk, self._root, identity)
+            self._due.append(lambda: write_identity(self._disk, self._root, identity))
         if expected_id is not None and identity.quiver_id != expected_id:
             raise WrongQuiver(
                 f"the directory holds quiver {identity.quiver_id}, not {expected_id}",
@@ -168,6 +175,9 @@ class Recovery:
         except (OSError, manifest.ManifestFault) as fault:
             self._set_aside(path, f"the manifest cannot be read: {fault}", name)
             return False
+        if (summary.segment_seq, summary.first_seq, summary.last_seq) != name:
+            self._set_aside(path, "its name and its manifest disagree", name)
+            return False
         if summary.quiver_id not in self._own_ids:
             self._set_aside(path, f"a segment of quiver {summary.quiver_id}", name)
             return False
@@ -217,8 +227,11 @@ class Recovery:
         replay = Replay(self._catalog.covers)
         try:
             needed = replay.walk_all(files)
-        except UnknownKind as unknown:
+        except UnknownFrame as unknown:
             raise unknown_format(self._root / names.WAL_DIR, str(unknown)) from None
+        return replay, needed
+
+    def _quarantine_holes(self, replay: Replay, needed: dict[PurePath, int]) -> None:
         for content, damage in replay.real_damages():
             self.report.damages.append(damage)
             end = damage.offset + damage.size_bytes
@@ -226,17 +239,14 @@ class Recovery:
                 self.quarantine.copy(content.view[damage.offset : end], damage)
             except OSError:
                 needed.pop(content.path, None)  # the only copy stays where it is
-        for path, last_seq in needed.items():
-            if last_seq >= 0:
-                self._sync_old(path)
-        return replay, needed
 
-    def _sync_old(self, path: PurePath) -> None:
-        """Make sure that what is served from an old file does not vanish in a power cut."""
-        try:
-            self._disk.sync_path(path, Point.RECOVER_SYNC)
-        except OSError:
-            return  # whatever was acknowledged had been synced by the last process
+    def _sync_old(self, needed: dict[PurePath, int]) -> None:
+        """Make sure that what is served from old files does not vanish in a power cut."""
+        for path in [path for path, last_seq in needed.items() if last_seq >= 0]:
+            try:
+                self._disk.sync_path(path, Point.RECOVER_SYNC)
+            except OSError:
+                continue  # whatever was acknowledged had been synced by the last process
 
     def _buffers(self, replay: Replay) -> list[OpenBuffer]:
         """Cut the replayed bundles into buffers that fit, and that do not span a segment."""
@@ -301,7 +311,11 @@ class Recovery:
     # ---------------------------------------------------------------- insides
 
     def _sweep(self, path: PurePath) -> None:
-        """Remove what an interrupted step left; what cannot be removed now is swept next time."""
+        """Have removed what an interrupted step left."""
+        self._due.append(lambda: self._remove(path))
+
+    def _remove(self, path: PurePath) -> None:
+        """Remove a file or a directory; what cannot be removed now is swept next time."""
         try:
             if path.name.endswith(".wal"):
                 self._disk.unlink(path, Point.RECOVER_SWEEP)
@@ -313,7 +327,13 @@ class Recovery:
     def _set_aside(
         self, path: PurePath, reason: str, name: names.SegmentName | None = None
     ) -> None:
+        """Have a damaged or foreign file moved into quarantine."""
         first_seq, last_seq = (name.first_seq, name.last_seq) if name else (None, None)
+        self._due.append(lambda: self._move(path, reason, first_seq, last_seq))
+
+    def _move(
+        self, path: PurePath, reason: str, first_seq: int | None, last_seq: int | None
+    ) -> None:
         try:
             size_bytes = self._disk.used_bytes(path)
             damage = Damage(path.name, reason, 0, size_bytes, first_seq, last_seq)

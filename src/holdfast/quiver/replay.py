@@ -39,8 +39,8 @@ class WalContent:
     header: WalHeader
 
 
-class UnknownKind(Exception):
-    """A sound frame of a kind this program does not know."""
+class UnknownFrame(Exception):
+    """A sound frame of a kind, or with a flag, that this program does not know."""
 
 
 @dataclass
@@ -90,6 +90,8 @@ class Replay:
 
     def _take(self, frame: Frame) -> None:
         kind = frame.kind
+        if frame.flags & ~STAGED:
+            raise UnknownFrame(f"a frame with flags {frame.flags:#04x}")
         if kind in _STORED_KINDS:
             self.last_seq = max(self.last_seq, frame.seq)
             if frame.flags & STAGED:
@@ -105,7 +107,7 @@ class Replay:
         elif kind == Kind.CLOSE:
             self.closed_at_seq = frame.seq
         else:
-            raise UnknownKind(f"a frame of kind {kind}")
+            raise UnknownFrame(f"a frame of kind {kind}")
 
     def _accept(self, held: Held) -> None:
         if held.seq in self.bundles or self.covered(held.seq):

@@ -4,7 +4,9 @@ Every process start and every handed-over segment begins a new file, so a file i
 after a crash, and it is removed as a whole once its bundles are in segments: there is no cursor to
 keep and nothing to truncate in place.
 
-The header stands twice in the first 4096 bytes (a damaged sector costs nothing) and holds
+The header stands twice, in the first 4096 bytes and in the next, so that a damaged sector costs
+nothing. Each copy ends with its checksum, in this and in all later versions: a program tells a
+newer header from a damaged one. It holds
 
     salt              seeds this file's frames (see frame.py)
     seq_limit         no sequence number from here on is given out while this file is the newest.
@@ -38,11 +40,13 @@ from holdfast.seam.disk import Disk, write_all
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-HEADER_BYTES = 4096
+HEADER_BYTES = 8192
 SEQ_BLOCK = 65_536
 VERSION = 1
 
-_COPY_OFFSETS = (0, 2048)
+# What a disk loses at once. (Those that tell of sectors of 512 bytes have larger ones inside.)
+_COPY_BYTES = 4096
+_SUM_OFFSET = _COPY_BYTES - 8
 _MAGIC = b"HFWAL\r\n\x1a"
 _HEADER = struct.Struct("<8sHHI16sQQQQQq")
 _SUM = struct.Struct("<Q")
@@ -75,11 +79,8 @@ class WalHeader:
             self.previous_synced,
             self.created_ns,
         )
-        copy = fields + _SUM.pack(xxh3_64_intdigest(fields))
-        block = bytearray(HEADER_BYTES)
-        for offset in _COPY_OFFSETS:
-            block[offset : offset + len(copy)] = copy
-        return bytes(block)
+        content = fields.ljust(_SUM_OFFSET, b"\0")
+        return (content + _SUM.pack(xxh3_64_intdigest(content))) * 2
 
 
 class HeaderFault(Exception):
@@ -94,12 +95,11 @@ def decode_header(view: memoryview) -> WalHeader:
     """Return the header from whichever copy is sound."""
     if len(view) < HEADER_BYTES:
         raise HeaderFault("the file is shorter than its header")
-    for offset in _COPY_OFFSETS:
-        fields = view[offset : offset + _HEADER.size]
-        (checksum,) = _SUM.unpack_from(view, offset + _HEADER.size)
-        if bytes(fields[:8]) != _MAGIC or xxh3_64_intdigest(fields) != checksum:
+    for copy in (view[:_COPY_BYTES], view[_COPY_BYTES:HEADER_BYTES]):
+        (checksum,) = _SUM.unpack_from(copy, _SUM_OFFSET)
+        if bytes(copy[:8]) != _MAGIC or xxh3_64_intdigest(copy[:_SUM_OFFSET]) != checksum:
             continue
-        _, version, _, _, owner, *numbers = _HEADER.unpack(fields)
+        _, version, _, _, owner, *numbers = _HEADER.unpack_from(copy)
         if version != VERSION:
             raise NewerVersion(f"WAL version {version}")
         return WalHeader(str(uuid.UUID(bytes=owner)), *numbers)
