@@ -122,6 +122,8 @@ def _checked(encoded: Encoded, max_bytes: int) -> Encoded:
 
 
 def _write_stream(sink: pa.BufferOutputStream, slot: str, batch: pa.RecordBatch) -> None:
+    if not batch.schema.names:
+        raise BadInput(f"slot {slot!r} has no columns", hint="append only batches that hold events")
     reserved = next((n for n in batch.schema.names if n in RESERVED_COLUMNS), None)
     if reserved is not None:
         raise BadInput(

@@ -9,10 +9,14 @@ from typing import Literal
 
 from holdfast.errors import BadInput
 from holdfast.quiver.envelope import Extractor
+from holdfast.quiver.frame import BODY_BYTES_MAX
 
 KB = 1024
 MB = 1024 * KB
 GB = 1024 * MB
+
+# The file names have three digits.
+FILES_MAX = 1000
 
 
 class AckLevel(IntEnum):
@@ -49,6 +53,9 @@ class AppendConfig:
     timeout_s: float = 30.0
 
     def __post_init__(self) -> None:
+        limit = self.max_bundle_bytes
+        holds = limit is None or 0 < limit <= BODY_BYTES_MAX
+        _require(holds, "append.max_bundle_bytes", limit, f"from 1 to {BODY_BYTES_MAX}")
         _require(self.max_pending_bytes > 0, "append.max_pending_bytes", 0, "positive")
         _require(self.timeout_s > 0, "append.timeout_s", self.timeout_s, "positive")
 
@@ -71,7 +78,9 @@ class WalConfig:
         _require(size >= 64 * KB, "wal.file_size_bytes", size, "at least 65536")
         _require(self.max_size_bytes >= size, "wal.max_size_bytes", self.max_size_bytes, "≥ a file")
         _require(self.flush_interval_s >= 0, "wal.flush_interval_s", self.flush_interval_s, "≥ 0")
-        _require(self.max_group_bytes > 0, "wal.max_group_bytes", self.max_group_bytes, "positive")
+        holds = 0 < self.max_group_bytes <= BODY_BYTES_MAX
+        rule = f"from 1 to {BODY_BYTES_MAX}"
+        _require(holds, "wal.max_group_bytes", self.max_group_bytes, rule)
 
 
 @dataclass(frozen=True)
@@ -97,7 +106,8 @@ class SegmentConfig:
         )
         duration = self.max_open_duration_s
         _require(duration > 0, "segment.max_open_duration_s", duration, "positive")
-        _require(self.max_files >= 2, "segment.max_files", self.max_files, "at least 2")  # noqa: PLR2004
+        files = self.max_files
+        _require(2 <= files <= FILES_MAX, "segment.max_files", files, f"from 2 to {FILES_MAX}")  # noqa: PLR2004
         known = self.compression in ("none", "lz4", "zstd")
         _require(known, "segment.compression", self.compression, "none, lz4 or zstd")
 
@@ -120,6 +130,12 @@ class TransactionConfig:
     max_staged_bytes: int = 256 * MB
     # A transaction that neither appends nor commits for this long is swept.
     lease_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        staged = self.max_staged_bytes
+        holds = 0 < staged <= 2 * BODY_BYTES_MAX
+        rule = f"from 1 to {2 * BODY_BYTES_MAX}"
+        _require(holds, "transactions.max_staged_bytes", staged, rule)
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from holdfast.errors import BadInput, StaleEpoch
 from holdfast.quiver.config import ProducerConfig
+from holdfast.quiver.frame import NO_WATERMARK
 
 EPOCH_MAX = 2**63 - 1
 NAME_BYTES_MAX = 1024
@@ -27,20 +28,39 @@ class LastAppend(NamedTuple):
 
 
 def check_producer(producer: str | None, epoch: int | None) -> int:
-    """Return the epoch if producer and epoch are well formed."""
+    """Return the epoch (0: none) if producer and epoch are well formed."""
     if producer is None:
         if epoch is not None:
             raise BadInput("an epoch without a producer", hint="name the producer too")
         return 0
+    if not 0 < _text_bytes(producer) <= NAME_BYTES_MAX:
+        raise BadInput(
+            "the producer's name is empty, too long, or no text",
+            hint=f"use text of 1 to {NAME_BYTES_MAX} bytes",
+        )
     if epoch is None:
         return 0
     if not 0 < epoch <= EPOCH_MAX:
         raise BadInput(f"epoch {epoch}", hint=f"epochs are whole numbers from 1 to {EPOCH_MAX}")
-    if not 0 < len(producer.encode()) <= NAME_BYTES_MAX:
-        raise BadInput(
-            "the producer's name is empty or too long", hint=f"use 1 to {NAME_BYTES_MAX} bytes"
-        )
     return epoch
+
+
+def _text_bytes(name: str) -> int:
+    try:
+        return len(name.encode())
+    except UnicodeEncodeError:  # half of a surrogate pair
+        return 0
+
+
+def check_watermark(watermark_ns: int | None) -> int:
+    """Return the watermark as frames have it."""
+    if watermark_ns is None:
+        return NO_WATERMARK
+    if not NO_WATERMARK < watermark_ns < -NO_WATERMARK:
+        raise BadInput(
+            f"watermark {watermark_ns}", hint="a watermark is in nanoseconds and has 64 bits"
+        )
+    return watermark_ns
 
 
 class Producers:

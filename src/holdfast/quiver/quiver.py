@@ -36,10 +36,10 @@ from holdfast.quiver.bundle import (
 )
 from holdfast.quiver.catalog import Catalog
 from holdfast.quiver.config import AckLevel, QuiverConfig
-from holdfast.quiver.frame import NO_WATERMARK, Kind
+from holdfast.quiver.frame import Kind
 from holdfast.quiver.inbox import Append, Receipt
 from holdfast.quiver.points import Point
-from holdfast.quiver.producers import check_producer
+from holdfast.quiver.producers import check_producer, check_watermark
 from holdfast.quiver.recovery import Recovery, RecoveryReport
 from holdfast.quiver.scan import OnDamage, TimeRange, scan
 from holdfast.quiver.sealer import Sealer
@@ -242,7 +242,7 @@ class Quiver:
             level or self._config.append.level,
             producer,
             check_producer(producer, epoch),
-            NO_WATERMARK if watermark_ns is None else watermark_ns,
+            check_watermark(watermark_ns),
             loop,
         )
 
