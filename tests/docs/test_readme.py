@@ -1,0 +1,37 @@
+"""The README's first example runs as printed, on the base install's own modules."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def first_example() -> str:
+    match = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert match is not None
+    return match[1]
+
+
+def test_the_first_example_runs_as_printed(tmp_path: Path) -> None:
+    result = subprocess.run(
+        [sys.executable, "-c", first_example()],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    assert "bundle 0 with 2 events is safe" in result.stdout
+    assert "[{'service': 'checkout', 'ms': 12.5}, {'service': 'cart', 'ms': 3.1}]" in result.stdout
+
+
+def test_the_readme_names_both_commands_and_ci_runs_one_of_them() -> None:
+    readme = (ROOT / "README.md").read_text()
+    assert "make demo" in readme
+    assert "make test" in readme
+    assert "make test" in (ROOT / ".ci" / "run").read_text()
