@@ -42,16 +42,6 @@ def open_quiver(disk: Disk) -> Quiver:
     return Quiver.open(ROOT, seam=Seam(disk, clock, seeded_randomness(2)))
 
 
-def copied(disk: SimulatedDisk) -> SimulatedDisk:
-    copy = SimulatedDisk()
-    for path, content in contents(disk).items():
-        for folder in reversed(path.parents):
-            if folder != PurePath("/"):
-                copy.make_dir(folder, "copy")
-        copy.put(path, content)
-    return copy
-
-
 def contents(disk: Disk, folder: PurePath = ROOT) -> dict[PurePath, bytes]:
     """Return every file below a folder."""
     found: dict[PurePath, bytes] = {}
@@ -69,7 +59,7 @@ def disk() -> SimulatedDisk:
         quiver.append(BATCH)
         quiver.flush()
         quiver.append(BATCH)
-        return copied(running)
+        return running.snapshot()
 
 
 def newest_wal(disk: Disk) -> PurePath:

@@ -111,6 +111,11 @@ class SimulatedDisk:
         """Return the disk as the next process finds it after kill -9."""
         with self._mutex:
             self._dead = True
+            return self.snapshot()
+
+    def snapshot(self) -> SimulatedDisk:
+        """Return the disk as kill -9 at this moment would leave it; this one lives on."""
+        with self._mutex:
             disk = SimulatedDisk(self.capacity_bytes)
             # One copy of both, so that the pending changes still point into the copied tree.
             disk._root, disk._changes = copy.deepcopy((self._root, self._changes))
