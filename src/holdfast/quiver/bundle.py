@@ -205,12 +205,3 @@ def decode_raw(payload: memoryview) -> RawEvents:
         headers.append(bytes(payload[position : position + size]) if size else None)
         position += size
     return RawEvents(slot, payloads, headers)
-
-
-def count_events(kind: int, payload: memoryview) -> int:
-    """Return how many events a payload holds."""
-    if kind == Kind.RAW:
-        return int(_RAW_HEAD.unpack_from(payload)[0])
-    if kind == Kind.ARROW:
-        return sum(slot.rows for slot in decode_arrow(payload))
-    return 0

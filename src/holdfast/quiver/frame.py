@@ -10,14 +10,18 @@
         24     8  ingestion_ns     nanoseconds since 1970, UTC
         32     8  synced_through   this file was on stable storage up to here when this was written
         40     8  watermark_ns     NO_WATERMARK if none
-        48     8  body_sum         xxh3-64 of the body, seeded with the salt
-        56     8  header_sum       xxh3-64 of bytes 0..55, seeded with the salt
-        64     …  body, then zeros up to a multiple of 8
+        48     4  events           in this bundle
+        52     4  bundles_before   in this file, before this frame
+        56     8  events_before    the same in events
+        64     8  body_sum         xxh3-64 of the body, seeded with the salt
+        72     8  header_sum       xxh3-64 of bytes 0..71, seeded with the salt
+        80     …  body, then zeros up to a multiple of 8
 
 The salt is drawn at random for every file and kept in its header. It enters the magic and seeds
 both checksums, so a payload that contains frames (ours, copied from another file, or made by an
 attacker who read this) is never mistaken for one while resynchronising. Header and body have a sum
-each: with a sound header, damage in the body costs exactly one bundle, and its seq is known.
+each: with a sound header, damage in the body costs exactly one bundle, and its seq is known. The
+counts before each frame tell how many bundles and events a hole swallowed, headers and all.
 docs/format/frame.md has an example dump.
 """
 
@@ -34,13 +38,13 @@ if TYPE_CHECKING:
 
 MAGIC = int.from_bytes(b"HFFRAME1", "little")
 ALIGNMENT_BYTES = 8
-HEADER_BYTES = 64
+HEADER_BYTES = 80
 # One group, or a transaction of twice this, and a segment's target together stay below 2 GiB: what
 # one binary column of an Arrow file can hold.
 BODY_BYTES_MAX = 512 * 1024 * 1024
 NO_WATERMARK = -(2**63)
 
-_HEAD = struct.Struct("<QBBHIQqQqQ")
+_HEAD = struct.Struct("<QBBHIQqQqIIQQ")
 _SUM = struct.Struct("<Q")
 _MAGIC = struct.Struct("<Q")
 _PRODUCER = struct.Struct("<QH")
@@ -61,6 +65,20 @@ class Kind(IntEnum):
     CLOSE = 5
 
 
+class Totals(NamedTuple):
+    """How many bundles, and how many events in them."""
+
+    bundles: int
+    events: int
+
+    def plus(self, bundles: int, events: int) -> Totals:
+        """Return the totals with so many more."""
+        return Totals(self.bundles + bundles, self.events + events)
+
+
+NOTHING = Totals(0, 0)
+
+
 class Frame(NamedTuple):
     """One decoded frame; `payload` points into the file."""
 
@@ -72,6 +90,8 @@ class Frame(NamedTuple):
     watermark_ns: int
     producer: str | None
     epoch: int
+    events: int
+    before: Totals
     payload: memoryview
     end: int
 
@@ -109,6 +129,8 @@ def encode(  # noqa: PLR0913, PLR0917  (the fields of a frame; called for every 
     synced_through: int,
     watermark_ns: int,
     body: Buffer,
+    before: Totals,
+    events: int = 0,
     extra_bytes: int = 0,
     flags: int = 0,
 ) -> tuple[bytes, bytes]:
@@ -124,6 +146,9 @@ def encode(  # noqa: PLR0913, PLR0917  (the fields of a frame; called for every 
         ingestion_ns,
         synced_through,
         watermark_ns,
+        events,
+        before.bundles,
+        before.events,
         xxh3_64_intdigest(body, salt),
     )
     header = head + _SUM.pack(xxh3_64_intdigest(head, salt))
@@ -136,9 +161,9 @@ def decode(view: memoryview, offset: int, salt: int) -> Frame:
     if body_start > len(view):
         raise FrameFault("the header is cut short")
     head = view[offset : body_start - 8]
-    (magic, kind, flags, extra_bytes, body_bytes, seq, time_ns, synced, watermark_ns, body_sum) = (
-        _HEAD.unpack(head)
-    )
+    fields = _HEAD.unpack(head)
+    magic, kind, flags, extra_bytes, body_bytes, seq, time_ns, synced, watermark_ns = fields[:9]
+    events, bundles_before, events_before, body_sum = fields[9:]
     if magic != MAGIC ^ salt:
         raise FrameFault("no frame begins here")
     if _SUM.unpack_from(view, body_start - 8)[0] != xxh3_64_intdigest(head, salt):
@@ -149,12 +174,20 @@ def decode(view: memoryview, offset: int, salt: int) -> Frame:
     body = view[body_start : body_start + body_bytes]
     if xxh3_64_intdigest(body, salt) != body_sum:
         raise FrameFault("the body does not match its checksum", seq, end)
-    if not extra_bytes:
-        return Frame(kind, flags, seq, time_ns, synced, watermark_ns, None, 0, body, end)
+    before = Totals(bundles_before, events_before)
+    name, epoch, payload = None, 0, body
+    if extra_bytes:
+        name, epoch = _read_producer(body)
+        payload = body[extra_bytes:]
+    return Frame(
+        kind, flags, seq, time_ns, synced, watermark_ns, name, epoch, events, before, payload, end
+    )
+
+
+def _read_producer(body: memoryview) -> tuple[str | None, int]:
     epoch, name_bytes = _PRODUCER.unpack_from(body)
     name = bytes(body[_PRODUCER.size : _PRODUCER.size + name_bytes]).decode()
-    payload = body[extra_bytes:]
-    return Frame(kind, flags, seq, time_ns, synced, watermark_ns, name or None, epoch, payload, end)
+    return name or None, epoch
 
 
 def find_next(view: memoryview, offset: int, salt: int) -> int | None:

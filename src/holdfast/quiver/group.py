@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from holdfast.errors import HoldfastError
 from holdfast.quiver.buffer import Held
 from holdfast.quiver.config import AckLevel
-from holdfast.quiver.frame import NO_WATERMARK, STAGED, Kind, encode, producer_part
+from holdfast.quiver.frame import NO_WATERMARK, STAGED, Kind, Totals, encode, producer_part
 from holdfast.quiver.inbox import Append, Outcome, Receipt
 from holdfast.quiver.producers import LastAppend, Producers
 
@@ -26,6 +26,8 @@ class Numbered:
     append: Append
     held: list[Held]
     followers: list[Append] = field(default_factory=list)
+    # Whether it is in the open buffer, and counted as accepted.
+    published: bool = False
 
     def receipt(self, quiver_id: str, *, duplicate: bool = False) -> Receipt:
         """Return what the producer is told."""
@@ -105,38 +107,66 @@ class Numbering:
         return held
 
 
-def frames(numbered: list[Numbered], salt: int, synced_through: int) -> list[Buffer]:
-    """Return the buffers to write, in order, for one group."""
+@dataclass(frozen=True)
+class FileState:
+    """What a frame says about the file it goes to."""
+
+    salt: int
+    synced_through: int
+    holds: Totals
+
+
+def frames(numbered: list[Numbered], file: FileState) -> tuple[list[Buffer], Totals]:
+    """Return the buffers to write for one group, and what the file holds with them."""
     buffers: list[Buffer] = []
+    holds = file.holds
     for item in numbered:
         staged = STAGED if len(item.held) > 1 else 0
         for held in item.held:
-            _put_bundle(buffers, held, salt, synced_through, staged)
+            _put_bundle(buffers, held, file, holds, staged)
+            holds = Totals(holds.bundles + 1, holds.events + held.events)
         if staged:
-            _put_commit(buffers, item.held, salt, synced_through)
-    return buffers
+            _put_commit(buffers, item.held, file, holds)
+    return buffers, holds
 
 
 def _put_bundle(
-    buffers: list[Buffer], held: Held, salt: int, synced_through: int, flags: int
+    buffers: list[Buffer], held: Held, file: FileState, before: Totals, flags: int
 ) -> None:
-    seq, kind, ingestion_ns, watermark_ns, producer, epoch, _, payload = held
+    seq, kind, ingestion_ns, watermark_ns, producer, epoch, events, payload = held
     body: Buffer = payload
     extra_bytes = 0
     if producer is not None:
         part = producer_part(producer, epoch)
         body, extra_bytes = b"".join((part, payload)), len(part)
     header, padding = encode(
-        salt, kind, seq, ingestion_ns, synced_through, watermark_ns, body, extra_bytes, flags
+        file.salt,
+        kind,
+        seq,
+        ingestion_ns,
+        file.synced_through,
+        watermark_ns,
+        body,
+        before,
+        events,
+        extra_bytes,
+        flags,
     )
     buffers += (header, body, padding) if padding else (header, body)
 
 
-def _put_commit(buffers: list[Buffer], held: list[Held], salt: int, synced_through: int) -> None:
+def _put_commit(buffers: list[Buffer], held: list[Held], file: FileState, before: Totals) -> None:
     body = COUNT.pack(len(held))
     last = held[-1]
     header, padding = encode(
-        salt, Kind.COMMIT, last.seq, last.ingestion_ns, synced_through, NO_WATERMARK, body
+        file.salt,
+        Kind.COMMIT,
+        last.seq,
+        last.ingestion_ns,
+        file.synced_through,
+        NO_WATERMARK,
+        body,
+        before,
     )
     buffers += (header, body, padding)
 

@@ -15,6 +15,8 @@ from typing import Any, TypeVar
 
 from xxhash import xxh3_64_hexdigest
 
+from holdfast.quiver.names import SegmentName
+
 VERSION = 1
 
 # What a disk loses at once; the copies share none of these.
@@ -87,6 +89,13 @@ class Summary:
     files: tuple[FileSummary, ...]
     bundle_table_checksum: str
     producers: dict[str, ProducerSummary]
+
+    @property
+    def name(self) -> SegmentName:
+        """What the directory's name must say."""
+        return SegmentName(
+            self.segment_seq, self.first_seq, self.last_seq, self.bundles, self.events
+        )
 
     @property
     def slots(self) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ ROOT/
   LOCK                        held by the owning process
   wal/0000000000000007.wal    write-ahead log files, numbered
   segments/
-    0000000000000003-65537-70211/    segment_seq, first seq, last seq
+    0000000000000003-65537-70211-300-5120/    segment_seq, first seq, last seq
       manifest                       summary, twice, with checksums
       bundles.arrow                  one row per bundle
       000-<slot>.arrow               rows of one slot and one schema
@@ -29,7 +29,7 @@ BUNDLES = "bundles.arrow"
 
 SLOT_PATTERN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,63}")
 _WAL_PATTERN = re.compile(r"(\d{16})\.wal")
-_SEGMENT_PATTERN = re.compile(r"(\d{16})-(\d+)-(\d+)")
+_SEGMENT_PATTERN = re.compile(r"(\d{16})-(\d+)-(\d+)-(\d+)-(\d+)")
 _BUILDING_PATTERN = re.compile(r"tmp-\d{16}-\d+")
 
 
@@ -39,6 +39,9 @@ class SegmentName(NamedTuple):
     segment_seq: int
     first_seq: int
     last_seq: int
+    # So that losing the manifest does not lose count.
+    bundles: int
+    events: int
 
 
 def wal_file(number: int) -> str:
@@ -52,9 +55,9 @@ def parse_wal_file(name: str) -> int | None:
     return int(match[1]) if match else None
 
 
-def segment_dir(segment_seq: int, first_seq: int, last_seq: int) -> str:
-    """Return the name of a sealed segment."""
-    return f"{segment_seq:016d}-{first_seq}-{last_seq}"
+def segment_dir(name: SegmentName) -> str:
+    """Return the name of a sealed segment's directory."""
+    return f"{name.segment_seq:016d}-" + "-".join(map(str, name[1:]))
 
 
 def parse_segment_dir(name: str) -> SegmentName | None:

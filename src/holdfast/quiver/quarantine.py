@@ -23,6 +23,8 @@ class Damage:
     # Inclusive; None when not known. Numbers in the range that were never given out cost nothing.
     first_seq: int | None
     last_seq: int | None
+    bundles: int | None = None
+    events: int | None = None
 
 
 class Quarantine:

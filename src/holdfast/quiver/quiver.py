@@ -326,6 +326,8 @@ class Quiver:
             next_seq=writer.next_seq,
             synced_seq=writer.synced_seq,
             accepting=not self._closed and writer.failure is None,
+            accepted_bundles=writer.accepted.bundles,
+            accepted_events=writer.accepted.events,
             appends_total=counters.appends,
             bundles_total=counters.bundles,
             events_total=counters.events,

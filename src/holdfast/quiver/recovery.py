@@ -23,6 +23,7 @@ from holdfast.quiver import manifest, names
 from holdfast.quiver.buffer import OpenBuffer
 from holdfast.quiver.catalog import Catalog
 from holdfast.quiver.config import QuiverConfig
+from holdfast.quiver.frame import Totals
 from holdfast.quiver.identity import (
     FormatFault,
     Identity,
@@ -175,7 +176,7 @@ class Recovery:
         except (OSError, manifest.ManifestFault) as fault:
             self._set_aside(path, f"the manifest cannot be read: {fault}", name)
             return False
-        if (summary.segment_seq, summary.first_seq, summary.last_seq) != name:
+        if summary.name != name:
             self._set_aside(path, "its name and its manifest disagree", name)
             return False
         if summary.quiver_id not in self._own_ids:
@@ -288,7 +289,8 @@ class Recovery:
             quiver_id=identity.quiver_id,
             next_seq=self._next_seq(files, replay),
             next_wal_number=max(self._wal_numbers) + 1,
-            previous=(newest, replay.sound_through),
+            previous=(newest, replay.sound_through, replay.sound_holds),
+            accepted=self._accepted(files, replay),
             producers=self._producers,
             buffer=open_buffer,
         )
@@ -298,6 +300,13 @@ class Recovery:
 
     def _keep_through(self, last_seq: int, replay: Replay) -> int:
         return last_seq if self._names_are_durable else max(last_seq, replay.last_seq)
+
+    def _accepted(self, files: Sequence[WalContent], replay: Replay) -> Totals:
+        """Return what this quiver ever accepted: before the oldest file, and in the files."""
+        if files:
+            return files[0].header.accepted_before.plus(*replay.accepted)
+        sealed = self._catalog.snapshot()
+        return Totals(sum(s.summary.bundles for s in sealed), sum(s.summary.events for s in sealed))
 
     def _next_seq(self, files: Sequence[WalContent], replay: Replay) -> int:
         sealed = max((s.summary.last_seq for s in self._catalog.snapshot()), default=-1)
@@ -328,15 +337,13 @@ class Recovery:
         self, path: PurePath, reason: str, name: names.SegmentName | None = None
     ) -> None:
         """Have a damaged or foreign file moved into quarantine."""
-        first_seq, last_seq = (name.first_seq, name.last_seq) if name else (None, None)
-        self._due.append(lambda: self._move(path, reason, first_seq, last_seq))
+        self._due.append(lambda: self._move(path, reason, name))
 
-    def _move(
-        self, path: PurePath, reason: str, first_seq: int | None, last_seq: int | None
-    ) -> None:
+    def _move(self, path: PurePath, reason: str, name: names.SegmentName | None) -> None:
         try:
             size_bytes = self._disk.used_bytes(path)
-            damage = Damage(path.name, reason, 0, size_bytes, first_seq, last_seq)
+            content = name[1:] if name else (None, None, None, None)
+            damage = Damage(path.name, reason, 0, size_bytes, *content)
             self.report.damages.append(damage)
             self.quarantine.move(path, damage)
         except OSError:

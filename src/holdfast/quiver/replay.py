@@ -21,8 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePath
 
 from holdfast.quiver.buffer import Held
-from holdfast.quiver.bundle import count_events
-from holdfast.quiver.frame import STAGED, Frame, Kind
+from holdfast.quiver.frame import NOTHING, STAGED, Frame, Kind, Totals
 from holdfast.quiver.group import COUNT
 from holdfast.quiver.quarantine import Damage
 from holdfast.quiver.wal import Hole, WalHeader, walk
@@ -57,28 +56,34 @@ class Replay:
     last_seq: int = -1
     # The number to go on with, if the newest file ends with a clean shutdown.
     closed_at_seq: int | None = None
-    # How far the newest file is sound.
+    # What was ever accepted into these files, damaged or not.
+    accepted: Totals = NOTHING
+    # How far the newest file is sound, and what it holds up to there.
     sound_through: int = 0
+    sound_holds: Totals = NOTHING
+    _seen: set[int] = field(default_factory=set)
     _staged: list[Held] = field(default_factory=list)
     _staged_damaged: bool = False
 
     def walk_all(self, files: Sequence[WalContent]) -> dict[PurePath, int]:
         """Replay all files in order; return the highest seq each one still holds (-1: none)."""
-        left = {later.header.previous_number: later.header.previous_synced for later in files}
-        return {file.path: self._walk(file, left.get(file.header.number, 0)) for file in files}
+        left = {later.header.previous_number: later.header for later in files}
+        return {file.path: self._walk(file, left.get(file.header.number)) for file in files}
 
-    def _walk(self, file: WalContent, left_synced: int) -> int:
+    def _walk(self, file: WalContent, later: WalHeader | None) -> int:
         items = list(walk(file.view, file.header.salt))
         synced = [item.synced_through for item in items if isinstance(item, Frame)]
-        synced_through = max([left_synced, *synced])
+        synced_through = max([later.previous_synced if later else 0, *synced])
         self.closed_at_seq = None
-        self.sound_through = len(file.view)
+        self.sound_through, self.sound_holds = len(file.view), NOTHING
         known_before = set(self.bundles)
         for place, item in enumerate(items):
             if isinstance(item, Frame):
                 self._take(item)
+                if item.end <= self.sound_through:
+                    self.sound_holds = _holds_after(item)
             elif item.start < synced_through:
-                self._damage(file, item, items[place + 1 :])
+                self._damage(file, item, items, place, later)
             else:
                 self.torn_bytes += item.end - item.start
                 self.sound_through = min(self.sound_through, item.start)
@@ -110,6 +115,9 @@ class Replay:
             raise UnknownFrame(f"a frame of kind {kind}")
 
     def _accept(self, held: Held) -> None:
+        if held.seq not in self._seen:
+            self._seen.add(held.seq)
+            self.accepted = self.accepted.plus(1, held.events)
         if held.seq in self.bundles or self.covered(held.seq):
             self.skipped_bundles += 1
         else:
@@ -128,12 +136,25 @@ class Replay:
 
     # ------------------------------------------------------------------- holes
 
-    def _damage(self, file: WalContent, hole: Hole, after: Sequence[Frame | Hole]) -> None:
-        following = next((item.seq for item in after if isinstance(item, Frame)), None)
-        first_seq = hole.seq if hole.seq is not None else self.last_seq + 1
-        last_seq = hole.seq if hole.seq is not None else following
-        if hole.seq is None and last_seq is not None:
-            last_seq = max(first_seq, last_seq - 1)
+    def _damage(
+        self,
+        file: WalContent,
+        hole: Hole,
+        items: Sequence[Frame | Hole],
+        place: int,
+        later: WalHeader | None,
+    ) -> None:
+        """Note a hole, with the seqs it may have held and the number of bundles it swallowed."""
+        before = next((i for i in reversed(items[:place]) if isinstance(i, Frame)), None)
+        after = next((i for i in items[place + 1 :] if isinstance(i, Frame)), None)
+        first_seq = last_seq = hole.seq
+        if first_seq is None:
+            first_seq = self.last_seq + 1
+            last_seq = None if after is None else max(first_seq, after.seq - 1)
+        start = NOTHING if before is None else _holds_after(before)
+        end = after.before if after else later.previous_holds if later else start
+        lost = Totals(max(0, end.bundles - start.bundles), max(0, end.events - start.events))
+        self.accepted = self.accepted.plus(*lost)
         self._staged_damaged = True
         damage = Damage(
             source=file.path.name,
@@ -142,6 +163,8 @@ class Replay:
             size_bytes=hole.end - hole.start,
             first_seq=first_seq,
             last_seq=last_seq,
+            bundles=lost.bundles,
+            events=lost.events,
         )
         self.damages.append((file, damage))
 
@@ -156,6 +179,11 @@ class Replay:
         return all(seq in self.bundles or self.covered(seq) for seq in seqs)
 
 
+def _holds_after(frame: Frame) -> Totals:
+    """Return what the file holds up to and including this frame."""
+    return frame.before.plus(1, frame.events) if frame.kind in _STORED_KINDS else frame.before
+
+
 def _held(frame: Frame) -> Held:
     return Held(
         frame.seq,
@@ -164,6 +192,6 @@ def _held(frame: Frame) -> Held:
         frame.watermark_ns,
         frame.producer,
         frame.epoch,
-        count_events(frame.kind, frame.payload),
+        frame.events,
         frame.payload,
     )

@@ -52,7 +52,14 @@ class SegmentBuilder:
     def build(self, bundles: Sequence[Held], segment_seq: int) -> Segment:
         """Seal `bundles`; on an error nothing is visible, and the temporary files are removed."""
         building = self._segments_dir / names.building_dir(segment_seq, next(self._attempts))
-        final = self._segments_dir / names.segment_dir(segment_seq, bundles[0].seq, bundles[-1].seq)
+        name = names.SegmentName(
+            segment_seq,
+            bundles[0].seq,
+            bundles[-1].seq,
+            len(bundles),
+            sum(held.events for held in bundles),
+        )
+        final = self._segments_dir / names.segment_dir(name)
         try:
             self._disk.make_dir(building, Point.SEAL_MAKE_DIR)
             summary = self._write_files(building, bundles, segment_seq)

@@ -13,6 +13,9 @@ class Statistics:
     next_seq: int
     synced_seq: int
     accepting: bool
+    # Ever accepted by this quiver, over all its openings.
+    accepted_bundles: int
+    accepted_events: int
     # Totals.
     appends_total: int
     bundles_total: int

@@ -13,7 +13,9 @@ newer header from a damaged one. It holds
                       After an unclean end numbering goes on at `seq_limit`: numbers that were given
                       out but never reached the disk are skipped, not used again
     previous_number,  the file that was left when this one was begun, and how far it was then on
-    previous_synced   stable storage: so damage at its end is told from a torn tail
+    previous_synced,  stable storage, and what it held up to there: so damage at its end is told
+    previous_holds    from a torn tail, and counted
+    accepted_before   how many bundles and events the quiver had accepted before this file
 
 docs/format/wal.md has the byte layout and an example.
 """
@@ -25,20 +27,27 @@ import random
 import struct
 import threading
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import TYPE_CHECKING
 
 from xxhash import xxh3_64_intdigest
 
 from holdfast.quiver import names
-from holdfast.quiver.frame import Frame, FrameFault, decode, find_next
+from holdfast.quiver.frame import (
+    NO_WATERMARK,
+    NOTHING,
+    Frame,
+    FrameFault,
+    Kind,
+    Totals,
+    decode,
+    encode,
+    find_next,
+)
+from holdfast.quiver.group import FileState, Numbered, frames
 from holdfast.quiver.points import Point
 from holdfast.seam.disk import Disk, write_all
-
-if TYPE_CHECKING:
-    from typing_extensions import Buffer
 
 HEADER_BYTES = 8192
 SEQ_BLOCK = 65_536
@@ -48,7 +57,7 @@ VERSION = 1
 _COPY_BYTES = 4096
 _SUM_OFFSET = _COPY_BYTES - 8
 _MAGIC = b"HFWAL\r\n\x1a"
-_HEADER = struct.Struct("<8sHHI16sQQQQQq")
+_HEADER = struct.Struct("<8sHHI16sQQQQQQQQQq")
 _SUM = struct.Struct("<Q")
 
 
@@ -62,6 +71,8 @@ class WalHeader:
     seq_limit: int
     previous_number: int
     previous_synced: int
+    previous_holds: Totals
+    accepted_before: Totals
     created_ns: int
 
     def encode(self) -> bytes:
@@ -77,6 +88,8 @@ class WalHeader:
             self.seq_limit,
             self.previous_number,
             self.previous_synced,
+            *self.previous_holds,
+            *self.accepted_before,
             self.created_ns,
         )
         content = fields.ljust(_SUM_OFFSET, b"\0")
@@ -102,8 +115,23 @@ def decode_header(view: memoryview) -> WalHeader:
         _, version, _, _, owner, *numbers = _HEADER.unpack_from(copy)
         if version != VERSION:
             raise NewerVersion(f"WAL version {version}")
-        return WalHeader(str(uuid.UUID(bytes=owner)), *numbers)
+        return _header(str(uuid.UUID(bytes=owner)), numbers)
     raise HeaderFault("both copies of the header are damaged")
+
+
+def _header(quiver_id: str, numbers: list[int]) -> WalHeader:
+    number, salt, seq_limit, previous_number, previous_synced, *totals, created_ns = numbers
+    return WalHeader(
+        quiver_id,
+        number,
+        salt,
+        seq_limit,
+        previous_number,
+        previous_synced,
+        Totals(*totals[:2]),
+        Totals(*totals[2:]),
+        created_ns,
+    )
 
 
 @dataclass(frozen=True)
@@ -147,6 +175,7 @@ class WalFile:
         self.last_seq = -1
         self.end = HEADER_BYTES
         self.synced = HEADER_BYTES
+        self.holds = self.synced_holds = NOTHING
         self._disk = disk
         self._handle = disk.create(self.path, Point.WAL_CREATE)
         try:
@@ -160,21 +189,37 @@ class WalFile:
                 disk.unlink(self.path, Point.TRUNCATE_UNLINK)
             raise
 
-    def write(self, buffers: Sequence[Buffer], last_seq: int, at: Point = Point.WAL_WRITE) -> None:
-        """Append whole frames; on an error the file's end is unknown until `undo`."""
-        self.end += write_all(self._disk, self._handle, buffers, at)
-        self.last_seq = max(self.last_seq, last_seq)
+    def write(self, group: list[Numbered]) -> None:
+        """Append the frames of a group; on an error the file's end is unknown until `undo`."""
+        buffers, holds = frames(group, FileState(self.header.salt, self.synced, self.holds))
+        self.end += write_all(self._disk, self._handle, buffers, Point.WAL_WRITE)
+        self.last_seq = max(self.last_seq, group[-1].held[-1].seq)
+        self.holds = holds
+
+    def write_close(self, next_seq: int, now_ns: int) -> None:
+        """Append the frame that marks a clean end."""
+        header, _ = encode(
+            self.header.salt,
+            Kind.CLOSE,
+            next_seq,
+            now_ns,
+            self.synced,
+            NO_WATERMARK,
+            b"",
+            self.holds,
+        )
+        self.end += write_all(self._disk, self._handle, [header], Point.WAL_CLOSE_WRITE)
 
     def sync(self, at: Point = Point.WAL_SYNC) -> None:
         """Put everything written on stable storage. After an error: never again on this file."""
         self._disk.sync(self._handle, at)
-        self.synced = self.end
+        self.synced, self.synced_holds = self.end, self.holds
 
     def undo(self) -> None:
         """Cut a failed write off, durably, so that it cannot come back after a power cut."""
         self._disk.truncate(self._handle, self.end, Point.WAL_UNDO)
         self._disk.sync(self._handle, Point.WAL_UNDO_SYNC)
-        self.synced = self.end
+        self.synced, self.synced_holds = self.end, self.holds
 
     def close(self) -> None:
         """Close the descriptor; syncs nothing."""

@@ -34,8 +34,8 @@ from pathlib import PurePath
 from holdfast.errors import DiskFull, HoldfastError, NotAccepted, Overloaded, StorageFailed
 from holdfast.quiver.buffer import OpenBuffer
 from holdfast.quiver.config import AckLevel, QuiverConfig
-from holdfast.quiver.frame import NO_WATERMARK, Kind, encode
-from holdfast.quiver.group import Numbered, Numbering, frames, last_append, needs_sync
+from holdfast.quiver.frame import NOTHING, Totals
+from holdfast.quiver.group import Numbered, Numbering, last_append, needs_sync
 from holdfast.quiver.inbox import Append, Inbox, Outcome, answer, closed_error
 from holdfast.quiver.points import Point
 from holdfast.quiver.producers import Producers
@@ -72,8 +72,10 @@ class Start:
     quiver_id: str
     next_seq: int
     next_wal_number: int
-    # Number of the newest WAL file of the last process, and how far it is sound.
-    previous: tuple[int, int]
+    # Number of the newest WAL file of the last process, how far it is sound, what it holds there.
+    previous: tuple[int, int, Totals]
+    # What the quiver ever accepted.
+    accepted: Totals
     producers: Producers
     buffer: OpenBuffer
 
@@ -87,6 +89,8 @@ class Writer:
         self.buffer = OpenBuffer(seam.clock.monotonic_s())
         # Everything up to this seq is on stable storage; readers see no further.
         self.synced_seq = -1
+        # What the quiver ever accepted.
+        self.accepted = NOTHING
         self.failure: NotAccepted | None = None
         self._disk = seam.disk
         self._clock = seam.clock
@@ -111,6 +115,7 @@ class Writer:
         self._next_seq = start.next_seq
         self._next_wal_number = start.next_wal_number
         self._previous = start.previous
+        self.accepted = start.accepted
         self.buffer = start.buffer
         self.synced_seq = start.next_seq - 1
         self._rotate()
@@ -239,9 +244,11 @@ class Writer:
             for held in item.held:
                 self.buffer.add(held)
                 self.counters.events += held.events
+                self.accepted = self.accepted.plus(1, held.events)
                 self.counters.payload_bytes += len(held.payload)
             self.counters.appends += 1
             self.counters.bundles += len(item.held)
+            item.published = True
             if item.append.producer is not None and item.append.epoch:
                 self._producers.record(item.append.producer, last_append(item))
             if item.append.level is AckLevel.SEGMENT:
@@ -270,7 +277,7 @@ class Writer:
 
     def _write(self, wal: WalFile, group: list[Numbered]) -> None:
         try:
-            wal.write(frames(group, wal.header.salt, wal.synced), group[-1].held[-1].seq)
+            wal.write(group)
         except OSError as error:
             raise self._write_error(error, certain=self._undo(wal)) from error
 
@@ -298,7 +305,7 @@ class Writer:
     def _wal_for(self, payload_bytes: int) -> WalFile:
         """Return a file with room for a group, a new one if need be."""
         if self.failure is not None:
-            raise self.failure
+            raise self.failure.for_later()
         wal = self._wal
         if wal is not None:
             full = wal.last_seq >= 0 and wal.end + payload_bytes > self._config.wal.file_size_bytes
@@ -323,6 +330,8 @@ class Writer:
             seq_limit=self._next_seq + SEQ_BLOCK,
             previous_number=self._wal.header.number if self._wal else self._previous[0],
             previous_synced=self._wal.synced if self._wal else self._previous[1],
+            previous_holds=self._wal.synced_holds if self._wal else self._previous[2],
+            accepted_before=self._accepted_before(),
             created_ns=self._clock.wall_ns(),
         )
         fresh = WalFile(self._disk, self._wal_dir, header)
@@ -330,6 +339,11 @@ class Writer:
             self._wal.close()
             self._sealer.wal_files.add(self._wal.path, self._wal.last_seq, self._wal.end)
         self._wal = fresh
+
+    def _accepted_before(self) -> Totals:
+        """Return what was accepted without what a rescue is about to write again."""
+        again = [held for i in self._unsynced if i.published for held in i.held]
+        return self.accepted.plus(-len(again), -sum(held.events for held in again))
 
     def _sync_or_rescue(self, at: Point = Point.WAL_SYNC) -> None:
         wal = self._wal
@@ -358,8 +372,7 @@ class Writer:
             self._rotate()
             assert self._wal is not None
             if self._unsynced:
-                last_seq = self._unsynced[-1].held[-1].seq
-                self._wal.write(frames(self._unsynced, self._wal.header.salt, 0), last_seq)
+                self._wal.write(self._unsynced)
                 self._wal.sync()
         except OSError as error:
             self.failure = StorageFailed(
@@ -424,7 +437,7 @@ class Writer:
     def _flush(self, done: Callable[[HoldfastError | None], None]) -> None:
         try:
             if self.failure is not None:
-                raise self.failure
+                raise self.failure.for_later()
             if self.buffer.bundles:
                 self.buffer.on_sealed.append(done)
                 self._wait_for_sealer(self._hand_over)
@@ -455,17 +468,8 @@ class Writer:
     def _write_close_frame(self) -> None:
         wal = self._wal
         assert wal is not None
-        header, _ = encode(
-            wal.header.salt,
-            Kind.CLOSE,
-            self._next_seq,
-            self._clock.wall_ns(),
-            wal.synced,
-            NO_WATERMARK,
-            b"",
-        )
         try:
-            wal.write([header], -1, Point.WAL_CLOSE_WRITE)
+            wal.write_close(self._next_seq, self._clock.wall_ns())
             wal.sync(Point.WAL_CLOSE_SYNC)
         except OSError:
             self.counters.write_failures += 1  # the next start skips a block of numbers instead
