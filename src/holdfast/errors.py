@@ -22,7 +22,7 @@ A bug in Holdfast itself is never one of these: it is an `AssertionError` that b
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
 Stored = Literal["no", "maybe"]
 
@@ -78,6 +78,15 @@ class NotAccepted(HoldfastError):
         super().__init__(message, hint=hint, path=path)
         self.stored: Stored = stored
         self.retry_after_s = retry_after_s
+
+    def for_later(self) -> Self:
+        """Return this error for an append that came later, and was certainly not stored.
+
+        A new one each time: an exception that is raised again keeps the frames of every raise.
+        """
+        return type(self)(
+            self.message, hint=self.hint, path=self.path, retry_after_s=self.retry_after_s
+        )
 
 
 class Overloaded(NotAccepted):

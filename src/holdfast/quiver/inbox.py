@@ -10,11 +10,11 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from holdfast.errors import HoldfastError, Overloaded, QuiverClosed
+from holdfast.errors import NotAccepted, Overloaded, QuiverClosed
 from holdfast.quiver.bundle import Encoded
 from holdfast.quiver.config import AckLevel
 from holdfast.seam.clock import Clock
@@ -104,19 +104,28 @@ class Append:
 
 
 def answer(appends: Iterable[tuple[Append, Outcome]]) -> None:
-    """Answer many appends; wakes every event loop once."""
-    by_loop: dict[asyncio.AbstractEventLoop, list[asyncio.Future[None]]] = {}
+    """Answer many appends, each only the first time; wakes every event loop once."""
+    futures: dict[asyncio.Future[None], asyncio.AbstractEventLoop] = {}
     for append, outcome in appends:
+        if append.outcome is not None:
+            continue
         append.outcome = outcome
         if append._loop is None:
             append._done.release()
         else:
             assert append._future is not None
-            by_loop.setdefault(append._loop, []).append(append._future)
-    for loop, futures in by_loop.items():
+            futures[append._future] = append._loop
+    _wake(futures)
+
+
+def _wake(futures: Mapping[asyncio.Future[None], asyncio.AbstractEventLoop]) -> None:
+    by_loop: dict[asyncio.AbstractEventLoop, list[asyncio.Future[None]]] = {}
+    for future, loop in futures.items():
+        by_loop.setdefault(loop, []).append(future)
+    for loop, waiting in by_loop.items():
         try:
-            loop.call_soon_threadsafe(_resolve, futures)
-        except RuntimeError:  # the loop was closed with appends in flight; nobody listens
+            loop.call_soon_threadsafe(_resolve, waiting)
+        except RuntimeError:  # the loop was closed while somebody waited in it; nobody listens
             continue
 
 
@@ -144,9 +153,9 @@ class Inbox:
         self._room = threading.Condition(self._lock)
         self._items: deque[Append | Request] = deque()
         self._pending_bytes = 0
-        self._closed_by: HoldfastError | None = None
+        self._closed_by: NotAccepted | None = None
         self._reader_waits = False
-        self._loops_waiting: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
+        self._loops_waiting: dict[asyncio.Future[None], asyncio.AbstractEventLoop] = {}
 
     @property
     def pending_bytes(self) -> int:
@@ -169,24 +178,28 @@ class Inbox:
                     return
                 loop = asyncio.get_running_loop()
                 room: asyncio.Future[None] = loop.create_future()
-                self._loops_waiting.append((loop, room))
+                self._loops_waiting[room] = loop
             try:
                 await asyncio.wait_for(room, max(0.0, deadline_s - self._clock.monotonic_s()))
             except TimeoutError:
                 raise self._full() from None
+            finally:
+                with self._lock:
+                    self._loops_waiting.pop(room, None)
 
     def request(self, run: Callable[[], None]) -> None:
         """Ask the writer to call something, after all appends handed over before."""
         with self._lock:
             if self._closed_by is not None:
-                raise self._closed_by
+                raise self._closed_by.for_later()
             self._items.append(Request(run))
             self._work.notify()
 
     def take(self, max_bytes: int, timeout_s: float | None) -> list[Append | Request]:
         """Return what waits, at most `max_bytes` (or one larger append); may be empty."""
         with self._lock:
-            if not self._items and (timeout_s is None or timeout_s > 0):
+            patient = self._closed_by is None and (timeout_s is None or timeout_s > 0)
+            if patient and not self._items:
                 self._reader_waits = True
                 self._work.wait(timeout_s)
                 self._reader_waits = False
@@ -208,7 +221,7 @@ class Inbox:
             self._room.notify_all()
             self._wake_loops()
 
-    def close(self, reason: HoldfastError) -> None:
+    def close(self, reason: NotAccepted) -> None:
         """Refuse everything from now on; what was handed over before stays."""
         with self._lock:
             self._closed_by = reason
@@ -218,7 +231,7 @@ class Inbox:
 
     def _try_put(self, append: Append) -> bool:
         if self._closed_by is not None:
-            raise self._closed_by
+            raise self._closed_by.for_later()
         too_much = self._pending_bytes + append.size_bytes > self._max_pending_bytes
         if too_much and self._pending_bytes > 0:
             return False
@@ -229,9 +242,8 @@ class Inbox:
         return True
 
     def _wake_loops(self) -> None:
-        waiting, self._loops_waiting = self._loops_waiting, []
-        for loop, room in waiting:
-            loop.call_soon_threadsafe(_resolve, [room])
+        waiting, self._loops_waiting = self._loops_waiting, {}
+        _wake(waiting)
 
     def _full(self) -> Overloaded:
         return Overloaded(

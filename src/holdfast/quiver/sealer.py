@@ -133,6 +133,8 @@ class Sealer:
                 self._seal(self._queue[0])
         except OSError as error:
             self._failed(error)
+        except BaseException as error:
+            self._died_of = error
 
     def _seal_with_retries(self, buffer: OpenBuffer) -> None:
         pause_s = self._config.retry_min_s
