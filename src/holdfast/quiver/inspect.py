@@ -14,11 +14,12 @@ from holdfast.errors import CannotOpen
 from holdfast.quiver import manifest, names
 from holdfast.quiver.buffer import Held
 from holdfast.quiver.catalog import Catalog
+from holdfast.quiver.header_block import HeaderFault, NewerVersion
 from holdfast.quiver.identity import FormatFault, Identity, read_identity
 from holdfast.quiver.quarantine import Damage, Quarantine
 from holdfast.quiver.replay import Replay, WalContent
 from holdfast.quiver.segment import Segment
-from holdfast.quiver.wal import HeaderFault, NewerVersion, decode_header
+from holdfast.quiver.wal import decode_header
 from holdfast.seam.disk import Disk
 
 

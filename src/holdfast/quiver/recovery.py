@@ -24,6 +24,7 @@ from holdfast.quiver.buffer import OpenBuffer
 from holdfast.quiver.catalog import Catalog
 from holdfast.quiver.config import QuiverConfig
 from holdfast.quiver.frame import Totals
+from holdfast.quiver.header_block import HeaderFault, NewerVersion
 from holdfast.quiver.identity import (
     FormatFault,
     Identity,
@@ -36,7 +37,7 @@ from holdfast.quiver.producers import LastAppend, Producers
 from holdfast.quiver.quarantine import Damage, Quarantine
 from holdfast.quiver.replay import Replay, UnknownFrame, WalContent
 from holdfast.quiver.segment import Segment
-from holdfast.quiver.wal import HEADER_BYTES, SEQ_BLOCK, HeaderFault, NewerVersion, decode_header
+from holdfast.quiver.wal import HEADER_BYTES, SEQ_BLOCK, decode_header
 from holdfast.quiver.writer import Start
 from holdfast.seam import Seam
 from holdfast.seam.disk import remove_tree

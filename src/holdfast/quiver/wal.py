@@ -4,9 +4,7 @@ Every process start and every handed-over segment begins a new file, so a file i
 after a crash, and it is removed as a whole once its bundles are in segments: there is no cursor to
 keep and nothing to truncate in place.
 
-The header stands twice, in the first 4096 bytes and in the next, so that a damaged sector costs
-nothing. Each copy ends with its checksum, in this and in all later versions: a program tells a
-newer header from a damaged one. It holds
+The header (header_block.py) holds
 
     salt              seeds this file's frames (see frame.py)
     seq_limit         no sequence number from here on is given out while this file is the newest.
@@ -31,8 +29,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import PurePath
 
-from xxhash import xxh3_64_intdigest
-
 from holdfast.quiver import names
 from holdfast.quiver.frame import (
     NO_WATERMARK,
@@ -46,19 +42,16 @@ from holdfast.quiver.frame import (
     find_next,
 )
 from holdfast.quiver.group import FileState, Numbered, frames
+from holdfast.quiver.header_block import BLOCK_BYTES, decode_block, encode_block
 from holdfast.quiver.points import Point
 from holdfast.seam.disk import Disk, write_all
 
-HEADER_BYTES = 8192
+HEADER_BYTES = BLOCK_BYTES
 SEQ_BLOCK = 65_536
 VERSION = 1
 
-# What a disk loses at once. (Those that tell of sectors of 512 bytes have larger ones inside.)
-_COPY_BYTES = 4096
-_SUM_OFFSET = _COPY_BYTES - 8
 _MAGIC = b"HFWAL\r\n\x1a"
-_HEADER = struct.Struct("<8sHHI16sQQQQQQQQQq")
-_SUM = struct.Struct("<Q")
+_FIELDS = struct.Struct("<16sQQQQQQQQQq")
 
 
 @dataclass(frozen=True)
@@ -77,11 +70,7 @@ class WalHeader:
 
     def encode(self) -> bytes:
         """Return the whole header block."""
-        fields = _HEADER.pack(
-            _MAGIC,
-            VERSION,
-            HEADER_BYTES,
-            0,
+        fields = _FIELDS.pack(
             uuid.UUID(self.quiver_id).bytes,
             self.number,
             self.salt,
@@ -92,37 +81,15 @@ class WalHeader:
             *self.accepted_before,
             self.created_ns,
         )
-        content = fields.ljust(_SUM_OFFSET, b"\0")
-        return (content + _SUM.pack(xxh3_64_intdigest(content))) * 2
-
-
-class HeaderFault(Exception):
-    """A WAL file has no sound header."""
-
-
-class NewerVersion(Exception):
-    """A sound header of a version this program does not know."""
+        return encode_block(_MAGIC, VERSION, fields)
 
 
 def decode_header(view: memoryview) -> WalHeader:
     """Return the header from whichever copy is sound."""
-    if len(view) < HEADER_BYTES:
-        raise HeaderFault("the file is shorter than its header")
-    for copy in (view[:_COPY_BYTES], view[_COPY_BYTES:HEADER_BYTES]):
-        (checksum,) = _SUM.unpack_from(copy, _SUM_OFFSET)
-        if bytes(copy[:8]) != _MAGIC or xxh3_64_intdigest(copy[:_SUM_OFFSET]) != checksum:
-            continue
-        _, version, _, _, owner, *numbers = _HEADER.unpack_from(copy)
-        if version != VERSION:
-            raise NewerVersion(f"WAL version {version}")
-        return _header(str(uuid.UUID(bytes=owner)), numbers)
-    raise HeaderFault("both copies of the header are damaged")
-
-
-def _header(quiver_id: str, numbers: list[int]) -> WalHeader:
+    owner, *numbers = _FIELDS.unpack_from(decode_block(view, _MAGIC, VERSION))
     number, salt, seq_limit, previous_number, previous_synced, *totals, created_ns = numbers
     return WalHeader(
-        quiver_id,
+        str(uuid.UUID(bytes=owner)),
         number,
         salt,
         seq_limit,
