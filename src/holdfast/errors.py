@@ -9,6 +9,11 @@
     │   ├── DiskFull          the disk refused the bytes
     │   ├── StorageFailed     the disk failed
     │   └── QuiverClosed      the quiver was closed, or is closing
+    ├── ReaderError           a subscriber asked for what cannot be
+    │   ├── UnknownSubscriber it is not registered (or no longer)
+    │   ├── Fenced            another reader attached under the same name
+    │   ├── UnknownPosition   the position was never given out, or is resolved already
+    │   └── DataLoss          bundles it had not read yet were dropped, expired or damaged
     ├── TransactionEnded      the transaction was committed, aborted, or its lease lapsed
     ├── CannotOpen            the data directory cannot be opened
     │   ├── DirectoryLocked   another process owns it
@@ -103,6 +108,33 @@ class StorageFailed(NotAccepted):
 
 class QuiverClosed(NotAccepted):
     """The quiver was closed, or is closing."""
+
+
+class ReaderError(HoldfastError):
+    """A subscriber asked for what cannot be."""
+
+
+class UnknownSubscriber(ReaderError):
+    """It is not registered, or no longer."""
+
+
+class Fenced(ReaderError):
+    """Another reader attached under the same name; this one must stop."""
+
+
+class UnknownPosition(ReaderError):
+    """The position was never given out, or is resolved already."""
+
+
+class DataLoss(ReaderError):
+    """Bundles that were not read yet are gone; `ranges` says which, and why.
+
+    Each range is (first seq, end seq, outcome). `accept_losses()` goes on behind them.
+    """
+
+    def __init__(self, message: str, *, hint: str, ranges: list[tuple[int, int, str]]) -> None:
+        super().__init__(message, hint=hint)
+        self.ranges = ranges
 
 
 class TransactionEnded(HoldfastError):

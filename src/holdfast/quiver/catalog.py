@@ -15,6 +15,8 @@ class Catalog:
         self._lock = threading.Lock()
         self._segments: tuple[Segment, ...] = ()
         self._next_segment_seq = 1
+        # What all segments occupy on disk.
+        self.size_bytes = 0
 
     def snapshot(self) -> tuple[Segment, ...]:
         """Return all segments, oldest seq first."""
@@ -27,6 +29,13 @@ class Catalog:
                 sorted((*self._segments, segment), key=lambda s: s.summary.first_seq)
             )
             self._next_segment_seq = max(self._next_segment_seq, segment.summary.segment_seq + 1)
+            self.size_bytes += segment.disk_bytes
+
+    def remove(self, segment: Segment) -> None:
+        """Make a segment invisible that is about to go."""
+        with self._lock:
+            self._segments = tuple(s for s in self._segments if s is not segment)
+            self.size_bytes -= segment.disk_bytes
 
     def reserve(self, segment_seq: int) -> None:
         """Never give out this number, or a lower one, again (a damaged segment had it)."""

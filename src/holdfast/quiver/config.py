@@ -139,6 +139,55 @@ class TransactionConfig:
 
 
 @dataclass(frozen=True)
+class LedgerConfig:
+    """The ledger."""
+
+    # The longest time that an outcome stays unsynced; a power cut may cost it (then: redelivery).
+    flush_interval_s: float = 0.025
+    # A file is closed at this size, and the next one begins with a checkpoint.
+    rotate_bytes: int = 8 * MB
+    # Closed files are kept for this long, and at most so many bytes of them.
+    retain_s: float = 7 * 24 * 3600.0
+    retain_bytes: int = 64 * MB
+
+    def __post_init__(self) -> None:
+        _require(self.flush_interval_s >= 0, "ledger.flush_interval_s", -1, "0 or more")
+        size = self.rotate_bytes
+        _require(size >= 64 * KB, "ledger.rotate_bytes", size, "at least 65536")
+
+
+@dataclass(frozen=True)
+class RetentionConfig:
+    """What is kept, and what happens when there is no room."""
+
+    # Everything below the root together. Appends stop (or the oldest goes) before it is exceeded.
+    size_cap_bytes: int = 10 * GB
+    size_cap_policy: Literal["backpressure", "drop_oldest"] = "backpressure"
+    # Kept free below the cap for acknowledging, sealing and deleting. None: two segments' worth, at
+    # most a quarter of the cap.
+    reserve_bytes: int | None = None
+    max_segments: int = 100_000
+    # From ingestion; None keeps data until every subscriber has it.
+    max_age_s: float | None = None
+    # Segments that nobody needs any more are kept up to this many bytes.
+    steady_state_headroom_bytes: int = 0
+    # A subscriber that nobody attached to for this long is unregistered; None: never.
+    orphan_ttl_s: float | None = 7 * 24 * 3600.0
+    # A planned range is protected for this long.
+    max_pin_s: float = 3600.0
+    # How often the keeper looks, when nobody wakes it.
+    tick_s: float = 0.5
+
+    def __post_init__(self) -> None:
+        known = self.size_cap_policy in ("backpressure", "drop_oldest")
+        _require(
+            known, "retention.size_cap_policy", self.size_cap_policy, "backpressure or drop_oldest"
+        )
+        _require(self.max_segments >= 1, "retention.max_segments", self.max_segments, "at least 1")
+        _require(self.tick_s > 0, "retention.tick_s", self.tick_s, "positive")
+
+
+@dataclass(frozen=True)
 class QuiverConfig:
     """All of the above, and how event times are found."""
 
@@ -147,6 +196,8 @@ class QuiverConfig:
     segment: SegmentConfig = field(default_factory=SegmentConfig)
     producers: ProducerConfig = field(default_factory=ProducerConfig)
     transactions: TransactionConfig = field(default_factory=TransactionConfig)
+    ledger: LedgerConfig = field(default_factory=LedgerConfig)
+    retention: RetentionConfig = field(default_factory=RetentionConfig)
     # By slot: what reads event time and keys out of the rows when a segment is sealed.
     extractors: Mapping[str, Extractor] = field(default_factory=dict)
     # Event times further ahead of ingestion than this are flagged, and clamped in summaries.

@@ -123,7 +123,7 @@ def producer_part(producer: str, epoch: int) -> bytes:
 
 def encode(  # noqa: PLR0913, PLR0917  (the fields of a frame; called for every bundle)
     salt: int,
-    kind: Kind,
+    kind: int,
     seq: int,
     ingestion_ns: int,
     synced_through: int,

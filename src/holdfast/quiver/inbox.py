@@ -124,12 +124,13 @@ def _wake(futures: Mapping[asyncio.Future[None], asyncio.AbstractEventLoop]) -> 
         by_loop.setdefault(loop, []).append(future)
     for loop, waiting in by_loop.items():
         try:
-            loop.call_soon_threadsafe(_resolve, waiting)
+            loop.call_soon_threadsafe(resolve_futures, waiting)
         except RuntimeError:  # the loop was closed while somebody waited in it; nobody listens
             continue
 
 
-def _resolve(futures: list[asyncio.Future[None]]) -> None:
+def resolve_futures(futures: list[asyncio.Future[None]]) -> None:
+    """Wake the coroutines behind some futures; runs in their loop."""
     for future in futures:
         if not future.done():
             future.set_result(None)

@@ -23,12 +23,15 @@ FORMAT_TEMPORARY = "FORMAT.tmp"
 LOCK = "LOCK"
 WAL_DIR = "wal"
 SEGMENTS_DIR = "segments"
+LEDGER_DIR = "ledger"
+TRASH_DIR = "trash"
 QUARANTINE_DIR = "quarantine"
 MANIFEST = "manifest"
 BUNDLES = "bundles.arrow"
 
 SLOT_PATTERN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,63}")
 _WAL_PATTERN = re.compile(r"(\d{16})\.wal")
+_LEDGER_PATTERN = re.compile(r"(\d{16})\.log")
 _SEGMENT_PATTERN = re.compile(r"(\d{16})-(\d+)-(\d+)-(\d+)-(\d+)")
 _BUILDING_PATTERN = re.compile(r"tmp-\d{16}-\d+")
 
@@ -52,6 +55,17 @@ def wal_file(number: int) -> str:
 def parse_wal_file(name: str) -> int | None:
     """Return the number in a WAL file's name, or None for a foreign name."""
     match = _WAL_PATTERN.fullmatch(name)
+    return int(match[1]) if match else None
+
+
+def ledger_file(number: int) -> str:
+    """Return the name of a ledger file."""
+    return f"{number:016d}.log"
+
+
+def parse_ledger_file(name: str) -> int | None:
+    """Return the number in a ledger file's name, or None for a foreign name."""
+    match = _LEDGER_PATTERN.fullmatch(name)
     return int(match[1]) if match else None
 
 

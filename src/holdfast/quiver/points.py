@@ -49,6 +49,20 @@ class Point(StrEnum):
     TRUNCATE_UNLINK = "truncate.unlink"
     TRUNCATE_SYNC_DIR = "truncate.sync_dir"
 
+    LEDGER_CREATE = "ledger.create"
+    LEDGER_HEADER = "ledger.header"
+    LEDGER_CHECKPOINT = "ledger.checkpoint"
+    LEDGER_CHECKPOINT_SYNC = "ledger.checkpoint_sync"
+    LEDGER_SYNC_DIR = "ledger.sync_dir"
+    LEDGER_WRITE = "ledger.write"
+    LEDGER_SYNC = "ledger.sync"
+    LEDGER_UNDO = "ledger.undo"
+    LEDGER_UNLINK = "ledger.unlink"
+
+    TRASH_MOVE = "trash.move"
+    TRASH_SYNC_DIR = "trash.sync_dir"
+    TRASH_UNLINK = "trash.unlink"
+
     RECOVER_SYNC = "recover.sync"
     RECOVER_SWEEP = "recover.sweep"
     QUARANTINE_MAKE_DIR = "quarantine.make_dir"
@@ -93,6 +107,18 @@ DESCRIPTIONS: dict[Point, str] = {
     Point.SEAL_SYNC_PARENT: "make the segment's name durable: its WAL may go",
     Point.TRUNCATE_UNLINK: "remove a WAL file whose bundles are all in segments",
     Point.TRUNCATE_SYNC_DIR: "make that removal durable",
+    Point.LEDGER_CREATE: "create a ledger file",
+    Point.LEDGER_HEADER: "write a ledger file's header",
+    Point.LEDGER_CHECKPOINT: "write the checkpoint a ledger file begins with",
+    Point.LEDGER_CHECKPOINT_SYNC: "sync that checkpoint",
+    Point.LEDGER_SYNC_DIR: "make a ledger file's name durable",
+    Point.LEDGER_WRITE: "write lines of the ledger: acks, drops, pins, registrations",
+    Point.LEDGER_SYNC: "sync the ledger: from here on data may be deleted",
+    Point.LEDGER_UNDO: "cut a failed line off the ledger again",
+    Point.LEDGER_UNLINK: "remove a closed ledger file past its time",
+    Point.TRASH_MOVE: "move a segment nobody needs into the trash",
+    Point.TRASH_SYNC_DIR: "make that move durable",
+    Point.TRASH_UNLINK: "unlink a file in the trash",
     Point.RECOVER_SYNC: "sync a WAL file the last process may not have synced",
     Point.RECOVER_SWEEP: "remove what an interrupted seal left",
     Point.QUARANTINE_MAKE_DIR: "make the quarantine folder",

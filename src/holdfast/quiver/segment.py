@@ -8,7 +8,8 @@ point into the map, which lives as long as they do, also after the segment was d
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import PurePath
 from typing import NamedTuple
@@ -26,6 +27,8 @@ from holdfast.quiver.manifest import FileSummary, Summary
 from holdfast.quiver.segment_rows import ARROW, OPAQUE, group_bundles, group_table, one_batch
 from holdfast.seam.disk import Disk
 
+_BLOCK_BYTES = 4096
+
 PLACE_TYPE = pa.struct([("file", pa.uint16()), ("first_row", pa.uint32()), ("rows", pa.uint32())])
 BUNDLE_SCHEMA = pa.schema(
     [
@@ -42,8 +45,40 @@ BUNDLE_SCHEMA = pa.schema(
 )
 
 
-class Bundle(NamedTuple):
-    """One bundle as it was appended: its record batches by slot, raw slots as payload rows."""
+class Ref(NamedTuple):
+    """What a reader needs to know of a bundle before reading it."""
+
+    seq: int
+    events: int
+    size_bytes: int
+    ingestion_ns: int
+    # No bundle lies between this and `seq`: resolving the bundle resolves that too.
+    owned_from: int
+
+
+@dataclass(frozen=True)
+class SegmentIndex:
+    """The bundle table as lists, for finding a place in it."""
+
+    seqs: list[int]
+    events: list[int]
+    sizes_bytes: list[int]
+    ingestion_ns: list[int]
+
+    def ref(self, place: int, owned_from: int) -> Ref:
+        """Return the reference to the bundle at a place."""
+        return Ref(
+            self.seqs[place],
+            self.events[place],
+            self.sizes_bytes[place],
+            self.ingestion_ns[place],
+            owned_from,
+        )
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """One bundle as it was appended. Its content is read when it is first asked for."""
 
     seq: int
     kind: Kind
@@ -51,7 +86,21 @@ class Bundle(NamedTuple):
     watermark_ns: int | None
     producer: str | None
     epoch: int
-    slots: dict[str, pa.RecordBatch]
+    events: int
+    load: Callable[[], dict[str, pa.RecordBatch]]
+
+    @cached_property
+    def slots(self) -> dict[str, pa.RecordBatch]:
+        """The record batches by slot; raw slots have the columns `payload` and `headers`."""
+        return self.load()
+
+    @cached_property
+    def payloads(self) -> list[bytes]:
+        """The events of a raw bundle as bytes."""
+        assert self.kind == Kind.RAW, "only raw bundles have payloads"
+        (batch,) = self.slots.values()
+        payloads: list[bytes] = batch.column("payload").to_pylist()
+        return payloads
 
 
 class DataFile:
@@ -138,6 +187,13 @@ class Segment:
         self._disk = disk
         self.files = tuple(DataFile(disk, path / file.name, file) for file in summary.files)
 
+    @property
+    def disk_bytes(self) -> int:
+        """What the segment occupies: whole blocks, the bundle table, manifest and directory too."""
+        files = [file.size_bytes for file in self.summary.files]
+        table = self.summary.size_bytes - sum(files)
+        return sum(-(-size // _BLOCK_BYTES) * _BLOCK_BYTES for size in (*files, table, 8192, 4096))
+
     @cached_property
     def bundle_table(self) -> pa.RecordBatch:
         """One row per bundle; loaded when first asked for."""
@@ -150,24 +206,26 @@ class Segment:
             raise _damaged_table(path)
         return pa.ipc.open_file(pa.py_buffer(data)).get_batch(0)
 
+    def index(self) -> SegmentIndex:
+        """Return the bundle table as lists; not cached, a segment may have very many bundles."""
+        table = self.bundle_table
+        names_ = ("seq", "events", "payload_bytes", "ingestion_ns")
+        return SegmentIndex(*(table.column(name).to_pylist() for name in names_))
+
     def bundle(self, seq: int) -> Bundle | None:
         """Return one bundle, or None if no bundle has this seq."""
-        table = self.bundle_table
-        place = table.column("seq").index(pa.scalar(seq, pa.uint64())).as_py()
-        return None if place < 0 else self._bundle_at(place)
+        place = self.bundle_table.column("seq").index(pa.scalar(seq, pa.uint64())).as_py()
+        return None if place < 0 else self.bundle_at(place)
 
     def bundles(self) -> Iterator[Bundle]:
         """Yield all bundles in order."""
         for place in range(self.bundle_table.num_rows):
-            yield self._bundle_at(place)
+            yield self.bundle_at(place)
 
-    def _bundle_at(self, place: int) -> Bundle:
-        row = {name: self.bundle_table.column(name)[place].as_py() for name in BUNDLE_SCHEMA.names}
-        slots: dict[str, pa.RecordBatch] = {}
-        for where in row["places"]:
-            file = self.files[where["file"]]
-            rows = file.rows(where["first_row"], where["rows"])
-            slots |= _slots(file.summary, rows)
+    def bundle_at(self, place: int) -> Bundle:
+        """Return the bundle at a place of the bundle table."""
+        table = self.bundle_table
+        row = {name: table.column(name)[place].as_py() for name in BUNDLE_SCHEMA.names}
         return Bundle(
             row["seq"],
             Kind(row["kind"]),
@@ -175,23 +233,39 @@ class Segment:
             row["watermark_ns"],
             row["producer"],
             row["epoch"],
-            slots,
+            row["events"],
+            lambda: self._slots_at(row["places"]),
         )
+
+    def _slots_at(self, places: list[dict[str, int]]) -> dict[str, pa.RecordBatch]:
+        slots: dict[str, pa.RecordBatch] = {}
+        for where in places:
+            file = self.files[where["file"]]
+            slots |= _slots(file.summary, file.rows(where["first_row"], where["rows"]))
+        return slots
 
 
 def held_bundle(held: Held) -> Bundle:
     """Return a bundle that is not sealed yet."""
-    slots: dict[str, pa.RecordBatch] = {}
-    if held.kind == Kind.ARROW:
-        for name, stream, _ in decode_arrow(memoryview(held.payload)):
-            slots[name] = read_stream(stream)
-    elif held.kind == Kind.RAW:
-        (group,) = group_bundles([held], 1)
-        slots[group.slot] = one_batch(group_table(group))
-    watermark_ns = None if held.watermark_ns == NO_WATERMARK else held.watermark_ns
     return Bundle(
-        held.seq, held.kind, held.ingestion_ns, watermark_ns, held.producer, held.epoch, slots
+        held.seq,
+        held.kind,
+        held.ingestion_ns,
+        None if held.watermark_ns == NO_WATERMARK else held.watermark_ns,
+        held.producer,
+        held.epoch,
+        held.events,
+        lambda: _held_slots(held),
     )
+
+
+def _held_slots(held: Held) -> dict[str, pa.RecordBatch]:
+    if held.kind == Kind.ARROW:
+        streams = decode_arrow(memoryview(held.payload))
+        return {name: read_stream(stream) for name, stream, _ in streams}
+    return {
+        group.slot: one_batch(group_table(group)) for group in group_bundles([held], max_groups=1)
+    }
 
 
 def _slots(file: FileSummary, rows: pa.Table) -> dict[str, pa.RecordBatch]:

@@ -364,6 +364,7 @@ class Writer:
         if self._unsynced:
             self.synced_seq = self._unsynced[-1].held[-1].seq
             self._unsynced = []
+            self._fresh_data = True
         self._sync_due_s = None
 
     def _rescue(self) -> None:

@@ -1,0 +1,115 @@
+"""Balancing the books: what the ledger says must agree with what is there.
+
+Per subscriber: accepted = sum of outcomes + pending. `accepted` is counted by the writer, outcomes
+by the ledger, pending by looking at the data. At every start the three are compared; what was
+accepted and is neither resolved nor there is damage, and gets that outcome, so that the equation
+holds again and nobody waits for what will never come.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from holdfast.quiver.frame import NOTHING, Totals
+from holdfast.quiver.ledger import Ledger, resolution
+from holdfast.quiver.outcome import Outcome, Resolution
+from holdfast.quiver.quarantine import Damage
+from holdfast.quiver.shelf import Shelf
+from holdfast.quiver.subscriber import Subscriber
+
+log = logging.getLogger("holdfast.quiver")
+
+
+class Balance(NamedTuple):
+    """One subscriber's account, in bundles and in events."""
+
+    subscriber: str
+    accepted: Totals
+    outcomes: dict[Outcome, Totals]
+    pending: Totals
+    pending_bytes: int
+
+    @property
+    def holds(self) -> bool:
+        """Whether the equation is true."""
+        total = self.pending
+        for counts in self.outcomes.values():
+            total = total.plus(*counts)
+        return total == self.accepted
+
+
+def balance(subscriber: Subscriber, accepted: Totals, shelf: Shelf) -> Balance:
+    """Return the account of a subscriber; pending is counted by looking at the data."""
+    pending, pending_bytes = shelf.waiting(subscriber)
+    before = subscriber.accepted_before
+    return Balance(
+        subscriber.name,
+        Totals(accepted.bundles - before.bundles, accepted.events - before.events),
+        {outcome: subscriber.counts.get(outcome, NOTHING) for outcome in Outcome},
+        pending,
+        pending_bytes,
+    )
+
+
+def reconcile(
+    ledger: Ledger, shelf: Shelf, accepted: Totals, damages: Sequence[Damage], now_ns: int
+) -> list[Resolution]:
+    """Write off what is neither resolved nor there; return the lines written."""
+    lines: list[Resolution] = []
+    for subscriber in ledger.state.subscribers.values():
+        expected = subscriber.pending(accepted)
+        found, _ = shelf.waiting(subscriber)
+        missing = Totals(expected.bundles - found.bundles, expected.events - found.events)
+        if missing == NOTHING:
+            continue
+        if missing.bundles < 0 or missing.events < 0:
+            log.error("subscriber %s has %s more than it should", subscriber.name, missing)
+            continue
+        lines += _write_off(subscriber, missing, shelf, damages, now_ns)
+    if lines:
+        ledger.resolve(lines)
+        ledger.sync()
+    return lines
+
+
+def _write_off(
+    subscriber: Subscriber, missing: Totals, shelf: Shelf, damages: Sequence[Damage], now_ns: int
+) -> list[Resolution]:
+    """Return lines that resolve the empty ranges; the first carries the count."""
+    lines = []
+    for first, end, reason in _empty_ranges(subscriber, shelf, damages):
+        counts, missing = missing, NOTHING
+        lines.append(
+            resolution(now_ns, subscriber.name, first, end, Outcome.DAMAGED, counts, reason)
+        )
+    if missing != NOTHING:
+        seq = subscriber.high_water_seq
+        reason = "no longer there"
+        lines.append(
+            resolution(now_ns, subscriber.name, seq, seq, Outcome.DAMAGED, missing, reason)
+        )
+    return lines
+
+
+def _empty_ranges(
+    subscriber: Subscriber, shelf: Shelf, damages: Sequence[Damage]
+) -> list[tuple[int, int, str]]:
+    ranges: list[tuple[int, int, str]] = []
+    for damage in damages:
+        if damage.first_seq is not None and damage.last_seq is not None:
+            for first, end in subscriber.resolved.holes(damage.first_seq, damage.last_seq + 1):
+                if next((r for r in shelf.refs(first) if r.seq < end), None) is None:
+                    ranges.append((first, end, f"{damage.source}: {damage.reason}"))
+    covered, tail = shelf.snapshot()
+    spans = [(s.summary.first_seq, s.summary.last_seq + 1) for s in covered]
+    spans += [(held[0].seq, held[-1].seq + 1) for held in tail]
+    known = {(first, end) for first, end, _ in ranges}
+    low = subscriber.start_seq
+    for first, end in sorted(spans):
+        for hole in subscriber.resolved.holes(low, max(low, first)):
+            if hole not in known:
+                ranges.append((*hole, "no longer there"))
+        low = max(low, end)
+    return ranges

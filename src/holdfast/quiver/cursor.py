@@ -1,0 +1,215 @@
+"""The cursor: ranges of bundles, in order.
+
+    range = cursor.plan(max_events=10_000)
+    for bundle in cursor.read(range): …
+    cursor.commit(range)
+
+A plan is a promise: it writes a durable pin, and until it is committed (or `retention.max_pin_s`
+has passed) neither age nor a size cap takes its data, so the same range reads the same rows after a
+crash. Plans may be made ahead of commits. A commit may stop at any event inside its range.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import pyarrow as pa
+
+from holdfast.errors import BadInput, Damaged, DataLoss, UnknownPosition
+from holdfast.quiver.attachment import Attachment, Store
+from holdfast.quiver.frame import Totals
+from holdfast.quiver.outcome import Outcome, Position
+from holdfast.quiver.segment import Bundle, Ref
+
+OnDataLoss = Literal["fail", "count"]
+
+
+@dataclass(frozen=True)
+class Range:
+    """Consecutive events from `start` up to, not including, `end`."""
+
+    start: Position
+    end: Position
+    events: int
+    size_bytes: int
+    refs: tuple[Ref, ...]
+
+
+class Cursor(Attachment):
+    """Reads a subscriber's data in order. One thread at a time."""
+
+    def __init__(self, store: Store, name: str, on_data_loss: OnDataLoss) -> None:
+        if on_data_loss not in ("fail", "count"):
+            raise BadInput(f"on_data_loss is {on_data_loss!r}", hint="use 'fail' or 'count'")
+        super().__init__(store, name)
+        self._on_data_loss = on_data_loss
+        self._planned = self.subscriber.position
+        if self.subscriber.pins:
+            # Plans of an earlier generation: their reader is gone, and may plan again.
+            self._ledger.change("unpin", name)
+
+    @property
+    def position(self) -> Position:
+        """The first event that is not committed."""
+        return self.subscriber.position
+
+    def plan(
+        self, *, max_events: int = 100_000, max_bytes: int = 64 << 20, wait_s: float = 0.0
+    ) -> Range | None:
+        """Return the next range, at least one bundle; None if nothing came within `wait_s`."""
+        if max_events < 1 or max_bytes < 1:
+            raise BadInput("a plan needs room", hint="max_events and max_bytes must be positive")
+        deadline_s = self._store.clock.monotonic_s() + wait_s
+        while True:
+            seen = self._store.arrivals.version
+            self._require_current()
+            planned = self._plan_now(max_events, max_bytes)
+            remaining_s = deadline_s - self._store.clock.monotonic_s()
+            if planned is not None or remaining_s <= 0:
+                return planned
+            self._store.arrivals.wait(seen, remaining_s)
+
+    async def plan_async(
+        self, *, max_events: int = 100_000, max_bytes: int = 64 << 20, wait_s: float = 0.0
+    ) -> Range | None:
+        """As `plan`, awaitable."""
+        deadline_s = self._store.clock.monotonic_s() + wait_s
+        while True:
+            seen = self._store.arrivals.version
+            planned = self.plan(max_events=max_events, max_bytes=max_bytes)
+            remaining_s = deadline_s - self._store.clock.monotonic_s()
+            if planned is not None or remaining_s <= 0:
+                return planned
+            await self._store.arrivals.wait_async(seen, remaining_s)
+
+    def _plan_now(self, max_events: int, max_bytes: int) -> Range | None:
+        with self._ledger.lock:
+            subscriber = self.subscriber
+            if subscriber.paused:
+                return None
+            self._tell_losses()
+            start = max(self._planned, subscriber.position)
+            refs = self._collect(start, max_events, max_bytes)
+            if not refs:
+                return None
+            end = Position(refs[-1].seq + 1)
+            self._ledger.change("pin", self.name, first_seq=start.seq, end_seq=end.seq)
+            self._ledger.sync()
+            self._planned = end
+        events = sum(ref.events for ref in refs) - (start.row if refs[0].seq == start.seq else 0)
+        return Range(start, end, events, sum(ref.size_bytes for ref in refs), tuple(refs))
+
+    def _collect(self, start: Position, max_events: int, max_bytes: int) -> list[Ref]:
+        refs: list[Ref] = []
+        events, size_bytes = 0, 0
+        resolved = self.subscriber.resolved
+        for ref in self._store.shelf.refs(start.seq):
+            if ref.seq in resolved:
+                continue
+            events, size_bytes = events + ref.events, size_bytes + ref.size_bytes
+            if refs and (events > max_events or size_bytes > max_bytes):
+                break
+            refs.append(ref)
+        return refs
+
+    def _tell_losses(self) -> None:
+        losses = self.subscriber.losses
+        if not losses or self._on_data_loss == "count":
+            return
+        ranges = [(first, end, outcome.name.lower()) for first, end, outcome in losses]
+        raise DataLoss(
+            f"{len(ranges)} ranges were lost to subscriber {self.name!r} before it read them",
+            hint="accept_losses() goes on behind them; the ledger keeps the account",
+            ranges=ranges,
+        )
+
+    def accept_losses(self) -> None:
+        """Go on behind what was lost; it stays in the ledger."""
+        self._require_current()
+        self._ledger.change("accept_losses", self.name)
+
+    # ------------------------------------------------------------------ reading
+
+    def read(self, planned: Range) -> Iterator[Bundle]:
+        """Yield the bundles of a range in order.
+
+        The first may have events before `planned.start.row` that are committed already. A bundle
+        that is damaged is recorded as such; with `on_data_loss="fail"` it raises `Damaged`.
+        """
+        for ref in planned.refs:
+            bundle = self._store.shelf.bundle(ref.seq)
+            try:
+                if bundle is None:
+                    raise self._gone(ref.seq)
+                _ = bundle.slots
+            except Damaged as damage:
+                if bundle is not None:
+                    self._damaged(bundle, ref.owned_from, str(damage))
+                if self._on_data_loss == "fail":
+                    raise
+            else:
+                yield bundle
+
+    def table(self, planned: Range, slot: str, columns: Sequence[str] | None = None) -> pa.Table:
+        """Return the rows of one slot in a range, without those committed already."""
+        batches = []
+        for bundle in self.read(planned):
+            if slot in bundle.slots:
+                skip = planned.start.row if bundle.seq == planned.start.seq else 0
+                batch = bundle.slots[slot].slice(skip)
+                batches.append(batch.select(columns) if columns else batch)
+        return pa.Table.from_batches(batches) if batches else pa.table({})
+
+    def _gone(self, seq: int) -> Damaged:
+        return Damaged(
+            f"bundle {seq} is no longer there",
+            hint="it was planned longer ago than retention.max_pin_s; plan again",
+        )
+
+    # --------------------------------------------------------------- committing
+
+    def commit(
+        self,
+        planned: Range,
+        *,
+        through: Position | None = None,
+        outcome: Outcome = Outcome.ACKED,
+        reason: str = "",
+    ) -> None:
+        """Resolve a range, or its events before `through`; what was resolved before stays so."""
+        end = planned.end if through is None else through
+        if not planned.start <= end <= planned.end:
+            raise UnknownPosition(
+                f"{end} is not within the range from {planned.start} to {planned.end}",
+                hint="commit a position of the planned range",
+            )
+        with self._ledger.lock:
+            self._require_current()
+            counts = self._counts(planned, end)
+            if counts != Totals(0, 0) or end > self.position:
+                start = Position(planned.start.seq, planned.start.row)
+                self._record(start, end, outcome, counts, reason)
+
+    def _counts(self, planned: Range, end: Position) -> Totals:
+        """Return what a commit up to `end` newly resolves."""
+        subscriber = self.subscriber
+        bundles, events = 0, 0
+        for ref in planned.refs:
+            if ref.seq in subscriber.resolved:
+                continue
+            done = subscriber.partial.get(ref.seq, 0)
+            if ref.seq < end.seq:
+                bundles, events = bundles + 1, events + ref.events - done
+            elif ref.seq == end.seq and end.row:
+                self._check_row(ref, end.row, done)
+                events += end.row - done
+        return Totals(bundles, events)
+
+    def _check_row(self, ref: Ref, row: int, done: int) -> None:
+        if not done <= row < ref.events:
+            raise UnknownPosition(
+                f"event {row} of bundle {ref.seq}, which has {ref.events} and {done} committed",
+                hint=f"commit a row from {done} to {ref.events - 1}, or Position({ref.seq + 1})",
+            )

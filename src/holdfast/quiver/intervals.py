@@ -1,0 +1,78 @@
+"""Sets of sequence numbers as sorted, disjoint, half-open intervals."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterable, Iterator
+
+
+class IntervalSet:
+    """A set of whole numbers that is mostly made of long runs."""
+
+    def __init__(self, intervals: Iterable[tuple[int, int]] = ()) -> None:
+        self._starts: list[int] = []
+        self._ends: list[int] = []
+        for start, end in intervals:
+            self.add(start, end)
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        return iter(list(zip(self._starts, self._ends, strict=True)))
+
+    def __len__(self) -> int:
+        """Return the number of intervals, not of members."""
+        return len(self._starts)
+
+    def __contains__(self, member: int) -> bool:
+        place = bisect.bisect_right(self._starts, member) - 1
+        return place >= 0 and member < self._ends[place]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, IntervalSet) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def add(self, start: int, end: int) -> None:
+        """Add all numbers from `start` up to, not including, `end`."""
+        if start >= end:
+            return
+        low = bisect.bisect_left(self._ends, start)
+        high = bisect.bisect_right(self._starts, end)
+        if low < high:
+            start, end = min(start, self._starts[low]), max(end, self._ends[high - 1])
+        self._starts[low:high] = [start]
+        self._ends[low:high] = [end]
+
+    def remove(self, start: int, end: int) -> None:
+        """Take all numbers from `start` up to, not including, `end` out."""
+        kept = [part for part in self if part[1] <= start or part[0] >= end]
+        for first, last in self:
+            if first < start < last:
+                kept.append((first, start))
+            if first < end < last:
+                kept.append((end, last))
+        kept = sorted(set(kept))
+        self._starts = [first for first, _ in kept]
+        self._ends = [last for _, last in kept]
+
+    def holes(self, start: int, end: int) -> Iterator[tuple[int, int]]:
+        """Yield what is missing between `start` and `end`, in order."""
+        place = max(0, bisect.bisect_right(self._starts, start) - 1)
+        while start < end:
+            if place >= len(self._starts) or self._starts[place] >= end:
+                yield start, end
+                return
+            if self._starts[place] > start:
+                yield start, self._starts[place]
+            start = max(start, self._ends[place])
+            place += 1
+
+    def covers(self, start: int, end: int) -> bool:
+        """Whether every number from `start` up to, not including, `end` is in the set."""
+        return next(self.holes(start, end), None) is None
+
+    def first_missing(self, start: int) -> int:
+        """Return the lowest number from `start` on that is not in the set."""
+        place = bisect.bisect_right(self._starts, start) - 1
+        if place >= 0 and start < self._ends[place]:
+            return self._ends[place]
+        return start

@@ -1,0 +1,89 @@
+"""The keeper: one thread that syncs the ledger, keeps the bounds, and sweeps."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+from holdfast.errors import HoldfastError
+from holdfast.quiver.config import RetentionConfig
+from holdfast.quiver.ledger import Ledger
+from holdfast.quiver.retention import Retention
+from holdfast.seam.clock import Clock
+
+# How often the account of used bytes is compared with the disk.
+LOOK_EVERY_S = 30.0
+
+log = logging.getLogger("holdfast.quiver")
+
+
+class Keeper:
+    """Does what is due by time. Its failures are told, and tried again at the next tick."""
+
+    def __init__(
+        self, clock: Clock, config: RetentionConfig, ledger: Ledger, retention: Retention
+    ) -> None:
+        self.last_error: str | None = None
+        self._clock = clock
+        self._config = config
+        self._ledger = ledger
+        self._retention = retention
+        self._condition = threading.Condition()
+        self._resolved = False
+        self._closing = False
+        self._looked_s = clock.monotonic_s()
+        self._thread = threading.Thread(target=self._run, name="quiver-keeper", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._ledger.on_dirty = self.wake
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Look at the clock again: something may be due earlier than it was."""
+        with self._condition:
+            self._condition.notify_all()
+
+    def freed(self) -> None:
+        """Something was resolved: segments may go at the next opportunity."""
+        self._resolved = True
+
+    def close(self) -> None:
+        """End the thread."""
+        with self._condition:
+            self._closing = True
+            self._condition.notify_all()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        next_tick_s = self._clock.monotonic_s() + self._config.tick_s
+        while True:
+            with self._condition:
+                if self._closing:
+                    return
+                due_s = self._ledger.seconds_until_due()
+                patience_s = max(0.0, next_tick_s - self._clock.monotonic_s())
+                self._condition.wait(patience_s if due_s is None else min(due_s, patience_s))
+            now_s = self._clock.monotonic_s()
+            try:
+                self._ledger.sync_if_due()
+                if self._resolved or now_s >= next_tick_s:
+                    self._resolved = False
+                    self._tick(now_s)
+                    next_tick_s = now_s + self._config.tick_s
+            except (HoldfastError, OSError) as error:
+                self._tell(error)
+            except BaseException as error:
+                self._tell(error)
+                return
+
+    def _tick(self, now_s: float) -> None:
+        if now_s - self._looked_s >= LOOK_EVERY_S:
+            self._looked_s = now_s
+            self._retention.look_at_disk()
+        self._retention.tick()
+
+    def _tell(self, error: BaseException) -> None:
+        self.last_error = f"{type(error).__name__}: {error}"
+        log.warning("the keeper failed and will try again: %s", self.last_error)

@@ -1,0 +1,332 @@
+"""The ledger: what became of every bundle, for every subscriber, for ever accountable.
+
+All of it passes here, under one lock: a line is written to the log first and applied to the state
+second, so that the state is never ahead of what a crash would leave. The balance that must hold at
+any time, per subscriber, in bundles and in events:
+
+    accepted = acked + dead_lettered + dropped + expired + damaged + filtered + given_up + pending
+
+When a write fails it is cut off again and the caller told; nothing changed. When a sync fails, the
+file is left and a new one begun: its checkpoint holds everything, so nothing has to be written
+again.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import PurePath
+from typing import Any
+
+from holdfast.errors import BadInput, Fenced, StorageFailed, UnknownSubscriber
+from holdfast.quiver import names
+from holdfast.quiver.config import LedgerConfig
+from holdfast.quiver.frame import NOTHING, Totals
+from holdfast.quiver.intervals import IntervalSet
+from holdfast.quiver.ledger_log import LedgerFile, LedgerHeader
+from holdfast.quiver.outcome import Outcome, Position, Resolution
+from holdfast.quiver.points import Point
+from holdfast.quiver.producers import LastAppend
+from holdfast.quiver.subscriber import Pin, Subscriber, SubscriberOptions, check_name
+from holdfast.quiver.wal import new_salt
+from holdfast.seam import Seam
+
+
+@dataclass
+class LedgerState:
+    """What the checkpoint holds: everything the ledger knows."""
+
+    subscribers: dict[str, Subscriber]
+    # What is no longer on disk because nobody needed it, or because it was dropped.
+    deleted: Totals = NOTHING
+    # The numbers of the segments that went: one that a power cut brings back goes again.
+    deleted_segments: IntervalSet = field(default_factory=IntervalSet)
+    # Last appends of producers whose segments are gone.
+    producers: dict[str, LastAppend] = field(default_factory=dict)
+
+    def to_fields(self) -> dict[str, Any]:
+        """Return the state as JSON can hold it."""
+        return {
+            "subscribers": [s.to_fields() for s in self.subscribers.values()],
+            "deleted": list(self.deleted),
+            "deleted_segments": list(self.deleted_segments),
+            "producers": {name: list(last) for name, last in self.producers.items()},
+        }
+
+    @classmethod
+    def from_fields(cls, fields: dict[str, Any]) -> LedgerState:
+        """Return the state that `to_fields` gave."""
+        subscribers = [Subscriber.from_fields(state) for state in fields["subscribers"]]
+        return cls(
+            {subscriber.name: subscriber for subscriber in subscribers},
+            Totals(*fields["deleted"]),
+            IntervalSet((first, end) for first, end in fields["deleted_segments"]),
+            {name: LastAppend(*last) for name, last in fields["producers"].items()},
+        )
+
+    def change(self, change: dict[str, Any], time_ns: int) -> None:
+        """Take over one CHANGE line."""
+        verb = change["verb"]
+        if verb == "deleted":
+            self.deleted = self.deleted.plus(*change["totals"])
+            self.deleted_segments.add(change["segment_seq"], change["segment_seq"] + 1)
+            for name, last in change["producers"].items():
+                self.producers[name] = LastAppend(*last)
+        elif verb == "register":
+            fresh = Subscriber.from_fields(change["state"])
+            self.subscribers[fresh.name] = fresh
+        elif verb == "unregister":
+            self.subscribers.pop(change["name"], None)
+        else:
+            subscriber = self.subscribers.get(change["name"])
+            if subscriber is not None:
+                _change_subscriber(subscriber, verb, change, time_ns)
+
+
+def _change_subscriber(
+    subscriber: Subscriber, verb: str, change: dict[str, Any], time_ns: int
+) -> None:
+    if verb == "attach":
+        subscriber.generation = change["generation"]
+        subscriber.absent_since_ns = None
+    elif verb == "detach":
+        subscriber.absent_since_ns = time_ns
+    elif verb == "options":
+        subscriber.options = SubscriberOptions(**change["options"])
+    elif verb in ("pause", "resume"):
+        subscriber.paused = verb == "pause"
+    elif verb == "pin":
+        subscriber.pins.append(Pin(change["first_seq"], change["end_seq"], time_ns))
+    elif verb == "unpin":
+        subscriber.pins = []
+    elif verb == "accept_losses":
+        subscriber.losses = []
+    elif verb == "reopen":
+        subscriber.resolved.remove(change["first_seq"], change["end_seq"])
+        subscriber.accepted_before = Totals(*change["accepted_before"])
+
+
+class Ledger:
+    """The log and the state behind it. Safe to use from many threads."""
+
+    def __init__(
+        self, seam: Seam, root: PurePath, quiver_id: str, config: LedgerConfig, state: LedgerState
+    ) -> None:
+        self.state = state
+        # Held while the state is read in more than one step.
+        self.lock = threading.RLock()
+        self.lines_total = 0
+        self.syncs_total = 0
+        self._seam = seam
+        self._directory = root / names.LEDGER_DIR
+        self._quiver_id = quiver_id
+        self._config = config
+        self._next_number = 1
+        self._file: LedgerFile | None = None
+        self._due_s: float | None = None
+        # Called when the first line after a sync is written.
+        self.on_dirty: Callable[[], None] = lambda: None
+        self._closed_files: list[tuple[PurePath, int, int]] = []
+
+    def start(self, next_number: int, closed_files: list[tuple[PurePath, int, int]]) -> None:
+        """Begin a new file where recovery ended."""
+        self._next_number = next_number
+        self._closed_files = closed_files
+        self._rotate()
+
+    # ------------------------------------------------------------------- lines
+
+    def resolve(self, resolutions: Sequence[Resolution]) -> None:
+        """Write outcomes; the caller holds the lock and has left out what is resolved already."""
+        with self.lock:
+            for line in resolutions:
+                self._check_generation(line.subscriber, line.generation)
+            self._write(lambda file: file.write_resolutions(resolutions))
+            for line in resolutions:
+                self.state.subscribers[line.subscriber].apply(line)
+
+    def change(self, verb: str, name: str = "", **fields: Any) -> None:
+        """Write a change of a subscriber, or of what is on disk."""
+        with self.lock:
+            line = {"verb": verb, "name": name, **fields}
+            now_ns = self._seam.clock.wall_ns()
+            self._write(lambda file: file.write_change(line, now_ns))
+            self.state.change(line, now_ns)
+
+    def subscriber(self, name: str) -> Subscriber:
+        """Return the state of a subscriber."""
+        found = self.state.subscribers.get(name)
+        if found is None:
+            raise UnknownSubscriber(
+                f"no subscriber {name!r}",
+                hint=f"known are {', '.join(self.state.subscribers) or 'none'}",
+            )
+        return found
+
+    def register(self, fresh: Subscriber) -> None:
+        """Add a subscriber, durably."""
+        with self.lock:
+            check_name(fresh.name)
+            if fresh.name in self.state.subscribers:
+                raise BadInput(f"{fresh.name!r} is registered", hint="attach to it instead")
+            self.change("register", state=fresh.to_fields())
+            self.sync()
+
+    def attach(self, name: str) -> int:
+        """Begin a new generation; whoever was attached before is fenced off."""
+        with self.lock:
+            generation = self.subscriber(name).generation + 1
+            self.change("attach", name, generation=generation)
+            self.sync()
+            return generation
+
+    def detach(self, name: str, generation: int) -> None:
+        """End a generation."""
+        with self.lock:
+            subscriber = self.state.subscribers.get(name)
+            if subscriber is not None and subscriber.generation == generation:
+                self.change("detach", name)
+
+    def _check_generation(self, name: str, generation: int) -> None:
+        current = self.subscriber(name).generation
+        if generation not in (current, ANY_GENERATION):
+            raise Fenced(
+                f"generation {generation} of subscriber {name!r} was replaced by {current}",
+                hint="another reader attached under this name; give it a name of its own, or stop",
+            )
+
+    def check_generation(self, name: str, generation: int) -> None:
+        """Raise unless `generation` is the one that is attached now."""
+        with self.lock:
+            self._check_generation(name, generation)
+
+    # -------------------------------------------------------------------- file
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all ledger files."""
+        return sum(size for _, _, size in self._closed_files) + (
+            self._file.end if self._file else 0
+        )
+
+    @property
+    def depth(self) -> int:
+        """Lines since the last checkpoint: what a start has to replay."""
+        return self._file.lines if self._file else 0
+
+    def sync(self) -> None:
+        """Make every line written so far durable."""
+        with self.lock:
+            file = self._file
+            assert file is not None, "BUG: the ledger was not started"
+            self._due_s = None
+            if file.synced == file.end:
+                return
+            try:
+                file.sync()
+                self.syncs_total += 1
+            except OSError:
+                self._rotate_or_fail()
+
+    def sync_if_due(self) -> None:
+        """Sync what has waited for `ledger.flush_interval_s`; rotate a full file."""
+        with self.lock:
+            if self._due_s is not None and self._seam.clock.monotonic_s() >= self._due_s:
+                self.sync()
+            if self._file is not None and self._file.end >= self._config.rotate_bytes:
+                self._rotate_or_fail()
+            self._remove_old()
+
+    def seconds_until_due(self) -> float | None:
+        """Return how long until a sync is due, None if nothing waits."""
+        due_s = self._due_s
+        return None if due_s is None else max(0.0, due_s - self._seam.clock.monotonic_s())
+
+    def close(self) -> None:
+        """Sync and close the file."""
+        with self.lock:
+            if self._file is not None:
+                self.sync()
+                self._file.close()
+                self._file = None
+
+    def _write(self, write: Callable[[LedgerFile], None]) -> None:
+        file = self._file
+        if file is None:
+            raise _failed("the ledger is closed", None)
+        try:
+            write(file)
+        except OSError as error:
+            self._undo(file)
+            raise _failed(f"the ledger could not be written: {error.strerror}", error) from error
+        self.lines_total += 1
+        if self._due_s is None:
+            self.on_dirty()
+            self._due_s = self._seam.clock.monotonic_s() + self._config.flush_interval_s
+
+    def _undo(self, file: LedgerFile) -> None:
+        try:
+            file.undo()
+        except OSError:
+            self._rotate_or_fail()
+
+    def _rotate_or_fail(self) -> None:
+        try:
+            self._rotate()
+        except OSError as error:
+            raise _failed(f"the ledger could not be synced: {error.strerror}", error) from error
+
+    def _rotate(self) -> None:
+        """Begin a new file with a checkpoint of everything; the old one is then history."""
+        number, self._next_number = self._next_number, self._next_number + 1
+        now_ns = self._seam.clock.wall_ns()
+        header = LedgerHeader(self._quiver_id, number, new_salt(self._seam.randomness), now_ns)
+        fresh = LedgerFile(self._seam.disk, self._directory, header, self.state.to_fields())
+        if self._file is not None:
+            self._file.close()
+            self._closed_files.append((self._file.path, now_ns, self._file.end))
+        self._file = fresh
+        self._due_s = None
+
+    def _remove_old(self) -> None:
+        """Remove closed files past their time or beyond their bytes, oldest first."""
+        oldest_ns = self._seam.clock.wall_ns() - int(self._config.retain_s * 1e9)
+        while self._closed_files:
+            path, closed_ns, _ = self._closed_files[0]
+            kept_bytes = sum(size for _, _, size in self._closed_files)
+            if closed_ns >= oldest_ns and kept_bytes <= self._config.retain_bytes:
+                return
+            try:
+                self._seam.disk.unlink(path, Point.LEDGER_UNLINK)
+            except FileNotFoundError:
+                pass
+            except OSError:
+                return
+            self._closed_files.pop(0)
+
+
+# A resolution written by the quiver itself (retention, damage), not by a reader.
+ANY_GENERATION = 0
+
+
+def resolution(
+    time_ns: int,
+    subscriber: str,
+    first_seq: int,
+    end_seq: int,
+    outcome: Outcome,
+    counts: Totals,
+    reason: str,
+) -> Resolution:
+    """Return a line written by the quiver itself."""
+    start, end = Position(first_seq), Position(end_seq)
+    return Resolution(time_ns, subscriber, ANY_GENERATION, start, end, outcome, counts, reason)
+
+
+def _failed(message: str, error: OSError | None) -> StorageFailed:
+    return StorageFailed(
+        message,
+        hint="free space or check the disk, then try again; what was not recorded is redelivered",
+        path=str(error.filename) if error is not None and error.filename else None,
+    )

@@ -1,0 +1,171 @@
+"""The shelf: every bundle that can be read, sealed or not, in the order of the seqs.
+
+Readers see what is on stable storage and nothing further. Sealed bundles come from mapped segments,
+the newest from the buffers; where the one ends and the other begins is nobody else's business.
+"""
+
+from __future__ import annotations
+
+import bisect
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+
+from holdfast.errors import Damaged
+from holdfast.quiver.buffer import Held
+from holdfast.quiver.catalog import Catalog
+from holdfast.quiver.frame import NOTHING, Totals
+from holdfast.quiver.sealer import Sealer
+from holdfast.quiver.segment import Bundle, Ref, Segment, SegmentIndex, held_bundle
+from holdfast.quiver.subscriber import Subscriber
+from holdfast.quiver.writer import Writer
+
+# Bundle tables kept as Python lists; one is some MB for a segment of tiny bundles.
+INDEXES_MAX = 8
+
+
+class Shelf:
+    """All readable bundles. Safe to use from many threads."""
+
+    def __init__(self, catalog: Catalog, sealer: Sealer, writer: Writer) -> None:
+        self._catalog = catalog
+        self._sealer = sealer
+        self._writer = writer
+        self._indexes: OrderedDict[int, SegmentIndex] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def tail(self) -> list[list[Held]]:
+        """Return the synced bundles that are not in segments, oldest first, by buffer."""
+        # The open buffer before the sealer's: if it is handed over meanwhile, it is found there.
+        synced_seq, open_bundles = self._writer.synced_seq, self._writer.buffer.bundles[:]
+        lists = [buffer.bundles[:] for buffer in self._sealer.sealing()]
+        if open_bundles and all(open_bundles[0].seq != held[0].seq for held in lists):
+            lists.append(open_bundles)
+        visible = [[held for held in held_list if held.seq <= synced_seq] for held_list in lists]
+        return [held_list for held_list in visible if held_list]
+
+    def snapshot(self) -> tuple[tuple[Segment, ...], list[list[Held]]]:
+        """Return segments and tail such that no bundle is in both and none is missed."""
+        # The tail first: a buffer sealed in between is then in the catalog as well, and left out.
+        tail = self.tail()
+        segments = self._catalog.snapshot()
+        sealed = {segment.summary.last_seq for segment in segments}
+        return segments, [held for held in tail if held[-1].seq not in sealed]
+
+    def refs(self, from_seq: int) -> Iterator[Ref]:
+        """Yield the readable bundles from a seq on, in order."""
+        segments, tail = self.snapshot()
+        end = from_seq
+        for segment in segments:
+            if segment.summary.last_seq < from_seq:
+                continue
+            index = self._index(segment)
+            for place in range(bisect.bisect_left(index.seqs, from_seq), len(index.seqs)):
+                yield index.ref(place, max(end, from_seq))
+                end = index.seqs[place] + 1
+        for held in (one for buffer in tail for one in buffer):
+            if held.seq >= from_seq:
+                yield _held_ref(held, max(end, from_seq))
+                end = held.seq + 1
+
+    def refs_back(self, before_seq: int) -> Iterator[Ref]:
+        """Yield the readable bundles before a seq, newest first."""
+        segments, tail = self.snapshot()
+        for held in (one for buffer in reversed(tail) for one in reversed(buffer)):
+            if held.seq < before_seq:
+                yield _held_ref(held, held.seq)
+        for segment in reversed(segments):
+            if segment.summary.first_seq < before_seq:
+                index = self._index(segment)
+                for place in reversed(range(bisect.bisect_left(index.seqs, before_seq))):
+                    yield index.ref(place, index.seqs[place])
+
+    def bundle(self, seq: int) -> Bundle | None:
+        """Return one bundle, or None if there is none with this seq."""
+        for held in (one for buffer in self.tail() for one in buffer):
+            if held.seq == seq:
+                return held_bundle(held)
+        segment = self._catalog.find(seq)
+        if segment is None:
+            return None
+        index = self._index(segment)
+        place = bisect.bisect_left(index.seqs, seq)
+        if place == len(index.seqs) or index.seqs[place] != seq:
+            return None
+        return segment.bundle_at(place)
+
+    def oldest_seq(self) -> int | None:
+        """Return the seq of the oldest bundle, None if there is none."""
+        return next((ref.seq for ref in self.refs(0)), None)
+
+    # ----------------------------------------------------------------- counting
+
+    def waiting(self, subscriber: Subscriber) -> tuple[Totals, int]:
+        """Return what is there and not resolved for a subscriber, and its payload bytes.
+
+        Segments that are resolved or unresolved as a whole are counted by their summaries.
+        """
+        segments, tail = self.snapshot()
+        total, size_bytes = NOTHING, 0
+        for segment in segments:
+            summary = segment.summary
+            first, end = summary.first_seq, summary.last_seq + 1
+            if end <= subscriber.start_seq or subscriber.resolved.covers(first, end):
+                continue
+            if self._untouched(subscriber, first, end):
+                total = total.plus(summary.bundles, summary.events)
+                size_bytes += summary.payload_bytes
+            else:
+                refs = self._index_refs(segment)
+                total, size_bytes = _add_unresolved(subscriber, refs, total, size_bytes)
+        for buffer in tail:
+            refs = [_held_ref(held, held.seq) for held in buffer]
+            total, size_bytes = _add_unresolved(subscriber, refs, total, size_bytes)
+        return total, size_bytes
+
+    def unresolved(self, subscriber: Subscriber, segment: Segment) -> Totals:
+        """Return what of a segment is not resolved for a subscriber."""
+        first, end = segment.summary.first_seq, segment.summary.last_seq + 1
+        if self._untouched(subscriber, first, end):
+            return Totals(segment.summary.bundles, segment.summary.events)
+        return _add_unresolved(subscriber, self._index_refs(segment), NOTHING, 0)[0]
+
+    def _untouched(self, subscriber: Subscriber, first: int, end: int) -> bool:
+        if subscriber.start_seq > first or any(first <= seq < end for seq in subscriber.partial):
+            return False
+        return next(subscriber.resolved.holes(first, end), None) == (first, end)
+
+    def _index_refs(self, segment: Segment) -> list[Ref]:
+        try:
+            index = self._index(segment)
+        except Damaged:
+            return []
+        return [index.ref(place, seq) for place, seq in enumerate(index.seqs)]
+
+    def _index(self, segment: Segment) -> SegmentIndex:
+        key = segment.summary.segment_seq
+        with self._lock:
+            found = self._indexes.get(key)
+            if found is not None:
+                self._indexes.move_to_end(key)
+                return found
+        index = segment.index()
+        with self._lock:
+            self._indexes[key] = index
+            while len(self._indexes) > INDEXES_MAX:
+                self._indexes.popitem(last=False)
+        return index
+
+
+def _held_ref(held: Held, owned_from: int) -> Ref:
+    return Ref(held.seq, held.events, len(held.payload), held.ingestion_ns, owned_from)
+
+
+def _add_unresolved(
+    subscriber: Subscriber, refs: Sequence[Ref], total: Totals, size_bytes: int
+) -> tuple[Totals, int]:
+    for ref in refs:
+        if ref.seq >= subscriber.start_seq and ref.seq not in subscriber.resolved:
+            total = total.plus(1, ref.events - subscriber.partial.get(ref.seq, 0))
+            size_bytes += ref.size_bytes
+    return total, size_bytes
