@@ -21,7 +21,7 @@ from holdfast.quiver import (
     manifest,
     names,
 )
-from holdfast.quiver.frame import NO_WATERMARK, Kind, decode, encode
+from holdfast.quiver.frame import NO_WATERMARK, NOTHING, Kind, decode, encode
 from holdfast.quiver.wal import decode_header
 from holdfast.seam import Seam
 from holdfast.seam.clock import JumpingClock
@@ -108,7 +108,7 @@ def append_frame(disk: SimulatedDisk, kind: int, flags: int) -> None:
     path = newest_wal(disk)
     content = disk.read(path)
     salt = decode_header(memoryview(content)).salt
-    header, _ = encode(salt, kind, 7, 0, 0, NO_WATERMARK, b"", flags=flags)  # type: ignore[arg-type]
+    header, _ = encode(salt, kind, 7, 0, 0, NO_WATERMARK, b"", NOTHING, flags=flags)  # type: ignore[arg-type]
     disk.put(path, content + header)
 
 
@@ -165,7 +165,9 @@ def test_producer_parts_may_grow_and_may_name_no_producer() -> None:
         part = struct.pack("<QH", 5, len(named)) + named + b"added later"
         part += bytes(-len(part) % 8)
         body = part + b"payload"
-        header, padding = encode(salt, Kind.RAW, 1, 2, 0, NO_WATERMARK, body, len(part))
+        header, padding = encode(
+            salt, Kind.RAW, 1, 2, 0, NO_WATERMARK, body, NOTHING, extra_bytes=len(part)
+        )
         frame = decode(memoryview(header + body + padding), 0, salt)
         assert (frame.producer, frame.epoch, bytes(frame.payload)) == (producer, 5, b"payload")
 
@@ -199,7 +201,7 @@ def test_a_copied_segment_directory_is_set_aside_and_its_rows_are_not_doubled(
     disk: SimulatedDisk,
 ) -> None:
     original = manifest_path(disk).parent
-    copy = SEGMENTS / names.segment_dir(9, 1000, 2000)
+    copy = SEGMENTS / names.segment_dir(names.SegmentName(9, 1000, 2000, 1, 3))
     disk.make_dir(copy, "test")
     for path, content in contents(disk, original).items():
         disk.put(copy / path.name, content)

@@ -65,6 +65,9 @@ class Kind(IntEnum):
     CLOSE = 5
 
 
+BUNDLE_KINDS = (Kind.ARROW, Kind.RAW, Kind.CONTROL)
+
+
 class Totals(NamedTuple):
     """How many bundles, and how many events in them."""
 
@@ -77,6 +80,11 @@ class Totals(NamedTuple):
 
 
 NOTHING = Totals(0, 0)
+
+
+def holds_after(kind: int, before: Totals, events: int) -> Totals:
+    """Return what a file holds up to and including a frame."""
+    return before.plus(1, events) if kind in BUNDLE_KINDS else before
 
 
 class Frame(NamedTuple):
@@ -99,14 +107,22 @@ class Frame(NamedTuple):
 class FrameFault(Exception):
     """There is no sound frame at this offset.
 
-    `seq` and `end` are known when the header is sound and only the body is damaged.
+    `seq`, `end`, and what the file holds before and after it, are known when the header is sound
+    and only the body is damaged.
     """
 
-    def __init__(self, reason: str, seq: int | None = None, end: int | None = None) -> None:
+    def __init__(
+        self,
+        reason: str,
+        seq: int | None = None,
+        end: int | None = None,
+        holds: tuple[Totals, Totals] | None = None,
+    ) -> None:
         super().__init__(reason)
         self.reason = reason
         self.seq = seq
         self.end = end
+        self.holds = holds
 
 
 def frame_bytes(body_bytes: int) -> int:
@@ -169,12 +185,14 @@ def decode(view: memoryview, offset: int, salt: int) -> Frame:
     if _SUM.unpack_from(view, body_start - 8)[0] != xxh3_64_intdigest(head, salt):
         raise FrameFault("the header does not match its checksum")
     end = offset + frame_bytes(body_bytes)
+    before = Totals(bundles_before, events_before)
     if end > len(view):
-        raise FrameFault("the body is cut short", seq)
+        holds = before, holds_after(kind, before, events)
+        raise FrameFault("the body is cut short", seq, None, holds)
     body = view[body_start : body_start + body_bytes]
     if xxh3_64_intdigest(body, salt) != body_sum:
-        raise FrameFault("the body does not match its checksum", seq, end)
-    before = Totals(bundles_before, events_before)
+        holds = before, holds_after(kind, before, events)
+        raise FrameFault("the body does not match its checksum", seq, end, holds)
     name, epoch, payload = None, 0, body
     if extra_bytes:
         name, epoch = _read_producer(body)

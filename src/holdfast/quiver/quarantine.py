@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import PurePath
 
 from holdfast.quiver import names
 from holdfast.quiver.points import Point
 from holdfast.seam.disk import Disk, write_file
+
+_NOTE = ".json"
 
 
 @dataclass(frozen=True)
@@ -44,15 +47,21 @@ class Quarantine:
         self._disk.sync_dir(path.parent, Point.QUARANTINE_SYNC_DIR)
 
     def copy(self, content: memoryview, damage: Damage) -> None:
-        """Copy a damaged part of a file; once, however often it is found."""
-        target = self._folder / f"{damage.source}@{damage.offset}"
-        if self._disk.exists(target):
-            return
-        self._ready()
-        if self._disk.exists(_note_of(target)):
-            self._disk.unlink(_note_of(target), Point.RECOVER_SWEEP)
-        self._note(target, damage)
-        write_file(self._disk, target, [content], "quarantine")
+        """Copy a damaged part of a file; once, however often it is found.
+
+        A name alone proves nothing: a crash may have cut the copy short, and where the WAL was
+        emptied its files are numbered from 1 again.
+        """
+        name = f"{damage.source}@{damage.offset}"
+        known = next(
+            (path for path in self._numbered(name) if self._disk.read(path) == content), None
+        )
+        if known is not None:
+            self._disk.sync_path(known, Point.QUARANTINE_SYNC)
+        else:
+            target = self._free_name(name)
+            self._note(target, damage)
+            write_file(self._disk, target, [content], "quarantine")
         self._disk.sync_dir(self._folder, Point.QUARANTINE_SYNC_DIR)
 
     def used_bytes(self) -> int:
@@ -61,10 +70,25 @@ class Quarantine:
 
     def damages(self) -> Sequence[Damage]:
         """Return the notes of everything set aside."""
+        return [self._read_note(name) for name in self._names() if name.endswith(_NOTE)]
+
+    def _read_note(self, name: str) -> Damage:
+        try:
+            values = json.loads(self._disk.read(self._folder / name))
+            return Damage(**{field.name: values.get(field.name) for field in fields(Damage)})
+        except (ValueError, AttributeError):
+            # Its own writing was interrupted; what it describes may still be there.
+            return Damage(name.removesuffix(_NOTE), "the note cannot be read", 0, 0, None, None)
+
+    def _names(self) -> list[str]:
         if not self._disk.exists(self._folder):
             return []
-        notes = [e.name for e in self._disk.list(self._folder) if e.name.endswith(".json")]
-        return [Damage(**json.loads(self._disk.read(self._folder / name))) for name in notes]
+        return [entry.name for entry in self._disk.list(self._folder)]
+
+    def _numbered(self, name: str) -> list[PurePath]:
+        """Return what is here under `name` and a number."""
+        wanted = re.compile(re.escape(name) + r"\.\d+")
+        return [self._folder / found for found in self._names() if wanted.fullmatch(found)]
 
     def _ready(self) -> None:
         if not self._disk.exists(self._folder):
@@ -73,9 +97,9 @@ class Quarantine:
 
     def _free_name(self, name: str) -> PurePath:
         self._ready()
-        taken = {entry.name for entry in self._disk.list(self._folder)}
+        taken = set(self._names())
         number = 1
-        while {f"{name}.{number}", f"{name}.{number}.json"} & taken:
+        while {f"{name}.{number}", f"{name}.{number}{_NOTE}"} & taken:
             number += 1
         return self._folder / f"{name}.{number}"
 
@@ -85,4 +109,4 @@ class Quarantine:
 
 
 def _note_of(target: PurePath) -> PurePath:
-    return target.with_name(target.name + ".json")
+    return target.with_name(target.name + _NOTE)

@@ -316,7 +316,9 @@ class Recovery:
         if not files:
             return 0 if sealed < 0 else sealed + SEQ_BLOCK
         limit = max(content.header.seq_limit for content in files)
-        return max(limit, sealed + 1, replay.last_seq + 1)
+        # Every file behind the newest readable one may have begun at the limit of the one before.
+        unreadable = max(self._wal_numbers) - files[-1].header.number
+        return max(limit + unreadable * SEQ_BLOCK, sealed + 1, replay.last_seq + 1)
 
     # ---------------------------------------------------------------- insides
 

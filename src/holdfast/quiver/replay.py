@@ -21,12 +21,18 @@ from dataclasses import dataclass, field
 from pathlib import PurePath
 
 from holdfast.quiver.buffer import Held
-from holdfast.quiver.frame import NOTHING, STAGED, Frame, Kind, Totals
+from holdfast.quiver.frame import (
+    BUNDLE_KINDS,
+    NOTHING,
+    STAGED,
+    Frame,
+    Kind,
+    Totals,
+    holds_after,
+)
 from holdfast.quiver.group import COUNT
 from holdfast.quiver.quarantine import Damage
 from holdfast.quiver.wal import Hole, WalHeader, walk
-
-_STORED_KINDS = (Kind.ARROW, Kind.RAW, Kind.CONTROL)
 
 
 @dataclass(frozen=True)
@@ -81,7 +87,7 @@ class Replay:
             if isinstance(item, Frame):
                 self._take(item)
                 if item.end <= self.sound_through:
-                    self.sound_holds = _holds_after(item)
+                    self.sound_holds = holds_after(item.kind, item.before, item.events)
             elif item.start < synced_through:
                 self._damage(file, item, items, place, later)
             else:
@@ -97,7 +103,7 @@ class Replay:
         kind = frame.kind
         if frame.flags & ~STAGED:
             raise UnknownFrame(f"a frame with flags {frame.flags:#04x}")
-        if kind in _STORED_KINDS:
+        if kind in BUNDLE_KINDS:
             self.last_seq = max(self.last_seq, frame.seq)
             if frame.flags & STAGED:
                 self._staged.append(_held(frame))
@@ -145,14 +151,15 @@ class Replay:
         later: WalHeader | None,
     ) -> None:
         """Note a hole, with the seqs it may have held and the number of bundles it swallowed."""
-        before = next((i for i in reversed(items[:place]) if isinstance(i, Frame)), None)
-        after = next((i for i in items[place + 1 :] if isinstance(i, Frame)), None)
         first_seq = last_seq = hole.seq
         if first_seq is None:
             first_seq = self.last_seq + 1
-            last_seq = None if after is None else max(first_seq, after.seq - 1)
-        start = NOTHING if before is None else _holds_after(before)
-        end = after.before if after else later.previous_holds if later else start
+            following = (_lowest_seq(item) for item in items[place + 1 :])
+            after = next((seq for seq in following if seq is not None), None)
+            last_seq = None if after is None else max(first_seq, after - 1)
+        else:
+            self.last_seq = max(self.last_seq, first_seq)
+        start, end = hole.holds or _around(items, place, later)
         lost = Totals(max(0, end.bundles - start.bundles), max(0, end.events - start.events))
         self.accepted = self.accepted.plus(*lost)
         self._staged_damaged = True
@@ -179,9 +186,27 @@ class Replay:
         return all(seq in self.bundles or self.covered(seq) for seq in seqs)
 
 
-def _holds_after(frame: Frame) -> Totals:
-    """Return what the file holds up to and including this frame."""
-    return frame.before.plus(1, frame.events) if frame.kind in _STORED_KINDS else frame.before
+def _lowest_seq(item: Frame | Hole) -> int | None:
+    """Return a number that no bundle before this item reaches."""
+    is_commit = isinstance(item, Frame) and item.kind == Kind.COMMIT
+    return item.seq + 1 if item.seq is not None and is_commit else item.seq
+
+
+def _around(
+    items: Sequence[Frame | Hole], place: int, later: WalHeader | None
+) -> tuple[Totals, Totals]:
+    """Return what the file holds before and after a hole, by the headers on both sides."""
+    before = next((known[1] for i in reversed(items[:place]) if (known := _holds(i))), NOTHING)
+    after = next((known[0] for i in items[place + 1 :] if (known := _holds(i))), None)
+    left = later.previous_holds if later else before
+    return before, left if after is None else after
+
+
+def _holds(item: Frame | Hole) -> tuple[Totals, Totals] | None:
+    """Return what the file holds before and after a frame whose header is sound."""
+    if isinstance(item, Hole):
+        return item.holds
+    return item.before, holds_after(item.kind, item.before, item.events)
 
 
 def _held(frame: Frame) -> Held:

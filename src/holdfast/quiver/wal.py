@@ -108,8 +108,10 @@ class Hole:
     start: int
     end: int
     reason: str
-    # Known when the header is sound and only the body is damaged.
+    # Known when the header is sound and only the body is damaged: its number, and what the file
+    # holds before and after it.
     seq: int | None
+    holds: tuple[Totals, Totals] | None
 
 
 def walk(view: memoryview, salt: int) -> Iterator[Frame | Hole]:
@@ -120,9 +122,8 @@ def walk(view: memoryview, salt: int) -> Iterator[Frame | Hole]:
         try:
             frame = decode(view, offset, salt)
         except FrameFault as fault:
-            following = find_next(view, fault.end or offset + 8, salt)
-            end = end_of_file if following is None else following
-            yield Hole(offset, end, fault.reason, fault.seq)
+            end = fault.end or find_next(view, offset + 8, salt) or end_of_file
+            yield Hole(offset, end, fault.reason, fault.seq, fault.holds)
             offset = end
         else:
             yield frame

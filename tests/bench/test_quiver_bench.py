@@ -1,0 +1,132 @@
+"""A quick run of the whole benchmark: every figure is there, and none is absurd."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast import bench
+from holdfast.bench import machine
+from holdfast.bench.load import by_tasks, by_threads, measure
+from holdfast.bench.raw_disk import replay_groups
+from holdfast.bench.scale import QUICK
+from holdfast.bench.workload import raw_event, telemetry_batch
+from holdfast.errors import BadInput
+from holdfast.quiver import QuiverConfig
+from holdfast.quiver.bundle import encode_arrow
+
+PROMISED = {
+    "append_vs_disk",
+    "small_append_per_s",
+    "syncs_per_append",
+    "cpu_us_per_small_append",
+    "ack_p50_ms",
+    "ack_p99_ms",
+    "recovery_mb_s",
+    "recovery_frames_per_s",
+    "startup_s",
+    "startup_doubling_percent",
+    "rss_mb",
+    "seal_stall_ms",
+    "write_amplification",
+}
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("bench")
+    told: list[str] = []
+    found = bench.run("quiver", quick=True, progress=told.append, directory=folder)
+    assert list(folder.iterdir()) == [], "the benchmark left files behind"
+    assert told
+    return found
+
+
+def test_every_promised_figure_is_there_with_its_spread(result: dict[str, Any]) -> None:
+    assert result.keys() >= PROMISED
+    assert result["spread"].keys() >= PROMISED
+    assert all(spread["rounds"] == QUICK.rounds for spread in result["spread"].values())
+
+
+def test_the_result_is_plain_json(result: dict[str, Any]) -> None:
+    assert json.loads(json.dumps(result)) == result
+
+
+def test_no_figure_is_absurd(result: dict[str, Any]) -> None:
+    for name, spread in result["spread"].items():
+        values = [spread["min"], spread["median"], spread["max"]]
+        assert values == sorted(values), name
+        assert all(math.isfinite(value) for value in values), name
+        if name != "startup_doubling_percent":
+            assert values[0] >= 0, name
+    assert result["append_vs_disk"] > 0
+    # 64 producers share a sync at best; the figure is rounded.
+    assert 0.0156 <= result["syncs_per_append"] <= 1
+    assert result["ack_p50_ms"] <= result["ack_p99_ms"] <= result["seal_stall_ms"]
+    # Once into the WAL, once into a segment with its envelope.
+    assert 2 <= result["write_amplification"] < 3
+    assert result["startup_segments"] == QUICK.startup_segments
+    assert result["startup_gb"] > 1.5 * result["startup_half_gb"]
+
+
+def test_the_bars_are_judged(result: dict[str, Any]) -> None:
+    assert result["bars"].keys() == {
+        "append_vs_disk",
+        "recovery_mb_s",
+        "recovery_frames_per_s",
+        "startup_doubling_percent",
+        "rss_mb",
+    }
+
+
+def test_the_machine_is_described(result: dict[str, Any]) -> None:
+    told = result["machine"]
+    assert told["cores"] >= 1
+    assert told.keys() >= {"processor", "filesystem", "python", "pyarrow", "load_average"}
+
+
+def test_an_unknown_benchmark_is_refused() -> None:
+    with pytest.raises(BadInput, match="no benchmark 'speed'"):
+        bench.run("speed", quick=True, progress=lambda _: None, directory=None)
+
+
+def test_a_batch_has_about_88_kb_and_an_event_2_kb() -> None:
+    assert 80_000 < len(encode_arrow(telemetry_batch(), 1 << 20).payload) < 95_000
+    assert len(raw_event()) == 2_048
+
+
+@pytest.mark.parametrize("driver", ["tasks", "threads"])
+def test_the_recorded_groups_are_what_the_wal_was_given(tmp_path: Path, driver: str) -> None:
+    event = raw_event()
+    by_driver = {
+        "tasks": by_tasks(lambda quiver: quiver.append_raw_async(event)),
+        "threads": by_threads(lambda quiver: quiver.append_raw(event)),
+    }
+    run = measure(tmp_path / "q", QuiverConfig(), 3, by_driver[driver])
+    assert run.appends == run.statistics.appends_total == 3 * 64
+    assert len(run.groups) == run.statistics.groups_total
+    payload_bytes = run.statistics.payload_bytes_total
+    assert payload_bytes < sum(run.groups) < 1.1 * payload_bytes
+    raw = replay_groups(tmp_path, run.groups)
+    assert raw.written_bytes == sum(run.groups)
+    assert len(raw.group_s) == len(run.groups)
+    assert [path.name for path in tmp_path.iterdir()] == ["q"]
+
+
+def test_a_producer_that_fails_fails_the_load(tmp_path: Path) -> None:
+    def fail(quiver: object) -> object:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        measure(tmp_path / "q", QuiverConfig(), 3, by_threads(fail))
+
+
+def test_the_filesystem_of_a_directory_is_found(tmp_path: Path) -> None:
+    found = machine.filesystem(tmp_path)
+    assert found != "unknown" or not Path("/proc/self/mounts").exists()
+    if Path("/proc/self/mounts").exists():
+        assert machine.filesystem(Path("/proc")) == "proc"
