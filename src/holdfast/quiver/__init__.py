@@ -8,17 +8,23 @@ set of consecutive bundles, stored as plain Arrow files.
 from holdfast.quiver.config import (
     AckLevel,
     AppendConfig,
+    LedgerConfig,
     ProducerConfig,
     QuiverConfig,
+    RetentionConfig,
     SegmentConfig,
     TransactionConfig,
     WalConfig,
 )
+from holdfast.quiver.cursor import Cursor, Range
 from holdfast.quiver.envelope import ColumnExtractor, Extractor, TimeFlag
 from holdfast.quiver.inbox import Receipt
+from holdfast.quiver.lease import Delivery, Lease, LeaseOptions
+from holdfast.quiver.outcome import Outcome, Position
 from holdfast.quiver.quiver import Quiver
 from holdfast.quiver.segment import Bundle
 from holdfast.quiver.statistics import Statistics
+from holdfast.quiver.subscriber import SubscriberOptions
 from holdfast.quiver.transaction import Transaction
 
 __all__ = [
@@ -26,13 +32,23 @@ __all__ = [
     "AppendConfig",
     "Bundle",
     "ColumnExtractor",
+    "Cursor",
+    "Delivery",
     "Extractor",
+    "Lease",
+    "LeaseOptions",
+    "LedgerConfig",
+    "Outcome",
+    "Position",
     "ProducerConfig",
     "Quiver",
     "QuiverConfig",
+    "Range",
     "Receipt",
+    "RetentionConfig",
     "SegmentConfig",
     "Statistics",
+    "SubscriberOptions",
     "TimeFlag",
     "Transaction",
     "TransactionConfig",

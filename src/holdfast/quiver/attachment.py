@@ -15,8 +15,8 @@ from holdfast.quiver.ledger import Ledger
 from holdfast.quiver.outcome import Outcome, Position, Resolution
 from holdfast.quiver.segment import Bundle
 from holdfast.quiver.shelf import Shelf
-from holdfast.quiver.signal import Signal
 from holdfast.quiver.subscriber import Subscriber
+from holdfast.quiver.wakeup import Signal
 from holdfast.seam.clock import Clock
 
 

@@ -108,8 +108,7 @@ def _empty_ranges(
     known = {(first, end) for first, end, _ in ranges}
     low = subscriber.start_seq
     for first, end in sorted(spans):
-        for hole in subscriber.resolved.holes(low, max(low, first)):
-            if hole not in known:
-                ranges.append((*hole, "no longer there"))
+        holes = subscriber.resolved.holes(low, max(low, first))
+        ranges += [(*hole, "no longer there") for hole in holes if hole not in known]
         low = max(low, end)
     return ranges

@@ -80,7 +80,7 @@ class Append:
         assert self._loop is not None
         assert self._future is not None
         # A timer of our own: asyncio.wait_for costs more than all the rest of an append.
-        timer = self._loop.call_later(max(0.0, timeout_s), _resolve, [self._future])
+        timer = self._loop.call_later(max(0.0, timeout_s), resolve_futures, [self._future])
         try:
             await self._future
         finally:

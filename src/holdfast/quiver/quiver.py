@@ -10,11 +10,9 @@ many threads; the `_async` twins from any event loop.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import logging
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import PurePath
 from types import TracebackType
@@ -22,9 +20,8 @@ from typing import Self
 
 import pyarrow as pa
 
-from holdfast.errors import BadInput, CannotOpen, DirectoryLocked, HoldfastError, Overloaded
-from holdfast.quiver import names
-from holdfast.quiver.buffer import Held
+from holdfast.errors import BadInput, HoldfastError, Overloaded
+from holdfast.quiver.books import Balance, balance
 from holdfast.quiver.bundle import (
     DEFAULT_SLOT,
     BundleData,
@@ -34,40 +31,42 @@ from holdfast.quiver.bundle import (
     encode_arrow,
     encode_raw,
 )
-from holdfast.quiver.catalog import Catalog
 from holdfast.quiver.config import AckLevel, QuiverConfig
-from holdfast.quiver.frame import Kind
+from holdfast.quiver.cursor import Cursor, OnDataLoss
+from holdfast.quiver.engine import Engine
+from holdfast.quiver.frame import Kind, Totals
 from holdfast.quiver.inbox import Append, Receipt
-from holdfast.quiver.points import Point
+from holdfast.quiver.lease import Lease, LeaseOptions
 from holdfast.quiver.producers import check_producer, check_watermark
-from holdfast.quiver.recovery import Recovery, RecoveryReport
+from holdfast.quiver.recovery import RecoveryReport
+from holdfast.quiver.registration import (
+    StartPosition,
+    register,
+    register_if_new,
+    replay_range,
+    set_options,
+)
 from holdfast.quiver.scan import OnDamage, TimeRange, scan
-from holdfast.quiver.sealer import Sealer
-from holdfast.quiver.segment import Bundle, Segment, held_bundle
-from holdfast.quiver.segment_build import SegmentBuilder
+from holdfast.quiver.segment import Bundle, Segment
 from holdfast.quiver.segment_table import TableMaker
-from holdfast.quiver.statistics import Statistics
+from holdfast.quiver.statistics import Statistics, gather
+from holdfast.quiver.subscriber import SubscriberOptions
 from holdfast.quiver.transaction import Staging, Transaction
-from holdfast.quiver.writer import Writer
 from holdfast.seam import Seam
-from holdfast.seam.disk import Disk, Handle, LockHeld
-
-log = logging.getLogger("holdfast.quiver")
 
 
 class Quiver:
     """A durable buffer of Arrow batches and raw events in one directory."""
 
-    def __init__(self, root: PurePath, config: QuiverConfig, seam: Seam, lock: Handle) -> None:
+    def __init__(self, engine: Engine) -> None:
         """Use `Quiver.open`."""
-        self._root = root
-        self._config = config
-        self._seam = seam
-        self._lock = lock
+        self._engine = engine
+        self._config = engine.config
+        self._clock = engine.clock
+        self._writer = engine.writer
         self._closing = threading.Lock()
         self._closed = False
-        self._catalog = Catalog()
-        self._staging = Staging(config.transactions, seam.clock)
+        self._staging = Staging(engine.config.transactions, engine.clock)
 
     @classmethod
     def open(
@@ -82,47 +81,18 @@ class Quiver:
 
         With `expected_id` only that quiver is opened.
         """
-        root, seam, config = PurePath(path), seam or Seam(), config or QuiverConfig()
-        lock = None
-        try:
-            _make_folders(seam.disk, root)
-            lock = _take_lock(seam.disk, root)
-            quiver = cls(root, config, seam, lock)
-            quiver._recover_and_start(expected_id)
-        except OSError as error:
-            if lock is not None:
-                seam.disk.unlock(lock)
-            raise CannotOpen(
-                f"the data directory cannot be opened: {error.strerror}",
-                hint="check that the disk is mounted, writable and not full",
-                path=str(root),
-            ) from error
-        except HoldfastError:
-            if lock is not None:
-                seam.disk.unlock(lock)
-            raise
-        return quiver
+        engine = Engine(PurePath(path), config or QuiverConfig(), seam or Seam(), expected_id)
+        return cls(engine)
 
-    def _recover_and_start(self, expected_id: str | None) -> None:
-        recovery = Recovery(self._seam, self._root, self._config, self._catalog)
-        recovered = recovery.run(expected_id)
-        self.quiver_id = recovered.start.quiver_id
-        self.recovery: RecoveryReport = recovery.report
-        for damage in self.recovery.damages:
-            log.warning("set aside: %s", damage)
-        self._quarantine = recovery.quarantine
-        segments_dir, wal_dir = self._root / names.SEGMENTS_DIR, self._root / names.WAL_DIR
-        self._builder = SegmentBuilder(self._seam.disk, segments_dir, self.quiver_id, self._config)
-        self._sealer = Sealer(self._seam, self._config, self._builder, self._catalog, wal_dir)
-        for path, last_seq, size_bytes in recovered.wal_files:
-            self._sealer.wal_files.add(path, last_seq, size_bytes)
-        self._sealer.preload(recovered.backlog)
-        self._writer = Writer(self._seam, wal_dir, self._config, self._sealer)
-        self._writer.start(recovered.start)
-        # Only now is there a newer file that keeps the sequence floor.
-        with contextlib.suppress(OSError):
-            self._sealer.wal_files.remove_sealed(-1)
-        self._sealer.start()
+    @property
+    def quiver_id(self) -> str:
+        """The identity of this store; with a seq it names a bundle for ever."""
+        return self._engine.quiver_id
+
+    @property
+    def recovery(self) -> RecoveryReport:
+        """What the last start found."""
+        return self._engine.recovery
 
     # ---------------------------------------------------------------- appending
 
@@ -208,7 +178,7 @@ class Quiver:
         level: AckLevel | None,
     ) -> Receipt:
         append = self._make_append(bundles, producer, epoch, watermark_ns, level, None)
-        clock, timeout_s = self._seam.clock, self._config.append.timeout_s
+        clock, timeout_s = self._clock, self._config.append.timeout_s
         deadline_s = clock.monotonic_s() + timeout_s
         self._writer.inbox.put(append, deadline_s)
         return append.wait(deadline_s - clock.monotonic_s())
@@ -223,7 +193,7 @@ class Quiver:
     ) -> Receipt:
         loop = asyncio.get_running_loop()
         append = self._make_append(bundles, producer, epoch, watermark_ns, level, loop)
-        clock, timeout_s = self._seam.clock, self._config.append.timeout_s
+        clock, timeout_s = self._clock, self._config.append.timeout_s
         deadline_s = clock.monotonic_s() + timeout_s
         await self._writer.inbox.put_async(append, deadline_s)
         return await append.wait_async(deadline_s - clock.monotonic_s())
@@ -264,37 +234,80 @@ class Quiver:
         """
         if on_damage not in ("fail", "skip"):
             raise BadInput(f"on_damage is {on_damage!r}", hint="use 'fail' or 'skip'")
-        # The tail first: a buffer sealed in between is then in the catalog as well, and left out.
-        tail = self._tail()
-        segments = self._catalog.snapshot()
-        sealed = {segment.summary.last_seq for segment in segments}
+        segments, tail = self._engine.shelf.snapshot()
         tables = TableMaker(self._config)
-        made = [t for held in tail if held[-1].seq not in sealed for t in tables.tables(held)]
+        made = [table for held in tail for table in tables.tables(held)]
         return scan(segments, made, slot, columns, TimeRange.of(since, until), on_damage)
 
     def bundle(self, seq: int) -> Bundle | None:
         """Return one bundle by its seq, or None if there is none."""
-        for held in (one for buffer in self._tail() for one in buffer):
-            if held.seq == seq:
-                return held_bundle(held)
-        segment = self._catalog.find(seq)
-        return None if segment is None else segment.bundle(seq)
+        return self._engine.shelf.bundle(seq)
 
     def segments(self) -> tuple[Segment, ...]:
         """Return the sealed segments, oldest first."""
-        return self._catalog.snapshot()
+        return self._engine.catalog.snapshot()
 
-    def _tail(self) -> Iterator[list[Held]]:
-        """Return the synced bundles that are not in segments, oldest first, by buffer."""
-        synced_seq = self._writer.synced_seq
-        # The open buffer first: if it is handed over meanwhile, it is found again at the sealer.
-        open_bundles = self._writer.buffer.bundles[:]
-        buffers = {id(buffer.bundles): buffer.bundles[:] for buffer in self._sealer.sealing()}
-        lists = list(buffers.values())
-        if open_bundles and all(open_bundles[0].seq != held[0].seq for held in lists):
-            lists.append(open_bundles)
-        visible = ([held for held in bundles if held.seq <= synced_seq] for bundles in lists)
-        return (bundles for bundles in visible if bundles)
+    # -------------------------------------------------------------- subscribers
+
+    def register(
+        self,
+        name: str,
+        *,
+        start: StartPosition = "oldest",
+        options: SubscriberOptions | None = None,
+    ) -> None:
+        """Register a subscriber: from now on its data is kept until it has an outcome for it.
+
+        `start` is "oldest" (everything that is still there), "latest" (what comes from now on), or
+        a moment: everything ingested since.
+        """
+        register(self._engine, name, start, options or SubscriberOptions())
+
+    def unregister(self, name: str, *, reason: str = "unregistered") -> None:
+        """Forget a subscriber; what still waited for it is recorded as given up."""
+        self._engine.retention.unregister(name, reason)
+
+    def set_options(self, name: str, options: SubscriberOptions) -> None:
+        """Change what a subscriber may hold back."""
+        set_options(self._engine, name, options)
+
+    def subscribers(self) -> tuple[str, ...]:
+        """Return the names of all subscribers."""
+        return tuple(self._engine.ledger.state.subscribers)
+
+    def cursor(
+        self,
+        name: str,
+        *,
+        start: StartPosition = "oldest",
+        options: SubscriberOptions | None = None,
+        on_data_loss: OnDataLoss = "fail",
+    ) -> Cursor:
+        """Attach a cursor, registering the subscriber if it is new; an older reader is fenced."""
+        register_if_new(self._engine, name, start, options)
+        return Cursor(self._engine, name, on_data_loss)
+
+    def lease(
+        self,
+        name: str,
+        *,
+        start: StartPosition = "oldest",
+        options: SubscriberOptions | None = None,
+        leasing: LeaseOptions | None = None,
+    ) -> Lease:
+        """Attach a lease, registering the subscriber if it is new; an older reader is fenced."""
+        register_if_new(self._engine, name, start, options)
+        return self._engine.attached(Lease(self._engine, name, leasing or LeaseOptions()))
+
+    def balance(self, name: str) -> Balance:
+        """Return a subscriber's account: accepted = outcomes + pending, counted independently."""
+        with self._engine.ledger.lock:
+            subscriber = self._engine.ledger.subscriber(name)
+            return balance(subscriber, self._engine.shelf.accepted(), self._engine.shelf)
+
+    def replay(self, name: str, first_seq: int, end_seq: int) -> Totals:
+        """Hand out again, to one subscriber, what is still there of a range; return how much."""
+        return replay_range(self._engine, name, first_seq, end_seq)
 
     # ---------------------------------------------------------------- operating
 
@@ -312,53 +325,14 @@ class Quiver:
         if not done.wait(timeout_s or self._config.append.timeout_s):
             raise Overloaded(
                 "the segment was not sealed in time",
-                hint=f"last error of the sealer: {self._sealer.last_error or 'none'}",
+                hint=f"last error of the sealer: {self._engine.sealer.last_error or 'none'}",
             )
         if failure:
             raise failure[0]
 
     def statistics(self) -> Statistics:
         """Return a picture of this moment."""
-        writer, seals, maker = self._writer, self._sealer.counters, self._builder.table_maker
-        counters, segments = writer.counters, self._catalog.snapshot()
-        return Statistics(
-            quiver_id=self.quiver_id,
-            next_seq=writer.next_seq,
-            synced_seq=writer.synced_seq,
-            accepting=not self._closed and writer.failure is None,
-            accepted_bundles=writer.accepted.bundles,
-            accepted_events=writer.accepted.events,
-            appends_total=counters.appends,
-            bundles_total=counters.bundles,
-            events_total=counters.events,
-            payload_bytes_total=counters.payload_bytes,
-            groups_total=counters.groups,
-            syncs_total=counters.syncs,
-            sync_seconds_total=counters.sync_seconds,
-            sync_seconds_max=counters.sync_seconds_max,
-            write_failures_total=counters.write_failures,
-            sync_failures_total=counters.sync_failures,
-            seals_total=seals.segments,
-            seal_failures_total=seals.failures,
-            seal_seconds_total=seals.seconds,
-            stall_seconds_total=counters.stall_seconds,
-            stall_seconds_max=counters.stall_seconds_max,
-            extractor_failures_total=maker.extractor_failures,
-            opaque_rows_total=maker.opaque_rows,
-            pending_bytes=writer.inbox.pending_bytes,
-            staged_bytes=self._staging.staged_bytes,
-            open_bundles=len(writer.buffer.bundles),
-            open_bytes=writer.buffer.size_bytes,
-            sealing_bytes=sum(buffer.size_bytes for buffer in self._sealer.sealing()),
-            wal_bytes=writer.wal_bytes,
-            wal_files=len(self._sealer.wal_files) + 1,
-            segments=len(segments),
-            segment_bytes=sum(segment.summary.size_bytes for segment in segments),
-            segment_events=sum(segment.summary.events for segment in segments),
-            producers=writer.producer_count,
-            quarantined_bytes=self._quarantine.used_bytes(),
-            last_seal_error=self._sealer.last_error,
-        )
+        return gather(self._engine, self._staging.staged_bytes, accepting=not self._closed)
 
     def close(self) -> None:
         """Make everything accepted durable, seal it, and let go of the directory."""
@@ -366,8 +340,7 @@ class Quiver:
             if self._closed:
                 return
             self._closed = True
-            self._writer.stop()
-            self._seam.disk.unlock(self._lock)
+            self._engine.stop()
 
     def __enter__(self) -> Self:
         return self
@@ -379,23 +352,3 @@ class Quiver:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
-
-
-def _make_folders(disk: Disk, root: PurePath) -> None:
-    """Make the directory, its parents and its folders, durably."""
-    wanted = [*reversed(root.parents), root, root / names.WAL_DIR, root / names.SEGMENTS_DIR]
-    for folder in wanted:
-        if folder.name and not disk.exists(folder):
-            disk.make_dir(folder, Point.ROOT_MAKE_DIR)
-            disk.sync_dir(folder.parent, Point.ROOT_SYNC_DIR)
-
-
-def _take_lock(disk: Disk, root: PurePath) -> Handle:
-    try:
-        return disk.lock(root / names.LOCK, f"process {os.getpid()}")
-    except LockHeld as held:
-        raise DirectoryLocked(
-            f"the directory is in use by {held.owner or 'another process'}",
-            hint="a quiver has one owner; stop the other process or use another directory",
-            path=str(root),
-        ) from None

@@ -83,7 +83,8 @@ class Recovery:
         self._config = config
         self._catalog = catalog
         self._producers = Producers(config.producers)
-        self._own_ids: set[str] = set()
+        # The ids this store has or had; data of any other is foreign.
+        self.own_ids: set[str] = set()
         self._wal_numbers = [0]
         self._names_are_durable = True
         # What to write, move and remove once all is known to be readable.
@@ -93,7 +94,7 @@ class Recovery:
         """Do all four steps."""
         files = self._read_wal_headers()
         identity = self._identify(files, expected_id)
-        self._own_ids = {identity.quiver_id, *identity.former_ids}
+        self.own_ids = {identity.quiver_id, *identity.former_ids}
         self._load_segments()
         files = self._only_own(files)
         replay, needed = self._replay(files)
@@ -180,7 +181,7 @@ class Recovery:
         if summary.name != name:
             self._set_aside(path, "its name and its manifest disagree", name)
             return False
-        if summary.quiver_id not in self._own_ids:
+        if summary.quiver_id not in self.own_ids:
             self._set_aside(path, f"a segment of quiver {summary.quiver_id}", name)
             return False
         self._catalog.add(Segment(self._disk, path, summary))
@@ -219,7 +220,7 @@ class Recovery:
     def _only_own(self, files: Sequence[WalContent]) -> list[WalContent]:
         own = []
         for content in files:
-            if content.header.quiver_id in self._own_ids:
+            if content.header.quiver_id in self.own_ids:
                 own.append(content)
             else:
                 self._set_aside(content.path, f"a WAL file of quiver {content.header.quiver_id}")

@@ -26,6 +26,7 @@ from holdfast.errors import Overloaded
 from holdfast.quiver import names
 from holdfast.quiver.catalog import Catalog
 from holdfast.quiver.config import QuiverConfig
+from holdfast.quiver.frame import Totals
 from holdfast.quiver.ledger import Ledger, resolution
 from holdfast.quiver.outcome import Outcome, Resolution
 from holdfast.quiver.points import Point
@@ -44,7 +45,6 @@ class RetentionCounters:
     evictions: Counter[str] = field(default_factory=Counter)
     size_emergencies: int = 0
     throttled: int = 0
-    throttled_seconds: float = 0.0
     subscriber_dropped_segments: int = 0
     dropped_segments: int = 0
     freed_bytes: int = 0
@@ -139,6 +139,10 @@ class Retention:
             if self._over_cap(size_bytes):
                 return self._no_room()
         return self._blocked_by_subscriber()
+
+    def throttled(self) -> None:
+        """Count that an append had to wait."""
+        self.counters.throttled += 1
 
     def wait_freed(self, timeout_s: float) -> None:
         """Wait until something was resolved or removed."""
@@ -353,7 +357,7 @@ class Retention:
         with self._lock, self._ledger.lock:
             subscriber = self._ledger.subscriber(name)
             counts, _ = self._shelf.waiting(subscriber)
-            end = max(subscriber.start_seq, self._shelf.next_seq())
+            end = max(subscriber.start_seq, self._shelf.published()[0] + 1)
             now_ns = self._seam.clock.wall_ns()
             line = resolution(
                 now_ns, name, subscriber.start_seq, end, Outcome.GIVEN_UP, counts, reason

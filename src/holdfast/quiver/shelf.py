@@ -100,6 +100,20 @@ class Shelf:
 
     # ----------------------------------------------------------------- counting
 
+    def accepted(self) -> Totals:
+        """Return what the quiver ever accepted, as far as it can be read."""
+        # A group that is written and not synced yet is accepted, and not readable.
+        hidden = [h for h in self._writer.buffer.bundles[:] if h.seq > self._writer.synced_seq]
+        return self._writer.accepted.plus(-len(hidden), -sum(h.events for h in hidden))
+
+    def published(self) -> tuple[int, Totals]:
+        """Return the newest seq and what was accepted up to it, together."""
+        return self._writer.published
+
+    def accepted_payload_bytes(self) -> int:
+        """Return the payload bytes appended since the quiver was opened."""
+        return self._writer.counters.payload_bytes
+
     def waiting(self, subscriber: Subscriber) -> tuple[Totals, int]:
         """Return what is there and not resolved for a subscriber, and its payload bytes.
 

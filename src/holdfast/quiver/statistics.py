@@ -3,6 +3,31 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
+
+from holdfast.quiver.engine import Engine
+from holdfast.quiver.frame import NOTHING, Totals
+from holdfast.quiver.outcome import Outcome
+from holdfast.quiver.subscriber import Subscriber
+
+
+class SubscriberStatistics(NamedTuple):
+    """One subscriber at this moment."""
+
+    name: str
+    attached: bool
+    paused: bool
+    generation: int
+    accepted: Totals
+    outcomes: dict[str, Totals]
+    pending: Totals
+    pending_bytes: int
+    high_water_seq: int
+    # Resolved ranges beyond the high-water mark.
+    gap_ranges: int
+    # Age of the oldest bundle that waits; None if none does.
+    oldest_age_s: float | None
+    pins: int
 
 
 @dataclass(frozen=True)
@@ -13,9 +38,11 @@ class Statistics:
     next_seq: int
     synced_seq: int
     accepting: bool
-    # Ever accepted by this quiver, over all its openings.
+    # Ever accepted by this quiver, over all its openings; and what is gone from disk of that.
     accepted_bundles: int
     accepted_events: int
+    deleted_bundles: int
+    deleted_events: int
     # Totals.
     appends_total: int
     bundles_total: int
@@ -34,6 +61,13 @@ class Statistics:
     stall_seconds_max: float
     extractor_failures_total: int
     opaque_rows_total: int
+    ledger_lines_total: int
+    ledger_syncs_total: int
+    evictions_total: dict[str, int]
+    size_emergencies_total: int
+    throttled_total: int
+    subscriber_dropped_segments_total: int
+    dropped_segments_total: int
     # Gauges.
     pending_bytes: int
     staged_bytes: int
@@ -45,6 +79,106 @@ class Statistics:
     segments: int
     segment_bytes: int
     segment_events: int
+    ledger_bytes: int
+    ledger_depth: int
     producers: int
     quarantined_bytes: int
+    used_bytes: int
+    size_cap_bytes: int
     last_seal_error: str | None
+    last_keeper_error: str | None
+    subscribers: tuple[SubscriberStatistics, ...]
+
+
+def gather(engine: Engine, staged_bytes: int, *, accepting: bool) -> Statistics:
+    """Return a picture of this moment."""
+    writer, seals, maker = engine.writer, engine.sealer.counters, engine.builder.table_maker
+    counters, segments = writer.counters, engine.catalog.snapshot()
+    kept, deleted = engine.retention.counters, engine.ledger.state.deleted
+    return Statistics(
+        quiver_id=engine.quiver_id,
+        next_seq=writer.next_seq,
+        synced_seq=writer.synced_seq,
+        accepting=accepting and writer.failure is None,
+        accepted_bundles=writer.accepted.bundles,
+        accepted_events=writer.accepted.events,
+        deleted_bundles=deleted.bundles,
+        deleted_events=deleted.events,
+        appends_total=counters.appends,
+        bundles_total=counters.bundles,
+        events_total=counters.events,
+        payload_bytes_total=counters.payload_bytes,
+        groups_total=counters.groups,
+        syncs_total=counters.syncs,
+        sync_seconds_total=counters.sync_seconds,
+        sync_seconds_max=counters.sync_seconds_max,
+        write_failures_total=counters.write_failures,
+        sync_failures_total=counters.sync_failures,
+        seals_total=seals.segments,
+        seal_failures_total=seals.failures,
+        seal_seconds_total=seals.seconds,
+        stall_seconds_total=counters.stall_seconds,
+        stall_seconds_max=counters.stall_seconds_max,
+        extractor_failures_total=maker.extractor_failures,
+        opaque_rows_total=maker.opaque_rows,
+        ledger_lines_total=engine.ledger.lines_total,
+        ledger_syncs_total=engine.ledger.syncs_total,
+        evictions_total=dict(kept.evictions),
+        size_emergencies_total=kept.size_emergencies,
+        throttled_total=kept.throttled,
+        subscriber_dropped_segments_total=kept.subscriber_dropped_segments,
+        dropped_segments_total=kept.dropped_segments,
+        pending_bytes=writer.inbox.pending_bytes,
+        staged_bytes=staged_bytes,
+        open_bundles=len(writer.buffer.bundles),
+        open_bytes=writer.buffer.size_bytes,
+        sealing_bytes=sum(buffer.size_bytes for buffer in engine.sealer.sealing()),
+        wal_bytes=writer.wal_bytes,
+        wal_files=len(engine.sealer.wal_files) + 1,
+        segments=len(segments),
+        segment_bytes=sum(segment.summary.size_bytes for segment in segments),
+        segment_events=sum(segment.summary.events for segment in segments),
+        ledger_bytes=engine.ledger.size_bytes,
+        ledger_depth=engine.ledger.depth,
+        producers=writer.producer_count,
+        quarantined_bytes=engine.quarantine.used_bytes(),
+        used_bytes=engine.retention.used_bytes(),
+        size_cap_bytes=engine.config.retention.size_cap_bytes,
+        last_seal_error=engine.sealer.last_error,
+        last_keeper_error=engine.keeper.last_error,
+        subscribers=_subscribers(engine),
+    )
+
+
+def _subscribers(engine: Engine) -> tuple[SubscriberStatistics, ...]:
+    with engine.ledger.lock:
+        known = list(engine.ledger.state.subscribers.values())
+        return tuple(_subscriber(engine, subscriber) for subscriber in known)
+
+
+def _subscriber(engine: Engine, subscriber: Subscriber) -> SubscriberStatistics:
+    pending, pending_bytes = engine.shelf.waiting(subscriber)
+    accepted, before = engine.shelf.accepted(), subscriber.accepted_before
+    oldest = next(
+        (
+            r
+            for r in engine.shelf.refs(subscriber.high_water_seq)
+            if r.seq not in subscriber.resolved
+        ),
+        None,
+    )
+    age_s = None if oldest is None else (engine.clock.wall_ns() - oldest.ingestion_ns) / 1e9
+    return SubscriberStatistics(
+        name=subscriber.name,
+        attached=subscriber.absent_since_ns is None,
+        paused=subscriber.paused,
+        generation=subscriber.generation,
+        accepted=Totals(accepted.bundles - before.bundles, accepted.events - before.events),
+        outcomes={o.name.lower(): subscriber.counts.get(o, NOTHING) for o in Outcome},
+        pending=pending,
+        pending_bytes=pending_bytes,
+        high_water_seq=subscriber.high_water_seq,
+        gap_ranges=max(0, len(subscriber.resolved) - 1),
+        oldest_age_s=age_s,
+        pins=len(subscriber.pins),
+    )

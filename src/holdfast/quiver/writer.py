@@ -30,6 +30,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import PurePath
+from typing import Protocol
 
 from holdfast.errors import DiskFull, HoldfastError, NotAccepted, Overloaded, StorageFailed
 from holdfast.quiver.buffer import OpenBuffer
@@ -40,6 +41,7 @@ from holdfast.quiver.inbox import Append, Inbox, Outcome, answer, closed_error
 from holdfast.quiver.points import Point
 from holdfast.quiver.producers import Producers
 from holdfast.quiver.sealer import Sealer
+from holdfast.quiver.wakeup import Signal
 from holdfast.quiver.wal import SEQ_BLOCK, WalFile, WalHeader, new_salt
 from holdfast.seam import Seam
 
@@ -80,17 +82,38 @@ class Start:
     buffer: OpenBuffer
 
 
+class Room(Protocol):
+    """Who says whether there is room for more."""
+
+    def refusal(self, size_bytes: int) -> Overloaded | None:
+        """Return why an append of this size must wait, None if it need not."""
+
+    def wait_freed(self, timeout_s: float) -> None:
+        """Wait until there may be room again."""
+
+    def throttled(self) -> None:
+        """Count that an append had to wait."""
+
+
 class Writer:
     """Owns the WAL and the open buffer."""
 
-    def __init__(self, seam: Seam, wal_dir: PurePath, config: QuiverConfig, sealer: Sealer) -> None:
+    def __init__(
+        self,
+        seam: Seam,
+        wal_dir: PurePath,
+        config: QuiverConfig,
+        sealer: Sealer,
+        arrivals: Signal,
+    ) -> None:
         self.counters = Counters()
         self.inbox = Inbox(config.append.max_pending_bytes, seam.clock)
         self.buffer = OpenBuffer(seam.clock.monotonic_s())
         # Everything up to this seq is on stable storage; readers see no further.
         self.synced_seq = -1
-        # What the quiver ever accepted.
+        # What the quiver ever accepted, and the seq up to which that counts: set together.
         self.accepted = NOTHING
+        self.published = (-1, NOTHING)
         self.failure: NotAccepted | None = None
         self._disk = seam.disk
         self._clock = seam.clock
@@ -98,6 +121,10 @@ class Writer:
         self._wal_dir = wal_dir
         self._config = config
         self._sealer = sealer
+        self._arrivals = arrivals
+        self._fresh_data = False
+        # Who says whether there is room; set before `start`.
+        self.room: Room | None = None
         self._wal: WalFile | None = None
         self._unsynced: list[Numbered] = []
         self._carried: list[Numbered] = []
@@ -116,6 +143,7 @@ class Writer:
         self._next_wal_number = start.next_wal_number
         self._previous = start.previous
         self.accepted = start.accepted
+        self.published = (start.next_seq - 1, start.accepted)
         self.buffer = start.buffer
         self.synced_seq = start.next_seq - 1
         self._rotate()
@@ -161,11 +189,18 @@ class Writer:
                     if not isinstance(item, Append):
                         item.run()
                 self._on_time()
+                self._announce()
                 if self._stopping and not items:
                     break
             self._finish()
         except BaseException as error:
             self._die(error)
+
+    def _announce(self) -> None:
+        """Wake the readers once per group, when what was synced is in the open buffer."""
+        if self._fresh_data:
+            self._fresh_data = False
+            self._arrivals.notify()
 
     def _patience_s(self) -> float | None:
         """Return how long the inbox may stay empty before a timer is due."""
@@ -202,7 +237,7 @@ class Writer:
         told: list[tuple[Append, Outcome]] = []
         try:
             # Before any append is claimed: whoever gives up while we wait was not stored.
-            self._make_room()
+            self._make_room(sum(append.size_bytes for append in appends))
             numbering = Numbering(
                 self._quiver_id, self._producers, self._next_seq, self._clock.wall_ns()
             )
@@ -255,6 +290,7 @@ class Writer:
                 self.buffer.on_sealed.append(self._answer_when_sealed(item))
             elif item.append.level is not AckLevel.MEMORY:
                 told += item.answers(self._quiver_id)
+        self.published = (group[-1].held[-1].seq, self.accepted)
         return told
 
     def _answer_when_sealed(self, item: Numbered) -> Callable[[HoldfastError | None], None]:
@@ -386,8 +422,8 @@ class Writer:
 
     # ----------------------------------------------------------------- sealing
 
-    def _make_room(self) -> None:
-        """Wait while both buffers are full, or the WAL is at its cap."""
+    def _make_room(self, size_bytes: int) -> None:
+        """Wait while both buffers are full, the WAL is at its cap, or the quiver is."""
         cap_bytes = self._config.wal.max_size_bytes
         if self.failure is not None:
             return
@@ -395,6 +431,25 @@ class Writer:
             self._wait_for_sealer(self._hand_over)
         if self.wal_bytes >= cap_bytes:
             self._wait_for_sealer(lambda: self.wal_bytes < cap_bytes or self._hand_over())
+        if size_bytes and self.room is not None:
+            self._wait_for_room(self.room, size_bytes)
+
+    def _wait_for_room(self, room: Room, size_bytes: int) -> None:
+        refusal = room.refusal(size_bytes)
+        if refusal is None:
+            return
+        started_s = self._clock.monotonic_s()
+        patience_s = 0.0 if self._stopping else self._config.append.timeout_s / 2
+        room.throttled()
+        while refusal is not None:
+            if self._clock.monotonic_s() - started_s >= patience_s or self._stopping:
+                raise refusal
+            # What is only in the open buffer cannot be dropped or deleted: seal it.
+            self._hand_over()
+            self._announce()
+            room.wait_freed(0.05)
+            self._on_time()
+            refusal = room.refusal(size_bytes)
 
     def _wait_for_sealer(self, satisfied: Callable[[], bool]) -> None:
         if satisfied():

@@ -1,0 +1,214 @@
+"""The engine: the parts of a quiver, put together, started and stopped in the right order.
+
+start   folders, lock, recovery of data, recovery of the ledger, then the threads:
+        writer (append), sealer (segments), keeper (ledger, retention), and the balance of the books
+stop    refuse new appends, write and seal what was accepted, stop the keeper, close the ledger
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Iterable
+from pathlib import PurePath
+
+from holdfast.errors import BadInput, CannotOpen, DirectoryLocked, HoldfastError
+from holdfast.quiver import names
+from holdfast.quiver.books import reconcile
+from holdfast.quiver.catalog import Catalog
+from holdfast.quiver.config import QuiverConfig
+from holdfast.quiver.keeper import Keeper
+from holdfast.quiver.lease import Lease
+from holdfast.quiver.ledger import Ledger
+from holdfast.quiver.ledger_recovery import RecoveredLedger, recover_ledger
+from holdfast.quiver.outcome import Resolution
+from holdfast.quiver.points import Point
+from holdfast.quiver.quarantine import Damage
+from holdfast.quiver.recovery import Recovered, Recovery
+from holdfast.quiver.retention import Retention
+from holdfast.quiver.sealer import Sealer
+from holdfast.quiver.segment_build import SegmentBuilder
+from holdfast.quiver.shelf import Shelf
+from holdfast.quiver.wakeup import Signal
+from holdfast.quiver.writer import Writer
+from holdfast.seam import Seam
+from holdfast.seam.clock import Clock
+from holdfast.seam.disk import Disk, Handle, LockHeld, remove_tree
+
+log = logging.getLogger("holdfast.quiver")
+
+_FOLDERS = (names.WAL_DIR, names.SEGMENTS_DIR, names.LEDGER_DIR, names.TRASH_DIR)
+
+
+class Engine:
+    """Everything behind a `Quiver`."""
+
+    def __init__(
+        self, root: PurePath, config: QuiverConfig, seam: Seam, expected_id: str | None
+    ) -> None:
+        """Open the directory and start; raises with nothing held if that fails."""
+        check_caps(config)
+        self.root = root
+        self.config = config
+        self.seam = seam
+        self.catalog = Catalog()
+        self.arrivals = Signal()
+        self._leases: dict[str, Lease] = {}
+        lock = None
+        try:
+            _make_folders(seam.disk, root)
+            lock = self._lock = _take_lock(seam.disk, root)
+            self._start(expected_id)
+        except OSError as error:
+            _let_go(seam.disk, lock)
+            raise CannotOpen(
+                f"the data directory cannot be opened: {error.strerror}",
+                hint="check that the disk is mounted, writable and not full",
+                path=str(root),
+            ) from error
+        except HoldfastError:
+            _let_go(seam.disk, lock)
+            raise
+
+    @property
+    def clock(self) -> Clock:
+        """The quiver's clock."""
+        return self.seam.clock
+
+    def _start(self, expected_id: str | None) -> None:
+        recovery = Recovery(self.seam, self.root, self.config, self.catalog)
+        recovered = recovery.run(expected_id)
+        self.quiver_id = recovered.start.quiver_id
+        self.recovery = recovery.report
+        self.quarantine = recovery.quarantine
+        for damage in self.recovery.damages:
+            log.warning("set aside: %s", damage)
+        old = recover_ledger(self.seam.disk, self.root / names.LEDGER_DIR, recovery.own_ids)
+        self._finish_deletions(old)
+        self._start_threads(recovered, old)
+        self.written_off: list[Resolution] = reconcile(
+            self.ledger,
+            self.shelf,
+            self.writer.accepted,
+            self.recovery.damages,
+            self.clock.wall_ns(),
+        )
+        self.keeper.start()
+
+    def _finish_deletions(self, old: RecoveredLedger) -> None:
+        """Remove segments again that a power cut brought back, and what is in the trash."""
+        for segment in self.catalog.snapshot():
+            if segment.summary.segment_seq in old.state.deleted_segments:
+                self.catalog.remove(segment)
+                with contextlib.suppress(OSError):
+                    remove_tree(self.seam.disk, segment.path, Point.TRASH_UNLINK)
+        for path, reason in old.unreadable:
+            damage = Damage(path.name, reason, 0, 0, None, None)
+            self.recovery.damages.append(damage)
+            with contextlib.suppress(OSError):
+                self.quarantine.move(path, damage)
+
+    def _start_threads(self, recovered: Recovered, old: RecoveredLedger) -> None:
+        disk, wal_dir = self.seam.disk, self.root / names.WAL_DIR
+        segments_dir = self.root / names.SEGMENTS_DIR
+        self.builder = SegmentBuilder(disk, segments_dir, self.quiver_id, self.config)
+        self.sealer = Sealer(self.seam, self.config, self.builder, self.catalog, wal_dir)
+        for path, last_seq, size_bytes in recovered.wal_files:
+            self.sealer.wal_files.add(path, last_seq, size_bytes)
+        self.sealer.preload(recovered.backlog)
+        self.writer = Writer(self.seam, wal_dir, self.config, self.sealer, self.arrivals)
+        self.shelf = Shelf(self.catalog, self.sealer, self.writer)
+        for subscriber in old.state.subscribers.values():
+            # Whoever was attached died with the last process.
+            subscriber.absent_since_ns = subscriber.absent_since_ns or self.clock.wall_ns()
+        self.ledger = Ledger(self.seam, self.root, self.quiver_id, self.config.ledger, old.state)
+        self.ledger.start(old.next_number, old.files)
+        self.retention = Retention(
+            self.seam,
+            self.root,
+            self.config,
+            self.catalog,
+            self.shelf,
+            self.ledger,
+            self._leased,
+            self._unsealed_bytes,
+        )
+        self.keeper = Keeper(self.clock, self.config.retention, self.ledger, self.retention)
+        for name, last in old.state.producers.items():
+            recovered.start.producers.absorb(name, last)
+        self.writer.room = self.retention
+        self.writer.start(recovered.start)
+        # Only now is there a newer file that keeps the sequence floor.
+        with contextlib.suppress(OSError):
+            self.sealer.wal_files.remove_sealed(-1)
+            self.retention.empty_trash()
+        with contextlib.suppress(OSError):
+            self.retention.look_at_disk()
+        self.sealer.start()
+
+    def stop(self) -> None:
+        """Make everything accepted durable, seal it, and let go of the directory."""
+        for lease in self._leases.values():
+            lease.close()
+        self.keeper.close()
+        self.writer.stop()
+        with contextlib.suppress(HoldfastError):
+            self.ledger.close()
+        self.arrivals.notify()
+        self.seam.disk.unlock(self._lock)
+
+    # ------------------------------------------------------------------ readers
+
+    def freed(self) -> None:
+        """Something was resolved: data may go, and whoever waits for room may look again."""
+        self.keeper.freed()
+        self.retention.notify_freed()
+
+    def attached(self, lease: Lease) -> Lease:
+        """Remember a lease, so that retention leaves alone what it has handed out."""
+        self._leases[lease.name] = lease
+        return lease
+
+    def _leased(self, name: str) -> Iterable[int]:
+        lease = self._leases.get(name)
+        return lease.leased() if lease is not None else ()
+
+    def _unsealed_bytes(self) -> tuple[int, int]:
+        sealing = sum(buffer.size_bytes for buffer in self.sealer.sealing())
+        return self.writer.wal_bytes, sealing + self.writer.buffer.size_bytes
+
+
+def check_caps(config: QuiverConfig) -> None:
+    """Refuse a cap in which the quiver could not work."""
+    smallest = 4 * config.segment.target_size_bytes
+    if config.retention.size_cap_bytes < smallest:
+        raise BadInput(
+            f"retention.size_cap_bytes is {config.retention.size_cap_bytes}, less than four "
+            f"segments ({smallest} bytes)",
+            hint="raise the cap, or lower segment.target_size_bytes (down to 1 MB)",
+        )
+
+
+def _make_folders(disk: Disk, root: PurePath) -> None:
+    """Make the directory, its parents and its folders, durably."""
+    for folder in [*reversed(root.parents), root, *(root / name for name in _FOLDERS)]:
+        if folder.name and not disk.exists(folder):
+            disk.make_dir(folder, Point.ROOT_MAKE_DIR)
+            disk.sync_dir(folder.parent, Point.ROOT_SYNC_DIR)
+
+
+def _take_lock(disk: Disk, root: PurePath) -> Handle:
+    try:
+        return disk.lock(root / names.LOCK, f"process {os.getpid()}")
+    except LockHeld as held:
+        raise DirectoryLocked(
+            f"the directory is in use by {held.owner or 'another process'}",
+            hint="a quiver has one owner; stop the other process or use another directory",
+            path=str(root),
+        ) from None
+
+
+def _let_go(disk: Disk, lock: Handle | None) -> None:
+    if lock is not None:
+        disk.unlock(lock)
