@@ -1,4 +1,4 @@
-"""The checker: what the clients' journals say against what the quiver holds."""
+"""The checker: what the clients' journals say against what the readers' journals say."""
 
 from __future__ import annotations
 
@@ -6,9 +6,25 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from holdfast.prove.events import body_of, name_in
-from holdfast.prove.journal import Sent, read_journals
-from holdfast.quiver import Quiver, QuiverConfig
+from holdfast.prove.journal import Sent, read_journals, whole_lines
+from holdfast.prove.readers import CURSOR, INVENTED, LEASE
+
+EXAMPLES_MAX = 20
+
+
+@dataclass
+class Reading:
+    """What one subscriber's journals say."""
+
+    # By event: how often it was handed to the reader.
+    delivered: Counter[str] = field(default_factory=Counter)
+    # By event: the seq of its bundle.
+    seqs: dict[str, int] = field(default_factory=dict)
+    # Handed out again although the reader had been told that it is off its hands.
+    after_acknowledgement: list[str] = field(default_factory=list)
+    # Handed out again because nobody had said so before a kill: the price of at-least-once.
+    in_flight_again: int = 0
+    order_violations: int = 0
 
 
 @dataclass
@@ -18,85 +34,114 @@ class Verdict:
     sent: int = 0
     accepted: int = 0
     recovered: int = 0
+    delivered: int = 0
     unanswered: int = 0
     unanswered_found: int = 0
     lost: int = 0
     duplicated: int = 0
+    redelivered_in_flight: int = 0
     resurrected: int = 0
     invented: int = 0
     torn_transactions: int = 0
     misplaced: int = 0
+    order_violations: int = 0
+    equation: bool = True
     examples: list[str] = field(default_factory=list)
 
     @property
     def ok(self) -> bool:
         """Whether every promise held."""
         broken = self.lost + self.duplicated + self.resurrected + self.invented
-        return broken + self.torn_transactions + self.misplaced == 0
+        broken += self.torn_transactions + self.misplaced + self.order_violations
+        return broken == 0 and self.equation
+
+    def note(self, text: str, count: int = 1) -> None:
+        """Keep an example of a broken promise."""
+        if count and len(self.examples) < EXAMPLES_MAX:
+            self.examples.append(text)
 
 
-def read_events(quiver_dir: Path, config: QuiverConfig) -> list[tuple[str | None, int]]:
-    """Open the quiver, as after any crash, and return (name, seq) of all it holds."""
-    found: list[tuple[str | None, int]] = []
-    with Quiver.open(quiver_dir, config) as quiver:
-        for batch in quiver.scan(["_seq", "payload"], slot="raw"):
-            payloads, seqs = batch.column("payload").to_pylist(), batch.column("_seq").to_pylist()
-            found += zip(map(name_in, payloads), seqs, strict=True)
-        for batch in quiver.scan(["_seq", "name", "body"], slot="arrow"):
-            for row in batch.to_pylist():
-                sound = row["body"] == body_of(row["name"])
-                found.append((row["name"] if sound else None, row["_seq"]))
-    return found
+def read_reader(directory: Path, subscriber: str) -> Reading:
+    """Return what a subscriber's readers wrote down, over all incarnations."""
+    reading = Reading()
+    acknowledged: set[int] = set()
+    for path in sorted(directory.glob(f"*.{subscriber}")):
+        last_seq = -1
+        for line in whole_lines(path):
+            fact, seq_text, *names = line.split(" ")
+            seq = int(seq_text)
+            if fact == "K":
+                acknowledged.add(seq)
+                continue
+            if subscriber == CURSOR and seq <= last_seq:
+                reading.order_violations += 1
+            last_seq = seq
+            _take(reading, seq, names, seq in acknowledged)
+    return reading
 
 
-def check(journal_dir: Path, quiver_dir: Path, config: QuiverConfig) -> Verdict:
-    """Compare the journals with the quiver."""
+def _take(reading: Reading, seq: int, names: list[str], acknowledged: bool) -> None:
+    for name in names:
+        if reading.delivered[name]:
+            if acknowledged:
+                reading.after_acknowledgement.append(name)
+            else:
+                reading.in_flight_again += 1
+        reading.delivered[name] += 1
+        reading.seqs[name] = seq
+
+
+def check(journal_dir: Path) -> Verdict:
+    """Compare the clients' journals with those of both readers."""
     verdict = Verdict()
-    found = read_events(quiver_dir, config)
-    counts = Counter(name for name, _ in found)
-    seqs = dict(found)
-    verdict.recovered = len(found)
-    verdict.invented = counts.pop(None, 0)
-    _note(verdict, "invented: content does not match its name", verdict.invented)
-    known: set[str] = set()
-    for sent in read_journals(journal_dir).values():
-        known.update(sent.events())
-        _check_append(verdict, sent, counts, seqs)
-    strangers = [name for name in counts if name not in known]
-    verdict.invented += len(strangers)
-    for name in strangers:
-        _note(verdict, f"invented: {name}", 1)
+    sent = read_journals(journal_dir)
+    known = {event for one in sent.values() for event in one.events()}
+    for subscriber in (CURSOR, LEASE):
+        reading = read_reader(journal_dir, subscriber)
+        verdict.invented += reading.delivered.pop(INVENTED, 0)
+        for name in [name for name in reading.delivered if name not in known]:
+            verdict.invented += 1
+            verdict.note(f"{subscriber}: invented {name}")
+        verdict.duplicated += len(reading.after_acknowledgement)
+        for name in reading.after_acknowledgement:
+            verdict.note(f"{subscriber}: again after acknowledgement {name}")
+        verdict.redelivered_in_flight += reading.in_flight_again
+        verdict.order_violations += reading.order_violations
+        verdict.delivered += len(reading.delivered)
+        for append in sent.values():
+            _check_append(verdict, subscriber, append, reading)
+        if subscriber == CURSOR:
+            verdict.recovered = len(reading.delivered)
+            _count(verdict, sent, reading)
     return verdict
 
 
-def _check_append(
-    verdict: Verdict, sent: Sent, counts: Counter[str | None], seqs: dict[str | None, int]
-) -> None:
-    events = sent.events()
-    there = [counts[event] for event in events]
-    present = sum(1 for count in there if count)
-    verdict.sent += len(events)
-    verdict.duplicated += sum(count - 1 for count in there if count > 1)
-    if sent.answered:
-        verdict.accepted += len(events)
-        verdict.lost += len(events) - present
-        _note(verdict, f"lost: {sent.name}", len(events) - present)
-        if present and seqs[events[0]] != sent.seq:
+def _count(verdict: Verdict, sent: dict[str, Sent], reading: Reading) -> None:
+    """Count the appends themselves, once, against the reader that sees everything in order."""
+    for append in sent.values():
+        events = append.events()
+        found = sum(1 for event in events if event in reading.delivered)
+        verdict.sent += len(events)
+        if append.answered:
+            verdict.accepted += len(events)
+        elif append.refused != "no":
+            verdict.unanswered += len(events)
+            verdict.unanswered_found += found
+
+
+def _check_append(verdict: Verdict, subscriber: str, append: Sent, reading: Reading) -> None:
+    events = append.events()
+    present = sum(1 for event in events if event in reading.delivered)
+    if append.answered:
+        missing = len(events) - present
+        verdict.lost += missing
+        verdict.note(f"{subscriber}: lost {append.name}", missing)
+        if present and reading.seqs[events[0]] != append.seq:
             verdict.misplaced += 1
-            _note(verdict, f"misplaced: {sent.name} at {seqs[events[0]]}, not {sent.seq}", 1)
-    elif sent.refused == "no":
+            verdict.note(f"{subscriber}: misplaced {append.name}")
+    elif append.refused == "no":
         verdict.resurrected += present
-        _note(verdict, f"refused, yet there: {sent.name}", present)
-    else:
-        verdict.unanswered += len(events)
-        verdict.unanswered_found += present
+        verdict.note(f"{subscriber}: refused, yet there {append.name}", present)
     if 0 < present < len(events):
         verdict.torn_transactions += 1
-        _note(verdict, f"torn transaction: {sent.name}", 1)
-    _note(verdict, f"twice: {sent.name}", sum(1 for count in there if count > 1))
-
-
-def _note(verdict: Verdict, text: str, count: int) -> None:
-    examples_max = 20
-    if count and len(verdict.examples) < examples_max:
-        verdict.examples.append(text)
+        verdict.note(f"{subscriber}: torn transaction {append.name}")

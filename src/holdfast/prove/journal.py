@@ -66,7 +66,7 @@ def read_journals(directory: Path) -> dict[str, Sent]:
     """Return every append in the journals of a directory, by name."""
     sent: dict[str, Sent] = {}
     for path in sorted(directory.glob("*.journal")):
-        for line in _whole_lines(path):
+        for line in whole_lines(path):
             fact, name, rest = line.split(" ", 2)
             if fact == "S":
                 # Sent again after a restart under the same name: an idempotent producer.
@@ -78,6 +78,7 @@ def read_journals(directory: Path) -> dict[str, Sent]:
     return sent
 
 
-def _whole_lines(path: Path) -> Iterator[str]:
+def whole_lines(path: Path) -> Iterator[str]:
+    """Yield the lines of a file up to the last newline: a kill may cut one in two."""
     text = path.read_text()
     return iter(text[: text.rfind("\n") + 1].splitlines())

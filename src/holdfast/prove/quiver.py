@@ -1,7 +1,8 @@
-"""Prove the quiver: kill its process again and again, then compare with the clients' journals.
+"""Prove the quiver: kill its process again and again, then compare the journals of all involved.
 
 Every other kill strikes at a named fault point (before, midway, or after the step), the rest at a
-random moment, including during recovery. Each incarnation opens what the last one left.
+random moment, including during recovery. Each incarnation opens what the last one left; the last
+one is not killed, and reads what is left.
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.errors import CheckFailed
-from holdfast.prove.checker import check
-from holdfast.prove.victim import CONFIG, Task
+from holdfast.prove.checker import Verdict, check
+from holdfast.prove.victim import Task, drain
+from holdfast.quiver import Balance
+from holdfast.quiver.frame import NOTHING
 from holdfast.quiver.points import Point
 from holdfast.seam.faulty import FaultKind
 
@@ -29,13 +32,26 @@ HUNG_SECONDS = 60.0
 
 # Steps that every process of this workload reaches. The others (undo, quarantine) need a disk that
 # fails, and belong to the crash matrix of the tests.
+_NEED_A_FAILING_DISK = (
+    Point.WAL_UNDO,
+    Point.WAL_UNDO_SYNC,
+    Point.LEDGER_UNDO,
+    Point.RECOVER_SWEEP,
+)
 KILL_SITES = tuple(
     point
     for point in Point
-    if point.partition(".")[0] in ("wal", "seal", "truncate", "recover")
-    and point not in (Point.WAL_UNDO, Point.WAL_UNDO_SYNC, Point.RECOVER_SWEEP)
+    if point.partition(".")[0] in ("wal", "seal", "truncate", "ledger", "trash", "recover")
+    and point not in _NEED_A_FAILING_DISK
 )
-_WRITES = (Point.WAL_WRITE, Point.WAL_HEADER, Point.SEAL_DATA_WRITE, Point.SEAL_MANIFEST_WRITE)
+_WRITES = (
+    Point.WAL_WRITE,
+    Point.WAL_HEADER,
+    Point.SEAL_DATA_WRITE,
+    Point.SEAL_MANIFEST_WRITE,
+    Point.LEDGER_WRITE,
+    Point.LEDGER_CHECKPOINT,
+)
 
 
 @dataclass
@@ -58,7 +74,8 @@ def prove_quiver(
     tally = Kills()
     incarnation = 0
     while tally.done < kills:
-        task = _next_task(dice, tally.done, incarnation, quiver_dir, journal_dir, seed)
+        point = dice.choice(KILL_SITES) if tally.done % 2 else None
+        task = _task(dice, point, incarnation, quiver_dir, journal_dir, seed)
         site = run_and_kill(task, dice)
         if site is None:
             tally.clean_ends += 1
@@ -67,7 +84,7 @@ def prove_quiver(
             tally.sites[site] += 1
             progress(f"kill {tally.done}/{kills} at {site}")
         incarnation += 1
-    verdict = check(journal_dir, quiver_dir, CONFIG)
+    verdict, _ = drain_and_check(_task(dice, None, incarnation, quiver_dir, journal_dir, seed))
     return {
         "proof": "quiver",
         "ok": verdict.ok,
@@ -82,15 +99,14 @@ def prove_quiver(
     }
 
 
-def _next_task(
+def _task(
     dice: random.Random,
-    done: int,
+    point: Point | None,
     incarnation: int,
     quiver_dir: Path,
     journal_dir: Path,
     seed: int,
 ) -> Task:
-    point = dice.choice(KILL_SITES) if done % 2 else None
     kinds = [FaultKind.KILL_BEFORE, FaultKind.KILL_AFTER]
     if point in _WRITES:
         kinds.append(FaultKind.KILL_MIDWAY)
@@ -107,6 +123,16 @@ def _next_task(
         kind=dice.choice(kinds),
         nth=1 if once else dice.randint(1, 12),
     )
+
+
+def drain_and_check(last: Task) -> tuple[Verdict, list[Balance]]:
+    """Read what is left, as one more incarnation that is not killed, and compare the journals."""
+    accounts = drain(last)
+    verdict = check(Path(last.journal_dir))
+    verdict.equation = bool(accounts) and all(
+        account.holds and account.pending == NOTHING for account in accounts
+    )
+    return verdict, accounts
 
 
 def run_and_kill(task: Task, dice: random.Random) -> str | None:

@@ -1,4 +1,4 @@
-"""The process that is killed: clients appending to one quiver, each keeping a journal.
+"""The process that is killed: clients appending to one quiver and readers emptying it.
 
 Run as `python -m holdfast.prove.victim` with a `Task` as JSON on the command line. It prints "open"
 when the quiver is open, appends for `seconds`, closes the quiver and ends; most never get that far.
@@ -19,7 +19,8 @@ import pyarrow as pa
 from holdfast.errors import NotAccepted
 from holdfast.prove.events import body_of, payload_of
 from holdfast.prove.journal import Journal, read_journals
-from holdfast.quiver import Quiver, QuiverConfig, SegmentConfig, WalConfig
+from holdfast.prove.readers import CURSOR, LEASE, start_readers
+from holdfast.quiver import Balance, LedgerConfig, Quiver, QuiverConfig, SegmentConfig, WalConfig
 from holdfast.seam import Seam
 from holdfast.seam.disk import RealDisk
 from holdfast.seam.faulty import Fault, FaultKind, FaultyDisk, die_for_real
@@ -41,6 +42,8 @@ class Task:
     point: str | None = None
     kind: str = FaultKind.KILL_BEFORE
     nth: int = 1
+    # Which of the two readers run.
+    readers: tuple[str, ...] = (CURSOR, LEASE)
 
     def command(self) -> list[str]:
         """Return the command line that runs this task."""
@@ -51,6 +54,7 @@ class Task:
 CONFIG = QuiverConfig(
     wal=WalConfig(file_size_bytes=MB // 4),
     segment=SegmentConfig(target_size_bytes=MB, max_open_duration_s=0.05),
+    ledger=LedgerConfig(rotate_bytes=MB // 16, retain_bytes=MB // 2),
 )
 
 
@@ -130,13 +134,34 @@ def main(task: Task) -> None:
     seam = Seam(disk=FaultyDisk(RealDisk(), faults, die_for_real))
     until_s = time.monotonic() + task.seconds
     with Quiver.open(task.quiver_dir, CONFIG, seam=seam) as quiver:
+        for name in {CURSOR, LEASE}.difference(quiver.subscribers()):
+            quiver.register(name)  # before the first append, so that both see everything
         sys.stdout.write("open\n")
         sys.stdout.flush()
         clients = [Client(quiver, task, number, until_s) for number in range(task.clients)]
         for client in clients:
             client.start()
-        for client in clients:
-            client.join()
+        readers = start_readers(
+            quiver,
+            Path(task.journal_dir),
+            task.incarnation,
+            task.seed,
+            lambda: any(client.is_alive() for client in clients),
+            task.readers,
+        )
+        for thread in (*clients, *readers):
+            thread.join()
+
+
+def drain(task: Task) -> list[Balance]:
+    """Read everything that is left, as the last incarnation; return the subscribers' accounts."""
+    with Quiver.open(task.quiver_dir, CONFIG) as quiver:
+        readers = start_readers(
+            quiver, Path(task.journal_dir), task.incarnation, task.seed, lambda: False, task.readers
+        )
+        for thread in readers:
+            thread.join()
+        return [quiver.balance(name) for name in quiver.subscribers()]
 
 
 if __name__ == "__main__":

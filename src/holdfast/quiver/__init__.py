@@ -5,6 +5,7 @@ in a named *slot*; its *seq* is given at accept and never used again; a *segment
 set of consecutive bundles, stored as plain Arrow files.
 """
 
+from holdfast.quiver.books import Balance
 from holdfast.quiver.config import (
     AckLevel,
     AppendConfig,
@@ -30,6 +31,7 @@ from holdfast.quiver.transaction import Transaction
 __all__ = [
     "AckLevel",
     "AppendConfig",
+    "Balance",
     "Bundle",
     "ColumnExtractor",
     "Cursor",

@@ -98,6 +98,9 @@ class Engine:
 
     def _finish_deletions(self, old: RecoveredLedger) -> None:
         """Remove segments again that a power cut brought back, and what is in the trash."""
+        for _, end in old.state.deleted_segments:
+            # A number is never used again, or a new segment would be taken for one that came back.
+            self.catalog.reserve(end - 1)
         for segment in self.catalog.snapshot():
             if segment.summary.segment_seq in old.state.deleted_segments:
                 self.catalog.remove(segment)

@@ -46,11 +46,12 @@ class Shelf:
 
     def snapshot(self) -> tuple[tuple[Segment, ...], list[list[Held]]]:
         """Return segments and tail such that no bundle is in both and none is missed."""
-        # The tail first: a buffer sealed in between is then in the catalog as well, and left out.
+        # The tail first: a buffer sealed in between is then in the catalog as well, and left out,
+        # by its first seq: it may have grown since we looked.
         tail = self.tail()
         segments = self._catalog.snapshot()
-        sealed = {segment.summary.last_seq for segment in segments}
-        return segments, [held for held in tail if held[-1].seq not in sealed]
+        sealed = {segment.summary.first_seq for segment in segments}
+        return segments, [held for held in tail if held[0].seq not in sealed]
 
     def refs(self, from_seq: int) -> Iterator[Ref]:
         """Yield the readable bundles from a seq on, in order."""
@@ -137,6 +138,21 @@ class Shelf:
             total, size_bytes = _add_unresolved(subscriber, refs, total, size_bytes)
         return total, size_bytes
 
+    def oldest_waiting_ns(self, subscriber: Subscriber) -> int | None:
+        """Return when the oldest bundle that waits for a subscriber was ingested."""
+        segments, tail = self.snapshot()
+        for segment in segments:
+            first, end = segment.summary.first_seq, segment.summary.last_seq + 1
+            if end <= subscriber.start_seq or not subscriber.unresolved(first, end):
+                continue
+            if self._untouched(subscriber, first, end):
+                return segment.summary.min_ingestion_ns
+            for ref in self._index_refs(segment):
+                if _waits(subscriber, ref.seq):
+                    return ref.ingestion_ns
+        held = (held for buffer in tail for held in buffer if _waits(subscriber, held.seq))
+        return next((one.ingestion_ns for one in held), None)
+
     def unresolved(self, subscriber: Subscriber, segment: Segment) -> Totals:
         """Return what of a segment is not resolved for a subscriber."""
         first, end = segment.summary.first_seq, segment.summary.last_seq + 1
@@ -175,11 +191,15 @@ def _held_ref(held: Held, owned_from: int) -> Ref:
     return Ref(held.seq, held.events, len(held.payload), held.ingestion_ns, owned_from)
 
 
+def _waits(subscriber: Subscriber, seq: int) -> bool:
+    return seq >= subscriber.start_seq and seq not in subscriber.resolved
+
+
 def _add_unresolved(
     subscriber: Subscriber, refs: Sequence[Ref], total: Totals, size_bytes: int
 ) -> tuple[Totals, int]:
     for ref in refs:
-        if ref.seq >= subscriber.start_seq and ref.seq not in subscriber.resolved:
+        if _waits(subscriber, ref.seq):
             total = total.plus(1, ref.events - subscriber.partial.get(ref.seq, 0))
             size_bytes += ref.size_bytes
     return total, size_bytes
