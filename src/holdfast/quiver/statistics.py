@@ -59,6 +59,8 @@ class Statistics:
     seal_seconds_total: float
     stall_seconds_total: float
     stall_seconds_max: float
+    # Appends waited so long for room: for the sealer, or because a cap was reached.
+    blocked_seconds_total: float
     extractor_failures_total: int
     opaque_rows_total: int
     ledger_lines_total: int
@@ -119,6 +121,7 @@ def gather(engine: Engine, staged_bytes: int, *, accepting: bool) -> Statistics:
         seal_seconds_total=seals.seconds,
         stall_seconds_total=counters.stall_seconds,
         stall_seconds_max=counters.stall_seconds_max,
+        blocked_seconds_total=counters.blocked_seconds,
         extractor_failures_total=maker.extractor_failures,
         opaque_rows_total=maker.opaque_rows,
         ledger_lines_total=engine.ledger.lines_total,
@@ -159,15 +162,10 @@ def _subscribers(engine: Engine) -> tuple[SubscriberStatistics, ...]:
 def _subscriber(engine: Engine, subscriber: Subscriber) -> SubscriberStatistics:
     pending, pending_bytes = engine.shelf.waiting(subscriber)
     accepted, before = engine.shelf.accepted(), subscriber.accepted_before
-    oldest = next(
-        (
-            r
-            for r in engine.shelf.refs(subscriber.high_water_seq)
-            if r.seq not in subscriber.resolved
-        ),
-        None,
-    )
-    age_s = None if oldest is None else (engine.clock.wall_ns() - oldest.ingestion_ns) / 1e9
+    oldest_ns = engine.shelf.oldest_waiting_ns(subscriber)
+    # By the clock that does not jump; what was ingested before one that went back is new, not odd.
+    age_s = None if oldest_ns is None else max(0, engine.retention.now_ns() - oldest_ns) / 1e9
+    high_water_seq = subscriber.high_water_seq
     return SubscriberStatistics(
         name=subscriber.name,
         attached=subscriber.absent_since_ns is None,
@@ -177,8 +175,8 @@ def _subscriber(engine: Engine, subscriber: Subscriber) -> SubscriberStatistics:
         outcomes={o.name.lower(): subscriber.counts.get(o, NOTHING) for o in Outcome},
         pending=pending,
         pending_bytes=pending_bytes,
-        high_water_seq=subscriber.high_water_seq,
-        gap_ranges=max(0, len(subscriber.resolved) - 1),
+        high_water_seq=high_water_seq,
+        gap_ranges=sum(first > high_water_seq for first, _ in subscriber.resolved),
         oldest_age_s=age_s,
         pins=len(subscriber.pins),
     )

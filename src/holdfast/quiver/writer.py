@@ -25,9 +25,10 @@ and one being sealed; when both are full the writer waits, and producers with it
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Protocol
@@ -65,6 +66,7 @@ class Counters:
     sync_failures: int = 0
     stall_seconds: float = 0.0
     stall_seconds_max: float = 0.0
+    blocked_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -438,37 +440,47 @@ class Writer:
         refusal = room.refusal(size_bytes)
         if refusal is None:
             return
-        started_s = self._clock.monotonic_s()
         patience_s = 0.0 if self._stopping else self._config.append.timeout_s / 2
         room.throttled()
-        while refusal is not None:
-            if self._clock.monotonic_s() - started_s >= patience_s or self._stopping:
-                raise refusal
-            # What is only in the open buffer cannot be dropped or deleted: seal it.
-            self._hand_over()
-            self._announce()
-            room.wait_freed(0.05)
-            self._on_time()
-            refusal = room.refusal(size_bytes)
+        with self._blocked() as started_s:
+            while refusal is not None:
+                if self._clock.monotonic_s() - started_s >= patience_s or self._stopping:
+                    raise refusal
+                # What is only in the open buffer cannot be dropped or deleted: seal it.
+                self._hand_over()
+                self._announce()
+                room.wait_freed(0.05)
+                self._on_time()
+                refusal = room.refusal(size_bytes)
 
     def _wait_for_sealer(self, satisfied: Callable[[], bool]) -> None:
         if satisfied():
             return
-        started_s = self._clock.monotonic_s()
         patience_s = CLOSING_PATIENCE_S if self._stopping else self._config.append.timeout_s
-        while not satisfied():
-            if self._clock.monotonic_s() - started_s > patience_s:
-                raise Overloaded(
-                    "two segments wait to be sealed (2 x segment.target_size_bytes), "
-                    "or the write-ahead log is at wal.max_size_bytes",
-                    hint=f"sealing is too slow or fails: {self._sealer.last_error or 'no error'}",
-                    path=str(self._wal_dir),
-                    retry_after_s=1.0,
-                )
-            self._sealer.wait_idle(0.1)
+        with self._blocked() as started_s:
+            while not satisfied():
+                if self._clock.monotonic_s() - started_s > patience_s:
+                    why = self._sealer.last_error or "no error"
+                    raise Overloaded(
+                        "two segments wait to be sealed (2 x segment.target_size_bytes), "
+                        "or the write-ahead log is at wal.max_size_bytes",
+                        hint=f"sealing is too slow or fails: {why}",
+                        path=str(self._wal_dir),
+                        retry_after_s=1.0,
+                    )
+                self._sealer.wait_idle(0.1)
         stalled_s = self._clock.monotonic_s() - started_s
         self.counters.stall_seconds += stalled_s
         self.counters.stall_seconds_max = max(self.counters.stall_seconds_max, stalled_s)
+
+    @contextlib.contextmanager
+    def _blocked(self) -> Iterator[float]:
+        """Count how long appends wait for room, however that ends."""
+        started_s = self._clock.monotonic_s()
+        try:
+            yield started_s
+        finally:
+            self.counters.blocked_seconds += self._clock.monotonic_s() - started_s
 
     def _hand_over(self) -> bool:
         """Give the open buffer to the sealer, if it is free and the data is durable."""
