@@ -108,7 +108,7 @@ def append_frame(disk: SimulatedDisk, kind: int, flags: int) -> None:
     path = newest_wal(disk)
     content = disk.read(path)
     salt = decode_header(memoryview(content)).salt
-    header, _ = encode(salt, kind, 7, 0, 0, NO_WATERMARK, b"", NOTHING, flags=flags)  # type: ignore[arg-type]
+    header, _ = encode(salt, len(content), kind, 7, 0, 0, NO_WATERMARK, b"", NOTHING, flags=flags)  # type: ignore[arg-type]
     disk.put(path, content + header)
 
 
@@ -166,7 +166,7 @@ def test_producer_parts_may_grow_and_may_name_no_producer() -> None:
         part += bytes(-len(part) % 8)
         body = part + b"payload"
         header, padding = encode(
-            salt, Kind.RAW, 1, 2, 0, NO_WATERMARK, body, NOTHING, extra_bytes=len(part)
+            salt, 0, Kind.RAW, 1, 2, 0, NO_WATERMARK, body, NOTHING, extra_bytes=len(part)
         )
         frame = decode(memoryview(header + body + padding), 0, salt)
         assert (frame.producer, frame.epoch, bytes(frame.payload)) == (producer, 5, b"payload")

@@ -205,3 +205,19 @@ def decode_raw(payload: memoryview) -> RawEvents:
         headers.append(bytes(payload[position : position + size]) if size else None)
         position += size
     return RawEvents(slot, payloads, headers)
+
+
+def is_readable(kind: int, payload: memoryview) -> bool:
+    """Whether the payload has the structure of its kind; says nothing of the Arrow inside."""
+    try:
+        if kind == Kind.RAW:
+            count, name_bytes = _RAW_HEAD.unpack_from(payload)
+            lengths_start = _RAW_HEAD.size + name_bytes
+            lengths = payload[lengths_start : lengths_start + 8 * count].cast("I")
+            return bool(lengths_start + 8 * count + sum(lengths) == len(payload))
+        if kind == Kind.ARROW:
+            slots = decode_arrow(payload)
+            return bool(slots) and all(len(slot.stream) for slot in slots)
+    except (struct.error, ValueError, TypeError):
+        return False
+    return True

@@ -63,7 +63,7 @@ def inspect(disk: Disk, root: PurePath) -> Inventory:
     # The WAL before the segments: a bundle sealed in between is then seen twice and skipped once.
     contents, files = _read_wal(disk, root / names.WAL_DIR)
     catalog, unreadable = _read_segments(disk, root / names.SEGMENTS_DIR)
-    replay = Replay(catalog.covers)
+    replay = Replay(catalog)
     replay.walk_all(contents)
     return Inventory(
         root=root,

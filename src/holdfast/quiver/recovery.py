@@ -226,7 +226,7 @@ class Recovery:
         return own
 
     def _replay(self, files: Sequence[WalContent]) -> tuple[Replay, dict[PurePath, int]]:
-        replay = Replay(self._catalog.covers)
+        replay = Replay(self._catalog)
         try:
             needed = replay.walk_all(files)
         except UnknownFrame as unknown:
