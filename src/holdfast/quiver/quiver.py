@@ -35,7 +35,7 @@ from holdfast.quiver.bundle import (
     encode_raw,
 )
 from holdfast.quiver.catalog import Catalog
-from holdfast.quiver.config import AckLevel, QuiverConfig
+from holdfast.quiver.config import AckLevel, QuiverConfig, check_level
 from holdfast.quiver.frame import Kind
 from holdfast.quiver.inbox import Append, Receipt
 from holdfast.quiver.points import Point
@@ -239,7 +239,7 @@ class Quiver:
     ) -> Append:
         return Append(
             bundles,
-            level or self._config.append.level,
+            self._config.append.level if level is None else check_level(level),
             producer,
             check_producer(producer, epoch),
             check_watermark(watermark_ns),
