@@ -264,12 +264,15 @@ class Quiver:
         """
         if on_damage not in ("fail", "skip"):
             raise BadInput(f"on_damage is {on_damage!r}", hint="use 'fail' or 'skip'")
+        if columns is not None and (isinstance(columns, str) or not columns):
+            raise BadInput(f"columns is {columns!r}", hint="give a list of names, or None for all")
         # The tail first: a buffer sealed in between is then in the catalog as well, and left out.
         tail = self._tail()
         segments = self._catalog.snapshot()
-        sealed = {segment.summary.last_seq for segment in segments}
+        # By its first bundle: it may have grown between the two looks.
+        sealed = {segment.summary.first_seq for segment in segments}
         tables = TableMaker(self._config)
-        made = [t for held in tail if held[-1].seq not in sealed for t in tables.tables(held)]
+        made = [t for held in tail if held[0].seq not in sealed for t in tables.tables(held)]
         return scan(segments, made, slot, columns, TimeRange.of(since, until), on_damage)
 
     def bundle(self, seq: int) -> Bundle | None:
