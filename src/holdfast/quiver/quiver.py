@@ -385,12 +385,20 @@ class Quiver:
 
 
 def _make_folders(disk: Disk, root: PurePath) -> None:
-    """Make the directory, its parents and its folders, durably."""
+    """Make the directory, its parents and its folders, durably.
+
+    A folder that is there may still go with the power, if the open that made it was interrupted.
+    So all names are synced until there is a FORMAT, which is written after them.
+    """
+    begun = disk.exists(root / names.FORMAT)
     wanted = [*reversed(root.parents), root, root / names.WAL_DIR, root / names.SEGMENTS_DIR]
-    for folder in wanted:
-        if folder.name and not disk.exists(folder):
+    for folder in (folder for folder in wanted if folder.name):
+        if not disk.exists(folder):
             disk.make_dir(folder, Point.ROOT_MAKE_DIR)
             disk.sync_dir(folder.parent, Point.ROOT_SYNC_DIR)
+        elif not begun:
+            with contextlib.suppress(PermissionError):  # then somebody else made it
+                disk.sync_dir(folder.parent, Point.ROOT_SYNC_DIR)
 
 
 def _take_lock(disk: Disk, root: PurePath) -> Handle:
