@@ -13,6 +13,7 @@ from pathlib import PurePath
 from holdfast.errors import CannotOpen
 from holdfast.quiver import manifest, names
 from holdfast.quiver.buffer import Held
+from holdfast.quiver.byte_order import check_machine
 from holdfast.quiver.catalog import Catalog
 from holdfast.quiver.header_block import HeaderFault, NewerVersion
 from holdfast.quiver.identity import FormatFault, Identity, read_identity
@@ -51,6 +52,7 @@ class Inventory:
 
 def inspect(disk: Disk, root: PurePath) -> Inventory:
     """Return what is in `root`."""
+    check_machine(root)
     if not disk.exists(root / names.FORMAT) and not disk.exists(root / names.WAL_DIR):
         raise CannotOpen(
             "there is no quiver here", hint="name a data directory, it has a FORMAT file",

@@ -34,6 +34,7 @@ from holdfast.quiver.bundle import (
     encode_arrow,
     encode_raw,
 )
+from holdfast.quiver.byte_order import check_machine
 from holdfast.quiver.catalog import Catalog
 from holdfast.quiver.config import AckLevel, QuiverConfig, check_level
 from holdfast.quiver.frame import Kind
@@ -84,6 +85,7 @@ class Quiver:
         """
         root, seam, config = PurePath(path), seam or Seam(), config or QuiverConfig()
         lock = None
+        check_machine(root)
         try:
             _make_folders(seam.disk, root)
             lock = _take_lock(seam.disk, root)
