@@ -251,23 +251,34 @@ class Recovery:
                 continue  # whatever was acknowledged had been synced by the last process
 
     def _buffers(self, replay: Replay) -> list[OpenBuffer]:
-        """Cut the replayed bundles into buffers that fit, and that do not span a segment."""
+        """Cut the replayed bundles into buffers that fit, and that do not span a segment.
+
+        Nor do they span a bundle that may be missing: a segment covers its whole range, and what is
+        damaged now, or lies in quarantine, would count as sealed at the next start.
+        """
         now_s = self._seam.clock.monotonic_s()
         buffers = [OpenBuffer(now_s)]
         for seq in sorted(replay.bundles):
             held, open_buffer = replay.bundles[seq], buffers[-1]
-            full = open_buffer.size_bytes >= self._config.segment.target_size_bytes
-            if open_buffer.bundles and (full or self._segment_between(open_buffer.last_seq, seq)):
+            if open_buffer.bundles and self._must_part(open_buffer, seq):
                 open_buffer = OpenBuffer(now_s)
                 buffers.append(open_buffer)
             open_buffer.add(held)
             if held.producer is not None and held.epoch:
                 append = LastAppend(held.epoch, seq, 1, held.events, held.ingestion_ns)
                 self._producers.absorb(held.producer, append)
+        if buffers[-1].bundles and self.report.damages:
+            buffers.append(OpenBuffer(now_s))
         return buffers
 
-    def _segment_between(self, low: int, high: int) -> bool:
-        return any(low < s.summary.first_seq < high for s in self._catalog.snapshot())
+    def _must_part(self, buffer: OpenBuffer, seq: int) -> bool:
+        if buffer.size_bytes >= self._config.segment.target_size_bytes:
+            return True
+        if seq == buffer.last_seq + 1:
+            return False
+        segments = self._catalog.snapshot()
+        between = any(buffer.last_seq < s.summary.first_seq < seq for s in segments)
+        return between or bool(self.report.damages)
 
     # ----------------------------------------------------------- 4. numbering
 
