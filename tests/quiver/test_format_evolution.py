@@ -22,6 +22,7 @@ from holdfast.quiver import (
     names,
 )
 from holdfast.quiver.frame import NO_WATERMARK, NOTHING, Kind, decode, encode
+from holdfast.quiver.inspect import inspect
 from holdfast.quiver.wal import decode_header
 from holdfast.seam import Seam
 from holdfast.seam.clock import JumpingClock
@@ -142,6 +143,17 @@ def test_newer_data_is_refused_and_nothing_of_it_is_touched(
     with pytest.raises(UnknownFormat):
         open_quiver(disk)
     assert contents(disk) == before
+
+
+@pytest.mark.parametrize(
+    "make_newer", [make_format_newer, append_frame_of_newer_kind, append_frame_with_newer_flag]
+)
+def test_looking_into_newer_data_is_refused_too(
+    disk: SimulatedDisk, make_newer: Callable[[SimulatedDisk], None]
+) -> None:
+    make_newer(disk)
+    with pytest.raises(UnknownFormat):
+        inspect(disk, ROOT)
 
 
 # What may be added without a new version.

@@ -35,7 +35,7 @@ from holdfast.quiver.identity import (
 from holdfast.quiver.points import Point
 from holdfast.quiver.producers import LastAppend, Producers
 from holdfast.quiver.quarantine import Damage, Quarantine
-from holdfast.quiver.replay import Replay, UnknownFrame, WalContent
+from holdfast.quiver.replay import Replay, WalContent
 from holdfast.quiver.segment import Segment
 from holdfast.quiver.wal import HEADER_BYTES, SEQ_BLOCK, decode_header
 from holdfast.quiver.writer import Start
@@ -96,7 +96,8 @@ class Recovery:
         self._own_ids = {identity.quiver_id, *identity.former_ids}
         self._load_segments()
         files = self._only_own(files)
-        replay, needed = self._replay(files)
+        replay = Replay(self._catalog)
+        needed = replay.walk_all(files)
         for action in self._due:
             action()
         self._quarantine_holes(replay, needed)
@@ -224,14 +225,6 @@ class Recovery:
             else:
                 self._set_aside(content.path, f"a WAL file of quiver {content.header.quiver_id}")
         return own
-
-    def _replay(self, files: Sequence[WalContent]) -> tuple[Replay, dict[PurePath, int]]:
-        replay = Replay(self._catalog)
-        try:
-            needed = replay.walk_all(files)
-        except UnknownFrame as unknown:
-            raise unknown_format(self._root / names.WAL_DIR, str(unknown)) from None
-        return replay, needed
 
     def _quarantine_holes(self, replay: Replay, needed: dict[PurePath, int]) -> None:
         for content, damage in replay.real_damages():

@@ -28,6 +28,7 @@ from holdfast.quiver.bundle import is_readable
 from holdfast.quiver.catalog import Catalog
 from holdfast.quiver.frame import BUNDLE_KINDS, NOTHING, STAGED, Frame, Kind, Totals
 from holdfast.quiver.group import COUNT
+from holdfast.quiver.identity import unknown_format
 from holdfast.quiver.quarantine import Damage
 from holdfast.quiver.wal import HEADER_BYTES, Hole, WalHeader, walk
 
@@ -39,10 +40,6 @@ class WalContent:
     path: PurePath
     view: memoryview
     header: WalHeader
-
-
-class UnknownFrame(Exception):
-    """A sound frame of a kind, or with a flag, that this program does not know."""
 
 
 class _Place(NamedTuple):
@@ -101,7 +98,10 @@ class Replay:
     _unended: list[int] = field(default_factory=list)
 
     def walk_all(self, files: Sequence[WalContent]) -> dict[PurePath, int]:
-        """Replay all files in order; return the highest seq each one still holds (-1: none)."""
+        """Replay all files in order; return the highest seq each one still holds (-1: none).
+
+        Raises `UnknownFormat` for a sound frame of a kind, or with a flag, that is not known here.
+        """
         left = {later.header.previous_number: later.header for later in files}
         return {file.path: self._walk(file, left.get(file.header.number)) for file in files}
 
@@ -136,7 +136,7 @@ class Replay:
     def _take(self, frame: Frame, place: _Place) -> None:
         kind = frame.kind
         if frame.flags & ~STAGED:
-            raise UnknownFrame(f"a frame with flags {frame.flags:#04x}")
+            raise unknown_format(place.file.path, f"a frame with flags {frame.flags:#04x}")
         if kind in BUNDLE_KINDS:
             self._take_bundle(frame, place)
         elif kind == Kind.COMMIT:
@@ -145,7 +145,7 @@ class Replay:
             self._end_run()
             self.closed_at_seq = frame.seq
         else:
-            raise UnknownFrame(f"a frame of kind {kind}")
+            raise unknown_format(place.file.path, f"a frame of kind {kind}")
 
     def _take_bundle(self, frame: Frame, place: _Place) -> None:
         if not is_readable(frame.kind, frame.payload):
