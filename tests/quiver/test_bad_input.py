@@ -114,8 +114,17 @@ def list_in_64_lists() -> pa.Array:
 def test_a_type_arrow_cannot_write_or_cannot_read_back_is_refused(
     quiver: Quiver, make: Callable[[], pa.Array]
 ) -> None:
-    for _ in range(2):  # also when the schema is known already
-        refused(lambda: quiver.append(pa.record_batch({"a": make()})), "Arrow cannot store")
+    array = make()
+    nested = pa.StructArray.from_arrays([array], ["x"])
+    refused(lambda: quiver.append(pa.record_batch({"a": array})), "Arrow cannot store")
+    refused(lambda: quiver.append(pa.record_batch({"a": nested})), "Arrow cannot store")
+
+
+def test_a_type_of_which_arrow_cannot_make_an_empty_array_needs_rows(quiver: Quiver) -> None:
+    lists = pa.DictionaryArray.from_arrays(pa.array([0], pa.int8()), pa.array([[1]]))
+    runs = pa.RunEndEncodedArray.from_arrays(pa.array([2], pa.int16()), lists)
+    batch = pa.record_batch({"a": runs})
+    refused(lambda: quiver.append({"a": batch.slice(0, 0), "b": numbers(1)}), "Arrow cannot store")
 
 
 def tampered(array: pa.Array, found: bytes, replaced: bytes) -> pa.RecordBatch:
