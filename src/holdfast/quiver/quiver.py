@@ -91,18 +91,16 @@ class Quiver:
             lock = _take_lock(seam.disk, root)
             quiver = cls(root, config, seam, lock)
             quiver._recover_and_start(expected_id)
-        except OSError as error:
+        except BaseException as error:
             if lock is not None:
                 seam.disk.unlock(lock)
+            if not isinstance(error, OSError):
+                raise
             raise CannotOpen(
                 f"the data directory cannot be opened: {error.strerror}",
                 hint="check that the disk is mounted, writable and not full",
                 path=str(root),
             ) from error
-        except HoldfastError:
-            if lock is not None:
-                seam.disk.unlock(lock)
-            raise
         return quiver
 
     def _recover_and_start(self, expected_id: str | None) -> None:

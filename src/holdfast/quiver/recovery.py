@@ -14,6 +14,7 @@ written: what is refused is left as it was.
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
@@ -42,6 +43,13 @@ from holdfast.quiver.writer import Start
 from holdfast.seam import Seam
 from holdfast.seam.disk import remove_tree
 from holdfast.seam.randomness import random_uuid
+
+# Errors that mean a file is not what it should be. Others (too many open files, no permission) say
+# nothing about it, and must not put it into quarantine.
+_DAMAGE_ERRORS = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EIO})
+
+# WAL files without a header that are believed to have existed: a stray file may have any number.
+_LOST_FILES_MAX = 1 << 20
 
 
 @dataclass
@@ -85,6 +93,8 @@ class Recovery:
         self._producers = Producers(config.producers)
         self._own_ids: set[str] = set()
         self._wal_numbers = [0]
+        # Of files whose header is lost.
+        self._headless = [0]
         self._names_are_durable = True
         # What to write, move and remove once all is known to be readable.
         self._due: list[Callable[[], None]] = []
@@ -111,28 +121,42 @@ class Recovery:
         claims = {content.header.quiver_id for content in files}
         try:
             found = read_identity(self._disk, self._root)
-            damaged = False
         except FormatFault as fault:
             self._set_aside(self._root / names.FORMAT, str(fault))
-            found, damaged = None, True
+            found = None
         if found is not None and found.quiver_id in claims:
             identity = found
         else:
-            identity = self._new_identity(found, claims if damaged or found is None else set())
+            identity = self._new_identity(found, claims)
             self._due.append(lambda: write_identity(self._disk, self._root, identity))
         if expected_id is not None and identity.quiver_id != expected_id:
-            raise WrongQuiver(
-                f"the directory holds quiver {identity.quiver_id}, not {expected_id}",
-                hint="check the directory; positions of one quiver mean nothing in another",
-                path=str(self._root),
-            )
+            raise self._wrong_quiver(found or identity, expected_id)
         return identity
 
+    def _wrong_quiver(self, found: Identity, expected_id: str) -> WrongQuiver:
+        if found.quiver_id == expected_id:
+            return WrongQuiver(
+                f"quiver {expected_id} has lost its sequence floor and must take a new id",
+                hint="restore its wal folder, or open it without naming the id: positions of the "
+                "old id end here, stored bundles stay readable",
+                path=str(self._root),
+            )
+        return WrongQuiver(
+            f"the directory holds quiver {found.quiver_id}, not {expected_id}",
+            hint="check the directory; positions of one quiver mean nothing in another",
+            path=str(self._root),
+        )
+
     def _new_identity(self, found: Identity | None, claims: set[str]) -> Identity:
-        """Return the id the WAL files agree on, or a new one: then the sequence floor is lost."""
-        former = set(found.former_ids) | {found.quiver_id} if found else self._segment_claims()
-        if len(claims) == 1:
-            quiver_id = claims.pop()
+        """Return the id the WAL files agree on, or a new one: then the sequence floor is lost.
+
+        Former ids are remembered as long as stored data carries them.
+        """
+        former = self._segment_claims()
+        if found is not None:
+            former = (former | claims) & {found.quiver_id, *found.former_ids}
+        if found is None and len(claims) == 1:
+            (quiver_id,) = claims
         else:
             quiver_id = random_uuid(self._seam.randomness)
             self.report.new_identity = True
@@ -143,11 +167,19 @@ class Recovery:
         claims = set()
         for entry in self._disk.list(self._segments_dir):
             try:
-                data = self._disk.read(self._segments_dir / entry.name / names.MANIFEST)
-                claims.add(manifest.decode(data).quiver_id)
-            except (OSError, manifest.ManifestFault, manifest.NewerManifest):
+                claims.add(self._read_manifest(self._segments_dir / entry.name).quiver_id)
+            except (manifest.ManifestFault, manifest.NewerManifest):
                 continue
         return claims
+
+    def _read_manifest(self, segment: PurePath) -> manifest.Summary:
+        try:
+            data = self._disk.read(segment / names.MANIFEST)
+        except OSError as error:
+            if error.errno not in _DAMAGE_ERRORS:
+                raise
+            raise manifest.ManifestFault(error.strerror) from error
+        return manifest.decode(data)
 
     # ------------------------------------------------------------ 2. segments
 
@@ -172,10 +204,10 @@ class Recovery:
     def _load_segment(self, path: PurePath, name: names.SegmentName) -> bool:
         self._catalog.reserve(name.segment_seq)
         try:
-            summary = manifest.decode(self._disk.read(path / names.MANIFEST))
+            summary = self._read_manifest(path)
         except manifest.NewerManifest as newer:
             raise unknown_format(path, str(newer)) from None
-        except (OSError, manifest.ManifestFault) as fault:
+        except manifest.ManifestFault as fault:
             self._set_aside(path, f"the manifest cannot be read: {fault}", name)
             return False
         if summary.name != name:
@@ -200,8 +232,8 @@ class Recovery:
         for entry in self._disk.list(directory):
             path = directory / entry.name
             number = names.parse_wal_file(entry.name)
-            if number is None:
-                self._set_aside(path, "not a WAL file's name")
+            if number is None or entry.is_dir:
+                self._set_aside(path, "not a WAL file")
                 continue
             self._wal_numbers.append(number)
             view = self._disk.map(path)
@@ -210,12 +242,14 @@ class Recovery:
             except NewerVersion as newer:
                 raise unknown_format(path, str(newer)) from None
             except HeaderFault as fault:
+                self._headless.append(number)
                 if len(view) <= HEADER_BYTES:
                     self.report.torn_bytes += len(view)  # its creation was interrupted
                     self._sweep(path)
                 else:
                     self._set_aside(path, str(fault))
-        return files
+        # Not by name: a copy has the name it was given.
+        return sorted(files, key=lambda content: content.header.number)
 
     def _only_own(self, files: Sequence[WalContent]) -> list[WalContent]:
         own = []
@@ -288,8 +322,10 @@ class Recovery:
         self.report.skipped_bundles = replay.skipped_bundles
         self.report.torn_bytes += replay.torn_bytes
         self.report.dropped_transactions = replay.dropped_transactions
-        self.report.clean_shutdown = replay.closed_at_seq is not None
         newest = files[-1].header.number if files else 0
+        if newest < max(self._headless):
+            replay.closed_at_seq = None  # another process came after that clean end
+        self.report.clean_shutdown = replay.closed_at_seq is not None
         start = Start(
             quiver_id=identity.quiver_id,
             next_seq=self._next_seq(files, replay),
@@ -321,8 +357,9 @@ class Recovery:
             return 0 if sealed < 0 else sealed + SEQ_BLOCK
         limit = max(content.header.seq_limit for content in files)
         # Every file behind the newest readable one may have begun at the limit of the one before.
-        unreadable = max(self._wal_numbers) - files[-1].header.number
-        return max(limit + unreadable * SEQ_BLOCK, sealed + 1, replay.last_seq + 1)
+        lost_files = max(0, max(self._headless) - files[-1].header.number)
+        limit += min(lost_files, _LOST_FILES_MAX) * SEQ_BLOCK
+        return max(limit, sealed + 1, replay.last_seq + 1)
 
     # ---------------------------------------------------------------- insides
 
