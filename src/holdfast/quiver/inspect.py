@@ -19,6 +19,7 @@ from holdfast.quiver.header_block import HeaderFault, NewerVersion
 from holdfast.quiver.identity import FormatFault, Identity, read_identity
 from holdfast.quiver.quarantine import Damage, Quarantine
 from holdfast.quiver.replay import Replay, WalContent
+from holdfast.quiver.rivals import choices
 from holdfast.quiver.segment import Segment
 from holdfast.quiver.wal import decode_header
 from holdfast.seam.disk import Disk
@@ -80,7 +81,7 @@ def inspect(disk: Disk, root: PurePath) -> Inventory:
 
 
 def _read_segments(disk: Disk, directory: PurePath) -> tuple[Catalog, list[str]]:
-    catalog, unreadable = Catalog(), []
+    found, unreadable = [], []
     for entry in disk.list(directory):
         if names.parse_segment_dir(entry.name) is None:
             continue
@@ -90,7 +91,10 @@ def _read_segments(disk: Disk, directory: PurePath) -> tuple[Catalog, list[str]]
         except (OSError, manifest.ManifestFault, manifest.NewerManifest):
             unreadable.append(entry.name)
         else:
-            catalog.add(Segment(disk, path, summary))
+            found.append(Segment(disk, path, summary))
+    catalog = Catalog()
+    for choice in choices(found):
+        catalog.add(choice.kept)
     return catalog, unreadable
 
 

@@ -1,8 +1,8 @@
 """Recovery: from whatever a crash left to a catalog, an open buffer and the next sequence number.
 
     1. identity     read FORMAT; if it is damaged, ask the WAL files and manifests who they are
-    2. segments     sweep unfinished ones, read all summaries (and nothing else), sync their folder:
-                    a segment whose name is not durable must not let its WAL go
+    2. segments     sweep unfinished ones, read all summaries (more only of rivals.py), sync their
+                    folder: a segment whose name is not durable must not let its WAL go
     3. replay       what the WAL holds beyond the segments (replay.py), cut into buffers
     4. numbering    after a clean shutdown go on at the next number; otherwise skip to the
                     `seq_limit` of the newest file: no number given out and lost is used again
@@ -37,6 +37,7 @@ from holdfast.quiver.points import Point
 from holdfast.quiver.producers import LastAppend, Producers
 from holdfast.quiver.quarantine import Damage, Quarantine
 from holdfast.quiver.replay import Replay, WalContent
+from holdfast.quiver.rivals import choices
 from holdfast.quiver.segment import Segment
 from holdfast.quiver.wal import HEADER_BYTES, SEQ_BLOCK, decode_header
 from holdfast.quiver.writer import Start
@@ -188,7 +189,7 @@ class Recovery:
             self._disk.sync_dir(self._segments_dir, Point.RECOVER_SYNC)
         except OSError:
             self._names_are_durable = False  # then no WAL goes before the next seal has synced it
-        ranges: set[tuple[int, int]] = set()
+        found: list[Segment] = []
         for entry in self._disk.list(self._segments_dir):
             path = self._segments_dir / entry.name
             name = names.parse_segment_dir(entry.name)
@@ -196,12 +197,17 @@ class Recovery:
                 self._sweep(path)
             elif name is None:
                 self._set_aside(path, "not a segment's name")
-            elif (name.first_seq, name.last_seq) in ranges:
-                self._sweep(path)  # a failed seal that could not be taken back; the other is whole
-            elif self._load_segment(path, name):
-                ranges.add((name.first_seq, name.last_seq))
+            else:
+                segment = self._open_segment(path, name)
+                found += [] if segment is None else [segment]
+        for kept, copies, doubtful in choices(found):
+            self._add(kept)
+            for segment in copies:
+                self._sweep(segment.path)
+            for segment in doubtful:
+                self._set_aside(segment.path, f"{kept.path.name} has the same seqs")
 
-    def _load_segment(self, path: PurePath, name: names.SegmentName) -> bool:
+    def _open_segment(self, path: PurePath, name: names.SegmentName) -> Segment | None:
         self._catalog.reserve(name.segment_seq)
         try:
             summary = self._read_manifest(path)
@@ -209,20 +215,22 @@ class Recovery:
             raise unknown_format(path, str(newer)) from None
         except manifest.ManifestFault as fault:
             self._set_aside(path, f"the manifest cannot be read: {fault}", name)
-            return False
+            return None
         if summary.name != name:
             self._set_aside(path, "its name and its manifest disagree", name)
-            return False
+            return None
         if summary.quiver_id not in self._own_ids:
             self._set_aside(path, f"a segment of quiver {summary.quiver_id}", name)
-            return False
-        self._catalog.add(Segment(self._disk, path, summary))
+            return None
+        return Segment(self._disk, path, summary)
+
+    def _add(self, segment: Segment) -> None:
+        self._catalog.add(segment)
         self.report.segments += 1
-        for producer, last in summary.producers.items():
+        for producer, last in segment.summary.producers.items():
             if last.epoch:
                 append = LastAppend(last.epoch, last.seq, last.bundles, last.events, last.time_ns)
                 self._producers.absorb(producer, append)
-        return True
 
     # -------------------------------------------------------------- 3. replay
 
@@ -386,7 +394,9 @@ class Recovery:
     def _move(self, path: PurePath, reason: str, name: names.SegmentName | None) -> None:
         try:
             size_bytes = self._disk.used_bytes(path)
-            content = name[1:] if name else (None, None, None, None)
+            # What another segment holds too is not missed, such as the rest of a copy half removed.
+            missed = name is not None and not self._catalog.covers(name.first_seq)
+            content = name[1:] if name and missed else (None, None, None, None)
             damage = Damage(path.name, reason, 0, size_bytes, *content)
             self.report.damages.append(damage)
             self.quarantine.move(path, damage)
