@@ -24,11 +24,13 @@ import pyarrow as pa
 from holdfast.quiver import ColumnExtractor, Quiver, QuiverConfig, SegmentConfig, names
 from holdfast.quiver.bundle import decode_arrow, encode_arrow
 from holdfast.quiver.frame import HEADER_BYTES, STAGED, Frame, Kind
+from holdfast.quiver.points import Point
 from holdfast.quiver.wal import HEADER_BYTES as WAL_HEADER_BYTES
 from holdfast.quiver.wal import decode_header, walk
 from holdfast.seam import Seam
 from holdfast.seam.clock import JumpingClock
 from holdfast.seam.disk import Disk
+from holdfast.seam.faulty import Fault, FaultKind, FaultyDisk
 from holdfast.seam.randomness import seeded_randomness
 from holdfast.seam.simulated import SimulatedDisk
 
@@ -283,7 +285,9 @@ def damaged_start() -> tuple[SimulatedDisk, Quiver]:
     """Return a disk after a start that found one damaged bundle."""
     disk = example_disk().snapshot()
     _with_flipped_bit(disk)
-    with open_quiver(disk) as quiver:
+    # What is sound is sealed at once, apart from the hole; the example is the moment before.
+    unsealed = Fault(Point.SEAL_MAKE_DIR, FaultKind.EIO, times=1_000_000)
+    with open_quiver(FaultyDisk(disk, [unsealed], disk.die)) as quiver:
         return disk.snapshot(), quiver
 
 

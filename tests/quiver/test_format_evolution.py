@@ -22,6 +22,7 @@ from holdfast.quiver import (
     names,
 )
 from holdfast.quiver.frame import NO_WATERMARK, NOTHING, Kind, decode, encode
+from holdfast.quiver.inspect import inspect
 from holdfast.quiver.wal import decode_header
 from holdfast.seam import Seam
 from holdfast.seam.clock import JumpingClock
@@ -108,7 +109,7 @@ def append_frame(disk: SimulatedDisk, kind: int, flags: int) -> None:
     path = newest_wal(disk)
     content = disk.read(path)
     salt = decode_header(memoryview(content)).salt
-    header, _ = encode(salt, kind, 7, 0, 0, NO_WATERMARK, b"", NOTHING, flags=flags)  # type: ignore[arg-type]
+    header, _ = encode(salt, len(content), kind, 7, 0, 0, NO_WATERMARK, b"", NOTHING, flags=flags)  # type: ignore[arg-type]
     disk.put(path, content + header)
 
 
@@ -144,6 +145,17 @@ def test_newer_data_is_refused_and_nothing_of_it_is_touched(
     assert contents(disk) == before
 
 
+@pytest.mark.parametrize(
+    "make_newer", [make_format_newer, append_frame_of_newer_kind, append_frame_with_newer_flag]
+)
+def test_looking_into_newer_data_is_refused_too(
+    disk: SimulatedDisk, make_newer: Callable[[SimulatedDisk], None]
+) -> None:
+    make_newer(disk)
+    with pytest.raises(UnknownFormat):
+        inspect(disk, ROOT)
+
+
 # What may be added without a new version.
 
 
@@ -166,7 +178,7 @@ def test_producer_parts_may_grow_and_may_name_no_producer() -> None:
         part += bytes(-len(part) % 8)
         body = part + b"payload"
         header, padding = encode(
-            salt, Kind.RAW, 1, 2, 0, NO_WATERMARK, body, NOTHING, extra_bytes=len(part)
+            salt, 0, Kind.RAW, 1, 2, 0, NO_WATERMARK, body, NOTHING, extra_bytes=len(part)
         )
         frame = decode(memoryview(header + body + padding), 0, salt)
         assert (frame.producer, frame.epoch, bytes(frame.payload)) == (producer, 5, b"payload")

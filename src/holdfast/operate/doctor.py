@@ -17,7 +17,8 @@ from pathlib import Path, PurePath
 from typing import Literal, NamedTuple
 
 from holdfast import __version__
-from holdfast.quiver import Quiver
+from holdfast.errors import HoldfastError
+from holdfast.quiver import Quiver, byte_order
 from holdfast.seam.disk import RealDisk, write_all
 
 Health = Literal["ok", "warn", "fail"]
@@ -51,6 +52,9 @@ def _software() -> Iterator[Finding]:
     known = sys.platform == "linux"
     advice = "Linux is the reference; elsewhere only the embedded Quiver is supported"
     yield Finding("system", "ok" if known else "warn", platform.platform(terse=True), advice)
+    good = byte_order.machine_order() == byte_order.NEEDED
+    advice = "data directories are for little-endian machines"
+    yield Finding("byte order", "ok" if good else "fail", byte_order.machine_order(), advice)
     for package in ("pyarrow", "xxhash"):
         yield Finding(package, "ok", importlib.metadata.version(package))
 
@@ -94,10 +98,17 @@ def _disk(directory: Path) -> Iterator[Finding]:
         speed: Health = "ok" if sync_ms <= SYNC_SLOW_MS else "warn"
         advice = "every acknowledgement waits for one sync"
         yield Finding("sync", speed, f"{sync_ms:.2f} ms (median)", advice)
-        with Quiver.open(PurePath(temporary) / "quiver") as quiver:
+        yield _quiver(PurePath(temporary) / "quiver")
+
+
+def _quiver(folder: PurePath) -> Finding:
+    try:
+        with Quiver.open(folder) as quiver:
             quiver.append_raw(b"hello")
             quiver.flush()
-        yield Finding("quiver", "ok", "opened, appended, sealed, closed")
+    except HoldfastError as error:
+        return Finding("quiver", "fail", error.message, error.hint)
+    return Finding("quiver", "ok", "opened, appended, sealed, closed")
 
 
 def _sync_ms(disk: RealDisk, folder: PurePath) -> float:

@@ -11,6 +11,9 @@ import pyarrow as pa
 from holdfast.errors import HoldfastError
 from holdfast.quiver.frame import HEADER_BYTES, Kind
 
+# What the columns of the envelope add to every row when it is sealed.
+ENVELOPE_BYTES = 29
+
 
 class Held(NamedTuple):
     """One accepted bundle, in the bytes that are also in the WAL."""
@@ -39,12 +42,14 @@ class OpenBuffer:
     # asked for level `segment`, and `flush`.
     on_sealed: list[Callable[[HoldfastError | None], None]] = field(default_factory=list)
 
-    def add(self, held: Held) -> None:
-        """Take one more bundle; seqs only grow."""
-        assert not self.bundles or held.seq > self.bundles[-1].seq, "BUG: seqs must grow"
-        self.bundles.append(held)
-        # The header counts: a million empty bundles are not free.
-        self.size_bytes += len(held.payload) + HEADER_BYTES
+    def add(self, *bundles: Held) -> None:
+        """Take the bundles of one append; seqs only grow, and readers see all of them or none."""
+        assert not self.bundles or bundles[0].seq > self.bundles[-1].seq, "BUG: seqs must grow"
+        # Headers and rows count: a million empty bundles are not free, nor are as many null rows.
+        self.size_bytes += sum(
+            len(held.payload) + HEADER_BYTES + held.events * ENVELOPE_BYTES for held in bundles
+        )
+        self.bundles.extend(bundles)
 
     @property
     def first_seq(self) -> int:

@@ -24,6 +24,9 @@ from holdfast.quiver.frame import Kind
 from holdfast.quiver.names import SLOT_PATTERN
 
 SLOTS_MAX = 64
+# Rows take memory when they are sealed (at least their envelope), however few bytes their columns
+# need: a column of nulls, or one long run, has as many rows as its producer likes.
+ROWS_MAX = 16 * 1024 * 1024
 DEFAULT_SLOT = "events"
 # Columns that a segment adds beside the user's own.
 RESERVED_COLUMNS = frozenset({"_seq", "_row", "_ingestion_time", "_event_time", "_event_time_flag"})
@@ -63,9 +66,9 @@ class ArrowSlot(NamedTuple):
     rows: int
 
 
-def check_slot(name: str) -> str:
+def check_slot(name: object) -> str:
     """Return the name of a slot if it can be part of a file name."""
-    if not SLOT_PATTERN.fullmatch(name):
+    if not isinstance(name, str) or not SLOT_PATTERN.fullmatch(name):
         raise BadInput(
             f"{name!r} is not a slot name",
             hint="use 1 to 64 letters, digits, '_', '-' or '.', not beginning with '-' or '.'",
@@ -102,15 +105,36 @@ def _as_batch(rows: object) -> pa.RecordBatch:
     if isinstance(rows, pa.RecordBatch):
         return rows
     if isinstance(rows, pa.Table):
-        batches = rows.combine_chunks().to_batches()
-        return batches[0] if batches else pa.RecordBatch.from_pylist([], rows.schema)
+        try:
+            return one_batch(rows)
+        except pa.ArrowException as error:
+            raise _unwritable("a table", error) from error
     raise BadInput(
         f"a bundle is made of Arrow record batches or tables, not {type(rows).__name__}",
         hint="convert it with pyarrow, or use append_raw for bytes",
     )
 
 
+def one_batch(table: pa.Table) -> pa.RecordBatch:
+    """Return a table as a single record batch."""
+    batches = table.combine_chunks().to_batches()
+    if not batches:
+        return empty_batch(table.schema)
+    assert len(batches) == 1, "BUG: more rows than one record batch can hold"
+    return batches[0]
+
+
+def empty_batch(schema: pa.Schema) -> pa.RecordBatch:
+    """Return no rows; unlike pyarrow's own ways to say so, for nearly all types."""
+    return pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in schema], schema=schema)
+
+
 def _checked(encoded: Encoded, max_bytes: int) -> Encoded:
+    if encoded.events > ROWS_MAX:
+        raise BundleTooLarge(
+            f"the bundle has {encoded.events} rows, the limit is {ROWS_MAX}",
+            hint="split it into several appends, or one transaction",
+        )
     size_bytes = len(encoded.payload)
     if size_bytes > max_bytes:
         raise BundleTooLarge(
@@ -135,13 +159,36 @@ def _write_stream(sink: pa.BufferOutputStream, slot: str, batch: pa.RecordBatch)
             f"slot {slot!r} has two columns of one name", hint="give every column its own name"
         )
     try:
+        batch.validate(full=True)
+        for field in batch.schema:
+            _check_readable(field.type)
+        if batch.num_rows == 0:
+            empty_batch(batch.schema)  # what is read back where no row is stored
         with pa.ipc.new_stream(sink, batch.schema) as writer:
             writer.write_batch(batch)
-    except (pa.ArrowException, TypeError, ValueError) as error:
-        raise BadInput(
-            f"Arrow cannot write slot {slot!r}: {error}",
-            hint="cast the column to a type that the Arrow IPC format can hold",
-        ) from error
+    except (pa.ArrowException, OSError, TypeError, ValueError) as error:
+        raise _unwritable(f"slot {slot!r}", error) from error
+
+
+def _check_readable(kind: pa.DataType) -> None:
+    """Raise for a type that Arrow writes without complaint, and cannot read."""
+    if isinstance(kind, pa.BaseExtensionType):
+        kind = kind.storage_type
+    inside = [kind.field(place).type for place in range(kind.num_fields)]
+    if pa.types.is_dictionary(kind):
+        values = kind.value_type
+        if pa.types.is_dictionary(values) or isinstance(values, pa.BaseExtensionType):
+            raise pa.ArrowNotImplementedError(f"a dictionary of {values} cannot be read back")
+        inside = [values]
+    for part in inside:
+        _check_readable(part)
+
+
+def _unwritable(what: str, error: Exception) -> BadInput:
+    return BadInput(
+        f"Arrow cannot store {what}: {error}",
+        hint="cast the column to a type that the Arrow IPC format can hold",
+    )
 
 
 def decode_arrow(payload: memoryview) -> list[ArrowSlot]:
@@ -176,16 +223,33 @@ def encode_raw(
             f"{len(events)} payloads came with {len(headers)} headers",
             hint="give one header mapping (or None) for each payload",
         )
-    blobs = [json.dumps(h).encode() if h else b"" for h in headers] if headers else []
+    blobs = [_header_bytes(header) for header in headers] if headers else []
     try:
         lengths = array("I", map(len, events))
         lengths.extend(map(len, blobs) if blobs else bytes(len(events)))
         name = slot.encode()
         head = _RAW_HEAD.pack(len(events), len(name)) + name
         payload = b"".join((head, lengths, *events, *blobs))
+        if len(payload) != len(head) + lengths.itemsize * len(lengths) + sum(lengths):
+            raise TypeError("its length is not its size in bytes")
     except TypeError as error:
         raise BadInput(f"a payload is not bytes: {error}", hint="encode it first") from error
     return _checked(Encoded(Kind.RAW, payload, len(events)), max_bytes)
+
+
+def _header_bytes(header: object) -> bytes:
+    if not header:
+        return b""
+    if not isinstance(header, Mapping):
+        raise BadInput(
+            f"a header is {type(header).__name__}", hint="give a mapping of names to texts, or None"
+        )
+    try:
+        return json.dumps(dict(header), allow_nan=False).encode()
+    except (TypeError, ValueError) as error:
+        raise BadInput(
+            f"headers cannot be written as JSON: {error}", hint="use texts as names and as values"
+        ) from error
 
 
 def decode_raw(payload: memoryview) -> RawEvents:
@@ -205,3 +269,19 @@ def decode_raw(payload: memoryview) -> RawEvents:
         headers.append(bytes(payload[position : position + size]) if size else None)
         position += size
     return RawEvents(slot, payloads, headers)
+
+
+def is_readable(kind: int, payload: memoryview) -> bool:
+    """Whether the payload has the structure of its kind; says nothing of the Arrow inside."""
+    try:
+        if kind == Kind.RAW:
+            count, name_bytes = _RAW_HEAD.unpack_from(payload)
+            lengths_start = _RAW_HEAD.size + name_bytes
+            lengths = payload[lengths_start : lengths_start + 8 * count].cast("I")
+            return bool(lengths_start + 8 * count + sum(lengths) == len(payload))
+        if kind == Kind.ARROW:
+            slots = decode_arrow(payload)
+            return bool(slots) and all(len(slot.stream) for slot in slots)
+    except (struct.error, ValueError, TypeError):
+        return False
+    return True

@@ -17,6 +17,10 @@ GB = 1024 * MB
 
 # The file names have three digits.
 FILES_MAX = 1000
+# Longer waits than a month are more than the timers of some systems can hold.
+WAIT_MAX_S = 30 * 24 * 3600.0
+# What is only compared with the clock still has to fit into its 64 bits.
+AGE_MAX_S = 100 * 366 * 24 * 3600.0
 
 
 class AckLevel(IntEnum):
@@ -40,6 +44,16 @@ def _require(holds: bool, option: str, value: object, rule: str) -> None:
         raise BadInput(f"{option} is {value}", hint=f"{option} must be {rule}")
 
 
+def _require_s(seconds: float, option: str, at_most_s: float) -> None:
+    _require(0 < seconds <= at_most_s, option, seconds, f"positive, and at most {at_most_s}")
+
+
+def check_level(level: AckLevel) -> AckLevel:
+    """Return the level if it is one."""
+    _require(level in tuple(AckLevel), "level", level, "one of AckLevel")
+    return AckLevel(level)
+
+
 @dataclass(frozen=True)
 class AppendConfig:
     """Bounds of one append and of all waiting ones."""
@@ -56,8 +70,10 @@ class AppendConfig:
         limit = self.max_bundle_bytes
         holds = limit is None or 0 < limit <= BODY_BYTES_MAX
         _require(holds, "append.max_bundle_bytes", limit, f"from 1 to {BODY_BYTES_MAX}")
-        _require(self.max_pending_bytes > 0, "append.max_pending_bytes", 0, "positive")
-        _require(self.timeout_s > 0, "append.timeout_s", self.timeout_s, "positive")
+        pending = self.max_pending_bytes
+        _require(pending > 0, "append.max_pending_bytes", pending, "positive")
+        _require_s(self.timeout_s, "append.timeout_s", WAIT_MAX_S)
+        check_level(self.level)
 
 
 @dataclass(frozen=True)
@@ -77,7 +93,9 @@ class WalConfig:
         size = self.file_size_bytes
         _require(size >= 64 * KB, "wal.file_size_bytes", size, "at least 65536")
         _require(self.max_size_bytes >= size, "wal.max_size_bytes", self.max_size_bytes, "≥ a file")
-        _require(self.flush_interval_s >= 0, "wal.flush_interval_s", self.flush_interval_s, "≥ 0")
+        interval = self.flush_interval_s
+        holds = 0 <= interval <= WAIT_MAX_S
+        _require(holds, "wal.flush_interval_s", interval, f"from 0 to {WAIT_MAX_S}")
         holds = 0 < self.max_group_bytes <= BODY_BYTES_MAX
         rule = f"from 1 to {BODY_BYTES_MAX}"
         _require(holds, "wal.max_group_bytes", self.max_group_bytes, rule)
@@ -104,8 +122,9 @@ class SegmentConfig:
         _require(
             MB <= size <= 256 * MB, "segment.target_size_bytes", size, "between 1 MB and 256 MB"
         )
-        duration = self.max_open_duration_s
-        _require(duration > 0, "segment.max_open_duration_s", duration, "positive")
+        _require_s(self.max_open_duration_s, "segment.max_open_duration_s", WAIT_MAX_S)
+        _require_s(self.retry_max_s, "segment.retry_max_s", WAIT_MAX_S)
+        _require_s(self.retry_min_s, "segment.retry_min_s", self.retry_max_s)
         files = self.max_files
         _require(2 <= files <= FILES_MAX, "segment.max_files", files, f"from 2 to {FILES_MAX}")  # noqa: PLR2004
         known = self.compression in ("none", "lz4", "zstd")
@@ -120,6 +139,10 @@ class ProducerConfig:
     max_count: int = 10_000
     # A producer silent for longer is forgotten. Must exceed the longest time a sender retries.
     ttl_s: float = 72 * 3600.0
+
+    def __post_init__(self) -> None:
+        _require(self.max_count > 0, "producers.max_count", self.max_count, "positive")
+        _require_s(self.ttl_s, "producers.ttl_s", AGE_MAX_S)
 
 
 @dataclass(frozen=True)
@@ -136,6 +159,7 @@ class TransactionConfig:
         holds = 0 < staged <= 2 * BODY_BYTES_MAX
         rule = f"from 1 to {2 * BODY_BYTES_MAX}"
         _require(holds, "transactions.max_staged_bytes", staged, rule)
+        _require_s(self.lease_s, "transactions.lease_s", AGE_MAX_S)
 
 
 @dataclass(frozen=True)
@@ -202,6 +226,10 @@ class QuiverConfig:
     extractors: Mapping[str, Extractor] = field(default_factory=dict)
     # Event times further ahead of ingestion than this are flagged, and clamped in summaries.
     max_skew_s: float = 300.0
+
+    def __post_init__(self) -> None:
+        holds = 0 <= self.max_skew_s <= AGE_MAX_S
+        _require(holds, "max_skew_s", self.max_skew_s, f"from 0 to {AGE_MAX_S}")
 
     @property
     def max_bundle_bytes(self) -> int:

@@ -2,7 +2,9 @@
 
 An Arrow IPC file holds one dictionary per column, while every bundle comes with its own. They are
 unified; where the indices no longer fit, 8 bits become 16, and beyond that the column is decoded to
-its plain values (a dictionary of 65,536 different values saves nothing).
+its plain values (a dictionary of 65,536 different values saves nothing). Inside maps, unions, views
+and extension types nothing is widened or decoded: there `unify` raises, and the caller stores the
+bundles as they came.
 """
 
 from __future__ import annotations
@@ -10,20 +12,26 @@ from __future__ import annotations
 import pyarrow as pa
 
 _WIDER = {pa.int8(): pa.int16(), pa.uint8(): pa.uint16()}
+_CANNOT_UNIFY = (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowIndexError)
 
 
 def unify(table: pa.Table) -> pa.Table:
-    """Return the same rows with one dictionary per column."""
+    """Return the same rows with one dictionary per column; raises what Arrow raises."""
     while any(has_dictionary(field.type) for field in table.schema):
         try:
             return table.unify_dictionaries()
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowIndexError):
-            table = _relax(table)
+        except _CANNOT_UNIFY:
+            relaxed = _relax(table)
+            if relaxed.schema == table.schema:
+                raise
+            table = relaxed
     return table
 
 
 def has_dictionary(kind: pa.DataType) -> bool:
     """Whether the type is a dictionary, or has one inside."""
+    if isinstance(kind, pa.BaseExtensionType):
+        return has_dictionary(kind.storage_type)
     if pa.types.is_dictionary(kind):
         return True
     return any(has_dictionary(kind.field(i).type) for i in range(kind.num_fields))
@@ -37,7 +45,7 @@ def _relax(table: pa.Table) -> pa.Table:
         column = table.column(place)
         try:
             column.unify_dictionaries()
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowIndexError):
+        except _CANNOT_UNIFY:
             relaxed = field.with_type(relaxed_type(field.type))
             chunks = [_recode(chunk, relaxed.type) for chunk in column.chunks]
             table = table.set_column(place, relaxed, pa.chunked_array(chunks, relaxed.type))
@@ -48,7 +56,9 @@ def relaxed_type(kind: pa.DataType) -> pa.DataType:
     """Return the type with every dictionary inside it one step wider, or plain."""
     if pa.types.is_dictionary(kind):
         wider = _WIDER.get(kind.index_type)
-        return kind.value_type if wider is None else pa.dictionary(wider, kind.value_type)
+        if wider is None:
+            return kind.value_type
+        return pa.dictionary(wider, kind.value_type, kind.ordered)
     if pa.types.is_struct(kind):
         return pa.struct([f.with_type(relaxed_type(f.type)) for f in _fields(kind)])
     if pa.types.is_list(kind):
@@ -82,7 +92,7 @@ def _recode(chunk: pa.Array, target: pa.DataType) -> pa.Array:
     if pa.types.is_dictionary(kind):
         if pa.types.is_dictionary(target):
             indices = chunk.indices.cast(target.index_type)
-            return pa.DictionaryArray.from_arrays(indices, chunk.dictionary)
+            return pa.DictionaryArray.from_arrays(indices, chunk.dictionary, ordered=target.ordered)
         return chunk.dictionary_decode()
     if pa.types.is_struct(kind):
         children = [_recode(chunk.field(i), target.field(i).type) for i in range(kind.num_fields)]

@@ -16,6 +16,7 @@ from pathlib import PurePath
 from holdfast.errors import BadInput, CannotOpen, DirectoryLocked, HoldfastError
 from holdfast.quiver import names
 from holdfast.quiver.books import reconcile
+from holdfast.quiver.byte_order import check_machine
 from holdfast.quiver.catalog import Catalog
 from holdfast.quiver.config import QuiverConfig
 from holdfast.quiver.keeper import Keeper
@@ -55,21 +56,22 @@ class Engine:
         self.catalog = Catalog()
         self.arrivals = Signal()
         self._leases: dict[str, Lease] = {}
+        check_machine(root)
         lock = None
         try:
             _make_folders(seam.disk, root)
             lock = self._lock = _take_lock(seam.disk, root)
             self._start(expected_id)
-        except OSError as error:
-            _let_go(seam.disk, lock)
+        except BaseException as error:
+            if lock is not None:
+                seam.disk.unlock(lock)
+            if not isinstance(error, OSError):
+                raise
             raise CannotOpen(
                 f"the data directory cannot be opened: {error.strerror}",
                 hint="check that the disk is mounted, writable and not full",
                 path=str(root),
             ) from error
-        except HoldfastError:
-            _let_go(seam.disk, lock)
-            raise
 
     @property
     def clock(self) -> Clock:
@@ -194,11 +196,20 @@ def check_caps(config: QuiverConfig) -> None:
 
 
 def _make_folders(disk: Disk, root: PurePath) -> None:
-    """Make the directory, its parents and its folders, durably."""
-    for folder in [*reversed(root.parents), root, *(root / name for name in _FOLDERS)]:
-        if folder.name and not disk.exists(folder):
+    """Make the directory, its parents and its folders, durably.
+
+    A folder that is there may still go with the power, if the open that made it was interrupted.
+    So all names are synced until there is a FORMAT, which is written after them.
+    """
+    begun = disk.exists(root / names.FORMAT)
+    wanted = [*reversed(root.parents), root, *(root / name for name in _FOLDERS)]
+    for folder in (folder for folder in wanted if folder.name):
+        if not disk.exists(folder):
             disk.make_dir(folder, Point.ROOT_MAKE_DIR)
             disk.sync_dir(folder.parent, Point.ROOT_SYNC_DIR)
+        elif not begun:
+            with contextlib.suppress(PermissionError):  # then somebody else made it
+                disk.sync_dir(folder.parent, Point.ROOT_SYNC_DIR)
 
 
 def _take_lock(disk: Disk, root: PurePath) -> Handle:
@@ -210,8 +221,3 @@ def _take_lock(disk: Disk, root: PurePath) -> Handle:
             hint="a quiver has one owner; stop the other process or use another directory",
             path=str(root),
         ) from None
-
-
-def _let_go(disk: Disk, lock: Handle | None) -> None:
-    if lock is not None:
-        disk.unlock(lock)

@@ -14,14 +14,15 @@
         52     4  bundles_before   in this file, before this frame
         56     8  events_before    the same in events
         64     8  body_sum         xxh3-64 of the body, seeded with the salt
-        72     8  header_sum       xxh3-64 of bytes 0..71, seeded with the salt
+        72     8  header_sum       xxh3-64 of bytes 0..71, seeded with salt xor the frame's offset
         80     …  body, then zeros up to a multiple of 8
 
 The salt is drawn at random for every file and kept in its header. It enters the magic and seeds
-both checksums, so a payload that contains frames (ours, copied from another file, or made by an
-attacker who read this) is never mistaken for one while resynchronising. Header and body have a sum
-each: with a sound header, damage in the body costs exactly one bundle, and its seq is known. The
-counts before each frame tell how many bundles and events a hole swallowed, headers and all.
+both checksums, the header's together with the place of the frame in the file: a payload that
+contains frames (copied from this file or another, or made by an attacker who read this) is never
+mistaken for one while resynchronising. Header and body have a sum each: with a sound header, damage
+in the body costs exactly one bundle, and its seq is known. The counts before each frame tell how
+many bundles and events a hole swallowed, headers and all.
 docs/format/frame.md has an example dump.
 """
 
@@ -31,7 +32,7 @@ import struct
 from enum import IntEnum
 from typing import TYPE_CHECKING, NamedTuple
 
-from xxhash import xxh3_64_intdigest
+from xxhash import xxh3_64, xxh3_64_intdigest
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -48,6 +49,7 @@ _HEAD = struct.Struct("<QBBHIQqQqIIQQ")
 _SUM = struct.Struct("<Q")
 _MAGIC = struct.Struct("<Q")
 _PRODUCER = struct.Struct("<QH")
+_HASHED_AT_ONCE_BYTES = 64 * 1024
 _PADDING = [bytes(length) for length in range(ALIGNMENT_BYTES)]
 
 
@@ -65,6 +67,7 @@ class Kind(IntEnum):
     CLOSE = 5
 
 
+# The kinds that are bundles.
 BUNDLE_KINDS = (Kind.ARROW, Kind.RAW, Kind.CONTROL)
 
 
@@ -80,11 +83,6 @@ class Totals(NamedTuple):
 
 
 NOTHING = Totals(0, 0)
-
-
-def holds_after(kind: int, before: Totals, events: int) -> Totals:
-    """Return what a file holds up to and including a frame."""
-    return before.plus(1, events) if kind in BUNDLE_KINDS else before
 
 
 class Frame(NamedTuple):
@@ -103,26 +101,23 @@ class Frame(NamedTuple):
     payload: memoryview
     end: int
 
+    @property
+    def after(self) -> Totals:
+        """What the file holds up to and including this frame."""
+        return self.before.plus(1, self.events) if self.kind in BUNDLE_KINDS else self.before
+
 
 class FrameFault(Exception):
     """There is no sound frame at this offset.
 
-    `seq`, `end`, and what the file holds before and after it, are known when the header is sound
-    and only the body is damaged.
+    `frame` is what the header says (`payload` is not to be used), if the header is sound and only
+    the body is damaged or cut short.
     """
 
-    def __init__(
-        self,
-        reason: str,
-        seq: int | None = None,
-        end: int | None = None,
-        holds: tuple[Totals, Totals] | None = None,
-    ) -> None:
+    def __init__(self, reason: str, frame: Frame | None = None) -> None:
         super().__init__(reason)
         self.reason = reason
-        self.seq = seq
-        self.end = end
-        self.holds = holds
+        self.frame = frame
 
 
 def frame_bytes(body_bytes: int) -> int:
@@ -139,6 +134,7 @@ def producer_part(producer: str, epoch: int) -> bytes:
 
 def encode(  # noqa: PLR0913, PLR0917  (the fields of a frame; called for every bundle)
     salt: int,
+    offset: int,
     kind: int,
     seq: int,
     ingestion_ns: int,
@@ -150,7 +146,7 @@ def encode(  # noqa: PLR0913, PLR0917  (the fields of a frame; called for every 
     extra_bytes: int = 0,
     flags: int = 0,
 ) -> tuple[bytes, bytes]:
-    """Return the header and the padding that go before and after `body`."""
+    """Return the header and the padding that go before and after `body`, at `offset`."""
     body_bytes = len(body)  # type: ignore[arg-type]
     head = _HEAD.pack(
         MAGIC ^ salt,
@@ -165,10 +161,25 @@ def encode(  # noqa: PLR0913, PLR0917  (the fields of a frame; called for every 
         events,
         before.bundles,
         before.events,
-        xxh3_64_intdigest(body, salt),
+        _body_sum(body, body_bytes, salt),
     )
-    header = head + _SUM.pack(xxh3_64_intdigest(head, salt))
+    header = head + _SUM.pack(xxh3_64_intdigest(head, salt ^ offset))
     return header, _PADDING[-body_bytes % ALIGNMENT_BYTES]
+
+
+def _body_sum(body: Buffer, body_bytes: int, salt: int) -> int:
+    """Return the checksum without giving up the interpreter lock.
+
+    xxhash gives it up for the few microseconds that more than 64 KB take, and has to wait up to
+    5 ms for it when producers are busy: most of the time of a loaded writer was that.
+    """
+    if body_bytes <= _HASHED_AT_ONCE_BYTES:
+        return xxh3_64_intdigest(body, salt)
+    hasher = xxh3_64(seed=salt)
+    view = memoryview(body)
+    for start in range(0, body_bytes, _HASHED_AT_ONCE_BYTES):
+        hasher.update(view[start : start + _HASHED_AT_ONCE_BYTES])
+    return hasher.intdigest()
 
 
 def decode(view: memoryview, offset: int, salt: int) -> Frame:
@@ -182,24 +193,21 @@ def decode(view: memoryview, offset: int, salt: int) -> Frame:
     events, bundles_before, events_before, body_sum = fields[9:]
     if magic != MAGIC ^ salt:
         raise FrameFault("no frame begins here")
-    if _SUM.unpack_from(view, body_start - 8)[0] != xxh3_64_intdigest(head, salt):
+    if _SUM.unpack_from(view, body_start - 8)[0] != xxh3_64_intdigest(head, salt ^ offset):
         raise FrameFault("the header does not match its checksum")
-    end = offset + frame_bytes(body_bytes)
-    before = Totals(bundles_before, events_before)
-    if end > len(view):
-        holds = before, holds_after(kind, before, events)
-        raise FrameFault("the body is cut short", seq, None, holds)
     body = view[body_start : body_start + body_bytes]
-    if xxh3_64_intdigest(body, salt) != body_sum:
-        holds = before, holds_after(kind, before, events)
-        raise FrameFault("the body does not match its checksum", seq, end, holds)
-    name, epoch, payload = None, 0, body
-    if extra_bytes:
-        name, epoch = _read_producer(body)
-        payload = body[extra_bytes:]
-    return Frame(
-        kind, flags, seq, time_ns, synced, watermark_ns, name, epoch, events, before, payload, end
+    before, end = Totals(bundles_before, events_before), offset + frame_bytes(body_bytes)
+    frame = Frame(
+        kind, flags, seq, time_ns, synced, watermark_ns, None, 0, events, before, body, end
     )
+    if end > len(view):
+        raise FrameFault("the body is cut short", frame)
+    if xxh3_64_intdigest(body, salt) != body_sum:
+        raise FrameFault("the body does not match its checksum", frame)
+    if not extra_bytes:
+        return frame
+    name, epoch = _read_producer(body)
+    return frame._replace(producer=name, epoch=epoch, payload=body[extra_bytes:])
 
 
 def _read_producer(body: memoryview) -> tuple[str | None, int]:
@@ -214,16 +222,13 @@ def find_next(view: memoryview, offset: int, salt: int) -> int | None:
     window_bytes = 1 << 20
     start = offset + -offset % ALIGNMENT_BYTES
     while start + HEADER_BYTES <= len(view):
-        window = bytes(view[start : start + window_bytes + len(wanted)])
+        window = bytes(view[start : start + window_bytes])
         found = window.find(wanted)
-        while found != -1 and found % ALIGNMENT_BYTES:
+        while found != -1:
+            if found % ALIGNMENT_BYTES == 0 and _header_is_sound(view, start + found, salt):
+                return start + found
             found = window.find(wanted, found + 1)
-        if found == -1:
-            start += window_bytes
-        elif _header_is_sound(view, start + found, salt):
-            return start + found
-        else:
-            start += found + ALIGNMENT_BYTES
+        start += window_bytes
     return None
 
 
@@ -231,5 +236,5 @@ def _header_is_sound(view: memoryview, offset: int, salt: int) -> bool:
     try:
         decode(view, offset, salt)
     except FrameFault as fault:
-        return fault.seq is not None
+        return fault.frame is not None
     return True

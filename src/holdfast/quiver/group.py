@@ -6,6 +6,8 @@ import struct
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
+
 from holdfast.errors import HoldfastError
 from holdfast.quiver.buffer import Held
 from holdfast.quiver.config import AckLevel
@@ -107,68 +109,69 @@ class Numbering:
         return held
 
 
-@dataclass(frozen=True)
-class FileState:
-    """What a frame says about the file it goes to."""
+class Framing:
+    """Turns groups into frames, each with what its file holds before it."""
 
-    salt: int
-    synced_through: int
-    holds: Totals
+    def __init__(self, salt: int, end: int, synced_through: int, holds: Totals) -> None:
+        self.buffers: list[Buffer] = []
+        # Of the file, with these frames.
+        self.end = end
+        self.holds = holds
+        self._salt = salt
+        self._synced_through = synced_through
 
+    def put_all(self, numbered: list[Numbered]) -> None:
+        """Add the frames of one group."""
+        for item in numbered:
+            staged = STAGED if len(item.held) > 1 else 0
+            for held in item.held:
+                self._put_bundle(held, staged)
+            if staged:
+                last = item.held[-1]
+                body = COUNT.pack(len(item.held))
+                self._put(Kind.COMMIT, last.seq, last.ingestion_ns, NO_WATERMARK, body)
 
-def frames(numbered: list[Numbered], file: FileState) -> tuple[list[Buffer], Totals]:
-    """Return the buffers to write for one group, and what the file holds with them."""
-    buffers: list[Buffer] = []
-    holds = file.holds
-    for item in numbered:
-        staged = STAGED if len(item.held) > 1 else 0
-        for held in item.held:
-            _put_bundle(buffers, held, file, holds, staged)
-            holds = Totals(holds.bundles + 1, holds.events + held.events)
-        if staged:
-            _put_commit(buffers, item.held, file, holds)
-    return buffers, holds
+    def put_close(self, next_seq: int, now_ns: int) -> None:
+        """Add the frame that marks a clean end."""
+        self._put(Kind.CLOSE, next_seq, now_ns, NO_WATERMARK, b"")
 
+    def _put_bundle(self, held: Held, flags: int) -> None:
+        seq, kind, ingestion_ns, watermark_ns, producer, epoch, events, payload = held
+        body: bytes | memoryview | pa.Buffer = payload
+        extra_bytes = 0
+        if producer is not None:
+            part = producer_part(producer, epoch)
+            body, extra_bytes = b"".join((part, payload)), len(part)
+        self._put(kind, seq, ingestion_ns, watermark_ns, body, events, extra_bytes, flags)
+        self.holds = self.holds.plus(1, events)
 
-def _put_bundle(
-    buffers: list[Buffer], held: Held, file: FileState, before: Totals, flags: int
-) -> None:
-    seq, kind, ingestion_ns, watermark_ns, producer, epoch, events, payload = held
-    body: Buffer = payload
-    extra_bytes = 0
-    if producer is not None:
-        part = producer_part(producer, epoch)
-        body, extra_bytes = b"".join((part, payload)), len(part)
-    header, padding = encode(
-        file.salt,
-        kind,
-        seq,
-        ingestion_ns,
-        file.synced_through,
-        watermark_ns,
-        body,
-        before,
-        events,
-        extra_bytes,
-        flags,
-    )
-    buffers += (header, body, padding) if padding else (header, body)
-
-
-def _put_commit(buffers: list[Buffer], held: list[Held], file: FileState, before: Totals) -> None:
-    body = COUNT.pack(len(held))
-    last = held[-1]
-    header, padding = encode(
-        file.salt,
-        Kind.COMMIT,
-        last.seq,
-        last.ingestion_ns,
-        file.synced_through,
-        NO_WATERMARK,
-        body,
-        before,
-    )
-    buffers += (header, body, padding)
+    def _put(
+        self,
+        kind: Kind,
+        seq: int,
+        ingestion_ns: int,
+        watermark_ns: int,
+        body: bytes | memoryview | pa.Buffer,
+        events: int = 0,
+        extra_bytes: int = 0,
+        flags: int = 0,
+    ) -> None:
+        header, padding = encode(
+            self._salt,
+            self.end,
+            kind,
+            seq,
+            ingestion_ns,
+            self._synced_through,
+            watermark_ns,
+            body,
+            self.holds,
+            events,
+            extra_bytes,
+            flags,
+        )
+        self.buffers += (header, body, padding) if padding else (header, body)
+        self.end += len(header) + len(body) + len(padding)
 
 
 def last_append(item: Numbered) -> LastAppend:

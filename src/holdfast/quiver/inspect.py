@@ -13,11 +13,13 @@ from pathlib import PurePath
 from holdfast.errors import CannotOpen
 from holdfast.quiver import manifest, names
 from holdfast.quiver.buffer import Held
+from holdfast.quiver.byte_order import check_machine
 from holdfast.quiver.catalog import Catalog
 from holdfast.quiver.header_block import HeaderFault, NewerVersion
 from holdfast.quiver.identity import FormatFault, Identity, read_identity
 from holdfast.quiver.quarantine import Damage, Quarantine
 from holdfast.quiver.replay import Replay, WalContent
+from holdfast.quiver.rivals import choices
 from holdfast.quiver.segment import Segment
 from holdfast.quiver.wal import decode_header
 from holdfast.seam.disk import Disk
@@ -51,6 +53,7 @@ class Inventory:
 
 def inspect(disk: Disk, root: PurePath) -> Inventory:
     """Return what is in `root`."""
+    check_machine(root)
     if not disk.exists(root / names.FORMAT) and not disk.exists(root / names.WAL_DIR):
         raise CannotOpen(
             "there is no quiver here", hint="name a data directory, it has a FORMAT file",
@@ -63,7 +66,7 @@ def inspect(disk: Disk, root: PurePath) -> Inventory:
     # The WAL before the segments: a bundle sealed in between is then seen twice and skipped once.
     contents, files = _read_wal(disk, root / names.WAL_DIR)
     catalog, unreadable = _read_segments(disk, root / names.SEGMENTS_DIR)
-    replay = Replay(catalog.covers)
+    replay = Replay(catalog)
     replay.walk_all(contents)
     return Inventory(
         root=root,
@@ -78,7 +81,7 @@ def inspect(disk: Disk, root: PurePath) -> Inventory:
 
 
 def _read_segments(disk: Disk, directory: PurePath) -> tuple[Catalog, list[str]]:
-    catalog, unreadable = Catalog(), []
+    found, unreadable = [], []
     for entry in disk.list(directory):
         if names.parse_segment_dir(entry.name) is None:
             continue
@@ -88,7 +91,10 @@ def _read_segments(disk: Disk, directory: PurePath) -> tuple[Catalog, list[str]]
         except (OSError, manifest.ManifestFault, manifest.NewerManifest):
             unreadable.append(entry.name)
         else:
-            catalog.add(Segment(disk, path, summary))
+            found.append(Segment(disk, path, summary))
+    catalog = Catalog()
+    for choice in choices(found):
+        catalog.add(choice.kept)
     return catalog, unreadable
 
 

@@ -151,7 +151,15 @@ class LedgerFile:
 
     def _write(self, kind: LineKind, time_ns: int, body: bytes, at: Point) -> None:
         header, padding = encode(
-            self.header.salt, kind, self.lines, time_ns, self.synced, NO_WATERMARK, body, NOTHING
+            self.header.salt,
+            self.end,
+            kind,
+            self.lines,
+            time_ns,
+            self.synced,
+            NO_WATERMARK,
+            body,
+            NOTHING,
         )
         self.end += write_all(self._disk, self._handle, [header, body, padding], at)
 

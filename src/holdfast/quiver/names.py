@@ -30,8 +30,8 @@ MANIFEST = "manifest"
 BUNDLES = "bundles.arrow"
 
 SLOT_PATTERN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,63}")
-_WAL_PATTERN = re.compile(r"(\d{16})\.wal")
-_LEDGER_PATTERN = re.compile(r"(\d{16})\.log")
+_WAL_PATTERN = re.compile(r"(\d{16,})\.wal")
+_LEDGER_PATTERN = re.compile(r"(\d{16,})\.log")
 _SEGMENT_PATTERN = re.compile(r"(\d{16})-(\d+)-(\d+)-(\d+)-(\d+)")
 _BUILDING_PATTERN = re.compile(r"tmp-\d{16}-\d+")
 

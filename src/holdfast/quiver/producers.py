@@ -40,14 +40,18 @@ def check_producer(producer: str | None, epoch: int | None) -> int:
         )
     if epoch is None:
         return 0
-    if not 0 < epoch <= EPOCH_MAX:
-        raise BadInput(f"epoch {epoch}", hint=f"epochs are whole numbers from 1 to {EPOCH_MAX}")
+    if not _within(epoch, 1, EPOCH_MAX):
+        raise BadInput(f"epoch {epoch!r}", hint=f"epochs are whole numbers from 1 to {EPOCH_MAX}")
     return epoch
 
 
-def _text_bytes(name: str) -> int:
+def _within(number: object, lowest: int, highest: int) -> bool:
+    return isinstance(number, int) and lowest <= number <= highest
+
+
+def _text_bytes(name: object) -> int:
     try:
-        return len(name.encode())
+        return len(name.encode()) if isinstance(name, str) else 0
     except UnicodeEncodeError:  # half of a surrogate pair
         return 0
 
@@ -56,9 +60,9 @@ def check_watermark(watermark_ns: int | None) -> int:
     """Return the watermark as frames have it."""
     if watermark_ns is None:
         return NO_WATERMARK
-    if not NO_WATERMARK < watermark_ns < -NO_WATERMARK:
+    if not _within(watermark_ns, NO_WATERMARK + 1, -NO_WATERMARK - 1):
         raise BadInput(
-            f"watermark {watermark_ns}", hint="a watermark is in nanoseconds and has 64 bits"
+            f"watermark {watermark_ns!r}", hint="a watermark is in nanoseconds and has 64 bits"
         )
     return watermark_ns
 

@@ -31,7 +31,7 @@ from holdfast.quiver.bundle import (
     encode_arrow,
     encode_raw,
 )
-from holdfast.quiver.config import AckLevel, QuiverConfig
+from holdfast.quiver.config import AckLevel, QuiverConfig, check_level
 from holdfast.quiver.cursor import Cursor, OnDataLoss
 from holdfast.quiver.engine import Engine
 from holdfast.quiver.frame import Kind, Totals
@@ -209,7 +209,7 @@ class Quiver:
     ) -> Append:
         return Append(
             bundles,
-            level or self._config.append.level,
+            self._config.append.level if level is None else check_level(level),
             producer,
             check_producer(producer, epoch),
             check_watermark(watermark_ns),
@@ -234,6 +234,8 @@ class Quiver:
         """
         if on_damage not in ("fail", "skip"):
             raise BadInput(f"on_damage is {on_damage!r}", hint="use 'fail' or 'skip'")
+        if columns is not None and (isinstance(columns, str) or not columns):
+            raise BadInput(f"columns is {columns!r}", hint="give a list of names, or None for all")
         segments, tail = self._engine.shelf.snapshot()
         tables = TableMaker(self._config)
         made = [table for held in tail for table in tables.tables(held)]

@@ -1,8 +1,8 @@
 """Recovery: from whatever a crash left to a catalog, an open buffer and the next sequence number.
 
     1. identity     read FORMAT; if it is damaged, ask the WAL files and manifests who they are
-    2. segments     sweep unfinished ones, read all summaries (and nothing else), sync their folder:
-                    a segment whose name is not durable must not let its WAL go
+    2. segments     sweep unfinished ones, read all summaries (more only of rivals.py), sync their
+                    folder: a segment whose name is not durable must not let its WAL go
     3. replay       what the WAL holds beyond the segments (replay.py), cut into buffers
     4. numbering    after a clean shutdown go on at the next number; otherwise skip to the
                     `seq_limit` of the newest file: no number given out and lost is used again
@@ -14,6 +14,7 @@ written: what is refused is left as it was.
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
@@ -35,13 +36,21 @@ from holdfast.quiver.identity import (
 from holdfast.quiver.points import Point
 from holdfast.quiver.producers import LastAppend, Producers
 from holdfast.quiver.quarantine import Damage, Quarantine
-from holdfast.quiver.replay import Replay, UnknownFrame, WalContent
+from holdfast.quiver.replay import Replay, WalContent
+from holdfast.quiver.rivals import choices
 from holdfast.quiver.segment import Segment
 from holdfast.quiver.wal import HEADER_BYTES, SEQ_BLOCK, decode_header
 from holdfast.quiver.writer import Start
 from holdfast.seam import Seam
 from holdfast.seam.disk import remove_tree
 from holdfast.seam.randomness import random_uuid
+
+# Errors that mean a file is not what it should be. Others (too many open files, no permission) say
+# nothing about it, and must not put it into quarantine.
+_DAMAGE_ERRORS = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EIO})
+
+# WAL files without a header that are believed to have existed: a stray file may have any number.
+_LOST_FILES_MAX = 1 << 20
 
 
 @dataclass
@@ -86,6 +95,8 @@ class Recovery:
         # The ids this store has or had; data of any other is foreign.
         self.own_ids: set[str] = set()
         self._wal_numbers = [0]
+        # Of files whose header is lost.
+        self._headless = [0]
         self._names_are_durable = True
         # What to write, move and remove once all is known to be readable.
         self._due: list[Callable[[], None]] = []
@@ -97,7 +108,8 @@ class Recovery:
         self.own_ids = {identity.quiver_id, *identity.former_ids}
         self._load_segments()
         files = self._only_own(files)
-        replay, needed = self._replay(files)
+        replay = Replay(self._catalog)
+        needed = replay.walk_all(files)
         for action in self._due:
             action()
         self._quarantine_holes(replay, needed)
@@ -111,28 +123,42 @@ class Recovery:
         claims = {content.header.quiver_id for content in files}
         try:
             found = read_identity(self._disk, self._root)
-            damaged = False
         except FormatFault as fault:
             self._set_aside(self._root / names.FORMAT, str(fault))
-            found, damaged = None, True
+            found = None
         if found is not None and found.quiver_id in claims:
             identity = found
         else:
-            identity = self._new_identity(found, claims if damaged or found is None else set())
+            identity = self._new_identity(found, claims)
             self._due.append(lambda: write_identity(self._disk, self._root, identity))
         if expected_id is not None and identity.quiver_id != expected_id:
-            raise WrongQuiver(
-                f"the directory holds quiver {identity.quiver_id}, not {expected_id}",
-                hint="check the directory; positions of one quiver mean nothing in another",
-                path=str(self._root),
-            )
+            raise self._wrong_quiver(found or identity, expected_id)
         return identity
 
+    def _wrong_quiver(self, found: Identity, expected_id: str) -> WrongQuiver:
+        if found.quiver_id == expected_id:
+            return WrongQuiver(
+                f"quiver {expected_id} has lost its sequence floor and must take a new id",
+                hint="restore its wal folder, or open it without naming the id: positions of the "
+                "old id end here, stored bundles stay readable",
+                path=str(self._root),
+            )
+        return WrongQuiver(
+            f"the directory holds quiver {found.quiver_id}, not {expected_id}",
+            hint="check the directory; positions of one quiver mean nothing in another",
+            path=str(self._root),
+        )
+
     def _new_identity(self, found: Identity | None, claims: set[str]) -> Identity:
-        """Return the id the WAL files agree on, or a new one: then the sequence floor is lost."""
-        former = set(found.former_ids) | {found.quiver_id} if found else self._segment_claims()
-        if len(claims) == 1:
-            quiver_id = claims.pop()
+        """Return the id the WAL files agree on, or a new one: then the sequence floor is lost.
+
+        Former ids are remembered as long as stored data carries them.
+        """
+        former = self._segment_claims()
+        if found is not None:
+            former = (former | claims) & {found.quiver_id, *found.former_ids}
+        if found is None and len(claims) == 1:
+            (quiver_id,) = claims
         else:
             quiver_id = random_uuid(self._seam.randomness)
             self.report.new_identity = True
@@ -143,11 +169,19 @@ class Recovery:
         claims = set()
         for entry in self._disk.list(self._segments_dir):
             try:
-                data = self._disk.read(self._segments_dir / entry.name / names.MANIFEST)
-                claims.add(manifest.decode(data).quiver_id)
-            except (OSError, manifest.ManifestFault, manifest.NewerManifest):
+                claims.add(self._read_manifest(self._segments_dir / entry.name).quiver_id)
+            except (manifest.ManifestFault, manifest.NewerManifest):
                 continue
         return claims
+
+    def _read_manifest(self, segment: PurePath) -> manifest.Summary:
+        try:
+            data = self._disk.read(segment / names.MANIFEST)
+        except OSError as error:
+            if error.errno not in _DAMAGE_ERRORS:
+                raise
+            raise manifest.ManifestFault(error.strerror) from error
+        return manifest.decode(data)
 
     # ------------------------------------------------------------ 2. segments
 
@@ -156,7 +190,7 @@ class Recovery:
             self._disk.sync_dir(self._segments_dir, Point.RECOVER_SYNC)
         except OSError:
             self._names_are_durable = False  # then no WAL goes before the next seal has synced it
-        ranges: set[tuple[int, int]] = set()
+        found: list[Segment] = []
         for entry in self._disk.list(self._segments_dir):
             path = self._segments_dir / entry.name
             name = names.parse_segment_dir(entry.name)
@@ -164,33 +198,40 @@ class Recovery:
                 self._sweep(path)
             elif name is None:
                 self._set_aside(path, "not a segment's name")
-            elif (name.first_seq, name.last_seq) in ranges:
-                self._sweep(path)  # a failed seal that could not be taken back; the other is whole
-            elif self._load_segment(path, name):
-                ranges.add((name.first_seq, name.last_seq))
+            else:
+                segment = self._open_segment(path, name)
+                found += [] if segment is None else [segment]
+        for kept, copies, doubtful in choices(found):
+            self._add(kept)
+            for segment in copies:
+                self._sweep(segment.path)
+            for segment in doubtful:
+                self._set_aside(segment.path, f"{kept.path.name} has the same seqs")
 
-    def _load_segment(self, path: PurePath, name: names.SegmentName) -> bool:
+    def _open_segment(self, path: PurePath, name: names.SegmentName) -> Segment | None:
         self._catalog.reserve(name.segment_seq)
         try:
-            summary = manifest.decode(self._disk.read(path / names.MANIFEST))
+            summary = self._read_manifest(path)
         except manifest.NewerManifest as newer:
             raise unknown_format(path, str(newer)) from None
-        except (OSError, manifest.ManifestFault) as fault:
+        except manifest.ManifestFault as fault:
             self._set_aside(path, f"the manifest cannot be read: {fault}", name)
-            return False
+            return None
         if summary.name != name:
             self._set_aside(path, "its name and its manifest disagree", name)
-            return False
+            return None
         if summary.quiver_id not in self.own_ids:
             self._set_aside(path, f"a segment of quiver {summary.quiver_id}", name)
-            return False
-        self._catalog.add(Segment(self._disk, path, summary))
+            return None
+        return Segment(self._disk, path, summary)
+
+    def _add(self, segment: Segment) -> None:
+        self._catalog.add(segment)
         self.report.segments += 1
-        for producer, last in summary.producers.items():
+        for producer, last in segment.summary.producers.items():
             if last.epoch:
                 append = LastAppend(last.epoch, last.seq, last.bundles, last.events, last.time_ns)
                 self._producers.absorb(producer, append)
-        return True
 
     # -------------------------------------------------------------- 3. replay
 
@@ -200,8 +241,8 @@ class Recovery:
         for entry in self._disk.list(directory):
             path = directory / entry.name
             number = names.parse_wal_file(entry.name)
-            if number is None:
-                self._set_aside(path, "not a WAL file's name")
+            if number is None or entry.is_dir:
+                self._set_aside(path, "not a WAL file")
                 continue
             self._wal_numbers.append(number)
             view = self._disk.map(path)
@@ -210,12 +251,14 @@ class Recovery:
             except NewerVersion as newer:
                 raise unknown_format(path, str(newer)) from None
             except HeaderFault as fault:
+                self._headless.append(number)
                 if len(view) <= HEADER_BYTES:
                     self.report.torn_bytes += len(view)  # its creation was interrupted
                     self._sweep(path)
                 else:
                     self._set_aside(path, str(fault))
-        return files
+        # Not by name: a copy has the name it was given.
+        return sorted(files, key=lambda content: content.header.number)
 
     def _only_own(self, files: Sequence[WalContent]) -> list[WalContent]:
         own = []
@@ -225,14 +268,6 @@ class Recovery:
             else:
                 self._set_aside(content.path, f"a WAL file of quiver {content.header.quiver_id}")
         return own
-
-    def _replay(self, files: Sequence[WalContent]) -> tuple[Replay, dict[PurePath, int]]:
-        replay = Replay(self._catalog.covers)
-        try:
-            needed = replay.walk_all(files)
-        except UnknownFrame as unknown:
-            raise unknown_format(self._root / names.WAL_DIR, str(unknown)) from None
-        return replay, needed
 
     def _quarantine_holes(self, replay: Replay, needed: dict[PurePath, int]) -> None:
         for content, damage in replay.real_damages():
@@ -252,23 +287,34 @@ class Recovery:
                 continue  # whatever was acknowledged had been synced by the last process
 
     def _buffers(self, replay: Replay) -> list[OpenBuffer]:
-        """Cut the replayed bundles into buffers that fit, and that do not span a segment."""
+        """Cut the replayed bundles into buffers that fit, and that do not span a segment.
+
+        Nor do they span a bundle that may be missing: a segment covers its whole range, and what is
+        damaged now, or lies in quarantine, would count as sealed at the next start.
+        """
         now_s = self._seam.clock.monotonic_s()
         buffers = [OpenBuffer(now_s)]
         for seq in sorted(replay.bundles):
             held, open_buffer = replay.bundles[seq], buffers[-1]
-            full = open_buffer.size_bytes >= self._config.segment.target_size_bytes
-            if open_buffer.bundles and (full or self._segment_between(open_buffer.last_seq, seq)):
+            if open_buffer.bundles and self._must_part(open_buffer, seq):
                 open_buffer = OpenBuffer(now_s)
                 buffers.append(open_buffer)
             open_buffer.add(held)
             if held.producer is not None and held.epoch:
                 append = LastAppend(held.epoch, seq, 1, held.events, held.ingestion_ns)
                 self._producers.absorb(held.producer, append)
+        if buffers[-1].bundles and self.report.damages:
+            buffers.append(OpenBuffer(now_s))
         return buffers
 
-    def _segment_between(self, low: int, high: int) -> bool:
-        return any(low < s.summary.first_seq < high for s in self._catalog.snapshot())
+    def _must_part(self, buffer: OpenBuffer, seq: int) -> bool:
+        if buffer.size_bytes >= self._config.segment.target_size_bytes:
+            return True
+        if seq == buffer.last_seq + 1:
+            return False
+        segments = self._catalog.snapshot()
+        between = any(buffer.last_seq < s.summary.first_seq < seq for s in segments)
+        return between or bool(self.report.damages)
 
     # ----------------------------------------------------------- 4. numbering
 
@@ -285,8 +331,10 @@ class Recovery:
         self.report.skipped_bundles = replay.skipped_bundles
         self.report.torn_bytes += replay.torn_bytes
         self.report.dropped_transactions = replay.dropped_transactions
-        self.report.clean_shutdown = replay.closed_at_seq is not None
         newest = files[-1].header.number if files else 0
+        if newest < max(self._headless):
+            replay.closed_at_seq = None  # another process came after that clean end
+        self.report.clean_shutdown = replay.closed_at_seq is not None
         start = Start(
             quiver_id=identity.quiver_id,
             next_seq=self._next_seq(files, replay),
@@ -318,8 +366,9 @@ class Recovery:
             return 0 if sealed < 0 else sealed + SEQ_BLOCK
         limit = max(content.header.seq_limit for content in files)
         # Every file behind the newest readable one may have begun at the limit of the one before.
-        unreadable = max(self._wal_numbers) - files[-1].header.number
-        return max(limit + unreadable * SEQ_BLOCK, sealed + 1, replay.last_seq + 1)
+        lost_files = max(0, max(self._headless) - files[-1].header.number)
+        limit += min(lost_files, _LOST_FILES_MAX) * SEQ_BLOCK
+        return max(limit, sealed + 1, replay.last_seq + 1)
 
     # ---------------------------------------------------------------- insides
 
@@ -346,7 +395,9 @@ class Recovery:
     def _move(self, path: PurePath, reason: str, name: names.SegmentName | None) -> None:
         try:
             size_bytes = self._disk.used_bytes(path)
-            content = name[1:] if name else (None, None, None, None)
+            # What another segment holds too is not missed, such as the rest of a copy half removed.
+            missed = name is not None and not self._catalog.covers(name.first_seq)
+            content = name[1:] if name and missed else (None, None, None, None)
             damage = Damage(path.name, reason, 0, size_bytes, *content)
             self.report.damages.append(damage)
             self.quarantine.move(path, damage)

@@ -4,35 +4,33 @@ Every file is walked, oldest first. Bundles that a segment covers are skipped, b
 (a group rewritten after a failed sync) too, so replaying twice changes nothing.
 
 Holes. `synced_through` in the frames, and `previous_synced` in the next file's header, say how far
-a file certainly was on stable storage. A hole before that point is damage: the bytes go to
-quarantine, the missing seqs are reported, and reading goes on at the next sound frame. A hole
-beyond it is a torn tail: it was never acknowledged, so it is dropped and only counted. Sound frames
-beyond a torn hole are kept: they may have been acknowledged at level `written`.
+a file certainly was on stable storage. A hole before that point is damage, and so is an end before
+it: the bytes go to quarantine, the missing seqs are reported, and reading goes on at the next sound
+frame. A hole beyond it is a torn tail: it was never acknowledged, so it is dropped and only
+counted. Sound frames beyond a torn hole are kept: they may have been acknowledged at level
+`written`.
 
 Transactions. Staged bundles count only with the COMMIT behind them, and only all together. There is
 one exception: if a hole that is damage swallowed the COMMIT or some of the bundles, what is sound
-is kept, because all of it had been acknowledged.
+is kept, because all of it had been acknowledged. That is so only next to the hole, and only for
+frames that were synced: a transaction torn later in the same file was not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import PurePath
+from typing import NamedTuple
 
 from holdfast.quiver.buffer import Held
-from holdfast.quiver.frame import (
-    BUNDLE_KINDS,
-    NOTHING,
-    STAGED,
-    Frame,
-    Kind,
-    Totals,
-    holds_after,
-)
+from holdfast.quiver.bundle import is_readable
+from holdfast.quiver.catalog import Catalog
+from holdfast.quiver.frame import BUNDLE_KINDS, NOTHING, STAGED, Frame, Kind, Totals
 from holdfast.quiver.group import COUNT
+from holdfast.quiver.identity import unknown_format
 from holdfast.quiver.quarantine import Damage
-from holdfast.quiver.wal import Hole, WalHeader, walk
+from holdfast.quiver.wal import HEADER_BYTES, Hole, WalHeader, walk
 
 
 @dataclass(frozen=True)
@@ -44,16 +42,40 @@ class WalContent:
     header: WalHeader
 
 
-class UnknownFrame(Exception):
-    """A sound frame of a kind, or with a flag, that this program does not know."""
+class _Place(NamedTuple):
+    """Where in which file the walk is."""
+
+    file: WalContent
+    # The header that was written when the file was left, if it is there.
+    later: WalHeader | None
+    items: Sequence[Frame | Hole]
+    number: int
+    start: int
+    synced_through: int
+
+    def neighbours(self) -> tuple[Frame | None, Frame | None]:
+        """Return what the headers before and after say; no two holes without one are adjacent."""
+        before, after = self.number - 1, self.number + 1
+        return (
+            _header_of(self.items[before]) if before >= 0 else None,
+            _header_of(self.items[after]) if after < len(self.items) else None,
+        )
+
+
+class _Staged(NamedTuple):
+    """A bundle that waits for its COMMIT."""
+
+    held: Held
+    start: int
+    before: Totals
+    synced: bool
 
 
 @dataclass
 class Replay:
     """Walks WAL files and gathers what they still hold."""
 
-    # Whether a segment holds the bundle with this seq.
-    covered: Callable[[int], bool]
+    catalog: Catalog
     bundles: dict[int, Held] = field(default_factory=dict)
     damages: list[tuple[WalContent, Damage]] = field(default_factory=list)
     torn_bytes: int = 0
@@ -68,11 +90,18 @@ class Replay:
     sound_through: int = 0
     sound_holds: Totals = NOTHING
     _seen: set[int] = field(default_factory=set)
-    _staged: list[Held] = field(default_factory=list)
-    _staged_damaged: bool = False
+    _last_in_file: int = -1
+    _staged: list[_Staged] = field(default_factory=list)
+    # Whether nothing but staged bundles came since a hole that is damage.
+    _beside_damage: bool = False
+    # Where in `damages` those are whose last seq the next bundle will tell.
+    _unended: list[int] = field(default_factory=list)
 
     def walk_all(self, files: Sequence[WalContent]) -> dict[PurePath, int]:
-        """Replay all files in order; return the highest seq each one still holds (-1: none)."""
+        """Replay all files in order; return the highest seq each one still holds (-1: none).
+
+        Raises `UnknownFormat` for a sound frame of a kind, or with a flag, that is not known here.
+        """
         left = {later.header.previous_number: later.header for later in files}
         return {file.path: self._walk(file, left.get(file.header.number)) for file in files}
 
@@ -80,91 +109,119 @@ class Replay:
         items = list(walk(file.view, file.header.salt))
         synced = [item.synced_through for item in items if isinstance(item, Frame)]
         synced_through = max([later.previous_synced if later else 0, *synced])
+        if synced_through > len(file.view):
+            _note_cut(items, len(file.view), synced_through)
         self.closed_at_seq = None
         self.sound_through, self.sound_holds = len(file.view), NOTHING
-        known_before = set(self.bundles)
-        for place, item in enumerate(items):
+        self._last_in_file = -1
+        start = HEADER_BYTES
+        for number, item in enumerate(items):
+            place = _Place(file, later, items, number, start, synced_through)
             if isinstance(item, Frame):
-                self._take(item)
+                self._take(item, place)
                 if item.end <= self.sound_through:
-                    self.sound_holds = holds_after(item.kind, item.before, item.events)
+                    self.sound_holds = item.after
             elif item.start < synced_through:
-                self._damage(file, item, items, place, later)
+                self._damage(item, place)
             else:
                 self.torn_bytes += item.end - item.start
                 self.sound_through = min(self.sound_through, item.start)
                 self.closed_at_seq = None
-        self._end_transaction(complete=False)
-        return max((seq for seq in self.bundles if seq not in known_before), default=-1)
+            start = item.end
+        self._end_run()
+        return self._last_in_file
 
     # ------------------------------------------------------------------ frames
 
-    def _take(self, frame: Frame) -> None:
+    def _take(self, frame: Frame, place: _Place) -> None:
         kind = frame.kind
         if frame.flags & ~STAGED:
-            raise UnknownFrame(f"a frame with flags {frame.flags:#04x}")
+            raise unknown_format(place.file.path, f"a frame with flags {frame.flags:#04x}")
         if kind in BUNDLE_KINDS:
-            self.last_seq = max(self.last_seq, frame.seq)
-            if frame.flags & STAGED:
-                self._staged.append(_held(frame))
-                return
-            if self._staged:
-                self._end_transaction(complete=False)
-            self._accept(_held(frame))
+            self._take_bundle(frame, place)
         elif kind == Kind.COMMIT:
-            (count,) = COUNT.unpack_from(frame.payload)
-            members = [held for held in self._staged if held.seq > frame.seq - count]
-            self._end_transaction(complete=len(members) == count)
+            self._commit(frame)
         elif kind == Kind.CLOSE:
+            self._end_run()
             self.closed_at_seq = frame.seq
         else:
-            raise UnknownFrame(f"a frame of kind {kind}")
+            raise unknown_format(place.file.path, f"a frame of kind {kind}")
+
+    def _take_bundle(self, frame: Frame, place: _Place) -> None:
+        if not is_readable(frame.kind, frame.payload):
+            reason = "the payload is not what its kind says"
+            self._damage(Hole(place.start, frame.end, reason, frame), place)
+            return
+        self._end_damages(frame.seq - 1)
+        self.last_seq = max(self.last_seq, frame.seq)
+        held = _held(frame)
+        if frame.flags & STAGED:
+            synced = frame.end <= place.synced_through
+            self._staged.append(_Staged(held, place.start, frame.before, synced))
+            return
+        self._end_run()
+        self._accept(held)
 
     def _accept(self, held: Held) -> None:
         if held.seq not in self._seen:
             self._seen.add(held.seq)
             self.accepted = self.accepted.plus(1, held.events)
-        if held.seq in self.bundles or self.covered(held.seq):
+        if held.seq in self.bundles or self.catalog.covers(held.seq):
             self.skipped_bundles += 1
         else:
             self.bundles[held.seq] = held
+            self._last_in_file = max(self._last_in_file, held.seq)
 
-    def _end_transaction(self, *, complete: bool) -> None:
-        if not self._staged:
-            return
-        if complete or self._staged_damaged:
-            for held in self._staged:
-                self._accept(held)
-        else:
+    # ------------------------------------------------------------ transactions
+
+    def _commit(self, frame: Frame) -> None:
+        (count,) = COUNT.unpack_from(frame.payload)
+        members = [staged for staged in self._staged if staged.held.seq > frame.seq - count]
+        if len(members) == count:
+            # Whatever else is staged belongs to a transaction whose own COMMIT is missing.
+            self._staged = self._staged[:-count]
+        self._end_run()
+        if len(members) == count:
+            for staged in members:
+                self._accept(staged.held)
+
+    def _end_run(self) -> None:
+        """Decide about staged bundles that lack their COMMIT, or some of their company."""
+        kept = [staged for staged in self._staged if self._beside_damage and staged.synced]
+        for staged in kept:
+            self._accept(staged.held)
+        if len(kept) < len(self._staged):
             self.dropped_transactions += 1
+            first = next(staged for staged in self._staged if staged not in kept)
+            if first.start < self.sound_through:
+                self.sound_through, self.sound_holds = first.start, first.before
         self._staged = []
-        self._staged_damaged = False
+        self._beside_damage = False
 
     # ------------------------------------------------------------------- holes
 
-    def _damage(
-        self,
-        file: WalContent,
-        hole: Hole,
-        items: Sequence[Frame | Hole],
-        place: int,
-        later: WalHeader | None,
-    ) -> None:
+    def _damage(self, hole: Hole, place: _Place) -> None:
         """Note a hole, with the seqs it may have held and the number of bundles it swallowed."""
-        first_seq = last_seq = hole.seq
-        if first_seq is None:
-            first_seq = self.last_seq + 1
-            following = (_lowest_seq(item) for item in items[place + 1 :])
-            after = next((seq for seq in following if seq is not None), None)
-            last_seq = None if after is None else max(first_seq, after - 1)
+        self._beside_damage = True
+        frame = hole.frame
+        first_seq, last_seq = self.last_seq + 1, None
+        if frame is not None:
+            first_seq = last_seq = frame.seq
+            start, end = frame.before, frame.after
         else:
-            self.last_seq = max(self.last_seq, first_seq)
-        start, end = hole.holds or _around(items, place, later)
+            previous, following = place.neighbours()
+            start = previous.after if previous else NOTHING
+            end = place.later.previous_holds if place.later else start
+            if following is not None:
+                end, last_seq = following.before, max(first_seq, _last_before(following))
         lost = Totals(max(0, end.bundles - start.bundles), max(0, end.events - start.events))
+        if lost == NOTHING:
+            return  # a COMMIT, or the mark of a clean end
         self.accepted = self.accepted.plus(*lost)
-        self._staged_damaged = True
+        if last_seq is None:
+            self._unended.append(len(self.damages))
         damage = Damage(
-            source=file.path.name,
+            source=place.file.path.name,
             reason=hole.reason,
             offset=hole.start,
             size_bytes=hole.end - hole.start,
@@ -173,40 +230,74 @@ class Replay:
             bundles=lost.bundles,
             events=lost.events,
         )
-        self.damages.append((file, damage))
+        self.damages.append((place.file, damage))
+        if last_seq is not None:
+            self.last_seq = max(self.last_seq, last_seq)
+
+    def _end_damages(self, last_seq: int) -> None:
+        for place in self._unended:
+            file, damage = self.damages[place]
+            assert damage.first_seq is not None
+            ended = replace(damage, last_seq=max(damage.first_seq, last_seq))
+            self.damages[place] = file, ended
+        self._unended.clear()
 
     def real_damages(self) -> list[tuple[WalContent, Damage]]:
-        """Return the damages that cost something: not those whose bundles exist elsewhere."""
-        return [found for found in self.damages if not self._harmless(found[1])]
+        """Return the damages that cost something, with the seqs that exist nowhere else."""
+        narrowed = [(file, self._narrowed(damage)) for file, damage in self.damages]
+        return [(file, damage) for file, damage in narrowed if damage is not None]
 
-    def _harmless(self, damage: Damage) -> bool:
-        if damage.first_seq is None or damage.last_seq is None:
-            return False
-        seqs = range(damage.first_seq, damage.last_seq + 1)
-        return all(seq in self.bundles or self.covered(seq) for seq in seqs)
+    def _narrowed(self, damage: Damage) -> Damage | None:
+        first, last = damage.first_seq, damage.last_seq
+        assert first is not None
+        assert damage.bundles is not None
+        known_last = first + damage.bundles - 1 if last is None else last
+        missing = self._next_missing(first, known_last)
+        if missing is None:
+            return None
+        if last is not None:
+            last = self._last_missing(missing, last)
+        return replace(damage, first_seq=missing, last_seq=last)
+
+    def _next_missing(self, seq: int, last: int) -> int | None:
+        while seq <= last:
+            segment = self.catalog.find(seq)
+            if segment is not None:
+                seq = segment.summary.last_seq + 1
+            elif seq in self.bundles:
+                seq += 1
+            else:
+                return seq
+        return None
+
+    def _last_missing(self, first: int, seq: int) -> int:
+        while seq > first:
+            segment = self.catalog.find(seq)
+            if segment is not None:
+                seq = segment.summary.first_seq - 1
+            elif seq in self.bundles:
+                seq -= 1
+            else:
+                break
+        return max(first, seq)
 
 
-def _lowest_seq(item: Frame | Hole) -> int | None:
-    """Return a number that no bundle before this item reaches."""
-    is_commit = isinstance(item, Frame) and item.kind == Kind.COMMIT
-    return item.seq + 1 if item.seq is not None and is_commit else item.seq
+def _note_cut(items: list[Frame | Hole], end: int, synced_through: int) -> None:
+    """Add the hole between the end of a file and where it once was synced to."""
+    last = items[-1] if items else None
+    if isinstance(last, Hole) and last.frame is None:
+        items[-1] = replace(last, end=synced_through)
+    else:
+        items.append(Hole(end, synced_through, "the file is cut short", None))
 
 
-def _around(
-    items: Sequence[Frame | Hole], place: int, later: WalHeader | None
-) -> tuple[Totals, Totals]:
-    """Return what the file holds before and after a hole, by the headers on both sides."""
-    before = next((known[1] for i in reversed(items[:place]) if (known := _holds(i))), NOTHING)
-    after = next((known[0] for i in items[place + 1 :] if (known := _holds(i))), None)
-    left = later.previous_holds if later else before
-    return before, left if after is None else after
+def _header_of(item: Frame | Hole) -> Frame | None:
+    return item if isinstance(item, Frame) else item.frame
 
 
-def _holds(item: Frame | Hole) -> tuple[Totals, Totals] | None:
-    """Return what the file holds before and after a frame whose header is sound."""
-    if isinstance(item, Hole):
-        return item.holds
-    return item.before, holds_after(item.kind, item.before, item.events)
+def _last_before(following: Frame) -> int:
+    """Return the highest seq that can stand before this frame."""
+    return following.seq if following.kind == Kind.COMMIT else following.seq - 1
 
 
 def _held(frame: Frame) -> Held:

@@ -10,17 +10,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import reduce
+from itertools import groupby
 from typing import Literal
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from holdfast.errors import BadInput, Damaged
-from holdfast.quiver.bundle import read_stream
+from holdfast.quiver.bundle import one_batch, read_stream
 from holdfast.quiver.dictionaries import has_dictionary, plain_type
 from holdfast.quiver.envelope import TIME_TYPE
 from holdfast.quiver.segment import DataFile, Segment
-from holdfast.quiver.segment_rows import ARROW, OPAQUE, RAW_FIELDS, one_batch
+from holdfast.quiver.segment_rows import ARROW, OPAQUE, RAW_FIELDS
 from holdfast.quiver.segment_table import GroupTable
 
 OnDamage = Literal["fail", "skip"]
@@ -54,23 +56,23 @@ class TimeRange:
         after = self.since_us is not None and max_us < self.since_us
         return not before and not after
 
-    def keep(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the rows within the range."""
-        times = batch.column("_event_time")
+    def mask(self, times: pa.Array) -> pa.Array | None:
+        """Return which of the times are within the range; None means all."""
+        masks = []
         if self.since_us is not None:
-            batch = batch.filter(pc.greater_equal(times, pa.scalar(self.since_us, TIME_TYPE)))
-            times = batch.column("_event_time")
+            masks.append(pc.greater_equal(times, pa.scalar(self.since_us, TIME_TYPE)))
         if self.until_us is not None:
-            batch = batch.filter(pc.less(times, pa.scalar(self.until_us, TIME_TYPE)))
-        return batch
+            masks.append(pc.less(times, pa.scalar(self.until_us, TIME_TYPE)))
+        return reduce(pc.and_, masks) if masks else None
 
 
 def _as_us(moment: datetime | None) -> int | None:
     if moment is None:
         return None
-    if moment.tzinfo is None:
+    if getattr(moment, "tzinfo", None) is None:
         raise BadInput(
-            f"{moment} has no time zone", hint="use datetime(..., tzinfo=timezone.utc) or the like"
+            f"{moment!r} has no time zone",
+            hint="use a datetime with one, like datetime(2026, 1, 31, tzinfo=timezone.utc)",
         )
     return int(pa.scalar(moment, TIME_TYPE).value)
 
@@ -107,9 +109,29 @@ def _batches(
 ) -> Iterator[pa.RecordBatch]:
     for part in parts:
         for batch in part.read():
-            kept = times.keep(batch)
-            if kept.num_rows:
-                yield _fit(kept, schema)
+            mask = times.mask(batch.column("_event_time"))
+            yield from _keep(_fit(batch, schema), mask)
+
+
+def _keep(batch: pa.RecordBatch, mask: pa.Array | None) -> Iterator[pa.RecordBatch]:
+    """Yield the rows that the mask keeps, if there are any."""
+    if mask is None:
+        kept = [batch]
+    else:
+        try:
+            kept = [batch.filter(mask)]
+        except pa.ArrowNotImplementedError:  # views and runs cannot be filtered, only sliced
+            kept = list(_kept_slices(batch, mask))
+    yield from (part for part in kept if part.num_rows)
+
+
+def _kept_slices(batch: pa.RecordBatch, mask: pa.Array) -> Iterator[pa.RecordBatch]:
+    start = 0
+    for keep, run in groupby(mask.to_pylist()):
+        length = len(list(run))
+        if keep:
+            yield batch.slice(start, length)
+        start += length
 
 
 # ------------------------------------------------------------------------ parts
@@ -216,10 +238,11 @@ def _common_schema(schemas: Sequence[pa.Schema], columns: Sequence[str] | None) 
 def _common_field(first: pa.Field | None, second: pa.Field) -> pa.Field:
     if first is None or first.type == second.type:
         return second.with_nullable(True)
-    one, two = (
-        f.with_type(plain_type(f.type)) if has_dictionary(f.type) else f for f in (first, second)
-    )
     try:
+        one, two = (
+            f.with_type(plain_type(f.type)) if has_dictionary(f.type) else f
+            for f in (first, second)
+        )
         return pa.unify_schemas(
             [pa.schema([one]), pa.schema([two])], promote_options="permissive"
         ).field(0)
@@ -239,8 +262,21 @@ def _fit(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
         place = batch.schema.get_field_index(field.name)
         if place < 0:
             arrays.append(pa.nulls(batch.num_rows, field.type))
-        elif batch.column(place).type == field.type:
-            arrays.append(batch.column(place))
         else:
-            arrays.append(batch.column(place).cast(field.type))
+            arrays.append(_cast(batch.column(place), field))
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _cast(column: pa.Array, field: pa.Field) -> pa.Array:
+    if column.type == field.type:
+        return column
+    if pa.types.is_null(column.type):
+        return pa.nulls(len(column), field.type)
+    try:
+        return column.cast(field.type)
+    except pa.ArrowException as error:
+        raise BadInput(
+            f"column {field.name!r} is {column.type} in one place and cannot become {field.type}, "
+            f"which all of them would fit: {error}",
+            hint="leave it out with columns=…, or scan a time range that has one of the two",
+        ) from error

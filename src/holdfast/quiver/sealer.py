@@ -88,12 +88,13 @@ class Sealer:
                 self._changed.wait(timeout_s)
 
     def call_when_idle(self, done: Callable[[HoldfastError | None], None]) -> None:
-        """Call `done` when what is being sealed now is durable."""
+        """Call `done` when what is being sealed now is durable, or cannot be."""
         with self._lock:
-            if self._queue:
+            dead = self._died_of is not None
+            if self._queue and not dead:
                 self._queue[-1].on_sealed.append(done)
                 return
-        done(None)
+        done(self._not_sealed() if dead else None)
 
     def close(self, last: OpenBuffer | None) -> None:
         """Finish the current seal (one more try), seal `last`, and end the thread."""
@@ -106,8 +107,7 @@ class Sealer:
             self._queue.append(last)
         if self._died_of is None:
             self._drain()
-        for buffer in self._queue:
-            self._tell(buffer, self._not_sealed())
+        self._tell_the_rest()
 
     # ------------------------------------------------------------------ thread
 
@@ -125,6 +125,7 @@ class Sealer:
             with self._lock:
                 self._died_of = error
                 self._changed.notify_all()
+            self._tell_the_rest()
 
     def _drain(self) -> None:
         """Seal what is left, in the closing thread; whatever fails stays in the WAL."""
@@ -177,9 +178,17 @@ class Sealer:
         for callback in callbacks:
             callback(error)
 
+    def _tell_the_rest(self) -> None:
+        for buffer in self._queue:
+            self._tell(buffer, self._not_sealed())
+
     def _not_sealed(self) -> StorageFailed:
+        if self._died_of is None:
+            reason = f"the quiver closed before the segment was sealed: {self.last_error}"
+        else:
+            reason = f"the sealer ended: {type(self._died_of).__name__}: {self._died_of}"
         return StorageFailed(
-            f"the quiver closed before the segment was sealed: {self.last_error or self._died_of}",
+            reason,
             hint="the bundles are in the write-ahead log; open the quiver again to seal them",
             stored="maybe",
         )

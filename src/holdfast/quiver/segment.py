@@ -20,11 +20,11 @@ from xxhash import xxh3_64, xxh3_64_hexdigest
 from holdfast.errors import Damaged
 from holdfast.quiver import names
 from holdfast.quiver.buffer import Held
-from holdfast.quiver.bundle import decode_arrow, read_stream
+from holdfast.quiver.bundle import decode_arrow, one_batch, read_stream
 from holdfast.quiver.dictionaries import has_dictionary
 from holdfast.quiver.frame import NO_WATERMARK, Kind
 from holdfast.quiver.manifest import FileSummary, Summary
-from holdfast.quiver.segment_rows import ARROW, OPAQUE, group_bundles, group_table, one_batch
+from holdfast.quiver.segment_rows import ARROW, OPAQUE, group_bundles, group_table
 from holdfast.seam.disk import Disk
 
 _BLOCK_BYTES = 4096

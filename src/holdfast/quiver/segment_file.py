@@ -84,7 +84,7 @@ def write_data_file(disk: Disk, path: PurePath, made: GroupTable, compression: s
         options = pa.ipc.IpcWriteOptions(compression=codec)
         with pa.ipc.new_file(pa.PythonFile(sink, "w"), table.schema, options=options) as writer:
             start = 0
-            for batch in _large_batches(table):
+            for batch in _large_batches(made):
                 offset = sink.begin_batch()
                 writer.write_batch(batch)
                 checksum = sink.end_batch()
@@ -117,8 +117,10 @@ def write_data_file(disk: Disk, path: PurePath, made: GroupTable, compression: s
     )
 
 
-def _large_batches(table: pa.Table) -> Iterator[pa.RecordBatch]:
-    count = min(BATCHES_PER_FILE, max(1, table.nbytes // BATCH_BYTES_MIN))
-    rows = max(1, -(-table.num_rows // count))
-    for start in range(0, table.num_rows, rows):
-        yield from table.slice(start, rows).to_batches()
+def _large_batches(made: GroupTable) -> Iterator[pa.RecordBatch]:
+    # Not `table.nbytes`: it fails, and even crashes, on some of the types that IPC can hold.
+    size_bytes = sum(map(len, made.group.payloads))
+    count = min(BATCHES_PER_FILE, max(1, size_bytes // BATCH_BYTES_MIN))
+    rows = max(1, -(-made.table.num_rows // count))
+    for start in range(0, made.table.num_rows, rows):
+        yield from made.table.slice(start, rows).to_batches()

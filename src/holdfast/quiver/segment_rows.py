@@ -158,9 +158,3 @@ def position_columns(shares: Sequence[Share]) -> tuple[pa.Array, pa.Array, pa.Ar
 
 def _fixed(kind: pa.DataType, values: array[int]) -> pa.Array:
     return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])
-
-
-def one_batch(table: pa.Table) -> pa.RecordBatch:
-    """Return a table as a single record batch."""
-    batches = table.combine_chunks().to_batches()
-    return batches[0] if batches else pa.RecordBatch.from_pylist([], table.schema)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from holdfast.quiver.buffer import Held
-from holdfast.quiver.bundle import RESERVED_COLUMNS
+from holdfast.quiver.bundle import RESERVED_COLUMNS, one_batch
 from holdfast.quiver.config import QuiverConfig
 from holdfast.quiver.envelope import as_times, read_times
 from holdfast.quiver.segment_rows import (
@@ -17,7 +17,6 @@ from holdfast.quiver.segment_rows import (
     group_bundles,
     group_table,
     make_opaque,
-    one_batch,
     position_columns,
 )
 

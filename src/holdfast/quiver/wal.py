@@ -31,17 +31,15 @@ from pathlib import PurePath
 
 from holdfast.quiver import names
 from holdfast.quiver.frame import (
-    NO_WATERMARK,
+    ALIGNMENT_BYTES,
     NOTHING,
     Frame,
     FrameFault,
-    Kind,
     Totals,
     decode,
-    encode,
     find_next,
 )
-from holdfast.quiver.group import FileState, Numbered, frames
+from holdfast.quiver.group import Framing, Numbered
 from holdfast.quiver.header_block import BLOCK_BYTES, decode_block, encode_block
 from holdfast.quiver.points import Point
 from holdfast.seam.disk import Disk, write_all
@@ -108,10 +106,9 @@ class Hole:
     start: int
     end: int
     reason: str
-    # Known when the header is sound and only the body is damaged: its number, and what the file
-    # holds before and after it.
-    seq: int | None
-    holds: tuple[Totals, Totals] | None
+    # What the header says, if that is sound and only the body is damaged: then the hole is exactly
+    # one frame. Other holes reach up to the next sound header.
+    frame: Frame | None
 
 
 def walk(view: memoryview, salt: int) -> Iterator[Frame | Hole]:
@@ -122,8 +119,11 @@ def walk(view: memoryview, salt: int) -> Iterator[Frame | Hole]:
         try:
             frame = decode(view, offset, salt)
         except FrameFault as fault:
-            end = fault.end or find_next(view, offset + 8, salt) or end_of_file
-            yield Hole(offset, end, fault.reason, fault.seq, fault.holds)
+            if fault.frame is not None:
+                end = min(fault.frame.end, end_of_file)
+            else:
+                end = find_next(view, offset + ALIGNMENT_BYTES, salt) or end_of_file
+            yield Hole(offset, end, fault.reason, fault.frame)
             offset = end
         else:
             yield frame
@@ -159,24 +159,21 @@ class WalFile:
 
     def write(self, group: list[Numbered]) -> None:
         """Append the frames of a group; on an error the file's end is unknown until `undo`."""
-        buffers, holds = frames(group, FileState(self.header.salt, self.synced, self.holds))
-        self.end += write_all(self._disk, self._handle, buffers, Point.WAL_WRITE)
+        framing = self._framing()
+        framing.put_all(group)
+        write_all(self._disk, self._handle, framing.buffers, Point.WAL_WRITE)
+        self.end, self.holds = framing.end, framing.holds
         self.last_seq = max(self.last_seq, group[-1].held[-1].seq)
-        self.holds = holds
 
     def write_close(self, next_seq: int, now_ns: int) -> None:
         """Append the frame that marks a clean end."""
-        header, _ = encode(
-            self.header.salt,
-            Kind.CLOSE,
-            next_seq,
-            now_ns,
-            self.synced,
-            NO_WATERMARK,
-            b"",
-            self.holds,
-        )
-        self.end += write_all(self._disk, self._handle, [header], Point.WAL_CLOSE_WRITE)
+        framing = self._framing()
+        framing.put_close(next_seq, now_ns)
+        write_all(self._disk, self._handle, framing.buffers, Point.WAL_CLOSE_WRITE)
+        self.end = framing.end
+
+    def _framing(self) -> Framing:
+        return Framing(self.header.salt, self.end, self.synced, self.holds)
 
     def sync(self, at: Point = Point.WAL_SYNC) -> None:
         """Put everything written on stable storage. After an error: never again on this file."""

@@ -278,8 +278,8 @@ class Writer:
         if not self.buffer.bundles:
             self.buffer.opened_at_s = self._clock.monotonic_s()
         for item in group:
+            self.buffer.add(*item.held)
             for held in item.held:
-                self.buffer.add(held)
                 self.counters.events += held.events
                 self.accepted = self.accepted.plus(1, held.events)
                 self.counters.payload_bytes += len(held.payload)
@@ -531,6 +531,7 @@ class Writer:
             self._sealer.close(None)
             return
         self._sealer.close(self.buffer if self.buffer.bundles else None)
+        self.buffer = OpenBuffer(self._clock.monotonic_s())
         self._write_close_frame()
 
     def _write_close_frame(self) -> None:

@@ -1,0 +1,113 @@
+"""The stage: one simulated machine on which quivers live, die and come back."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import random
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import PurePath
+
+from tests.crash.journal import Journal
+
+from holdfast.quiver import AckLevel, AppendConfig, Quiver, QuiverConfig, SegmentConfig, WalConfig
+from holdfast.quiver.config import KB, MB
+from holdfast.seam import Seam
+from holdfast.seam.clock import Clock, JumpingClock
+from holdfast.seam.faulty import Fault, FaultyDisk
+from holdfast.seam.randomness import seeded_randomness
+from holdfast.seam.simulated import SimulatedCrash, SimulatedDisk
+
+ROOT = PurePath("/data/quiver")
+NOON_NS = 1_700_000_000_000_000_000
+
+# Timers far away: what happens, and in which order, is up to the script alone.
+CONFIG = QuiverConfig(
+    append=AppendConfig(timeout_s=2.0),
+    wal=WalConfig(file_size_bytes=64 * KB, flush_interval_s=3600.0),
+    segment=SegmentConfig(
+        target_size_bytes=MB, max_open_duration_s=3600.0, retry_min_s=0.001, retry_max_s=0.01
+    ),
+)
+
+# How a disk comes back, and the lowest level whose acknowledgement must hold then.
+Ending = tuple[Callable[[SimulatedDisk], SimulatedDisk], AckLevel]
+
+
+def power_loss_of(seed: int) -> Ending:
+    """Return a power cut that keeps some of what was not synced."""
+    return lambda disk: disk.power_loss(random.Random(seed)), AckLevel.FSYNCED
+
+
+KILL: Ending = SimulatedDisk.kill, AckLevel.WRITTEN
+POWER_LOSS: Ending = SimulatedDisk.power_loss, AckLevel.FSYNCED
+
+
+class Stage:
+    """A disk with faults, and the one quiver that runs on it."""
+
+    def __init__(
+        self,
+        disk: SimulatedDisk,
+        faults: Iterable[Fault] = (),
+        config: QuiverConfig = CONFIG,
+        clock: Clock | None = None,
+        seed: int = 0,
+    ) -> None:
+        self.disk = disk
+        self.faulty = FaultyDisk(disk, faults, disk.die)
+        self._config = config
+        self._seam = Seam(self.faulty, clock or JumpingClock(NOON_NS), seeded_randomness(seed))
+        self._quiver: Quiver | None = None
+
+    @property
+    def quiver(self) -> Quiver:
+        assert self._quiver is not None, "open first"
+        return self._quiver
+
+    def open(self) -> Quiver:
+        self._quiver = Quiver.open(ROOT, self._config, seam=self._seam)
+        return self._quiver
+
+    def crash(self) -> None:
+        """Let the process be dead, and its threads with it; the disk keeps its state."""
+        with contextlib.suppress(SimulatedCrash):
+            self.disk.die()
+        with contextlib.suppress(SimulatedCrash):
+            if self._quiver is not None:
+                self._quiver.close()
+
+
+@contextlib.contextmanager
+def opened(disk: SimulatedDisk, seed: int = 0) -> Iterator[Quiver]:
+    """Run a quiver without faults; it is dead at the end, unless it was closed."""
+    stage = Stage(disk, seed=seed)
+    try:
+        yield stage.open()
+    finally:
+        stage.crash()
+
+
+def check_survivor(disk: SimulatedDisk, journal: Journal, promised: AckLevel) -> None:
+    """Restart on a disk that a fault left, thrice, and see that everything holds.
+
+    The first life ends in a power cut that forgets all it may, the second in a clean shutdown.
+    """
+    journal = copy.deepcopy(journal)
+    with opened(disk, seed=1) as quiver:
+        journal.verify(quiver, promised, restarted=True)
+        journal.repeat_last_epochs(quiver)
+        journal.append(quiver)
+        journal.verify(quiver, AckLevel.FSYNCED, restarted=False)
+        assert journal.entries[-1].fate == "acked"
+    disk = disk.power_loss()
+    with opened(disk, seed=2) as quiver:
+        journal.verify(quiver, AckLevel.FSYNCED, restarted=True)
+        journal.append(quiver, level=AckLevel.WRITTEN)
+        quiver.close()
+    disk = disk.power_loss()
+    with opened(disk, seed=3) as quiver:
+        assert quiver.recovery.clean_shutdown
+        assert quiver.recovery.damages == []
+        journal.verify(quiver, AckLevel.MEMORY, restarted=True)
+        quiver.close()

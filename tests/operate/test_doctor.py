@@ -1,0 +1,20 @@
+"""The doctor names what does not fit on this machine, and still finishes its examination."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from holdfast.operate.doctor import examine
+from holdfast.quiver import byte_order
+
+
+def test_a_big_endian_machine_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    healths = {finding.name: finding.health for finding in examine(tmp_path)}
+    assert (healths["byte order"], healths["quiver"]) == ("ok", "ok")
+    monkeypatch.setattr(byte_order, "machine_order", lambda: "big")
+    findings = {finding.name: finding for finding in examine(tmp_path)}
+    assert findings["byte order"].health == findings["quiver"].health == "fail"
+    assert findings["byte order"].advice
+    assert list(tmp_path.iterdir()) == []
