@@ -40,9 +40,13 @@ class Balance(NamedTuple):
         return total == self.accepted
 
 
-def balance(subscriber: Subscriber, accepted: Totals, shelf: Shelf) -> Balance:
-    """Return the account of a subscriber; pending is counted by looking at the data."""
-    pending, pending_bytes = shelf.waiting(subscriber)
+def balance(subscriber: Subscriber, shelf: Shelf) -> Balance:
+    """Return the account of a subscriber; pending is counted by looking at the data.
+
+    The caller holds the ledger's lock. What is appended meanwhile is on neither side.
+    """
+    last_seq, accepted = shelf.readable()
+    pending, pending_bytes = shelf.waiting(subscriber, last_seq)
     before = subscriber.accepted_before
     return Balance(
         subscriber.name,

@@ -305,7 +305,7 @@ class Quiver:
         """Return a subscriber's account: accepted = outcomes + pending, counted independently."""
         with self._engine.ledger.lock:
             subscriber = self._engine.ledger.subscriber(name)
-            return balance(subscriber, self._engine.shelf.accepted(), self._engine.shelf)
+            return balance(subscriber, self._engine.shelf)
 
     def replay(self, name: str, first_seq: int, end_seq: int) -> Totals:
         """Hand out again, to one subscriber, what is still there of a range; return how much."""

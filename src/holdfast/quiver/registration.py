@@ -83,7 +83,7 @@ def replay_range(engine: Engine, name: str, first_seq: int, end_seq: int) -> Tot
 
 def _start(engine: Engine, start: StartPosition) -> tuple[int, Totals]:
     """Return the first seq for a new subscriber, and what was accepted before it."""
-    last_seq, accepted = engine.shelf.published()
+    last_seq, accepted = engine.shelf.readable()
     if start == "latest":
         return last_seq + 1, accepted
     if start == "oldest":

@@ -356,8 +356,9 @@ class Retention:
         """Record that a subscriber's pending data is given up, and forget the subscriber."""
         with self._lock, self._ledger.lock:
             subscriber = self._ledger.subscriber(name)
-            counts, _ = self._shelf.waiting(subscriber)
-            end = max(subscriber.start_seq, self._shelf.published()[0] + 1)
+            last_seq, _ = self._shelf.readable()
+            counts, _ = self._shelf.waiting(subscriber, last_seq)
+            end = max(subscriber.start_seq, last_seq + 1)
             now_ns = self._seam.clock.wall_ns()
             line = resolution(
                 now_ns, name, subscriber.start_seq, end, Outcome.GIVEN_UP, counts, reason

@@ -20,6 +20,7 @@ from holdfast.quiver.segment import Bundle, Ref, Segment, SegmentIndex, held_bun
 from holdfast.quiver.subscriber import Subscriber
 from holdfast.quiver.writer import Writer
 
+SEQ_MAX = 2**63 - 1
 # Bundle tables kept as Python lists; one is some MB for a segment of tiny bundles.
 INDEXES_MAX = 8
 
@@ -101,21 +102,22 @@ class Shelf:
 
     # ----------------------------------------------------------------- counting
 
-    def accepted(self) -> Totals:
-        """Return what the quiver ever accepted, as far as it can be read."""
-        # A group that is written and not synced yet is accepted, and not readable.
-        hidden = [h for h in self._writer.buffer.bundles[:] if h.seq > self._writer.synced_seq]
-        return self._writer.accepted.plus(-len(hidden), -sum(h.events for h in hidden))
-
-    def published(self) -> tuple[int, Totals]:
-        """Return the newest seq and what was accepted up to it, together."""
-        return self._writer.published
+    def readable(self) -> tuple[int, Totals]:
+        """Return the newest seq that can be read, and what was accepted up to it, together."""
+        while True:
+            bundles, synced_seq = self._writer.buffer.bundles, self._writer.synced_seq
+            last_seq, accepted = self._writer.published
+            # A group that is written and not synced yet is accepted, and not readable.
+            hidden = [held for held in bundles[:] if synced_seq < held.seq <= last_seq]
+            if bundles is self._writer.buffer.bundles:  # or else it was handed over: look again
+                accepted = accepted.plus(-len(hidden), -sum(held.events for held in hidden))
+                return min(last_seq, synced_seq), accepted
 
     def accepted_payload_bytes(self) -> int:
         """Return the payload bytes appended since the quiver was opened."""
         return self._writer.counters.payload_bytes
 
-    def waiting(self, subscriber: Subscriber) -> tuple[Totals, int]:
+    def waiting(self, subscriber: Subscriber, through_seq: int = SEQ_MAX) -> tuple[Totals, int]:
         """Return what is there and not resolved for a subscriber, and its payload bytes.
 
         Segments that are resolved or unresolved as a whole are counted by their summaries.
@@ -127,14 +129,14 @@ class Shelf:
             first, end = summary.first_seq, summary.last_seq + 1
             if end <= subscriber.start_seq or subscriber.resolved.covers(first, end):
                 continue
-            if self._untouched(subscriber, first, end):
+            if summary.last_seq <= through_seq and self._untouched(subscriber, first, end):
                 total = total.plus(summary.bundles, summary.events)
                 size_bytes += summary.payload_bytes
             else:
-                refs = self._index_refs(segment)
+                refs = [r for r in self._index_refs(segment) if r.seq <= through_seq]
                 total, size_bytes = _add_unresolved(subscriber, refs, total, size_bytes)
         for buffer in tail:
-            refs = [_held_ref(held, held.seq) for held in buffer]
+            refs = [_held_ref(held, held.seq) for held in buffer if held.seq <= through_seq]
             total, size_bytes = _add_unresolved(subscriber, refs, total, size_bytes)
         return total, size_bytes
 

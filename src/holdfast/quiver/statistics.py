@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from holdfast.quiver.books import balance
 from holdfast.quiver.engine import Engine
-from holdfast.quiver.frame import NOTHING, Totals
-from holdfast.quiver.outcome import Outcome
+from holdfast.quiver.frame import Totals
 from holdfast.quiver.subscriber import Subscriber
 
 
@@ -160,8 +160,7 @@ def _subscribers(engine: Engine) -> tuple[SubscriberStatistics, ...]:
 
 
 def _subscriber(engine: Engine, subscriber: Subscriber) -> SubscriberStatistics:
-    pending, pending_bytes = engine.shelf.waiting(subscriber)
-    accepted, before = engine.shelf.accepted(), subscriber.accepted_before
+    account = balance(subscriber, engine.shelf)
     oldest_ns = engine.shelf.oldest_waiting_ns(subscriber)
     # By the clock that does not jump; what was ingested before one that went back is new, not odd.
     age_s = None if oldest_ns is None else max(0, engine.retention.now_ns() - oldest_ns) / 1e9
@@ -171,10 +170,10 @@ def _subscriber(engine: Engine, subscriber: Subscriber) -> SubscriberStatistics:
         attached=subscriber.absent_since_ns is None,
         paused=subscriber.paused,
         generation=subscriber.generation,
-        accepted=Totals(accepted.bundles - before.bundles, accepted.events - before.events),
-        outcomes={o.name.lower(): subscriber.counts.get(o, NOTHING) for o in Outcome},
-        pending=pending,
-        pending_bytes=pending_bytes,
+        accepted=account.accepted,
+        outcomes={outcome.name.lower(): counts for outcome, counts in account.outcomes.items()},
+        pending=account.pending,
+        pending_bytes=account.pending_bytes,
         high_water_seq=high_water_seq,
         gap_ranges=sum(first > high_water_seq for first, _ in subscriber.resolved),
         oldest_age_s=age_s,
