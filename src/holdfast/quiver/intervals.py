@@ -44,15 +44,17 @@ class IntervalSet:
 
     def remove(self, start: int, end: int) -> None:
         """Take all numbers from `start` up to, not including, `end` out."""
-        kept = [part for part in self if part[1] <= start or part[0] >= end]
-        for first, last in self:
-            if first < start < last:
-                kept.append((first, start))
-            if first < end < last:
-                kept.append((end, last))
-        kept = sorted(set(kept))
-        self._starts = [first for first, _ in kept]
-        self._ends = [last for _, last in kept]
+        if start >= end:
+            return
+        low = bisect.bisect_right(self._ends, start)
+        high = bisect.bisect_left(self._starts, end)
+        kept = []
+        if low < high and self._starts[low] < start:
+            kept.append((self._starts[low], start))
+        if low < high and self._ends[high - 1] > end:
+            kept.append((end, self._ends[high - 1]))
+        self._starts[low:high] = [first for first, _ in kept]
+        self._ends[low:high] = [last for _, last in kept]
 
     def holes(self, start: int, end: int) -> Iterator[tuple[int, int]]:
         """Yield what is missing between `start` and `end`, in order."""
