@@ -23,6 +23,7 @@ from holdfast.quiver import (
     wal,
 )
 from holdfast.quiver.bundle import SLOTS_MAX, decode_arrow, encode_arrow, encode_raw
+from holdfast.quiver.bundle_table import BUNDLE_SCHEMA
 from holdfast.quiver.config import FILES_MAX
 from holdfast.quiver.frame import (
     ALIGNMENT_BYTES,
@@ -36,7 +37,6 @@ from holdfast.quiver.frame import (
 )
 from holdfast.quiver.producers import EPOCH_MAX, NAME_BYTES_MAX
 from holdfast.quiver.scan import ENVELOPE_SCHEMA
-from holdfast.quiver.segment import BUNDLE_SCHEMA
 from holdfast.quiver.segment_rows import RAW_FIELDS
 from holdfast.quiver.wal import SEQ_BLOCK, decode_header
 from holdfast.seam import Seam

@@ -14,7 +14,6 @@ written: what is refused is left as it was.
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
@@ -38,16 +37,12 @@ from holdfast.quiver.producers import LastAppend, Producers
 from holdfast.quiver.quarantine import Damage, Quarantine
 from holdfast.quiver.replay import Replay, WalContent
 from holdfast.quiver.rivals import choices
-from holdfast.quiver.segment import Segment
+from holdfast.quiver.segment import DAMAGE_ERRORS, Segment
 from holdfast.quiver.wal import HEADER_BYTES, SEQ_BLOCK, decode_header
 from holdfast.quiver.writer import Start
 from holdfast.seam import Seam
 from holdfast.seam.disk import remove_tree
 from holdfast.seam.randomness import random_uuid
-
-# Errors that mean a file is not what it should be. Others (too many open files, no permission) say
-# nothing about it, and must not put it into quarantine.
-_DAMAGE_ERRORS = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EIO})
 
 # WAL files without a header that are believed to have existed: a stray file may have any number.
 _LOST_FILES_MAX = 1 << 20
@@ -178,7 +173,7 @@ class Recovery:
         try:
             data = self._disk.read(segment / names.MANIFEST)
         except OSError as error:
-            if error.errno not in _DAMAGE_ERRORS:
+            if error.errno not in DAMAGE_ERRORS:
                 raise
             raise manifest.ManifestFault(error.strerror) from error
         return manifest.decode(data)

@@ -62,7 +62,7 @@ def _unreadable_parts(segment: Segment) -> int:
             except Damaged:
                 damaged += 1
     try:
-        segment.bundle_table  # noqa: B018
+        segment.stored_table()
     except Damaged:
         damaged += 1
     return damaged

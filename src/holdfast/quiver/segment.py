@@ -7,6 +7,8 @@ point into the map, which lives as long as they do, also after the segment was d
 
 from __future__ import annotations
 
+import errno
+import logging
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -17,10 +19,11 @@ from typing import NamedTuple
 import pyarrow as pa
 from xxhash import xxh3_64, xxh3_64_hexdigest
 
-from holdfast.errors import Damaged
+from holdfast.errors import Damaged, StorageFailed
 from holdfast.quiver import names
 from holdfast.quiver.buffer import Held
 from holdfast.quiver.bundle import decode_arrow, one_batch, read_stream
+from holdfast.quiver.bundle_table import BUNDLE_SCHEMA, rebuild
 from holdfast.quiver.dictionaries import has_dictionary
 from holdfast.quiver.frame import NO_WATERMARK, Kind
 from holdfast.quiver.manifest import FileSummary, Summary
@@ -29,20 +32,11 @@ from holdfast.seam.disk import Disk
 
 _BLOCK_BYTES = 4096
 
-PLACE_TYPE = pa.struct([("file", pa.uint16()), ("first_row", pa.uint32()), ("rows", pa.uint32())])
-BUNDLE_SCHEMA = pa.schema(
-    [
-        ("seq", pa.uint64()),
-        ("kind", pa.uint8()),
-        ("ingestion_ns", pa.int64()),
-        ("watermark_ns", pa.int64()),
-        ("producer", pa.string()),
-        ("epoch", pa.uint64()),
-        ("events", pa.uint32()),
-        ("payload_bytes", pa.uint64()),
-        ("places", pa.list_(PLACE_TYPE)),
-    ]
-)
+# Errors that mean a file is not what it should be. Others (too many open files, no permission) say
+# nothing about it: they must cost nobody his data.
+DAMAGE_ERRORS = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EIO})
+
+log = logging.getLogger("holdfast.quiver")
 
 
 class Ref(NamedTuple):
@@ -118,6 +112,8 @@ class DataFile:
         try:
             view = self._disk.map(self._path)
         except OSError as error:
+            if error.errno not in DAMAGE_ERRORS:
+                raise _unreadable(self._path, error) from error
             raise self._damaged(f"cannot be read: {error.strerror}") from error
         if len(view) != self.summary.size_bytes:
             raise self._damaged(f"has {len(view)} bytes, not {self.summary.size_bytes}")
@@ -184,6 +180,8 @@ class Segment:
     def __init__(self, disk: Disk, path: PurePath, summary: Summary) -> None:
         self.path = path
         self.summary = summary
+        # Whether the bundle table was damaged, and is made from the rows.
+        self.table_is_rebuilt = False
         self._disk = disk
         self.files = tuple(DataFile(disk, path / file.name, file) for file in summary.files)
 
@@ -196,11 +194,24 @@ class Segment:
 
     @cached_property
     def bundle_table(self) -> pa.RecordBatch:
-        """One row per bundle; loaded when first asked for."""
+        """One row per bundle; loaded when first asked for, and made from the rows if damaged."""
+        try:
+            return self.stored_table()
+        except Damaged as damage:
+            if not self._disk.exists(self.path):
+                raise  # not damaged: removed while somebody was reading
+            log.warning("%s; it is made anew from the rows, without producers", damage.message)
+            self.table_is_rebuilt = True
+            return rebuild(self.summary, self.files)
+
+    def stored_table(self) -> pa.RecordBatch:
+        """Return the bundle table as it was written; raise `Damaged` if it is not that."""
         path = self.path / names.BUNDLES
         try:
             data = self._disk.map(path)
         except OSError as error:
+            if error.errno not in DAMAGE_ERRORS:
+                raise _unreadable(path, error) from error
             raise _damaged_table(path) from error
         if xxh3_64_hexdigest(data) != self.summary.bundle_table_checksum:
             raise _damaged_table(path)
@@ -290,6 +301,14 @@ def _opaque_slots(rows: pa.Table) -> dict[str, pa.RecordBatch]:
 def _damaged_table(path: PurePath) -> Damaged:
     return Damaged(
         "a segment's bundle table is damaged",
-        hint="its rows can still be scanned; restore the segment from a copy",
+        hint="its rows are still served; restore the segment from a copy to have producers again",
+        path=str(path),
+    )
+
+
+def _unreadable(path: PurePath, error: OSError) -> StorageFailed:
+    return StorageFailed(
+        f"a segment file cannot be read now: {error.strerror}",
+        hint="nothing is lost; look after the machine (open files, memory, rights), then try again",
         path=str(path),
     )

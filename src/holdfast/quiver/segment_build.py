@@ -22,11 +22,12 @@ from xxhash import xxh3_64_hexdigest
 
 from holdfast.quiver import manifest, names
 from holdfast.quiver.buffer import Held
+from holdfast.quiver.bundle_table import BUNDLE_SCHEMA, PLACE_TYPE
 from holdfast.quiver.config import QuiverConfig
 from holdfast.quiver.frame import NO_WATERMARK
 from holdfast.quiver.manifest import FileSummary, ProducerSummary, Summary
 from holdfast.quiver.points import Point
-from holdfast.quiver.segment import BUNDLE_SCHEMA, PLACE_TYPE, Segment
+from holdfast.quiver.segment import Segment
 from holdfast.quiver.segment_file import write_data_file
 from holdfast.quiver.segment_rows import OPAQUE, Group
 from holdfast.quiver.segment_table import TableMaker

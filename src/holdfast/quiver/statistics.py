@@ -81,6 +81,8 @@ class Statistics:
     segments: int
     segment_bytes: int
     segment_events: int
+    # Segments whose damaged bundle table was made anew from the rows.
+    rebuilt_tables: int
     ledger_bytes: int
     ledger_depth: int
     producers: int
@@ -149,6 +151,7 @@ def gather(engine: Engine, staged_bytes: int, *, accepting: bool) -> Statistics:
         size_cap_bytes=engine.config.retention.size_cap_bytes,
         last_seal_error=engine.sealer.last_error,
         last_keeper_error=engine.keeper.last_error,
+        rebuilt_tables=sum(segment.table_is_rebuilt for segment in segments),
         subscribers=_subscribers(engine),
     )
 
