@@ -8,7 +8,8 @@ any time, per subscriber, in bundles and in events:
 
 When a write fails it is cut off again and the caller told; nothing changed. When a sync fails, the
 file is left and a new one begun: its checkpoint holds everything, so nothing has to be written
-again.
+again. A file that was left is never written or synced again: the kernel forgets that a sync failed,
+and a new file whose beginning failed halfway may still be found, and believed, by the next start.
 """
 
 from __future__ import annotations
@@ -44,6 +45,9 @@ class LedgerState:
     deleted_segments: IntervalSet = field(default_factory=IntervalSet)
     # Last appends of producers whose segments are gone.
     producers: dict[str, LastAppend] = field(default_factory=dict)
+    # Given out to whoever attached last. Counted over all subscribers, also those that are gone: a
+    # reader of one must not pass for a reader of a later one with the same name.
+    last_generation: int = 0
 
     def to_fields(self) -> dict[str, Any]:
         """Return the state as JSON can hold it."""
@@ -52,6 +56,7 @@ class LedgerState:
             "deleted": list(self.deleted),
             "deleted_segments": list(self.deleted_segments),
             "producers": {name: list(last) for name, last in self.producers.items()},
+            "last_generation": self.last_generation,
         }
 
     @classmethod
@@ -63,6 +68,7 @@ class LedgerState:
             Totals(*fields["deleted"]),
             IntervalSet((first, end) for first, end in fields["deleted_segments"]),
             {name: LastAppend(*last) for name, last in fields["producers"].items()},
+            fields["last_generation"],
         )
 
     def change(self, change: dict[str, Any], time_ns: int) -> None:
@@ -79,6 +85,7 @@ class LedgerState:
         elif verb == "unregister":
             self.subscribers.pop(change["name"], None)
         else:
+            self.last_generation = max(self.last_generation, change.get("generation", 0))
             subscriber = self.subscribers.get(change["name"])
             if subscriber is not None:
                 _change_subscriber(subscriber, verb, change, time_ns)
@@ -124,6 +131,8 @@ class Ledger:
         self._config = config
         self._next_number = 1
         self._file: LedgerFile | None = None
+        # Whether nothing may be written to the file any more.
+        self._left = False
         self._due_s: float | None = None
         # Called when the first line after a sync is written.
         self.on_dirty: Callable[[], None] = lambda: None
@@ -176,7 +185,8 @@ class Ledger:
     def attach(self, name: str) -> int:
         """Begin a new generation; whoever was attached before is fenced off."""
         with self.lock:
-            generation = self.subscriber(name).generation + 1
+            self.subscriber(name)
+            generation = self.state.last_generation + 1
             self.change("attach", name, generation=generation)
             self.sync()
             return generation
@@ -220,14 +230,20 @@ class Ledger:
         with self.lock:
             file = self._file
             assert file is not None, "BUG: the ledger was not started"
+            if file.synced < file.end:
+                self._due_s = self._seam.clock.monotonic_s() + RETRY_S
+                self._sync_or_leave(file)
             self._due_s = None
-            if file.synced == file.end:
-                return
-            try:
+
+    def _sync_or_leave(self, file: LedgerFile) -> None:
+        try:
+            if not self._left:
                 file.sync()
                 self.syncs_total += 1
-            except OSError:
-                self._rotate_or_fail()
+                return
+        except OSError:
+            self._left = True
+        self._rotate_or_fail()
 
     def sync_if_due(self) -> None:
         """Sync what has waited for `ledger.flush_interval_s`; rotate a full file."""
@@ -238,6 +254,14 @@ class Ledger:
                 self._rotate_or_fail()
             self._remove_old()
 
+    def checkpoint(self) -> str:
+        """Begin a new file, with a checkpoint of everything up to now; return its name."""
+        with self.lock:
+            if self._file is None:
+                raise _failed("the ledger is closed", None)
+            self._rotate_or_fail()
+            return self._file.path.name
+
     def seconds_until_due(self) -> float | None:
         """Return how long until a sync is due, None if nothing waits."""
         due_s = self._due_s
@@ -246,15 +270,20 @@ class Ledger:
     def close(self) -> None:
         """Sync and close the file."""
         with self.lock:
-            if self._file is not None:
+            if self._file is None:
+                return
+            try:
                 self.sync()
+            finally:
                 self._file.close()
                 self._file = None
 
     def _write(self, write: Callable[[LedgerFile], None]) -> None:
-        file = self._file
-        if file is None:
+        if self._file is None:
             raise _failed("the ledger is closed", None)
+        if self._left:
+            self._rotate_or_fail()
+        file = self._file
         try:
             write(file)
         except OSError as error:
@@ -262,13 +291,14 @@ class Ledger:
             raise _failed(f"the ledger could not be written: {error.strerror}", error) from error
         self.lines_total += 1
         if self._due_s is None:
-            self.on_dirty()
             self._due_s = self._seam.clock.monotonic_s() + self._config.flush_interval_s
+            self.on_dirty()
 
     def _undo(self, file: LedgerFile) -> None:
         try:
             file.undo()
         except OSError:
+            self._left = True
             self._rotate_or_fail()
 
     def _rotate_or_fail(self) -> None:
@@ -283,6 +313,14 @@ class Ledger:
         now_ns = self._seam.clock.wall_ns()
         header = LedgerHeader(self._quiver_id, number, new_salt(self._seam.randomness), now_ns)
         fresh = LedgerFile(self._seam.disk, self._directory, header, self.state.to_fields())
+        # Its checkpoint may survive from here on, and would hide what the old file gets later.
+        self._left = True
+        try:
+            fresh.make_durable()
+        except OSError:
+            fresh.abandon()
+            raise
+        self._left = False
         if self._file is not None:
             self._file.close()
             self._closed_files.append((self._file.path, now_ns, self._file.end))
@@ -308,6 +346,8 @@ class Ledger:
 
 # A resolution written by the quiver itself (retention, damage), not by a reader.
 ANY_GENERATION = 0
+# After a failed sync.
+RETRY_S = 0.1
 
 
 def resolution(

@@ -17,6 +17,7 @@ import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cached_property
 from pathlib import PurePath
 from typing import Any
 
@@ -69,7 +70,9 @@ def encode_resolutions(resolutions: Sequence[Resolution]) -> bytes:
     """Return the body of a RESOLUTIONS frame."""
     parts = []
     for line in resolutions:
-        name, reason = line.subscriber.encode(), line.reason.encode()[:65_535]
+        name = line.subscriber.encode()
+        # Half of a surrogate pair must not cost an outcome.
+        reason = line.reason.encode("utf-8", "backslashreplace")[:65_535]
         parts.append(
             _LINE.pack(
                 line.time_ns,
@@ -117,7 +120,7 @@ class LedgerFile:
     def __init__(
         self, disk: Disk, directory: PurePath, header: LedgerHeader, checkpoint: dict[str, Any]
     ) -> None:
-        """Create the file with its checkpoint, durably, or leave nothing behind."""
+        """Create the file and write its checkpoint, or leave nothing behind."""
         self.header = header
         self.path = directory / names.ledger_file(header.number)
         self.end = BLOCK_BYTES
@@ -129,13 +132,20 @@ class LedgerFile:
             write_all(disk, self._handle, [header.encode()], Point.LEDGER_HEADER)
             body = json.dumps(checkpoint, separators=(",", ":")).encode()
             self._write(LineKind.CHECKPOINT, header.created_ns, body, Point.LEDGER_CHECKPOINT)
-            self.sync(Point.LEDGER_CHECKPOINT_SYNC)
-            disk.sync_dir(directory, Point.LEDGER_SYNC_DIR)
         except OSError:
-            disk.close(self._handle)
-            with contextlib.suppress(OSError):
-                disk.unlink(self.path, Point.LEDGER_UNLINK)
+            self.abandon()
             raise
+
+    def make_durable(self) -> None:
+        """Put the checkpoint and the file's name on stable storage."""
+        self.sync(Point.LEDGER_CHECKPOINT_SYNC)
+        self._disk.sync_dir(self.path.parent, Point.LEDGER_SYNC_DIR)
+
+    def abandon(self) -> None:
+        """Take a file back that could not be begun, as far as the disk lets us."""
+        self.close()
+        with contextlib.suppress(OSError):
+            self._disk.unlink(self.path, Point.LEDGER_UNLINK)
 
     def write_resolutions(self, resolutions: Sequence[Resolution]) -> None:
         """Append lines; on an error the file must be left."""
@@ -179,16 +189,21 @@ class LedgerFile:
 
 @dataclass(frozen=True)
 class LedgerContent:
-    """One readable ledger file."""
+    """One readable ledger file. Its lines are read when they are asked for."""
 
     path: PurePath
     header: LedgerHeader
-    items: list[Frame | Hole]
+    view: memoryview
 
-    @property
+    @cached_property
+    def items(self) -> list[Frame | Hole]:
+        """All lines, and the holes between them."""
+        return list(walk(self.view, self.header.salt))
+
+    @cached_property
     def checkpoint(self) -> dict[str, Any] | None:
         """What the file begins with, if that is sound."""
-        first = self.items[0] if self.items else None
+        first = next(walk(self.view, self.header.salt), None)
         if isinstance(first, Frame) and first.kind == LineKind.CHECKPOINT:
             state: dict[str, Any] = json.loads(bytes(first.payload))
             return state
@@ -198,5 +213,4 @@ class LedgerContent:
 def read_ledger_file(disk: Disk, path: PurePath) -> LedgerContent:
     """Return what a ledger file holds; raises what `decode_header` raises."""
     view = disk.map(path)
-    header = decode_header(view)
-    return LedgerContent(path, header, list(walk(view, header.salt)))
+    return LedgerContent(path, decode_header(view), view)
