@@ -122,7 +122,7 @@ class Subscriber:
         self.resolved.add(start.seq, end.seq)
         for seq in [seq for seq in self.partial if seq in self.resolved]:
             del self.partial[seq]
-        if end.row:
+        if end.row and end.seq not in self.resolved:
             self.partial[end.seq] = end.row
         before = self.counts.get(resolution.outcome, NOTHING)
         self.counts[resolution.outcome] = before.plus(*resolution.counts)
