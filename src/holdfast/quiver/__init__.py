@@ -17,6 +17,7 @@ from holdfast.quiver.config import (
     TransactionConfig,
     WalConfig,
 )
+from holdfast.quiver.cores import Cores
 from holdfast.quiver.cursor import Cursor, Range
 from holdfast.quiver.envelope import ColumnExtractor, Extractor, TimeFlag
 from holdfast.quiver.inbox import Receipt
@@ -34,6 +35,7 @@ __all__ = [
     "Balance",
     "Bundle",
     "ColumnExtractor",
+    "Cores",
     "Cursor",
     "Delivery",
     "Extractor",

@@ -59,19 +59,16 @@ class Engine:
         check_machine(root)
         lock = None
         try:
-            _make_folders(seam.disk, root)
-            lock = self._lock = _take_lock(seam.disk, root)
+            _refuse_shared_root(seam.disk, root)
+            make_folders(seam.disk, root, _FOLDERS)
+            lock = self._lock = take_lock(seam.disk, root)
             self._start(expected_id)
         except BaseException as error:
             if lock is not None:
                 seam.disk.unlock(lock)
             if not isinstance(error, OSError):
                 raise
-            raise CannotOpen(
-                f"the data directory cannot be opened: {error.strerror}",
-                hint="check that the disk is mounted, writable and not full",
-                path=str(root),
-            ) from error
+            raise cannot_open(root, error) from error
 
     @property
     def clock(self) -> Clock:
@@ -195,14 +192,32 @@ def check_caps(config: QuiverConfig) -> None:
         )
 
 
-def _make_folders(disk: Disk, root: PurePath) -> None:
-    """Make the directory, its parents and its folders, durably.
+def _refuse_shared_root(disk: Disk, root: PurePath) -> None:
+    if disk.exists(root / names.core_dir(0) / names.FORMAT):
+        raise CannotOpen(
+            "the directory is a root of several quivers, not one itself",
+            hint="open it with Cores.open, or open one of the folders in it",
+            path=str(root),
+        )
+
+
+def cannot_open(root: PurePath, error: OSError) -> CannotOpen:
+    """Return the error for a directory that the disk does not let us open."""
+    return CannotOpen(
+        f"the data directory cannot be opened: {error.strerror}",
+        hint="check that the disk is mounted, writable and not full",
+        path=str(root),
+    )
+
+
+def make_folders(disk: Disk, root: PurePath, inside: Iterable[str]) -> None:
+    """Make the directory, its parents and the folders inside it, durably.
 
     A folder that is there may still go with the power, if the open that made it was interrupted.
     So all names are synced until there is a FORMAT, which is written after them.
     """
     begun = disk.exists(root / names.FORMAT)
-    wanted = [*reversed(root.parents), root, *(root / name for name in _FOLDERS)]
+    wanted = [*reversed(root.parents), root, *(root / name for name in inside)]
     for folder in (folder for folder in wanted if folder.name):
         if not disk.exists(folder):
             disk.make_dir(folder, Point.ROOT_MAKE_DIR)
@@ -212,7 +227,8 @@ def _make_folders(disk: Disk, root: PurePath) -> None:
                 disk.sync_dir(folder.parent, Point.ROOT_SYNC_DIR)
 
 
-def _take_lock(disk: Disk, root: PurePath) -> Handle:
+def take_lock(disk: Disk, root: PurePath) -> Handle:
+    """Own a directory, as long as this process lives."""
     try:
         return disk.lock(root / names.LOCK, f"process {os.getpid()}")
     except LockHeld as held:

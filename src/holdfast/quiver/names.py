@@ -11,6 +11,8 @@ ROOT/
       000-<slot>.arrow               rows of one slot and one schema
     tmp-0000000000000004-3/          a segment being built (attempt 3)
   quarantine/                 damaged bytes, set aside
+
+Where several quivers share a root, each of them is a folder of it: core-00/, core-01/, …
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ SLOT_PATTERN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,63}")
 _WAL_PATTERN = re.compile(r"(\d{16,})\.wal")
 _LEDGER_PATTERN = re.compile(r"(\d{16,})\.log")
 _SEGMENT_PATTERN = re.compile(r"(\d{16})-(\d+)-(\d+)-(\d+)-(\d+)")
+_CORE_PATTERN = re.compile(r"core-(\d{2,})")
 _BUILDING_PATTERN = re.compile(r"tmp-\d{16}-\d+")
 
 
@@ -88,6 +91,17 @@ def building_dir(segment_seq: int, attempt: int) -> str:
 def is_building_dir(name: str) -> bool:
     """Whether an interrupted seal left this directory."""
     return _BUILDING_PATTERN.fullmatch(name) is not None
+
+
+def core_dir(core_id: int) -> str:
+    """Return the name of one of several quivers that share a root."""
+    return f"core-{core_id:02d}"
+
+
+def parse_core_dir(name: str) -> int | None:
+    """Return the number in a core's name, or None for a foreign name."""
+    match = _CORE_PATTERN.fullmatch(name)
+    return int(match[1]) if match and name == core_dir(int(match[1])) else None
 
 
 def data_file(index: int, slot: str) -> str:

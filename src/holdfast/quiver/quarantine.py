@@ -68,6 +68,11 @@ class Quarantine:
         """Return how much the folder holds."""
         return self._disk.used_bytes(self._folder) if self._disk.exists(self._folder) else 0
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is set aside."""
+        return not self._names()
+
     def damages(self) -> Sequence[Damage]:
         """Return the notes of everything set aside."""
         return [self._read_note(name) for name in self._names() if name.endswith(_NOTE)]

@@ -75,6 +75,8 @@ class Retention:
         unsealed_bytes: Callable[[], tuple[int, int]],
     ) -> None:
         self.counters = RetentionCounters()
+        # As configured, unless several quivers share one cap.
+        self.size_cap_bytes = config.retention.size_cap_bytes
         self._seam = seam
         self._root = root
         self._config = config
@@ -104,7 +106,7 @@ class Retention:
         wanted = self._retention.reserve_bytes
         if wanted is None:
             wanted = 2 * self._config.segment.target_size_bytes
-        return min(wanted, self._retention.size_cap_bytes // 4)
+        return min(wanted, self.size_cap_bytes // 4)
 
     def used_bytes(self) -> int:
         """Return what the quiver occupies, by its own account, corrected by the last look."""
@@ -158,7 +160,7 @@ class Retention:
         # What is in the WAL will be written once more, as a segment, before it can go.
         _, to_seal_bytes = self._unsealed_bytes()
         wanted = self.used_bytes() + to_seal_bytes + 2 * size_bytes + self.reserve_bytes
-        return wanted > self._retention.size_cap_bytes
+        return wanted > self.size_cap_bytes
 
     def _no_room(self) -> Overloaded:
         holders = sorted(
@@ -167,7 +169,7 @@ class Retention:
         who = f"held by {', '.join(holders)}" if holders else "nobody is registered to read it"
         return Overloaded(
             f"the quiver holds {self.used_bytes()} bytes, the cap is "
-            f"{self._retention.size_cap_bytes} (retention.size_cap_bytes); the oldest is {who}",
+            f"{self.size_cap_bytes} (retention.size_cap_bytes); the oldest is {who}",
             hint="let its readers catch up, drop a dead one, or raise the cap",
             path=str(self._root),
             retry_after_s=1.0,

@@ -92,6 +92,15 @@ class Statistics:
     last_seal_error: str | None
     last_keeper_error: str | None
     subscribers: tuple[SubscriberStatistics, ...]
+    # Its number where several quivers share a root, and whether it is only drained there (cores).
+    core_id: int = 0
+    adopted: bool = False
+
+    @property
+    def cap_fraction(self) -> float:
+        """How full it is: 1 is at the size cap."""
+        # A core may be left without room while others hold all of it.
+        return self.used_bytes / max(1, self.size_cap_bytes)
 
 
 def gather(engine: Engine, staged_bytes: int, *, accepting: bool) -> Statistics:
@@ -148,7 +157,7 @@ def gather(engine: Engine, staged_bytes: int, *, accepting: bool) -> Statistics:
         producers=writer.producer_count,
         quarantined_bytes=engine.quarantine.used_bytes(),
         used_bytes=engine.retention.used_bytes(),
-        size_cap_bytes=engine.config.retention.size_cap_bytes,
+        size_cap_bytes=engine.retention.size_cap_bytes,
         last_seal_error=engine.sealer.last_error,
         last_keeper_error=engine.keeper.last_error,
         rebuilt_tables=sum(segment.table_is_rebuilt for segment in segments),

@@ -1,0 +1,265 @@
+"""Cores: several quivers under one root that share one size cap.
+
+    with Cores.open("data", 4, config) as cores:
+        cores[worker].append(batch)
+        for core in cores.sources():
+            core.lease("archive")
+
+The seed runs one instance per core, so that nothing is locked across cores on the way of an event.
+Each has a folder (`core-00`, `core-01`, …) and in it numbers, ledger and subscribers of its own;
+order is kept within a core. They share the bounds (shares.py): every core has its part of the size
+cap, and the parts are looked at again at every tick, so that their sum never exceeds the whole.
+
+When the number of cores shrinks, the folders beyond it are *adopted*: opened as well, readable by
+their subscribers as before, counted in the budget, but closed to appends. An adopted core whose
+subscribers have all resolved everything is removed, with its ledger; one that nobody is registered
+to read stays until its data is too old, and one with quarantined bytes until somebody took them
+away. When the number grows again, adopted cores are ordinary ones again.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import PurePath
+from types import TracebackType
+from typing import NoReturn, Self
+
+from holdfast.errors import CannotOpen, HoldfastError, QuiverClosed
+from holdfast.quiver import names
+from holdfast.quiver.books import balance
+from holdfast.quiver.config import QuiverConfig
+from holdfast.quiver.engine import Engine, cannot_open, make_folders, take_lock
+from holdfast.quiver.frame import NOTHING
+from holdfast.quiver.inbox import Append
+from holdfast.quiver.points import Point
+from holdfast.quiver.quiver import Quiver
+from holdfast.quiver.shares import Claim, check_count, fair_share, share_of
+from holdfast.quiver.statistics import Statistics
+from holdfast.quiver.transaction import Transaction
+from holdfast.seam import Seam
+from holdfast.seam.disk import remove_tree
+
+log = logging.getLogger("holdfast.quiver")
+
+
+class AdoptedQuiver(Quiver):
+    """A quiver that is only drained: everything but appending."""
+
+    def transaction(self, *, producer: str | None = None, epoch: int | None = None) -> Transaction:
+        """Refuse: nothing is appended to an adopted core."""
+        self._refuse()
+
+    def _make_append(self, *_: object) -> Append:
+        self._refuse()
+
+    def _refuse(self) -> NoReturn:
+        raise QuiverClosed(
+            "this core is adopted: it is drained, and takes no appends",
+            hint="append to one of the cores that were asked for",
+            path=str(self._engine.root),
+        )
+
+
+class Core:
+    """One quiver of several."""
+
+    def __init__(self, core_id: int, engine: Engine, *, adopted: bool) -> None:
+        self.core_id = core_id
+        self.adopted = adopted
+        self.engine = engine
+        self.quiver = AdoptedQuiver(engine) if adopted else Quiver(engine)
+
+    def statistics(self) -> Statistics:
+        """Return a picture of this moment."""
+        return replace(self.quiver.statistics(), core_id=self.core_id, adopted=self.adopted)
+
+    def claim(self, size_cap_bytes: int) -> Claim:
+        """Return what it needs of the size cap of the root."""
+        used_bytes = self.engine.retention.used_bytes()
+        # Only with `drop_oldest` can it be made to give back what it holds.
+        least_bytes = 0 if self.may_drop else used_bytes
+        return Claim(least_bytes, used_bytes if self.adopted else size_cap_bytes)
+
+    @property
+    def may_drop(self) -> bool:
+        """Whether a smaller share makes it drop its oldest."""
+        return self.engine.config.retention.size_cap_policy == "drop_oldest"
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether nobody will ever need anything of it again."""
+        if not self.engine.quarantine.is_empty:
+            return False
+        with self.engine.ledger.lock:
+            subscribers = list(self.engine.ledger.state.subscribers.values())
+            if not subscribers:
+                return not any(self.engine.shelf.snapshot())
+            return all(balance(one, self.engine.shelf).pending == NOTHING for one in subscribers)
+
+
+class Cores:
+    """N quivers under one root, and those of a former, larger N."""
+
+    def __init__(self, root: PurePath, count: int, config: QuiverConfig, seam: Seam) -> None:
+        """Use `Cores.open`."""
+        self._root = root
+        self._count = count
+        self._config = config
+        self._seam = seam
+        self._cores: dict[int, Core] = {}
+        # Guards the list of cores and the parts of the cap.
+        self._lock = threading.RLock()
+        self._closing = threading.Event()
+        self._held = ExitStack()
+        self._thread = threading.Thread(target=self._run, name="quiver-cores", daemon=True)
+
+    @classmethod
+    def open(
+        cls,
+        root: str | os.PathLike[str],
+        count: int,
+        config: QuiverConfig | None = None,
+        *,
+        seam: Seam | None = None,
+    ) -> Self:
+        """Open `count` quivers under a root, and adopt what a larger number left there.
+
+        The configuration describes the root as a whole; each core gets its part of the bounds.
+        """
+        cores = cls(PurePath(root), count, config or QuiverConfig(), seam or Seam())
+        check_count(count, cores._config)
+        with ExitStack() as held:
+            try:
+                cores._open_all(held)
+            except OSError as error:
+                raise cannot_open(cores._root, error) from error
+            cores._held = held.pop_all()
+        cores._thread.start()
+        return cores
+
+    def _open_all(self, held: ExitStack) -> None:
+        disk = self._seam.disk
+        make_folders(disk, self._root, (names.TRASH_DIR,))
+        lock = take_lock(disk, self._root)
+        held.callback(disk.unlock, lock)
+        if disk.exists(self._root / names.FORMAT):
+            raise CannotOpen(
+                "the directory is a quiver itself, not a root of several",
+                hint="open it with Quiver.open, or name another root",
+                path=str(self._root),
+            )
+        self._empty_trash()
+        found = (names.parse_core_dir(entry.name) for entry in disk.list(self._root))
+        part = share_of(self._config, self._count)
+        for core_id in sorted({*range(self._count), *(one for one in found if one is not None)}):
+            engine = Engine(self._root / names.core_dir(core_id), part, self._seam, None)
+            core = Core(core_id, engine, adopted=core_id >= self._count)
+            held.callback(core.quiver.close)
+            self._cores[core_id] = core
+        self._share_cap()
+
+    # ------------------------------------------------------------------ using
+
+    def __len__(self) -> int:
+        """Return how many cores take appends."""
+        return self._count
+
+    def __getitem__(self, core_id: int) -> Quiver:
+        if not 0 <= core_id < self._count:
+            raise IndexError(f"core {core_id} of {self._count}")
+        return self._cores[core_id].quiver
+
+    def __iter__(self) -> Iterator[Quiver]:
+        return (self[core_id] for core_id in range(self._count))
+
+    @property
+    def adopted(self) -> dict[int, Quiver]:
+        """The cores of a former, larger number that are still being drained, by number."""
+        with self._lock:
+            return {core.core_id: core.quiver for core in self._cores.values() if core.adopted}
+
+    def sources(self) -> tuple[Quiver, ...]:
+        """Return every core that may hold data: a reader of all events reads all of these."""
+        return (*self, *self.adopted.values())
+
+    def statistics(self) -> tuple[Statistics, ...]:
+        """Return a picture of this moment, core by core, the adopted ones too."""
+        with self._lock:
+            return tuple(core.statistics() for core in self._cores.values())
+
+    # ------------------------------------------------------------------ keeping
+
+    def sweep(self) -> None:
+        """Remove adopted cores that are drained, and share the cap anew; done at every tick."""
+        with self._lock:
+            for core in [core for core in self._cores.values() if core.adopted]:
+                if core.is_drained:
+                    self._remove(core)
+            self._share_cap()
+
+    def _share_cap(self) -> None:
+        whole = self._config.retention.size_cap_bytes
+        cores = self._cores.values()
+        share = fair_share(whole, [core.claim(whole) for core in cores])
+        for core in cores:
+            # An adopted core cannot grow: its part only says from where on it drops.
+            kept_whole = core.adopted and not core.may_drop
+            core.engine.retention.size_cap_bytes = whole if kept_whole else share
+
+    def _remove(self, core: Core) -> None:
+        """Remove a drained core; a crash in between leaves it drained, or in the trash."""
+        log.info("core %d is drained and goes: %s", core.core_id, self._account(core))
+        core.quiver.close()
+        del self._cores[core.core_id]
+        self._empty_trash()
+        disk, trash = self._seam.disk, self._root / names.TRASH_DIR
+        disk.rename(core.engine.root, trash / core.engine.root.name, Point.TRASH_MOVE)
+        for folder in (trash, self._root):
+            disk.sync_dir(folder, Point.TRASH_SYNC_DIR)
+        self._empty_trash()
+
+    def _account(self, core: Core) -> str:
+        told = core.quiver.statistics()
+        return f"{told.quiver_id}, {told.accepted_bundles} bundles accepted, " + "; ".join(
+            f"{one.name}: {one.outcomes}" for one in told.subscribers
+        )
+
+    def _empty_trash(self) -> None:
+        trash = self._root / names.TRASH_DIR
+        for entry in self._seam.disk.list(trash):
+            remove_tree(self._seam.disk, trash / entry.name, Point.TRASH_UNLINK)
+
+    def _run(self) -> None:
+        while not self._closing.wait(self._config.retention.tick_s):
+            try:
+                self.sweep()
+            except (HoldfastError, OSError) as error:
+                log.warning("the cores could not be swept and will be again: %s", error)
+            except BaseException as error:
+                log.warning("the cores are no longer swept: %s: %s", type(error).__name__, error)
+                return
+
+    # ------------------------------------------------------------------- ending
+
+    def close(self) -> None:
+        """Close all cores, and let go of the root."""
+        self._closing.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        self._held.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
