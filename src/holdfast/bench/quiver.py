@@ -8,6 +8,7 @@ from pathlib import PurePath
 from holdfast.bench.figures import Bar, Figures
 from holdfast.bench.machine import IN_MEMORY, describe, filesystem
 from holdfast.bench.quiver_append import measure_append
+from holdfast.bench.quiver_delivery import measure_delivery
 from holdfast.bench.quiver_recovery import measure_recovery
 from holdfast.bench.quiver_small import measure_small
 from holdfast.bench.quiver_startup import measure_startup
@@ -21,7 +22,13 @@ BARS = (
     Bar("startup_doubling_percent", at_most=20),
     Bar("rss_mb", at_most=200),
 )
-SECTIONS = (measure_append, measure_small, measure_recovery, measure_startup)
+SECTIONS = (
+    measure_append,
+    measure_small,
+    measure_recovery,
+    measure_startup,
+    measure_delivery,
+)
 
 
 def run_quiver(

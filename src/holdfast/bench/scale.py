@@ -19,6 +19,13 @@ class Scale:
     # The larger store; the other has as many segments of half the size.
     startup_segments: int
     startup_segment_mb: int
+    # Delivery: bytes in large bundles, number of small ones.
+    deliver_mb: int
+    deliver_bundles: int
+    idle_events: int
+    acks: int
+    stream_batches: int
+    ledger_acks: int
 
 
 FULL = Scale(
@@ -29,6 +36,12 @@ FULL = Scale(
     recovery_mb=(64, 128, 240),
     startup_segments=320,
     startup_segment_mb=32,
+    deliver_mb=200,
+    deliver_bundles=20_000,
+    idle_events=100,
+    acks=20_000,
+    stream_batches=500,
+    ledger_acks=1_000_000,
 )
 
 QUICK = Scale(
@@ -39,4 +52,10 @@ QUICK = Scale(
     recovery_mb=(1, 3),
     startup_segments=3,
     startup_segment_mb=2,
+    deliver_mb=2,
+    deliver_bundles=50,
+    idle_events=3,
+    acks=50,
+    stream_batches=10,
+    ledger_acks=500,
 )

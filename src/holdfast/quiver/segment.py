@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import PurePath
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 from xxhash import xxh3_64, xxh3_64_hexdigest
@@ -50,24 +50,34 @@ class Ref(NamedTuple):
     owned_from: int
 
 
-@dataclass(frozen=True)
 class SegmentIndex:
-    """The bundle table as lists, for finding a place in it."""
+    """The bundle table as lists: finding and reading one bundle costs no Arrow scalars."""
 
-    seqs: list[int]
-    events: list[int]
-    sizes_bytes: list[int]
-    ingestion_ns: list[int]
+    def __init__(self, table: pa.RecordBatch) -> None:
+        columns = [table.column(name).to_pylist() for name in BUNDLE_SCHEMA.names[:-1]]
+        self.seqs: list[int] = columns[0]
+        self._columns = columns
+        places = table.column("places")
+        flat = places.flatten()
+        self._offsets: list[int] = places.offsets.to_pylist()
+        self._places = list(
+            zip(*(flat.field(i).to_pylist() for i in range(flat.type.num_fields)), strict=True)
+        )
 
     def ref(self, place: int, owned_from: int) -> Ref:
         """Return the reference to the bundle at a place."""
-        return Ref(
-            self.seqs[place],
-            self.events[place],
-            self.sizes_bytes[place],
-            self.ingestion_ns[place],
-            owned_from,
-        )
+        seq, _, ingestion_ns, _, _, _, events, size_bytes = (c[place] for c in self._columns)
+        return Ref(seq, events, size_bytes, ingestion_ns, owned_from)
+
+    def row(self, place: int) -> tuple[Any, ...]:
+        """Return the columns of a bundle, as in the table, without its places."""
+        return tuple(column[place] for column in self._columns)
+
+    def places(self, place: int) -> list[tuple[int, int, int]]:
+        """Return where a bundle's rows are: file, first row, rows."""
+        first = self._offsets[0]
+        start, end = self._offsets[place] - first, self._offsets[place + 1] - first
+        return self._places[start:end]
 
 
 @dataclass(frozen=True)
@@ -219,40 +229,34 @@ class Segment:
 
     def index(self) -> SegmentIndex:
         """Return the bundle table as lists; not cached, a segment may have very many bundles."""
-        table = self.bundle_table
-        names_ = ("seq", "events", "payload_bytes", "ingestion_ns")
-        return SegmentIndex(*(table.column(name).to_pylist() for name in names_))
-
-    def bundle(self, seq: int) -> Bundle | None:
-        """Return one bundle, or None if no bundle has this seq."""
-        place = self.bundle_table.column("seq").index(pa.scalar(seq, pa.uint64())).as_py()
-        return None if place < 0 else self.bundle_at(place)
+        return SegmentIndex(self.bundle_table)
 
     def bundles(self) -> Iterator[Bundle]:
         """Yield all bundles in order."""
-        for place in range(self.bundle_table.num_rows):
-            yield self.bundle_at(place)
+        index = self.index()
+        for place in range(len(index.seqs)):
+            yield self.bundle_at(index, place)
 
-    def bundle_at(self, place: int) -> Bundle:
+    def bundle_at(self, index: SegmentIndex, place: int) -> Bundle:
         """Return the bundle at a place of the bundle table."""
-        table = self.bundle_table
-        row = {name: table.column(name)[place].as_py() for name in BUNDLE_SCHEMA.names}
+        seq, kind, ingestion_ns, watermark_ns, producer, epoch, events, _ = index.row(place)
+        places = index.places(place)
         return Bundle(
-            row["seq"],
-            Kind(row["kind"]),
-            row["ingestion_ns"],
-            row["watermark_ns"],
-            row["producer"],
-            row["epoch"],
-            row["events"],
-            lambda: self._slots_at(row["places"]),
+            seq,
+            Kind(kind),
+            ingestion_ns,
+            watermark_ns,
+            producer,
+            epoch,
+            events,
+            lambda: self._slots_at(places),
         )
 
-    def _slots_at(self, places: list[dict[str, int]]) -> dict[str, pa.RecordBatch]:
+    def _slots_at(self, places: list[tuple[int, int, int]]) -> dict[str, pa.RecordBatch]:
         slots: dict[str, pa.RecordBatch] = {}
-        for where in places:
-            file = self.files[where["file"]]
-            slots |= _slots(file.summary, file.rows(where["first_row"], where["rows"]))
+        for number, first_row, rows in places:
+            file = self.files[number]
+            slots |= _slots(file.summary, file.rows(first_row, rows))
         return slots
 
 

@@ -35,28 +35,37 @@ class Shelf:
         self._indexes: OrderedDict[int, SegmentIndex] = OrderedDict()
         self._lock = threading.Lock()
 
-    def tail(self) -> list[list[Held]]:
-        """Return the synced bundles that are not in segments, oldest first, by buffer."""
-        # The open buffer before the sealer's: if it is handed over meanwhile, it is found there.
-        synced_seq, open_bundles = self._writer.synced_seq, self._writer.buffer.bundles[:]
-        lists = [buffer.bundles[:] for buffer in self._sealer.sealing()]
-        if open_bundles and all(open_bundles[0].seq != held[0].seq for held in lists):
-            lists.append(open_bundles)
-        visible = [[held for held in held_list if held.seq <= synced_seq] for held_list in lists]
-        return [held_list for held_list in visible if held_list]
+    def tail(self, from_seq: int = 0) -> list[list[Held]]:
+        """Return the synced bundles from a seq on that are not in segments, by buffer."""
+        return [held for _, held in self._tail(from_seq)]
 
-    def snapshot(self) -> tuple[tuple[Segment, ...], list[list[Held]]]:
+    def _tail(self, from_seq: int) -> list[tuple[int, list[Held]]]:
+        """Return, oldest first, each buffer's first seq and what of it can be read."""
+        # The open buffer before the sealer's: if it is handed over meanwhile, it is found there.
+        synced_seq, open_bundles = self._writer.synced_seq, self._writer.buffer.bundles
+        lists = [buffer.bundles for buffer in self._sealer.sealing()]
+        if open_bundles and all(open_bundles is not bundles for bundles in lists):
+            lists.append(open_bundles)
+        tail = []
+        for bundles in lists:
+            first = bisect.bisect_left(bundles, from_seq, key=_seq_of)
+            end = bisect.bisect_right(bundles, synced_seq, key=_seq_of)
+            if first < end:
+                tail.append((bundles[0].seq, bundles[first:end]))
+        return tail
+
+    def snapshot(self, from_seq: int = 0) -> tuple[tuple[Segment, ...], list[list[Held]]]:
         """Return segments and tail such that no bundle is in both and none is missed."""
         # The tail first: a buffer sealed in between is then in the catalog as well, and left out,
         # by its first seq: it may have grown since we looked.
-        tail = self.tail()
+        tail = self._tail(from_seq)
         segments = self._catalog.snapshot()
         sealed = {segment.summary.first_seq for segment in segments}
-        return segments, [held for held in tail if held[0].seq not in sealed]
+        return segments, [held for first_seq, held in tail if first_seq not in sealed]
 
     def refs(self, from_seq: int) -> Iterator[Ref]:
         """Yield the readable bundles from a seq on, in order."""
-        segments, tail = self.snapshot()
+        segments, tail = self.snapshot(from_seq)
         end = from_seq
         for segment in segments:
             if segment.summary.last_seq < from_seq:
@@ -66,9 +75,8 @@ class Shelf:
                 yield index.ref(place, max(end, from_seq))
                 end = index.seqs[place] + 1
         for held in (one for buffer in tail for one in buffer):
-            if held.seq >= from_seq:
-                yield _held_ref(held, max(end, from_seq))
-                end = held.seq + 1
+            yield _held_ref(held, max(end, from_seq))
+            end = held.seq + 1
 
     def refs_back(self, before_seq: int) -> Iterator[Ref]:
         """Yield the readable bundles before a seq, newest first."""
@@ -84,7 +92,7 @@ class Shelf:
 
     def bundle(self, seq: int) -> Bundle | None:
         """Return one bundle, or None if there is none with this seq."""
-        for held in (one for buffer in self.tail() for one in buffer):
+        for held in (one for buffer in self.tail(seq) for one in buffer[:1]):
             if held.seq == seq:
                 return held_bundle(held)
         segment = self._catalog.find(seq)
@@ -94,7 +102,7 @@ class Shelf:
         place = bisect.bisect_left(index.seqs, seq)
         if place == len(index.seqs) or index.seqs[place] != seq:
             return None
-        return segment.bundle_at(place)
+        return segment.bundle_at(index, place)
 
     def oldest_seq(self) -> int | None:
         """Return the seq of the oldest bundle, None if there is none."""
@@ -187,6 +195,10 @@ class Shelf:
             while len(self._indexes) > INDEXES_MAX:
                 self._indexes.popitem(last=False)
         return index
+
+
+def _seq_of(held: Held) -> int:
+    return held.seq
 
 
 def _held_ref(held: Held, owned_from: int) -> Ref:

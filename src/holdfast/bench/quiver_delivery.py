@@ -1,0 +1,334 @@
+"""Delivery: how fast data leaves a quiver, how soon, and what its accounting costs.
+
+cursor, lease      read everything of a sealed store and acknowledge it
+idle delivery      from the call of append to the delivery in a waiting reader's hands, nothing else
+                   going on: about one sync, and no seal
+acks               acknowledgements alone, the deliveries being in hand
+streaming          producer to consumer through a queue in memory, and through a quiver, at the same
+                   rate (half of what the quiver can do): CPU per event
+neighbour          a healthy reader alone, and beside one that is dead at its `drop_oldest` cap
+"""
+
+from __future__ import annotations
+
+import queue
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+
+import pyarrow as pa
+
+from holdfast.bench.figures import Figures
+from holdfast.bench.rounds import interleave, percentile
+from holdfast.bench.scale import Scale
+from holdfast.bench.stopwatch import Stopwatch
+from holdfast.bench.workload import raw_event, telemetry_batch
+from holdfast.quiver import (
+    AckLevel,
+    Lease,
+    LeaseOptions,
+    LedgerConfig,
+    Outcome,
+    Position,
+    Quiver,
+    QuiverConfig,
+    SegmentConfig,
+    SubscriberOptions,
+)
+from holdfast.quiver.frame import Totals
+from holdfast.quiver.ledger_recovery import recover_ledger
+from holdfast.quiver.names import LEDGER_DIR
+from holdfast.quiver.outcome import Resolution
+from holdfast.seam.disk import RealDisk
+
+MB = 1 << 20
+CAPPED = SubscriberOptions(max_bytes=2 * MB, on_full="drop_oldest")
+
+
+def measure_delivery(
+    folder: Path, scale: Scale, figures: Figures, progress: Callable[[str], None]
+) -> None:
+    """Add the figures of this module."""
+    progress(f"delivery: {scale.deliver_mb} MB by cursor and by lease, {scale.rounds} rounds")
+    _add_throughput(folder / "deliver", scale, figures)
+    progress("idle delivery, acknowledgements, streaming, a dead neighbour")
+    _add_idle(folder / "idle", scale, figures)
+    _add_acks(folder / "acks", scale, figures)
+    _add_streaming(folder / "stream", scale, figures)
+    _add_neighbour(folder / "neighbour", scale, figures)
+    progress(f"replay of a ledger after {scale.ledger_acks:,} acknowledgements")
+    _add_replay(folder / "ledger", scale, figures)
+
+
+# ------------------------------------------------------------------- throughput
+
+
+def _filled(folder: Path, batch: pa.RecordBatch | None, count: int) -> int:
+    """Fill a new quiver, sealed; return the payload bytes it holds."""
+    event = raw_event()
+    with Quiver.open(folder) as quiver:
+        for _ in range(count):
+            if batch is None:
+                quiver.append_raw(event, level=AckLevel.WRITTEN)
+            else:
+                quiver.append(batch, level=AckLevel.WRITTEN)
+        return quiver.statistics().payload_bytes_total
+
+
+def _by_cursor(quiver: Quiver, name: str) -> int:
+    events = 0
+    with quiver.cursor(name) as cursor:
+        while (planned := cursor.plan()) is not None:
+            events += sum(bundle.events for bundle in cursor.read(planned))
+            cursor.commit(planned)
+    return events
+
+
+def _by_lease(quiver: Quiver, name: str) -> int:
+    events = 0
+    with quiver.lease(name) as lease:
+        while (delivery := lease.poll()) is not None:
+            events += delivery.bundle.events
+            delivery.ack()
+    return events
+
+
+def _add_throughput(folder: Path, scale: Scale, figures: Figures) -> None:
+    batch = telemetry_batch()
+    large = _filled(folder / "large", batch, scale.deliver_mb * MB // 88_000)
+    bundles = scale.deliver_bundles
+    _filled(folder / "small", None, bundles)
+
+    def contender(source: str, read: Callable[[Quiver, str], int]) -> Callable[[], Stopwatch]:
+        def contend() -> Stopwatch:
+            with Quiver.open(folder / source) as quiver:
+                quiver.register("keeps")  # so that nothing goes before everyone has read it
+                with Stopwatch() as watch:
+                    assert read(quiver, "reader") > 0
+                quiver.unregister("reader")
+                quiver.unregister("keeps")
+            return watch
+
+        return contend
+
+    runs = interleave(
+        {
+            "cursor": contender("large", _by_cursor),
+            "lease": contender("large", _by_lease),
+            "cursor_small": contender("small", _by_cursor),
+            "lease_small": contender("small", _by_lease),
+        },
+        scale.rounds,
+    )
+    shutil.rmtree(folder)
+    figures.add("deliver_mb_s", (large / run.wall_s / 1e6 for run in runs["cursor"]))
+    figures.add("lease_deliver_mb_s", (large / run.wall_s / 1e6 for run in runs["lease"]))
+    for name in ("cursor_small", "lease_small"):
+        figures.add(f"{name}_bundles_per_s", (bundles / run.wall_s for run in runs[name]))
+        figures.add(f"{name}_cpu_us", (run.cpu_s / bundles * 1e6 for run in runs[name]))
+
+
+# ------------------------------------------------------------------------- idle
+
+
+def _add_idle(folder: Path, scale: Scale, figures: Figures) -> None:
+    event = raw_event()
+    medians_ms, worst_ms = [], []
+    with Quiver.open(folder) as quiver, quiver.lease("waiting", start="latest") as lease:
+        for _ in range(scale.rounds):
+            delays_s = sorted(_idle_delay_s(quiver, lease, event) for _ in range(scale.idle_events))
+            medians_ms.append(percentile(delays_s, 50) * 1e3)
+            worst_ms.append(percentile(delays_s, 99) * 1e3)
+    shutil.rmtree(folder)
+    figures.add("idle_delivery_ms", medians_ms)
+    figures.add("idle_delivery_p99_ms", worst_ms)
+
+
+def _idle_delay_s(quiver: Quiver, lease: Lease, event: bytes) -> float:
+    arrived_s: list[float] = []
+    waiting = threading.Event()
+
+    def wait() -> None:
+        waiting.set()
+        delivery = lease.poll(timeout_s=10.0)
+        arrived_s.append(time.perf_counter())
+        assert delivery is not None, "nothing arrived for ten seconds"
+        delivery.ack()
+
+    reader = threading.Thread(target=wait)
+    reader.start()
+    waiting.wait()
+    time.sleep(0.002)  # until it really waits: what is measured is the wake-up, not the start
+    began_s = time.perf_counter()
+    quiver.append_raw(event)
+    reader.join()
+    return arrived_s[0] - began_s
+
+
+# ------------------------------------------------------------------------- acks
+
+
+def _add_acks(folder: Path, scale: Scale, figures: Figures) -> None:
+    def contend() -> Stopwatch:
+        _filled(folder, None, scale.acks)
+        options = LeaseOptions(max_in_flight=scale.acks, lease_s=600.0)
+        with Quiver.open(folder) as quiver, quiver.lease("acks", leasing=options) as lease:
+            deliveries = [lease.poll() for _ in range(scale.acks)]
+            with Stopwatch() as watch:
+                for delivery in deliveries:
+                    assert delivery is not None
+                    delivery.ack()
+        shutil.rmtree(folder)
+        return watch
+
+    runs = interleave({"acks": contend}, scale.rounds)["acks"]
+    figures.add("ledger_acks_per_s", (scale.acks / run.wall_s for run in runs))
+    figures.add("ledger_cpu_us_per_ack", (run.cpu_s / scale.acks * 1e6 for run in runs))
+
+
+def _add_replay(folder: Path, scale: Scale, figures: Figures) -> None:
+    """A ledger that took very many acknowledgements starts from its last checkpoint."""
+    with Quiver.open(folder, QuiverConfig(ledger=LedgerConfig(retain_bytes=1 << 30))) as quiver:
+        quiver.register("acks")
+        ledger, quiver_id = quiver._engine.ledger, quiver.quiver_id
+        generation = ledger.attach("acks")
+        for seq in range(scale.ledger_acks):
+            start, end = Position(seq), Position(seq + 1)
+            line = Resolution(seq, "acks", generation, start, end, Outcome.ACKED, Totals(1, 1), "")
+            ledger.resolve([line])
+        ledger.sync_if_due()
+        directory = PurePath(folder) / LEDGER_DIR
+
+        def contend() -> float:
+            with Stopwatch() as watch:
+                recovered = recover_ledger(RealDisk(), directory, {quiver_id})
+            assert recovered.state.subscribers["acks"].high_water_seq == scale.ledger_acks
+            return watch.wall_s
+
+        figures.add("checkpoint_replay_s", interleave({"r": contend}, scale.rounds)["r"])
+        figures.note("checkpoint_replay_acks", scale.ledger_acks)
+    shutil.rmtree(folder)
+
+
+# -------------------------------------------------------------------- streaming
+
+
+@dataclass(frozen=True)
+class _Stream:
+    cpu_us_per_event: float
+
+
+def _add_streaming(folder: Path, scale: Scale, figures: Figures) -> None:
+    """CPU per event from a producer's batch to a consumer's, with and without the quiver."""
+    batch = telemetry_batch()
+    rate_per_s = _half_load(folder, batch, scale.stream_batches)
+
+    def paced(send: Callable[[pa.RecordBatch], object]) -> None:
+        began_s = time.perf_counter()
+        for number in range(scale.stream_batches):
+            ahead_s = began_s + number / rate_per_s - time.perf_counter()
+            if ahead_s > 0:
+                time.sleep(ahead_s)
+            send(batch)
+
+    def in_memory() -> _Stream:
+        waiting: queue.Queue[pa.Buffer | None] = queue.Queue()
+        consumer = threading.Thread(target=_consume_queue, args=(waiting,))
+        with Stopwatch() as watch:
+            consumer.start()
+            paced(lambda one: waiting.put(_as_stream(one)))
+            waiting.put(None)
+            consumer.join()
+        return _Stream(watch.cpu_s / scale.stream_batches / batch.num_rows * 1e6)
+
+    def persistent() -> _Stream:
+        with Quiver.open(folder) as quiver:
+            consumer = threading.Thread(target=_consume_quiver, args=(quiver, scale.stream_batches))
+            quiver.register("consumer")
+            with Stopwatch() as watch:
+                consumer.start()
+                paced(quiver.append)
+                consumer.join()
+        shutil.rmtree(folder)
+        return _Stream(watch.cpu_s / scale.stream_batches / batch.num_rows * 1e6)
+
+    runs = interleave({"memory": in_memory, "quiver": persistent}, scale.rounds)
+    pairs = list(zip(runs["quiver"], runs["memory"], strict=True))
+    figures.add("stream_cpu_us_per_event", (run.cpu_us_per_event for run in runs["quiver"]))
+    figures.add("stream_memory_cpu_us_per_event", (r.cpu_us_per_event for r in runs["memory"]))
+    figures.add("overhead_cpu_ratio", (q.cpu_us_per_event / m.cpu_us_per_event for q, m in pairs))
+    figures.note("overhead_batches_per_s", round(rate_per_s))
+
+
+def _half_load(folder: Path, batch: pa.RecordBatch, count: int) -> float:
+    with Quiver.open(folder) as quiver:
+        quiver.register("consumer")
+        with Stopwatch() as watch:
+            for _ in range(count):
+                quiver.append(batch)
+            _consume_quiver(quiver, count)
+    shutil.rmtree(folder)
+    return count / watch.wall_s / 2
+
+
+def _as_stream(batch: pa.RecordBatch) -> pa.Buffer:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    return sink.getvalue()
+
+
+def _consume_queue(waiting: queue.Queue[pa.Buffer | None]) -> None:
+    while (stream := waiting.get()) is not None:
+        assert pa.ipc.open_stream(stream).read_next_batch().num_rows
+
+
+def _consume_quiver(quiver: Quiver, count: int) -> None:
+    with quiver.cursor("consumer") as cursor:
+        while count:
+            planned = cursor.plan(wait_s=10.0)
+            assert planned is not None, "nothing arrived for ten seconds"
+            for bundle in cursor.read(planned):
+                assert bundle.slots
+                count -= 1
+            cursor.commit(planned)
+
+
+# -------------------------------------------------------------------- neighbour
+
+
+def _add_neighbour(folder: Path, scale: Scale, figures: Figures) -> None:
+    """What a reader that is dead at its cap costs another one."""
+    batch = telemetry_batch()
+    config = QuiverConfig(segment=SegmentConfig(target_size_bytes=2 * MB))
+
+    def contender(dead: bool) -> Callable[[], tuple[float, list[float]]]:
+        def contend() -> tuple[float, list[float]]:
+            with Quiver.open(folder, config) as quiver:
+                quiver.register("consumer")
+                if dead:
+                    quiver.register("dead", options=CAPPED)
+                    for _ in range(60):  # well beyond its cap before the measurement
+                        quiver.append(batch)
+                    _consume_quiver(quiver, 60)
+                delays_s: list[float] = []
+                with Stopwatch() as watch:
+                    for _ in range(scale.stream_batches):
+                        began_s = time.perf_counter()
+                        quiver.append(batch)
+                        _consume_quiver(quiver, 1)
+                        delays_s.append(time.perf_counter() - began_s)
+            shutil.rmtree(folder)
+            return scale.stream_batches / watch.wall_s, sorted(delays_s)
+
+        return contend
+
+    runs = interleave({"alone": contender(False), "dead": contender(True)}, scale.rounds)
+    pairs = list(zip(runs["dead"], runs["alone"], strict=True))
+    figures.add("dead_neighbour_throughput_ratio", (d[0] / a[0] for d, a in pairs))
+    for percent in (50, 99):
+        ratios = (percentile(d[1], percent) / percentile(a[1], percent) for d, a in pairs)
+        figures.add(f"dead_neighbour_p{percent}_ratio", ratios)
