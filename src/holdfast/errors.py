@@ -19,6 +19,7 @@
     │   ├── DirectoryLocked   another process owns it
     │   ├── UnknownFormat     it was written by another format version
     │   └── WrongQuiver       it is not the quiver that was asked for
+    ├── OwnerGone             the process that owns the directory ended, or did not answer in time
     ├── Damaged               bytes on disk do not match their checksum
     └── CheckFailed           `prove` or `bench` found a broken promise
 
@@ -157,6 +158,12 @@ class UnknownFormat(CannotOpen):
 
 class WrongQuiver(CannotOpen):
     """The data directory holds another quiver than the one asked for."""
+
+
+class OwnerGone(HoldfastError):
+    """The process that owns the directory ended, or did not answer in time."""
+
+    exit_code = 75
 
 
 class Damaged(HoldfastError):

@@ -20,7 +20,7 @@ from holdfast.bench.rounds import interleave
 from holdfast.bench.scale import Scale
 from holdfast.bench.workload import raw_event, telemetry_batch
 from holdfast.errors import CheckFailed
-from holdfast.quiver import AckLevel, Quiver
+from holdfast.quiver import AckLevel, Quiver, names
 
 MB = 1_000_000
 FRAMES = ("88kb", "2kb")
@@ -65,7 +65,8 @@ def _leave_wal(left: Path, frames: str, size_bytes: int) -> None:
                     quiver.append(batch, level=AckLevel.WRITTEN)
                 else:
                     quiver.append_raw(event, level=AckLevel.WRITTEN)
-        shutil.copytree(live, left)
+        # The socket of a running owner is no file that could be copied.
+        shutil.copytree(live, left, ignore=shutil.ignore_patterns(names.CONTROL_SOCKET))
     shutil.rmtree(live)
 
 

@@ -226,6 +226,10 @@ class QuiverConfig:
     extractors: Mapping[str, Extractor] = field(default_factory=dict)
     # Event times further ahead of ingestion than this are flagged, and clamped in summaries.
     max_skew_s: float = 300.0
+    # Listen on a Unix socket in the data directory, mode 0600, so that `holdfast quiver …` can ask
+    # the owner to replay, drop a subscriber or hold still for a backup. Elsewhere than on Unix:
+    # never.
+    control: bool = True
 
     def __post_init__(self) -> None:
         holds = 0 <= self.max_skew_s <= AGE_MAX_S

@@ -3,6 +3,10 @@
 It reads what is there at this moment, beside a running owner or without one. Bundles the owner has
 not synced yet may be seen here; that is fine for looking, and the reason why readers that must not
 err go through the owner.
+
+Beside a running owner the order matters. The ledger comes first: what is resolved a moment later is
+then seen as pending, not as resolved without ever having been accepted. The WAL comes before the
+segments: a bundle sealed in between is then seen twice and skipped once.
 """
 
 from __future__ import annotations
@@ -10,19 +14,25 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import PurePath
 
-from holdfast.errors import CannotOpen
+from holdfast.errors import CannotOpen, Overloaded
 from holdfast.quiver import manifest, names
 from holdfast.quiver.buffer import Held
 from holdfast.quiver.byte_order import check_machine
 from holdfast.quiver.catalog import Catalog
+from holdfast.quiver.frame import Totals
 from holdfast.quiver.header_block import HeaderFault, NewerVersion
 from holdfast.quiver.identity import FormatFault, Identity, read_identity
+from holdfast.quiver.ledger import LedgerState
+from holdfast.quiver.ledger_recovery import RecoveredLedger, recover_ledger
 from holdfast.quiver.quarantine import Damage, Quarantine
 from holdfast.quiver.replay import Replay, WalContent
 from holdfast.quiver.rivals import choices
 from holdfast.quiver.segment import Segment
 from holdfast.quiver.wal import decode_header
-from holdfast.seam.disk import Disk
+from holdfast.seam.disk import Disk, Entry
+
+# How often files may vanish while they are listed, before that is taken for an error.
+_LISTINGS_MAX = 100
 
 
 @dataclass(frozen=True)
@@ -40,56 +50,128 @@ class Inventory:
     """What a data directory holds."""
 
     root: PurePath
+    # None if FORMAT is missing or damaged.
     identity: Identity | None
+    # The ids this store has or had, from wherever that is known.
+    own_ids: frozenset[str]
     segments: tuple[Segment, ...]
     # Segment directories whose manifest cannot be read.
     unreadable: tuple[str, ...]
     wal_files: tuple[WalFileInfo, ...]
+    # The readable WAL files of this store, oldest first.
+    wal: tuple[WalContent, ...]
     # Accepted bundles that are in no segment yet, in order.
     unsealed: tuple[Held, ...]
+    # What was ever accepted, as far as is known; and the highest seq anything tells of.
+    accepted: Totals
+    last_seq: int
+    torn_bytes: int
     wal_damages: tuple[Damage, ...]
+    ledger: RecoveredLedger
     quarantined: tuple[Damage, ...]
 
+    @property
+    def catalog(self) -> Catalog:
+        """The segments, to be searched."""
+        catalog = Catalog()
+        for segment in self.segments:
+            catalog.add(segment)
+        return catalog
 
-def inspect(disk: Disk, root: PurePath) -> Inventory:
-    """Return what is in `root`."""
+
+def require_quiver(disk: Disk, root: PurePath) -> None:
+    """Raise unless there is something in `root` that a quiver has."""
     check_machine(root)
     if not disk.exists(root / names.FORMAT) and not disk.exists(root / names.WAL_DIR):
         raise CannotOpen(
             "there is no quiver here", hint="name a data directory, it has a FORMAT file",
             path=str(root),
         )  # fmt: skip
-    try:
-        identity = read_identity(disk, root)
-    except FormatFault:
-        identity = None
-    # The WAL before the segments: a bundle sealed in between is then seen twice and skipped once.
+
+
+def inspect(disk: Disk, root: PurePath) -> Inventory:
+    """Return what is in `root`."""
+    require_quiver(disk, root)
+    identity = identity_or_none(disk, root)
+    own_ids = _own_ids(disk, root, identity)
+    ledger = _read_ledger(disk, root / names.LEDGER_DIR, own_ids)
     contents, files = _read_wal(disk, root / names.WAL_DIR)
+    contents = [content for content in contents if content.header.quiver_id in own_ids]
     catalog, unreadable = _read_segments(disk, root / names.SEGMENTS_DIR)
     replay = Replay(catalog)
     replay.walk_all(contents)
+    sealed = catalog.snapshot()
     return Inventory(
         root=root,
         identity=identity,
-        segments=catalog.snapshot(),
+        own_ids=frozenset(own_ids),
+        segments=sealed,
         unreadable=tuple(unreadable),
         wal_files=tuple(files),
+        wal=tuple(contents),
         unsealed=tuple(replay.bundles[seq] for seq in sorted(replay.bundles)),
+        accepted=_accepted(contents, replay, sealed, ledger.state),
+        last_seq=max([replay.last_seq, *(segment.summary.last_seq for segment in sealed)]),
+        torn_bytes=replay.torn_bytes,
         wal_damages=tuple(damage for _, damage in replay.real_damages()),
+        ledger=ledger,
         quarantined=tuple(Quarantine(disk, root).damages()),
     )
 
 
+def identity_or_none(disk: Disk, root: PurePath) -> Identity | None:
+    """Return what FORMAT says; None if it is missing or damaged."""
+    try:
+        return read_identity(disk, root)
+    except FormatFault:
+        return None
+
+
+def _own_ids(disk: Disk, root: PurePath, identity: Identity | None) -> set[str]:
+    if identity is not None:
+        return {identity.quiver_id, *identity.former_ids}
+    contents, _ = _read_wal(disk, root / names.WAL_DIR)
+    segments, _ = _read_segments(disk, root / names.SEGMENTS_DIR)
+    claims = {content.header.quiver_id for content in contents}
+    return claims | {segment.summary.quiver_id for segment in segments.snapshot()}
+
+
+def _accepted(
+    contents: list[WalContent],
+    replay: Replay,
+    sealed: tuple[Segment, ...],
+    ledger: LedgerState,
+) -> Totals:
+    if contents:
+        return contents[0].header.accepted_before.plus(*replay.accepted)
+    bundles = sum(segment.summary.bundles for segment in sealed)
+    return ledger.deleted.plus(bundles, sum(segment.summary.events for segment in sealed))
+
+
+def _entries(disk: Disk, directory: PurePath) -> list[Entry]:
+    return disk.list(directory) if disk.exists(directory) else []
+
+
+def _read_ledger(disk: Disk, directory: PurePath, own_ids: set[str]) -> RecoveredLedger:
+    if not disk.exists(directory):
+        return RecoveredLedger(LedgerState({}))
+    recovered = recover_ledger(disk, directory, own_ids)
+    # A file past its time may be removed while we look.
+    recovered.unreadable = [one for one in recovered.unreadable if disk.exists(one[0])]
+    return recovered
+
+
 def _read_segments(disk: Disk, directory: PurePath) -> tuple[Catalog, list[str]]:
     found, unreadable = [], []
-    for entry in disk.list(directory):
+    for entry in _entries(disk, directory):
         if names.parse_segment_dir(entry.name) is None:
             continue
         path = directory / entry.name
         try:
             summary = manifest.decode(disk.read(path / names.MANIFEST))
         except (OSError, manifest.ManifestFault, manifest.NewerManifest):
-            unreadable.append(entry.name)
+            if disk.exists(path):
+                unreadable.append(entry.name)
         else:
             found.append(Segment(disk, path, summary))
     catalog = Catalog()
@@ -99,13 +181,33 @@ def _read_segments(disk: Disk, directory: PurePath) -> tuple[Catalog, list[str]]
 
 
 def _read_wal(disk: Disk, directory: PurePath) -> tuple[list[WalContent], list[WalFileInfo]]:
+    """Return the WAL files of one moment.
+
+    Where one vanished (it was sealed) the older ones did too, and the counts in their headers would
+    not add up: then all is read again.
+    """
+    for _ in range(_LISTINGS_MAX):
+        try:
+            return _read_wal_once(disk, directory)
+        except FileNotFoundError:
+            continue
+    raise Overloaded(
+        "the write-ahead log changes faster than it can be read",
+        hint="try again when there is less to do",
+        path=str(directory),
+    )
+
+
+def _read_wal_once(disk: Disk, directory: PurePath) -> tuple[list[WalContent], list[WalFileInfo]]:
     contents, files = [], []
-    for entry in disk.list(directory):
+    for entry in _entries(disk, directory):
         path, fault = directory / entry.name, None
         try:
             view = disk.map(path)
             contents.append(WalContent(path, view, decode_header(view)))
+        except FileNotFoundError:
+            raise
         except (OSError, HeaderFault, NewerVersion) as error:
             fault = str(error)
         files.append(WalFileInfo(entry.name, entry.size_bytes, fault))
-    return contents, files
+    return sorted(contents, key=lambda content: content.header.number), files

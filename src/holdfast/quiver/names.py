@@ -10,7 +10,12 @@ ROOT/
       bundles.arrow                  one row per bundle
       000-<slot>.arrow               rows of one slot and one schema
     tmp-0000000000000004-3/          a segment being built (attempt 3)
+  ledger/0000000000000002.log what became of every bundle
+  trash/                      segments being removed
   quarantine/                 damaged bytes, set aside
+  control.sock                where the owner listens to tools
+  control.path                where it listens instead, if that name is too long for a socket
+  BACKUP                      this is a copy, to be restored and not to be opened
 
 Where several quivers share a root, each of them is a folder of it: core-00/, core-01/, …
 """
@@ -23,6 +28,9 @@ from typing import NamedTuple
 FORMAT = "FORMAT"
 FORMAT_TEMPORARY = "FORMAT.tmp"
 LOCK = "LOCK"
+CONTROL_SOCKET = "control.sock"
+CONTROL_PATH = "control.path"
+BACKUP = "BACKUP"
 WAL_DIR = "wal"
 SEGMENTS_DIR = "segments"
 LEDGER_DIR = "ledger"

@@ -32,6 +32,7 @@ from holdfast.quiver.bundle import (
     encode_raw,
 )
 from holdfast.quiver.config import AckLevel, QuiverConfig, check_level
+from holdfast.quiver.control import ControlServer, serve
 from holdfast.quiver.cursor import Cursor, OnDataLoss
 from holdfast.quiver.engine import Engine
 from holdfast.quiver.frame import Kind, Totals
@@ -52,6 +53,7 @@ from holdfast.quiver.segment_table import TableMaker
 from holdfast.quiver.statistics import Statistics, gather
 from holdfast.quiver.subscriber import SubscriberOptions
 from holdfast.quiver.transaction import Staging, Transaction
+from holdfast.quiver.verbs import owner_verbs
 from holdfast.seam import Seam
 
 
@@ -67,6 +69,7 @@ class Quiver:
         self._closing = threading.Lock()
         self._closed = False
         self._staging = Staging(engine.config.transactions, engine.clock)
+        self._control: ControlServer | None = None
 
     @classmethod
     def open(
@@ -82,7 +85,11 @@ class Quiver:
         With `expected_id` only that quiver is opened.
         """
         engine = Engine(PurePath(path), config or QuiverConfig(), seam or Seam(), expected_id)
-        return cls(engine)
+        quiver = cls(engine)
+        if engine.config.control and engine.seam.disk.is_shared:
+            verbs = owner_verbs(engine, quiver.flush)
+            quiver._control = serve(engine.root, verbs, engine.clock)
+        return quiver
 
     @property
     def quiver_id(self) -> str:
@@ -342,6 +349,8 @@ class Quiver:
             if self._closed:
                 return
             self._closed = True
+            if self._control is not None:
+                self._control.close()
             self._engine.stop()
 
     def __enter__(self) -> Self:

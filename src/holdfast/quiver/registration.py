@@ -6,6 +6,7 @@ from datetime import datetime
 from typing import Literal, TypeAlias
 
 from holdfast.errors import BadInput, UnknownPosition
+from holdfast.quiver.attachment import Store
 from holdfast.quiver.engine import Engine
 from holdfast.quiver.frame import NOTHING, Totals
 from holdfast.quiver.subscriber import Subscriber, SubscriberOptions, check_name
@@ -53,13 +54,13 @@ def set_options(engine: Engine, name: str, options: SubscriberOptions) -> None:
     )
 
 
-def replay_range(engine: Engine, name: str, first_seq: int, end_seq: int) -> Totals:
+def replay_range(store: Store, name: str, first_seq: int, end_seq: int) -> Totals:
     """Take back the outcomes of a range, so that what is still there is handed out again.
 
     It counts as accepted once more, so that the subscriber's account stays true.
     """
-    with engine.ledger.lock:
-        subscriber = engine.ledger.subscriber(name)
+    with store.ledger.lock:
+        subscriber = store.ledger.subscriber(name)
         if not subscriber.start_seq <= first_seq < end_seq:
             raise UnknownPosition(
                 f"no range from {first_seq} to {end_seq} for a subscriber that starts at "
@@ -67,17 +68,17 @@ def replay_range(engine: Engine, name: str, first_seq: int, end_seq: int) -> Tot
                 hint="name a range from its start on, first before end",
             )
         again = NOTHING
-        for ref in engine.shelf.refs(first_seq):
+        for ref in store.shelf.refs(first_seq):
             if ref.seq >= end_seq:
                 break
             if ref.seq in subscriber.resolved:
                 again = again.plus(1, ref.events)
         before = subscriber.accepted_before.plus(-again.bundles, -again.events)
-        engine.ledger.change(
+        store.ledger.change(
             "reopen", name, first_seq=first_seq, end_seq=end_seq, accepted_before=list(before)
         )
-        engine.ledger.sync()
-    engine.arrivals.notify()
+        store.ledger.sync()
+    store.arrivals.notify()
     return again
 
 

@@ -100,6 +100,7 @@ class Retention:
 
     # ------------------------------------------------------------------- budget
 
+        self._held_until_s = self._opened_s
     @property
     def reserve_bytes(self) -> int:
         """Kept free below the cap for acknowledging, sealing and deleting."""
@@ -145,6 +146,13 @@ class Retention:
     def throttled(self) -> None:
         """Count that an append had to wait."""
         self.counters.throttled += 1
+    def hold(self, seconds: float) -> None:
+        """Keep what nobody needs any more for a while, because somebody is copying it.
+
+        It goes all the same when room is needed.
+        """
+        self._held_until_s = self._seam.clock.monotonic_s() + seconds
+
 
     def wait_freed(self, timeout_s: float) -> None:
         """Wait until something was resolved or removed."""
@@ -238,7 +246,8 @@ class Retention:
 
     def _plan_processed(self) -> list[Removal]:
         """Segments that every subscriber has resolved, beyond the headroom."""
-        if not self._ledger.state.subscribers:
+        held = self._seam.clock.monotonic_s() < self._held_until_s
+        if held or not self._ledger.state.subscribers:
             return []
         done = [s for s in self._catalog.snapshot() if not self._waiting_for(s)]
         kept_bytes = sum(segment.disk_bytes for segment in done)
@@ -309,6 +318,9 @@ class Retention:
                 totals=[summary.bundles, summary.events],
                 producers={
                     name: [p.epoch, p.seq, p.bundles, p.events, p.time_ns]
+                # For whoever asks later what became of a bundle.
+                seqs=[summary.first_seq, summary.last_seq],
+                reason=removal.reason,
                     for name, p in summary.producers.items()
                     if p.epoch
                 },
@@ -354,7 +366,7 @@ class Retention:
 
     # -------------------------------------------------------------- subscribers
 
-    def unregister(self, name: str, reason: str) -> None:
+    def unregister(self, name: str, reason: str) -> Totals:
         """Record that a subscriber's pending data is given up, and forget the subscriber."""
         with self._lock, self._ledger.lock:
             subscriber = self._ledger.subscriber(name)
@@ -372,6 +384,7 @@ class Retention:
 
     def _give_up_orphans(self) -> None:
         ttl_s = self._retention.orphan_ttl_s
+        return counts
         if ttl_s is None:
             return
         since_ns = self.now_ns() - int(ttl_s * 1e9)

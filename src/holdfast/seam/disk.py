@@ -45,6 +45,10 @@ class LockHeld(Exception):
 class Disk(Protocol):
     """What durable code may ask of a disk. All errors are OSError."""
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether other processes see the same files."""
+
     def create(self, path: PurePath, at: str) -> Handle:
         """Create a file that must not exist, open for appending."""
 
@@ -146,6 +150,8 @@ def remove_tree(disk: Disk, path: PurePath, at: str) -> None:
 
 class RealDisk:
     """The machine's own disk. Linux is the reference; what differs elsewhere is said here."""
+
+    is_shared = True
 
     def create(self, path: PurePath, at: str) -> Handle:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | getattr(os, "O_BINARY", 0)

@@ -74,6 +74,10 @@ class FaultyDisk:
         self._lock = threading.Lock()
         self._full = threading.Event()
 
+    @property
+    def is_shared(self) -> bool:
+        return self._inner.is_shared
+
     def calls(self) -> dict[str, int]:
         """Return how often each step was reached."""
         with self._lock:

@@ -88,6 +88,8 @@ class _NameChange:
 class SimulatedDisk:
     """Files and directories in memory, with their durable state beside them."""
 
+    is_shared = False
+
     def __init__(self, capacity_bytes: int | None = None) -> None:
         self.capacity_bytes = capacity_bytes
         self.read_only = False
