@@ -33,7 +33,7 @@ from holdfast.errors import CannotOpen, HoldfastError, QuiverClosed
 from holdfast.quiver import names
 from holdfast.quiver.books import balance
 from holdfast.quiver.config import QuiverConfig
-from holdfast.quiver.engine import Engine, cannot_open, make_folders, take_lock
+from holdfast.quiver.engine import cannot_open, make_folders, take_lock
 from holdfast.quiver.frame import NOTHING
 from holdfast.quiver.inbox import Append
 from holdfast.quiver.points import Point
@@ -42,9 +42,15 @@ from holdfast.quiver.shares import Claim, check_count, fair_share, share_of
 from holdfast.quiver.statistics import Statistics
 from holdfast.quiver.transaction import Transaction
 from holdfast.seam import Seam
-from holdfast.seam.disk import remove_tree
+from holdfast.seam.disk import Disk, remove_tree
 
 log = logging.getLogger("holdfast.quiver")
+
+
+def core_ids(disk: Disk, root: PurePath) -> list[int]:
+    """Return the numbers of all cores that have a folder under a root."""
+    found = (names.parse_core_dir(entry.name) for entry in disk.list(root) if entry.is_dir)
+    return sorted(core_id for core_id in found if core_id is not None)
 
 
 class AdoptedQuiver(Quiver):
@@ -68,11 +74,11 @@ class AdoptedQuiver(Quiver):
 class Core:
     """One quiver of several."""
 
-    def __init__(self, core_id: int, engine: Engine, *, adopted: bool) -> None:
+    def __init__(self, core_id: int, quiver: Quiver) -> None:
         self.core_id = core_id
-        self.adopted = adopted
-        self.engine = engine
-        self.quiver = AdoptedQuiver(engine) if adopted else Quiver(engine)
+        self.adopted = isinstance(quiver, AdoptedQuiver)
+        self.quiver = quiver
+        self.engine = quiver._engine
 
     def statistics(self) -> Statistics:
         """Return a picture of this moment."""
@@ -154,13 +160,12 @@ class Cores:
                 path=str(self._root),
             )
         self._empty_trash()
-        found = (names.parse_core_dir(entry.name) for entry in disk.list(self._root))
         part = share_of(self._config, self._count)
-        for core_id in sorted({*range(self._count), *(one for one in found if one is not None)}):
-            engine = Engine(self._root / names.core_dir(core_id), part, self._seam, None)
-            core = Core(core_id, engine, adopted=core_id >= self._count)
-            held.callback(core.quiver.close)
-            self._cores[core_id] = core
+        for core_id in sorted({*range(self._count), *core_ids(disk, self._root)}):
+            kind = Quiver if core_id < self._count else AdoptedQuiver
+            quiver = kind.open(self._root / names.core_dir(core_id), part, seam=self._seam)
+            held.callback(quiver.close)
+            self._cores[core_id] = Core(core_id, quiver)
         self._share_cap()
 
     # ------------------------------------------------------------------ using
