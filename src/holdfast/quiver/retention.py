@@ -37,11 +37,15 @@ from holdfast.seam import Seam
 from holdfast.seam.disk import remove_tree
 
 
+# Why a segment goes: everyone has resolved it, it is too old, the size cap, the number of segments.
+REASONS = ("processed", "age", "size", "segments")
+
+
 @dataclass
 class RetentionCounters:
     """What retention did so far; the seed's metrics are made of these."""
 
-    # By reason: processed, age, size, segments.
+    # By reason: see REASONS.
     evictions: Counter[str] = field(default_factory=Counter)
     size_emergencies: int = 0
     throttled: int = 0

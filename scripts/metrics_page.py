@@ -1,0 +1,80 @@
+"""Write docs/reference/metrics.md from the table of metrics.
+
+    python scripts/metrics_page.py
+
+Run it after a change of a metric; a test fails while the page and the code disagree.
+"""
+
+from __future__ import annotations
+
+from itertools import groupby
+from pathlib import Path
+
+from holdfast.operate.metrics import METRICS, Metric, prometheus_name
+
+PAGE = Path(__file__).parents[1] / "docs" / "reference" / "metrics.md"
+
+HEAD = """\
+# Metrics
+
+Every figure that a quiver tells about itself, made of `quiver.statistics()` and of nothing else.
+This page is written by `scripts/metrics_page.py` from the table in
+`src/holdfast/operate/metrics.py`.
+
+```sh
+holdfast quiver metrics DIR      # of a directory that nobody has open
+```
+
+```python
+from holdfast.operate.metrics import render
+
+text = render({"main": quiver.statistics()})    # or, with cores: {"main": cores.statistics()}
+```
+
+- In records names have dots (`quiver.wal.bytes`), in Prometheus' text underscores
+  (`quiver_wal_bytes`).
+- Every figure has the labels `quiver`, the name its owner gives it, and `core_id`, its number where
+  several quivers share a root (otherwise 0).
+- A *counter* only grows, and begins at 0 when the quiver is opened; those that say "over all
+  openings" go on where they were. A *gauge* is a figure of this moment.
+- A subscriber that is unregistered takes its figures along. The ledger keeps its account.
+
+Seven names come from the proposal that Quiver follows: `quiver.gc.evictions_total`,
+`quiver.retention.size_emergency_total`, `quiver.ingest.throttle_total`,
+`quiver.subscriber.dropped_segments_total`, `quiver.segment.dropped_total`, `quiver.core.bytes` and
+`quiver.core.cap_fraction`.
+
+The equation, per subscriber, in bundles and in events, at any time:
+
+```text
+accepted_total = sum by (outcome) of outcome_total + lag
+```
+"""
+
+
+def page() -> str:
+    """Return the whole page."""
+    sections = groupby(METRICS, key=lambda metric: metric.name.split(".")[1])
+    return HEAD + "".join(_section(area, list(metrics)) for area, metrics in sections)
+
+
+def _section(area: str, metrics: list[Metric]) -> str:
+    rows = "".join(_row(metric) for metric in metrics)
+    head = "| metric | type | unit | what it is | what to look for |\n|---|---|---|---|---|\n"
+    return f"\n## {area}\n\n{head}{rows}"
+
+
+def _row(metric: Metric) -> str:
+    labels = f"{{{', '.join(metric.labels)}}}" if metric.labels else ""
+    name = f"`{prometheus_name(metric.name)}{labels}`"
+    return f"| {name} | {metric.type} | {metric.unit} | {metric.help} | {metric.watch} |\n"
+
+
+def main() -> None:
+    """Write the page."""
+    PAGE.parent.mkdir(parents=True, exist_ok=True)
+    PAGE.write_text(page())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,472 @@
+"""Metrics: every figure of `statistics()` under a name, and all of them as Prometheus text.
+
+`METRICS` is the one table. The exposition, docs/reference/metrics.md and the records that tools use
+are made of it, so that a figure has one name, one unit and one explanation everywhere. Names have
+dots, as the seed writes them; Prometheus gets underscores.
+
+The text format (version 0.0.4) is a page of specification, so it is written here and needs no
+library: whoever embeds a quiver can serve it from a handler of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from operator import attrgetter
+from typing import Literal, NamedTuple
+
+from holdfast.quiver.outcome import Outcome
+from holdfast.quiver.retention import REASONS
+from holdfast.quiver.statistics import Statistics, SubscriberStatistics
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+Labels = Mapping[str, str]
+StatisticsByQuiver = Mapping[str, Statistics | Iterable[Statistics]]
+_Read = Callable[[Statistics], Iterable[tuple[Labels, float]]]
+
+
+class Metric(NamedTuple):
+    """One name, and how its values are read from a quiver's statistics."""
+
+    name: str
+    type: Literal["counter", "gauge"]
+    unit: str
+    # One sentence: what the figure is.
+    help: str
+    # What to look for in it.
+    watch: str
+    read: _Read
+    # Beside `quiver` and `core_id`, which all have.
+    labels: tuple[str, ...] = ()
+
+
+class Record(NamedTuple):
+    """One figure of one quiver."""
+
+    name: str
+    labels: Labels
+    value: float
+
+
+def _figure(field: str) -> _Read:
+    get = attrgetter(field)
+    return lambda statistics: [({}, get(statistics))]
+
+
+def _evictions(statistics: Statistics) -> Iterator[tuple[Labels, float]]:
+    for reason in REASONS:
+        yield {"reason": reason}, statistics.evictions_total.get(reason, 0)
+
+
+def _info(statistics: Statistics) -> Iterator[tuple[Labels, float]]:
+    yield {"quiver_id": statistics.quiver_id}, 1
+
+
+def _each(field: str) -> _Read:
+    get: Callable[[SubscriberStatistics], float | None] = attrgetter(field)
+
+    def read(statistics: Statistics) -> Iterator[tuple[Labels, float]]:
+        for subscriber in statistics.subscribers:
+            yield {"subscriber": subscriber.name}, get(subscriber) or 0
+
+    return read
+
+
+def _outcomes(field: Literal["bundles", "events"]) -> _Read:
+    def read(statistics: Statistics) -> Iterator[tuple[Labels, float]]:
+        for subscriber in statistics.subscribers:
+            for outcome in (one.name.lower() for one in Outcome):
+                labels = {"subscriber": subscriber.name, "outcome": outcome}
+                yield labels, getattr(subscriber.outcomes[outcome], field)
+
+    return read
+
+
+_SUBSCRIBER = ("subscriber",)
+
+METRICS: tuple[Metric, ...] = (
+    # ------------------------------------------------------------------ retention
+    Metric(
+        "quiver.gc.evictions_total", "counter", "segments",
+        "Segments removed since the quiver was opened, by reason.",
+        "`processed` is the normal way to go. `age`, `size` and `segments` may take what somebody "
+        "still waited for: see the outcomes of the subscribers.",
+        _evictions, ("reason",),
+    ),
+    Metric(
+        "quiver.gc.deleted_bundles_total", "counter", "bundles",
+        "Bundles that are gone from disk, over all openings.",
+        "Accepted minus deleted is what is on disk.", _figure("deleted_bundles"),
+    ),
+    Metric(
+        "quiver.gc.deleted_events_total", "counter", "events",
+        "Events that are gone from disk, over all openings.",
+        "As above, in events.", _figure("deleted_events"),
+    ),
+    Metric(
+        "quiver.retention.size_emergency_total", "counter", "segments",
+        "Segments removed only because the size cap was reached.",
+        "Any increase: the cap is too small for the slowest reader, or a reader is dead.",
+        _figure("size_emergencies_total"),
+    ),
+    # --------------------------------------------------------------------- ingest
+    Metric(
+        "quiver.ingest.throttle_total", "counter", "groups",
+        "Groups of appends that had to wait because a cap was reached.",
+        "Any increase: producers are held back. `cap_fraction` and the lags say by what.",
+        _figure("throttled_total"),
+    ),
+    Metric(
+        "quiver.ingest.blocked_seconds_total", "counter", "seconds",
+        "How long appends waited for room: for the sealer, or because a cap was reached.",
+        "Its rate is the share of time in which nothing was accepted.",
+        _figure("blocked_seconds_total"),
+    ),
+    Metric(
+        "quiver.ingest.stalled_seconds_total", "counter", "seconds",
+        "The part of it that was waited for the sealer.",
+        "Grows: segments are written more slowly than events come in.",
+        _figure("stall_seconds_total"),
+    ),
+    Metric(
+        "quiver.ingest.accepting", "gauge", "0 or 1",
+        "Whether appends are accepted at all.",
+        "0 while the process lives: the disk failed, and the quiver has to be opened again.",
+        _figure("accepting"),
+    ),
+    Metric(
+        "quiver.ingest.accepted_bundles_total", "counter", "bundles",
+        "Bundles ever accepted, over all openings.",
+        "The left side of the equation: it is the sum of all outcomes and what is pending.",
+        _figure("accepted_bundles"),
+    ),
+    Metric(
+        "quiver.ingest.accepted_events_total", "counter", "events",
+        "Events ever accepted, over all openings.",
+        "Its rate is the load.", _figure("accepted_events"),
+    ),
+    Metric(
+        "quiver.ingest.appends_total", "counter", "appends",
+        "Appends answered with success since the quiver was opened.",
+        "Bundles per append and appends per group say how well syncs are shared.",
+        _figure("appends_total"),
+    ),
+    Metric(
+        "quiver.ingest.groups_total", "counter", "groups",
+        "Groups of appends written together since the quiver was opened.",
+        "Appends divided by groups is the size of a group.", _figure("groups_total"),
+    ),
+    Metric(
+        "quiver.ingest.payload_bytes_total", "counter", "bytes",
+        "Payload accepted since the quiver was opened.",
+        "Its rate, times how long a reader may be away, is the cap you need.",
+        _figure("payload_bytes_total"),
+    ),
+    Metric(
+        "quiver.ingest.pending_bytes", "gauge", "bytes",
+        "Payload handed over and not yet written.",
+        "Near `append.max_pending_bytes`: the disk is slower than the producers.",
+        _figure("pending_bytes"),
+    ),
+    Metric(
+        "quiver.ingest.staged_bytes", "gauge", "bytes",
+        "Payload staged by open transactions.",
+        "Stays up: somebody neither commits nor aborts.", _figure("staged_bytes"),
+    ),
+    Metric(
+        "quiver.ingest.producers", "gauge", "producers",
+        "Idempotent producers that are remembered.",
+        "At `producers.max_count` the one that was silent longest is forgotten.",
+        _figure("producers"),
+    ),
+    # ------------------------------------------------------------------------ wal
+    Metric(
+        "quiver.wal.bytes", "gauge", "bytes",
+        "Size of all files of the write-ahead log.",
+        "Grows without falling: sealing fails. At `wal.max_size_bytes` appends wait.",
+        _figure("wal_bytes"),
+    ),
+    Metric(
+        "quiver.wal.files", "gauge", "files",
+        "Files of the write-ahead log.", "As above.", _figure("wal_files"),
+    ),
+    Metric(
+        "quiver.wal.syncs_total", "counter", "syncs",
+        "Syncs of the write-ahead log.",
+        "With the next one: the mean latency of a sync, which is what an append waits for.",
+        _figure("syncs_total"),
+    ),
+    Metric(
+        "quiver.wal.sync_seconds_total", "counter", "seconds",
+        "Time spent in these syncs.",
+        "`rate(sync_seconds_total) / rate(syncs_total)` is the mean latency.",
+        _figure("sync_seconds_total"),
+    ),
+    Metric(
+        "quiver.wal.sync_seconds_max", "gauge", "seconds",
+        "The slowest of these syncs.",
+        "Seconds: the disk or its controller has a problem, or somebody else keeps it busy.",
+        _figure("sync_seconds_max"),
+    ),
+    Metric(
+        "quiver.wal.write_failures_total", "counter", "failures",
+        "Writes of the write-ahead log that failed.",
+        "Any increase: the disk is full or failing.", _figure("write_failures_total"),
+    ),
+    Metric(
+        "quiver.wal.sync_failures_total", "counter", "failures",
+        "Syncs of the write-ahead log that failed; the data was written again elsewhere.",
+        "Any increase: replace the disk.", _figure("sync_failures_total"),
+    ),
+    # -------------------------------------------------------------------- segment
+    Metric(
+        "quiver.segment.dropped_total", "counter", "segments",
+        "Segments removed although somebody still waited for them, to make room.",
+        "Any increase is lost data, by your `drop_oldest`.", _figure("dropped_segments_total"),
+    ),
+    Metric(
+        "quiver.segment.open_bytes", "gauge", "bytes",
+        "Size of the open buffer: accepted, and not handed to the sealer yet.",
+        "Rises to `segment.target_size_bytes` and falls again.", _figure("open_bytes"),
+    ),
+    Metric(
+        "quiver.segment.open_bundles", "gauge", "bundles",
+        "Bundles in the open buffer.",
+        "Very many in few bytes: let producers send larger bundles.", _figure("open_bundles"),
+    ),
+    Metric(
+        "quiver.segment.sealing_bytes", "gauge", "bytes",
+        "Size of the buffers that are being sealed.",
+        "Does not fall: sealing is slow or fails.", _figure("sealing_bytes"),
+    ),
+    Metric(
+        "quiver.segment.sealed", "gauge", "segments",
+        "Segments on disk.", "At `retention.max_segments` the oldest goes.", _figure("segments"),
+    ),
+    Metric(
+        "quiver.segment.bytes", "gauge", "bytes",
+        "Size of the segments on disk.", "The backlog of the slowest reader.",
+        _figure("segment_bytes"),
+    ),
+    Metric(
+        "quiver.segment.events", "gauge", "events",
+        "Events in the segments on disk.", "As above, in events.", _figure("segment_events"),
+    ),
+    Metric(
+        "quiver.segment.seals_total", "counter", "segments",
+        "Segments sealed since the quiver was opened.",
+        "Many per minute with little load: lengthen `segment.max_open_duration_s`.",
+        _figure("seals_total"),
+    ),
+    Metric(
+        "quiver.segment.seal_seconds_total", "counter", "seconds",
+        "Time spent sealing.",
+        "Its rate near 1: the sealer is the bottleneck.", _figure("seal_seconds_total"),
+    ),
+    Metric(
+        "quiver.segment.seal_failures_total", "counter", "failures",
+        "Attempts to seal that failed; each is tried again.",
+        "Any increase: the disk is full or failing. Nothing is lost, but nothing is freed.",
+        _figure("seal_failures_total"),
+    ),
+    Metric(
+        "quiver.segment.extractor_failures_total", "counter", "failures",
+        "Batches whose event times or keys could not be read; they were stored without.",
+        "Any increase: the extractor does not fit the data.", _figure("extractor_failures_total"),
+    ),
+    Metric(
+        "quiver.segment.rebuilt_tables", "gauge", "segments",
+        "Segments whose damaged bundle table was made anew from their rows.",
+        "Any: bytes on disk changed. Nothing was lost by it.", _figure("rebuilt_tables"),
+    ),
+    Metric(
+        "quiver.segment.opaque_rows_total", "counter", "rows",
+        "Rows that Arrow could not write together with others, and that are kept as they came.",
+        "Grows: schemas differ from bundle to bundle; scans of such rows are slow.",
+        _figure("opaque_rows_total"),
+    ),
+    # --------------------------------------------------------------------- ledger
+    Metric(
+        "quiver.ledger.bytes", "gauge", "bytes",
+        "Size of all files of the ledger.",
+        "Bounded by `ledger.retain_bytes` and `ledger.rotate_bytes`.", _figure("ledger_bytes"),
+    ),
+    Metric(
+        "quiver.ledger.depth", "gauge", "lines",
+        "Lines since the last checkpoint: what a start has to replay.",
+        "Falls to 0 whenever a file is full.", _figure("ledger_depth"),
+    ),
+    Metric(
+        "quiver.ledger.lines_total", "counter", "lines",
+        "Lines written to the ledger since the quiver was opened.",
+        "Its rate is how often readers acknowledge.", _figure("ledger_lines_total"),
+    ),
+    Metric(
+        "quiver.ledger.syncs_total", "counter", "syncs",
+        "Syncs of the ledger.", "Lines divided by syncs is how well they are shared.",
+        _figure("ledger_syncs_total"),
+    ),
+    Metric(
+        "quiver.quarantine.bytes", "gauge", "bytes",
+        "Damaged bytes that were set aside; they count in the budget.",
+        "Any increase: bytes on disk changed. `holdfast quiver ls` names them.",
+        _figure("quarantined_bytes"),
+    ),
+    # ----------------------------------------------------------------------- core
+    Metric(
+        "quiver.core.bytes", "gauge", "bytes",
+        "What the quiver occupies on disk: log, segments, ledger, quarantine.",
+        "Per core: an imbalance shows producers or readers that are not spread evenly.",
+        _figure("used_bytes"),
+    ),
+    Metric(
+        "quiver.core.cap_bytes", "gauge", "bytes",
+        "Its size cap: the whole one, divided by the number of cores.",
+        "Changes while a core of a former, larger number is drained.", _figure("size_cap_bytes"),
+    ),
+    Metric(
+        "quiver.core.cap_fraction", "gauge", "fraction",
+        "How full it is: 1 is at the cap.",
+        "Above 0.8 for long: readers are behind. Appends wait before 1, because of the reserve.",
+        _figure("cap_fraction"),
+    ),
+    Metric(
+        "quiver.core.adopted", "gauge", "0 or 1",
+        "Whether the core is left over from a larger number of cores, and only drained.",
+        "Stays 1: one of its subscribers is not read any more.", _figure("adopted"),
+    ),
+    Metric(
+        "quiver.core.info", "gauge", "1",
+        "The identity of the quiver, as a label.",
+        "A new `quiver_id`: the store was emptied, restored, or lost its sequence floor.",
+        _info, ("quiver_id",),
+    ),
+    # ---------------------------------------------------------------- subscribers
+    Metric(
+        "quiver.subscriber.dropped_segments_total", "counter", "segments",
+        "As `quiver.segment.dropped_total`, once for every subscriber that still waited.",
+        "Any increase is lost data, by your `drop_oldest`.",
+        _figure("subscriber_dropped_segments_total"),
+    ),
+    Metric(
+        "quiver.subscriber.lag_bundles", "gauge", "bundles",
+        "Bundles that wait for the subscriber.",
+        "Grows: it is slower than the producers, or dead.", _each("pending.bundles"), _SUBSCRIBER,
+    ),
+    Metric(
+        "quiver.subscriber.lag_events", "gauge", "events",
+        "Events that wait for the subscriber.", "As above, in events.",
+        _each("pending.events"), _SUBSCRIBER,
+    ),
+    Metric(
+        "quiver.subscriber.lag_bytes", "gauge", "bytes",
+        "Payload that waits for the subscriber.",
+        "At its `max_bytes` its `on_full` decides.", _each("pending_bytes"), _SUBSCRIBER,
+    ),
+    Metric(
+        "quiver.subscriber.oldest_unresolved_age_seconds", "gauge", "seconds",
+        "Age of the oldest bundle that waits for the subscriber; 0 if none does.",
+        "The one to alert on: it grows with every second of an outage, whatever the load.",
+        _each("oldest_age_s"), _SUBSCRIBER,
+    ),
+    Metric(
+        "quiver.subscriber.gap_ranges", "gauge", "ranges",
+        "Ranges that are resolved beyond the first bundle that is not: the seed's gap set.",
+        "Large: single old bundles are retried again and again, and hold back their segments.",
+        _each("gap_ranges"), _SUBSCRIBER,
+    ),
+    Metric(
+        "quiver.subscriber.high_water_seq", "gauge", "seq",
+        "The first bundle that is not resolved: the seed's high-water mark.",
+        "Stands still while the lag grows: one bundle blocks.", _each("high_water_seq"),
+        _SUBSCRIBER,
+    ),
+    Metric(
+        "quiver.subscriber.pins", "gauge", "ranges",
+        "Planned ranges that retention leaves alone.",
+        "Many: a reader plans and does not commit.", _each("pins"), _SUBSCRIBER,
+    ),
+    Metric(
+        "quiver.subscriber.attached", "gauge", "0 or 1",
+        "Whether a reader is attached.",
+        "0 for `retention.orphan_ttl_s`: it is unregistered, and its data given up.",
+        _each("attached"), _SUBSCRIBER,
+    ),
+    Metric(
+        "quiver.subscriber.paused", "gauge", "0 or 1",
+        "Whether it was paused.", "1, forgotten: its lag grows.", _each("paused"), _SUBSCRIBER,
+    ),
+    Metric(
+        "quiver.subscriber.generation", "gauge", "generation",
+        "How often a reader attached.",
+        "Grows all the time: two readers under one name fence each other off.",
+        _each("generation"), _SUBSCRIBER,
+    ),
+    Metric(
+        "quiver.subscriber.accepted_bundles_total", "counter", "bundles",
+        "Bundles accepted for the subscriber since it was registered, and what was replayed.",
+        "Equals the sum of its outcomes and its lag, always.",
+        _each("accepted.bundles"), _SUBSCRIBER,
+    ),
+    Metric(
+        "quiver.subscriber.accepted_events_total", "counter", "events",
+        "Events accepted for the subscriber since it was registered, and what was replayed.",
+        "As above, in events.", _each("accepted.events"), _SUBSCRIBER,
+    ),
+    Metric(
+        "quiver.subscriber.outcome_bundles_total", "counter", "bundles",
+        "What became of the subscriber's bundles, over all openings.",
+        "`dropped`, `expired`, `damaged`: it did not get them. `dead_lettered`: it refused them.",
+        _outcomes("bundles"), (*_SUBSCRIBER, "outcome"),
+    ),
+    Metric(
+        "quiver.subscriber.outcome_events_total", "counter", "events",
+        "What became of the subscriber's events, over all openings.",
+        "As above, in events.", _outcomes("events"), (*_SUBSCRIBER, "outcome"),
+    ),
+)  # fmt: skip
+
+
+def prometheus_name(name: str) -> str:
+    """Return a metric's name as Prometheus spells it."""
+    return name.replace(".", "_")
+
+
+def records(statistics_by_quiver: StatisticsByQuiver) -> Iterator[Record]:
+    """Yield every figure of every quiver, metric by metric.
+
+    The keys name the quivers; a value is one quiver's statistics, or those of several cores.
+    """
+    quivers = [
+        (name, one)
+        for name, found in statistics_by_quiver.items()
+        for one in ([found] if isinstance(found, Statistics) else found)
+    ]
+    for metric in METRICS:
+        for name, statistics in quivers:
+            common = {"quiver": name, "core_id": str(statistics.core_id)}
+            for labels, value in metric.read(statistics):
+                yield Record(metric.name, {**common, **labels}, value)
+
+
+def render(statistics_by_quiver: StatisticsByQuiver) -> str:
+    """Return all figures in Prometheus' text format."""
+    lines: list[str] = []
+    described = {metric.name: metric for metric in METRICS}
+    for record in records(statistics_by_quiver):
+        name = prometheus_name(record.name)
+        metric = described.pop(record.name, None)
+        if metric is not None:
+            lines += [f"# HELP {name} {_escaped(metric.help)}", f"# TYPE {name} {metric.type}"]
+        labels = ",".join(f'{key}="{_quoted(value)}"' for key, value in record.labels.items())
+        # The sign turns True into 1.
+        lines.append(f"{name}{{{labels}}} {+record.value!r}")
+    return "".join(line + "\n" for line in lines)
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", r"\\").replace("\n", r"\n")
+
+
+def _quoted(text: str) -> str:
+    return _escaped(text).replace('"', r"\"")
