@@ -9,7 +9,7 @@ from __future__ import annotations
 import bisect
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from holdfast.errors import Damaged
 from holdfast.quiver.buffer import Held
@@ -65,30 +65,53 @@ class Shelf:
 
     def refs(self, from_seq: int) -> Iterator[Ref]:
         """Yield the readable bundles from a seq on, in order."""
-        segments, tail = self.snapshot(from_seq)
         end = from_seq
-        for segment in segments:
-            if segment.summary.last_seq < from_seq:
-                continue
-            index = self._index(segment)
-            for place in range(bisect.bisect_left(index.seqs, from_seq), len(index.seqs)):
-                yield index.ref(place, max(end, from_seq))
-                end = index.seqs[place] + 1
-        for held in (one for buffer in tail for one in buffer):
-            yield _held_ref(held, max(end, from_seq))
-            end = held.seq + 1
+        for part in self._parts(from_seq):
+            places, ref_at = self._look_into(part, from_seq, SEQ_MAX)
+            for place in places:
+                ref = ref_at(place, end)
+                yield ref
+                end = ref.seq + 1
 
     def refs_back(self, before_seq: int) -> Iterator[Ref]:
         """Yield the readable bundles before a seq, newest first."""
-        segments, tail = self.snapshot()
-        for held in (one for buffer in reversed(tail) for one in reversed(buffer)):
-            if held.seq < before_seq:
-                yield _held_ref(held, held.seq)
-        for segment in reversed(segments):
-            if segment.summary.first_seq < before_seq:
-                index = self._index(segment)
-                for place in reversed(range(bisect.bisect_left(index.seqs, before_seq))):
-                    yield index.ref(place, index.seqs[place])
+        newer: Ref | None = None
+        for part in reversed(self._parts(0)):
+            places, ref_at = self._look_into(part, 0, before_seq)
+            for place in reversed(places):
+                ref = ref_at(place, 0)
+                if newer is not None:
+                    yield newer._replace(owned_from=ref.seq + 1)
+                newer = ref
+        if newer is not None:
+            yield newer
+
+    def newest_seq(self) -> int:
+        """Return a seq that no bundle which can be read exceeds."""
+        return min(self._writer.published[0], self._writer.synced_seq)
+
+    def _parts(self, from_seq: int) -> list[Segment | list[Held]]:
+        """Return segments and buffers that may hold anything from a seq on, in order."""
+        segments, tail = self.snapshot(from_seq)
+        first = bisect.bisect_right(segments, from_seq, key=_first_seq) - 1
+        parts: list[Segment | list[Held]] = [*segments[max(0, first) :], *tail]
+        if segments and tail and tail[0][0].seq < segments[-1].summary.last_seq:
+            # A damaged segment was replayed from the log, and lies between others.
+            parts.sort(key=_first_seq)
+        return parts
+
+    def _look_into(
+        self, part: Segment | list[Held], from_seq: int, before_seq: int
+    ) -> tuple[range, Callable[[int, int], Ref]]:
+        """Return the places of a part's bundles between two seqs, and what makes references."""
+        if isinstance(part, list):
+            first = bisect.bisect_left(part, from_seq, key=_seq_of)
+            end = bisect.bisect_left(part, before_seq, key=_seq_of)
+            return range(first, end), lambda place, owned_from: _held_ref(part[place], owned_from)
+        index = self._index(part)
+        first = bisect.bisect_left(index.seqs, from_seq)
+        end = bisect.bisect_left(index.seqs, before_seq)
+        return range(first, end), index.ref
 
     def bundle(self, seq: int) -> Bundle | None:
         """Return one bundle, or None if there is none with this seq."""
@@ -199,6 +222,10 @@ class Shelf:
 
 def _seq_of(held: Held) -> int:
     return held.seq
+
+
+def _first_seq(part: Segment | list[Held]) -> int:
+    return part[0].seq if isinstance(part, list) else part.summary.first_seq
 
 
 def _held_ref(held: Held, owned_from: int) -> Ref:
