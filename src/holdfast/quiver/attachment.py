@@ -6,6 +6,7 @@ under one name cannot undo each other's work; the newer one wins.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -44,6 +45,8 @@ class Attachment:
         self._ledger = store.ledger
         self._closed = False
         self.generation = store.ledger.attach(name)
+        # Whoever waits under this name is fenced off, and should know.
+        store.arrivals.notify()
 
     @property
     def subscriber(self) -> Subscriber:
@@ -52,18 +55,27 @@ class Attachment:
 
     def pause(self) -> None:
         """Stop handing out data, also after a restart, until `resume`."""
-        self._ledger.change("pause", self.name)
+        with self._ledger.lock:
+            self._require_current()
+            self._ledger.change("pause", self.name)
 
     def resume(self) -> None:
         """Hand out data again."""
-        self._ledger.change("resume", self.name)
+        with self._ledger.lock:
+            self._require_current()
+            self._ledger.change("resume", self.name)
         self._store.arrivals.notify()
+
+    def leased(self) -> Collection[int]:
+        """Return the seqs that are in somebody's hands; retention leaves them alone."""
+        return ()
 
     def close(self) -> None:
         """Detach; the subscriber stays registered and keeps its place."""
         if self._closed:
             return
         self._closed = True
+        self._store.arrivals.notify()
         try:
             self._ledger.detach(self.name, self.generation)
         except StorageFailed:

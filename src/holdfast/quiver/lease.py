@@ -13,8 +13,9 @@ not here.
 from __future__ import annotations
 
 import heapq
+import itertools
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Collection, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -104,17 +105,23 @@ class Lease(Attachment):
         self._options = options
         self._lock = threading.RLock()
         self._flights: dict[int, _InFlight] = {}
-        # Given back: when due, seq, reference, attempts so far.
-        self._retries: list[tuple[float, int, Ref, int]] = []
+        # Given back: reference and attempts so far; and when each is due, earliest first.
+        self._given_back: dict[int, tuple[Ref, int]] = {}
+        self._retries: list[tuple[float, int]] = []
         self._deliveries = 0
-        # What was looked up and not handed out yet.
+        self._begin()
+
+    def _begin(self) -> None:
+        """Look at everything that is not resolved, again."""
+        subscriber = self.subscriber
+        self._reopened = subscriber.reopened
+        # What was looked up and not handed out yet, the next one last.
         self._ahead: list[Ref] = []
-        first = self.subscriber.position.seq
-        # Everything from here on was never looked at, and (newest first) everything before this.
-        self._next_seq = first
-        self._older_than = first
-        if options.order == "newest_first":
-            self._next_seq = self._older_than = self._newest_seq() + 1
+        # Everything from here on was never looked at, and (newest first) everything before that.
+        self._next_seq = subscriber.position.seq
+        if self._options.order == "newest_first":
+            self._next_seq = max(subscriber.start_seq, self._store.shelf.newest_seq() + 1)
+        self._older_than = self._next_seq
 
     # --------------------------------------------------------------- handing out
 
@@ -156,10 +163,13 @@ class Lease(Attachment):
             await self._store.arrivals.wait_async(seen, min(remaining_s, self._patience_s()))
         return None
 
-    def leased(self) -> list[int]:
-        """Return the seqs that are out; retention leaves them alone."""
+    def leased(self) -> Collection[int]:
+        """Return the seqs that are in somebody's hands; retention leaves them alone."""
         with self._lock:
-            return [*self._flights, *(seq for _, seq, _, _ in self._retries)]
+            if self._closed:
+                return ()
+            now_s = self._store.clock.monotonic_s()
+            return {seq for seq, flight in self._flights.items() if flight.lapses_s > now_s}
 
     @property
     def in_flight(self) -> int:
@@ -168,8 +178,12 @@ class Lease(Attachment):
 
     def _next(self) -> Delivery | None:
         with self._lock:
+            if self._closed:
+                return None
             self._require_current()
             self._take_back_lapsed()
+            if self._reopened != self.subscriber.reopened:
+                self._begin()
             while len(self._flights) < self._options.max_in_flight:
                 if self.subscriber.paused:
                     return None
@@ -186,41 +200,48 @@ class Lease(Attachment):
         resolved = self.subscriber.resolved
         now_s = self._store.clock.monotonic_s()
         while self._retries and self._retries[0][0] <= now_s:
-            _, seq, ref, attempts = heapq.heappop(self._retries)
-            if seq not in resolved:
-                return ref, attempts
-        while self._ahead or self._look_ahead():
+            _, seq = heapq.heappop(self._retries)
+            given_back = self._given_back.pop(seq, None)
+            if given_back is not None and seq not in resolved:
+                return given_back
+        look_ahead = self._oldest if self._options.order == "fifo" else self._newest
+        while look_ahead():
             ref = self._ahead.pop()
-            if ref.seq not in resolved and ref.seq not in self._flights:
+            is_out = ref.seq in self._flights or ref.seq in self._given_back
+            if ref.seq not in resolved and not is_out:
                 return ref, 0
         return None
 
-    def _look_ahead(self) -> bool:
-        """Look up more bundles, the next one to hand out last in the list."""
-        if self._options.order == "fifo":
-            found = []
-            for ref in self._store.shelf.refs(self._next_seq):
-                found.append(ref)
-                self._next_seq = ref.seq + 1
-                if len(found) >= LOOKAHEAD_BUNDLES:
-                    break
-            self._ahead = found[::-1]
-            return bool(found)
-        fresh = list(self._store.shelf.refs(self._next_seq))
-        if fresh:
-            self._next_seq = fresh[-1].seq + 1
-            self._ahead = fresh
-            return True
-        for ref in self._store.shelf.refs_back(self._older_than):
-            if ref.seq < self.subscriber.start_seq:
-                return False
-            self._older_than = ref.seq
-            self._ahead = [ref]
-            return True
-        return False
+    def _oldest(self) -> bool:
+        """Have the oldest bundle that was never looked at at the end of the list."""
+        if not self._ahead:
+            refs = self._store.shelf.refs(self._next_seq)
+            self._ahead = list(itertools.islice(refs, LOOKAHEAD_BUNDLES))[::-1]
+            if self._ahead:
+                self._next_seq = self._ahead[0].seq + 1
+        return bool(self._ahead)
 
-    def _newest_seq(self) -> int:
-        return next((r.seq for r in self._store.shelf.refs_back(1 << 62)), -1)
+    def _newest(self) -> bool:
+        """Have the newest bundle that was never looked at at the end of the list."""
+        shelf, ahead = self._store.shelf, self._ahead
+        if shelf.newest_seq() >= self._next_seq:
+            ahead += shelf.refs(self._next_seq)
+            self._next_seq = max(self._next_seq, ahead[-1].seq + 1) if ahead else self._next_seq
+        if len(ahead) > LOOKAHEAD_BUNDLES:
+            # The oldest of them are looked up again when their turn comes.
+            self._older_than = ahead[-LOOKAHEAD_BUNDLES].seq
+            del ahead[:-LOOKAHEAD_BUNDLES]
+        if not ahead:
+            ahead += itertools.islice(shelf.refs_back(self._older_than), LOOKAHEAD_BUNDLES)
+            ahead.reverse()
+            start_seq = self.subscriber.start_seq
+            ahead[:] = [
+                ref._replace(owned_from=max(ref.owned_from, start_seq))
+                for ref in ahead
+                if ref.seq >= start_seq
+            ]
+            self._older_than = ahead[0].seq if ahead else start_seq
+        return bool(ahead)
 
     def _hand_out(self, ref: Ref, attempts: int) -> Delivery | None:
         bundle = self._store.shelf.bundle(ref.seq)
@@ -241,8 +262,12 @@ class Lease(Attachment):
     def _take_back_lapsed(self) -> None:
         now_s = self._store.clock.monotonic_s()
         for seq in [seq for seq, flight in self._flights.items() if flight.lapses_s <= now_s]:
-            flight = self._flights.pop(seq)
-            heapq.heappush(self._retries, (now_s, seq, flight.ref, flight.attempt))
+            self._put_back(seq, now_s)
+
+    def _put_back(self, seq: int, due_s: float) -> None:
+        flight = self._flights.pop(seq)
+        self._given_back[seq] = flight.ref, flight.attempt
+        heapq.heappush(self._retries, (due_s, seq))
 
     def _patience_s(self) -> float:
         """Return how long until something may be due by time alone."""
@@ -261,19 +286,21 @@ class Lease(Attachment):
             subscriber = self.subscriber
             if seq in subscriber.resolved:
                 return False
-            flight = self._flights.get(seq)
-            ref = flight.ref if flight else self._given_back(seq)
+            ref = self._out(seq)
             counts = Totals(1, ref.events - subscriber.partial.get(seq, 0))
             start, end = Position(ref.owned_from), Position(seq + 1)
             self._record(start, end, outcome, counts, reason)
             self._flights.pop(seq, None)
+            self._given_back.pop(seq, None)
         self._store.arrivals.notify()
         return True
 
-    def _given_back(self, seq: int) -> Ref:
-        for _, waiting_seq, ref, _ in self._retries:
-            if waiting_seq == seq:
-                return ref
+    def _out(self, seq: int) -> Ref:
+        """Return what was handed out, and may have been given back since."""
+        if seq in self._flights:
+            return self._flights[seq].ref
+        if seq in self._given_back:
+            return self._given_back[seq][0]
         raise UnknownPosition(
             f"bundle {seq} is not out", hint="only what was handed out can be decided"
         )
@@ -284,9 +311,7 @@ class Lease(Attachment):
             flight = self._flights.get(seq)
             if flight is None or flight.delivery != delivery:
                 return  # it lapsed, and is somebody else's now
-            del self._flights[seq]
-            due_s = self._store.clock.monotonic_s() + retry_after_s
-            heapq.heappush(self._retries, (due_s, seq, flight.ref, flight.attempt))
+            self._put_back(seq, self._store.clock.monotonic_s() + retry_after_s)
         self._store.arrivals.notify()
 
     def extend(self, seq: int, delivery: int) -> bool:

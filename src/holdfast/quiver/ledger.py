@@ -110,6 +110,7 @@ def _change_subscriber(
     elif verb == "accept_losses":
         subscriber.losses = []
     elif verb == "reopen":
+        subscriber.reopened += 1
         subscriber.resolved.remove(change["first_seq"], change["end_seq"])
         subscriber.accepted_before = Totals(*change["accepted_before"])
 

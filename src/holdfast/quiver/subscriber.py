@@ -87,6 +87,8 @@ class Subscriber:
     pins: list[Pin] = field(default_factory=list)
     # Ranges lost since the cursor last accepted that: first seq, end seq, outcome.
     losses: list[tuple[int, int, Outcome]] = field(default_factory=list)
+    # How often outcomes were taken back: then its reader has to look at everything again.
+    reopened: int = 0
 
     @property
     def high_water_seq(self) -> int:
@@ -154,6 +156,7 @@ class Subscriber:
             "counts": {outcome.name: list(counts) for outcome, counts in self.counts.items()},
             "pins": [[pin.first_seq, pin.end_seq, pin.time_ns] for pin in self.pins],
             "losses": [[first, end, outcome.name] for first, end, outcome in self.losses],
+            "reopened": self.reopened,
         }
 
     @classmethod
@@ -173,4 +176,5 @@ class Subscriber:
             counts={Outcome[name]: Totals(*counts) for name, counts in state["counts"].items()},
             pins=[Pin(*pin) for pin in state["pins"]],
             losses=[(first, end, Outcome[name]) for first, end, name in state["losses"]],
+            reopened=state["reopened"],
         )
