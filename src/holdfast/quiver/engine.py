@@ -10,17 +10,18 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import PurePath
+from typing import TypeVar
 
 from holdfast.errors import BadInput, CannotOpen, DirectoryLocked, HoldfastError
 from holdfast.quiver import names
+from holdfast.quiver.attachment import Attachment
 from holdfast.quiver.books import reconcile
 from holdfast.quiver.byte_order import check_machine
 from holdfast.quiver.catalog import Catalog
 from holdfast.quiver.config import QuiverConfig
 from holdfast.quiver.keeper import Keeper
-from holdfast.quiver.lease import Lease
 from holdfast.quiver.ledger import Ledger
 from holdfast.quiver.ledger_recovery import RecoveredLedger, recover_ledger
 from holdfast.quiver.outcome import Resolution
@@ -41,6 +42,8 @@ log = logging.getLogger("holdfast.quiver")
 
 _FOLDERS = (names.WAL_DIR, names.SEGMENTS_DIR, names.LEDGER_DIR, names.TRASH_DIR)
 
+Attached = TypeVar("Attached", bound=Attachment)
+
 
 class Engine:
     """Everything behind a `Quiver`."""
@@ -55,7 +58,7 @@ class Engine:
         self.seam = seam
         self.catalog = Catalog()
         self.arrivals = Signal()
-        self._leases: dict[str, Lease] = {}
+        self._readers: dict[str, Attachment] = {}
         check_machine(root)
         lock = None
         try:
@@ -85,14 +88,20 @@ class Engine:
             log.warning("set aside: %s", damage)
         old = recover_ledger(self.seam.disk, self.root / names.LEDGER_DIR, recovery.own_ids)
         self._finish_deletions(old)
-        self._start_threads(recovered, old)
-        self.written_off: list[Resolution] = reconcile(
-            self.ledger,
-            self.shelf,
-            self.writer.accepted,
-            self.recovery.damages,
-            self.clock.wall_ns(),
-        )
+        self._build(recovered, old)
+        try:
+            self._run(recovered)
+            self.written_off: list[Resolution] = reconcile(
+                self.ledger,
+                self.shelf,
+                self.writer.accepted,
+                self.recovery.damages,
+                self.clock.wall_ns(),
+            )
+        except BaseException:
+            with contextlib.ExitStack() as steps:
+                self._stop_threads(steps)
+            raise
         self.keeper.start()
 
     def _finish_deletions(self, old: RecoveredLedger) -> None:
@@ -111,7 +120,7 @@ class Engine:
             with contextlib.suppress(OSError):
                 self.quarantine.move(path, damage)
 
-    def _start_threads(self, recovered: Recovered, old: RecoveredLedger) -> None:
+    def _build(self, recovered: Recovered, old: RecoveredLedger) -> None:
         disk, wal_dir = self.seam.disk, self.root / names.WAL_DIR
         segments_dir = self.root / names.SEGMENTS_DIR
         self.builder = SegmentBuilder(disk, segments_dir, self.quiver_id, self.config)
@@ -140,6 +149,8 @@ class Engine:
         for name, last in old.state.producers.items():
             recovered.start.producers.absorb(name, last)
         self.writer.room = self.retention
+
+    def _run(self, recovered: Recovered) -> None:
         self.writer.start(recovered.start)
         # Only now is there a newer file that keeps the sequence floor.
         with contextlib.suppress(OSError):
@@ -151,14 +162,22 @@ class Engine:
 
     def stop(self) -> None:
         """Make everything accepted durable, seal it, and let go of the directory."""
-        for lease in self._leases.values():
-            lease.close()
-        self.keeper.close()
-        self.writer.stop()
+        # Last step first; each is taken whatever becomes of the others.
+        with contextlib.ExitStack() as steps:
+            steps.callback(self.seam.disk.unlock, self._lock)
+            steps.callback(self.arrivals.notify)
+            steps.callback(self._close_ledger)
+            self._stop_threads(steps)
+            for reader in self._readers.values():
+                steps.callback(reader.close)
+
+    def _stop_threads(self, steps: contextlib.ExitStack) -> None:
+        steps.callback(self.writer.stop)
+        steps.callback(self.keeper.close)
+
+    def _close_ledger(self) -> None:
         with contextlib.suppress(HoldfastError):
             self.ledger.close()
-        self.arrivals.notify()
-        self.seam.disk.unlock(self._lock)
 
     # ------------------------------------------------------------------ readers
 
@@ -167,14 +186,14 @@ class Engine:
         self.keeper.freed()
         self.retention.notify_freed()
 
-    def attached(self, lease: Lease) -> Lease:
-        """Remember a lease, so that retention leaves alone what it has handed out."""
-        self._leases[lease.name] = lease
-        return lease
+    def attached(self, reader: Attached) -> Attached:
+        """Remember a reader: retention leaves alone what it has in hand, and `stop` closes it."""
+        self._readers[reader.name] = reader
+        return reader
 
-    def _leased(self, name: str) -> Iterable[int]:
-        lease = self._leases.get(name)
-        return lease.leased() if lease is not None else ()
+    def _leased(self, name: str) -> Collection[int]:
+        reader = self._readers.get(name)
+        return reader.leased() if reader is not None else ()
 
     def _unsealed_bytes(self) -> tuple[int, int]:
         sealing = sum(buffer.size_bytes for buffer in self.sealer.sealing())

@@ -294,7 +294,7 @@ class Quiver:
     ) -> Cursor:
         """Attach a cursor, registering the subscriber if it is new; an older reader is fenced."""
         register_if_new(self._engine, name, start, options)
-        return Cursor(self._engine, name, on_data_loss)
+        return self._engine.attached(Cursor(self._engine, name, on_data_loss))
 
     def lease(
         self,

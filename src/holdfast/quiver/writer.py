@@ -161,7 +161,8 @@ class Writer:
         """Write, sync and hand over everything accepted, then end the thread."""
         self._stopping = True
         self.inbox.close(closed_error())
-        self._thread.join()
+        if self._thread.is_alive():
+            self._thread.join()
 
     @property
     def next_seq(self) -> int:
