@@ -23,7 +23,7 @@ from holdfast.quiver.catalog import Catalog
 from holdfast.quiver.config import QuiverConfig
 from holdfast.quiver.keeper import Keeper
 from holdfast.quiver.ledger import Ledger
-from holdfast.quiver.ledger_recovery import RecoveredLedger, recover_ledger
+from holdfast.quiver.ledger_recovery import RecoveredLedger, recover_ledger, refuse_newer
 from holdfast.quiver.outcome import Resolution
 from holdfast.quiver.points import Point
 from holdfast.quiver.quarantine import Damage
@@ -79,6 +79,7 @@ class Engine:
         return self.seam.clock
 
     def _start(self, expected_id: str | None) -> None:
+        refuse_newer(self.seam.disk, self.root / names.LEDGER_DIR)
         recovery = Recovery(self.seam, self.root, self.config, self.catalog)
         recovered = recovery.run(expected_id)
         self.quiver_id = recovered.start.quiver_id

@@ -100,7 +100,7 @@ def _change_subscriber(
     elif verb == "detach":
         subscriber.absent_since_ns = time_ns
     elif verb == "options":
-        subscriber.options = SubscriberOptions(**change["options"])
+        subscriber.options = SubscriberOptions.from_fields(change["options"])
     elif verb in ("pause", "resume"):
         subscriber.paused = verb == "pause"
     elif verb == "pin":

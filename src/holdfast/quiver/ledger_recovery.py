@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass, field
 from pathlib import PurePath
 
+from holdfast.errors import UnknownFormat
 from holdfast.quiver import names
 from holdfast.quiver.frame import Frame
 from holdfast.quiver.header_block import HeaderFault, NewerVersion
@@ -36,6 +37,21 @@ class RecoveredLedger:
     torn_bytes: int = 0
 
 
+def refuse_newer(disk: Disk, directory: PurePath) -> None:
+    """Raise if a newer program wrote a file, before anything was touched because of others."""
+    for entry in disk.list(directory):
+        try:
+            read_ledger_file(disk, directory / entry.name)
+        except NewerVersion as newer:
+            raise _unknown_version(directory / entry.name, newer) from None
+        except (OSError, HeaderFault):
+            continue  # a matter of recovery
+
+
+def _unknown_version(path: PurePath, newer: NewerVersion) -> UnknownFormat:
+    return unknown_format(path, f"ledger {newer}")
+
+
 def recover_ledger(disk: Disk, directory: PurePath, own_ids: set[str]) -> RecoveredLedger:
     """Return the state of the ledger in a directory."""
     recovered = RecoveredLedger(LedgerState({}))
@@ -49,7 +65,7 @@ def recover_ledger(disk: Disk, directory: PurePath, own_ids: set[str]) -> Recove
         try:
             content = read_ledger_file(disk, path)
         except NewerVersion as newer:
-            raise unknown_format(path, f"ledger {newer}") from None
+            raise _unknown_version(path, newer) from None
         except (OSError, HeaderFault) as fault:
             recovered.unreadable.append((path, str(fault)))
             continue

@@ -56,6 +56,11 @@ class SubscriberOptions:
         if self.max_age_s is not None and self.max_age_s <= 0:
             raise BadInput(f"max_age_s is {self.max_age_s}", hint="use a positive number, or None")
 
+    @classmethod
+    def from_fields(cls, found: dict[str, Any]) -> SubscriberOptions:
+        """Return what a ledger holds; options of a newer program are passed over."""
+        return cls(**{f.name: found[f.name] for f in fields(cls) if f.name in found})
+
 
 @dataclass
 class Pin:
@@ -167,7 +172,7 @@ class Subscriber:
             start_seq=state["start_seq"],
             accepted_before=Totals(*state["accepted_before"]),
             registered_ns=state["registered_ns"],
-            options=SubscriberOptions(**state["options"]),
+            options=SubscriberOptions.from_fields(state["options"]),
             generation=state["generation"],
             paused=state["paused"],
             absent_since_ns=state["absent_since_ns"],
