@@ -16,6 +16,7 @@ from typing import TypeVar
 
 from holdfast.errors import BadInput, CannotOpen, DirectoryLocked, HoldfastError
 from holdfast.quiver import names
+from holdfast.quiver.backup_marker import refuse_backup
 from holdfast.quiver.attachment import Attachment
 from holdfast.quiver.books import reconcile
 from holdfast.quiver.byte_order import check_machine
@@ -61,6 +62,7 @@ class Engine:
         self._readers: dict[str, Attachment] = {}
         check_machine(root)
         lock = None
+        refuse_backup(seam.disk, root)
         try:
             _refuse_shared_root(seam.disk, root)
             make_folders(seam.disk, root, _FOLDERS)

@@ -33,6 +33,16 @@ def encode_block(magic: bytes, version: int, fields: bytes) -> bytes:
     return (content + _SUM.pack(xxh3_64_intdigest(content))) * 2
 
 
+def sound_copies(view: memoryview) -> int:
+    """Return how many of the two copies match their checksums."""
+    copies = (view[:_COPY_BYTES], view[_COPY_BYTES:BLOCK_BYTES])
+    return sum(
+        len(copy) == _COPY_BYTES
+        and _SUM.unpack_from(copy, _SUM_OFFSET)[0] == xxh3_64_intdigest(copy[:_SUM_OFFSET])
+        for copy in copies
+    )
+
+
 def decode_block(view: memoryview, magic: bytes, version: int) -> memoryview:
     """Return the fields from whichever copy is sound."""
     if len(view) < BLOCK_BYTES:

@@ -128,6 +128,11 @@ def decode(data: bytes) -> Summary:
     raise ManifestFault("both copies of the summary are damaged")
 
 
+def sound_copies(data: bytes) -> int:
+    """Return how many of the two copies match their checksums."""
+    return sum(1 for _ in _sound_lines(data))
+
+
 def _sound_lines(data: bytes) -> Iterator[bytes]:
     # The copies have equal length: a damaged newline in one must not hide the other.
     half = len(data) // 2

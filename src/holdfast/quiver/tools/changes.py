@@ -1,0 +1,57 @@
+"""What a tool changes: through the owner where there is one, else by itself."""
+
+from __future__ import annotations
+
+from pathlib import PurePath
+from typing import Any
+
+from holdfast.quiver.books import balance
+from holdfast.quiver.control import ask
+from holdfast.quiver.frame import Totals
+from holdfast.quiver.inspect import Inventory, require_quiver
+from holdfast.quiver.registration import replay_range
+from holdfast.quiver.tools.offline import Offline, shelf_of
+from holdfast.quiver.verbs import balance_fields
+from holdfast.seam import Seam
+
+
+def ask_owner(
+    seam: Seam, root: PurePath, verb: str, *, timeout_s: float = 60.0, **fields: Any
+) -> dict[str, Any] | None:
+    """Ask the owner of a directory; None if nobody listens."""
+    if not seam.disk.is_shared:
+        return None
+    return ask(root, verb, timeout_s=timeout_s, **fields)
+
+
+def replay(seam: Seam, root: PurePath, subscriber: str, first_seq: int, end_seq: int) -> Totals:
+    """Hand out again, to one subscriber, what is still there of a range; return how much."""
+    require_quiver(seam.disk, root)
+    told = ask_owner(
+        seam, root, "replay", subscriber=subscriber, first_seq=first_seq, end_seq=end_seq
+    )
+    if told is not None:
+        return Totals(**told)
+    with Offline(seam, root) as offline:
+        return replay_range(offline, subscriber, first_seq, end_seq)
+
+
+def drop_subscriber(seam: Seam, root: PurePath, subscriber: str, reason: str) -> Totals:
+    """Forget a subscriber; return what is given up with it."""
+    require_quiver(seam.disk, root)
+    told = ask_owner(seam, root, "drop_subscriber", subscriber=subscriber, reason=reason)
+    if told is not None:
+        return Totals(**told)
+    with Offline(seam, root) as offline:
+        return offline.drop_subscriber(subscriber, reason)
+
+
+def balances(seam: Seam, inventory: Inventory) -> list[dict[str, Any]]:
+    """Return every subscriber's account: the owner's own, or counted from the files."""
+    told = ask_owner(seam, inventory.root, "balance")
+    if told is not None:
+        accounts: list[dict[str, Any]] = told["subscribers"]
+        return accounts
+    shelf = shelf_of(seam, inventory)
+    known = inventory.ledger.state.subscribers.values()
+    return [balance_fields(balance(subscriber, shelf)) for subscriber in known]

@@ -1,0 +1,334 @@
+"""fsck: everything about a data directory that can be checked without reading all of it.
+
+It reads names, sizes, summaries, the write-ahead log and the ledger, never the data of a segment
+(that is scrub), and changes nothing. Beside a running owner it sees what comes and goes: what would
+be a leftover without an owner is then work in progress, and is not reported.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Any
+
+from holdfast.errors import Damaged
+from holdfast.quiver import names
+from holdfast.quiver.backup_marker import read_marker
+from holdfast.quiver.inspect import Inventory, inspect
+from holdfast.quiver.quarantine import Damage
+from holdfast.quiver.segment import Segment
+from holdfast.quiver.tools.changes import ask_owner, balances
+from holdfast.quiver.tools.findings import Finding, Report, Severity
+from holdfast.quiver.wal import HEADER_BYTES
+from holdfast.seam import Seam
+from holdfast.seam.disk import Disk, Entry
+
+_KNOWN_NAMES = {
+    names.FORMAT,
+    names.LOCK,
+    names.CONTROL_SOCKET,
+    names.CONTROL_PATH,
+    names.BACKUP,
+    names.WAL_DIR,
+    names.SEGMENTS_DIR,
+    names.LEDGER_DIR,
+    names.TRASH_DIR,
+    names.QUARANTINE_DIR,
+}
+_SALVAGE = "`holdfast quiver salvage` reads what is sound of it into a new quiver"
+_SET_ASIDE = "the next start moves it to quarantine; if it is yours, move it elsewhere"
+
+
+def fsck(seam: Seam, root: PurePath) -> Report:
+    """Check a data directory."""
+    inventory = inspect(seam.disk, root)
+    owner = ask_owner(seam, root, "ping")
+    checks = _Checks(seam.disk, root, inventory, owner)
+    report = Report(
+        findings=[
+            *format_findings(inventory),
+            *wal_damage_findings(inventory),
+            *checks.all(),
+            *_check_balances(balances(seam, inventory), owner),
+        ],
+        files=len(inventory.wal_files) + len(inventory.segments) + len(inventory.ledger.files),
+    )
+    report.findings.sort(key=lambda finding: list(Severity).index(finding.severity))
+    return report
+
+
+def format_findings(inventory: Inventory) -> Iterator[Finding]:
+    """Yield what is wrong with FORMAT."""
+    if inventory.identity is None:
+        act = "the next start writes it again from the write-ahead log, if that agrees on an id"
+        yield Finding(Severity.ERROR, names.FORMAT, "it is missing or damaged", act)
+
+
+def wal_damage_findings(inventory: Inventory) -> Iterator[Finding]:
+    """Yield the damaged parts of WAL files, with what they cost."""
+    for damage in inventory.wal_damages:
+        where = f"{names.WAL_DIR}/{damage.source} at byte {damage.offset}"
+        what = f"{damage.reason}: {damage.bundles} bundles, {damage.events} events are lost"
+        act = "the next start sets the bytes aside and records the loss; restore from a backup"
+        yield Finding(Severity.ERROR, where, what, act, _seqs(damage))
+
+
+def _check_balances(
+    accounts: list[dict[str, Any]], owner: dict[str, Any] | None
+) -> Iterator[Finding]:
+    for account in accounts:
+        if account["holds"]:
+            continue
+        counted = [account["pending"], *account["outcomes"].values()]
+        missing = {
+            unit: account["accepted"][unit] - sum(counts[unit] for counts in counted)
+            for unit in ("bundles", "events")
+        }
+        repair = "the next start records what is missing as damaged"
+        if owner is not None:
+            repair = "restart the owner, which records what is missing as damaged; and report it"
+        yield Finding(
+            Severity.ERROR,
+            f"subscriber {account['subscriber']}",
+            f"accepted is not the sum of outcomes and pending: {missing['bundles']} bundles, "
+            f"{missing['events']} events are unaccounted for",
+            repair,
+        )
+
+
+@dataclass(frozen=True)
+class _Checks:
+    disk: Disk
+    root: PurePath
+    inventory: Inventory
+    owner: dict[str, Any] | None
+
+    def all(self) -> Iterator[Finding]:
+        yield from self._root_names()
+        yield from self._backup()
+        yield from self._wal()
+        yield from self._segment_names()
+        yield from self._segments()
+        yield from self._overlaps()
+        yield from self._ledger()
+        yield from self._leftovers()
+        yield from self._quarantine()
+
+    def _list(self, folder: str) -> list[Entry]:
+        path = self.root / folder
+        return self.disk.list(path) if self.disk.exists(path) else []
+
+    # -------------------------------------------------------------------- root
+
+    def _root_names(self) -> Iterator[Finding]:
+        for entry in self.disk.list(self.root):
+            if entry.name == names.FORMAT_TEMPORARY:
+                yield Finding(
+                    Severity.NOTE, entry.name, "it was being written", "the next start removes it"
+                )
+            elif entry.name not in _KNOWN_NAMES:
+                yield Finding(
+                    Severity.NOTE, entry.name, "no name of a quiver's", "it is left alone; move it"
+                )
+
+    def _backup(self) -> Iterator[Finding]:
+        if not self.disk.exists(self.root / names.BACKUP):
+            return
+        try:
+            marker = read_marker(self.disk, self.root)
+        except Damaged as damage:
+            yield Finding(Severity.ERROR, names.BACKUP, damage.message, damage.hint)
+            return
+        if not marker.complete:
+            yield Finding(
+                Severity.ERROR,
+                names.BACKUP,
+                "the copy was interrupted",
+                "remove the directory and begin again",
+            )
+
+    # --------------------------------------------------------------------- WAL
+
+    def _wal(self) -> Iterator[Finding]:
+        for file in self.inventory.wal_files:
+            where = f"{names.WAL_DIR}/{file.name}"
+            if names.parse_wal_file(file.name) is None:
+                yield Finding(Severity.WARNING, where, "not a WAL file's name", _SET_ASIDE)
+            elif file.fault is not None and file.size_bytes <= HEADER_BYTES:
+                if self.owner is None:
+                    yield Finding(
+                        Severity.NOTE, where, "it was being made", "the next start removes it"
+                    )
+            elif file.fault is not None:
+                what = f"it cannot be read: {file.fault}"
+                yield Finding(Severity.ERROR, where, what, _SALVAGE)
+        own = {content.path.name for content in self.inventory.wal}
+        for file in self.inventory.wal_files:
+            if file.fault is None and file.name not in own:
+                what = "it belongs to another quiver"
+                yield Finding(Severity.WARNING, f"{names.WAL_DIR}/{file.name}", what, _SET_ASIDE)
+        if not self.inventory.wal and self.inventory.segments:
+            yield Finding(
+                Severity.ERROR,
+                names.WAL_DIR,
+                "no WAL file is readable: nobody knows which numbers were given out",
+                "restore the folder; else the next start takes a new quiver_id, and positions of "
+                "the old one end",
+            )
+
+        if self.inventory.torn_bytes and self.owner is None:
+            yield Finding(
+                Severity.NOTE,
+                names.WAL_DIR,
+                f"{self.inventory.torn_bytes} bytes at the end were never acknowledged",
+                "nothing is lost; the next start drops them",
+            )
+
+    # ---------------------------------------------------------------- segments
+
+    def _segment_names(self) -> Iterator[Finding]:
+        for entry in self._list(names.SEGMENTS_DIR):
+            where = f"{names.SEGMENTS_DIR}/{entry.name}"
+            if names.is_building_dir(entry.name):
+                if self.owner is None:
+                    what = "a segment that was being built; its bundles are in the WAL"
+                    yield Finding(Severity.NOTE, where, what, "the next start removes it")
+            elif names.parse_segment_dir(entry.name) is None:
+                yield Finding(Severity.WARNING, where, "not a segment's name", _SET_ASIDE)
+        for name in self.inventory.unreadable:
+            parsed = names.parse_segment_dir(name)
+            assert parsed is not None, "BUG: only segments are listed as unreadable"
+            yield Finding(
+                Severity.ERROR,
+                f"{names.SEGMENTS_DIR}/{name}",
+                f"the manifest cannot be read: {parsed.bundles} bundles, {parsed.events} events",
+                _SALVAGE,
+                ((parsed.first_seq, parsed.last_seq),),
+            )
+
+    def _segments(self) -> Iterator[Finding]:
+        deleted = self.inventory.ledger.state.deleted_segments
+        for segment in self.inventory.segments:
+            summary, where = segment.summary, f"{names.SEGMENTS_DIR}/{segment.path.name}"
+            seqs = ((summary.first_seq, summary.last_seq),)
+            if names.segment_dir(summary.name) != segment.path.name:
+                what = "its name and its manifest disagree"
+                yield Finding(Severity.ERROR, where, what, _SALVAGE, seqs)
+            if summary.quiver_id not in self.inventory.own_ids:
+                what = f"it belongs to quiver {summary.quiver_id}"
+                yield Finding(Severity.WARNING, where, what, _SET_ASIDE, seqs)
+            if summary.segment_seq in deleted:
+                if self.owner is None:
+                    what = "the ledger says that it was deleted, and a power cut brought it back"
+                    yield Finding(Severity.NOTE, where, what, "the next start removes it", seqs)
+            else:
+                yield from self._files(segment)
+
+    def _files(self, segment: Segment) -> Iterator[Finding]:
+        summary, where = segment.summary, f"{names.SEGMENTS_DIR}/{segment.path.name}"
+        if not self.disk.exists(segment.path):
+            return  # removed while we look
+        sizes = {entry.name: entry.size_bytes for entry in self.disk.list(segment.path)}
+        seqs = ((summary.first_seq, summary.last_seq),)
+        for file in summary.files:
+            found = sizes.pop(file.name, None)
+            if found == file.size_bytes or not self.disk.exists(segment.path):
+                continue
+            what = f"it has {found} bytes, not {file.size_bytes}"
+            yield Finding(
+                Severity.ERROR,
+                f"{where}/{file.name}",
+                "it is missing" if found is None else what,
+                "restore it from a backup; " + _SALVAGE,
+                seqs,
+            )
+        if sizes.pop(names.BUNDLES, None) is None and self.disk.exists(segment.path):
+            yield Finding(
+                Severity.WARNING,
+                f"{where}/{names.BUNDLES}",
+                "it is missing; readers are served from the rows, without producers",
+                "restore it from a backup",
+                seqs,
+            )
+        sizes.pop(names.MANIFEST, None)
+        for name in sizes:
+            yield Finding(
+                Severity.NOTE, f"{where}/{name}", "no file of this segment", "it is never read"
+            )
+
+    def _overlaps(self) -> Iterator[Finding]:
+        segments = self.inventory.segments
+        for one, two in itertools.pairwise(segments):
+            if two.summary.first_seq <= one.summary.last_seq:
+                yield Finding(
+                    Severity.ERROR,
+                    f"{names.SEGMENTS_DIR}/{two.path.name}",
+                    f"it has seqs that {one.path.name} has too",
+                    "one of them was put there by hand; move it elsewhere",
+                    ((two.summary.first_seq, min(one.summary.last_seq, two.summary.last_seq)),),
+                )
+        known = {segment.path.name for segment in segments} | set(self.inventory.unreadable)
+        for entry in self._list(names.SEGMENTS_DIR):
+            parsed = names.parse_segment_dir(entry.name)
+            if parsed is not None and entry.name not in known and self.owner is None:
+                yield Finding(
+                    Severity.WARNING,
+                    f"{names.SEGMENTS_DIR}/{entry.name}",
+                    "another segment has the same seqs, and is read instead",
+                    "the next start removes it, or sets it aside if it may hold more",
+                    ((parsed.first_seq, parsed.last_seq),),
+                )
+
+    # ------------------------------------------------------------------ ledger
+
+    def _ledger(self) -> Iterator[Finding]:
+        ledger = self.inventory.ledger
+        for path, reason in ledger.unreadable:
+            yield Finding(
+                Severity.ERROR,
+                f"{names.LEDGER_DIR}/{path.name}",
+                f"it cannot be read: {reason}",
+                "the next start goes back to the newest checkpoint before it: readers may get "
+                "again what they had acknowledged since",
+            )
+        if ledger.damaged_bytes:
+            yield Finding(
+                Severity.ERROR,
+                names.LEDGER_DIR,
+                f"{ledger.damaged_bytes} bytes of lines do not match their checksums",
+                "outcomes in them are forgotten: readers may get those bundles again",
+            )
+        if ledger.torn_bytes and self.owner is None:
+            yield Finding(
+                Severity.NOTE,
+                names.LEDGER_DIR,
+                f"{ledger.torn_bytes} bytes at the end were being written",
+                "the next start drops them",
+            )
+
+    # --------------------------------------------------------------- the rest
+
+    def _leftovers(self) -> Iterator[Finding]:
+        for entry in self._list(names.TRASH_DIR):
+            if self.owner is None:
+                where = f"{names.TRASH_DIR}/{entry.name}"
+                what = "a segment that was being removed"
+                yield Finding(Severity.NOTE, where, what, "the next start removes it")
+
+    def _quarantine(self) -> Iterator[Finding]:
+        for damage in self.inventory.quarantined:
+            what = f"set aside: {damage.reason}"
+            if damage.bundles:
+                what += f" ({damage.bundles} bundles, {damage.events} events)"
+            where = f"{names.QUARANTINE_DIR}/ {damage.source}"
+            act = f"{_SALVAGE}; remove it when you are done"
+            yield Finding(Severity.WARNING, where, what, act, _seqs(damage))
+
+
+def _seqs(damage: Damage) -> tuple[tuple[int, int], ...]:
+    if damage.first_seq is None:
+        return ()
+    last_seq = damage.first_seq if damage.last_seq is None else damage.last_seq
+    return ((damage.first_seq, last_seq),)

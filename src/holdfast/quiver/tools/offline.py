@@ -1,0 +1,160 @@
+"""A quiver without its owner: enough of one to change the ledger, and nothing more.
+
+A tool does not know the configuration of the owner. Opened with any other one, a quiver would seal
+without the owner's extractors and delete by other caps. So the tools take the lock, read, write
+lines to the ledger, and leave the rest as it is.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import PurePath
+from types import TracebackType
+from typing import Self
+
+from holdfast.errors import CannotOpen, DirectoryLocked
+from holdfast.quiver import names
+from holdfast.quiver.backup_marker import refuse_backup
+from holdfast.quiver.buffer import OpenBuffer
+from holdfast.quiver.config import QuiverConfig
+from holdfast.quiver.frame import Totals
+from holdfast.quiver.inspect import Inventory, inspect
+from holdfast.quiver.ledger import Ledger
+from holdfast.quiver.retention import Retention
+from holdfast.quiver.sealer import Sealer
+from holdfast.quiver.segment_build import SegmentBuilder
+from holdfast.quiver.shelf import Shelf
+from holdfast.quiver.wakeup import Signal
+from holdfast.quiver.writer import Writer
+from holdfast.seam import Seam
+from holdfast.seam.clock import Clock
+from holdfast.seam.disk import Handle, LockHeld
+
+
+def shelf_of(seam: Seam, inventory: Inventory) -> Shelf:
+    """Return a shelf with what a directory held when it was looked at."""
+    # A writer and a sealer that are never started: nothing is added, nothing goes.
+    config, wal_dir = QuiverConfig(), inventory.root / names.WAL_DIR
+    builder = SegmentBuilder(seam.disk, inventory.root / names.SEGMENTS_DIR, "", config)
+    sealer = Sealer(seam, config, builder, inventory.catalog, wal_dir)
+    writer = Writer(seam, wal_dir, config, sealer, Signal())
+    buffer = OpenBuffer(seam.clock.monotonic_s())
+    for held in inventory.unsealed:
+        buffer.add(held)
+    writer.buffer = buffer
+    writer.synced_seq = inventory.last_seq
+    writer.accepted = inventory.accepted
+    writer.published = (inventory.last_seq, inventory.accepted)
+    return Shelf(inventory.catalog, sealer, writer)
+
+
+class DirectoryLock:
+    """Keeps everyone else from opening a directory."""
+
+    def __init__(self, seam: Seam, root: PurePath) -> None:
+        self._disk = seam.disk
+        try:
+            self._handle: Handle = seam.disk.lock(root / names.LOCK, f"process {os.getpid()}")
+        except LockHeld as held:
+            raise DirectoryLocked(
+                f"the directory is in use by {held.owner or 'another process'}, "
+                "which does not listen to tools",
+                hint="it is starting or closing, or its configuration says control=False; "
+                "try again, or stop it first",
+                path=str(root),
+            ) from None
+        except OSError as error:
+            raise CannotOpen(
+                f"the directory cannot be locked: {error.strerror}",
+                hint="run the command as the user the data belongs to",
+                path=str(root),
+            ) from error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._disk.unlock(self._handle)
+
+
+class Offline:
+    """A directory nobody owns, held by a tool. Has what readers have of a quiver (`Store`)."""
+
+    shelf: Shelf
+    ledger: Ledger
+
+    def __init__(self, seam: Seam, root: PurePath) -> None:
+        self.arrivals = Signal()
+        self._seam = seam
+        self._root = root
+
+    @property
+    def clock(self) -> Clock:
+        """The clock that dates the lines."""
+        return self._seam.clock
+
+    def freed(self) -> None:
+        """Nobody waits for room here."""
+
+    def drop_subscriber(self, name: str, reason: str) -> Totals:
+        """Forget a subscriber; what waited for it is given up."""
+        retention = Retention(
+            self._seam,
+            self._root,
+            QuiverConfig(),
+            self._inventory.catalog,
+            self.shelf,
+            self.ledger,
+            lambda _: (),
+            lambda: (0, 0),
+        )
+        return retention.unregister(name, reason)
+
+    def __enter__(self) -> Self:
+        refuse_backup(self._seam.disk, self._root)
+        self._lock = DirectoryLock(self._seam, self._root)
+        try:
+            self._inventory = inspect(self._seam.disk, self._root)
+            identity = self._inventory.identity
+            if identity is None:
+                raise CannotOpen(
+                    "FORMAT is missing or damaged",
+                    hint="start the owner once, it repairs that; then try again",
+                    path=str(self._root),
+                )
+            self.shelf = shelf_of(self._seam, self._inventory)
+            old = self._inventory.ledger
+            config = QuiverConfig().ledger
+            self.ledger = Ledger(self._seam, self._root, identity.quiver_id, config, old.state)
+            self._start_ledger()
+        except BaseException:
+            self._lock.__exit__(None, None, None)
+            raise
+        return self
+
+    def _start_ledger(self) -> None:
+        old = self._inventory.ledger
+        try:
+            self.ledger.start(old.next_number, old.files)
+        except OSError as error:
+            raise CannotOpen(
+                f"the ledger cannot be written: {error.strerror}",
+                hint="check that the disk is writable and not full",
+                path=str(self._root / names.LEDGER_DIR),
+            ) from error
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            self.ledger.close()
+        finally:
+            self._lock.__exit__(kind, error, traceback)

@@ -1,0 +1,196 @@
+"""scrub: read every byte of a data directory and compare it with its checksum.
+
+It changes nothing. Damage is told with the seqs it concerns, so that they can be fetched from a
+backup or from their producers before a reader comes to them. `on_read` is called with the bytes
+read; it may take its time, and so sets the pace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import PurePath
+
+from holdfast.errors import Damaged
+from holdfast.quiver import manifest, names
+from holdfast.quiver.frame import Frame
+from holdfast.quiver.header_block import HeaderFault, NewerVersion, sound_copies
+from holdfast.quiver.inspect import Inventory, inspect
+from holdfast.quiver.ledger_log import read_ledger_file
+from holdfast.quiver.segment import DataFile, Segment
+from holdfast.quiver.tools.findings import Finding, Report, Severity, as_ranges
+from holdfast.quiver.tools.fsck import format_findings, wal_damage_findings
+from holdfast.seam.disk import Disk
+
+OnRead = Callable[[int], None]
+
+_RESTORE = "readers get it recorded as damaged; restore it from a backup before they come to it"
+_ONE_COPY = "the other copy is read; nothing is lost, but look after the disk"
+
+
+def total_bytes(disk: Disk, root: PurePath) -> int:
+    """Return how many bytes a scrub will read."""
+    folders = (names.WAL_DIR, names.SEGMENTS_DIR, names.LEDGER_DIR)
+    return sum(_tree_bytes(disk, root / folder) for folder in folders)
+
+
+def _tree_bytes(disk: Disk, folder: PurePath) -> int:
+    size_bytes = 0
+    for entry in disk.list(folder) if disk.exists(folder) else []:
+        if entry.is_dir:
+            size_bytes += _tree_bytes(disk, folder / entry.name)
+        size_bytes += entry.size_bytes
+    return size_bytes
+
+
+def scrub(disk: Disk, root: PurePath, on_read: OnRead) -> Report:
+    """Read everything."""
+    inventory = inspect(disk, root)
+    report = Report()
+    scrubbing = _Scrub(disk, report, on_read)
+    report.findings += [*format_findings(inventory), *wal_damage_findings(inventory)]
+    report.findings += [*scrubbing.wal(inventory), *scrubbing.ledger(inventory)]
+    for segment in inventory.segments:
+        # A new one: what it read is forgotten with it.
+        report.findings += scrubbing.segment(Segment(disk, segment.path, segment.summary))
+    for name in inventory.unreadable:
+        what = "the manifest cannot be read, so nothing in it can be checked"
+        act = "`holdfast quiver salvage` reads what it can"
+        where = f"{names.SEGMENTS_DIR}/{name}"
+        report.findings.append(Finding(Severity.ERROR, where, what, act))
+    return report
+
+
+class _Scrub:
+    def __init__(self, disk: Disk, report: Report, on_read: OnRead) -> None:
+        self._disk = disk
+        self._report = report
+        self._on_read = on_read
+
+    def _count(self, size_bytes: int) -> None:
+        self._report.size_bytes += size_bytes
+        self._on_read(size_bytes)
+
+    def _done(self) -> None:
+        self._report.files += 1
+
+    # ------------------------------------------------------------- log files
+
+    def wal(self, inventory: Inventory) -> Iterator[Finding]:
+        # Every frame was hashed when the directory was inspected.
+        for content in inventory.wal:
+            self._count(len(content.view))
+            self._done()
+            yield from _one_copy(f"{names.WAL_DIR}/{content.path.name}", content.view)
+        for file in inventory.wal_files:
+            if file.fault is not None:
+                self._done()
+                what = f"it cannot be read: {file.fault}"
+                act = "`holdfast quiver salvage` reads its frames into a new quiver"
+                yield Finding(Severity.ERROR, f"{names.WAL_DIR}/{file.name}", what, act)
+
+    def ledger(self, inventory: Inventory) -> Iterator[Finding]:
+        for path, _, _ in inventory.ledger.files:
+            where = f"{names.LEDGER_DIR}/{path.name}"
+            try:
+                view = self._disk.map(path)
+                items = read_ledger_file(self._disk, path).items
+            except FileNotFoundError:
+                continue  # past its time, and removed while we look
+            except (OSError, HeaderFault, NewerVersion) as fault:
+                yield _unreadable_ledger(where, str(fault))
+                continue
+            self._count(len(view))
+            self._done()
+            yield from _one_copy(where, view)
+            for item in items:
+                # At the end of a file it was being written when the power went.
+                if not isinstance(item, Frame) and item is not items[-1]:
+                    what = f"{item.end - item.start} bytes at {item.start}: {item.reason}"
+                    act = "outcomes in them are forgotten: readers may get those bundles again"
+                    yield Finding(Severity.ERROR, where, what, act)
+        for path, reason in inventory.ledger.unreadable:
+            yield _unreadable_ledger(f"{names.LEDGER_DIR}/{path.name}", reason)
+
+    # ---------------------------------------------------------------- segments
+
+    def segment(self, segment: Segment) -> list[Finding]:
+        """Return what is damaged in one segment; nothing if it was removed meanwhile."""
+        findings = [*self._manifest(segment), *self._table(segment)]
+        try:
+            for file in segment.files:
+                findings += self._data_file(segment, file)
+        except Damaged:
+            assert not self._disk.exists(segment.path), "BUG: only what is gone has no bundle table"
+        return findings if self._disk.exists(segment.path) else []
+
+    def _manifest(self, segment: Segment) -> Iterator[Finding]:
+        where = f"{names.SEGMENTS_DIR}/{segment.path.name}/{names.MANIFEST}"
+        try:
+            data = self._disk.read(segment.path / names.MANIFEST)
+        except OSError as error:
+            yield Finding(Severity.ERROR, where, f"it cannot be read: {error.strerror}", _RESTORE)
+            return
+        self._count(len(data))
+        self._done()
+        if manifest.sound_copies(data) == 1:
+            yield Finding(Severity.WARNING, where, "one of its two copies is damaged", _ONE_COPY)
+
+    def _table(self, segment: Segment) -> Iterator[Finding]:
+        where = f"{names.SEGMENTS_DIR}/{segment.path.name}/{names.BUNDLES}"
+        summary = segment.summary
+        try:
+            segment.stored_table()
+        except Damaged:
+            what = "it is damaged; readers are served from the rows, without producers"
+            seqs = ((summary.first_seq, summary.last_seq),)
+            yield Finding(Severity.WARNING, where, what, "restore it from a backup", seqs)
+        self._count(summary.size_bytes - sum(file.size_bytes for file in summary.files))
+        self._done()
+
+    def _data_file(self, segment: Segment, file: DataFile) -> Iterator[Finding]:
+        where = f"{names.SEGMENTS_DIR}/{segment.path.name}/{file.summary.name}"
+        number = segment.files.index(file)
+        self._done()
+        first_row, read_bytes = 0, 0
+        for index, batch in enumerate(file.summary.batches):
+            try:
+                file.batch(index)
+            except Damaged as damage:
+                seqs = _seqs_of_rows(segment, number, first_row, batch.rows)
+                what = damage.message.removeprefix("a segment file ")
+                what = f"{what} (record batch {index}, rows {first_row} to "
+                what += f"{first_row + batch.rows - 1})"
+                yield Finding(Severity.ERROR, where, what, _RESTORE, seqs)
+            self._count(batch.length)
+            first_row, read_bytes = first_row + batch.rows, read_bytes + batch.length
+        self._count(file.summary.size_bytes - read_bytes)
+
+
+def _one_copy(where: str, view: memoryview) -> Iterator[Finding]:
+    if sound_copies(view) == 1:
+        what = "one of the two copies of its header is damaged"
+        yield Finding(Severity.WARNING, where, what, _ONE_COPY)
+
+
+def _unreadable_ledger(where: str, reason: str) -> Finding:
+    act = "readers may get again what they had acknowledged since the file before it"
+    return Finding(Severity.ERROR, where, f"it cannot be read: {reason}", act)
+
+
+def _seqs_of_rows(
+    segment: Segment, file: int, first_row: int, rows: int
+) -> tuple[tuple[int, int], ...]:
+    """Return the bundles that have rows in a part of a file."""
+    table = segment.bundle_table
+    places: Sequence[list[dict[str, int]]] = table.column("places").to_pylist()
+    end_row = first_row + rows
+    return as_ranges(
+        seq
+        for seq, where in zip(table.column("seq").to_pylist(), places, strict=True)
+        if any(
+            place["file"] == file
+            and place["first_row"] < end_row
+            and place["first_row"] + place["rows"] > first_row
+            for place in where
+        )
+    )
