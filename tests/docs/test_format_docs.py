@@ -283,8 +283,6 @@ def test_a_snippet_runs_as_printed(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    if "import pandas" in code:
-        pytest.importorskip("pandas")
     write_out(dump_format.example_disk(), ROOT, tmp_path / "data")
     monkeypatch.chdir(tmp_path)
     exec(compile(code, "segment.md", "exec"), {})
