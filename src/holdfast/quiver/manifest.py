@@ -83,9 +83,9 @@ class Summary:
     size_bytes: int
     min_ingestion_ns: int
     max_ingestion_ns: int
-    # Clamped (envelope.py); None when the segment holds control bundles only.
-    min_event_us: int | None
-    max_event_us: int | None
+    # See envelope.py; None when the segment holds control bundles only.
+    clamped_min_event_us: int | None
+    clamped_max_event_us: int | None
     files: tuple[FileSummary, ...]
     bundle_table_checksum: str
     producers: dict[str, ProducerSummary]

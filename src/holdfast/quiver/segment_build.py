@@ -111,7 +111,7 @@ class SegmentBuilder:
         segment_seq: int,
         files: Sequence[FileSummary],
         bundle_table: pa.Buffer,
-        event_us: dict[str, int | None],
+        clamped_us: dict[str, int | None],
     ) -> Summary:
         return Summary(
             version=manifest.VERSION,
@@ -125,8 +125,8 @@ class SegmentBuilder:
             size_bytes=sum(file.size_bytes for file in files) + bundle_table.size,
             min_ingestion_ns=min(held.ingestion_ns for held in bundles),
             max_ingestion_ns=max(held.ingestion_ns for held in bundles),
-            min_event_us=event_us["min"],
-            max_event_us=event_us["max"],
+            clamped_min_event_us=clamped_us["min"],
+            clamped_max_event_us=clamped_us["max"],
             files=tuple(files),
             bundle_table_checksum=xxh3_64_hexdigest(bundle_table),
             producers=_producers(bundles),
