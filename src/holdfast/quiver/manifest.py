@@ -88,6 +88,7 @@ class Summary:
     clamped_max_event_us: int | None
     files: tuple[FileSummary, ...]
     bundle_table_checksum: str
+    # The newest first, at most `producers.max_count`.
     producers: dict[str, ProducerSummary]
 
     @property

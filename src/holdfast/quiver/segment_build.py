@@ -129,7 +129,7 @@ class SegmentBuilder:
             clamped_max_event_us=clamped_us["max"],
             files=tuple(files),
             bundle_table_checksum=xxh3_64_hexdigest(bundle_table),
-            producers=_producers(bundles),
+            producers=_newest(_producers(bundles), self._config.producers.max_count),
         )
 
 
@@ -206,3 +206,8 @@ def _producers(bundles: Sequence[Held]) -> dict[str, ProducerSummary]:
                 held.epoch, held.seq, 1, held.events, held.ingestion_ns, watermark_ns
             )
     return newest
+
+
+def _newest(producers: dict[str, ProducerSummary], max_count: int) -> dict[str, ProducerSummary]:
+    by_age = sorted(producers.items(), key=lambda item: (item[1].time_ns, item[1].seq))
+    return dict(by_age[: -max_count - 1 : -1])
