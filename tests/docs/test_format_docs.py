@@ -22,7 +22,7 @@ from holdfast.quiver import (
     names,
     wal,
 )
-from holdfast.quiver.bundle import SLOTS_MAX, decode_arrow, encode_arrow, encode_raw
+from holdfast.quiver.bundle import ROWS_MAX, SLOTS_MAX, decode_arrow, encode_arrow, encode_raw
 from holdfast.quiver.config import FILES_MAX
 from holdfast.quiver.frame import (
     ALIGNMENT_BYTES,
@@ -216,6 +216,7 @@ def test_the_limits_are_those_of_the_code() -> None:
     assert limits == {
         "BODY_BYTES_MAX": BODY_BYTES_MAX,
         "SLOTS_MAX": SLOTS_MAX,
+        "ROWS_MAX": ROWS_MAX,
         "SLOT_NAME_MAX": longest_slot,
         "NAME_BYTES_MAX": NAME_BYTES_MAX,
         "EPOCH_MAX": EPOCH_MAX,

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pyarrow as pa
-from tests.quiver.batches import extracting, numbers, seal
-from tests.quiver.machine import START_NS, Machine, quiet
+from tests.quiver.batches import extracting, numbers, quiet_segments, seal
+from tests.quiver.machine import START_NS, Machine, contents, quiet
 
 from holdfast.quiver import ColumnExtractor, ProducerConfig
+from holdfast.quiver.bundle import ROWS_MAX
 
 NOW_US = START_NS // 1000
 YEAR_2099_US = 4_071_006_245_000_000
@@ -50,3 +52,31 @@ def test_a_start_that_remembers_fewer_producers_forgets_the_oldest_of_a_manifest
     with machine.start(replace(quiet(), producers=ProducerConfig(max_count=2))) as quiver:
         answers = [quiver.append(numbers(1), producer=name, epoch=1) for name in "bca"]
     assert [answer.duplicate for answer in answers] == [True, True, False]
+
+
+def inner_types(kind: pa.DataType) -> Iterator[pa.DataType]:
+    yield kind
+    for place in range(kind.num_fields):
+        yield from inner_types(kind.field(place).type)
+
+
+def test_no_column_that_the_quiver_adds_is_unsigned_because_spark_has_no_such_types(
+    machine: Machine,
+) -> None:
+    with machine.start(quiet_segments(max_files=3)) as quiver:
+        quiver.append_raw([b"a", b"b"])
+        for column in "xyz":
+            quiver.append(numbers(1, column=column))
+        segment = seal(quiver)
+        files = [path for path in contents(machine.disk, segment.path) if path.suffix == ".arrow"]
+        schemas = [pa.ipc.open_file(machine.disk.read(path)).schema for path in files]
+        scanned = quiver.scan().schema
+    assert {file.kind for file in segment.summary.files} == {"raw", "arrow", "opaque"}
+    assert len(schemas) == 4
+    types = {kind for s in (*schemas, scanned) for f in s for kind in inner_types(f.type)}
+    assert {pa.int64(), pa.int32(), pa.int8()} <= types
+    assert not [kind for kind in types if pa.types.is_unsigned_integer(kind)]
+
+
+def test_the_rows_of_the_largest_bundle_can_be_numbered_in_32_bits_with_a_sign() -> None:
+    assert pa.scalar(ROWS_MAX - 1, pa.int32()).as_py() == ROWS_MAX - 1

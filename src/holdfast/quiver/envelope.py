@@ -68,7 +68,7 @@ class TimedRows:
 def read_times(given: pa.Array | None, ingestion: pa.Array, max_skew_s: float) -> TimedRows:
     """Return the event times of rows whose producers gave `given` (nulls allowed)."""
     if given is None:
-        flags = pa.repeat(pa.scalar(TimeFlag.MISSING, pa.uint8()), len(ingestion))
+        flags = pa.repeat(pa.scalar(TimeFlag.MISSING, pa.int8()), len(ingestion))
         return TimedRows(ingestion, flags, ingestion)
     missing = given.is_null()
     times = pc.if_else(missing, ingestion, given)
@@ -77,10 +77,10 @@ def read_times(given: pa.Array | None, ingestion: pa.Array, max_skew_s: float) -
     in_future, before = pc.greater(times, limit), pc.less(times, epoch)
     flags = pc.case_when(
         pc.make_struct(missing, in_future, before),
-        pa.scalar(TimeFlag.MISSING, pa.uint8()),
-        pa.scalar(TimeFlag.IN_FUTURE, pa.uint8()),
-        pa.scalar(TimeFlag.BEFORE_1970, pa.uint8()),
-        pa.scalar(TimeFlag.GIVEN, pa.uint8()),
+        pa.scalar(TimeFlag.MISSING, pa.int8()),
+        pa.scalar(TimeFlag.IN_FUTURE, pa.int8()),
+        pa.scalar(TimeFlag.BEFORE_1970, pa.int8()),
+        pa.scalar(TimeFlag.GIVEN, pa.int8()),
     )
     clamped = pc.if_else(in_future, limit, pc.if_else(before, epoch, times))
     return TimedRows(times, flags, clamped)

@@ -29,11 +29,11 @@ OnDamage = Literal["fail", "skip"]
 
 ENVELOPE_SCHEMA = pa.schema(
     [
-        ("_seq", pa.uint64()),
-        ("_row", pa.uint32()),
+        ("_seq", pa.int64()),
+        ("_row", pa.int32()),
         ("_ingestion_time", TIME_TYPE),
         ("_event_time", TIME_TYPE),
-        ("_event_time_flag", pa.uint8()),
+        ("_event_time_flag", pa.int8()),
     ]
 )
 
@@ -209,7 +209,7 @@ def _unwrap(row: pa.Table) -> pa.RecordBatch:
         return one_batch(row.select([*ENVELOPE_SCHEMA.names, *(f.name for f in RAW_FIELDS)]))
     own = read_stream(row.column("payload")[0].as_buffer())
     envelope = [pa.repeat(row.column(f.name)[0], own.num_rows) for f in ENVELOPE_SCHEMA]
-    envelope[1] = pa.array(range(own.num_rows), pa.uint32())
+    envelope[1] = pa.array(range(own.num_rows), pa.int32())
     schema = pa.schema([*ENVELOPE_SCHEMA, *own.schema])
     return pa.RecordBatch.from_arrays([*envelope, *own.columns], schema=schema)
 

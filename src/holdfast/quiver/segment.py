@@ -26,17 +26,18 @@ from holdfast.quiver.manifest import FileSummary, Summary
 from holdfast.quiver.segment_rows import ARROW, OPAQUE, group_bundles, group_table
 from holdfast.seam.disk import Disk
 
-PLACE_TYPE = pa.struct([("file", pa.uint16()), ("first_row", pa.uint32()), ("rows", pa.uint32())])
+# All numbers are signed: Spark has no others.
+PLACE_TYPE = pa.struct([("file", pa.int32()), ("first_row", pa.int32()), ("rows", pa.int32())])
 BUNDLE_SCHEMA = pa.schema(
     [
-        ("seq", pa.uint64()),
-        ("kind", pa.uint8()),
+        ("seq", pa.int64()),
+        ("kind", pa.int8()),
         ("ingestion_ns", pa.int64()),
         ("watermark_ns", pa.int64()),
         ("producer", pa.string()),
-        ("epoch", pa.uint64()),
-        ("events", pa.uint32()),
-        ("payload_bytes", pa.uint64()),
+        ("epoch", pa.int64()),
+        ("events", pa.int32()),
+        ("payload_bytes", pa.int64()),
         ("places", pa.list_(PLACE_TYPE)),
     ]
 )
@@ -153,7 +154,7 @@ class Segment:
     def bundle(self, seq: int) -> Bundle | None:
         """Return one bundle, or None if no bundle has this seq."""
         table = self.bundle_table
-        place = table.column("seq").index(pa.scalar(seq, pa.uint64())).as_py()
+        place = table.column("seq").index(pa.scalar(seq, pa.int64())).as_py()
         return None if place < 0 else self._bundle_at(place)
 
     def bundles(self) -> Iterator[Bundle]:

@@ -146,7 +146,7 @@ def _note_places(places: Places, group: Group, file: int) -> None:
 
 def _bundle_table(bundles: Sequence[Held], places: Places) -> pa.Buffer:
     """Return the bundle table as the bytes of an Arrow file."""
-    offsets, columns = array("i", [0]), (array("H"), array("I"), array("I"))
+    offsets, columns = array("i", [0]), (array("i"), array("i"), array("i"))
     for held in bundles:
         for place in places.get(held.seq, ()):
             for column, value in zip(columns, place, strict=True):
@@ -162,14 +162,14 @@ def _bundle_table(bundles: Sequence[Held], places: Places) -> pa.Buffer:
     flat = pa.Array.from_buffers(pa.int32(), len(offsets), [None, pa.py_buffer(offsets)])
     batch = pa.record_batch(
         [
-            pa.array([held.seq for held in bundles], pa.uint64()),
-            pa.array([int(held.kind) for held in bundles], pa.uint8()),
+            pa.array([held.seq for held in bundles], pa.int64()),
+            pa.array([int(held.kind) for held in bundles], pa.int8()),
             pa.array([held.ingestion_ns for held in bundles], pa.int64()),
             pa.array([_watermark(held) for held in bundles], pa.int64()),
             pa.array([held.producer for held in bundles], pa.string()),
-            pa.array([held.epoch for held in bundles], pa.uint64()),
-            pa.array([held.events for held in bundles], pa.uint32()),
-            pa.array([len(held.payload) for held in bundles], pa.uint64()),
+            pa.array([held.epoch for held in bundles], pa.int64()),
+            pa.array([held.events for held in bundles], pa.int32()),
+            pa.array([len(held.payload) for held in bundles], pa.int64()),
             pa.ListArray.from_arrays(flat, values),
         ],
         schema=BUNDLE_SCHEMA,

@@ -136,8 +136,8 @@ def _binary(values: Sequence[memoryview]) -> pa.Array:
 
 def position_columns(shares: Sequence[Share]) -> tuple[pa.Array, pa.Array, pa.Array]:
     """Return `_seq`, `_row` and `_ingestion_time` of a group's rows."""
-    seqs, rows, times = array("Q"), array("I"), array("q")
-    counting = array("I", range(max((share.rows for share in shares), default=0)))
+    seqs, rows, times = array("q"), array("i"), array("q")
+    counting = array("i", range(max((share.rows for share in shares), default=0)))
     previous_seq, next_row = -1, 0
     for seq, ingestion_ns, count in shares:
         # Rows of one bundle may come in several shares (opaque): the row number goes on.
@@ -146,12 +146,12 @@ def position_columns(shares: Sequence[Share]) -> tuple[pa.Array, pa.Array, pa.Ar
             rows += counting[:count]
         else:
             rows.extend(range(next_row, next_row + count))
-        seqs += array("Q", [seq]) * count
+        seqs += array("q", [seq]) * count
         times += array("q", [ingestion_ns // 1000]) * count
         previous_seq, next_row = seq, next_row + count
     return (
-        _fixed(pa.uint64(), seqs),
-        _fixed(pa.uint32(), rows),
+        _fixed(pa.int64(), seqs),
+        _fixed(pa.int32(), rows),
         _fixed(TIME_TYPE, times),
     )
 
