@@ -11,6 +11,7 @@ from tests.quiver.machine import START_NS, Machine, contents, quiet
 
 from holdfast.quiver import ColumnExtractor, ProducerConfig
 from holdfast.quiver.bundle import ROWS_MAX
+from holdfast.quiver.segment import Segment
 
 NOW_US = START_NS // 1000
 YEAR_2099_US = 4_071_006_245_000_000
@@ -80,3 +81,47 @@ def test_no_column_that_the_quiver_adds_is_unsigned_because_spark_has_no_such_ty
 
 def test_the_rows_of_the_largest_bundle_can_be_numbered_in_32_bits_with_a_sign() -> None:
     assert pa.scalar(ROWS_MAX - 1, pa.int32()).as_py() == ROWS_MAX - 1
+
+
+def fingerprint(segment: Segment) -> str:
+    (file,) = segment.summary.files
+    return file.schema_fingerprint
+
+
+def test_the_fingerprint_is_that_of_the_own_columns_and_of_nothing_else(machine: Machine) -> None:
+    times = pa.array([NOW_US], pa.timestamp("us", "UTC"))
+    plain = pa.record_batch({"at": times, "n": [1]})
+    seen = set()
+    for config in (quiet(), extracting(ColumnExtractor("at"))):
+        with machine.start(config) as quiver:
+            for metadata in (None, {"by": "someone"}):
+                quiver.append(plain.replace_schema_metadata(metadata))
+                seen.add(fingerprint(seal(quiver)))
+    assert len(seen) == 1
+
+
+def test_the_fingerprint_differs_with_name_type_nullability_and_order(machine: Machine) -> None:
+    a, b = pa.field("a", pa.int64()), pa.field("b", pa.int64())
+    schemas = [
+        [a, b],
+        [b, a],
+        [a],
+        [a, b.with_name("c")],
+        [a, b.with_type(pa.int32())],
+        [a, b.with_nullable(False)],
+        [a, b.with_type(pa.list_(pa.field("item", pa.int64(), nullable=False)))],
+        [a, b.with_type(pa.list_(pa.int64()))],
+        [pa.field('a","int64",true],["b', pa.int64())],
+    ]
+    with machine.start() as quiver:
+        prints = []
+        for fields in schemas:
+            columns = [
+                pa.array([1]).cast(f.type)
+                if f.type in (pa.int64(), pa.int32())
+                else pa.nulls(1, f.type)
+                for f in fields
+            ]
+            quiver.append(pa.record_batch(columns, schema=pa.schema(fields)))
+            prints.append(fingerprint(seal(quiver)))
+    assert len(set(prints)) == len(schemas)

@@ -7,7 +7,8 @@ written with the first batch, so where there are any, all batches need the first
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterable, Iterator
 from pathlib import PurePath
 
 import pyarrow as pa
@@ -108,13 +109,20 @@ def write_data_file(disk: Disk, path: PurePath, made: GroupTable, compression: s
         name=path.name,
         slot=made.group.slot,
         kind=made.group.kind,
-        schema_fingerprint=xxh3_128_hexdigest(table.schema.serialize()),
+        schema_fingerprint=schema_fingerprint(list(table.schema)[-made.own_columns :]),
         rows=table.num_rows,
         own_columns=made.own_columns,
         size_bytes=sink.position,
         frame_checksum=sink.frame_checksum(),
         batches=tuple(batches),
     )
+
+
+def schema_fingerprint(columns: Iterable[pa.Field]) -> str:
+    """Return what is equal for equal columns, whatever else the file holds or wrote it."""
+    told = [(field.name, str(field.type), field.nullable) for field in columns]
+    text = json.dumps(told, separators=(",", ":"), ensure_ascii=False)
+    return xxh3_128_hexdigest(text.encode())
 
 
 def _large_batches(made: GroupTable) -> Iterator[pa.RecordBatch]:
