@@ -121,7 +121,7 @@ class Quiver:
         self._writer.start(recovered.start)
         # Only now is there a newer file that keeps the sequence floor.
         with contextlib.suppress(OSError):
-            self._sealer.wal_files.remove_sealed(-1)
+            self._sealer.wal_files.remove_sealed()
         self._sealer.start()
 
     # ---------------------------------------------------------------- appending
