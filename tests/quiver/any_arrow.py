@@ -89,12 +89,15 @@ def types() -> st.SearchStrategy[pa.DataType]:
         st.sampled_from(DICTIONARY_VALUES),
         st.booleans(),
     )
-    return st.recursive(leaves | dictionaries, _nested, max_leaves=4)
+    # Runs of plain values only: pyarrow 26 crashes when it looks at lists of runs, and cannot make
+    # an empty array of some runs of dictionaries.
+    run_ends = st.sampled_from([pa.int16(), pa.int32(), pa.int64()])
+    runs = st.builds(pa.run_end_encoded, run_ends, leaves)
+    return st.recursive(leaves | dictionaries, _nested, max_leaves=4) | runs
 
 
 def _nested(inner: st.SearchStrategy[pa.DataType]) -> st.SearchStrategy[pa.DataType]:
     keys = st.sampled_from([pa.string(), pa.int64(), pa.binary(3)])
-    run_ends = st.sampled_from([pa.int16(), pa.int32(), pa.int64()])
     fields = st.lists(inner, min_size=1, max_size=3).map(_fields)
     return st.one_of(
         inner.map(pa.list_),
@@ -104,7 +107,6 @@ def _nested(inner: st.SearchStrategy[pa.DataType]) -> st.SearchStrategy[pa.DataT
         inner.map(lambda kind: pa.list_(kind, 2)),
         fields.map(pa.struct),
         st.builds(pa.map_, keys, inner),
-        st.builds(pa.run_end_encoded, run_ends, inner),
         fields.map(lambda fields: pa.union(fields, "sparse")),
         fields.map(lambda fields: pa.union(fields, "dense")),
     )
