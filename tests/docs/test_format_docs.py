@@ -249,7 +249,7 @@ def test_columns_have_the_types_the_page_gives() -> None:
     assert types("segment.md", "raw columns") == schema_types(pa.schema(RAW_FIELDS))
 
 
-def test_an_opaque_file_has_the_columns_the_page_gives() -> None:
+def test_an_opaque_file_has_the_columns_and_metadata_the_page_gives() -> None:
     disk = SimulatedDisk()
     config = QuiverConfig(segment=SegmentConfig(max_files=2))
     with Quiver.open(ROOT, config, seam=Seam(disk)) as quiver:
@@ -260,6 +260,7 @@ def test_an_opaque_file_has_the_columns_the_page_gives() -> None:
     schema = pa.ipc.open_file(disk.read(path)).schema
     expected = types("segment.md", "envelope") + types("segment.md", "opaque columns")
     assert schema_types(schema) == expected
+    assert [key.decode() for key in schema.metadata] == first_column("segment.md", "metadata")
 
 
 # --------------------------------------------------------------- snippets and links

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pyarrow as pa
+import pytest
 from tests.quiver.batches import extracting, numbers, quiet_segments, seal
 from tests.quiver.machine import START_NS, Machine, contents, quiet
 
-from holdfast.quiver import ColumnExtractor, ProducerConfig
+from holdfast.errors import BadInput
+from holdfast.quiver import ColumnExtractor, ProducerConfig, Quiver
 from holdfast.quiver.bundle import ROWS_MAX
 from holdfast.quiver.segment import Segment
 
 NOW_US = START_NS // 1000
 YEAR_2099_US = 4_071_006_245_000_000
+USER_METADATA = {b"by": b"someone", b"not text": b"\xff\x00"}
+WITH_METADATA = numbers(1, 2).replace_schema_metadata(USER_METADATA)
 
 
 def test_the_summary_has_clamped_times_and_its_batches_have_those_of_the_rows(
@@ -125,3 +130,69 @@ def test_the_fingerprint_differs_with_name_type_nullability_and_order(machine: M
             quiver.append(pa.record_batch(columns, schema=pa.schema(fields)))
             prints.append(fingerprint(seal(quiver)))
     assert len(set(prints)) == len(schemas)
+
+
+def test_a_data_file_says_by_itself_what_its_manifest_says_of_it(machine: Machine) -> None:
+    with machine.start(quiet_segments(max_files=3)) as quiver:
+        quiver.append_raw([b"a", b"b"], slot="lineage")
+        quiver.append({"spans": WITH_METADATA})
+        for column in "xyz":
+            quiver.append(numbers(1, column=column))
+        segment = seal(quiver)
+    assert {file.kind for file in segment.summary.files} == {"raw", "arrow", "opaque"}
+    for file in segment.summary.files:
+        schema = pa.ipc.open_file(machine.disk.read(segment.path / file.name)).schema
+        own = {} if file.slot != "spans" else USER_METADATA
+        assert schema.metadata == own | {
+            b"holdfast.slot": file.slot.encode(),
+            b"holdfast.kind": file.kind.encode(),
+            b"holdfast.own_columns": str(file.own_columns).encode(),
+        }
+
+
+def metadata_of_slots(quiver: Quiver) -> list[Any]:
+    """Return the schema metadata that readers get, of bundle 0 and of a scan, with and without."""
+    found: list[Any] = []
+    for slot in ("with", "without"):
+        bundle = quiver.bundle(0)
+        assert bundle is not None
+        found += [bundle.slots[slot].schema.metadata]
+        reader = quiver.scan(slot=slot)
+        found += [reader.schema.metadata, *(batch.schema.metadata for batch in reader)]
+    return found
+
+
+@pytest.mark.parametrize("max_files", [2, 64])
+def test_readers_get_the_schema_metadata_that_was_appended_and_no_other(
+    machine: Machine, max_files: int
+) -> None:
+    config = quiet_segments(max_files=max_files)
+    expected = [USER_METADATA] * 3 + [None] * 3
+    with machine.start(config) as quiver:
+        quiver.append({"with": WITH_METADATA, "without": numbers(1), "third": numbers(1)})
+        assert metadata_of_slots(quiver) == expected
+        kinds = {file.kind for file in seal(quiver).summary.files}
+        assert kinds == ({"arrow", "opaque"} if max_files == 2 else {"arrow"})
+        assert metadata_of_slots(quiver) == expected
+    with machine.start(config) as quiver:
+        assert metadata_of_slots(quiver) == expected
+
+
+def test_a_scan_has_no_schema_metadata_where_its_rows_came_with_different_ones(
+    machine: Machine,
+) -> None:
+    with machine.start() as quiver:
+        quiver.append(WITH_METADATA)
+        seal(quiver)
+        quiver.append(numbers(3))
+        reader = quiver.scan(["n"])
+        assert reader.schema.metadata is None
+        assert [batch.schema.metadata for batch in reader] == [None, None]
+
+
+def test_schema_metadata_with_a_key_of_ours_is_refused(machine: Machine) -> None:
+    with machine.start() as quiver:
+        for batch in (numbers(1), pa.record_batch({"d": pa.array(["x"]).dictionary_encode()})):
+            marked = batch.replace_schema_metadata({"holdfast.slot": "elsewhere"})
+            with pytest.raises(BadInput, match=r"holdfast\.slot"):
+                quiver.append(marked)

@@ -31,6 +31,8 @@ ROWS_MAX = 16 * 1024 * 1024
 DEFAULT_SLOT = "events"
 # Columns that a segment adds beside the user's own.
 RESERVED_COLUMNS = frozenset({"_seq", "_row", "_ingestion_time", "_event_time", "_event_time_flag"})
+# How the keys begin that a segment adds to the user's own schema metadata.
+RESERVED_METADATA = b"holdfast."
 
 _TABLE_ENTRY = struct.Struct("<HQQQ")
 _TABLE_LENGTH = struct.Struct("<I")
@@ -199,6 +201,12 @@ def _check_schema(slot: str, schema: pa.Schema, message: bytes) -> None:
         raise BadInput(
             f"slot {slot!r} has two columns of one name", hint="give every column its own name"
         )
+    taken = next((key for key in schema.metadata or () if key.startswith(RESERVED_METADATA)), None)
+    if taken is not None:
+        raise BadInput(
+            f"slot {slot!r} has schema metadata {taken!r}, a key the quiver writes itself",
+            hint="remove it with replace_schema_metadata",
+        )
     for kind in schema.types:
         _check_readable(kind)
     if not any(has_dictionary(kind) for kind in schema.types):
@@ -240,6 +248,13 @@ def decode_arrow(payload: memoryview) -> list[ArrowSlot]:
         position += name_bytes
         slots.append(ArrowSlot(name, payload[start : start + size], rows))
     return slots
+
+
+def without_reserved(schema: pa.Schema) -> pa.Schema:
+    """Return a stored schema with the metadata that its user gave."""
+    metadata = schema.metadata or {}
+    own = {key: metadata[key] for key in metadata if not key.startswith(RESERVED_METADATA)}
+    return schema.with_metadata(own) if own else schema.remove_metadata()
 
 
 def read_stream(stream: memoryview | pa.Buffer) -> pa.RecordBatch:

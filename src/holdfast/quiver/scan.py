@@ -210,7 +210,7 @@ def _unwrap(row: pa.Table) -> pa.RecordBatch:
     own = read_stream(row.column("payload")[0].as_buffer())
     envelope = [pa.repeat(row.column(f.name)[0], own.num_rows) for f in ENVELOPE_SCHEMA]
     envelope[1] = pa.array(range(own.num_rows), pa.int32())
-    schema = pa.schema([*ENVELOPE_SCHEMA, *own.schema])
+    schema = pa.schema([*ENVELOPE_SCHEMA, *own.schema], own.schema.metadata)
     return pa.RecordBatch.from_arrays([*envelope, *own.columns], schema=schema)
 
 
@@ -225,14 +225,21 @@ def _common_schema(schemas: Sequence[pa.Schema], columns: Sequence[str] | None) 
             if columns is None or field.name in columns:
                 fields[field.name] = _common_field(fields.get(field.name), field)
     if columns is None:
-        return pa.schema(list(fields.values()))
+        return pa.schema(list(fields.values()), _common_metadata(schemas))
     unknown = [name for name in columns if name not in fields]
     if unknown and schemas:
         known = sorted({name for schema in distinct.values() for name in schema.names})
         raise BadInput(
             f"no column {', '.join(unknown)} in this slot", hint=f"it has {', '.join(known)}"
         )
-    return pa.schema([fields.get(name, pa.field(name, pa.null())) for name in columns])
+    wanted = [fields.get(name, pa.field(name, pa.null())) for name in columns]
+    return pa.schema(wanted, _common_metadata(schemas))
+
+
+def _common_metadata(schemas: Sequence[pa.Schema]) -> dict[bytes, bytes] | None:
+    """Return the metadata that the users gave, if all gave the same."""
+    given = {frozenset((schema.metadata or {}).items()) for schema in schemas}
+    return schemas[0].metadata if len(given) == 1 else None
 
 
 def _common_field(first: pa.Field | None, second: pa.Field) -> pa.Field:
@@ -255,7 +262,7 @@ def _common_field(first: pa.Field | None, second: pa.Field) -> pa.Field:
 
 def _fit(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     """Return the batch with exactly the columns of `schema`."""
-    if batch.schema == schema:
+    if batch.schema.equals(schema, check_metadata=True):
         return batch
     arrays = []
     for field in schema:
