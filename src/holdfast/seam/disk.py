@@ -256,6 +256,10 @@ class RealDisk:
         return Handle(fd)
 
     def unlock(self, handle: Handle) -> None:
+        if sys.platform != "win32":
+            import fcntl
+
+            fcntl.flock(handle, fcntl.LOCK_UN)  # a forked child may still hold the descriptor
         os.close(handle)
 
 
