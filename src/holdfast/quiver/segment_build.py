@@ -190,9 +190,8 @@ def _producers(bundles: Sequence[Held]) -> dict[str, ProducerSummary]:
         if held.producer is None:
             continue
         known = newest.get(held.producer)
-        watermark_ns = _watermark(held)
-        if known is not None and known.watermark_ns is not None:
-            watermark_ns = max(known.watermark_ns, watermark_ns or known.watermark_ns)
+        given = [_watermark(held), known.watermark_ns if known else None]
+        watermark_ns = max((each for each in given if each is not None), default=None)
         if known is not None and known.epoch >= held.epoch:
             same = known.epoch == held.epoch
             newest[held.producer] = replace(
