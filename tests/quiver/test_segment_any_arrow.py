@@ -6,6 +6,7 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from datetime import UTC, datetime
+from itertools import takewhile
 from typing import Any
 
 import pyarrow as pa
@@ -60,7 +61,7 @@ def check_all(quiver: Quiver, stored: dict[int, BundleSlots]) -> None:
 def check_bundle(quiver: Quiver, seq: int, wanted: BundleSlots) -> None:
     found = quiver.bundle(seq)
     assert found is not None
-    assert set(found.slots) == set(wanted)
+    assert list(found.slots) == list(wanted)
     for slot, batch in wanted.items():
         assert plain_rows(found.slots[slot]) == plain_rows(batch)
         assert_same_schema(found.slots[slot].schema, batch.schema)
@@ -90,11 +91,17 @@ def check_scan(quiver: Quiver, slot: str, stored: dict[int, BundleSlots]) -> Non
             repr((seq, row))
             for seq, bundle in stored.items()
             if slot in bundle
-            for row in range(bundle[slot].num_rows)
+            for row in rows_of(bundle, slot)
         )
         if not drifted and names:
             rows = [row for b in stored.values() if slot in b for row in plain_rows(b[slot])]
             assert Counter(map(repr, plain_rows(table.select(names)))) == Counter(map(repr, rows))
+
+
+def rows_of(bundle: BundleSlots, slot: str) -> range:
+    """Return the rows of a slot, counted over all slots of the bundle."""
+    first = sum(bundle[before].num_rows for before in takewhile(lambda name: name != slot, bundle))
+    return range(first, first + bundle[slot].num_rows)
 
 
 def read_or_refuse(reader: Callable[[], Any], *, drifted: bool) -> pa.Table | None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from tests.quiver.batches import extracting, numbers, quiet_segments, seal
+from tests.quiver.batches import extracting, numbers, plain_rows, quiet_segments, seal
 from tests.quiver.machine import START_NS, Machine, contents, quiet
 
 from holdfast.errors import BadInput
@@ -196,3 +196,70 @@ def test_schema_metadata_with_a_key_of_ours_is_refused(machine: Machine) -> None
             marked = batch.replace_schema_metadata({"holdfast.slot": "elsewhere"})
             with pytest.raises(BadInput, match=r"holdfast\.slot"):
                 quiver.append(marked)
+
+
+def positions(quiver: Quiver, slots: str) -> dict[str, list[tuple[int, int, int]]]:
+    """Return seq, row and value of all events by slot."""
+    wanted = ["_seq", "_row", "n"]
+    return {slot: plain_rows(quiver.scan(wanted, slot=slot).read_all()) for slot in slots}
+
+
+@pytest.mark.parametrize("max_files", [2, 3, 64])
+def test_a_position_names_one_event_of_a_bundle_of_several_slots_and_stays_the_same(
+    machine: Machine, max_files: int
+) -> None:
+    config = quiet_segments(max_files=max_files)
+    with machine.start(config) as quiver:
+        quiver.append({"a": numbers(0, 1, 2), "b": numbers(3), "c": numbers(), "d": numbers(4, 5)})
+        quiver.append({"d": numbers(0), "c": numbers(1), "a": numbers(2, 3)})
+        live = positions(quiver, "abcd")
+        seal(quiver)
+        sealed = positions(quiver, "abcd")
+    with machine.start(config) as quiver:
+        reopened = positions(quiver, "abcd")
+    # Every value is the number of its event in its bundle.
+    assert live == sealed == reopened
+    found = sorted(position for rows in live.values() for position in rows)
+    assert found == [(0, n, n) for n in range(6)] + [(1, n, n) for n in range(4)]
+
+
+@pytest.mark.parametrize("max_files", [2, 64])
+def test_raw_events_have_their_positions_also_in_an_opaque_file(
+    machine: Machine, max_files: int
+) -> None:
+    with machine.start(quiet_segments(max_files=max_files)) as quiver:
+        for slot in "ab":
+            quiver.append_raw([b"0", b"1", b"2"], slot=slot)
+        for _ in range(3):
+            quiver.append({"c": numbers(1)})
+        seal(quiver)
+        found = [
+            position
+            for slot in "ab"
+            for position in plain_rows(
+                quiver.scan(["_seq", "_row", "payload"], slot=slot).read_all()
+            )
+        ]
+    assert found == [(seq, row, str(row).encode()) for seq in (0, 1) for row in range(3)]
+
+
+@pytest.mark.parametrize("max_files", [2, 3, 64])
+def test_the_slots_of_a_bundle_are_read_in_the_order_in_which_they_were_appended(
+    machine: Machine, max_files: int
+) -> None:
+    orders = ["dcba", "abcd", "bd", "cda"]
+    config = quiet_segments(max_files=max_files)
+    with machine.start(config) as quiver:
+        for order in orders:
+            quiver.append({slot: numbers(*range(slot != "c")) for slot in order})
+        live = [bundle_slots(quiver, seq) for seq in range(4)]
+        seal(quiver)
+        sealed = [bundle_slots(quiver, seq) for seq in range(4)]
+    with machine.start(config) as quiver:
+        assert live == sealed == [bundle_slots(quiver, seq) for seq in range(4)] == orders
+
+
+def bundle_slots(quiver: Quiver, seq: int) -> str:
+    bundle = quiver.bundle(seq)
+    assert bundle is not None
+    return "".join(bundle.slots)

@@ -209,7 +209,8 @@ def _unwrap(row: pa.Table) -> pa.RecordBatch:
         return one_batch(row.select([*ENVELOPE_SCHEMA.names, *(f.name for f in RAW_FIELDS)]))
     own = read_stream(row.column("payload")[0].as_buffer())
     envelope = [pa.repeat(row.column(f.name)[0], own.num_rows) for f in ENVELOPE_SCHEMA]
-    envelope[1] = pa.array(range(own.num_rows), pa.int32())
+    first_row = row.column("_row")[0].as_py()
+    envelope[1] = pa.array(range(first_row, first_row + own.num_rows), pa.int32())
     schema = pa.schema([*ENVELOPE_SCHEMA, *own.schema], own.schema.metadata)
     return pa.RecordBatch.from_arrays([*envelope, *own.columns], schema=schema)
 

@@ -32,8 +32,8 @@ from holdfast.quiver.segment_rows import OPAQUE, Group
 from holdfast.quiver.segment_table import TableMaker
 from holdfast.seam.disk import Disk, remove_tree, write_file
 
-# By seq: (file, first row, rows), in the order of the files.
-Places = dict[int, list[tuple[int, int, int]]]
+# By seq: (slot index, file, first row, rows).
+Places = dict[int, list[tuple[int, int, int, int]]]
 
 
 class SegmentBuilder:
@@ -135,12 +135,13 @@ class SegmentBuilder:
 
 def _note_places(places: Places, group: Group, file: int) -> None:
     row = 0
-    for seq, _, count in group.shares:
+    for seq, _, index, _, count in group.shares:
         known = places.setdefault(seq, [])
-        if known and known[-1][0] == file and known[-1][1] + known[-1][2] == row:
-            known[-1] = (file, known[-1][1], known[-1][2] + count)
+        if known and known[-1][0] == index:  # one raw event after the other, as opaque rows
+            _, _, first_row, rows = known[-1]
+            known[-1] = (index, file, first_row, rows + count)
         else:
-            known.append((file, row, count))
+            known.append((index, file, row, count))
         row += count
 
 
@@ -148,7 +149,7 @@ def _bundle_table(bundles: Sequence[Held], places: Places) -> pa.Buffer:
     """Return the bundle table as the bytes of an Arrow file."""
     offsets, columns = array("i", [0]), (array("i"), array("i"), array("i"))
     for held in bundles:
-        for place in places.get(held.seq, ()):
+        for _, *place in sorted(places.get(held.seq, ())):
             for column, value in zip(columns, place, strict=True):
                 column.append(value)
         offsets.append(len(columns[0]))
