@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 COUNT = struct.Struct("<I")
 
 
-@dataclass
+@dataclass(slots=True)
 class Numbered:
     """An append with its place in the sequence; followers repeat its (producer, epoch)."""
 
@@ -43,7 +43,7 @@ class Numbered:
             quiver_id,
             self.held[0].seq,
             len(self.held),
-            sum(held.events for held in self.held),
+            sum([held.events for held in self.held]),
             append.level,
             append is not self.append,
         )

@@ -33,7 +33,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 
 from holdfast.errors import DiskFull, HoldfastError, NotAccepted, Overloaded, StorageFailed
-from holdfast.quiver.buffer import OpenBuffer
+from holdfast.quiver.buffer import Held, OpenBuffer
 from holdfast.quiver.config import AckLevel, QuiverConfig
 from holdfast.quiver.frame import NOTHING, Totals
 from holdfast.quiver.group import Numbered, Numbering, last_append, needs_sync
@@ -256,7 +256,7 @@ class Writer:
         """Write, sync as needed, publish; return the answers that are due now."""
         wal = self._wal_for(sum(len(held.payload) for item in group for held in item.held))
         if early:
-            answer(self._answers(group, lambda level: level is AckLevel.MEMORY))
+            answer(self._answers_from_memory(group))
         self._write(wal, group)
         self._unsynced += group
         self.counters.groups += 1
@@ -266,35 +266,42 @@ class Writer:
             self._sync_due_s = self._clock.monotonic_s() + self._config.wal.flush_interval_s
         return self._publish(group)
 
-    def _answers(
-        self, group: list[Numbered], is_due: Callable[[AckLevel], bool]
-    ) -> list[tuple[Append, Outcome]]:
-        """Return the good news for everyone at whose level it is due."""
+    def _answers_from_memory(self, group: list[Numbered]) -> list[tuple[Append, Outcome]]:
+        """Return the good news for everyone who waits neither for a write nor for a sync."""
         return [
             (append, item.receipt(self._quiver_id, append))
             for item in group
             for append in item.appends
-            if is_due(append.level)
+            if append.level is AckLevel.MEMORY
         ]
 
     def _publish(self, group: list[Numbered]) -> list[tuple[Append, Outcome]]:
         if not self.buffer.bundles:
             self.buffer.opened_at_s = self._clock.monotonic_s()
+        bundles = [held for item in group for held in item.held]
+        self.buffer.add(*bundles)
+        self._count(len(group), bundles)
+        due: list[tuple[Append, Outcome]] = []
+        patient: list[tuple[Append, Outcome]] = []
         for item in group:
-            self.buffer.add(*item.held)
-            for held in item.held:
-                self.counters.events += held.events
-                self.accepted = self.accepted.plus(1, held.events)
-                self.counters.payload_bytes += len(held.payload)
-            self.counters.appends += 1
-            self.counters.bundles += len(item.held)
             item.published = True
             if item.append.producer is not None and item.append.epoch:
                 self._producers.record(item.append.producer, last_append(item))
-        patient = self._answers(group, lambda level: level is AckLevel.SEGMENT)
+            for append in item.appends:
+                told = patient if append.level is AckLevel.SEGMENT else due
+                told.append((append, item.receipt(self._quiver_id, append)))
         if patient:
             self.buffer.on_sealed.append(_answer_when_sealed(patient))
-        return self._answers(group, lambda level: level is not AckLevel.SEGMENT)
+        return due
+
+    def _count(self, appends: int, bundles: list[Held]) -> None:
+        """Count a group as accepted; at once, because the writer's time per append is short."""
+        events = sum([held.events for held in bundles])
+        self.accepted = self.accepted.plus(len(bundles), events)
+        self.counters.appends += appends
+        self.counters.bundles += len(bundles)
+        self.counters.events += events
+        self.counters.payload_bytes += sum([len(held.payload) for held in bundles])
 
     def _carry(self, group: list[Numbered]) -> None:
         """Keep what was acknowledged in memory for the next group."""
