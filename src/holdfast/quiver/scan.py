@@ -94,7 +94,7 @@ def scan(
     on_damage: OnDamage,
 ) -> pa.RecordBatchReader:
     """Return a reader over the slot's rows in `segments` and in the unsealed `tail`."""
-    slot = slot or _only_slot(segments, tail)
+    slot = slot or _only_slot(segments, tail, on_damage)
     parts: list[Part] = []
     for segment in segments:
         parts += _segment_parts(segment, slot, times, on_damage)
@@ -137,11 +137,15 @@ def _kept_slices(batch: pa.RecordBatch, mask: pa.Array) -> Iterator[pa.RecordBat
 # ------------------------------------------------------------------------ parts
 
 
-def _only_slot(segments: Sequence[Segment], tail: Sequence[GroupTable]) -> str:
+def _only_slot(segments: Sequence[Segment], tail: Sequence[GroupTable], on_damage: OnDamage) -> str:
     slots: set[str] = set()
     for segment in segments:
         for file in segment.files:
-            slots |= _opaque_slots(file) if file.summary.kind == OPAQUE else {file.summary.slot}
+            if file.summary.kind != OPAQUE:
+                slots.add(file.summary.slot)
+                continue
+            for batch in _read(file, range(len(file.summary.batches)), on_damage):
+                slots |= set(pc.unique(batch.column("slot")).to_pylist())
     for made in tail:
         slots |= set(made.group.slots) if made.group.kind == OPAQUE else {made.group.slot}
     if len(slots) > 1:
@@ -149,11 +153,6 @@ def _only_slot(segments: Sequence[Segment], tail: Sequence[GroupTable]) -> str:
             "the quiver has several slots", hint=f"name one: slot={' or '.join(sorted(slots))}"
         )
     return slots.pop() if slots else ""
-
-
-def _opaque_slots(file: DataFile) -> set[str]:
-    rows = file.rows(0, file.summary.rows)
-    return set(pc.unique(rows.column("slot")).to_pylist())
 
 
 def _segment_parts(
@@ -170,7 +169,8 @@ def _segment_parts(
         ]
         try:
             if summary.kind == OPAQUE:
-                yield from _opaque_parts(file.rows(0, summary.rows), slot)
+                for batch in _read(file, kept, on_damage):
+                    yield from _opaque_parts(batch, slot)
             elif kept:
                 yield Part(file.schema, lambda f=file, k=kept: _read(f, k, on_damage))  # type: ignore[misc]
         except Damaged:
@@ -189,18 +189,17 @@ def _read(file: DataFile, places: Sequence[int], on_damage: OnDamage) -> Iterato
 
 def _tail_parts(made: GroupTable, slot: str) -> Iterator[Part]:
     if made.group.kind == OPAQUE:
-        yield from _opaque_parts(made.table, slot)
+        yield from _opaque_parts(one_batch(made.table), slot)
     elif made.group.slot == slot:
         batch = one_batch(made.table)
         yield Part(batch.schema, lambda: iter([batch]))
 
 
-def _opaque_parts(table: pa.Table, slot: str) -> Iterator[Part]:
-    rows = table.filter(pc.equal(table.column("slot"), slot))
+def _opaque_parts(batch: pa.RecordBatch, slot: str) -> Iterator[Part]:
+    rows = pa.Table.from_batches([batch.filter(pc.equal(batch.column("slot"), slot))])
     for place in range(rows.num_rows):
-        row = rows.slice(place, 1)
-        batch = _unwrap(row)
-        yield Part(batch.schema, lambda b=batch: iter([b]))  # type: ignore[misc]
+        own = _unwrap(rows.slice(place, 1))
+        yield Part(own.schema, lambda b=own: iter([b]))  # type: ignore[misc]
 
 
 def _unwrap(row: pa.Table) -> pa.RecordBatch:

@@ -100,7 +100,9 @@ class DataFile:
             for place in sorted(needed - self._sound):
                 self._check(place)
                 self._sound.add(place)
-        return self._reader.get_batch(index).replace_schema_metadata(self.schema.metadata)
+            # Inside the lock: the first read also reads the dictionaries, and only once.
+            batch = self._reader.get_batch(index)
+        return batch.replace_schema_metadata(self.schema.metadata)
 
     def rows(self, first: int, count: int) -> pa.Table:
         """Return a range of rows."""
