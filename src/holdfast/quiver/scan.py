@@ -268,17 +268,29 @@ def _fit(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     for field in schema:
         place = batch.schema.get_field_index(field.name)
         if place < 0:
-            arrays.append(pa.nulls(batch.num_rows, field.type))
+            arrays.append(_nulls(batch.num_rows, field))
         else:
             arrays.append(_cast(batch.column(place), field))
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _nulls(count: int, field: pa.Field) -> pa.Array:
+    try:
+        nulls = pa.nulls(count, field.type)
+        nulls.validate()
+    except pa.ArrowException as error:
+        raise BadInput(
+            f"column {field.name!r} is missing in one place, and {field.type} has no nulls",
+            hint="leave it out with columns=…",
+        ) from error
+    return nulls
 
 
 def _cast(column: pa.Array, field: pa.Field) -> pa.Array:
     if column.type == field.type:
         return column
     if pa.types.is_null(column.type):
-        return pa.nulls(len(column), field.type)
+        return _nulls(len(column), field)
     try:
         return column.cast(field.type)
     except pa.ArrowException as error:
