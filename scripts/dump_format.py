@@ -20,6 +20,7 @@ from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
 import pyarrow as pa
+from xxhash import xxh3_128_hexdigest
 
 from holdfast.quiver import ColumnExtractor, Quiver, QuiverConfig, SegmentConfig, names
 from holdfast.quiver.bundle import decode_arrow, encode_arrow
@@ -329,10 +330,14 @@ def format_file() -> str:
     return example_disk().read(ROOT / names.FORMAT).decode().rstrip()
 
 
+def manifest_line() -> bytes:
+    """Return the summary in the example's manifest."""
+    return example_disk().read(segment_path() / names.MANIFEST).split(b"\n")[0]
+
+
 def manifest_text() -> str:
     """Return the summary in the example's manifest, laid out for reading."""
-    line = example_disk().read(segment_path() / names.MANIFEST).split(b"\n")[0]
-    text = json.dumps(json.loads(line), indent=1)
+    text = json.dumps(json.loads(manifest_line()), indent=1)
     # Innermost objects fit on a line.
     return re.sub(r"\{[^{}]*\}", lambda match: re.sub(r"\s*\n\s*", " ", match[0]), text)
 
@@ -369,6 +374,16 @@ def _cell(scalar: pa.Scalar) -> str:
     return "-" if value is None else str(value)
 
 
+def fingerprint() -> str:
+    """Return the text that the fingerprint of the example's first file is the hash of."""
+    (events, _) = json.loads(manifest_line())["files"]
+    columns = list(_arrow_file(events["name"]).schema)[-events["own_columns"] :]
+    told = [[column.name, str(column.type), column.nullable] for column in columns]
+    text = json.dumps(told, separators=(",", ":"), ensure_ascii=False)
+    assert xxh3_128_hexdigest(text.encode()) == events["schema_fingerprint"]
+    return text
+
+
 def events_rows() -> str:
     """Return the rows of the example's Arrow slot."""
     return _shown(_arrow_file("000-events.arrow"))
@@ -399,6 +414,7 @@ EXAMPLES: dict[str, Callable[[], str]] = {
     "recoveries": recoveries,
     "manifest": manifest_text,
     "manifest bytes": manifest_dump,
+    "fingerprint": fingerprint,
     "events rows": events_rows,
     "lineage rows": lineage_rows,
     "bundle rows": bundle_rows,

@@ -99,7 +99,10 @@ def stored_rows(quiver: Quiver) -> dict[int, dict[str, Rows]]:
     for slot in ALL_SLOTS:
         for row in quiver.scan(slot=slot).read_all().to_pylist():
             seq, place = row["_seq"], row["_row"]
-            rows = found.setdefault(seq, {}).setdefault(slot, [])
-            assert place == len(rows), f"seq {seq} has row {place} of {slot} out of turn, or twice"
+            slots = found.setdefault(seq, {})
+            # Rows are counted over all slots of a bundle.
+            expected = sum(map(len, slots.values()))
+            assert place == expected, f"seq {seq} has row {place} of {slot} out of turn, or twice"
+            rows = slots.setdefault(slot, [])
             rows.append({name: value for name, value in row.items() if not name.startswith("_")})
     return found

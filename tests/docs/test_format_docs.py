@@ -22,7 +22,7 @@ from holdfast.quiver import (
     names,
     wal,
 )
-from holdfast.quiver.bundle import SLOTS_MAX, decode_arrow, encode_arrow, encode_raw
+from holdfast.quiver.bundle import ROWS_MAX, SLOTS_MAX, decode_arrow, encode_arrow, encode_raw
 from holdfast.quiver.bundle_table import BUNDLE_SCHEMA
 from holdfast.quiver.config import FILES_MAX
 from holdfast.quiver.frame import (
@@ -216,6 +216,7 @@ def test_the_limits_are_those_of_the_code() -> None:
     assert limits == {
         "BODY_BYTES_MAX": BODY_BYTES_MAX,
         "SLOTS_MAX": SLOTS_MAX,
+        "ROWS_MAX": ROWS_MAX,
         "SLOT_NAME_MAX": longest_slot,
         "NAME_BYTES_MAX": NAME_BYTES_MAX,
         "EPOCH_MAX": EPOCH_MAX,
@@ -248,7 +249,7 @@ def test_columns_have_the_types_the_page_gives() -> None:
     assert types("segment.md", "raw columns") == schema_types(pa.schema(RAW_FIELDS))
 
 
-def test_an_opaque_file_has_the_columns_the_page_gives() -> None:
+def test_an_opaque_file_has_the_columns_and_metadata_the_page_gives() -> None:
     disk = SimulatedDisk()
     config = QuiverConfig(segment=SegmentConfig(max_files=2))
     with Quiver.open(ROOT, config, seam=Seam(disk)) as quiver:
@@ -259,6 +260,7 @@ def test_an_opaque_file_has_the_columns_the_page_gives() -> None:
     schema = pa.ipc.open_file(disk.read(path)).schema
     expected = types("segment.md", "envelope") + types("segment.md", "opaque columns")
     assert schema_types(schema) == expected
+    assert [key.decode() for key in schema.metadata] == first_column("segment.md", "metadata")
 
 
 # --------------------------------------------------------------- snippets and links
@@ -283,8 +285,6 @@ def test_a_snippet_runs_as_printed(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    if "import pandas" in code:
-        pytest.importorskip("pandas")
     write_out(dump_format.example_disk(), ROOT, tmp_path / "data")
     monkeypatch.chdir(tmp_path)
     exec(compile(code, "segment.md", "exec"), {})

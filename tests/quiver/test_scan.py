@@ -319,6 +319,18 @@ def test_a_value_that_does_not_fit_the_common_type_is_a_clear_error_not_a_wrong_
             reader.read_all()
 
 
+def test_a_missing_column_of_a_type_without_nulls_is_a_clear_error(machine: Machine) -> None:
+    """pyarrow 26 makes broken nulls for lists of runs."""
+    runs = pa.RunEndEncodedArray.from_arrays(pa.array([2], pa.int16()), pa.array(["x"]))
+    lists = pa.ListArray.from_arrays(pa.array([0, 1, 2], pa.int32()), runs)
+    with machine.start() as quiver:
+        quiver.append(pa.record_batch({"c": lists}))
+        quiver.append(numbers(1))
+        with pytest.raises(BadInput, match="column 'c' is missing in one place"):
+            quiver.scan().read_all()
+        assert sorted(column_of(quiver), key=str) == [1, None, None]
+
+
 # -------------------------------------------------------------------------- races
 
 

@@ -140,7 +140,7 @@ def test_import_holdfast_is_light() -> None:
 
 
 def test_the_embedded_quiver_needs_pyarrow_and_xxhash_alone() -> None:
-    heavy = {"pyspark", "grpc", "pydantic", "click", "rich", "numpy"}
+    heavy = {"pyspark", "grpc", "pydantic", "click", "rich", "numpy", "pandas"}
     # pyarrow takes numpy along where it is installed; that is not ours to prevent.
     assert not (loaded_by("from holdfast import Quiver") - loaded_by("import pyarrow")) & heavy
 

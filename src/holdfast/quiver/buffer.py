@@ -43,11 +43,11 @@ class OpenBuffer:
     on_sealed: list[Callable[[HoldfastError | None], None]] = field(default_factory=list)
 
     def add(self, *bundles: Held) -> None:
-        """Take the bundles of one append; seqs only grow, and readers see all of them or none."""
+        """Take the bundles of whole appends; seqs only grow, readers see all of them or none."""
         assert not self.bundles or bundles[0].seq > self.bundles[-1].seq, "BUG: seqs must grow"
         # Headers and rows count: a million empty bundles are not free, nor are as many null rows.
         self.size_bytes += sum(
-            len(held.payload) + HEADER_BYTES + held.events * ENVELOPE_BYTES for held in bundles
+            [len(held.payload) + HEADER_BYTES + held.events * ENVELOPE_BYTES for held in bundles]
         )
         self.bundles.extend(bundles)
 

@@ -20,6 +20,7 @@ from typing import NamedTuple, TypeAlias
 import pyarrow as pa
 
 from holdfast.errors import BadInput, BundleTooLarge
+from holdfast.quiver.dictionaries import has_dictionary
 from holdfast.quiver.frame import Kind
 from holdfast.quiver.names import SLOT_PATTERN
 
@@ -30,10 +31,19 @@ ROWS_MAX = 16 * 1024 * 1024
 DEFAULT_SLOT = "events"
 # Columns that a segment adds beside the user's own.
 RESERVED_COLUMNS = frozenset({"_seq", "_row", "_ingestion_time", "_event_time", "_event_time_flag"})
+# How the keys begin that a segment adds to the user's own schema metadata.
+RESERVED_METADATA = b"holdfast."
 
 _TABLE_ENTRY = struct.Struct("<HQQQ")
 _TABLE_LENGTH = struct.Struct("<I")
 _RAW_HEAD = struct.Struct("<IH")
+_END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
+
+# Schemas (as messages) that were checked before and have no dictionaries: a check takes as long as
+# all the rest of an append. What has dictionaries is checked each time: its message does not tell
+# a dictionary of dictionaries.
+PLAIN_SCHEMAS_MAX = 256
+_plain_schemas: set[bytes] = set()
 
 Headers = Mapping[str, str]
 Payloads = bytes | Sequence[bytes]
@@ -84,21 +94,32 @@ def encode_arrow(data: BundleData, max_bytes: int) -> Encoded:
             f"a bundle has 1 to {SLOTS_MAX} slots, not {len(slots)}",
             hint="give at least one record batch, or split the bundle",
         )
-    sink = pa.BufferOutputStream()
+    parts: list[pa.Buffer | bytes] = []
     table = bytearray()
-    events = 0
+    position = events = 0
     for name, rows in slots.items():
         batch = _as_batch(rows)
-        start = sink.tell()
-        _write_stream(sink, check_slot(name), batch)
+        stream = _stream(check_slot(name), batch)
+        size_bytes = sum(map(len, stream))
         encoded_name = name.encode()
-        table += _TABLE_ENTRY.pack(len(encoded_name), start, sink.tell() - start, batch.num_rows)
+        table += _TABLE_ENTRY.pack(len(encoded_name), position, size_bytes, batch.num_rows)
         table += encoded_name
+        parts += stream
+        position += size_bytes
         events += batch.num_rows
     if events == 0:
         raise BadInput("the bundle has no rows", hint="append only batches that hold events")
-    sink.write(bytes(table) + _TABLE_LENGTH.pack(len(table)))
-    return _checked(Encoded(Kind.ARROW, sink.getvalue(), events), max_bytes)
+    parts.append(bytes(table) + _TABLE_LENGTH.pack(len(table)))
+    return _checked(Encoded(Kind.ARROW, _joined(parts), events), max_bytes)
+
+
+def _joined(parts: Sequence[pa.Buffer | bytes]) -> pa.Buffer:
+    """Return the parts as one buffer, in memory that Arrow takes again when it is free."""
+    whole = pa.allocate_buffer(sum(map(len, parts)))
+    writer = pa.FixedSizeBufferWriter(whole)
+    for part in parts:
+        writer.write(part)
+    return whole
 
 
 def _as_batch(rows: object) -> pa.RecordBatch:
@@ -145,29 +166,53 @@ def _checked(encoded: Encoded, max_bytes: int) -> Encoded:
     return encoded
 
 
-def _write_stream(sink: pa.BufferOutputStream, slot: str, batch: pa.RecordBatch) -> None:
-    if not batch.schema.names:
+def _stream(slot: str, batch: pa.RecordBatch) -> list[pa.Buffer | bytes]:
+    """Return the parts of the IPC stream of one batch, if it can be written and read back."""
+    schema = batch.schema
+    try:
+        message = schema.serialize().to_pybytes()
+        if message not in _plain_schemas:
+            _check_schema(slot, schema, message)
+        batch.validate(full=True)
+        if batch.num_rows == 0:
+            empty_batch(schema)  # what is read back where no row is stored
+        if message in _plain_schemas:
+            # The same bytes as from a stream writer, in half the time and half the memory.
+            return [message, batch.serialize(), _END_OF_STREAM]
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, schema) as writer:
+            writer.write_batch(batch)
+        return [sink.getvalue()]
+    except (pa.ArrowException, OSError, TypeError, ValueError) as error:
+        raise _unwritable(f"slot {slot!r}", error) from error
+
+
+def _check_schema(slot: str, schema: pa.Schema, message: bytes) -> None:
+    """Raise if a batch of this schema cannot be stored; remember one without dictionaries."""
+    if not schema.names:
         raise BadInput(f"slot {slot!r} has no columns", hint="append only batches that hold events")
-    reserved = next((n for n in batch.schema.names if n in RESERVED_COLUMNS), None)
+    reserved = next((n for n in schema.names if n in RESERVED_COLUMNS), None)
     if reserved is not None:
         raise BadInput(
             f"slot {slot!r} has a column {reserved!r}, a name the quiver writes itself",
             hint=f"rename it; reserved are {', '.join(sorted(RESERVED_COLUMNS))}",
         )
-    if len(set(batch.schema.names)) != len(batch.schema.names):
+    if len(set(schema.names)) != len(schema.names):
         raise BadInput(
             f"slot {slot!r} has two columns of one name", hint="give every column its own name"
         )
-    try:
-        batch.validate(full=True)
-        for field in batch.schema:
-            _check_readable(field.type)
-        if batch.num_rows == 0:
-            empty_batch(batch.schema)  # what is read back where no row is stored
-        with pa.ipc.new_stream(sink, batch.schema) as writer:
-            writer.write_batch(batch)
-    except (pa.ArrowException, OSError, TypeError, ValueError) as error:
-        raise _unwritable(f"slot {slot!r}", error) from error
+    taken = next((key for key in schema.metadata or () if key.startswith(RESERVED_METADATA)), None)
+    if taken is not None:
+        raise BadInput(
+            f"slot {slot!r} has schema metadata {taken!r}, a key the quiver writes itself",
+            hint="remove it with replace_schema_metadata",
+        )
+    for kind in schema.types:
+        _check_readable(kind)
+    if not any(has_dictionary(kind) for kind in schema.types):
+        if len(_plain_schemas) >= PLAIN_SCHEMAS_MAX:
+            _plain_schemas.clear()
+        _plain_schemas.add(message)
 
 
 def _check_readable(kind: pa.DataType) -> None:
@@ -203,6 +248,13 @@ def decode_arrow(payload: memoryview) -> list[ArrowSlot]:
         position += name_bytes
         slots.append(ArrowSlot(name, payload[start : start + size], rows))
     return slots
+
+
+def without_reserved(schema: pa.Schema) -> pa.Schema:
+    """Return a stored schema with the metadata that its user gave."""
+    metadata = schema.metadata or {}
+    own = {key: metadata[key] for key in metadata if not key.startswith(RESERVED_METADATA)}
+    return schema.with_metadata(own) if own else schema.remove_metadata()
 
 
 def read_stream(stream: memoryview | pa.Buffer) -> pa.RecordBatch:

@@ -26,17 +26,18 @@ from holdfast.quiver.frame import Kind
 from holdfast.quiver.manifest import FileSummary, Summary
 from holdfast.quiver.segment_rows import ARROW, OPAQUE, RAW
 
-PLACE_TYPE = pa.struct([("file", pa.uint16()), ("first_row", pa.uint32()), ("rows", pa.uint32())])
+# All numbers are signed: Spark has no others.
+PLACE_TYPE = pa.struct([("file", pa.int32()), ("first_row", pa.int32()), ("rows", pa.int32())])
 BUNDLE_SCHEMA = pa.schema(
     [
-        ("seq", pa.uint64()),
-        ("kind", pa.uint8()),
+        ("seq", pa.int64()),
+        ("kind", pa.int8()),
         ("ingestion_ns", pa.int64()),
         ("watermark_ns", pa.int64()),
         ("producer", pa.string()),
-        ("epoch", pa.uint64()),
-        ("events", pa.uint32()),
-        ("payload_bytes", pa.uint64()),
+        ("epoch", pa.int64()),
+        ("events", pa.int32()),
+        ("payload_bytes", pa.int64()),
         ("places", pa.list_(PLACE_TYPE)),
     ]
 )

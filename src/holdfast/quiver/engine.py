@@ -16,8 +16,8 @@ from typing import TypeVar
 
 from holdfast.errors import BadInput, CannotOpen, DirectoryLocked, HoldfastError
 from holdfast.quiver import names
-from holdfast.quiver.backup_marker import refuse_backup
 from holdfast.quiver.attachment import Attachment
+from holdfast.quiver.backup_marker import refuse_backup
 from holdfast.quiver.books import reconcile
 from holdfast.quiver.byte_order import check_machine
 from holdfast.quiver.catalog import Catalog

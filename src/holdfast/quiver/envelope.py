@@ -16,6 +16,8 @@ from typing import Protocol
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from holdfast.quiver.bundle import one_batch, read_stream
+
 # Microseconds: what Spark, duckdb and Python keep, and enough range for the year 9999. The payload
 # still has whatever its producer wrote.
 TIME_TYPE = pa.timestamp("us", tz="UTC")
@@ -36,8 +38,9 @@ class Extractor(Protocol):
     def extract(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """Return as many rows, with `event_time` (timestamp, may be null) and any key columns.
 
-        Raw slots come as one binary column `payload`. An extractor that raises costs its slot the
-        keys of that batch, never the events.
+        Raw slots come as one binary column `payload`. The rows are those of many bundles; an
+        extractor that raises is asked again for fewer, and in the end costs one bundle its event
+        times and keys, never an event.
         """
 
 
@@ -52,8 +55,37 @@ class ColumnExtractor:
 
 
 def as_times(values: pa.Array) -> pa.Array:
-    """Return timestamps in the envelope's type; finer ones are cut to microseconds."""
+    """Return timestamps in the envelope's type.
+
+    Finer ones are cut to microseconds; those beyond its range stay at its end.
+    """
+    per_unit = {"s": 1_000_000, "ms": 1_000}.get(getattr(values.type, "unit", ""))
+    if per_unit is not None and pa.types.is_timestamp(values.type):
+        furthest = (2**63 - 1) // per_unit
+        ticks = pc.min_element_wise(values.cast(pa.int64()), furthest, skip_nulls=False)
+        ticks = pc.max_element_wise(ticks, -furthest, skip_nulls=False)
+        values = pc.multiply(ticks, per_unit)
     return values.cast(TIME_TYPE, safe=False)
+
+
+def extract(extractor: Extractor, rows: pa.RecordBatch) -> pa.RecordBatch:
+    """Return what an extractor found; raises whatever it raises, or if it cannot be stored."""
+    found = extractor.extract(rows)
+    if isinstance(found, pa.Table):
+        found = one_batch(found)
+    if found.num_rows != rows.num_rows:
+        raise ValueError(f"{found.num_rows} rows for {rows.num_rows}")
+    if len(set(found.schema.names)) != found.num_columns:
+        raise ValueError("two keys of one name")
+    found.validate(full=True)
+    place = found.schema.get_field_index("event_time")
+    times = as_times(found.column("event_time"))
+    found = found.set_column(place, pa.field("event_time", times.type), times)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, found.schema) as writer:
+        writer.write_batch(found.slice(0, 0))
+    read_stream(sink.getvalue())
+    return found
 
 
 @dataclass(frozen=True)
@@ -68,7 +100,7 @@ class TimedRows:
 def read_times(given: pa.Array | None, ingestion: pa.Array, max_skew_s: float) -> TimedRows:
     """Return the event times of rows whose producers gave `given` (nulls allowed)."""
     if given is None:
-        flags = pa.repeat(pa.scalar(TimeFlag.MISSING, pa.uint8()), len(ingestion))
+        flags = pa.repeat(pa.scalar(TimeFlag.MISSING, pa.int8()), len(ingestion))
         return TimedRows(ingestion, flags, ingestion)
     missing = given.is_null()
     times = pc.if_else(missing, ingestion, given)
@@ -77,10 +109,10 @@ def read_times(given: pa.Array | None, ingestion: pa.Array, max_skew_s: float) -
     in_future, before = pc.greater(times, limit), pc.less(times, epoch)
     flags = pc.case_when(
         pc.make_struct(missing, in_future, before),
-        pa.scalar(TimeFlag.MISSING, pa.uint8()),
-        pa.scalar(TimeFlag.IN_FUTURE, pa.uint8()),
-        pa.scalar(TimeFlag.BEFORE_1970, pa.uint8()),
-        pa.scalar(TimeFlag.GIVEN, pa.uint8()),
+        pa.scalar(TimeFlag.MISSING, pa.int8()),
+        pa.scalar(TimeFlag.IN_FUTURE, pa.int8()),
+        pa.scalar(TimeFlag.BEFORE_1970, pa.int8()),
+        pa.scalar(TimeFlag.GIVEN, pa.int8()),
     )
     clamped = pc.if_else(in_future, limit, pc.if_else(before, epoch, times))
     return TimedRows(times, flags, clamped)

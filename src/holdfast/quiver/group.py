@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 COUNT = struct.Struct("<I")
 
 
-@dataclass
+@dataclass(slots=True)
 class Numbered:
     """An append with its place in the sequence; followers repeat its (producer, epoch)."""
 
@@ -31,35 +32,53 @@ class Numbered:
     # Whether it is in the open buffer, and counted as accepted.
     published: bool = False
 
-    def receipt(self, quiver_id: str, *, duplicate: bool = False) -> Receipt:
-        """Return what the producer is told."""
-        events = sum(held.events for held in self.held)
-        level = self.append.level
-        return Receipt(quiver_id, self.held[0].seq, len(self.held), events, level, duplicate)
+    @property
+    def appends(self) -> tuple[Append, ...]:
+        """The append and those that repeat it, each with the level it asked for."""
+        return (self.append, *self.followers)
 
-    def answers(self, quiver_id: str) -> list[tuple[Append, Outcome]]:
-        """Return the good news for the append and its followers."""
-        told: list[tuple[Append, Outcome]] = [(self.append, self.receipt(quiver_id))]
-        told += [(f, self.receipt(quiver_id, duplicate=True)) for f in self.followers]
-        return told
+    def receipt(self, quiver_id: str, append: Append) -> Receipt:
+        """Return what the producer is told."""
+        return Receipt(
+            quiver_id,
+            self.held[0].seq,
+            len(self.held),
+            sum([held.events for held in self.held]),
+            append.level,
+            append is not self.append,
+        )
 
 
 class Numbering:
-    """Gives out sequence numbers and sorts out repeated epochs, within one group."""
+    """Gives out sequence numbers and sorts out repeated epochs, within one group.
 
-    def __init__(self, quiver_id: str, producers: Producers, next_seq: int, now_ns: int) -> None:
+    `carried` are appends that have their numbers from an earlier group, which failed.
+    """
+
+    def __init__(
+        self,
+        quiver_id: str,
+        producers: Producers,
+        next_seq: int,
+        now_ns: int,
+        carried: Sequence[Numbered],
+    ) -> None:
         self.next_seq = next_seq
         self.numbered: list[Numbered] = []
-        self.answered: list[tuple[Append, Outcome]] = []
-        self.written_bytes = 0
+        self.refused: list[tuple[Append, Outcome]] = []
+        # Repeats of appends of earlier groups, with the receipts of the first time.
+        self.repeated: list[tuple[Append, Receipt]] = []
         self._quiver_id = quiver_id
         self._producers = producers
         self._now_ns = now_ns
-        self._in_group: dict[str, Numbered] = {}
+        self._in_group = {
+            item.append.producer: item
+            for item in carried
+            if item.append.producer is not None and item.append.epoch
+        }
 
     def take(self, append: Append) -> None:
-        """Number one append, or answer it at once."""
-        self.written_bytes += append.size_bytes
+        """Number one append, unless it is refused or repeats another."""
         if not append.claim():
             return  # its producer gave up waiting
         if append.producer is not None and append.epoch:
@@ -67,7 +86,7 @@ class Numbering:
                 if self._repeats(append, append.producer):
                     return
             except HoldfastError as error:
-                self.answered.append((append, error))
+                self.refused.append((append, error))
                 return
         numbered = Numbered(append, self._number(append))
         self.numbered.append(numbered)
@@ -87,7 +106,7 @@ class Numbering:
         receipt = Receipt(
             self._quiver_id, last.seq, last.bundles, last.events, append.level, duplicate=True
         )
-        self.answered.append((append, receipt))
+        self.repeated.append((append, receipt))
         return True
 
     def _number(self, append: Append) -> list[Held]:
@@ -176,11 +195,10 @@ class Framing:
 
 def last_append(item: Numbered) -> LastAppend:
     """Return what is remembered of a durable append by a producer with an epoch."""
-    receipt = item.receipt("")
-    time_ns = item.held[0].ingestion_ns
-    return LastAppend(item.append.epoch, receipt.seq, receipt.bundles, receipt.events, time_ns)
+    first, events = item.held[0], sum(held.events for held in item.held)
+    return LastAppend(first.epoch, first.seq, len(item.held), events, first.ingestion_ns)
 
 
 def needs_sync(numbered: list[Numbered]) -> bool:
     """Whether anyone in the group waits for stable storage."""
-    return any(item.append.level >= AckLevel.FSYNCED for item in numbered)
+    return any(one.level >= AckLevel.FSYNCED for item in numbered for one in item.appends)

@@ -57,13 +57,17 @@ class Append:
         self.producer = producer
         self.epoch = epoch
         self.watermark_ns = watermark_ns
-        self.size_bytes = sum(len(bundle.payload) for bundle in bundles)
+        self.size_bytes = sum([len(bundle.payload) for bundle in bundles])
         self.outcome: Outcome | None = None
         self._claim = threading.Lock()
         self._loop = loop
-        self._future: asyncio.Future[None] | None = None if loop is None else loop.create_future()
-        self._done = threading.Lock()
-        self._done.acquire()
+        # A coroutine waits for the future, a thread for the lock.
+        self._future: asyncio.Future[None] | None = None
+        if loop is not None:
+            self._future = loop.create_future()
+        else:
+            self._done = threading.Lock()
+            self._done.acquire()
 
     def claim(self) -> bool:
         """Take the append for writing, or give it up; only the first caller gets it."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
+from itertools import pairwise
 from typing import Any, TypeVar
 
 from xxhash import xxh3_64_hexdigest
@@ -83,11 +84,12 @@ class Summary:
     size_bytes: int
     min_ingestion_ns: int
     max_ingestion_ns: int
-    # Clamped (envelope.py); None when the segment holds control bundles only.
-    min_event_us: int | None
-    max_event_us: int | None
+    # See envelope.py; None when the segment holds control bundles only.
+    clamped_min_event_us: int | None
+    clamped_max_event_us: int | None
     files: tuple[FileSummary, ...]
     bundle_table_checksum: str
+    # The newest first, at most `producers.max_count`.
     producers: dict[str, ProducerSummary]
 
     @property
@@ -134,10 +136,12 @@ def sound_copies(data: bytes) -> int:
 
 
 def _sound_lines(data: bytes) -> Iterator[bytes]:
-    # The copies have equal length: a damaged newline in one must not hide the other.
+    # The copies have equal length: damaged newlines in one must not hide the other. If the file was
+    # cut short or grew, the middle is elsewhere: then any line that the next one proves will do.
     half = len(data) // 2
-    for copy in (data[:half], data[half:]):
-        line, _, checksum = copy.rstrip(b"\n").rpartition(b"\n")
+    pairs = [copy.rstrip(b"\n").rpartition(b"\n")[::2] for copy in (data[:half], data[half:])]
+    pairs += pairwise(data.split(b"\n"))
+    for line, checksum in pairs:
         if line and xxh3_64_hexdigest(line).encode() == checksum:
             yield line
 

@@ -223,7 +223,8 @@ class Recovery:
     def _add(self, segment: Segment) -> None:
         self._catalog.add(segment)
         self.report.segments += 1
-        for producer, last in segment.summary.producers.items():
+        # The newest last: who is told of first is forgotten first.
+        for producer, last in reversed(segment.summary.producers.items()):
             if last.epoch:
                 append = LastAppend(last.epoch, last.seq, last.bundles, last.events, last.time_ns)
                 self._producers.absorb(producer, append)

@@ -29,11 +29,11 @@ OnDamage = Literal["fail", "skip"]
 
 ENVELOPE_SCHEMA = pa.schema(
     [
-        ("_seq", pa.uint64()),
-        ("_row", pa.uint32()),
+        ("_seq", pa.int64()),
+        ("_row", pa.int32()),
         ("_ingestion_time", TIME_TYPE),
         ("_event_time", TIME_TYPE),
-        ("_event_time_flag", pa.uint8()),
+        ("_event_time_flag", pa.int8()),
     ]
 )
 
@@ -94,7 +94,7 @@ def scan(
     on_damage: OnDamage,
 ) -> pa.RecordBatchReader:
     """Return a reader over the slot's rows in `segments` and in the unsealed `tail`."""
-    slot = slot or _only_slot(segments, tail)
+    slot = slot or _only_slot(segments, tail, on_damage)
     parts: list[Part] = []
     for segment in segments:
         parts += _segment_parts(segment, slot, times, on_damage)
@@ -137,11 +137,15 @@ def _kept_slices(batch: pa.RecordBatch, mask: pa.Array) -> Iterator[pa.RecordBat
 # ------------------------------------------------------------------------ parts
 
 
-def _only_slot(segments: Sequence[Segment], tail: Sequence[GroupTable]) -> str:
+def _only_slot(segments: Sequence[Segment], tail: Sequence[GroupTable], on_damage: OnDamage) -> str:
     slots: set[str] = set()
     for segment in segments:
         for file in segment.files:
-            slots |= _opaque_slots(file) if file.summary.kind == OPAQUE else {file.summary.slot}
+            if file.summary.kind != OPAQUE:
+                slots.add(file.summary.slot)
+                continue
+            for batch in _read(file, range(len(file.summary.batches)), on_damage):
+                slots |= set(pc.unique(batch.column("slot")).to_pylist())
     for made in tail:
         slots |= set(made.group.slots) if made.group.kind == OPAQUE else {made.group.slot}
     if len(slots) > 1:
@@ -149,11 +153,6 @@ def _only_slot(segments: Sequence[Segment], tail: Sequence[GroupTable]) -> str:
             "the quiver has several slots", hint=f"name one: slot={' or '.join(sorted(slots))}"
         )
     return slots.pop() if slots else ""
-
-
-def _opaque_slots(file: DataFile) -> set[str]:
-    rows = file.rows(0, file.summary.rows)
-    return set(pc.unique(rows.column("slot")).to_pylist())
 
 
 def _segment_parts(
@@ -170,7 +169,8 @@ def _segment_parts(
         ]
         try:
             if summary.kind == OPAQUE:
-                yield from _opaque_parts(file.rows(0, summary.rows), slot)
+                for batch in _read(file, kept, on_damage):
+                    yield from _opaque_parts(batch, slot)
             elif kept:
                 yield Part(file.schema, lambda f=file, k=kept: _read(f, k, on_damage))  # type: ignore[misc]
         except Damaged:
@@ -189,18 +189,17 @@ def _read(file: DataFile, places: Sequence[int], on_damage: OnDamage) -> Iterato
 
 def _tail_parts(made: GroupTable, slot: str) -> Iterator[Part]:
     if made.group.kind == OPAQUE:
-        yield from _opaque_parts(made.table, slot)
+        yield from _opaque_parts(one_batch(made.table), slot)
     elif made.group.slot == slot:
         batch = one_batch(made.table)
         yield Part(batch.schema, lambda: iter([batch]))
 
 
-def _opaque_parts(table: pa.Table, slot: str) -> Iterator[Part]:
-    rows = table.filter(pc.equal(table.column("slot"), slot))
+def _opaque_parts(batch: pa.RecordBatch, slot: str) -> Iterator[Part]:
+    rows = pa.Table.from_batches([batch.filter(pc.equal(batch.column("slot"), slot))])
     for place in range(rows.num_rows):
-        row = rows.slice(place, 1)
-        batch = _unwrap(row)
-        yield Part(batch.schema, lambda b=batch: iter([b]))  # type: ignore[misc]
+        own = _unwrap(rows.slice(place, 1))
+        yield Part(own.schema, lambda b=own: iter([b]))  # type: ignore[misc]
 
 
 def _unwrap(row: pa.Table) -> pa.RecordBatch:
@@ -209,8 +208,9 @@ def _unwrap(row: pa.Table) -> pa.RecordBatch:
         return one_batch(row.select([*ENVELOPE_SCHEMA.names, *(f.name for f in RAW_FIELDS)]))
     own = read_stream(row.column("payload")[0].as_buffer())
     envelope = [pa.repeat(row.column(f.name)[0], own.num_rows) for f in ENVELOPE_SCHEMA]
-    envelope[1] = pa.array(range(own.num_rows), pa.uint32())
-    schema = pa.schema([*ENVELOPE_SCHEMA, *own.schema])
+    first_row = row.column("_row")[0].as_py()
+    envelope[1] = pa.array(range(first_row, first_row + own.num_rows), pa.int32())
+    schema = pa.schema([*ENVELOPE_SCHEMA, *own.schema], own.schema.metadata)
     return pa.RecordBatch.from_arrays([*envelope, *own.columns], schema=schema)
 
 
@@ -225,14 +225,21 @@ def _common_schema(schemas: Sequence[pa.Schema], columns: Sequence[str] | None) 
             if columns is None or field.name in columns:
                 fields[field.name] = _common_field(fields.get(field.name), field)
     if columns is None:
-        return pa.schema(list(fields.values()))
+        return pa.schema(list(fields.values()), _common_metadata(schemas))
     unknown = [name for name in columns if name not in fields]
     if unknown and schemas:
         known = sorted({name for schema in distinct.values() for name in schema.names})
         raise BadInput(
             f"no column {', '.join(unknown)} in this slot", hint=f"it has {', '.join(known)}"
         )
-    return pa.schema([fields.get(name, pa.field(name, pa.null())) for name in columns])
+    wanted = [fields.get(name, pa.field(name, pa.null())) for name in columns]
+    return pa.schema(wanted, _common_metadata(schemas))
+
+
+def _common_metadata(schemas: Sequence[pa.Schema]) -> dict[bytes, bytes] | None:
+    """Return the metadata that the users gave, if all gave the same."""
+    given = {frozenset((schema.metadata or {}).items()) for schema in schemas}
+    return schemas[0].metadata if len(given) == 1 else None
 
 
 def _common_field(first: pa.Field | None, second: pa.Field) -> pa.Field:
@@ -255,23 +262,35 @@ def _common_field(first: pa.Field | None, second: pa.Field) -> pa.Field:
 
 def _fit(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     """Return the batch with exactly the columns of `schema`."""
-    if batch.schema == schema:
+    if batch.schema.equals(schema, check_metadata=True):
         return batch
     arrays = []
     for field in schema:
         place = batch.schema.get_field_index(field.name)
         if place < 0:
-            arrays.append(pa.nulls(batch.num_rows, field.type))
+            arrays.append(_nulls(batch.num_rows, field))
         else:
             arrays.append(_cast(batch.column(place), field))
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _nulls(count: int, field: pa.Field) -> pa.Array:
+    try:
+        nulls = pa.nulls(count, field.type)
+        nulls.validate()
+    except pa.ArrowException as error:
+        raise BadInput(
+            f"column {field.name!r} is missing in one place, and {field.type} has no nulls",
+            hint="leave it out with columns=…",
+        ) from error
+    return nulls
 
 
 def _cast(column: pa.Array, field: pa.Field) -> pa.Array:
     if column.type == field.type:
         return column
     if pa.types.is_null(column.type):
-        return pa.nulls(len(column), field.type)
+        return _nulls(len(column), field)
     try:
         return column.cast(field.type)
     except pa.ArrowException as error:

@@ -22,7 +22,7 @@ from xxhash import xxh3_64, xxh3_64_hexdigest
 from holdfast.errors import Damaged, StorageFailed
 from holdfast.quiver import names
 from holdfast.quiver.buffer import Held
-from holdfast.quiver.bundle import decode_arrow, one_batch, read_stream
+from holdfast.quiver.bundle import decode_arrow, one_batch, read_stream, without_reserved
 from holdfast.quiver.bundle_table import BUNDLE_SCHEMA, rebuild
 from holdfast.quiver.dictionaries import has_dictionary
 from holdfast.quiver.frame import NO_WATERMARK, Kind
@@ -142,10 +142,10 @@ class DataFile:
             raise self._damaged("has a damaged schema or footer")
         return pa.ipc.open_file(pa.py_buffer(self._view))
 
-    @property
+    @cached_property
     def schema(self) -> pa.Schema:
-        """The file's schema, envelope included."""
-        return self._reader.schema
+        """The file's schema, envelope included, with the metadata that its user gave."""
+        return without_reserved(self._reader.schema)
 
     def batch(self, index: int) -> pa.RecordBatch:
         """Return a record batch; raise `Damaged` if its bytes are not what was written."""
@@ -154,7 +154,9 @@ class DataFile:
             for place in sorted(needed - self._sound):
                 self._check(place)
                 self._sound.add(place)
-        return self._reader.get_batch(index)
+            # Inside the lock: the first read also reads the dictionaries, and only once.
+            batch = self._reader.get_batch(index)
+        return batch.replace_schema_metadata(self.schema.metadata)
 
     def rows(self, first: int, count: int) -> pa.Table:
         """Return a range of rows."""

@@ -33,8 +33,8 @@ from holdfast.quiver.segment_rows import OPAQUE, Group
 from holdfast.quiver.segment_table import TableMaker
 from holdfast.seam.disk import Disk, remove_tree, write_file
 
-# By seq: (file, first row, rows), in the order of the files.
-Places = dict[int, list[tuple[int, int, int]]]
+# By seq: (slot index, file, first row, rows).
+Places = dict[int, list[tuple[int, int, int, int]]]
 
 
 class SegmentBuilder:
@@ -112,7 +112,7 @@ class SegmentBuilder:
         segment_seq: int,
         files: Sequence[FileSummary],
         bundle_table: pa.Buffer,
-        event_us: dict[str, int | None],
+        clamped_us: dict[str, int | None],
     ) -> Summary:
         return Summary(
             version=manifest.VERSION,
@@ -126,30 +126,31 @@ class SegmentBuilder:
             size_bytes=sum(file.size_bytes for file in files) + bundle_table.size,
             min_ingestion_ns=min(held.ingestion_ns for held in bundles),
             max_ingestion_ns=max(held.ingestion_ns for held in bundles),
-            min_event_us=event_us["min"],
-            max_event_us=event_us["max"],
+            clamped_min_event_us=clamped_us["min"],
+            clamped_max_event_us=clamped_us["max"],
             files=tuple(files),
             bundle_table_checksum=xxh3_64_hexdigest(bundle_table),
-            producers=_producers(bundles),
+            producers=_newest(_producers(bundles), self._config.producers.max_count),
         )
 
 
 def _note_places(places: Places, group: Group, file: int) -> None:
     row = 0
-    for seq, _, count in group.shares:
+    for seq, _, index, _, count in group.shares:
         known = places.setdefault(seq, [])
-        if known and known[-1][0] == file and known[-1][1] + known[-1][2] == row:
-            known[-1] = (file, known[-1][1], known[-1][2] + count)
+        if known and known[-1][0] == index:  # one raw event after the other, as opaque rows
+            _, _, first_row, rows = known[-1]
+            known[-1] = (index, file, first_row, rows + count)
         else:
-            known.append((file, row, count))
+            known.append((index, file, row, count))
         row += count
 
 
 def _bundle_table(bundles: Sequence[Held], places: Places) -> pa.Buffer:
     """Return the bundle table as the bytes of an Arrow file."""
-    offsets, columns = array("i", [0]), (array("H"), array("I"), array("I"))
+    offsets, columns = array("i", [0]), (array("i"), array("i"), array("i"))
     for held in bundles:
-        for place in places.get(held.seq, ()):
+        for _, *place in sorted(places.get(held.seq, ())):
             for column, value in zip(columns, place, strict=True):
                 column.append(value)
         offsets.append(len(columns[0]))
@@ -163,14 +164,14 @@ def _bundle_table(bundles: Sequence[Held], places: Places) -> pa.Buffer:
     flat = pa.Array.from_buffers(pa.int32(), len(offsets), [None, pa.py_buffer(offsets)])
     batch = pa.record_batch(
         [
-            pa.array([held.seq for held in bundles], pa.uint64()),
-            pa.array([int(held.kind) for held in bundles], pa.uint8()),
+            pa.array([held.seq for held in bundles], pa.int64()),
+            pa.array([int(held.kind) for held in bundles], pa.int8()),
             pa.array([held.ingestion_ns for held in bundles], pa.int64()),
             pa.array([_watermark(held) for held in bundles], pa.int64()),
             pa.array([held.producer for held in bundles], pa.string()),
-            pa.array([held.epoch for held in bundles], pa.uint64()),
-            pa.array([held.events for held in bundles], pa.uint32()),
-            pa.array([len(held.payload) for held in bundles], pa.uint64()),
+            pa.array([held.epoch for held in bundles], pa.int64()),
+            pa.array([held.events for held in bundles], pa.int32()),
+            pa.array([len(held.payload) for held in bundles], pa.int64()),
             pa.ListArray.from_arrays(flat, values),
         ],
         schema=BUNDLE_SCHEMA,
@@ -191,9 +192,8 @@ def _producers(bundles: Sequence[Held]) -> dict[str, ProducerSummary]:
         if held.producer is None:
             continue
         known = newest.get(held.producer)
-        watermark_ns = _watermark(held)
-        if known is not None and known.watermark_ns is not None:
-            watermark_ns = max(known.watermark_ns, watermark_ns or known.watermark_ns)
+        given = [_watermark(held), known.watermark_ns if known else None]
+        watermark_ns = max((each for each in given if each is not None), default=None)
         if known is not None and known.epoch >= held.epoch:
             same = known.epoch == held.epoch
             newest[held.producer] = replace(
@@ -207,3 +207,8 @@ def _producers(bundles: Sequence[Held]) -> dict[str, ProducerSummary]:
                 held.epoch, held.seq, 1, held.events, held.ingestion_ns, watermark_ns
             )
     return newest
+
+
+def _newest(producers: dict[str, ProducerSummary], max_count: int) -> dict[str, ProducerSummary]:
+    by_age = sorted(producers.items(), key=lambda item: (item[1].time_ns, item[1].seq))
+    return dict(by_age[: -max_count - 1 : -1])

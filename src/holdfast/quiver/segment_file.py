@@ -7,13 +7,15 @@ written with the first batch, so where there are any, all batches need the first
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterable, Iterator
 from pathlib import PurePath
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from xxhash import xxh3_64, xxh3_128_hexdigest
 
+from holdfast.quiver.bundle import RESERVED_METADATA
 from holdfast.quiver.manifest import BatchSummary, FileSummary
 from holdfast.quiver.points import Point
 from holdfast.quiver.segment_table import GroupTable
@@ -76,13 +78,13 @@ class _HashingSink:
 
 def write_data_file(disk: Disk, path: PurePath, made: GroupTable, compression: str) -> FileSummary:
     """Write and sync one file."""
-    table, codec = made.table, None if compression == "none" else compression
+    schema, codec = _describing_schema(made), None if compression == "none" else compression
     handle = disk.create(path, Point.SEAL_DATA_CREATE)
     try:
         sink = _HashingSink(disk, handle)
         batches: list[BatchSummary] = []
         options = pa.ipc.IpcWriteOptions(compression=codec)
-        with pa.ipc.new_file(pa.PythonFile(sink, "w"), table.schema, options=options) as writer:
+        with pa.ipc.new_file(pa.PythonFile(sink, "w"), schema, options=options) as writer:
             start = 0
             for batch in _large_batches(made):
                 offset = sink.begin_batch()
@@ -108,13 +110,31 @@ def write_data_file(disk: Disk, path: PurePath, made: GroupTable, compression: s
         name=path.name,
         slot=made.group.slot,
         kind=made.group.kind,
-        schema_fingerprint=xxh3_128_hexdigest(table.schema.serialize()),
-        rows=table.num_rows,
+        schema_fingerprint=schema_fingerprint(list(schema)[-made.own_columns :]),
+        rows=made.table.num_rows,
         own_columns=made.own_columns,
         size_bytes=sink.position,
         frame_checksum=sink.frame_checksum(),
         batches=tuple(batches),
     )
+
+
+def _describing_schema(made: GroupTable) -> pa.Schema:
+    """Return the schema of a file that says by itself what its manifest says of it."""
+    ours = {
+        "slot": made.group.slot.encode(),
+        "kind": made.group.kind.encode(),
+        "own_columns": str(made.own_columns).encode(),
+    }
+    metadata = {RESERVED_METADATA + key.encode(): value for key, value in ours.items()}
+    return made.table.schema.with_metadata({**(made.table.schema.metadata or {}), **metadata})
+
+
+def schema_fingerprint(columns: Iterable[pa.Field]) -> str:
+    """Return what is equal for equal columns, whatever else the file holds or wrote it."""
+    told = [(field.name, str(field.type), field.nullable) for field in columns]
+    text = json.dumps(told, separators=(",", ":"), ensure_ascii=False)
+    return xxh3_128_hexdigest(text.encode())
 
 
 def _large_batches(made: GroupTable) -> Iterator[pa.RecordBatch]:

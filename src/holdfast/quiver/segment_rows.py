@@ -30,6 +30,9 @@ class Share(NamedTuple):
 
     seq: int
     ingestion_ns: int
+    # Which of the bundle's slots, from 0, and how many events the bundle has before these.
+    slot_index: int
+    first_row: int
     rows: int
 
 
@@ -61,14 +64,16 @@ def group_bundles(bundles: Sequence[Held], max_groups: int) -> list[Group]:
         if held.kind == Kind.RAW:
             events = decode_raw(payload)
             group = _group(groups, events.slot, RAW, "")
-            group.shares.append(Share(held.seq, held.ingestion_ns, len(events.payloads)))
+            group.shares.append(Share(held.seq, held.ingestion_ns, 0, 0, len(events.payloads)))
             group.payloads += events.payloads
             group.headers += events.headers
         elif held.kind == Kind.ARROW:
-            for name, stream, rows in decode_arrow(payload):
+            first_row = 0
+            for index, (name, stream, rows) in enumerate(decode_arrow(payload)):
                 group = _group(groups, name, ARROW, _schema_key(stream))
-                group.shares.append(Share(held.seq, held.ingestion_ns, rows))
+                group.shares.append(Share(held.seq, held.ingestion_ns, index, first_row, rows))
                 group.payloads.append(stream)
+                first_row += rows
     ordered = sorted(groups.values(), key=lambda group: -len(group.shares))
     if len(ordered) <= max_groups:
         return ordered
@@ -89,7 +94,7 @@ def _schema_key(stream: memoryview) -> str:
 
 
 def make_opaque(groups: Iterable[Group]) -> Group:
-    """Return one group that keeps the bytes of all, in the order of their seqs."""
+    """Return one group that keeps the bytes of all, in the order of their positions."""
     rows: list[tuple[Share, str, str, memoryview, bytes | None]] = []
     for group in groups:
         if group.kind == ARROW:
@@ -98,9 +103,10 @@ def make_opaque(groups: Iterable[Group]) -> Group:
         else:
             events = zip(group.payloads, group.headers, strict=True)
             for share in group.shares:
-                single = share._replace(rows=1)
-                rows += [(single, group.slot, RAW, *next(events)) for _ in range(share.rows)]
-    rows.sort(key=lambda row: row[0].seq)
+                for row in range(share.rows):
+                    single = share._replace(first_row=share.first_row + row, rows=1)
+                    rows.append((single, group.slot, RAW, *next(events)))
+    rows.sort(key=lambda row: (row[0].seq, row[0].slot_index, row[0].first_row))
     opaque = Group("", OPAQUE)
     opaque.shares = [row[0] for row in rows]
     opaque.slots = [row[1] for row in rows]
@@ -136,22 +142,18 @@ def _binary(values: Sequence[memoryview]) -> pa.Array:
 
 def position_columns(shares: Sequence[Share]) -> tuple[pa.Array, pa.Array, pa.Array]:
     """Return `_seq`, `_row` and `_ingestion_time` of a group's rows."""
-    seqs, rows, times = array("Q"), array("I"), array("q")
-    counting = array("I", range(max((share.rows for share in shares), default=0)))
-    previous_seq, next_row = -1, 0
-    for seq, ingestion_ns, count in shares:
-        # Rows of one bundle may come in several shares (opaque): the row number goes on.
-        next_row = next_row if seq == previous_seq else 0
-        if next_row == 0:
+    seqs, rows, times = array("q"), array("i"), array("q")
+    counting = array("i", range(max((share.rows for share in shares), default=0)))
+    for seq, ingestion_ns, _, first_row, count in shares:
+        if first_row == 0:
             rows += counting[:count]
         else:
-            rows.extend(range(next_row, next_row + count))
-        seqs += array("Q", [seq]) * count
+            rows.extend(range(first_row, first_row + count))
+        seqs += array("q", [seq]) * count
         times += array("q", [ingestion_ns // 1000]) * count
-        previous_seq, next_row = seq, next_row + count
     return (
-        _fixed(pa.uint64(), seqs),
-        _fixed(pa.uint32(), rows),
+        _fixed(pa.int64(), seqs),
+        _fixed(pa.int32(), rows),
         _fixed(TIME_TYPE, times),
     )
 

@@ -10,10 +10,11 @@ import pyarrow as pa
 from holdfast.quiver.buffer import Held
 from holdfast.quiver.bundle import RESERVED_COLUMNS, one_batch
 from holdfast.quiver.config import QuiverConfig
-from holdfast.quiver.envelope import as_times, read_times
+from holdfast.quiver.envelope import TIME_TYPE, Extractor, extract, read_times
 from holdfast.quiver.segment_rows import (
     OPAQUE,
     Group,
+    Share,
     group_bundles,
     group_table,
     make_opaque,
@@ -52,7 +53,7 @@ class TableMaker:
     def _with_envelope(self, group: Group, rows: pa.Table) -> GroupTable:
         seqs, positions, ingestion = position_columns(group.shares)
         extracted = self._extract(group, rows)
-        given = None if extracted is None else as_times(extracted.column("event_time"))
+        given = None if extracted is None else extracted.column("event_time")
         timed = read_times(given, ingestion, self._config.max_skew_s)
         envelope = {
             "_seq": seqs,
@@ -78,12 +79,33 @@ class TableMaker:
         extractor = self._config.extractors.get(group.slot)
         if extractor is None or group.kind == OPAQUE:
             return None
+        return self._extract_shares(extractor, group.shares, one_batch(rows))
+
+    def _extract_shares(
+        self, extractor: Extractor, shares: Sequence[Share], rows: pa.RecordBatch
+    ) -> pa.RecordBatch:
+        """Return what the extractor finds; where it fails, ask for one half and the other.
+
+        So a bundle on which it fails costs no other bundle its event times.
+        """
         try:
-            extracted = extractor.extract(one_batch(rows))
-            if extracted.num_rows != rows.num_rows:
-                raise ValueError(f"{extracted.num_rows} rows for {rows.num_rows}")
-            as_times(extracted.column("event_time"))
+            return extract(extractor, rows)
         except Exception:
-            self.extractor_failures += 1
-            return None
-        return extracted
+            if len(shares) <= 1:
+                self.extractor_failures += 1
+                return pa.record_batch({"event_time": pa.nulls(rows.num_rows, TIME_TYPE)})
+        middle = len(shares) // 2
+        cut = sum(share.rows for share in shares[:middle])
+        return _joined(
+            self._extract_shares(extractor, shares[:middle], rows.slice(0, cut)),
+            self._extract_shares(extractor, shares[middle:], rows.slice(cut)),
+        )
+
+
+def _joined(one: pa.RecordBatch, two: pa.RecordBatch) -> pa.RecordBatch:
+    """Return the rows of both; keys whose types do not go together are left out."""
+    tables = [pa.Table.from_batches([one]), pa.Table.from_batches([two])]
+    try:
+        return one_batch(pa.concat_tables(tables, promote_options="permissive"))
+    except pa.ArrowException:
+        return one_batch(pa.concat_tables([table.select(["event_time"]) for table in tables]))

@@ -200,6 +200,7 @@ class ClosedWalFiles:
         self._lock = threading.Lock()
         self._files: list[tuple[PurePath, int, int]] = []
         self._size_bytes = 0
+        self._sealed_through = -1
 
     @property
     def size_bytes(self) -> int:
@@ -215,10 +216,11 @@ class ClosedWalFiles:
             self._files.append((path, last_seq, size_bytes))
             self._size_bytes += size_bytes
 
-    def remove_sealed(self, sealed_through: int) -> None:
-        """Unlink every file whose bundles are all in segments; a failure is tried again later."""
+    def remove_sealed(self, sealed_through: int = -1) -> None:
+        """Unlink every file whose bundles are all in segments; call again after a failure."""
         with self._lock:
-            due = [file for file in self._files if file[1] <= sealed_through]
+            self._sealed_through = max(self._sealed_through, sealed_through)
+            due = [file for file in self._files if file[1] <= self._sealed_through]
             if not due:
                 return
             for file in due:

@@ -17,7 +17,7 @@ The four steps of a group, and what a failure in each means:
 
 Data acknowledged before its sync (`memory`, `written`) is synced by timer, at the latest
 `wal.flush_interval_s` after it was written. Appends acknowledged in memory whose write failed are
-carried into the next group.
+carried into the next group; until they are written nothing more is acknowledged in memory.
 
 The open buffer is handed to the sealer when it is full or old. Memory holds two buffers, one open
 and one being sealed; when both are full the writer waits, and producers with it.
@@ -34,11 +34,11 @@ from pathlib import PurePath
 from typing import Protocol
 
 from holdfast.errors import DiskFull, HoldfastError, NotAccepted, Overloaded, StorageFailed
-from holdfast.quiver.buffer import OpenBuffer
+from holdfast.quiver.buffer import Held, OpenBuffer
 from holdfast.quiver.config import AckLevel, QuiverConfig
 from holdfast.quiver.frame import NOTHING, Totals
 from holdfast.quiver.group import Numbered, Numbering, last_append, needs_sync
-from holdfast.quiver.inbox import Append, Inbox, Outcome, answer, closed_error
+from holdfast.quiver.inbox import Append, Inbox, Outcome, Receipt, answer, closed_error
 from holdfast.quiver.points import Point
 from holdfast.quiver.producers import Producers
 from holdfast.quiver.sealer import Sealer
@@ -48,6 +48,8 @@ from holdfast.seam import Seam
 
 # A clean shutdown waits this long for a sealer that is busy or failing; the WAL keeps the rest.
 CLOSING_PATIENCE_S = 10.0
+# Appends acknowledged in memory whose write failed are tried again with the next append, or then.
+CARRIED_RETRY_S = 0.5
 
 
 @dataclass
@@ -212,6 +214,8 @@ class Writer:
         due = [] if self._sync_due_s is None else [self._sync_due_s]
         if self.buffer.bundles:
             due.append(self.buffer.opened_at_s + self._config.segment.max_open_duration_s)
+        if self._carried and self.failure is None:
+            due.append(self._clock.monotonic_s() + CARRIED_RETRY_S)
         return max(0.0, min(due) - self._clock.monotonic_s()) if due else None
 
     def _on_time(self) -> None:
@@ -238,33 +242,58 @@ class Writer:
     def _commit(self, appends: list[Append]) -> None:
         group: list[Numbered] = []
         told: list[tuple[Append, Outcome]] = []
+        owed: list[Append] = appends
         try:
             # Before any append is claimed: whoever gives up while we wait was not stored.
             self._make_room(sum(append.size_bytes for append in appends))
+            carried = self._carried
             numbering = Numbering(
-                self._quiver_id, self._producers, self._next_seq, self._clock.wall_ns()
+                self._quiver_id, self._producers, self._next_seq, self._clock.wall_ns(), carried
             )
             for append in appends:
                 numbering.take(append)
             self._next_seq = numbering.next_seq
-            told = numbering.answered
-            group, self._carried = self._carried + numbering.numbered, []
+            told = numbering.refused
+            group, self._carried = carried + numbering.numbered, []
+            told += self._answer_repeats(numbering.repeated)
+            owed = [append for item in group for append in item.appends]
             if group:
-                told += self._store(group)
+                # While some are carried nothing is acknowledged before it is written, so that no
+                # more than one group ever is.
+                told += self._store(group, early=not carried)
         except NotAccepted as error:
-            told += self._refuse(group, error) if group else [(a, error) for a in appends]
+            self._carry(group)
+            # Whoever was acknowledged in memory keeps that answer.
+            told += [(append, error) for append in owed]
         except BaseException as error:
-            told += [(append, error) for append in appends if append.outcome is None]
+            told += [(append, error) for append in owed]
             raise
         finally:
             self.inbox.written(sum(append.size_bytes for append in appends))
             answer(told)
 
-    def _store(self, group: list[Numbered]) -> list[tuple[Append, Outcome]]:
+    def _answer_repeats(
+        self, repeated: list[tuple[Append, Receipt]]
+    ) -> list[tuple[Append, Outcome]]:
+        """Return the receipts of the first time, once they hold at the level asked for now."""
+        told: list[tuple[Append, Outcome]] = []
+        for append, receipt in repeated:
+            last_seq = receipt.seq + receipt.bundles - 1
+            if append.level >= AckLevel.FSYNCED and last_seq > self.synced_seq:
+                self._sync_or_rescue()
+            if append.level is not AckLevel.SEGMENT:
+                told.append((append, receipt))
+            elif self.buffer.bundles and last_seq >= self.buffer.first_seq:
+                self.buffer.on_sealed.append(_answer_when_sealed([(append, receipt)]))
+            else:
+                self._sealer.call_when_idle(_answer_when_sealed([(append, receipt)]))
+        return told
+
+    def _store(self, group: list[Numbered], *, early: bool) -> list[tuple[Append, Outcome]]:
         """Write, sync as needed, publish; return the answers that are due now."""
         wal = self._wal_for(sum(len(held.payload) for item in group for held in item.held))
-        early = [i for i in group if i.append.level is AckLevel.MEMORY and i.append.outcome is None]
-        answer([told for item in early for told in item.answers(self._quiver_id)])
+        if early:
+            answer(self._answers_from_memory(group))
         self._write(wal, group)
         self._unsynced += group
         self.counters.groups += 1
@@ -274,43 +303,50 @@ class Writer:
             self._sync_due_s = self._clock.monotonic_s() + self._config.wal.flush_interval_s
         return self._publish(group)
 
+    def _answers_from_memory(self, group: list[Numbered]) -> list[tuple[Append, Outcome]]:
+        """Return the good news for everyone who waits neither for a write nor for a sync."""
+        return [
+            (append, item.receipt(self._quiver_id, append))
+            for item in group
+            for append in item.appends
+            if append.level is AckLevel.MEMORY
+        ]
+
     def _publish(self, group: list[Numbered]) -> list[tuple[Append, Outcome]]:
-        told: list[tuple[Append, Outcome]] = []
         if not self.buffer.bundles:
             self.buffer.opened_at_s = self._clock.monotonic_s()
+        bundles = [held for item in group for held in item.held]
+        self.buffer.add(*bundles)
+        self._count(len(group), bundles)
+        due: list[tuple[Append, Outcome]] = []
+        patient: list[tuple[Append, Outcome]] = []
         for item in group:
-            self.buffer.add(*item.held)
-            for held in item.held:
-                self.counters.events += held.events
-                self.accepted = self.accepted.plus(1, held.events)
-                self.counters.payload_bytes += len(held.payload)
-            self.counters.appends += 1
-            self.counters.bundles += len(item.held)
             item.published = True
             if item.append.producer is not None and item.append.epoch:
                 self._producers.record(item.append.producer, last_append(item))
-            if item.append.level is AckLevel.SEGMENT:
-                self.buffer.on_sealed.append(self._answer_when_sealed(item))
-            elif item.append.level is not AckLevel.MEMORY:
-                told += item.answers(self._quiver_id)
-        self.published = (group[-1].held[-1].seq, self.accepted)
-        return told
+            for append in item.appends:
+                told = patient if append.level is AckLevel.SEGMENT else due
+                told.append((append, item.receipt(self._quiver_id, append)))
+        if patient:
+            self.buffer.on_sealed.append(_answer_when_sealed(patient))
+        self.published = (bundles[-1].seq, self.accepted)
+        return due
 
-    def _answer_when_sealed(self, item: Numbered) -> Callable[[HoldfastError | None], None]:
-        def answer_now(error: HoldfastError | None) -> None:
-            answers = item.answers(self._quiver_id)
-            answer(answers if error is None else [(append, error) for append, _ in answers])
+    def _count(self, appends: int, bundles: list[Held]) -> None:
+        """Count a group as accepted; at once, because the writer's time per append is short."""
+        events = sum([held.events for held in bundles])
+        self.accepted = self.accepted.plus(len(bundles), events)
+        self.counters.appends += appends
+        self.counters.bundles += len(bundles)
+        self.counters.events += events
+        self.counters.payload_bytes += sum([len(held.payload) for held in bundles])
 
-        return answer_now
-
-    def _refuse(self, group: list[Numbered], error: NotAccepted) -> list[tuple[Append, Outcome]]:
-        told: list[tuple[Append, Outcome]] = []
+    def _carry(self, group: list[Numbered]) -> None:
+        """Keep what was acknowledged in memory for the next group."""
         for item in group:
-            if item.append.level is AckLevel.MEMORY and item.append.outcome is not None:
+            if item.append.outcome is not None:
+                item.followers = []
                 self._carried.append(item)
-            else:
-                told += [(append, error) for append in (item.append, *item.followers)]
-        return told
 
     # -------------------------------------------------------------------- disk
 
@@ -415,27 +451,41 @@ class Writer:
                 self._wal.write(self._unsynced)
                 self._wal.sync()
         except OSError as error:
-            self.failure = StorageFailed(
+            failure = StorageFailed(
                 f"the write-ahead log failed to sync, and again in a new file: {error.strerror}",
                 hint="check the disk, then open the quiver again; nothing acknowledged is affected",
                 path=str(self._wal_dir),
                 stored="maybe",
             )
-            raise self.failure from error
+            self._fail(failure)
+            raise failure from error
+
+    def _fail(self, failure: NotAccepted) -> None:
+        """Stop accepting; nothing of the open buffer will be sealed by this process."""
+        self.failure = failure
+        callbacks, self.buffer.on_sealed = self.buffer.on_sealed, []
+        for callback in callbacks:
+            callback(failure)
 
     # ----------------------------------------------------------------- sealing
 
     def _make_room(self, size_bytes: int) -> None:
         """Wait while both buffers are full, the WAL is at its cap, or the quiver is."""
-        cap_bytes = self._config.wal.max_size_bytes
         if self.failure is not None:
             return
         if self.buffer.size_bytes >= self._config.segment.target_size_bytes:
             self._wait_for_sealer(self._hand_over)
-        if self.wal_bytes >= cap_bytes:
-            self._wait_for_sealer(lambda: self.wal_bytes < cap_bytes or self._hand_over())
+        if self.wal_bytes >= self._config.wal.max_size_bytes:
+            self._wait_for_sealer(self._wal_has_room)
         if size_bytes and self.room is not None:
             self._wait_for_room(self.room, size_bytes)
+
+    def _wal_has_room(self) -> bool:
+        if not self.buffer.bundles and self._wal is not None and self._wal.last_seq >= 0:
+            self._end_wal_file()  # it was kept in use only because this failed before
+        with contextlib.suppress(OSError):
+            self._sealer.wal_files.remove_sealed()
+        return self.wal_bytes < self._config.wal.max_size_bytes or self._hand_over()
 
     def _wait_for_room(self, room: Room, size_bytes: int) -> None:
         refusal = room.refusal(size_bytes)
@@ -530,6 +580,8 @@ class Writer:
             pass  # the failure is recorded; what was synced is kept, as after a crash
         if self.failure is not None:
             self._sealer.close(None)
+            if self._wal is not None:
+                self._wal.close()
             return
         self._sealer.close(self.buffer if self.buffer.bundles else None)
         self.buffer = OpenBuffer(self._clock.monotonic_s())
@@ -547,17 +599,25 @@ class Writer:
 
     def _die(self, error: BaseException) -> None:
         """Fail everyone who waits or comes later; the data on disk is as after a kill."""
-        self.failure = StorageFailed(
+        failure = StorageFailed(
             f"the writer ended: {type(error).__name__}: {error}",
             hint="open the quiver again; if it happens again, report it",
             stored="maybe",
         )
-        self.inbox.close(self.failure)
+        self._fail(failure)
+        self.inbox.close(failure)
         for item in self.inbox.take(1 << 62, 0.0):
             if isinstance(item, Append):
                 answer([(item, error)])
             else:
                 item.run()
-        for callback in self.buffer.on_sealed:
-            callback(self.failure)
         self._sealer.close(None)
+
+
+def _answer_when_sealed(
+    answers: list[tuple[Append, Outcome]],
+) -> Callable[[HoldfastError | None], None]:
+    def answer_now(error: HoldfastError | None) -> None:
+        answer(answers if error is None else [(append, error) for append, _ in answers])
+
+    return answer_now

@@ -109,20 +109,34 @@ class Disk(Protocol):
 
 def write_all(disk: Disk, handle: Handle, buffers: Sequence[Buffer], at: str) -> int:
     """Append all bytes of the buffers, however short the single writes are; return their number."""
-    views = [view for view in (memoryview(buffer).cast("B") for buffer in buffers) if view.nbytes]
     total_bytes = 0
-    first = 0
-    while first < len(views):
-        written = disk.write(handle, views[first : first + VECTOR_BUFFERS_MAX], at)
+    for start in range(0, len(buffers), VECTOR_BUFFERS_MAX):
+        views = [memoryview(buffer) for buffer in buffers[start : start + VECTOR_BUFFERS_MAX]]
+        total_bytes += _write_vector(disk, handle, [view for view in views if view.nbytes], at)
+    return total_bytes
+
+
+def _write_vector(disk: Disk, handle: Handle, views: list[memoryview], at: str) -> int:
+    total_bytes = sum([view.nbytes for view in views])
+    left_bytes = total_bytes
+    while left_bytes > 0:
+        written = disk.write(handle, views, at)
         if written <= 0:
             raise OSError(errno.EIO, f"the disk took no bytes at {at}")
-        total_bytes += written
-        while first < len(views) and written >= views[first].nbytes:
-            written -= views[first].nbytes
-            first += 1
-        if written:
-            views[first] = views[first][written:]
+        left_bytes -= written
+        if left_bytes > 0:
+            views = _after(views, written)
     return total_bytes
+
+
+def _after(views: Sequence[memoryview], written: int) -> list[memoryview]:
+    """Return what is left to write of some views."""
+    left = []
+    for view in views:
+        if written < view.nbytes:
+            left.append(view.cast("B")[written:])
+        written = max(0, written - view.nbytes)
+    return left
 
 
 def write_file(disk: Disk, path: PurePath, buffers: Sequence[Buffer], at: str) -> None:
@@ -262,6 +276,10 @@ class RealDisk:
         return Handle(fd)
 
     def unlock(self, handle: Handle) -> None:
+        if sys.platform != "win32":
+            import fcntl
+
+            fcntl.flock(handle, fcntl.LOCK_UN)  # a forked child may still hold the descriptor
         os.close(handle)
 
 

@@ -200,10 +200,13 @@ class SimulatedDisk:
             old, new = self._dir(source.parent), self._dir(target.parent)
             if source.name not in old.names:
                 raise FileNotFoundError(errno.ENOENT, "no such file", str(source))
-            present = new.names.get(target.name)
+            present, node = new.names.get(target.name), old.names[source.name]
+            if isinstance(present, _Dir) and not isinstance(node, _Dir):
+                raise IsADirectoryError(errno.EISDIR, "is a directory", str(target))
+            if isinstance(present, _File) and not isinstance(node, _File):
+                raise NotADirectoryError(errno.ENOTDIR, "not a directory", str(target))
             if isinstance(present, _Dir) and present.names:
                 raise OSError(errno.ENOTEMPTY, "directory not empty", str(target))
-            node = old.names[source.name]
             self._change((old, source.name), (new, target.name, node))
 
     def unlink(self, path: PurePath, at: str) -> None:
@@ -262,6 +265,7 @@ class SimulatedDisk:
 
     def lock(self, path: PurePath, owner: str) -> Handle:
         with self._writing():
+            self._dir(path.parent)
             if path in self._lock_owners:
                 raise LockHeld(self._lock_owners[path])
             self._lock_owners[path] = owner

@@ -1,0 +1,134 @@
+"""Bundles as payloads: raw events and record batches come out of the bytes as they went in."""
+
+from __future__ import annotations
+
+import json
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.quiver.batches import numbers, plain_rows
+
+from holdfast.errors import BundleTooLarge
+from holdfast.quiver.bundle import (
+    SLOTS_MAX,
+    check_slot,
+    decode_arrow,
+    decode_raw,
+    encode_arrow,
+    encode_raw,
+    read_stream,
+)
+from holdfast.quiver.frame import Kind
+
+LIMIT = 1 << 20
+
+headers_of_one = st.none() | st.dictionaries(st.text(max_size=5), st.text(max_size=5), max_size=3)
+events = st.lists(st.tuples(st.binary(max_size=40), headers_of_one), min_size=1, max_size=8)
+slot_names = st.from_regex(r"\A[A-Za-z0-9_][A-Za-z0-9_.\-]{0,63}\Z")
+
+
+@given(events, slot_names, st.booleans())
+def test_raw_events_come_back_byte_for_byte_with_their_headers(
+    given_events: list[tuple[bytes, dict[str, str] | None]], slot: str, with_headers: bool
+) -> None:
+    payloads = [payload for payload, _ in given_events]
+    headers = [header for _, header in given_events] if with_headers else None
+    encoded = encode_raw(slot, payloads, headers, LIMIT)
+    assert (encoded.kind, encoded.events) == (Kind.RAW, len(payloads))
+    found = decode_raw(memoryview(encoded.payload))
+    assert found.slot == slot
+    assert [bytes(payload) for payload in found.payloads] == payloads
+    wanted = [header or None for header in headers] if headers else [None] * len(payloads)
+    assert [None if h is None else json.loads(h) for h in found.headers] == wanted
+
+
+def test_one_payload_needs_no_list() -> None:
+    one, two = (encode_raw("s", payloads, None, LIMIT) for payloads in (b"abc", [b"abc"]))
+    assert one == two
+
+
+def test_bytes_like_payloads_are_taken_as_the_bytes_they_are() -> None:
+    encoded = encode_raw("s", [bytearray(b"ab"), memoryview(b"cd")], None, LIMIT)  # type: ignore[list-item]
+    assert [bytes(p) for p in decode_raw(memoryview(encoded.payload)).payloads] == [b"ab", b"cd"]
+
+
+@given(slot_names)
+def test_every_name_of_the_pattern_is_a_slot_name(name: str) -> None:
+    assert check_slot(name) == name
+
+
+@given(st.dictionaries(slot_names, st.lists(st.integers(0, 9), max_size=4), min_size=1))
+def test_slots_come_back_in_their_order_with_their_rows(slots: dict[str, list[int]]) -> None:
+    slots["rows"] = [1]
+    given_slots = {name: numbers(*values) for name, values in slots.items()}
+    encoded = encode_arrow(given_slots, LIMIT)
+    assert encoded.kind == Kind.ARROW
+    assert encoded.events == sum(map(len, slots.values()))
+    found = decode_arrow(memoryview(encoded.payload))
+    assert [slot.name for slot in found] == list(slots)
+    assert [slot.rows for slot in found] == [len(values) for values in slots.values()]
+    for slot in found:
+        assert read_stream(slot.stream).equals(given_slots[slot.name])
+
+
+def test_a_table_of_many_chunks_becomes_one_batch_with_dictionaries_and_all() -> None:
+    chunks = (["a", "b"], ["c", "a"], [])
+    words = [pa.array(values, pa.string()).dictionary_encode() for values in chunks]
+    table = pa.table({"word": pa.chunked_array(words, words[0].type)})
+    (slot,) = decode_arrow(memoryview(encode_arrow(table, LIMIT).payload))
+    assert plain_rows(read_stream(slot.stream)) == [("a",), ("b",), ("c",), ("a",)]
+
+
+def test_a_slice_takes_only_its_own_rows_along() -> None:
+    whole = pa.record_batch({"text": ["x" * 1000] * 100})
+    assert len(encode_arrow(whole.slice(3, 1), LIMIT).payload) < 3000
+
+
+def test_streams_stand_at_multiples_of_eight_so_that_reads_need_no_copy() -> None:
+    data = {"a": numbers(1), "bb": pa.record_batch({"t": ["odd"]}), "ccc": numbers(1, 2, 3)}
+    payload = encode_arrow(data, LIMIT).payload
+    slots = decode_arrow(memoryview(payload))
+    base = pa.py_buffer(payload).address
+    assert len(slots) == 3
+    assert all((pa.py_buffer(slot.stream).address - base) % 8 == 0 for slot in slots)
+
+
+def test_a_schema_keeps_its_metadata_and_its_fields_theirs() -> None:
+    field = pa.field("n", pa.int64(), nullable=False, metadata={"unit": "ms"})
+    schema = pa.schema([field], metadata={"origin": "here"})
+    batch = pa.RecordBatch.from_arrays([pa.array([1])], schema=schema)
+    (slot,) = decode_arrow(memoryview(encode_arrow(batch, LIMIT).payload))
+    assert read_stream(slot.stream).schema.equals(schema, check_metadata=True)
+
+
+def test_an_extension_type_nobody_registered_comes_back_as_its_storage_with_its_name() -> None:
+    class Nameless(pa.ExtensionType):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__(pa.int16(), "holdfast.test.nameless")
+
+        def __arrow_ext_serialize__(self) -> bytes:
+            return b""
+
+        @classmethod
+        def __arrow_ext_deserialize__(cls, storage: pa.DataType, serialized: bytes) -> Nameless:
+            return cls()
+
+    array = pa.ExtensionArray.from_storage(Nameless(), pa.array([1, None], pa.int16()))
+    (slot,) = decode_arrow(memoryview(encode_arrow(pa.record_batch({"a": array}), LIMIT).payload))
+    found = read_stream(slot.stream)
+    assert plain_rows(found) == [(1,), (None,)]
+    assert found.schema.field("a").metadata[b"ARROW:extension:name"] == b"holdfast.test.nameless"
+
+
+def test_64_slots_are_the_most() -> None:
+    assert SLOTS_MAX == 64
+    assert encode_arrow({f"s{n}": numbers(n) for n in range(64)}, LIMIT).events == 64
+
+
+def test_the_limit_counts_the_bytes_of_the_payload() -> None:
+    size = len(encode_arrow(numbers(1, 2, 3), LIMIT).payload)
+    assert encode_arrow(numbers(1, 2, 3), size).events == 3
+    with pytest.raises(BundleTooLarge, match=f"{size} bytes, the limit is {size - 1}"):
+        encode_arrow(numbers(1, 2, 3), size - 1)

@@ -1,0 +1,51 @@
+"""The streams of an Arrow bundle are those of Arrow's own writer, whichever way they were made."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from holdfast.quiver import bundle
+from holdfast.quiver.bundle import decode_arrow, encode_arrow, read_stream
+
+PLAIN = pa.record_batch({"a": pa.array([1, None, 3]), "s": pa.array(["x", "", None])})
+NESTED = pa.record_batch({"l": pa.array([[1], [], None]), "d": pa.array([{"x": 1}, None, {}])})
+DICTIONARY = pa.record_batch({"d": pa.array(["x", "y", "x"]).dictionary_encode()})
+WITH_METADATA = PLAIN.replace_schema_metadata({"origin": "test"})
+NO_ROWS = PLAIN.slice(0, 0)
+
+
+def written_by_arrow(batch: pa.RecordBatch) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    stream: bytes = sink.getvalue().to_pybytes()
+    return stream
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [PLAIN, PLAIN.slice(1, 1), NESTED, NESTED.slice(1), DICTIONARY, WITH_METADATA],
+    ids=["plain", "slice", "nested", "nested slice", "dictionary", "metadata"],
+)
+def test_a_stream_has_the_bytes_of_arrows_own_writer(batch: pa.RecordBatch) -> None:
+    for _ in range(2):  # a schema is remembered after the first time
+        (slot,) = decode_arrow(memoryview(encode_arrow(batch, 1 << 20).payload))
+        assert bytes(slot.stream) == written_by_arrow(batch)
+        assert read_stream(slot.stream).equals(batch, check_metadata=True)
+
+
+def test_slots_stand_one_after_the_other() -> None:
+    given = {"a": PLAIN, "b": DICTIONARY, "c": NO_ROWS, "d": NESTED}
+    encoded = encode_arrow(given, 1 << 20)
+    slots = decode_arrow(memoryview(encoded.payload))
+    assert [(slot.name, slot.rows) for slot in slots] == [("a", 3), ("b", 3), ("c", 0), ("d", 3)]
+    assert all(read_stream(slot.stream).equals(given[slot.name]) for slot in slots)
+    assert encoded.events == 9
+
+
+def test_remembered_schemas_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bundle, "PLAIN_SCHEMAS_MAX", 3)
+    for number in range(10):
+        encode_arrow(pa.record_batch({f"column_{number}": pa.array([number])}), 1 << 20)
+    assert len(bundle._plain_schemas) <= 3
