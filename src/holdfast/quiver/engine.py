@@ -136,7 +136,8 @@ class Engine:
         for subscriber in old.state.subscribers.values():
             # Whoever was attached died with the last process.
             subscriber.absent_since_ns = subscriber.absent_since_ns or self.clock.wall_ns()
-        self.ledger = Ledger(self.seam, self.root, self.quiver_id, self.config.ledger, old.state)
+        bounds = self.config.ledger.within(self.config.retention.size_cap_bytes)
+        self.ledger = Ledger(self.seam, self.root, self.quiver_id, bounds, old.state)
         self.ledger.start(old.next_number, old.files)
         self.retention = Retention(
             self.seam,

@@ -251,7 +251,7 @@ class Ledger:
         with self.lock:
             if self._due_s is not None and self._seam.clock.monotonic_s() >= self._due_s:
                 self.sync()
-            if self._file is not None and self._file.end >= self._config.rotate_bytes:
+            if self._file is not None and self._file.is_full(self._config.rotate_bytes):
                 self._rotate_or_fail()
             self._remove_old()
 
