@@ -5,8 +5,11 @@ crash between any two steps:
 
     1. outcomes     whoever still waited for the data gets `dropped` or `expired` in the ledger
     2. sync         the ledger is on stable storage: from here on nobody is pending without data
-    3. trash        the segment is renamed into trash/, durably
+    3. trash        the segment is renamed into trash/, durably (trash.py)
     4. unlink       its files go, and only now its bytes count as free
+
+Between plan and execution anybody may register, plan a range or take outcomes back. So what was
+planned is looked at once more under the ledger's lock, which all of them need.
 
 Precedence: what everyone has resolved goes first (steady state), then what is too old (age), then,
 only over a cap, what somebody still waits for (size): for subscribers that chose `drop_oldest`, or
@@ -16,26 +19,25 @@ nobody is registered, nothing is resolved, and only age and size take anything.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
 
-from holdfast.errors import Overloaded
+from holdfast.errors import HoldfastError, Overloaded
 from holdfast.quiver import names
 from holdfast.quiver.catalog import Catalog
 from holdfast.quiver.config import QuiverConfig
 from holdfast.quiver.frame import Totals
 from holdfast.quiver.ledger import Ledger, resolution
 from holdfast.quiver.outcome import Outcome, Resolution
-from holdfast.quiver.points import Point
-from holdfast.quiver.segment import Segment
+from holdfast.quiver.segment import Ref, Segment
 from holdfast.quiver.shelf import Shelf
 from holdfast.quiver.subscriber import Subscriber
+from holdfast.quiver.trash import Trash
 from holdfast.seam import Seam
-from holdfast.seam.disk import remove_tree
-
 
 # Why a segment goes: everyone has resolved it, it is too old, the size cap, the number of segments.
 REASONS = ("processed", "age", "size", "segments")
@@ -51,17 +53,16 @@ class RetentionCounters:
     throttled: int = 0
     subscriber_dropped_segments: int = 0
     dropped_segments: int = 0
-    freed_bytes: int = 0
 
 
 @dataclass(frozen=True)
 class Removal:
-    """A segment that goes, and what its last readers are told."""
+    """A segment that goes, and what becomes of it for whoever still waits for it."""
 
     segment: Segment
     reason: str
+    # None: nobody may wait for it.
     outcome: Outcome | None
-    losers: tuple[str, ...]
 
 
 class Retention:
@@ -75,7 +76,7 @@ class Retention:
         catalog: Catalog,
         shelf: Shelf,
         ledger: Ledger,
-        leased: Callable[[str], Iterable[int]],
+        leased: Callable[[str], Collection[int]],
         unsealed_bytes: Callable[[], tuple[int, int]],
     ) -> None:
         self.counters = RetentionCounters()
@@ -94,17 +95,18 @@ class Retention:
         self._unsealed_bytes = unsealed_bytes
         self._lock = threading.RLock()
         self._freed = threading.Condition()
+        self._trash = Trash(seam.disk, root)
         self._quarantined_bytes = 0
         self._correction_bytes = 0
-        # By subscriber: bytes that waited when last counted, and what was accepted by then.
-        self._lag_bytes: dict[str, tuple[int, int]] = {}
-        # Age is measured by a clock that does not jump while the process lives.
-        self._opened_wall_ns = seam.clock.wall_ns()
-        self._opened_s = seam.clock.monotonic_s()
+        # By subscriber, until outcomes are taken back: bytes that waited when last counted, and
+        # what was accepted by then.
+        self._lag_bytes: dict[tuple[str, int], tuple[int, int]] = {}
+        # Nothing that waits was ingested before this.
+        self._oldest_ns: dict[tuple[str, int], int] = {}
+        self._held_until_s = seam.clock.monotonic_s()
 
     # ------------------------------------------------------------------- budget
 
-        self._held_until_s = self._opened_s
     @property
     def reserve_bytes(self) -> int:
         """Kept free below the cap for acknowledging, sealing and deleting."""
@@ -117,7 +119,8 @@ class Retention:
         """Return what the quiver occupies, by its own account, corrected by the last look."""
         wal_bytes, _ = self._unsealed_bytes()
         known = wal_bytes + self._catalog.size_bytes + self._ledger.size_bytes
-        return known + self._quarantined_bytes + self._correction_bytes
+        others = self._quarantined_bytes + self._trash.left_bytes
+        return known + others + self._correction_bytes
 
     def look_at_disk(self) -> int:
         """Compare the account with what the disk says; return the real usage."""
@@ -132,24 +135,23 @@ class Retention:
             return real
 
     def now_ns(self) -> int:
-        """Return wall time that does not jump while the process lives."""
-        elapsed_s = self._seam.clock.monotonic_s() - self._opened_s
-        return self._opened_wall_ns + int(elapsed_s * 1e9)
+        """Return the time by which the age of data is measured; see `SteadyTime`."""
+        return self._ledger.steady.earliest_now_ns()
 
     def refusal(self, size_bytes: int) -> Overloaded | None:
         """Return why an append of this size must wait, None if it need not.
 
         What could make room has been tried: the caller may wait and ask again.
         """
-        if self._over_cap(size_bytes):
-            self.enforce(size_bytes)
-            if self._over_cap(size_bytes):
+        if self._must_shrink(size_bytes):
+            # A failing disk must not end the writer: the keeper tells, and there is no room.
+            with contextlib.suppress(HoldfastError, OSError):
+                self.enforce(size_bytes)
+                self.look_at_disk()
+            if self._must_shrink(size_bytes):
                 return self._no_room()
         return self._blocked_by_subscriber()
 
-    def throttled(self) -> None:
-        """Count that an append had to wait."""
-        self.counters.throttled += 1
     def hold(self, seconds: float) -> None:
         """Keep what nobody needs any more for a while, because somebody is copying it.
 
@@ -157,6 +159,9 @@ class Retention:
         """
         self._held_until_s = self._seam.clock.monotonic_s() + seconds
 
+    def throttled(self) -> None:
+        """Count that an append had to wait."""
+        self.counters.throttled += 1
 
     def wait_freed(self, timeout_s: float) -> None:
         """Wait until something was resolved or removed."""
@@ -179,9 +184,15 @@ class Retention:
             {s.name for segment in self._catalog.snapshot()[:1] for s in self._waiting_for(segment)}
         )
         who = f"held by {', '.join(holders)}" if holders else "nobody is registered to read it"
+        full = (
+            f"{len(self._catalog.snapshot())} segments, the cap is {self._retention.max_segments} "
+            "(retention.max_segments)"
+            if self._too_many()
+            else f"{self.used_bytes()} bytes, the cap is {self.size_cap_bytes} "
+            "(retention.size_cap_bytes)"
+        )
         return Overloaded(
-            f"the quiver holds {self.used_bytes()} bytes, the cap is "
-            f"{self.size_cap_bytes} (retention.size_cap_bytes); the oldest is {who}",
+            f"the quiver holds {full}; the oldest is {who}",
             hint="let its readers catch up, drop a dead one, or raise the cap",
             path=str(self._root),
             retry_after_s=1.0,
@@ -189,35 +200,56 @@ class Retention:
 
     def _blocked_by_subscriber(self) -> Overloaded | None:
         for subscriber in list(self._ledger.state.subscribers.values()):
-            cap = subscriber.options.max_bytes
-            if cap is None or subscriber.options.on_full != "block":
+            options = subscriber.options
+            if options.on_full != "block":
                 continue
-            if self._lag(subscriber, exact_above=cap) > cap:
+            behind = None
+            if options.max_bytes is not None and self._lag(subscriber, options.max_bytes):
+                behind = f"{options.max_bytes} bytes behind (max_bytes)"
+            elif options.max_age_s is not None and self._is_late(subscriber, options.max_age_s):
+                behind = f"{options.max_age_s} s behind (max_age_s)"
+            if behind is not None:
                 return Overloaded(
-                    f"subscriber {subscriber.name!r} is {cap} bytes behind (max_bytes)",
+                    f"subscriber {subscriber.name!r} is more than {behind}",
                     hint="let it catch up, or choose on_full='drop_oldest' for it",
                     path=str(self._root),
                     retry_after_s=1.0,
                 )
         return None
 
-    def _lag(self, subscriber: Subscriber, exact_above: int) -> int:
-        """Return the bytes that wait for a subscriber: an upper estimate, exact when it matters."""
-        accepted = self._shelf.accepted_payload_bytes()
-        counted, at = self._lag_bytes.get(subscriber.name, (exact_above + 1, accepted))
-        estimate = counted + accepted - at
-        if estimate <= exact_above:
-            return estimate
+    def _lag(self, subscriber: Subscriber, max_bytes: int) -> bool:
+        """Whether more bytes wait for a subscriber; they are counted only when it may be so."""
+        key, accepted = _key_of(subscriber), self._shelf.accepted_payload_bytes()
+        counted, at = self._lag_bytes.get(key, (max_bytes + 1, accepted))
+        if counted + accepted - at <= max_bytes:
+            return False
         with self._ledger.lock:
             _, waiting_bytes = self._shelf.waiting(subscriber)
-        self._lag_bytes[subscriber.name] = (waiting_bytes, accepted)
-        return waiting_bytes
+        self._lag_bytes[key] = (waiting_bytes, accepted)
+        return waiting_bytes > max_bytes
+
+    def _is_late(self, subscriber: Subscriber, max_age_s: float) -> bool:
+        """Whether something older waits for a subscriber; looked up only when it may be so."""
+        key, now_ns = _key_of(subscriber), self.now_ns()
+        limit_ns = now_ns - int(max_age_s * 1e9)
+        if self._oldest_ns.get(key, limit_ns - 1) >= limit_ns:
+            return False
+        with self._ledger.lock:
+            oldest_ns = self._shelf.oldest_waiting_ns(subscriber)
+        self._oldest_ns[key] = now_ns if oldest_ns is None else oldest_ns
+        return oldest_ns is not None and oldest_ns < limit_ns
+
+    def _forget(self, name: str) -> None:
+        """Forget the lag of a subscriber: more may wait for the next one of that name."""
+        self._lag_bytes = {k: lag for k, lag in self._lag_bytes.items() if k[0] != name}
+        self._oldest_ns = {k: oldest for k, oldest in self._oldest_ns.items() if k[0] != name}
 
     # ------------------------------------------------------------------ keeping
 
     def tick(self) -> None:
         """Do what is due: orphans, caps of subscribers, then segments."""
         with self._lock:
+            self._trash.empty()
             self._give_up_orphans()
             self._cap_subscribers()
             self.enforce(0)
@@ -231,20 +263,21 @@ class Retention:
                 self._remove(removal)
             while self._must_shrink(size_bytes):
                 pressed = self._plan_pressed()
-                if pressed is None:
+                if pressed is None or not self._remove(pressed):
                     return
                 self.counters.size_emergencies += pressed.reason == "size"
-                self._remove(pressed)
 
     def _must_shrink(self, size_bytes: int) -> bool:
-        too_many = len(self._catalog.snapshot()) > self._retention.max_segments
-        return too_many or self._over_cap(size_bytes)
+        return self._too_many() or self._over_cap(size_bytes)
+
+    def _too_many(self) -> bool:
+        return len(self._catalog.snapshot()) > self._retention.max_segments
 
     # ----------------------------------------------------------------- planning
 
     def _waiting_for(self, segment: Segment) -> list[Subscriber]:
         """Return the subscribers for which something of a segment is not resolved."""
-        first, end = segment.summary.first_seq, segment.summary.last_seq + 1
+        first, end = _seqs_of(segment)
         subscribers = self._ledger.state.subscribers.values()
         return [s for s in list(subscribers) if end > s.start_seq and s.unresolved(first, end)]
 
@@ -260,7 +293,7 @@ class Retention:
             if kept_bytes <= self._retention.steady_state_headroom_bytes:
                 break
             kept_bytes -= segment.disk_bytes
-            removals.append(Removal(segment, "processed", None, ()))
+            removals.append(Removal(segment, "processed", None))
         return removals
 
     def _plan_expired(self) -> list[Removal]:
@@ -273,100 +306,106 @@ class Retention:
             if segment.summary.max_ingestion_ns >= oldest_ns:
                 continue
             waiting = self._waiting_for(segment)
-            if not any(self._protected(subscriber, segment) for subscriber in waiting):
-                losers = tuple(subscriber.name for subscriber in waiting)
-                removals.append(Removal(segment, "age", Outcome.EXPIRED, losers))
+            if not self._in_use(segment, waiting):
+                removals.append(Removal(segment, "age", Outcome.EXPIRED))
         return removals
 
     def _plan_pressed(self) -> Removal | None:
         """Return the oldest segment that may go to make room; None: somebody has to wait."""
-        segments = self._catalog.snapshot()
-        reason = "segments" if len(segments) > self._retention.max_segments else "size"
-        for segment in segments:
-            waiting = self._waiting_for(segment)
-            if not waiting and (self._ledger.state.subscribers or self._may_drop_all):
-                return Removal(segment, reason, None, ())
-            willing = all(s.options.on_full == "drop_oldest" for s in waiting) and waiting
-            if (willing or self._may_drop_all) and not any(
-                self._protected(subscriber, segment) for subscriber in waiting
-            ):
-                losers = tuple(subscriber.name for subscriber in waiting)
-                return Removal(segment, reason, Outcome.DROPPED, losers)
+        reason = "segments" if self._too_many() else "size"
+        segments = [(segment, self._waiting_for(segment)) for segment in self._catalog.snapshot()]
+        # What nobody needs goes first, although headroom kept it.
+        for segment, waiting in sorted(segments, key=lambda pair: bool(pair[1])):
+            removal = Removal(segment, reason, Outcome.DROPPED if waiting else None)
+            if self._may_go(removal, waiting) and not self._in_use(segment, waiting):
+                return removal
         return None
+
+    def _may_go(self, removal: Removal, waiting: Sequence[Subscriber]) -> bool:
+        """Whether a segment may go under those who wait for it now."""
+        if any(self._is_pinned(s, *_seqs_of(removal.segment)) for s in waiting):
+            return False
+        if removal.outcome is None:
+            anybody = bool(self._ledger.state.subscribers) or self._may_drop_all
+            return anybody and not waiting
+        willing = all(s.options.on_full == "drop_oldest" for s in waiting)
+        return removal.outcome is Outcome.EXPIRED or willing or self._may_drop_all
 
     @property
     def _may_drop_all(self) -> bool:
         return self._retention.size_cap_policy == "drop_oldest"
 
-    def _protected(self, subscriber: Subscriber, segment: Segment) -> bool:
-        """Whether part of a segment is planned or leased by a subscriber."""
-        first, end = segment.summary.first_seq, segment.summary.last_seq + 1
-        since_ns = self.now_ns() - int(self._retention.max_pin_s * 1e9)
-        pinned = any(
-            pin.first_seq < end and pin.end_seq > first and pin.time_ns >= since_ns
+    def _in_use(self, segment: Segment, waiting: Sequence[Subscriber]) -> bool:
+        """Whether part of a segment is planned, or in somebody's hands."""
+        first, end = _seqs_of(segment)
+        return any(
+            self._is_pinned(s, first, end)
+            or any(first <= seq < end for seq in self._leased(s.name))
+            for s in waiting
+        )
+
+    def _is_pinned(self, subscriber: Subscriber, first_seq: int, end_seq: int) -> bool:
+        since_ns = self._ledger.steady.now_ns() - int(self._retention.max_pin_s * 1e9)
+        return any(
+            pin.first_seq < end_seq and pin.end_seq > first_seq and pin.time_ns >= since_ns
             for pin in subscriber.pins
         )
-        return pinned or any(first <= seq < end for seq in self._leased(subscriber.name))
 
     # ---------------------------------------------------------------- executing
 
-    def _remove(self, removal: Removal) -> None:
+    def _remove(self, removal: Removal) -> bool:
+        """Remove a segment, if that is still right; return whether it was."""
         segment, summary = removal.segment, removal.segment.summary
         with self._ledger.lock:
-            lines = self._outcomes(removal)
+            waiting = self._waiting_for(segment)
+            if not self._may_go(removal, waiting):
+                return False
+            lines = self._outcomes(removal, waiting)
             if lines:
                 self._ledger.resolve(lines)
             self._ledger.change(
                 "deleted",
                 segment_seq=summary.segment_seq,
-                totals=[summary.bundles, summary.events],
-                producers={
-                    name: [p.epoch, p.seq, p.bundles, p.events, p.time_ns]
                 # For whoever asks later what became of a bundle.
                 seqs=[summary.first_seq, summary.last_seq],
                 reason=removal.reason,
+                totals=[summary.bundles, summary.events],
+                producers={
+                    name: [p.epoch, p.seq, p.bundles, p.events, p.time_ns]
                     for name, p in summary.producers.items()
                     if p.epoch
                 },
             )
             self._ledger.sync()
-        self._catalog.remove(segment)
-        self._to_trash(segment.path)
+            self._catalog.remove(segment)
+        self._trash.remove(segment.path, segment.disk_bytes)
         self.counters.evictions[removal.reason] += 1
-        self.counters.freed_bytes += segment.disk_bytes
         if removal.outcome is Outcome.DROPPED:
             self.counters.dropped_segments += 1
-            self.counters.subscriber_dropped_segments += len(removal.losers)
+            self.counters.subscriber_dropped_segments += len(lines)
         self.notify_freed()
+        return True
 
-    def _outcomes(self, removal: Removal) -> list[Resolution]:
+    def _outcomes(self, removal: Removal, waiting: Sequence[Subscriber]) -> list[Resolution]:
         if removal.outcome is None:
             return []
-        now_ns, summary = self._seam.clock.wall_ns(), removal.segment.summary
-        lines = []
-        for name in removal.losers:
-            subscriber = self._ledger.state.subscribers.get(name)
-            if subscriber is None:
-                continue
-            counts = self._shelf.unresolved(subscriber, removal.segment)
-            first = max(summary.first_seq, subscriber.start_seq)
-            end = summary.last_seq + 1
-            lines.append(
-                resolution(now_ns, name, first, end, removal.outcome, counts, removal.reason)
+        now_ns, (first, end) = self._seam.clock.wall_ns(), _seqs_of(removal.segment)
+        return [
+            resolution(
+                now_ns,
+                subscriber.name,
+                max(first, subscriber.start_seq),
+                end,
+                removal.outcome,
+                self._shelf.unresolved(subscriber, removal.segment),
+                removal.reason,
             )
-        return lines
-
-    def _to_trash(self, path: PurePath) -> None:
-        disk, trash = self._seam.disk, self._root / names.TRASH_DIR
-        disk.rename(path, trash / path.name, Point.TRASH_MOVE)
-        disk.sync_dir(path.parent, Point.TRASH_SYNC_DIR)
-        remove_tree(disk, trash / path.name, Point.TRASH_UNLINK)
+            for subscriber in waiting
+        ]
 
     def empty_trash(self) -> None:
         """Remove what a crash left half removed."""
-        trash = self._root / names.TRASH_DIR
-        for entry in self._seam.disk.list(trash):
-            remove_tree(self._seam.disk, trash / entry.name, Point.TRASH_UNLINK)
+        self._trash.empty()
 
     # -------------------------------------------------------------- subscribers
 
@@ -384,14 +423,15 @@ class Retention:
             self._ledger.resolve([line])
             self._ledger.change("unregister", name)
             self._ledger.sync()
+        self._forget(name)
         self.notify_freed()
+        return counts
 
     def _give_up_orphans(self) -> None:
         ttl_s = self._retention.orphan_ttl_s
-        return counts
         if ttl_s is None:
             return
-        since_ns = self.now_ns() - int(ttl_s * 1e9)
+        since_ns = self._ledger.steady.now_ns() - int(ttl_s * 1e9)
         for subscriber in list(self._ledger.state.subscribers.values()):
             absent_ns = subscriber.absent_since_ns
             if absent_ns is not None and absent_ns < since_ns:
@@ -407,43 +447,47 @@ class Retention:
         options = subscriber.options
         if options.max_bytes is None and options.max_age_s is None:
             return
+        # Before the ledger's lock: a lease takes its own first, and the ledger's second.
+        leased = self._leased(subscriber.name)
         with self._ledger.lock:
             _, excess_bytes = self._shelf.waiting(subscriber)
             excess_bytes -= options.max_bytes if options.max_bytes is not None else excess_bytes
             oldest_ns = None
             if options.max_age_s is not None:
                 oldest_ns = self.now_ns() - int(options.max_age_s * 1e9)
-            leased = set(self._leased(subscriber.name))
-            lines = []
+            lines: list[Resolution] = []
             for ref in self._shelf.refs(subscriber.high_water_seq):
                 too_old = oldest_ns is not None and ref.ingestion_ns < oldest_ns
                 if not too_old and excess_bytes <= 0:
                     break
                 if ref.seq in subscriber.resolved or ref.seq in leased:
                     continue
-                if self._is_pinned(subscriber, ref.seq):
-                    break
-                events = ref.events - subscriber.partial.get(ref.seq, 0)
-                outcome = Outcome.EXPIRED if too_old else Outcome.DROPPED
-                reason = "max_age_s" if too_old else "max_bytes"
-                lines.append(
-                    resolution(
-                        self._seam.clock.wall_ns(),
-                        subscriber.name,
-                        ref.owned_from,
-                        ref.seq + 1,
-                        outcome,
-                        Totals(1, events),
-                        reason,
-                    )
-                )
-                excess_bytes -= ref.size_bytes
+                if not self._is_pinned(subscriber, ref.seq, ref.seq + 1):
+                    excess_bytes -= ref.size_bytes
+                    self._add_line(lines, subscriber, ref, too_old=too_old)
             if lines:
                 self._ledger.resolve(lines)
 
-    def _is_pinned(self, subscriber: Subscriber, seq: int) -> bool:
-        since_ns = self.now_ns() - int(self._retention.max_pin_s * 1e9)
-        return any(
-            pin.first_seq <= seq < pin.end_seq and pin.time_ns >= since_ns
-            for pin in subscriber.pins
+    def _add_line(
+        self, lines: list[Resolution], subscriber: Subscriber, ref: Ref, *, too_old: bool
+    ) -> None:
+        """Add a bundle that is dropped; consecutive ones share a line."""
+        outcome = Outcome.EXPIRED if too_old else Outcome.DROPPED
+        reason = "max_age_s" if too_old else "max_bytes"
+        first, counts = ref.owned_from, Totals(1, ref.events - subscriber.partial.get(ref.seq, 0))
+        if lines and lines[-1].end.seq == first and lines[-1].outcome is outcome:
+            last = lines.pop()
+            first, counts = last.start.seq, last.counts.plus(*counts)
+        now_ns = self._seam.clock.wall_ns()
+        lines.append(
+            resolution(now_ns, subscriber.name, first, ref.seq + 1, outcome, counts, reason)
         )
+
+
+def _key_of(subscriber: Subscriber) -> tuple[str, int]:
+    return subscriber.name, subscriber.reopened
+
+
+def _seqs_of(segment: Segment) -> tuple[int, int]:
+    """Return the first seq of a segment, and the one behind its last."""
+    return segment.summary.first_seq, segment.summary.last_seq + 1
