@@ -50,6 +50,13 @@ class LedgerState:
     # reader of one must not pass for a reader of a later one with the same name.
     last_generation: int = 0
 
+    @property
+    def floor_seq(self) -> int:
+        """Behind every seq that the ledger knows."""
+        starts = [subscriber.start_seq for subscriber in self.subscribers.values()]
+        ends = [end for s in self.subscribers.values() for _, end in s.resolved]
+        return max([0, *starts, *ends])
+
     def to_fields(self) -> dict[str, Any]:
         """Return the state as JSON can hold it."""
         return {
