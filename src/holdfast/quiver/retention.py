@@ -19,6 +19,7 @@ nobody is registered, nothing is resolved, and only age and size take anything.
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import threading
 from collections import Counter
@@ -31,6 +32,7 @@ from holdfast.quiver import names
 from holdfast.quiver.catalog import Catalog
 from holdfast.quiver.config import QuiverConfig
 from holdfast.quiver.frame import Totals
+from holdfast.quiver.intervals import IntervalSet
 from holdfast.quiver.ledger import Ledger, resolution
 from holdfast.quiver.outcome import Outcome, Resolution
 from holdfast.quiver.segment import Ref, Segment
@@ -286,7 +288,7 @@ class Retention:
         held = self._seam.clock.monotonic_s() < self._held_until_s
         if held or not self._ledger.state.subscribers:
             return []
-        done = [s for s in self._catalog.snapshot() if not self._waiting_for(s)]
+        done = [s for s in self._resolved_for_one() if not self._waiting_for(s)]
         kept_bytes = sum(segment.disk_bytes for segment in done)
         removals = []
         for segment in done:
@@ -295,6 +297,19 @@ class Retention:
             kept_bytes -= segment.disk_bytes
             removals.append(Removal(segment, "processed", None))
         return removals
+
+    def _resolved_for_one(self) -> list[Segment]:
+        """Return the segments that one subscriber has resolved, without looking at all others."""
+        with self._ledger.lock:
+            one = min(self._ledger.state.subscribers.values(), key=lambda s: len(s.resolved))
+            done = IntervalSet([(0, one.start_seq), *one.resolved])
+        segments, found = self._catalog.snapshot(), []
+        for first_seq, end_seq in done:
+            place = bisect.bisect_left(segments, first_seq, key=lambda s: s.summary.first_seq)
+            while place < len(segments) and segments[place].summary.last_seq < end_seq:
+                found.append(segments[place])
+                place += 1
+        return found
 
     def _plan_expired(self) -> list[Removal]:
         """Segments that are too old, whoever waits for them."""
