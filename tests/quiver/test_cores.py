@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from pathlib import PurePath
+from pathlib import Path, PurePath
 
 import pytest
 from hypothesis import given
@@ -584,3 +584,19 @@ def test_a_removal_that_the_disk_refuses_is_made_good_later(rack: Rack) -> None:
     rack.stop()
     rack.start(1).sweep()
     assert rack.folders() == ["core-00", "trash"]
+
+
+def test_on_a_real_disk_too_a_drained_core_leaves_nothing_behind(tmp_path: Path) -> None:
+    root = tmp_path / "data"
+    with Cores.open(root, 3) as cores:
+        register_everywhere(cores)
+        feed(cores)
+    with Cores.open(root, 1) as cores:
+        with pytest.raises(DirectoryLocked):
+            Cores.open(root, 3)
+        for quiver in cores.adopted.values():
+            drain(quiver)
+        cores.sweep()
+        assert sorted(path.name for path in root.iterdir()) == ["LOCK", "core-00", "trash"]
+        assert list((root / "trash").iterdir()) == []
+        assert cores[0].balance(SUBSCRIBER).pending.bundles == 1
