@@ -13,7 +13,7 @@ import json
 import re
 import struct
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path, PurePath
@@ -22,10 +22,24 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 from xxhash import xxh3_128_hexdigest
 
-from holdfast.quiver import ColumnExtractor, Quiver, QuiverConfig, SegmentConfig, names
+from holdfast.quiver import (
+    ColumnExtractor,
+    LedgerConfig,
+    Position,
+    Quiver,
+    QuiverConfig,
+    RetentionConfig,
+    SegmentConfig,
+    SubscriberOptions,
+    ledger_log,
+    names,
+)
 from holdfast.quiver.bundle import decode_arrow, encode_arrow
 from holdfast.quiver.frame import HEADER_BYTES, STAGED, Frame, Kind
+from holdfast.quiver.ledger_log import LineKind, decode_resolutions, read_ledger_file
+from holdfast.quiver.ledger_recovery import recover_ledger
 from holdfast.quiver.points import Point
+from holdfast.quiver.subscriber import Subscriber
 from holdfast.quiver.wal import HEADER_BYTES as WAL_HEADER_BYTES
 from holdfast.quiver.wal import decode_header, walk
 from holdfast.seam import Seam
@@ -192,6 +206,8 @@ def tree() -> str:
         names.FORMAT: "format version and quiver_id",
         names.LOCK: "held by the owning process",
         names.WAL_DIR: "write-ahead log: wal.md",
+        names.LEDGER_DIR: "what became of every bundle: ledger.md",
+        names.TRASH_DIR: "what is being deleted",
         names.SEGMENTS_DIR: "sealed segments: segment.md",
         names.QUARANTINE_DIR: "damaged bytes, and a note about each",
         names.MANIFEST: "summary of the segment, twice",
@@ -399,6 +415,214 @@ def bundle_rows() -> str:
     return _shown(_arrow_file(names.BUNDLES))
 
 
+# ------------------------------------------------------------------- the ledger
+
+LEDGER = ROOT / names.LEDGER_DIR
+# Nothing by timer, so that the example is the same every time.
+LEDGER_CONFIG = replace(
+    CONFIG,
+    ledger=LedgerConfig(flush_interval_s=3600.0),
+    retention=RetentionConfig(tick_s=3600.0, steady_state_headroom_bytes=1 << 40),
+)
+
+
+class StandingClock:
+    """A clock by which no time passes at all: ages are in the ledger, too."""
+
+    def wall_ns(self) -> int:
+        return NOW_NS
+
+    def monotonic_s(self) -> float:
+        return 0.0
+
+
+def open_with_readers(disk: Disk, config: QuiverConfig = LEDGER_CONFIG) -> Quiver:
+    """Open the store of the ledger's example."""
+    return Quiver.open(ROOT, config, seam=Seam(disk, StandingClock(), seeded_randomness(2027)))
+
+
+@cache
+def ledger_disk() -> SimulatedDisk:
+    """Return a store whose ledger has a line of every kind, in two files, after kill -9."""
+    disk = SimulatedDisk()
+    with open_with_readers(disk) as quiver:
+        quiver.register("archive")
+        for events in ([b"a", b"b"], [b"c"], [b"d"], [b"e"]):
+            quiver.append_raw(events, producer="edge", epoch=quiver.statistics().next_seq + 1)
+        _read_as_archive(quiver)
+        _read_as_stats(quiver)
+        quiver.unregister("stats", reason="no longer needed")
+    with open_with_readers(disk, CONFIG) as quiver:
+        quiver._engine.retention.tick()
+        return disk.snapshot()
+
+
+def _read_as_archive(quiver: Quiver) -> None:
+    """Acknowledge, reject, filter; change the subscriber's options; replay one bundle."""
+    with quiver.lease("archive") as lease:
+        first, second = lease.poll(), lease.poll()
+        assert first is not None
+        assert second is not None
+        first.ack()
+        second.reject("malformed")
+    quiver.set_options("archive", SubscriberOptions(max_bytes=64 << 20, on_full="drop_oldest"))
+    quiver.replay("archive", 1, 2)
+    with quiver.lease("archive") as lease:
+        while (delivery := lease.poll()) is not None:
+            delivery.ack()
+
+
+def _read_as_stats(quiver: Quiver) -> None:
+    """Pause and resume; plan a range, and commit half of its first bundle."""
+    cursor = quiver.cursor("stats")
+    cursor.pause()
+    cursor.resume()
+    planned = cursor.plan(max_events=3)
+    assert planned is not None
+    cursor.commit(planned, through=Position(0, 1))
+    cursor.accept_losses()
+    cursor.close()
+
+
+def ledger_contents(disk: Disk) -> list[ledger_log.LedgerContent]:
+    """Return the ledger's files, oldest first."""
+    return [read_ledger_file(disk, LEDGER / entry.name) for entry in disk.list(LEDGER)]
+
+
+def ledger_lines(content: ledger_log.LedgerContent) -> list[tuple[int, Frame]]:
+    """Return the frames of a ledger file, each with its offset."""
+    frames = [item for item in content.items if isinstance(item, Frame)]
+    starts = [WAL_HEADER_BYTES, *(frame.end for frame in frames)]
+    return list(zip(starts, frames, strict=False))
+
+
+def ledger_header() -> str:
+    """Return the header of the example's first ledger file, field by field."""
+    return fields_of("ledger.md", "ledger header", ledger_contents(ledger_disk())[0].view[:4096])
+
+
+def _partial_line() -> tuple[int, Frame, ledger_log.LedgerContent]:
+    content = ledger_contents(ledger_disk())[0]
+    for start, frame in ledger_lines(content):
+        if frame.kind == LineKind.RESOLUTIONS:
+            (line,) = decode_resolutions(frame.payload)
+            if line.end.row:
+                return start, frame, content
+    raise AssertionError("the example has no line that stops inside a bundle")
+
+
+def ledger_line_dump() -> str:
+    """Return the bytes of one frame with an outcome."""
+    start, frame, content = _partial_line()
+    return xxd(content.view[start : frame.end], start)
+
+
+def ledger_line() -> str:
+    """Return the outcome in it, field by field."""
+    _, frame, _ = _partial_line()
+    return fields_of("ledger.md", "resolution", frame.payload)
+
+
+def _told(frame: Frame) -> str:
+    """Return what a line of the ledger says, shortened where it repeats a checkpoint."""
+    if frame.kind == LineKind.CHECKPOINT:
+        return "…"
+    if frame.kind == LineKind.CHANGE:
+        change = json.loads(bytes(frame.payload))
+        if "state" in change:
+            change["state"] = "…"
+        told = {key: value for key, value in change.items() if value != ""}
+        return json.dumps(told, ensure_ascii=False)
+    return "; ".join(
+        f"{line.subscriber} generation {line.generation}: {line.start.seq}.{line.start.row} to "
+        f"{line.end.seq}.{line.end.row} {line.outcome.name} {line.counts.bundles}/"
+        f"{line.counts.events} {line.reason}".rstrip()
+        for line in decode_resolutions(frame.payload)
+    )
+
+
+def ledger_frames() -> str:
+    """Return all lines of the example's ledger."""
+    rows: list[Sequence[object]] = [("file", "offset", "kind", "lines", "synced_through", "says")]
+    for content in ledger_contents(ledger_disk()):
+        for start, frame in ledger_lines(content):
+            kind, number = LineKind(frame.kind).name, content.header.number
+            rows.append((number, start, kind, frame.seq, frame.synced_through, _told(frame)))
+    return columns(rows)
+
+
+def ledger_checkpoint() -> str:
+    """Return the checkpoint that the example's second file begins with, laid out for reading."""
+    text = json.dumps(ledger_contents(ledger_disk())[1].checkpoint, indent=1)
+    # Innermost lists and objects fit on a line.
+    return re.sub(r"[\[{][^\[\]{}]*[\]}]", lambda match: re.sub(r"\s*\n\s*", " ", match[0]), text)
+
+
+def _ledger_path(disk: Disk, place: int) -> PurePath:
+    return LEDGER / disk.list(LEDGER)[place].name
+
+
+def _flip(disk: SimulatedDisk, path: PurePath, offset: int) -> None:
+    disk.overwrite(path, offset, bytes([disk.read(path)[offset] ^ 1]))
+
+
+def _with_torn_line(disk: SimulatedDisk) -> None:
+    path = _ledger_path(disk, -1)
+    content = disk.read(path)
+    disk.put(path, content + content[WAL_HEADER_BYTES : WAL_HEADER_BYTES + 40])
+
+
+def _in_the_middle(disk: SimulatedDisk) -> None:
+    _remove_newest(disk)
+    content = ledger_contents(disk)[0]
+    start = next(s for s, frame in ledger_lines(content) if frame.kind == LineKind.RESOLUTIONS)
+    _flip(disk, content.path, start + HEADER_BYTES)
+
+
+def _in_the_checkpoint(disk: SimulatedDisk) -> None:
+    _flip(disk, _ledger_path(disk, -1), WAL_HEADER_BYTES + HEADER_BYTES)
+
+
+def _remove_newest(disk: SimulatedDisk) -> None:
+    disk.unlink(_ledger_path(disk, -1), "example")
+
+
+def _remove_all(disk: SimulatedDisk) -> None:
+    while disk.list(LEDGER):
+        _remove_newest(disk)
+
+
+def ledger_recoveries() -> str:
+    """Return what is read back from the example's ledger in several states."""
+    cases: dict[str, Callable[[SimulatedDisk], None]] = {
+        "as it is": lambda disk: None,
+        "half a line behind it": _with_torn_line,
+        "newest file missing": _remove_newest,
+        "and one bit of a line flipped": _in_the_middle,
+        "newest checkpoint damaged": _in_the_checkpoint,
+        "no files": _remove_all,
+    }
+    rows: list[Sequence[object]] = [
+        ("the ledger", "lines", "torn", "damaged", "subscribers", "waits from", "outcomes")
+    ]
+    for name, change in cases.items():
+        disk = ledger_disk().snapshot()
+        change(disk)
+        own_id = ledger_contents(ledger_disk())[0].header.quiver_id
+        found = recover_ledger(disk, LEDGER, {own_id})
+        sizes = found.replayed_lines, found.torn_bytes, found.damaged_bytes
+        readers = list(found.state.subscribers.values())
+        known = ", ".join(reader.name for reader in readers) or "-"
+        waits = ", ".join(f"seq {reader.high_water_seq}" for reader in readers) or "-"
+        rows.append((name, *sizes, known, waits, _shown_counts(readers)))
+    return columns(rows)
+
+
+def _shown_counts(readers: Sequence[Subscriber]) -> str:
+    counts = [(name, totals) for one in readers for name, totals in one.counts.items()]
+    return ", ".join(f"{totals.events} {name.name}" for name, totals in counts) or "-"
+
+
 EXAMPLES: dict[str, Callable[[], str]] = {
     "tree": tree,
     "format": format_file,
@@ -418,6 +642,12 @@ EXAMPLES: dict[str, Callable[[], str]] = {
     "events rows": events_rows,
     "lineage rows": lineage_rows,
     "bundle rows": bundle_rows,
+    "ledger header": ledger_header,
+    "ledger line dump": ledger_line_dump,
+    "ledger line": ledger_line,
+    "ledger frames": ledger_frames,
+    "ledger checkpoint": ledger_checkpoint,
+    "ledger recoveries": ledger_recoveries,
 }
 
 

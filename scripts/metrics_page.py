@@ -28,7 +28,7 @@ holdfast quiver metrics DIR      # of a directory that nobody has open
 ```python
 from holdfast.operate.metrics import render
 
-text = render({"main": quiver.statistics()})    # or, with cores: {"main": cores.statistics()}
+text = render({"main": quiver.statistics()})  # or, with cores: {"main": cores.statistics()}
 ```
 
 - In records names have dots (`quiver.wal.bytes`), in Prometheus' text underscores

@@ -18,6 +18,7 @@ from holdfast.quiver import (
     SegmentConfig,
     TimeFlag,
     identity,
+    ledger_log,
     manifest,
     names,
     wal,
@@ -106,6 +107,8 @@ def test_an_example_that_drifted_is_noticed() -> None:
         ("frame.md", "raw payload", 6),
         ("frame.md", "arrow slot", 26),
         ("wal.md", "wal header", 112),
+        ("ledger.md", "ledger header", 56),
+        ("ledger.md", "resolution", 57),
     ],
 )
 def test_a_layout_has_neither_gaps_nor_overlaps(name: str, table: str, size_bytes: int) -> None:
@@ -206,6 +209,7 @@ def test_the_versions_are_those_the_code_writes() -> None:
         "FORMAT": identity.VERSION,
         "WAL file": wal.VERSION,
         "manifest": manifest.VERSION,
+        "ledger file": ledger_log.VERSION,
     }
     assert versions == written
 

@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from pathlib import PurePath
+from pathlib import Path, PurePath
 
 import pytest
 from hypothesis import given
@@ -578,9 +578,26 @@ def test_a_removal_that_the_disk_refuses_is_made_good_later(rack: Rack) -> None:
     rack.start(2)
     rack.stop()
     cores = rack.start(1, faults=[Fault(Point.TRASH_MOVE, FaultKind.EIO)])
-    with pytest.raises(OSError, match=r"\[Errno 5\]"):
-        cores.sweep()
-    assert cores[0].append_raw(b"event").seq == 0
-    rack.stop()
-    rack.start(1).sweep()
+    cores.sweep()
+    # It is still there, and counts.
+    assert rack.folders() == ["core-00", "core-01", "trash"]
+    assert caps(cores)[0] < 64 * MB
+    cores.sweep()
     assert rack.folders() == ["core-00", "trash"]
+    assert caps(cores) == [64 * MB]
+
+
+def test_on_a_real_disk_too_a_drained_core_leaves_nothing_behind(tmp_path: Path) -> None:
+    root = tmp_path / "data"
+    with Cores.open(root, 3) as cores:
+        register_everywhere(cores)
+        feed(cores)
+    with Cores.open(root, 1) as cores:
+        with pytest.raises(DirectoryLocked):
+            Cores.open(root, 3)
+        for quiver in cores.adopted.values():
+            drain(quiver)
+        cores.sweep()
+        assert sorted(path.name for path in root.iterdir()) == ["LOCK", "core-00", "trash"]
+        assert list((root / "trash").iterdir()) == []
+        assert cores[0].balance(SUBSCRIBER).pending.bundles == 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Literal
 
@@ -168,9 +168,11 @@ class LedgerConfig:
 
     # The longest time that an outcome stays unsynced; a power cut may cost it (then: redelivery).
     flush_interval_s: float = 0.025
-    # A file is closed at this size, and the next one begins with a checkpoint.
+    # A file is closed at this size (or at a sixteenth of the size cap, if that is less), but not
+    # before it is twice its checkpoint; the next one begins with a checkpoint.
     rotate_bytes: int = 8 * MB
-    # Closed files are kept for this long, and at most so many bytes of them.
+    # Closed files are kept for this long, and at most so many bytes of them (or an eighth of the
+    # size cap).
     retain_s: float = 7 * 24 * 3600.0
     retain_bytes: int = 64 * MB
 
@@ -178,6 +180,12 @@ class LedgerConfig:
         _require(self.flush_interval_s >= 0, "ledger.flush_interval_s", -1, "0 or more")
         size = self.rotate_bytes
         _require(size >= 64 * KB, "ledger.rotate_bytes", size, "at least 65536")
+
+    def within(self, size_cap_bytes: int) -> LedgerConfig:
+        """Return bounds that leave most of a small cap to the data."""
+        rotate_bytes = min(self.rotate_bytes, size_cap_bytes // 16)
+        retain_bytes = min(self.retain_bytes, size_cap_bytes // 8)
+        return replace(self, rotate_bytes=rotate_bytes, retain_bytes=retain_bytes)
 
 
 @dataclass(frozen=True)

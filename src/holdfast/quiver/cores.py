@@ -36,13 +36,13 @@ from holdfast.quiver.config import QuiverConfig
 from holdfast.quiver.engine import cannot_open, make_folders, take_lock
 from holdfast.quiver.frame import NOTHING
 from holdfast.quiver.inbox import Append
-from holdfast.quiver.points import Point
 from holdfast.quiver.quiver import Quiver
 from holdfast.quiver.shares import Claim, check_count, fair_share, share_of
 from holdfast.quiver.statistics import Statistics
 from holdfast.quiver.transaction import Transaction
+from holdfast.quiver.trash import Trash
 from holdfast.seam import Seam
-from holdfast.seam.disk import Disk, remove_tree
+from holdfast.seam.disk import Disk
 
 log = logging.getLogger("holdfast.quiver")
 
@@ -118,6 +118,7 @@ class Cores:
         self._config = config
         self._seam = seam
         self._cores: dict[int, Core] = {}
+        self._trash = Trash(seam.disk, root)
         # Guards the list of cores and the parts of the cap.
         self._lock = threading.RLock()
         self._closing = threading.Event()
@@ -159,7 +160,7 @@ class Cores:
                 hint="open it with Quiver.open, or name another root",
                 path=str(self._root),
             )
-        self._empty_trash()
+        self._trash.empty()
         part = share_of(self._config, self._count)
         for core_id in sorted({*range(self._count), *core_ids(disk, self._root)}):
             kind = Quiver if core_id < self._count else AdoptedQuiver
@@ -202,6 +203,7 @@ class Cores:
     def sweep(self) -> None:
         """Remove adopted cores that are drained, and share the cap anew; done at every tick."""
         with self._lock:
+            self._trash.empty()
             for core in [core for core in self._cores.values() if core.adopted]:
                 if core.is_drained:
                     self._remove(core)
@@ -210,7 +212,8 @@ class Cores:
     def _share_cap(self) -> None:
         whole = self._config.retention.size_cap_bytes
         cores = self._cores.values()
-        share = fair_share(whole, [core.claim(whole) for core in cores])
+        claims = [core.claim(whole) for core in cores]
+        share = fair_share(whole - self._trash.left_bytes, claims)
         for core in cores:
             # An adopted core cannot grow: its part only says from where on it drops.
             kept_whole = core.adopted and not core.may_drop
@@ -219,25 +222,16 @@ class Cores:
     def _remove(self, core: Core) -> None:
         """Remove a drained core; a crash in between leaves it drained, or in the trash."""
         log.info("core %d is drained and goes: %s", core.core_id, self._account(core))
+        used_bytes = core.engine.retention.used_bytes()
         core.quiver.close()
         del self._cores[core.core_id]
-        self._empty_trash()
-        disk, trash = self._seam.disk, self._root / names.TRASH_DIR
-        disk.rename(core.engine.root, trash / core.engine.root.name, Point.TRASH_MOVE)
-        for folder in (trash, self._root):
-            disk.sync_dir(folder, Point.TRASH_SYNC_DIR)
-        self._empty_trash()
+        self._trash.remove(core.engine.root, used_bytes)
 
     def _account(self, core: Core) -> str:
         told = core.quiver.statistics()
         return f"{told.quiver_id}, {told.accepted_bundles} bundles accepted, " + "; ".join(
             f"{one.name}: {one.outcomes}" for one in told.subscribers
         )
-
-    def _empty_trash(self) -> None:
-        trash = self._root / names.TRASH_DIR
-        for entry in self._seam.disk.list(trash):
-            remove_tree(self._seam.disk, trash / entry.name, Point.TRASH_UNLINK)
 
     def _run(self) -> None:
         while not self._closing.wait(self._config.retention.tick_s):

@@ -46,9 +46,7 @@ class Cursor(Attachment):
         super().__init__(store, name)
         self._on_data_loss = on_data_loss
         self._planned = self.subscriber.position
-        if self.subscriber.pins:
-            # Plans of an earlier generation: their reader is gone, and may plan again.
-            self._ledger.change("unpin", name)
+        self._reopened = self.subscriber.reopened
 
     @property
     def position(self) -> Position:
@@ -90,12 +88,17 @@ class Cursor(Attachment):
             if subscriber.paused:
                 return None
             self._tell_losses()
+            if self._reopened != subscriber.reopened:
+                self._reopened, self._planned = subscriber.reopened, subscriber.position
             start = max(self._planned, subscriber.position)
             refs = self._collect(start, max_events, max_bytes)
             if not refs:
                 return None
             end = Position(refs[-1].seq + 1)
-            self._ledger.change("pin", self.name, first_seq=start.seq, end_seq=end.seq)
+            now_ns = self._ledger.steady.now_ns()
+            self._ledger.change(
+                "pin", self.name, first_seq=start.seq, end_seq=end.seq, since_ns=now_ns
+            )
             self._ledger.sync()
             self._planned = end
         events = sum(ref.events for ref in refs) - (start.row if refs[0].seq == start.seq else 0)
@@ -196,6 +199,13 @@ class Cursor(Attachment):
         """Return what a commit up to `end` newly resolves."""
         subscriber = self.subscriber
         bundles, events = 0, 0
+        if end.row and (
+            end.seq in subscriber.resolved or all(r.seq != end.seq for r in planned.refs)
+        ):
+            raise UnknownPosition(
+                f"event {end.row} of bundle {end.seq}, which is not there or resolved already",
+                hint=f"commit Position({end.seq}) or a row of a bundle that was read",
+            )
         for ref in planned.refs:
             if ref.seq in subscriber.resolved:
                 continue

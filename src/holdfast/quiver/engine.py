@@ -11,6 +11,7 @@ import contextlib
 import logging
 import os
 from collections.abc import Collection, Iterable
+from dataclasses import replace
 from pathlib import PurePath
 from typing import TypeVar
 
@@ -18,7 +19,7 @@ from holdfast.errors import BadInput, CannotOpen, DirectoryLocked, HoldfastError
 from holdfast.quiver import names
 from holdfast.quiver.attachment import Attachment
 from holdfast.quiver.backup_marker import refuse_backup
-from holdfast.quiver.books import reconcile
+from holdfast.quiver.books import proven, reconcile
 from holdfast.quiver.byte_order import check_machine
 from holdfast.quiver.catalog import Catalog
 from holdfast.quiver.config import QuiverConfig
@@ -33,11 +34,12 @@ from holdfast.quiver.retention import Retention
 from holdfast.quiver.sealer import Sealer
 from holdfast.quiver.segment_build import SegmentBuilder
 from holdfast.quiver.shelf import Shelf
+from holdfast.quiver.trash import Trash
 from holdfast.quiver.wakeup import Signal
 from holdfast.quiver.writer import Writer
 from holdfast.seam import Seam
 from holdfast.seam.clock import Clock
-from holdfast.seam.disk import Disk, Handle, LockHeld, remove_tree
+from holdfast.seam.disk import Disk, Handle, LockHeld
 
 log = logging.getLogger("holdfast.quiver")
 
@@ -94,6 +96,7 @@ class Engine:
         self._build(recovered, old)
         try:
             self._run(recovered)
+            self.writer.correct(proven(self.ledger, self.shelf, self.writer.accepted))
             self.written_off: list[Resolution] = reconcile(
                 self.ledger,
                 self.shelf,
@@ -108,15 +111,14 @@ class Engine:
         self.keeper.start()
 
     def _finish_deletions(self, old: RecoveredLedger) -> None:
-        """Remove segments again that a power cut brought back, and what is in the trash."""
+        """Remove segments again that a power cut brought back."""
         for _, end in old.state.deleted_segments:
             # A number is never used again, or a new segment would be taken for one that came back.
             self.catalog.reserve(end - 1)
         for segment in self.catalog.snapshot():
             if segment.summary.segment_seq in old.state.deleted_segments:
                 self.catalog.remove(segment)
-                with contextlib.suppress(OSError):
-                    remove_tree(self.seam.disk, segment.path, Point.TRASH_UNLINK)
+                Trash(self.seam.disk, self.root).remove(segment.path, segment.disk_bytes)
         for path, reason in old.unreadable:
             damage = Damage(path.name, reason, 0, 0, None, None)
             self.recovery.damages.append(damage)
@@ -136,7 +138,8 @@ class Engine:
         for subscriber in old.state.subscribers.values():
             # Whoever was attached died with the last process.
             subscriber.absent_since_ns = subscriber.absent_since_ns or self.clock.wall_ns()
-        self.ledger = Ledger(self.seam, self.root, self.quiver_id, self.config.ledger, old.state)
+        bounds = self.config.ledger.within(self.config.retention.size_cap_bytes)
+        self.ledger = Ledger(self.seam, self.root, self.quiver_id, bounds, old.state)
         self.ledger.start(old.next_number, old.files)
         self.retention = Retention(
             self.seam,
@@ -154,7 +157,9 @@ class Engine:
         self.writer.room = self.retention
 
     def _run(self, recovered: Recovered) -> None:
-        self.writer.start(recovered.start)
+        start = recovered.start
+        # Should the log be lost: no number that the ledger knows is used again.
+        self.writer.start(replace(start, next_seq=max(start.next_seq, self.ledger.state.floor_seq)))
         # Only now is there a newer file that keeps the sequence floor.
         with contextlib.suppress(OSError):
             self.sealer.wal_files.remove_sealed(-1)

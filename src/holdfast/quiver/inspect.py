@@ -28,7 +28,7 @@ from holdfast.quiver.quarantine import Damage, Quarantine
 from holdfast.quiver.replay import Replay, WalContent
 from holdfast.quiver.rivals import choices
 from holdfast.quiver.segment import Segment
-from holdfast.quiver.wal import decode_header
+from holdfast.quiver.wal import SEQ_BLOCK, decode_header
 from holdfast.seam.disk import Disk, Entry
 
 # How often files may vanish while they are listed, before that is taken for an error.
@@ -83,10 +83,21 @@ def require_quiver(disk: Disk, root: PurePath) -> None:
     """Raise unless there is something in `root` that a quiver has."""
     check_machine(root)
     if not disk.exists(root / names.FORMAT) and not disk.exists(root / names.WAL_DIR):
+        _refuse_shared_root(disk, root)
         raise CannotOpen(
             "there is no quiver here", hint="name a data directory, it has a FORMAT file",
             path=str(root),
         )  # fmt: skip
+
+
+def _refuse_shared_root(disk: Disk, root: PurePath) -> None:
+    cores = [e.name for e in _entries(disk, root) if names.parse_core_dir(e.name) is not None]
+    if cores:
+        raise CannotOpen(
+            f"several quivers share this root: {', '.join(cores)}",
+            hint=f"name one of them, such as {root / cores[0]}",
+            path=str(root),
+        )
 
 
 def inspect(disk: Disk, root: PurePath) -> Inventory:
@@ -111,7 +122,7 @@ def inspect(disk: Disk, root: PurePath) -> Inventory:
         wal=tuple(contents),
         unsealed=tuple(replay.bundles[seq] for seq in sorted(replay.bundles)),
         accepted=_accepted(contents, replay, sealed, ledger.state),
-        last_seq=max([replay.last_seq, *(segment.summary.last_seq for segment in sealed)]),
+        last_seq=_last_seq(contents, replay, sealed, unreadable),
         torn_bytes=replay.torn_bytes,
         wal_damages=tuple(damage for _, damage in replay.real_damages()),
         ledger=ledger,
@@ -146,6 +157,23 @@ def _accepted(
         return contents[0].header.accepted_before.plus(*replay.accepted)
     bundles = sum(segment.summary.bundles for segment in sealed)
     return ledger.deleted.plus(bundles, sum(segment.summary.events for segment in sealed))
+
+
+def _last_seq(
+    contents: list[WalContent],
+    replay: Replay,
+    sealed: tuple[Segment, ...],
+    unreadable: list[str],
+) -> int:
+    parsed = [names.parse_segment_dir(name) for name in unreadable]
+    return max(
+        replay.last_seq,
+        *(segment.summary.last_seq for segment in sealed),
+        *(name.last_seq for name in parsed if name is not None),
+        # What a header reserves begins at the number that was next when the file was begun.
+        *(content.header.seq_limit - SEQ_BLOCK - 1 for content in contents),
+        -1,
+    )
 
 
 def _entries(disk: Disk, directory: PurePath) -> list[Entry]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 
-from holdfast.errors import HoldfastError
 from holdfast.quiver.config import RetentionConfig
 from holdfast.quiver.ledger import Ledger
 from holdfast.quiver.retention import Retention
@@ -57,6 +57,12 @@ class Keeper:
             self._thread.join()
 
     def _run(self) -> None:
+        try:
+            self._keep()
+        except BaseException as error:
+            self.last_error = f"the keeper ended: {type(error).__name__}: {error}"
+
+    def _keep(self) -> None:
         next_tick_s = self._clock.monotonic_s() + self._config.tick_s
         while True:
             with self._condition:
@@ -66,24 +72,25 @@ class Keeper:
                 patience_s = max(0.0, next_tick_s - self._clock.monotonic_s())
                 self._condition.wait(patience_s if due_s is None else min(due_s, patience_s))
             now_s = self._clock.monotonic_s()
-            try:
-                self._ledger.sync_if_due()
-                if self._resolved or now_s >= next_tick_s:
-                    self._resolved = False
-                    self._tick(now_s)
-                    next_tick_s = now_s + self._config.tick_s
-            except (HoldfastError, OSError) as error:
-                self._tell(error)
-            except BaseException as error:
-                self._tell(error)
-                return
+            self._try(self._ledger.sync_if_due)
+            if self._resolved or now_s >= next_tick_s:
+                self._resolved = False
+                next_tick_s = now_s + self._config.tick_s
+                self._try(self._tick)
 
-    def _tick(self, now_s: float) -> None:
+    def _try(self, work: Callable[[], None]) -> None:
+        """Do some work; whatever happens, the keeper goes on, because nobody else does it."""
+        try:
+            work()
+        except Exception as error:
+            told = f"{type(error).__name__}: {error}"
+            if told != self.last_error:
+                log.warning("the keeper failed and will try again: %s", told)
+            self.last_error = told
+
+    def _tick(self) -> None:
+        now_s = self._clock.monotonic_s()
         if now_s - self._looked_s >= LOOK_EVERY_S:
             self._looked_s = now_s
             self._retention.look_at_disk()
         self._retention.tick()
-
-    def _tell(self, error: BaseException) -> None:
-        self.last_error = f"{type(error).__name__}: {error}"
-        log.warning("the keeper failed and will try again: %s", self.last_error)

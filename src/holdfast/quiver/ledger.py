@@ -29,6 +29,7 @@ from holdfast.quiver.ledger_log import LedgerFile, LedgerHeader
 from holdfast.quiver.outcome import Outcome, Position, Resolution
 from holdfast.quiver.points import Point
 from holdfast.quiver.producers import LastAppend
+from holdfast.quiver.steady import SteadyTime
 from holdfast.quiver.subscriber import Pin, Subscriber, SubscriberOptions, check_name
 from holdfast.quiver.wal import new_salt
 from holdfast.seam import Seam
@@ -48,6 +49,13 @@ class LedgerState:
     # Given out to whoever attached last. Counted over all subscribers, also those that are gone: a
     # reader of one must not pass for a reader of a later one with the same name.
     last_generation: int = 0
+
+    @property
+    def floor_seq(self) -> int:
+        """Behind every seq that the ledger knows."""
+        starts = [subscriber.start_seq for subscriber in self.subscribers.values()]
+        ends = [end for s in self.subscribers.values() for _, end in s.resolved]
+        return max([0, *starts, *ends])
 
     def to_fields(self) -> dict[str, Any]:
         """Return the state as JSON can hold it."""
@@ -71,11 +79,12 @@ class LedgerState:
             fields["last_generation"],
         )
 
-    def change(self, change: dict[str, Any], time_ns: int) -> None:
+    def change(self, change: dict[str, Any]) -> None:
         """Take over one CHANGE line."""
         verb = change["verb"]
         if verb == "deleted":
-            self.deleted = self.deleted.plus(*change["totals"])
+            if change["segment_seq"] not in self.deleted_segments:  # or its sync had failed
+                self.deleted = self.deleted.plus(*change["totals"])
             self.deleted_segments.add(change["segment_seq"], change["segment_seq"] + 1)
             for name, last in change["producers"].items():
                 self.producers[name] = LastAppend(*last)
@@ -88,25 +97,21 @@ class LedgerState:
             self.last_generation = max(self.last_generation, change.get("generation", 0))
             subscriber = self.subscribers.get(change["name"])
             if subscriber is not None:
-                _change_subscriber(subscriber, verb, change, time_ns)
+                _change_subscriber(subscriber, verb, change)
 
 
-def _change_subscriber(
-    subscriber: Subscriber, verb: str, change: dict[str, Any], time_ns: int
-) -> None:
+def _change_subscriber(subscriber: Subscriber, verb: str, change: dict[str, Any]) -> None:
     if verb == "attach":
         subscriber.generation = change["generation"]
         subscriber.absent_since_ns = None
     elif verb == "detach":
-        subscriber.absent_since_ns = time_ns
+        subscriber.absent_since_ns = change["since_ns"]
     elif verb == "options":
         subscriber.options = SubscriberOptions.from_fields(change["options"])
     elif verb in ("pause", "resume"):
         subscriber.paused = verb == "pause"
     elif verb == "pin":
-        subscriber.pins.append(Pin(change["first_seq"], change["end_seq"], time_ns))
-    elif verb == "unpin":
-        subscriber.pins = []
+        subscriber.pins.append(Pin(change["first_seq"], change["end_seq"], change["since_ns"]))
     elif verb == "accept_losses":
         subscriber.losses = []
     elif verb == "reopen":
@@ -126,6 +131,7 @@ class Ledger:
         self.lock = threading.RLock()
         self.lines_total = 0
         self.syncs_total = 0
+        self.steady = SteadyTime(seam.clock)
         self._seam = seam
         self._directory = root / names.LEDGER_DIR
         self._quiver_id = quiver_id
@@ -162,7 +168,7 @@ class Ledger:
             line = {"verb": verb, "name": name, **fields}
             now_ns = self._seam.clock.wall_ns()
             self._write(lambda file: file.write_change(line, now_ns))
-            self.state.change(line, now_ns)
+            self.state.change(line)
 
     def subscriber(self, name: str) -> Subscriber:
         """Return the state of a subscriber."""
@@ -197,7 +203,7 @@ class Ledger:
         with self.lock:
             subscriber = self.state.subscribers.get(name)
             if subscriber is not None and subscriber.generation == generation:
-                self.change("detach", name)
+                self.change("detach", name, since_ns=self.steady.now_ns())
 
     def _check_generation(self, name: str, generation: int) -> None:
         current = self.subscriber(name).generation
@@ -251,7 +257,7 @@ class Ledger:
         with self.lock:
             if self._due_s is not None and self._seam.clock.monotonic_s() >= self._due_s:
                 self.sync()
-            if self._file is not None and self._file.end >= self._config.rotate_bytes:
+            if self._file is not None and self._file.is_full(self._config.rotate_bytes):
                 self._rotate_or_fail()
             self._remove_old()
 

@@ -132,6 +132,7 @@ class LedgerFile:
             write_all(disk, self._handle, [header.encode()], Point.LEDGER_HEADER)
             body = json.dumps(checkpoint, separators=(",", ":")).encode()
             self._write(LineKind.CHECKPOINT, header.created_ns, body, Point.LEDGER_CHECKPOINT)
+            self._begin = self.end
         except OSError:
             self.abandon()
             raise
@@ -172,6 +173,10 @@ class LedgerFile:
             NOTHING,
         )
         self.end += write_all(self._disk, self._handle, [header, body, padding], at)
+
+    def is_full(self, rotate_bytes: int) -> bool:
+        """Whether to begin another: not for the sake of a large checkpoint alone."""
+        return self.end >= max(rotate_bytes, 2 * self._begin)
 
     def sync(self, at: Point = Point.LEDGER_SYNC) -> None:
         """Put everything written on stable storage. After an error: never again on this file."""

@@ -105,6 +105,6 @@ def apply_line(state: LedgerState, frame: Frame) -> int:
                 subscriber.apply(line)
         return len(lines)
     if frame.kind == LineKind.CHANGE:
-        state.change(json.loads(bytes(frame.payload)), frame.ingestion_ns)
+        state.change(json.loads(bytes(frame.payload)))
         return 1
     return 0

@@ -23,7 +23,7 @@ def register(engine: Engine, name: str, start: StartPosition, options: Subscribe
         now_ns = engine.clock.wall_ns()
         fresh = Subscriber(name, start_seq, accepted_before, now_ns, options)
         # Nobody has attached yet: if nobody ever does, it is an orphan from now on.
-        fresh.absent_since_ns = now_ns
+        fresh.absent_since_ns = engine.ledger.steady.now_ns()
         engine.ledger.register(fresh)
 
 

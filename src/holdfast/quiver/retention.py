@@ -19,6 +19,7 @@ nobody is registered, nothing is resolved, and only age and size take anything.
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import threading
 from collections import Counter
@@ -31,6 +32,7 @@ from holdfast.quiver import names
 from holdfast.quiver.catalog import Catalog
 from holdfast.quiver.config import QuiverConfig
 from holdfast.quiver.frame import Totals
+from holdfast.quiver.intervals import IntervalSet
 from holdfast.quiver.ledger import Ledger, resolution
 from holdfast.quiver.outcome import Outcome, Resolution
 from holdfast.quiver.segment import Ref, Segment
@@ -98,8 +100,8 @@ class Retention:
         self._trash = Trash(seam.disk, root)
         self._quarantined_bytes = 0
         self._correction_bytes = 0
-        # By subscriber, until outcomes are taken back: bytes that waited when last counted, and what
-        # was accepted by then.
+        # By subscriber, until outcomes are taken back: bytes that waited when last counted, and
+        # what was accepted by then.
         self._lag_bytes: dict[tuple[str, int], tuple[int, int]] = {}
         # Nothing that waits was ingested before this.
         self._oldest_ns: dict[tuple[str, int], int] = {}
@@ -144,7 +146,7 @@ class Retention:
         What could make room has been tried: the caller may wait and ask again.
         """
         if self._must_shrink(size_bytes):
-            # A failing disk must not end the writer: it is told by the keeper, and there is no room.
+            # A failing disk must not end the writer: the keeper tells, and there is no room.
             with contextlib.suppress(HoldfastError, OSError):
                 self.enforce(size_bytes)
                 self.look_at_disk()
@@ -286,7 +288,7 @@ class Retention:
         held = self._seam.clock.monotonic_s() < self._held_until_s
         if held or not self._ledger.state.subscribers:
             return []
-        done = [s for s in self._catalog.snapshot() if not self._waiting_for(s)]
+        done = [s for s in self._resolved_for_one() if not self._waiting_for(s)]
         kept_bytes = sum(segment.disk_bytes for segment in done)
         removals = []
         for segment in done:
@@ -295,6 +297,19 @@ class Retention:
             kept_bytes -= segment.disk_bytes
             removals.append(Removal(segment, "processed", None))
         return removals
+
+    def _resolved_for_one(self) -> list[Segment]:
+        """Return the segments that one subscriber has resolved, without looking at all others."""
+        with self._ledger.lock:
+            one = min(self._ledger.state.subscribers.values(), key=lambda s: len(s.resolved))
+            done = IntervalSet([(0, one.start_seq), *one.resolved])
+        segments, found = self._catalog.snapshot(), []
+        for first_seq, end_seq in done:
+            place = bisect.bisect_left(segments, first_seq, key=lambda s: s.summary.first_seq)
+            while place < len(segments) and segments[place].summary.last_seq < end_seq:
+                found.append(segments[place])
+                place += 1
+        return found
 
     def _plan_expired(self) -> list[Removal]:
         """Segments that are too old, whoever waits for them."""
@@ -313,10 +328,10 @@ class Retention:
     def _plan_pressed(self) -> Removal | None:
         """Return the oldest segment that may go to make room; None: somebody has to wait."""
         reason = "segments" if self._too_many() else "size"
-        for segment in self._catalog.snapshot():
-            waiting = self._waiting_for(segment)
-            outcome = Outcome.DROPPED if waiting else None
-            removal = Removal(segment, reason, outcome)
+        segments = [(segment, self._waiting_for(segment)) for segment in self._catalog.snapshot()]
+        # What nobody needs goes first, although headroom kept it.
+        for segment, waiting in sorted(segments, key=lambda pair: bool(pair[1])):
+            removal = Removal(segment, reason, Outcome.DROPPED if waiting else None)
             if self._may_go(removal, waiting) and not self._in_use(segment, waiting):
                 return removal
         return None

@@ -50,7 +50,9 @@ class Signal:
         try:
             await asyncio.wait_for(future, timeout_s)
         except TimeoutError:
+            pass
+        finally:
             with self._condition:
-                if (loop, future) in self._loops:
+                if (loop, future) in self._loops:  # it gave up, or was cancelled
                     self._loops.remove((loop, future))
         return self.version

@@ -166,6 +166,11 @@ class Writer:
         if self._thread.is_alive():
             self._thread.join()
 
+    def correct(self, accepted: Totals) -> None:
+        """Count what others prove to have been accepted; before anything is appended."""
+        self.accepted = accepted
+        self.published = (self.published[0], accepted)
+
     @property
     def next_seq(self) -> int:
         """The number the next bundle gets."""

@@ -19,3 +19,4 @@ class ToolPoint(StrEnum):
     COPY_WRITE = "backup.file.write"
     COPY_SYNC = "backup.file.sync"
     COPY_SYNC_DIR = "backup.sync_dir"
+    COPY_REMOVE = "backup.remove"

@@ -1,0 +1,305 @@
+"""Backup and restore.
+
+A backup is a directory with the layout of a quiver: segments byte by byte, what is not sealed yet
+as one WAL file, the ledger as a checkpoint (with the closed files, for the account), FORMAT, and
+BACKUP with the checksum of every file. All tools that look read it like any data directory; opening
+it is refused.
+
+Consistent means that every subscriber's equation holds in it. With an owner: it seals what is open
+and writes a checkpoint of the ledger; whatever is appended or resolved after that moment is pending
+in the copy, or not in it. While the copy is made the owner keeps segments that nobody needs any
+more, unless it needs the room; then the copy begins again with a newer checkpoint.
+
+A restored quiver is another quiver. It gets a new quiver_id (the old one is a former id, so its
+segments stay readable) and generations that nobody had before. Whoever holds a position, a receipt
+or an attachment of the original is told `WrongQuiver` or `Fenced`, and never given other data under
+the same number. Subscribers keep their progress as of the backup: what they resolved after it is
+handed out again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import PurePath
+from typing import Any
+
+from xxhash import xxh3_64_hexdigest
+
+from holdfast.errors import CannotOpen, Damaged, HoldfastError, Overloaded
+from holdfast.quiver import names
+from holdfast.quiver.backup_marker import CopiedFile, read_marker, refuse_backup
+from holdfast.quiver.frame import Totals
+from holdfast.quiver.identity import Identity
+from holdfast.quiver.inspect import Inventory, inspect, require_quiver
+from holdfast.quiver.ledger import LedgerState
+from holdfast.quiver.ledger_log import read_ledger_file
+from holdfast.quiver.ledger_recovery import recover_ledger
+from holdfast.quiver.segment import Segment
+from holdfast.quiver.tools.assemble import Assembly, OnRead, check_apart
+from holdfast.quiver.tools.changes import ask_owner, balances
+from holdfast.quiver.tools.findings import Finding
+from holdfast.quiver.tools.offline import DirectoryLock
+from holdfast.quiver.tools.scrub import scrub
+from holdfast.quiver.wal import SEQ_BLOCK
+from holdfast.seam import Seam
+from holdfast.seam.disk import Disk
+from holdfast.seam.randomness import random_uuid
+
+# The owner keeps still for so long; renewed while copying.
+HOLD_S = 60
+# How often a copy begins again because the owner had to delete what was being copied.
+ATTEMPTS_MAX = 5
+# Added to every generation at a restore: more often has nobody attached to the original since.
+GENERATION_STEP = 1 << 20
+
+
+@dataclass
+class Copied:
+    """What a backup or a restore made."""
+
+    quiver_id: str
+    segments: int = 0
+    bundles: int = 0
+    events: int = 0
+    files: int = 0
+    size_bytes: int = 0
+    # Damage that was in the original already: copied as it was, byte by byte.
+    findings: list[Finding] = field(default_factory=list)
+    # The accounts of all subscribers in the copy.
+    balances: list[dict[str, Any]] = field(default_factory=list)
+
+
+# ------------------------------------------------------------------------ backup
+
+
+def backup(seam: Seam, source: PurePath, target: PurePath, on_read: OnRead) -> Copied:
+    """Copy a quiver, beside its owner or without one."""
+    require_quiver(seam.disk, source)
+    refuse_backup(seam.disk, source)
+    check_apart(source, target)
+    told = ask_owner(seam, source, "checkpoint", timeout_s=120.0, seconds=HOLD_S)
+    if told is not None:
+        return _OnlineBackup(seam, source, target, on_read).run(told["ledger_file"])
+    with DirectoryLock(seam, source):
+        inventory = inspect(seam.disk, source)
+        assembly = Assembly(seam, target, _identity(inventory))
+        for segment in _wanted(inventory, inventory.ledger.state):
+            assembly.copy_segment(segment.path, on_read)
+        return _finish_backup(seam, assembly, inventory, inventory.ledger.state, on_read)
+
+
+class _OnlineBackup:
+    """Copies beside a running owner."""
+
+    def __init__(self, seam: Seam, source: PurePath, target: PurePath, on_read: OnRead) -> None:
+        self._seam = seam
+        self._source = source
+        self._target = target
+        self._on_read = on_read
+        self._renewed_s = seam.clock.monotonic_s()
+        self._copied: set[str] = set()
+
+    def run(self, ledger_file: str) -> Copied:
+        try:
+            return self._run(ledger_file)
+        finally:
+            self._hold(0)
+
+    def _run(self, ledger_file: str) -> Copied:
+        assembly = None
+        for _ in range(ATTEMPTS_MAX):
+            state = self._checkpoint(ledger_file)
+            inventory = inspect(self._seam.disk, self._source)
+            assembly = assembly or Assembly(self._seam, self._target, _identity(inventory))
+            if self._nothing_went(inventory, state) and self._copy(assembly, inventory, state):
+                inventory.ledger.files[:] = _files_before(inventory, ledger_file)
+                return _finish_backup(self._seam, assembly, inventory, state, self._on_read)
+            told = ask_owner(
+                self._seam, self._source, "checkpoint", timeout_s=120.0, seconds=HOLD_S
+            )
+            if told is None:
+                raise CannotOpen(
+                    "the owner ended while its quiver was copied",
+                    hint="remove the copy and begin again",
+                    path=str(self._target),
+                )
+            ledger_file = told["ledger_file"]
+        raise Overloaded(
+            "the owner deletes what is being copied, because the quiver is at its size cap",
+            hint="let its readers catch up or raise retention.size_cap_bytes; remove the copy, and "
+            "begin again",
+            path=str(self._source),
+        )
+
+    def _checkpoint(self, ledger_file: str) -> LedgerState:
+        path = self._source / names.LEDGER_DIR / ledger_file
+        checkpoint = read_ledger_file(self._seam.disk, path).checkpoint
+        assert checkpoint is not None, "BUG: the owner wrote no checkpoint"
+        return LedgerState.from_fields(checkpoint)
+
+    def _nothing_went(self, inventory: Inventory, state: LedgerState) -> bool:
+        """Whether all that was there at the checkpoint was there when we looked."""
+        folder = self._source / names.LEDGER_DIR
+        now = recover_ledger(self._seam.disk, folder, set(inventory.own_ids)).state
+        return list(now.deleted_segments) == list(state.deleted_segments)
+
+    def _copy(self, assembly: Assembly, inventory: Inventory, state: LedgerState) -> bool:
+        """Copy what is missing; False if something of it went meanwhile."""
+        wanted = {segment.path.name: segment for segment in _wanted(inventory, state)}
+        for name in self._copied - set(wanted):
+            assembly.remove_segment(name)
+            self._copied.remove(name)
+        for name in sorted(set(wanted) - self._copied):
+            try:
+                assembly.copy_segment(wanted[name].path, self._read)
+            except FileNotFoundError:
+                assembly.remove_segment(name)
+                return False
+            self._copied.add(name)
+        return True
+
+    def _read(self, size_bytes: int) -> None:
+        self._on_read(size_bytes)
+        if self._seam.clock.monotonic_s() - self._renewed_s > HOLD_S / 4:
+            self._renewed_s = self._seam.clock.monotonic_s()
+            self._hold(HOLD_S)
+
+    def _hold(self, seconds: int) -> None:
+        # An owner that is gone deletes nothing.
+        with contextlib.suppress(HoldfastError):
+            ask_owner(self._seam, self._source, "hold", seconds=seconds)
+
+
+def _identity(inventory: Inventory) -> Identity:
+    if inventory.identity is None:
+        raise CannotOpen(
+            "FORMAT is missing or damaged",
+            hint="start the owner once, it repairs that; or use `holdfast quiver salvage`",
+            path=str(inventory.root),
+        )
+    return inventory.identity
+
+
+def _wanted(inventory: Inventory, state: LedgerState) -> list[Segment]:
+    return [s for s in inventory.segments if s.summary.segment_seq not in state.deleted_segments]
+
+
+def _finish_backup(
+    seam: Seam, assembly: Assembly, inventory: Inventory, state: LedgerState, on_read: OnRead
+) -> Copied:
+    number = _copy_rest(assembly, inventory, on_read)
+    assembly.write_ledger(state, number)
+    stored = _stored(inventory, state)
+    assembly.finish(stored)
+    copied = _describe(seam, assembly, stored)
+    copied.findings = scrub(seam.disk, assembly.root, on_read).findings
+    return copied
+
+
+def _copy_rest(assembly: Assembly, inventory: Inventory, on_read: OnRead) -> int:
+    """Write the WAL, copy the closed ledger files; return the number for the next one."""
+    unsealed = inventory.unsealed
+    total = Totals(len(unsealed), sum(held.events for held in unsealed))
+    limit = max((c.header.seq_limit for c in inventory.wal), default=inventory.last_seq + SEQ_BLOCK)
+    assembly.write_wal(unsealed, total, inventory.accepted, limit)
+    for path, _, _ in inventory.ledger.files:
+        try:
+            assembly.copy_file(path, PurePath(names.LEDGER_DIR) / path.name, on_read)
+        except FileNotFoundError:
+            continue  # past its time
+    return inventory.ledger.next_number
+
+
+def _files_before(inventory: Inventory, name: str) -> list[tuple[PurePath, int, int]]:
+    """Return the ledger files before one: lines behind its checkpoint are not in the copy."""
+    number = names.parse_ledger_file(name)
+    assert number is not None, "BUG: the owner named no ledger file"
+    files = inventory.ledger.files
+    return [f for f in files if (names.parse_ledger_file(f[0].name) or 0) < number]
+
+
+def _stored(inventory: Inventory, state: LedgerState) -> Totals:
+    wanted = _wanted(inventory, state)
+    return Totals(
+        sum(s.summary.bundles for s in wanted) + len(inventory.unsealed),
+        sum(s.summary.events for s in wanted) + sum(held.events for held in inventory.unsealed),
+    )
+
+
+def _describe(seam: Seam, assembly: Assembly, stored: Totals) -> Copied:
+    made = inspect(seam.disk, assembly.root)
+    return Copied(
+        quiver_id=assembly.identity.quiver_id,
+        segments=len(made.segments),
+        bundles=stored.bundles,
+        events=stored.events,
+        files=len(assembly.files),
+        size_bytes=sum(file.size_bytes for file in assembly.files),
+        balances=balances(seam, made),
+    )
+
+
+# ----------------------------------------------------------------------- restore
+
+
+def restore(seam: Seam, source: PurePath, target: PurePath, on_read: OnRead) -> Copied:
+    """Make a quiver of a backup, under a new id."""
+    check_apart(source, target)
+    marker = read_marker(seam.disk, source)
+    if not marker.complete:
+        raise CannotOpen(
+            "the backup is not complete: making it was interrupted",
+            hint="take another one; `holdfast quiver salvage` reads what there is of this",
+            path=str(source),
+        )
+    _verify(seam.disk, source, marker.files, on_read)
+    inventory = inspect(seam.disk, source)
+    old = _identity(inventory)
+    identity = Identity(
+        random_uuid(seam.randomness),
+        seam.clock.wall_ns(),
+        tuple(sorted({old.quiver_id, *old.former_ids})),
+    )
+    assembly = Assembly(seam, target, identity)
+    for segment in inventory.segments:
+        assembly.copy_segment(segment.path, on_read)
+    number = _copy_rest(assembly, inventory, on_read)
+    assembly.write_ledger(fenced(inventory.ledger.state, seam.clock.wall_ns()), number)
+    assembly.finish(None)
+    return _describe(seam, assembly, _stored(inventory, inventory.ledger.state))
+
+
+def fenced(state: LedgerState, now_ns: int) -> LedgerState:
+    """Return a ledger's state for another quiver: nobody who was attached may go on."""
+    generation = state.last_generation + GENERATION_STEP
+    subscribers = {
+        name: replace(subscriber, generation=generation, absent_since_ns=now_ns, pins=[])
+        for name, subscriber in state.subscribers.items()
+    }
+    return replace(state, subscribers=subscribers, last_generation=generation)
+
+
+def _verify(
+    disk: Disk, root: PurePath, files: tuple[CopiedFile, ...], on_read: Callable[[int], None]
+) -> None:
+    """Raise unless every file of a backup is what was written."""
+    for file in files:
+        path = root / file.path
+        try:
+            content = disk.map(path)
+        except OSError as error:
+            raise _damaged_backup(path, f"cannot be read: {error.strerror}") from error
+        if len(content) != file.size_bytes or xxh3_64_hexdigest(content) != file.checksum:
+            raise _damaged_backup(path, "does not match its checksum")
+        on_read(len(content))
+
+
+def _damaged_backup(path: PurePath, what: str) -> Damaged:
+    return Damaged(
+        f"a file of the backup {what}",
+        hint="nothing was restored; use another backup, or read what is sound of this one with "
+        "`holdfast quiver salvage`",
+        path=str(path),
+    )

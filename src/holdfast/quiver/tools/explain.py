@@ -1,0 +1,220 @@
+"""explain: from receipt to outcome, the whole story of one bundle, for every subscriber.
+
+The receipt comes from wherever the bundle is: a WAL file, a segment. Where it is gone, the ledger
+says when its segment went and why. The outcomes come from the ledger's lines. The first line that
+covers a bundle decides; later ones may cover it again without saying anything of it (a segment that
+is dropped is dropped as a whole, whoever had read parts of it), until a replay takes the outcome
+back. What was decided before the oldest line that is kept is known to be resolved, and no more.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from holdfast.errors import Damaged
+from holdfast.quiver import names
+from holdfast.quiver.frame import BUNDLE_KINDS, Frame
+from holdfast.quiver.inspect import Inventory
+from holdfast.quiver.quarantine import Damage
+from holdfast.quiver.segment import Bundle, Segment, held_bundle
+from holdfast.quiver.subscriber import Subscriber
+from holdfast.quiver.tools.history import Line, ledger_files, lines_of
+from holdfast.quiver.wal import HEADER_BYTES, walk
+from holdfast.seam.disk import Disk
+
+RESOLVED_EARLIER = "resolved before the oldest line that is kept (ledger.retain_s)"
+
+
+@dataclass
+class Fate:
+    """What became of the bundle for one subscriber."""
+
+    subscriber: str
+    # "pending", "not for it", the name of an outcome, or "resolved" where the line is not kept.
+    state: str = "pending"
+    time_ns: int | None = None
+    reason: str = ""
+    generation: int | None = None
+    # Events of the bundle that are committed while the rest is pending.
+    events_done: int = 0
+    # What else happened to it, oldest first: (time, what).
+    remarks: list[tuple[int, str]] = field(default_factory=list)
+
+
+@dataclass
+class Explanation:
+    """The story of one bundle."""
+
+    quiver_id: str | None
+    seq: int
+    # In one sentence: is it there, and where.
+    place: str
+    receipt: dict[str, Any] | None
+    subscribers: list[Fate]
+
+
+def explain(disk: Disk, inventory: Inventory, seq: int) -> Explanation:
+    """Return the story of the bundle with this number."""
+    story = _Story(seq)
+    for content in ledger_files(disk, inventory):
+        checkpoint = content.checkpoint
+        if checkpoint is not None:
+            story.take_checkpoint([Subscriber.from_fields(s) for s in checkpoint["subscribers"]])
+        for line in lines_of(content):
+            story.take(line)
+    place, receipt = _find(inventory, seq, story)
+    identity = inventory.identity
+    return Explanation(
+        identity.quiver_id if identity else None, seq, place, receipt, list(story.fates.values())
+    )
+
+
+class _Story:
+    """Follows one bundle through the lines of the ledger."""
+
+    def __init__(self, seq: int) -> None:
+        self.fates: dict[str, Fate] = {}
+        # The line that says that its segment went.
+        self.deleted: Line | None = None
+        self._seq = seq
+        self._first = True
+
+    def take_checkpoint(self, subscribers: list[Subscriber]) -> None:
+        """Begin with what was known before the oldest line, or note what lines do not tell."""
+        for subscriber in subscribers:
+            fate = self.fates.get(subscriber.name)
+            if fate is None:
+                fate = self.fates[subscriber.name] = self._begin(subscriber)
+            if self._seq in subscriber.resolved and fate.state == "pending":
+                fate.state = "resolved"
+                fate.reason = RESOLVED_EARLIER if self._first else "its line is damaged"
+        self._first = False
+
+    def _begin(self, subscriber: Subscriber) -> Fate:
+        fate = Fate(subscriber.name, events_done=subscriber.partial.get(self._seq, 0))
+        if self._seq < subscriber.start_seq:
+            fate.state = "not for it"
+            fate.reason = f"it reads from {subscriber.start_seq} on"
+        return fate
+
+    def take(self, line: Line) -> None:
+        """Follow one line."""
+        if line.resolution is not None:
+            self._take_outcome(line)
+            return
+        assert line.change is not None
+        verb = line.change["verb"]
+        if verb == "register":
+            self.fates[line.subscriber] = self._begin(Subscriber.from_fields(line.change["state"]))
+        elif verb == "deleted" and line.covers(self._seq):
+            self.deleted = line
+        elif verb in ("unregister", "reopen"):
+            fate = self.fates.get(line.subscriber)
+            if fate is None:
+                return
+            if verb == "unregister":
+                fate.remarks.append((line.time_ns, "the subscriber was unregistered"))
+            elif line.covers(self._seq) and fate.state != "not for it":
+                fate.remarks.append((line.time_ns, f"replayed; it had been {fate.state}"))
+                fate.state, fate.time_ns, fate.reason, fate.events_done = "pending", None, "", 0
+                fate.generation = None
+
+    def _take_outcome(self, line: Line) -> None:
+        resolution, fate = line.resolution, self.fates.get(line.subscriber)
+        assert resolution is not None
+        if fate is None or fate.state != "pending" or not line.covers(self._seq):
+            return
+        if resolution.end.seq == self._seq:
+            fate.events_done = resolution.end.row
+            what = f"{resolution.end.row} of its events {resolution.outcome.name.lower()}"
+            fate.remarks.append((line.time_ns, what))
+            return
+        fate.state = resolution.outcome.name.lower()
+        fate.time_ns, fate.reason = line.time_ns, resolution.reason
+        fate.generation = resolution.generation
+
+
+# --------------------------------------------------------------------- the place
+
+
+def _find(inventory: Inventory, seq: int, story: _Story) -> tuple[str, dict[str, Any] | None]:
+    held = next((held for held in inventory.unsealed if held.seq == seq), None)
+    if held is not None:
+        receipt = _receipt(held_bundle(held)) | {"payload_bytes": len(held.payload)}
+        return f"in the write-ahead log, not sealed yet ({_wal_file(inventory, seq)})", receipt
+    segment = inventory.catalog.find(seq)
+    if segment is not None:
+        return _find_in_segment(segment, seq)
+    if story.deleted is not None and story.deleted.change is not None:
+        change = story.deleted.change
+        return f"gone: it was in segment {change['segment_seq']}, {_why_gone(change)}", None
+    damage = _damage_of(inventory, seq)
+    if damage is not None:
+        return f"lost: {damage.source}: {damage.reason}", None
+    return _nowhere(inventory, seq), None
+
+
+def _wal_file(inventory: Inventory, seq: int) -> str:
+    for content in inventory.wal:
+        start = HEADER_BYTES
+        for item in walk(content.view, content.header.salt):
+            if isinstance(item, Frame) and item.seq == seq and item.kind in BUNDLE_KINDS:
+                return f"{names.WAL_DIR}/{content.path.name} at byte {start}"
+            start = item.end
+    raise AssertionError("BUG: an unsealed bundle is in no WAL file")
+
+
+def _find_in_segment(segment: Segment, seq: int) -> tuple[str, dict[str, Any] | None]:
+    where, index = f"{names.SEGMENTS_DIR}/{segment.path.name}", segment.index()
+    if seq not in index.seqs:
+        return f"nowhere: the number was skipped ({where} goes over it)", None
+    place = index.seqs.index(seq)
+    receipt = _receipt(segment.bundle_at(index, place))
+    receipt["payload_bytes"] = index.ref(place, seq).size_bytes
+    return f"in segment {segment.summary.segment_seq} ({where})", receipt
+
+
+def _receipt(bundle: Bundle) -> dict[str, Any]:
+    try:
+        slots = {name: batch.num_rows for name, batch in bundle.slots.items()}
+        damage = None
+    except Damaged as damaged:
+        slots, damage = {}, str(damaged)
+    return {
+        "accepted_ns": bundle.ingestion_ns,
+        "kind": bundle.kind.name.lower(),
+        "events": bundle.events,
+        "slots": slots,
+        "producer": bundle.producer,
+        "epoch": bundle.epoch or None,
+        "watermark_ns": bundle.watermark_ns,
+        "damage": damage,
+    }
+
+
+def _why_gone(change: dict[str, Any]) -> str:
+    reasons = {
+        "processed": "which everyone had resolved",
+        "age": "which was too old (retention.max_age_s)",
+        "size": "which went to make room (retention.size_cap_bytes)",
+        "segments": "which went to make room (retention.max_segments)",
+    }
+    return reasons.get(change["reason"], str(change["reason"]))
+
+
+def _damage_of(inventory: Inventory, seq: int) -> Damage | None:
+    for damage in (*inventory.wal_damages, *inventory.quarantined):
+        first, last = damage.first_seq, damage.last_seq
+        if first is not None and first <= seq <= (first if last is None else last):
+            return damage
+    return None
+
+
+def _nowhere(inventory: Inventory, seq: int) -> str:
+    if seq > inventory.last_seq:
+        return f"nowhere: the newest bundle is {inventory.last_seq}"
+    unreadable = [names.parse_segment_dir(name) for name in inventory.unreadable]
+    if any(name and name.first_seq <= seq <= name.last_seq for name in unreadable):
+        return "in a segment whose manifest cannot be read; `holdfast quiver salvage` may get it"
+    return "nowhere: the number was skipped, or its segment went before the oldest line kept"

@@ -1,0 +1,511 @@
+"""The cursor: ranges in order, planned durably, committed at any event."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pyarrow as pa
+import pytest
+from tests.quiver.machine import PATIENCE_S, SEGMENTS
+from tests.readers.setting import (
+    StillMachine,
+    append,
+    calm,
+    check_books,
+    drain,
+    keep,
+    sealed,
+)
+
+from holdfast.errors import BadInput, Damaged, DataLoss, Fenced, StorageFailed, UnknownPosition
+from holdfast.quiver import (
+    AckLevel,
+    Cursor,
+    Outcome,
+    Position,
+    Quiver,
+    Range,
+    RetentionConfig,
+    SubscriberOptions,
+)
+from holdfast.quiver.frame import Totals
+from holdfast.quiver.points import Point
+from holdfast.seam.faulty import Fault, FaultKind
+
+
+def must_plan(cursor: Cursor, max_events: int = 100_000) -> Range:
+    planned = cursor.plan(max_events=max_events)
+    assert planned is not None
+    return planned
+
+
+def rows(cursor: Cursor, planned: Range) -> list[tuple[int, list[bytes]]]:
+    return [(bundle.seq, bundle.payloads) for bundle in cursor.read(planned)]
+
+
+# ---------------------------------------------------------------- planning and reading
+
+
+def test_ranges_follow_each_other_without_gap_or_overlap(still: StillMachine) -> None:
+    quiver = still.start()
+    cursor = quiver.cursor("stats")
+    sealed(quiver, 2, bundles=3)
+    append(quiver, 4)
+    seen: list[int] = []
+    end = Position(0)
+    while (planned := cursor.plan(max_events=3)) is not None:
+        assert planned.start == end
+        assert planned.events == 3 or planned.end == Position(10)
+        end = planned.end
+        seen += [bundle.seq for bundle in cursor.read(planned)]
+        cursor.commit(planned)
+    assert seen == list(range(10))
+    assert cursor.position == Position(10)
+    assert check_books(quiver)["stats"].outcomes[Outcome.ACKED] == Totals(10, 10)
+
+
+def test_delivery_does_not_wait_for_a_seal_but_for_the_sync(still: StillMachine) -> None:
+    quiver = still.start()
+    cursor = quiver.cursor("stats")
+    quiver.append_raw(b"written", level=AckLevel.WRITTEN)
+    assert cursor.plan() is None
+    quiver.append_raw(b"synced")
+    planned = must_plan(cursor)
+    assert rows(cursor, planned) == [(0, [b"written"]), (1, [b"synced"])]
+    assert quiver.segments() == ()
+
+
+def test_plans_may_be_made_ahead_and_committed_out_of_order(still: StillMachine) -> None:
+    quiver = still.start()
+    cursor = quiver.cursor("stats")
+    append(quiver, 6)
+    one, two, three = (must_plan(cursor, 2) for _ in range(3))
+    assert cursor.plan() is None
+    cursor.commit(three)
+    cursor.commit(one)
+    assert cursor.position == Position(2)
+    check_books(quiver)
+    cursor.commit(two)
+    assert cursor.position == Position(6)
+    assert check_books(quiver)["stats"].pending == Totals(0, 0)
+
+
+def test_a_bundle_larger_than_the_limits_is_planned_alone(still: StillMachine) -> None:
+    quiver = still.start()
+    cursor = quiver.cursor("stats")
+    append(quiver, 2, events=10, size_bytes=100)
+    assert must_plan(cursor, 3).events == 10
+    planned = cursor.plan(max_bytes=1)
+    assert planned is not None
+    assert (planned.start, planned.end) == (Position(1), Position(2))
+
+
+@pytest.mark.parametrize("limits", [{"max_events": 0}, {"max_bytes": 0}, {"max_events": -1}])
+def test_a_plan_without_room_is_refused(still: StillMachine, limits: dict[str, int]) -> None:
+    cursor = still.start().cursor("stats")
+    with pytest.raises(BadInput, match="a plan needs room"):
+        cursor.plan(**limits)
+
+
+def test_heartbeats_are_part_of_ranges_and_count_as_bundles_without_events(
+    still: StillMachine,
+) -> None:
+    quiver = still.start()
+    cursor = quiver.cursor("stats")
+    quiver.heartbeat("p", 5)
+    planned = must_plan(cursor)
+    assert planned.events == 0
+    assert [bundle.watermark_ns for bundle in cursor.read(planned)] == [5]
+    cursor.commit(planned)
+    assert check_books(quiver)["stats"].outcomes[Outcome.ACKED] == Totals(1, 0)
+
+
+def test_a_table_holds_the_rows_of_one_slot_without_those_committed_before(
+    still: StillMachine,
+) -> None:
+    quiver = still.start()
+    cursor = quiver.cursor("stats")
+    for first in (0, 10):
+        quiver.append({"n": pa.record_batch({"a": [first, first + 1], "b": [1, 2]})})
+    quiver.append_raw(b"another slot")
+    planned = must_plan(cursor)
+    cursor.commit(planned, through=Position(0, 1))
+    cursor = quiver.cursor("stats")
+    planned = must_plan(cursor)
+    table = cursor.table(planned, "n", ["a"])
+    assert table.to_pydict() == {"a": [1, 10, 11]}
+    assert cursor.table(planned, "nothing").num_rows == 0
+
+
+def test_new_data_wakes_a_planner(still: StillMachine) -> None:
+    quiver = still.start()
+    cursor = quiver.cursor("stats")
+    found: list[Range | None] = []
+    thread = threading.Thread(target=lambda: found.append(cursor.plan(wait_s=PATIENCE_S)))
+    thread.start()
+    append(quiver, 1)
+    thread.join(PATIENCE_S)
+    assert [planned.end for planned in found if planned] == [Position(1)]
+
+
+def test_a_coroutine_waits_for_a_plan(still: StillMachine) -> None:
+    quiver = still.start()
+    cursor = quiver.cursor("stats")
+
+    async def main() -> Range | None:
+        planning = asyncio.create_task(cursor.plan_async(wait_s=PATIENCE_S))
+        await quiver.append_raw_async(b"x")
+        return await planning
+
+    planned = asyncio.run(main())
+    assert planned is not None
+    assert planned.events == 1
+    assert asyncio.run(cursor.plan_async(wait_s=0.01)) is None
+
+
+@pytest.mark.parametrize("what", ["cursor", "quiver", "successor"])
+def test_who_waits_for_a_plan_learns_at_once_that_there_will_be_none(
+    still: StillMachine, what: str
+) -> None:
+    quiver = still.start()
+    cursor = quiver.cursor("stats")
+    told: list[Fenced] = []
+    waits = threading.Event()
+
+    def wait() -> None:
+        waits.set()
+        try:
+            cursor.plan(wait_s=PATIENCE_S)
+        except Fenced as fenced:
+            told.append(fenced)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    waits.wait(PATIENCE_S)
+    if what == "cursor":
+        cursor.close()
+    elif what == "quiver":
+        still.stop()
+    else:
+        quiver.cursor("stats")
+    thread.join(PATIENCE_S / 2)
+    assert not thread.is_alive()
+    assert len(told) == 1
+
+
+# ------------------------------------------------------------------------ committing
+
+
+def test_a_commit_stops_at_any_event(still: StillMachine) -> None:
+    quiver = still.start()
+    cursor = quiver.cursor("stats")
+    append(quiver, 3, events=4)
+    planned = must_plan(cursor)
+    for through, acked in (
+        (Position(0, 1), Totals(0, 1)),
+        (Position(0, 3), Totals(0, 3)),
+        (Position(1, 2), Totals(1, 6)),
+        (Position(2, 0), Totals(2, 8)),
+    ):
+        cursor.commit(planned, through=through)
+        assert cursor.position == through
+        assert check_books(quiver)["stats"].outcomes[Outcome.ACKED] == acked
+    cursor.commit(planned)
+    assert check_books(quiver)["stats"].outcomes[Outcome.ACKED] == Totals(3, 12)
+
+
+def test_a_partial_commit_survives_a_restart_and_the_rest_is_planned(still: StillMachine) -> None:
+    quiver = still.start()
+    cursor = quiver.cursor("stats")
+    append(quiver, 2, events=5)
+    cursor.commit(must_plan(cursor), through=Position(1, 2))
+    quiver._engine.ledger.sync()
+    quiver = still.restart(power=True)
+    check_books(quiver)
+    cursor = quiver.cursor("stats")
+    planned = must_plan(cursor)
+    assert (planned.start, planned.events) == (Position(1, 2), 3)
+    cursor.commit(planned)
+    assert check_books(quiver)["stats"].outcomes[Outcome.ACKED] == Totals(2, 10)
+
+
+def test_a_lease_takes_over_where_a_cursor_stopped_inside_a_bundle(still: StillMachine) -> None:
+    quiver = still.start()
+    cursor = quiver.cursor("stats")
+    append(quiver, 1, events=5)
+    cursor.commit(must_plan(cursor), through=Position(0, 2))
+    assert list(drain(quiver.lease("stats"))) == [0]
+    assert check_books(quiver)["stats"].outcomes[Outcome.ACKED] == Totals(1, 5)
+
+
+def test_committing_again_or_less_changes_nothing(still: StillMachine) -> None:
+    quiver = still.start()
+    cursor = quiver.cursor("stats")
+    append(quiver, 4, events=2)
+    planned = must_plan(cursor)
+    cursor.commit(planned, through=Position(2, 1))
+    lines = quiver.statistics().ledger_lines_total
+    cursor.commit(planned, through=Position(2, 1))
+    cursor.commit(planned, through=Position(1))
+    assert quiver.statistics().ledger_lines_total == lines
+    cursor.commit(planned)
+    cursor.commit(planned)
+    assert check_books(quiver)["stats"].outcomes[Outcome.ACKED] == Totals(4, 8)
+
+
+@pytest.mark.parametrize(
+    "through", [Position(0), Position(3, 1), Position(4), Position(1, 4), Position(1, 9)]
+)
+def test_a_commit_outside_its_range_is_refused(still: StillMachine, through: Position) -> None:
+    quiver = still.start()
+    cursor = quiver.cursor("stats")
+    append(quiver, 1, events=4)
+    cursor.commit(must_plan(cursor))
+    append(quiver, 2, events=4)
+    planned = must_plan(cursor)
+    with pytest.raises(UnknownPosition):
+        cursor.commit(planned, through=through)
+    assert check_books(quiver)["stats"].pending == Totals(2, 8)
+
+
+def test_a_commit_inside_a_bundle_that_is_resolved_already_is_refused(
+    still: StillMachine,
+) -> None:
+    quiver = still.start()
+    cursor = quiver.cursor("stats")
+    append(quiver, 3, events=4)
+    planned = must_plan(cursor)
+    cursor.commit(planned, through=Position(2))
+    with pytest.raises(UnknownPosition, match="event 2 of bundle 1"):
+        cursor.commit(planned, through=Position(1, 2))
+    assert quiver._engine.ledger.subscriber("stats").partial == {}
+
+
+def test_a_commit_inside_a_number_that_nobody_used_is_refused(still: StillMachine) -> None:
+    quiver = still.start()
+    quiver.register("stats")
+    append(quiver, 1)
+    quiver = still.restart()
+    append(quiver, 1)
+    cursor = quiver.cursor("stats")
+    planned = must_plan(cursor)
+    with pytest.raises(UnknownPosition, match="event 1 of bundle 7"):
+        cursor.commit(planned, through=Position(7, 1))
+    cursor.commit(planned, through=Position(7))
+    assert check_books(quiver)["stats"].pending == Totals(1, 1)
+
+
+def test_a_range_may_end_in_another_outcome(still: StillMachine) -> None:
+    quiver = still.start()
+    cursor = quiver.cursor("stats")
+    append(quiver, 2)
+    cursor.commit(must_plan(cursor, 1), outcome=Outcome.FILTERED, reason="not mine")
+    cursor.commit(must_plan(cursor, 1), outcome=Outcome.DEAD_LETTERED)
+    outcomes = check_books(quiver)["stats"].outcomes
+    assert outcomes[Outcome.FILTERED] == outcomes[Outcome.DEAD_LETTERED] == Totals(1, 1)
+
+
+def test_a_stale_cursor_is_fenced_off_whatever_it_says(still: StillMachine) -> None:
+    quiver = still.start()
+    old = quiver.cursor("stats")
+    append(quiver, 2)
+    planned = must_plan(old, 1)
+    new = quiver.cursor("stats")
+    for say in (old.plan, lambda: old.commit(planned), old.accept_losses, old.pause):
+        with pytest.raises(Fenced):
+            say()
+    new.commit(must_plan(new))
+    assert check_books(quiver)["stats"].outcomes[Outcome.ACKED] == Totals(2, 2)
+
+
+def test_a_commit_that_cannot_be_recorded_is_told_and_may_be_repeated(still: StillMachine) -> None:
+    # The lines before: register, attach, pin.
+    quiver = still.start(faults=[Fault(Point.LEDGER_WRITE, FaultKind.SHORT_WRITE, nth=4)])
+    cursor = quiver.cursor("stats")
+    append(quiver, 2)
+    planned = must_plan(cursor)
+    with pytest.raises(StorageFailed):
+        cursor.commit(planned)
+    assert check_books(quiver)["stats"].pending == Totals(2, 2)
+    cursor.commit(planned)
+    assert check_books(quiver)["stats"].pending == Totals(0, 0)
+
+
+# -------------------------------------------------------------------------- promises
+
+
+def crowded() -> RetentionConfig:
+    """Return retention under which a few segments are too many."""
+    return RetentionConfig(max_segments=2, size_cap_policy="drop_oldest", max_age_s=600.0)
+
+
+@pytest.mark.parametrize("power", [False, True])
+def test_a_planned_range_reads_the_same_rows_after_a_crash(
+    still: StillMachine, power: bool
+) -> None:
+    quiver = still.start(calm(crowded()))
+    cursor = quiver.cursor("stats")
+    sealed(quiver, 1, bundles=3)
+    planned = must_plan(cursor)
+    before = rows(cursor, planned)
+    quiver = still.restart(calm(crowded()), power=power)
+    sealed(quiver, 4)
+    keep(quiver)  # too many segments, and only the planned one may not go
+    assert len(quiver.segments()) == 2
+    cursor = quiver.cursor("stats", on_data_loss="count")
+    keep(quiver)
+    sealed(quiver, 2)
+    keep(quiver)
+    assert rows(cursor, planned) == before
+    cursor.commit(planned)
+    assert check_books(quiver)["stats"].outcomes[Outcome.ACKED] == Totals(3, 3)
+
+
+def test_a_plan_that_could_not_be_made_durable_is_not_given(still: StillMachine) -> None:
+    faults = [Fault(Point.LEDGER_SYNC, FaultKind.FAILED_SYNC, nth=3)]  # register, attach, pin
+    faults += [Fault(Point.LEDGER_CREATE, FaultKind.EIO, nth=2)]
+    quiver = still.start(faults=faults)
+    cursor = quiver.cursor("stats")
+    append(quiver, 2)
+    with pytest.raises(StorageFailed):
+        cursor.plan()
+    planned = must_plan(cursor)
+    assert planned.start == Position(0)
+
+
+def test_age_and_drop_oldest_leave_a_planned_range_alone_until_max_pin(
+    still: StillMachine,
+) -> None:
+    retention = RetentionConfig(max_age_s=60.0, max_pin_s=3600.0)
+    quiver = still.start(calm(retention))
+    cursor = quiver.cursor("stats")
+    sealed(quiver, 2)
+    planned = must_plan(cursor, 1)
+    still.clock.pass_time(120)
+    keep(quiver)
+    assert [s.summary.first_seq for s in quiver.segments()] == [0]
+    assert rows(cursor, planned) == [(0, [b"0xxxxxxxxxx"])]
+    still.clock.pass_time(3600)
+    keep(quiver)
+    assert quiver.segments() == ()
+    with pytest.raises(Damaged, match="no longer there"):
+        rows(cursor, planned)
+    assert check_books(quiver)["stats"].outcomes[Outcome.EXPIRED] == Totals(2, 2)
+
+
+@pytest.mark.parametrize("jump_s", [30 * 86400.0, -30 * 86400.0])
+def test_a_clock_that_jumps_does_not_end_a_pin(still: StillMachine, jump_s: float) -> None:
+    quiver = still.start(calm(RetentionConfig(max_age_s=60.0)))
+    cursor = quiver.cursor("stats")
+    sealed(quiver, 1)
+    still.clock.jump(jump_s)
+    planned = must_plan(cursor)
+    still.clock.pass_time(120)
+    keep(quiver)
+    still.clock.jump(-jump_s)
+    keep(quiver)
+    assert rows(cursor, planned) == [(0, [b"0xxxxxxxxxx"])]
+    check_books(quiver)
+
+
+# ------------------------------------------------------------------------- data loss
+
+
+def lossy(still: StillMachine) -> Quiver:
+    """Return a quiver in which the two oldest of three segments were dropped for `stats`."""
+    quiver = still.start(calm(RetentionConfig(max_segments=1)))
+    quiver.register("stats", options=SubscriberOptions(on_full="drop_oldest"))
+    sealed(quiver, 3, bundles=2)
+    keep(quiver)
+    return quiver
+
+
+def test_lost_data_is_told_with_exact_seqs_until_it_is_accepted(still: StillMachine) -> None:
+    quiver = lossy(still)
+    cursor = quiver.cursor("stats")
+    for _ in range(2):
+        with pytest.raises(DataLoss) as loss:
+            cursor.plan()
+        assert loss.value.ranges == [(0, 2, "dropped"), (2, 4, "dropped")]
+    cursor.accept_losses()
+    planned = must_plan(cursor)
+    assert (planned.start, planned.end) == (Position(4), Position(6))
+    assert check_books(quiver)["stats"].outcomes[Outcome.DROPPED] == Totals(4, 4)
+
+
+def test_accepted_losses_are_not_told_again_after_a_restart_and_others_are(
+    still: StillMachine,
+) -> None:
+    quiver = lossy(still)
+    quiver = still.restart(power=True)
+    cursor = quiver.cursor("stats")
+    with pytest.raises(DataLoss):
+        cursor.plan()
+    cursor.accept_losses()
+    quiver = still.restart()
+    must_plan(quiver.cursor("stats"))
+
+
+def test_a_cursor_that_only_counts_goes_on_behind_a_loss(still: StillMachine) -> None:
+    quiver = lossy(still)
+    cursor = quiver.cursor("stats", on_data_loss="count")
+    assert must_plan(cursor).start == Position(4)
+    with pytest.raises(BadInput, match="on_data_loss is 'ignore'"):
+        quiver.cursor("stats", on_data_loss="ignore")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("on_data_loss", ["fail", "count"])
+def test_a_bundle_found_damaged_while_reading_is_counted_and_the_rest_committed(
+    still: StillMachine, on_data_loss: str
+) -> None:
+    quiver = still.start()
+    quiver.register("stats")
+    for payload in (b"first", b"second" * 10, b"third"):
+        quiver.append_raw(payload)
+        quiver.flush()
+    still.stop()
+    folder = still.disk.list(SEGMENTS)[1].name
+    path = SEGMENTS / folder / "000-events.arrow"
+    place = still.disk.read(path).index(b"second")
+    still.disk.overwrite(path, place, b"\xff")
+    quiver = still.start()
+    cursor = quiver.cursor("stats", on_data_loss=on_data_loss)  # type: ignore[arg-type]
+    planned = must_plan(cursor)
+    if on_data_loss == "fail":
+        with pytest.raises(Damaged):
+            rows(cursor, planned)
+    else:
+        assert [seq for seq, _ in rows(cursor, planned)] == [0, 2]
+    check_books(quiver)
+    cursor.commit(planned)
+    outcomes = check_books(quiver)["stats"].outcomes
+    assert outcomes[Outcome.DAMAGED] == Totals(1, 1)
+    assert outcomes[Outcome.ACKED] == Totals(2, 2)
+
+
+def test_a_paused_cursor_plans_nothing(still: StillMachine) -> None:
+    quiver = still.start()
+    cursor = quiver.cursor("stats")
+    append(quiver, 1)
+    cursor.pause()
+    assert cursor.plan() is None
+    cursor.resume()
+    assert must_plan(cursor).events == 1
+
+
+def test_a_replayed_range_is_planned_again_by_the_cursor_that_is_attached(
+    still: StillMachine,
+) -> None:
+    quiver = still.start()
+    quiver.register("keeper")
+    cursor = quiver.cursor("stats")
+    append(quiver, 5)
+    cursor.commit(must_plan(cursor))
+    assert quiver.replay("stats", 1, 3) == Totals(2, 2)
+    check_books(quiver)
+    planned = must_plan(cursor)
+    assert [seq for seq, _ in rows(cursor, planned)] == [1, 2]
+    cursor.commit(planned)
+    assert cursor.position == Position(5)
+    assert check_books(quiver)["stats"].outcomes[Outcome.ACKED] == Totals(7, 7)

@@ -1,0 +1,139 @@
+"""The shelf: every readable bundle once and in order, sealed or not, from both ends."""
+
+from __future__ import annotations
+
+import bisect
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.quiver.machine import SEGMENTS
+from tests.readers.setting import StillMachine, append, check_books, drain, sealed
+
+from holdfast.quiver import AckLevel, Quiver
+from holdfast.quiver.frame import Totals
+from holdfast.quiver.points import Point
+from holdfast.quiver.shelf import Shelf
+from holdfast.seam.faulty import Fault, FaultKind
+
+LAYOUTS = st.lists(st.sampled_from(["append", "append", "seal", "crash"]), min_size=1, max_size=12)
+
+
+def shelf_of(quiver: Quiver) -> Shelf:
+    return quiver._engine.shelf
+
+
+@given(LAYOUTS, st.integers(0, 8))
+@settings(max_examples=40)
+def test_references_come_in_order_and_own_the_numbers_nobody_used(
+    layout: list[str], place: int
+) -> None:
+    """After each crash numbering skips ahead, within a segment or between two."""
+    with StillMachine() as still:
+        quiver = still.start()
+        seqs: list[int] = []
+        for step in layout:
+            if step == "append":
+                seqs += append(quiver, 1)
+            elif step == "seal":
+                quiver.flush()
+            else:
+                quiver = still.restart()
+        shelf = shelf_of(quiver)
+        from_seq = seqs[place] if place < len(seqs) else place
+        later = seqs[bisect.bisect_left(seqs, from_seq) :]
+        forward = list(shelf.refs(from_seq))
+        assert [ref.seq for ref in forward] == later
+        ends = [from_seq, *(seq + 1 for seq in later)]
+        assert [ref.owned_from for ref in forward] == ends[: len(later)]
+
+        earlier = seqs[: bisect.bisect_left(seqs, from_seq)]
+        backward = list(shelf.refs_back(from_seq))
+        assert [ref.seq for ref in backward] == earlier[::-1]
+        ends = [0, *(seq + 1 for seq in earlier)]
+        assert [ref.owned_from for ref in backward] == ends[: len(earlier)][::-1]
+
+        assert shelf.oldest_seq() == (seqs[0] if seqs else None)
+        assert all(shelf.newest_seq() >= seq for seq in seqs)
+        for seq in seqs:
+            bundle = shelf.bundle(seq)
+            assert bundle is not None
+            assert bundle.seq == seq
+        for seq in {seq + 1 for seq in seqs} - set(seqs):
+            assert shelf.bundle(seq) is None
+
+
+@pytest.fixture
+def replayed(still: StillMachine) -> Quiver:
+    """A quiver in which the first of two segments was lost, and replayed from its log file."""
+    faults = [Fault(Point.TRUNCATE_UNLINK, FaultKind.EIO, times=1_000_000)]
+    quiver = still.start(faults=faults)
+    quiver.register("one")
+    sealed(quiver, 2, bundles=3)
+    append(quiver, 1)
+    still.kill()
+    folder = still.disk.list(SEGMENTS)[0].name
+    still.disk.put(SEGMENTS / folder / "manifest", b"garbage")
+    # Unsealed, between nothing and a segment, as long as sealing fails.
+    return still.start(faults=[Fault(Point.SEAL_MAKE_DIR, FaultKind.EIO, times=1_000_000)])
+
+
+def test_a_lost_segment_that_is_replayed_lies_in_its_place(replayed: Quiver) -> None:
+    shelf = shelf_of(replayed)
+    assert [ref.seq for ref in shelf.refs(0)] == [0, 1, 2, 3, 4, 5, 6]
+    assert [ref.seq for ref in shelf.refs(2)] == [2, 3, 4, 5, 6]
+    assert [ref.owned_from for ref in shelf.refs(1)] == [1, 2, 3, 4, 5, 6]
+    assert [ref.seq for ref in shelf.refs_back(5)] == [4, 3, 2, 1, 0]
+
+
+def test_a_lost_segment_that_is_replayed_is_delivered_in_its_place(replayed: Quiver) -> None:
+    assert list(drain(replayed.lease("one"))) == [0, 1, 2, 3, 4, 5, 6]
+    assert check_books(replayed)["one"].pending == Totals(0, 0)
+
+
+def test_what_is_written_and_not_synced_is_not_there_yet(still: StillMachine) -> None:
+    quiver = still.start()
+    quiver.register("one")
+    append(quiver, 1)
+    quiver.append_raw(b"written", level=AckLevel.WRITTEN)
+    shelf = shelf_of(quiver)
+    assert [ref.seq for ref in shelf.refs(0)] == [0]
+    assert shelf.bundle(1) is None
+    assert shelf.readable() == (0, Totals(1, 1))
+    assert check_books(quiver)["one"].accepted == Totals(1, 1)
+    append(quiver, 1)
+    assert [ref.seq for ref in shelf.refs(0)] == [0, 1, 2]
+    assert check_books(quiver)["one"].accepted == Totals(3, 3)
+
+
+def test_a_subscriber_that_starts_at_the_latest_gets_what_was_not_synced_yet(
+    still: StillMachine,
+) -> None:
+    """Were it counted as accepted before, a power cut would make the account negative for ever."""
+    quiver = still.start()
+    append(quiver, 1)
+    quiver.append_raw([b"a", b"b"], level=AckLevel.WRITTEN)
+    quiver.register("one", start="latest")
+    check_books(quiver)
+    quiver = still.restart(power=True)
+    check_books(quiver)
+    append(quiver, 2)
+    assert check_books(quiver)["one"].accepted == Totals(2, 2)
+
+
+def test_only_whole_segments_are_counted_by_their_summaries(still: StillMachine) -> None:
+    quiver = still.start()
+    lease = quiver.lease("one")
+    sealed(quiver, 2, bundles=3)
+    subscriber = quiver._engine.ledger.subscriber("one")
+    total, size_bytes = shelf_of(quiver).waiting(subscriber)
+    assert total == Totals(6, 6)
+    delivery = lease.poll()
+    assert delivery is not None
+    delivery.ack()
+    after, after_bytes = shelf_of(quiver).waiting(subscriber)
+    assert after == Totals(5, 5)
+    assert after_bytes == size_bytes * 5 // 6
+    first, second = quiver.segments()
+    assert shelf_of(quiver).unresolved(subscriber, first) == Totals(2, 2)
+    assert shelf_of(quiver).unresolved(subscriber, second) == Totals(3, 3)
