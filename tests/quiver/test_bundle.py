@@ -74,7 +74,7 @@ def test_slots_come_back_in_their_order_with_their_rows(slots: dict[str, list[in
 
 
 def test_a_table_of_many_chunks_becomes_one_batch_with_dictionaries_and_all() -> None:
-    chunks = (["a", "b"], ["c", "a"], [])
+    chunks: list[list[str]] = [["a", "b"], ["c", "a"], []]
     words = [pa.array(values, pa.string()).dictionary_encode() for values in chunks]
     table = pa.table({"word": pa.chunked_array(words, words[0].type)})
     (slot,) = decode_arrow(memoryview(encode_arrow(table, LIMIT).payload))
