@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
 
 import pyarrow as pa
 import pytest
@@ -11,22 +13,30 @@ from hypothesis import strategies as st
 from tests.quiver.batches import numbers, plain_rows
 
 from holdfast.errors import BundleTooLarge
+from holdfast.quiver.buffer import Held
 from holdfast.quiver.bundle import (
     SLOTS_MAX,
+    Encoded,
     check_slot,
     decode_arrow,
-    decode_raw,
     encode_arrow,
     encode_raw,
     read_stream,
 )
-from holdfast.quiver.frame import Kind
+from holdfast.quiver.frame import NO_WATERMARK, Kind
+from holdfast.quiver.segment import held_bundle
 
 LIMIT = 1 << 20
 
 headers_of_one = st.none() | st.dictionaries(st.text(max_size=5), st.text(max_size=5), max_size=3)
 events = st.lists(st.tuples(st.binary(max_size=40), headers_of_one), min_size=1, max_size=8)
 slot_names = st.from_regex(r"\A[A-Za-z0-9_][A-Za-z0-9_.\-]{0,63}\Z")
+
+
+def split(content: memoryview, lengths: Sequence[int]) -> list[bytes]:
+    ends = [*accumulate(lengths, initial=0)]
+    assert ends[-1] == len(content)
+    return [bytes(content[start:end]) for start, end in pairwise(ends)]
 
 
 @given(events, slot_names, st.booleans())
@@ -37,11 +47,16 @@ def test_raw_events_come_back_byte_for_byte_with_their_headers(
     headers = [header for _, header in given_events] if with_headers else None
     encoded = encode_raw(slot, payloads, headers, LIMIT)
     assert (encoded.kind, encoded.events) == (Kind.RAW, len(payloads))
-    found = decode_raw(memoryview(encoded.payload))
-    assert found.slot == slot
-    assert [bytes(payload) for payload in found.payloads] == payloads
+    rows = raw_rows(encoded, slot)
+    assert [payload for payload, _ in rows] == payloads
     wanted = [header or None for header in headers] if headers else [None] * len(payloads)
-    assert [None if h is None else json.loads(h) for h in found.headers] == wanted
+    assert [None if h is None else json.loads(h) for _, h in rows] == wanted
+
+
+def raw_rows(encoded: Encoded, slot: str) -> list[tuple[bytes, str | None]]:
+    """Return the payloads and headers that a reader sees."""
+    held = Held(0, Kind.RAW, 0, NO_WATERMARK, None, 0, encoded.events, encoded.payload)
+    return plain_rows(held_bundle(held).slots[slot])
 
 
 def test_one_payload_needs_no_list() -> None:
@@ -51,7 +66,8 @@ def test_one_payload_needs_no_list() -> None:
 
 def test_bytes_like_payloads_are_taken_as_the_bytes_they_are() -> None:
     encoded = encode_raw("s", [bytearray(b"ab"), memoryview(b"cd")], None, LIMIT)  # type: ignore[list-item]
-    assert [bytes(p) for p in decode_raw(memoryview(encoded.payload)).payloads] == [b"ab", b"cd"]
+    found = decode_raw(memoryview(encoded.payload))
+    assert split(found.payloads, found.lengths) == [b"ab", b"cd"]
 
 
 @given(slot_names)
