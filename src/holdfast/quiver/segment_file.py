@@ -139,7 +139,7 @@ def schema_fingerprint(columns: Iterable[pa.Field]) -> str:
 
 def _large_batches(made: GroupTable) -> Iterator[pa.RecordBatch]:
     # Not `table.nbytes`: it fails, and even crashes, on some of the types that IPC can hold.
-    size_bytes = sum(map(len, made.group.payloads))
+    size_bytes = made.group.size_bytes
     count = min(BATCHES_PER_FILE, max(1, size_bytes // BATCH_BYTES_MIN))
     rows = max(1, -(-made.table.num_rows // count))
     for start in range(0, made.table.num_rows, rows):
