@@ -26,7 +26,9 @@ from holdfast.quiver.names import SLOT_PATTERN
 SLOTS_MAX = 64
 # Rows take memory when they are sealed (at least their envelope), however few bytes their columns
 # need: a column of nulls, or one long run, has as many rows as its producer likes.
-ROWS_MAX = 16 * 1024 * 1024
+ROWS_MAX = 4 * 1024 * 1024
+# What the columns of the envelope add to every row.
+ENVELOPE_BYTES = 29
 DEFAULT_SLOT = "events"
 # Columns that a segment adds beside the user's own.
 RESERVED_COLUMNS = frozenset({"_seq", "_row", "_ingestion_time", "_event_time", "_event_time_flag"})
@@ -57,6 +59,11 @@ class Encoded(NamedTuple):
     kind: Kind
     payload: bytes | pa.Buffer
     events: int
+
+    @property
+    def size_bytes(self) -> int:
+        """What the bundle takes in memory until it is sealed."""
+        return len(self.payload) + self.events * ENVELOPE_BYTES
 
 
 class RawEvents(NamedTuple):
