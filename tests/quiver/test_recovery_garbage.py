@@ -169,9 +169,8 @@ def test_garbage_in_any_file_costs_what_was_in_it_and_has_a_name(
     files = dict(sample().files)
     files[path] = change(files[path], random.Random(seed))
     newest = path == max(p for p in files if p.parent == WAL)
-    short = len(files[path]) <= 8192 and path.parent == WAL
     with Machine(disk_with(files)) as machine:
-        assert_rest_is_served(machine, home_of(path), may_be_torn=newest or short)
+        assert_rest_is_served(machine, home_of(path), may_be_torn=newest)
 
 
 @given(place=st.integers(0, 1000), seed=st.integers(0, 2**32))
@@ -179,11 +178,10 @@ def test_any_file_cut_short_costs_what_was_in_it_and_has_a_name(place: int, seed
     path = paths()[place % len(paths())]
     files = dict(sample().files)
     files[path] = cut(files[path], random.Random(seed))
-    # What a cut took from the newest file, or all of a file with its header, leaves no trace.
+    # What a cut took from the newest file leaves no trace.
     newest = path == max(p for p in files if p.parent == WAL)
-    short = len(files[path]) < 8192 and path.parent == WAL
     with Machine(disk_with(files)) as machine:
-        assert_rest_is_served(machine, home_of(path), may_be_torn=newest or short)
+        assert_rest_is_served(machine, home_of(path), may_be_torn=newest)
 
 
 @given(place=st.integers(0, 1000))

@@ -24,7 +24,7 @@ from holdfast.quiver import manifest, names
 from holdfast.quiver.buffer import OpenBuffer
 from holdfast.quiver.catalog import Catalog
 from holdfast.quiver.config import QuiverConfig
-from holdfast.quiver.frame import Totals
+from holdfast.quiver.frame import NOTHING, Totals
 from holdfast.quiver.header_block import HeaderFault, NewerVersion
 from holdfast.quiver.identity import (
     FormatFault,
@@ -39,7 +39,7 @@ from holdfast.quiver.quarantine import Damage, Quarantine
 from holdfast.quiver.replay import Replay, WalContent
 from holdfast.quiver.rivals import choices
 from holdfast.quiver.segment import Segment
-from holdfast.quiver.wal import HEADER_BYTES, SEQ_BLOCK, decode_header
+from holdfast.quiver.wal import HEADER_BYTES, SEQ_BLOCK, WalHeader, decode_header
 from holdfast.quiver.writer import Start
 from holdfast.seam import Seam
 from holdfast.seam.disk import remove_tree
@@ -238,6 +238,7 @@ class Recovery:
     def _read_wal_headers(self) -> list[WalContent]:
         directory = self._root / names.WAL_DIR
         files = []
+        faults: dict[int, tuple[PurePath, int, str]] = {}
         for entry in self._disk.list(directory):
             path = directory / entry.name
             number = names.parse_wal_file(entry.name)
@@ -251,14 +252,24 @@ class Recovery:
             except NewerVersion as newer:
                 raise unknown_format(path, str(newer)) from None
             except HeaderFault as fault:
-                self._headless.append(number)
-                if len(view) <= HEADER_BYTES:
-                    self.report.torn_bytes += len(view)  # its creation was interrupted
-                    self._sweep(path)
-                else:
-                    self._set_aside(path, str(fault))
+                faults[number] = path, len(view), str(fault)
+        self._headless += faults
+        left = {content.header.previous_number: content.header for content in files}
+        for number, (path, size_bytes, fault_reason) in faults.items():
+            self._leave_out(path, size_bytes, fault_reason, left.get(number))
         # Not by name: a copy has the name it was given.
         return sorted(files, key=lambda content: content.header.number)
+
+    def _leave_out(
+        self, path: PurePath, size_bytes: int, reason: str, later: WalHeader | None
+    ) -> None:
+        """Set a file without a header aside; sweep it if its creation was interrupted."""
+        held = None if later is None else later.previous_holds
+        if size_bytes > HEADER_BYTES or held not in (None, NOTHING):
+            self._set_aside(path, reason, held=held)
+        else:
+            self.report.torn_bytes += size_bytes
+            self._sweep(path)
 
     def _only_own(self, files: Sequence[WalContent]) -> list[WalContent]:
         own = []
@@ -352,9 +363,13 @@ class Recovery:
         return last_seq if self._names_are_durable else max(last_seq, replay.last_seq)
 
     def _accepted(self, files: Sequence[WalContent], replay: Replay) -> Totals:
-        """Return what this quiver ever accepted: before the oldest file, and in the files."""
+        """Return what this quiver ever accepted: before the oldest file, and in the files.
+
+        Or before the newest and in it: a file between them may have lost its header.
+        """
         if files:
-            return files[0].header.accepted_before.plus(*replay.accepted)
+            by_files = files[0].header.accepted_before.plus(*replay.accepted)
+            return max(by_files, files[-1].header.accepted_before.plus(*replay.sound_holds))
         sealed = self._catalog.snapshot()
         return Totals(sum(s.summary.bundles for s in sealed), sum(s.summary.events for s in sealed))
 
@@ -387,17 +402,23 @@ class Recovery:
             return
 
     def _set_aside(
-        self, path: PurePath, reason: str, name: names.SegmentName | None = None
+        self,
+        path: PurePath,
+        reason: str,
+        name: names.SegmentName | None = None,
+        held: Totals | None = None,
     ) -> None:
         """Have a damaged or foreign file moved into quarantine."""
-        self._due.append(lambda: self._move(path, reason, name))
+        self._due.append(lambda: self._move(path, reason, name, held))
 
-    def _move(self, path: PurePath, reason: str, name: names.SegmentName | None) -> None:
+    def _move(
+        self, path: PurePath, reason: str, name: names.SegmentName | None, held: Totals | None
+    ) -> None:
         try:
             size_bytes = self._disk.used_bytes(path)
             # What another segment holds too is not missed, such as the rest of a copy half removed.
             missed = name is not None and not self._catalog.covers(name.first_seq)
-            content = name[1:] if name and missed else (None, None, None, None)
+            content = name[1:] if name and missed else (None, None, *(held or (None, None)))
             damage = Damage(path.name, reason, 0, size_bytes, *content)
             self.report.damages.append(damage)
             self.quarantine.move(path, damage)
