@@ -88,6 +88,8 @@ class TableMaker:
 
         So a bundle on which it fails costs no other bundle its event times.
         """
+        if not rows.num_rows:
+            return pa.record_batch({"event_time": pa.nulls(0, TIME_TYPE)})
         try:
             return extract(extractor, rows)
         except Exception:
