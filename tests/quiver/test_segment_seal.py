@@ -218,6 +218,39 @@ def test_a_failed_seal_keeps_its_data_while_later_data_arrives_and_seals_in_orde
     assert column_of(quiver) == [1, 2]
 
 
+def test_a_flush_behind_a_failing_seal_does_not_stop_the_appends(
+    machine: Machine, failing: FailingSeals
+) -> None:
+    quiver = machine.quiver
+    assert quiver is not None
+    for value in range(4):
+        quiver.append(numbers(value))
+        flush_in_vain(quiver)
+    assert quiver.statistics().stall_seconds_total == 0
+    failing.heal()
+    quiver.flush()
+    assert [s.summary.bundles for s in quiver.segments()] == [1, 3]
+    assert column_of(quiver) == [0, 1, 2, 3]
+
+
+def test_a_flush_behind_a_busy_sealer_is_answered_when_its_own_buffer_is_sealed(
+    machine: Machine,
+) -> None:
+    gated = GatedDisk(machine.disk, Point.SEAL_RENAME)
+    quiver = machine.start(through=lambda _: gated)
+    flushing = []
+    for value in range(3):
+        quiver.append(numbers(value))
+        flushing.append(threading.Thread(target=quiver.flush))
+        flushing[-1].start()
+        assert gated.reached.wait(PATIENCE_S)
+    gated.gate.set()
+    for thread in flushing:
+        thread.join()
+    assert quiver.statistics().segment_events == 3
+    assert column_of(quiver) == [0, 1, 2]
+
+
 @pytest.mark.parametrize("end", ["kill", "cut_power", "stop"])
 def test_nothing_is_truncated_past_a_failed_seal(
     machine: Machine, failing: FailingSeals, end: str

@@ -491,13 +491,29 @@ class Writer:
                 raise self.failure.for_later()
             if self.buffer.bundles:
                 self.buffer.on_sealed.append(done)
-                self._wait_for_sealer(self._hand_over)
+                self._hand_over_when_free(self.buffer)
             else:
                 self._sealer.call_when_idle(done)
         except NotAccepted as error:
             if done in self.buffer.on_sealed:
                 self.buffer.on_sealed.remove(done)
             done(error)
+
+    def _hand_over_when_free(self, wanted: OpenBuffer) -> None:
+        """Hand this buffer over now or when the sealer is free; appends go on in the meantime."""
+        if self.buffer is wanted and not self._hand_over() and self.failure is None:
+            self._sealer.call_when_idle(lambda _: self._ask_again(wanted))
+
+    def _ask_again(self, wanted: OpenBuffer) -> None:
+        """Called by the sealer: look again in the writer's own thread."""
+        with contextlib.suppress(HoldfastError):  # closing seals the buffer anyway
+            self.inbox.request(lambda: self._hand_over_in_time(wanted))
+
+    def _hand_over_in_time(self, wanted: OpenBuffer) -> None:
+        try:
+            self._hand_over_when_free(wanted)
+        except NotAccepted:
+            assert self.failure is not None, "BUG: only a failed rescue may end here"
 
     # ------------------------------------------------------------------ ending
 
