@@ -105,7 +105,7 @@ def test_an_example_that_drifted_is_noticed() -> None:
         ("frame.md", "producer part", 10),
         ("frame.md", "raw payload", 6),
         ("frame.md", "arrow slot", 26),
-        ("wal.md", "wal header", 112),
+        ("wal.md", "wal header", 120),
     ],
 )
 def test_a_layout_has_neither_gaps_nor_overlaps(name: str, table: str, size_bytes: int) -> None:

@@ -73,9 +73,9 @@ def test_every_start_begins_a_file_and_never_appends_to_an_old_one(machine: Mach
         quiver = machine.start(faults=[NO_SEAL])
         quiver.append_raw(b"x")
         machine.kill()
-        assert numbers(machine) == list(range(1, start + 1))
-        for name, content in before.items():
-            assert machine.disk.read(WAL / name) == content
+        assert numbers(machine)[-2:] == [start - 1, start][-start:]
+        for path in machine.wal_paths()[:-1]:
+            assert machine.disk.read(path) == before[path.name]
         before = {path.name: machine.disk.read(path) for path in machine.wal_paths()}
 
 
@@ -118,15 +118,16 @@ def test_a_file_stays_as_long_as_one_of_its_bundles_is_not_sealed(machine: Machi
     assert numbers(machine) == [4]
 
 
-def test_a_file_in_use_when_no_new_one_can_be_begun_goes_with_the_next_segment(
+def test_a_file_whose_successor_could_not_be_begun_takes_no_more_and_the_next_is_tried_again(
     machine: Machine,
 ) -> None:
     quiver = machine.start(faults=[Fault(Point.WAL_CREATE, FaultKind.EIO, nth=2)])
     quiver.append_raw(b"a")
     quiver.flush()
     quiver.append_raw(b"b")
-    assert numbers(machine) == [1]
-    assert [frame.seq for frame in machine.wal().frames] == [0, 1]
+    assert numbers(machine) == [1, 3]
+    assert [frame.seq for frame in machine.wal(0).frames] == [0]
+    assert [frame.seq for frame in machine.wal(1).frames] == [1]
     machine.kill()
     quiver = machine.start()
     assert payloads(quiver) == {0: [b"a"], 1: [b"b"]}
@@ -232,7 +233,7 @@ def test_a_crash_at_any_step_of_beginning_a_file_loses_and_blocks_nothing(
     append_sized(quiver, 2)
     machine.kill()
     stored = {0, 1} | append_until_crash(machine, Fault(at, kind, nth=nth))
-    assert len(stored) == (2 if nth == 1 else 4)
+    assert len(stored) == (2 if nth == 1 else 3)
     machine.cut_power()
     quiver = machine.start()
     assert set(payloads(quiver)) == stored

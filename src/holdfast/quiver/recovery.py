@@ -112,7 +112,6 @@ class Recovery:
         for action in self._due:
             action()
         self._quarantine_holes(replay, needed)
-        self._sync_old(needed)
         return self._number(identity, files, (replay, needed))
 
     # ------------------------------------------------------------ 1. identity
@@ -289,14 +288,6 @@ class Recovery:
             except OSError:
                 needed.pop(content.path, None)  # the only copy stays where it is
 
-    def _sync_old(self, needed: dict[PurePath, int]) -> None:
-        """Make sure that what is served from old files does not vanish in a power cut."""
-        for path in [path for path, last_seq in needed.items() if last_seq >= 0]:
-            try:
-                self._disk.sync_path(path, Point.RECOVER_SYNC)
-            except OSError:
-                continue  # whatever was acknowledged had been synced by the last process
-
     def _buffers(self, replay: Replay) -> list[OpenBuffer]:
         """Cut the replayed bundles into buffers that fit, and that do not span a segment.
 
@@ -350,7 +341,9 @@ class Recovery:
             quiver_id=identity.quiver_id,
             next_seq=self._next_seq(files, replay),
             next_wal_number=max(self._wal_numbers) + 1,
-            previous=(newest, replay.sound_through, replay.sound_holds),
+            previous=(replay.newest, replay.synced_through, replay.synced_holds),
+            copied=replay.copied,
+            trusted=replay.trusted,
             accepted=self._accepted(files, replay),
             producers=self._producers,
             buffer=open_buffer,
