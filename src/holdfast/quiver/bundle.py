@@ -19,7 +19,7 @@ from typing import NamedTuple, TypeAlias
 import pyarrow as pa
 
 from holdfast.errors import BadInput, BundleTooLarge
-from holdfast.quiver.dictionaries import has_dictionary
+from holdfast.quiver.dictionaries import has_dictionary, unify
 from holdfast.quiver.frame import Kind
 from holdfast.quiver.names import SLOT_PATTERN
 
@@ -146,7 +146,7 @@ def _as_batch(rows: object) -> pa.RecordBatch:
         return rows
     if isinstance(rows, pa.Table):
         try:
-            return one_batch(rows)
+            return one_batch(unify(rows))
         except pa.ArrowException as error:
             raise _unwritable("a table", error) from error
     raise BadInput(
