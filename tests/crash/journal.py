@@ -7,6 +7,8 @@ what was not there must not come back.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -49,25 +51,39 @@ class Journal:
     # Bundles whose bytes were damaged on purpose: they may be missing.
     damaged: set[str] = field(default_factory=set)
 
-    def new(self, shape: Shape = Shape.RAW, size_bytes: int = 40) -> Content:
-        """Return a bundle that no entry has yet; `add` or `append` it before the next one."""
+    def entry(
+        self,
+        *shapes: Shape,
+        size_bytes: int = 40,
+        level: AckLevel = AckLevel.FSYNCED,
+        producer: str | None = None,
+        epoch: int | None = None,
+    ) -> Entry:
+        """Write down an append that is going to be tried: one bundle, or a transaction."""
         number = sum(len(entry.contents) for entry in self.entries)
-        return Content(f"t{number}", shape, size_bytes)
+        contents = tuple(
+            Content(f"t{number + place}", shape, size_bytes)
+            for place, shape in enumerate(shapes or (Shape.RAW,))
+        )
+        entry = Entry(contents, level, producer, epoch)
+        self.entries.append(entry)
+        return entry
 
     # --------------------------------------------------------------- appending
 
     def append(
         self,
         quiver: Quiver,
-        shape: Shape = Shape.RAW,
+        *shapes: Shape,
         size_bytes: int = 40,
         level: AckLevel = AckLevel.FSYNCED,
         producer: str | None = None,
         epoch: int | None = None,
     ) -> Entry:
-        """Append one new bundle, and write down how it ended."""
-        entry = Entry((self.new(shape, size_bytes),), level, producer, epoch)
-        self.entries.append(entry)
+        """Append a bundle, or commit a transaction (its `level` must be the quiver's own)."""
+        entry = self.entry(
+            *shapes, size_bytes=size_bytes, level=level, producer=producer, epoch=epoch
+        )
         self._try(entry, quiver)
         return entry
 
@@ -90,51 +106,38 @@ class Journal:
         for entry in newest.values():
             self.repeat(quiver, entry)
 
-    def transact(
-        self,
-        quiver: Quiver,
-        shapes: tuple[Shape, ...],
-        size_bytes: int = 40,
-        level: AckLevel = AckLevel.FSYNCED,
-        producer: str | None = None,
-        epoch: int | None = None,
-    ) -> Entry:
-        """Commit a transaction of new bundles; `level` must be the quiver's own."""
-        first = self.new()
-        number = int(first.token[1:])
-        contents = tuple(
-            Content(f"t{number + place}", shape, size_bytes) for place, shape in enumerate(shapes)
-        )
-        entry = Entry(contents, level, producer, epoch)
-        self.entries.append(entry)
-        self._try(entry, quiver)
-        return entry
-
     def abort(self, quiver: Quiver) -> None:
         """Stage a bundle in a transaction, and abort it."""
-        entry = Entry((self.new(),), AckLevel.FSYNCED, fate="no")
-        self.entries.append(entry)
+        entry = self.entry()
+        entry.fate = "no"
         transaction = quiver.transaction()
         entry.contents[0].stage(transaction)
         transaction.abort()
 
     def _try(self, entry: Entry, quiver: Quiver) -> None:
+        with self.trying(entry) as receipts:
+            receipts.append(_put(entry, quiver))
+
+    @contextlib.contextmanager
+    def trying(self, entry: Entry) -> Iterator[list[Receipt]]:
+        """Note how an attempt ends: with the receipt put into the list, or with an error."""
         before = entry.fate
         certain = before in ("new", "no", "gone")
         if certain:
             entry.fate, entry.receipt = "maybe", None
+        receipts: list[Receipt] = []
         try:
-            receipt = _put(entry, quiver)
+            yield receipts
         except NotAccepted as error:
             if certain and error.stored == "no":
                 entry.fate = "no" if before == "new" else before
             return
-        entry.receipt = receipt
+        (entry.receipt,) = receipts
         entry.fate = "found" if before == "found" else "acked"
-        assert receipt.bundles == len(entry.contents)
-        self._own_id(receipt.quiver_id)
+        assert entry.receipt.bundles == len(entry.contents)
+        self._own_id(entry.receipt.quiver_id)
         for place, content in enumerate(entry.contents):
-            self._own(receipt.seq + place, content.token)
+            self._own(entry.receipt.seq + place, content.token)
 
     def _own(self, seq: int, token: str) -> None:
         owner = self.owners.setdefault(seq, token)

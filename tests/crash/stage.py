@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import copy
 import random
-from collections.abc import Callable, Iterable, Iterator
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import PurePath
 
-from tests.crash.journal import Journal
+from tests.crash.contents import RAW_SLOT, Shape
+from tests.crash.journal import Entry, Journal
 
 from holdfast.quiver import AckLevel, AppendConfig, Quiver, QuiverConfig, SegmentConfig, WalConfig
 from holdfast.quiver.config import KB, MB
+from holdfast.quiver.points import Point
 from holdfast.seam import Seam
 from holdfast.seam.clock import Clock, JumpingClock
+from holdfast.seam.disk import Handle
 from holdfast.seam.faulty import Fault, FaultyDisk
 from holdfast.seam.randomness import seeded_randomness
 from holdfast.seam.simulated import SimulatedCrash, SimulatedDisk
 
 ROOT = PurePath("/data/quiver")
+# How long anything is waited for that must come.
+PATIENCE_S = 30.0
 NOON_NS = 1_700_000_000_000_000_000
 
 # Timers far away: what happens, and in which order, is up to the script alone.
@@ -43,6 +50,22 @@ KILL: Ending = SimulatedDisk.kill, AckLevel.WRITTEN
 POWER_LOSS: Ending = SimulatedDisk.power_loss, AckLevel.FSYNCED
 
 
+class GatedDisk(FaultyDisk):
+    """A faulty disk that can be held up at its next sync of the WAL."""
+
+    def __init__(self, inner: SimulatedDisk, faults: Iterable[Fault]) -> None:
+        super().__init__(inner, faults, inner.die)
+        self.gate = threading.Event()
+        self.gate.set()
+        self.reached = threading.Event()
+
+    def sync(self, handle: Handle, at: str) -> None:
+        if at == Point.WAL_SYNC:
+            self.reached.set()
+            assert self.gate.wait(PATIENCE_S)
+        super().sync(handle, at)
+
+
 class Stage:
     """A disk with faults, and the one quiver that runs on it."""
 
@@ -55,7 +78,7 @@ class Stage:
         seed: int = 0,
     ) -> None:
         self.disk = disk
-        self.faulty = FaultyDisk(disk, faults, disk.die)
+        self.faulty = GatedDisk(disk, faults)
         self._config = config
         self._seam = Seam(self.faulty, clock or JumpingClock(NOON_NS), seeded_randomness(seed))
         self._quiver: Quiver | None = None
@@ -86,6 +109,43 @@ def opened(disk: SimulatedDisk, seed: int = 0) -> Iterator[Quiver]:
         yield stage.open()
     finally:
         stage.crash()
+
+
+def append_in_one_group(stage: Stage, journal: Journal, entries: Sequence[Entry]) -> None:
+    """Append single raw bundles so that the writer takes them together.
+
+    Another one goes first, and keeps the writer busy in its sync meanwhile.
+    """
+    disk = stage.faulty
+
+    async def append_all() -> None:
+        disk.reached.clear()
+        disk.gate.clear()
+        first = asyncio.create_task(_append_async(stage.quiver, journal, journal.entry()))
+        assert await asyncio.to_thread(disk.reached.wait, PATIENCE_S)
+        tasks = [
+            asyncio.create_task(_append_async(stage.quiver, journal, entry)) for entry in entries
+        ]
+        await asyncio.sleep(0)  # each runs until it waits for its answer
+        disk.gate.set()
+        await asyncio.gather(first, *tasks)
+
+    asyncio.run(append_all())
+
+
+async def _append_async(quiver: Quiver, journal: Journal, entry: Entry) -> None:
+    (content,) = entry.contents
+    assert content.shape is Shape.RAW
+    with journal.trying(entry) as receipts:
+        receipt = await quiver.append_raw_async(
+            content.filler,
+            slot=RAW_SLOT,
+            headers=[{"token": content.token}],
+            producer=entry.producer,
+            epoch=entry.epoch,
+            level=entry.level,
+        )
+        receipts.append(receipt)
 
 
 def check_survivor(disk: SimulatedDisk, journal: Journal, promised: AckLevel) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from tests.crash.journal import Journal
-from tests.crash.stage import Stage, check_survivor, opened
+from tests.crash.stage import Stage, append_in_one_group, check_survivor, opened
 
 from holdfast.errors import CannotOpen, StorageFailed
 from holdfast.quiver import AckLevel
@@ -33,3 +33,59 @@ def test_whoever_waits_for_a_seal_is_told_at_once_when_the_sealer_dies() -> None
     with pytest.raises(StorageFailed, match="the sealer ended"):
         quiver.flush()  # nothing new to seal: it would wait for the seal that is never done
     stage.crash()
+
+
+def test_a_copy_that_a_failed_sync_made_necessary_outlives_a_kill_and_then_a_power_cut() -> None:
+    """The poisoned file still shows the bundle in the page cache, and must not be believed."""
+    stage = Stage(SimulatedDisk(), [Fault(Point.WAL_SYNC, FaultKind.FAILED_SYNC)])
+    journal = Journal()
+    assert journal.append(stage.open()).fate == "acked"
+    stage.crash()
+    check_survivor(stage.disk.kill(), journal, AckLevel.WRITTEN)
+
+
+def test_a_repeated_epoch_is_not_acknowledged_on_the_word_of_a_page_cache_that_failed_to_sync() -> (
+    None
+):
+    faults = [
+        Fault(Point.WAL_SYNC, FaultKind.FAILED_SYNC),
+        Fault(Point.WAL_CREATE, FaultKind.EIO, nth=2),
+    ]
+    stage = Stage(SimulatedDisk(), faults)
+    journal = Journal()
+    assert journal.append(stage.open(), producer="p", epoch=1).fate == "maybe"
+    stage.crash()
+    check_survivor(stage.disk.kill(), journal, AckLevel.WRITTEN)
+
+
+def test_what_was_only_written_survives_a_kill_and_a_failed_sync_of_the_next_process() -> None:
+    stage = Stage(SimulatedDisk())
+    journal = Journal()
+    journal.append(stage.open(), level=AckLevel.WRITTEN)
+    stage.crash()
+    disk = stage.disk.kill()
+    again = Stage(disk, [Fault(Point.WAL_HEADER_SYNC, FaultKind.FAILED_SYNC)])
+    with pytest.raises(CannotOpen):
+        again.open()
+    check_survivor(disk, journal, AckLevel.WRITTEN)
+
+
+def test_an_epoch_refused_and_sent_again_is_stored_once_also_if_the_failed_write_stays_behind() -> (
+    None
+):
+    """Half of a group was written: the whole first bundle. It could not be cut off again."""
+    faults = [
+        Fault(Point.WAL_WRITE, FaultKind.SHORT_WRITE, nth=2),
+        Fault(Point.WAL_UNDO, FaultKind.EIO),
+    ]
+    stage = Stage(SimulatedDisk(), faults)
+    stage.open()
+    journal = Journal()
+    first = journal.entry(producer="p", epoch=1)
+    large = journal.entry(size_bytes=5_000)
+    append_in_one_group(stage, journal, [first, large])
+    assert [first.fate, large.fate] == ["no", "no"]
+    journal.repeat(stage.quiver, first)
+    assert first.fate == "acked"
+    stage.crash()
+    check_survivor(stage.disk.kill(), journal, AckLevel.WRITTEN)

@@ -106,7 +106,7 @@ def test_an_example_that_drifted_is_noticed() -> None:
         ("frame.md", "producer part", 10),
         ("frame.md", "raw payload", 6),
         ("frame.md", "arrow slot", 26),
-        ("wal.md", "wal header", 112),
+        ("wal.md", "wal header", 120),
         ("ledger.md", "ledger header", 56),
         ("ledger.md", "resolution", 57),
     ],

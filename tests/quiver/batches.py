@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from pathlib import PurePath
 from typing import Any
@@ -65,8 +64,9 @@ def plain_rows(table: pa.Table | pa.RecordBatch) -> list[tuple[Any, ...]]:
 def plain(scalar: pa.Scalar) -> Any:
     """Return a scalar as a Python value that equals another one exactly when the data does.
 
-    Dictionaries and runs count by their values; not-a-numbers are equal; times stay whole numbers,
-    because Python has neither their range nor their nanoseconds.
+    Dictionaries and runs count by their values; floats by their bits, so that not-a-numbers are
+    equal and zeros of two signs are not; times stay whole numbers, because Python has neither their
+    range nor their nanoseconds.
     """
     if not scalar.is_valid:
         return None
@@ -81,4 +81,4 @@ def plain(scalar: pa.Scalar) -> Any:
     if hasattr(scalar, "values"):
         return [plain(value) for value in scalar.values]
     value = scalar.value if hasattr(scalar, "value") else scalar.as_py()
-    return "not a number" if isinstance(value, float) and math.isnan(value) else value
+    return value.hex() if isinstance(value, float) else value

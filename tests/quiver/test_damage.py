@@ -547,3 +547,46 @@ def test_the_note_in_quarantine_says_what_was_lost(machine: Machine) -> None:
     machine.flip(path, 8 * (start_of(machine, path, 2) + HEADER_BYTES))
     quiver = machine.start()
     assert Quarantine(machine.disk, ROOT).damages() == quiver.recovery.damages
+
+
+# Files without a header.
+
+
+@pytest.mark.parametrize("size_bytes", [0, 100, WAL_HEADER_BYTES - 1])
+def test_a_left_file_cut_into_its_header_is_counted_and_not_taken_for_one_being_created(
+    machine: Machine, size_bytes: int
+) -> None:
+    path = leave_rotated_file(machine)
+    accepted = 3
+    machine.cut(path, size_bytes)
+    quiver = machine.start()
+    assert sorted(payloads(quiver)) == [2]
+    assert lost(quiver) == [(None, None, 2)]
+    assert quiver.recovery.damages[0].events == 2
+    assert quiver.statistics().accepted_bundles == accepted
+    assert machine.disk.exists(QUARANTINE / f"{path.name}.1")
+
+
+def test_a_left_file_whose_header_is_damaged_is_set_aside_with_what_it_held(
+    machine: Machine,
+) -> None:
+    path = leave_rotated_file(machine)
+    content = machine.disk.read(path)
+    machine.scribble(path, 0, WAL_HEADER_BYTES)
+    quiver = machine.start()
+    assert lost(quiver) == [(None, None, 2)]
+    assert (
+        machine.disk.read(QUARANTINE / f"{path.name}.1")[WAL_HEADER_BYTES:]
+        == (content[WAL_HEADER_BYTES:])
+    )
+
+
+def test_one_damaged_copy_of_a_header_costs_nothing(machine: Machine) -> None:
+    path = crashed_with(machine, 3)
+    for start in (0, 4096):
+        machine.scribble(path, start, start + 4096)
+        quiver = machine.start(faults=[NO_SEAL])
+        assert sorted(payloads(quiver)) == [0, 1, 2, 3]
+        assert quiver.recovery.damages == []
+        machine.kill()
+        machine.scribble(path, start, start + 4096)

@@ -198,8 +198,10 @@ def test_cut_open_append_again_and_again_loses_nothing_sound(cuts: list[int]) ->
             present = set(values_of(replayed(content[:size_bytes])))
             others = set(kept) - set(values_of(replayed(content)))
             quiver = machine.start(quiet(AckLevel.FSYNCED))
-            assert {seq for seq in kept if quiver.bundle(seq)} == present | others
-            kept = {seq: kept[seq] for seq in present | others}
+            found = {seq for seq in kept if quiver.bundle(seq)}
+            # More is found if the cut was in the copies that the file begins with.
+            assert present | others <= found
+            kept = {seq: kept[seq] for seq in found}
             for n in range(3):
                 kept[quiver.append_raw(b"%d-%d" % (number, n)).seq] = ()
             machine.kill()

@@ -173,7 +173,9 @@ def test_signed_keys(quiver: Quiver, nest: Nest, index_type: pa.DataType) -> Non
         (pa.binary(), [b"", b"\0\xff"], [b"x"]),
         (pa.large_string(), ["a"], ["b"]),
         (pa.string_view(), ["a"], ["longer than twelve bytes"]),
-        (pa.float64(), [0.5, -0.0], [float("inf")]),
+        (pa.float64(), [0.5, -0.0], [float("inf"), 0.0]),
+        (pa.float64(), [0.0], [-0.0, float("nan")]),
+        (pa.float16(), [-65504.0, float("nan")], [1.5, -0.0]),
         (pa.bool_(), [True], [False]),
         (pa.timestamp("ns", "UTC"), [1, 2], [3]),
     ],
@@ -229,6 +231,25 @@ def test_65535_values_keep_their_16_bits(roomy: Quiver) -> None:
 def test_more_than_65536_values_fall_back_to_the_plain_type(roomy: Quiver, nest: Nest) -> None:
     arrays = [nest(numbered(first, 40_000, pa.uint16())) for first in (0, 40_000)]
     assert stored_type(sealed(roomy, arrays)) == nest(pa.array(["w"])).type
+
+
+def test_half_floats_are_stored_plain_because_arrow_would_change_them(quiver: Quiver) -> None:
+    arrays = [whole_dictionary([value], pa.float16()) for value in (-65504.0, 1.5)]
+    assert stored_type(sealed(quiver, arrays)) == pa.float16()
+
+
+def test_a_table_of_half_float_dictionaries_is_appended_as_it_is(quiver: Quiver) -> None:
+    chunks = [whole_dictionary([value], pa.float16()) for value in (-65504.0, 1.5)]
+    table = pa.table({"c": pa.chunked_array(chunks)})
+    assert own_rows(quiver, quiver.append(table).seq) == plain_rows(table)
+
+
+def test_a_table_whose_chunks_have_more_values_than_its_keys_can_count_is_widened(
+    quiver: Quiver,
+) -> None:
+    chunks = [numbered(first, 200, pa.uint8()) for first in (0, 200)]
+    table = pa.table({"c": pa.chunked_array(chunks)})
+    assert own_rows(quiver, quiver.append(table).seq) == plain_rows(table)
 
 
 def test_the_order_flag_survives_the_widening(quiver: Quiver) -> None:

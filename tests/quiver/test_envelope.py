@@ -337,6 +337,13 @@ def test_the_keys_of_bundles_around_a_failure_are_kept_too(machine: Machine) -> 
     ]
 
 
+def test_an_extractor_is_not_asked_about_slots_without_rows(machine: Machine) -> None:
+    quiver = machine.start(extracting(Returning(FAILURES["raises"])))
+    quiver.append({"events": numbers(), "other": numbers(1)})
+    quiver.flush()
+    assert quiver.statistics().extractor_failures_total == 0
+
+
 def test_an_extractor_of_one_slot_does_not_see_the_others(machine: Machine) -> None:
     seen: list[list[str]] = []
 

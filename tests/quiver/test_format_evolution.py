@@ -109,7 +109,7 @@ def append_frame(disk: SimulatedDisk, kind: int, flags: int) -> None:
     path = newest_wal(disk)
     content = disk.read(path)
     salt = decode_header(memoryview(content)).salt
-    header, _ = encode(salt, len(content), kind, 7, 0, 0, NO_WATERMARK, b"", NOTHING, flags=flags)  # type: ignore[arg-type]
+    header, _ = encode(salt, len(content), kind, 7, 0, 0, NO_WATERMARK, b"", NOTHING, flags=flags)
     disk.put(path, content + header)
 
 

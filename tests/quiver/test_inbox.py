@@ -335,7 +335,10 @@ def test_refusing_for_a_long_time_does_not_pile_up_memory(machine: Machine) -> N
 
 
 def test_refusing_after_the_disk_failed_does_not_pile_up_memory(machine: Machine) -> None:
-    failing = [Fault(Point.WAL_SYNC, FaultKind.FAILED_SYNC, times=1000)]
+    failing = [
+        Fault(Point.WAL_SYNC, FaultKind.FAILED_SYNC),
+        Fault(Point.WAL_HEADER_SYNC, FaultKind.EIO, nth=2),
+    ]
     quiver = machine.start(faults=failing)
     depth = [traceback_depth(refused_by(quiver)) for _ in range(20)]
     assert depth[-1] == depth[1]

@@ -33,8 +33,8 @@ def names_on_disk(machine: Machine) -> list[str]:
 
 def wait_until_sealed(quiver: Quiver) -> None:
     """Wait until no buffer is at the sealer."""
-    while quiver._sealer.sealing():
-        quiver._sealer.wait_idle(PATIENCE_S)
+    while quiver._engine.sealer.sealing():
+        quiver._engine.sealer.wait_idle(PATIENCE_S)
 
 
 class Watch:
@@ -159,11 +159,11 @@ def test_the_pause_between_tries_doubles_up_to_its_bound(
     config = quiet_segments(retry_min_s=1.0, retry_max_s=10.0)
     quiver = machine.start(config, faults=[Fault(Point.SEAL_RENAME, FaultKind.EIO, times=6)])
     pauses: list[float] = []
-    changed = quiver._sealer._changed
+    changed = quiver._engine.sealer._changed
     wait = changed.wait
 
     def impatient(timeout: float | None = None) -> bool:
-        if timeout is None or threading.current_thread() is not quiver._sealer._thread:
+        if timeout is None or threading.current_thread() is not quiver._engine.sealer._thread:
             return wait(timeout)
         pauses.append(timeout)
         return True
@@ -216,6 +216,39 @@ def test_a_failed_seal_keeps_its_data_while_later_data_arrives_and_seals_in_orde
     quiver.flush()
     assert [s.summary.first_seq for s in quiver.segments()] == [0, 1]
     assert column_of(quiver) == [1, 2]
+
+
+def test_a_flush_behind_a_failing_seal_does_not_stop_the_appends(
+    machine: Machine, failing: FailingSeals
+) -> None:
+    quiver = machine.quiver
+    assert quiver is not None
+    for value in range(4):
+        quiver.append(numbers(value))
+        flush_in_vain(quiver)
+    assert quiver.statistics().stall_seconds_total == 0
+    failing.heal()
+    quiver.flush()
+    assert [s.summary.bundles for s in quiver.segments()] == [1, 3]
+    assert column_of(quiver) == [0, 1, 2, 3]
+
+
+def test_a_flush_behind_a_busy_sealer_is_answered_when_its_own_buffer_is_sealed(
+    machine: Machine,
+) -> None:
+    gated = GatedDisk(machine.disk, Point.SEAL_RENAME)
+    quiver = machine.start(through=lambda _: gated)
+    flushing = []
+    for value in range(3):
+        quiver.append(numbers(value))
+        flushing.append(threading.Thread(target=quiver.flush))
+        flushing[-1].start()
+        assert gated.reached.wait(PATIENCE_S)
+    gated.gate.set()
+    for thread in flushing:
+        thread.join()
+    assert quiver.statistics().segment_events == 3
+    assert column_of(quiver) == [0, 1, 2]
 
 
 @pytest.mark.parametrize("end", ["kill", "cut_power", "stop"])

@@ -1,96 +1,209 @@
-"""What a quiver tells about itself is true, also in odd moments."""
+"""Statistics: totals count what happened, gauges what is there, and both add up."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import threading
 
 import pytest
-from tests.quiver.machine import SEGMENTS, Machine, quiet
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.quiver.batches import numbers, seal
+from tests.quiver.machine import PATIENCE_S, WAL, GatedDisk, Machine, quiet
 
-from holdfast.errors import Overloaded
-from holdfast.quiver import AppendConfig, LeaseOptions, Quiver, QuiverConfig, RetentionConfig
-from holdfast.quiver.config import KB, MB
-from holdfast.quiver.statistics import SubscriberStatistics
-
-CALM = RetentionConfig(size_cap_bytes=64 * MB, tick_s=3600.0)
-
-
-def config(retention: RetentionConfig = CALM, timeout_s: float = 60.0) -> QuiverConfig:
-    """Return a configuration under which the keeper looks only when asked."""
-    return replace(quiet(), retention=retention, append=AppendConfig(timeout_s=timeout_s))
+from holdfast.errors import BadInput, DiskFull, StorageFailed
+from holdfast.quiver import AckLevel, Quiver, Statistics
+from holdfast.quiver.points import Point
+from holdfast.seam.faulty import Fault, FaultKind
 
 
-def of(quiver: Quiver, name: str) -> SubscriberStatistics:
-    """Return what the statistics say about one subscriber."""
-    (found,) = [s for s in quiver.statistics().subscribers if s.name == name]
-    return found
+def reconcile(machine: Machine, quiver: Quiver) -> Statistics:
+    """Check that the picture fits the disk, the segments and itself; return it."""
+    idle = threading.Event()
+    quiver._writer.inbox.request(idle.set)  # a flush may be answered before its WAL file is left
+    assert idle.wait(PATIENCE_S)
+    with quiver._engine.sealer.wal_files._lock:  # nor are its files removed by then
+        statistics = quiver.statistics()
+        files = [entry.size_bytes for entry in machine.disk.list(WAL)]
+    assert statistics.wal_bytes == sum(files)
+    assert statistics.wal_files == len(files)
+    summaries = [segment.summary for segment in quiver.segments()]
+    assert statistics.segments == len(summaries)
+    assert statistics.segment_events == sum(summary.events for summary in summaries)
+    assert statistics.segment_bytes == sum(summary.size_bytes for summary in summaries)
+    open_events = sum(held.events for held in quiver._writer.buffer.bundles)
+    assert statistics.accepted_events == statistics.segment_events + open_events
+    assert statistics.pending_bytes == 0
+    assert statistics.appends_total <= statistics.bundles_total
+    assert (statistics.open_bytes > 0) == (statistics.open_bundles > 0)
+    return statistics
 
 
-def append_for_ever(quiver: Quiver) -> None:
-    """Append until it is refused."""
-    while True:
-        quiver.append_raw(bytes(512 * KB))
+def test_a_fresh_quiver_has_counted_nothing(machine: Machine) -> None:
+    statistics = reconcile(machine, machine.start())
+    totals = {name: v for name, v in vars(statistics).items() if name.endswith("_total")}
+    assert len(totals) > 10
+    assert not any(totals.values())
+    assert statistics.accepting
+    assert (statistics.next_seq, statistics.synced_seq) == (0, -1)
 
 
-def test_the_gap_set_is_counted_also_while_the_very_first_bundle_waits(machine: Machine) -> None:
-    quiver = machine.start(config())
-    for number in range(5):
-        quiver.append_raw(b"%d" % number)
-    lease = quiver.lease("archive")
-    deliveries = [lease.poll() for _ in range(5)]
-    for place in (1, 3):
-        delivery = deliveries[place]
-        assert delivery is not None
-        delivery.ack()
-    assert (of(quiver, "archive").high_water_seq, of(quiver, "archive").gap_ranges) == (0, 2)
-    first = deliveries[0]
-    assert first is not None
-    first.ack()
-    assert (of(quiver, "archive").high_water_seq, of(quiver, "archive").gap_ranges) == (2, 1)
+def test_appends_bundles_events_and_bytes_are_counted(machine: Machine) -> None:
+    quiver = machine.start()
+    quiver.append_raw([b"abc", b"de"], slot="raw")
+    quiver.append(numbers(1, 2, 3))
+    quiver.heartbeat("p", 1)
+    with quiver.transaction() as transaction:
+        transaction.append(numbers(4))
+        transaction.append(numbers(5))
+    statistics = reconcile(machine, quiver)
+    assert (statistics.appends_total, statistics.bundles_total) == (4, 5)
+    assert statistics.events_total == 7
+    assert statistics.open_bundles == 5
+    assert (statistics.next_seq, statistics.synced_seq) == (5, 4)
+    assert statistics.groups_total == statistics.syncs_total == 4
+    assert statistics.payload_bytes_total == seal(quiver).summary.payload_bytes
 
 
-def test_newest_first_leaves_one_gap_range_beyond_the_mark(machine: Machine) -> None:
-    quiver = machine.start(config())
-    for number in range(4):
-        quiver.append_raw(b"%d" % number)
-    lease = quiver.lease("alerts", leasing=LeaseOptions(order="newest_first"))
+def test_a_seal_moves_everything_from_the_buffer_to_the_segments(machine: Machine) -> None:
+    quiver = machine.start()
+    quiver.append(numbers(1, 2))
+    before = reconcile(machine, quiver)
+    quiver.flush()
+    quiver.append(numbers(3))
+    after = reconcile(machine, quiver)
+    assert (before.segment_events, after.segment_events) == (0, 2)
+    assert (before.open_bundles, after.open_bundles) == (1, 1)
+    assert after.seals_total == 1
+    assert after.seal_seconds_total > 0
+    assert after.sealing_bytes == 0
+
+
+def test_what_is_being_sealed_is_neither_lost_nor_counted_twice(machine: Machine) -> None:
+    gated = GatedDisk(machine.disk, Point.SEAL_RENAME)
+    quiver = machine.start(through=lambda _: gated)
+    quiver.append(numbers(1))
+    open_bytes = quiver.statistics().open_bytes
+    quiver._writer.flush(lambda error: None)
+    assert gated.reached.wait(PATIENCE_S)
+    during = quiver.statistics()
+    assert (during.open_bundles, during.sealing_bytes, during.segments) == (0, open_bytes, 0)
+    gated.gate.set()
+    quiver.flush()
+    assert reconcile(machine, quiver).segment_events == 1
+
+
+def test_repeats_and_refusals_are_not_counted_as_accepted(machine: Machine) -> None:
+    quiver = machine.start()
     for _ in range(3):
-        delivery = lease.poll()
-        assert delivery is not None
-        delivery.ack()
-    assert of(quiver, "alerts").gap_ranges == 1
+        quiver.append(numbers(1), producer="p", epoch=1)
+    with pytest.raises(BadInput):
+        quiver.append(numbers())
+    statistics = reconcile(machine, quiver)
+    assert (statistics.appends_total, statistics.events_total, statistics.producers) == (1, 1, 1)
 
 
-def test_the_oldest_age_is_never_negative_when_the_clock_jumps_back(machine: Machine) -> None:
-    quiver = machine.start(config())
-    quiver.register("archive")
-    quiver.append_raw(b"event")
-    machine.clock.jump(-3600.0)
-    age_s = of(quiver, "archive").oldest_age_s
-    assert age_s is not None
-    assert age_s >= 0
-
-
-def test_a_damaged_bundle_table_does_not_stop_the_statistics(machine: Machine) -> None:
-    quiver = machine.start(config())
-    quiver.register("archive")
-    quiver.append_raw(b"event")
+def test_totals_begin_again_with_each_start_and_gauges_do_not(machine: Machine) -> None:
+    quiver = machine.start()
+    quiver.append(numbers(1, 2), producer="p", epoch=1)
     machine.stop()
-    (folder,) = machine.disk.list(SEGMENTS)
-    machine.scribble(SEGMENTS / folder.name / "bundles.arrow", 0, 100)
-    quiver = machine.start(config())
-    found = of(quiver, "archive")
-    assert found.pending.bundles == 1
-    assert found.oldest_age_s is not None
+    quiver = machine.start()
+    quiver.append(numbers(3))
+    statistics = reconcile(machine, quiver)
+    assert (statistics.appends_total, statistics.events_total) == (1, 1)
+    assert (statistics.segments, statistics.segment_events) == (1, 2)
+    assert (statistics.accepted_bundles, statistics.accepted_events) == (2, 3)
+    assert statistics.producers == 1
 
 
-def test_the_time_appends_were_blocked_is_counted(machine: Machine) -> None:
-    full = RetentionConfig(size_cap_bytes=4 * MB, tick_s=3600.0)
-    quiver = machine.start(config(full, timeout_s=0.2))
-    quiver.append_raw(b"event")
-    assert quiver.statistics().blocked_seconds_total == 0
-    with pytest.raises(Overloaded):
-        append_for_ever(quiver)
-    now = quiver.statistics()
-    assert now.throttled_total > 0
-    assert now.blocked_seconds_total > 0
+def test_failures_are_counted_where_they_happen(machine: Machine) -> None:
+    faults = [
+        Fault(Point.WAL_WRITE, FaultKind.ENOSPC),
+        Fault(Point.WAL_SYNC, FaultKind.FAILED_SYNC, nth=2),
+        Fault(Point.SEAL_RENAME, FaultKind.EIO, times=2),
+    ]
+    quiver = machine.start(faults=faults)
+    with pytest.raises(DiskFull):
+        quiver.append(numbers(0))
+    quiver.append(numbers(1))
+    quiver.append(numbers(2))
+    quiver.flush()
+    statistics = quiver.statistics()
+    assert statistics.write_failures_total == 1
+    assert statistics.sync_failures_total == 1
+    assert statistics.seal_failures_total == 2
+    assert statistics.seals_total == 1
+    assert "injected" in str(statistics.last_seal_error)
+    assert statistics.events_total == statistics.segment_events == 2
+
+
+def test_a_quiver_that_stopped_accepting_says_so(machine: Machine) -> None:
+    faults = [
+        Fault(Point.WAL_SYNC, FaultKind.FAILED_SYNC),
+        Fault(Point.WAL_CREATE, FaultKind.EIO, nth=2, times=1000),
+    ]
+    quiver = machine.start(faults=faults)
+    with pytest.raises(StorageFailed):
+        quiver.append(numbers(1))
+    assert not quiver.statistics().accepting
+
+
+def test_a_closed_quiver_is_not_accepting_and_holds_nothing_open(machine: Machine) -> None:
+    quiver = machine.start()
+    quiver.append(numbers(1))
+    machine.stop()
+    statistics = quiver.statistics()
+    assert not statistics.accepting
+    assert (statistics.open_bundles, statistics.open_bytes, statistics.sealing_bytes) == (0, 0, 0)
+    assert statistics.segment_events == 1
+
+
+def test_bytes_set_aside_are_a_gauge(machine: Machine) -> None:
+    quiver = machine.start()
+    quiver.append(numbers(1))
+    path = seal(quiver).path / "manifest"
+    machine.stop()
+    machine.disk.unlink(path, "test")
+    assert machine.start().statistics().quarantined_bytes > 0
+
+
+def test_staged_bytes_are_a_gauge(machine: Machine) -> None:
+    quiver = machine.start()
+    transaction = quiver.transaction()
+    transaction.append_raw(bytes(1000))
+    assert quiver.statistics().staged_bytes > 1000
+    transaction.abort()
+    assert quiver.statistics().staged_bytes == 0
+
+
+STEPS = st.lists(
+    st.sampled_from(["append", "raw", "transaction", "repeat", "heartbeat", "seal", "restart"]),
+    max_size=12,
+)
+
+
+@given(steps=STEPS, level=st.sampled_from([AckLevel.WRITTEN, AckLevel.FSYNCED]))
+def test_totals_and_gauges_reconcile_after_any_steps(steps: list[str], level: AckLevel) -> None:
+    with Machine() as machine:
+        quiver, epoch, events = machine.start(quiet(level)), 0, 0
+        for step in steps:
+            if step == "append":
+                events += quiver.append(numbers(1, 2)).events
+            elif step == "raw":
+                events += quiver.append_raw([b"x"], slot="raw").events
+            elif step == "transaction":
+                with quiver.transaction() as transaction:
+                    transaction.append(numbers(1))
+                    transaction.append(numbers(2))
+                events += 2
+            elif step == "repeat":
+                epoch += 1
+                events += quiver.append(numbers(1), producer="p", epoch=epoch).events
+                assert quiver.append(numbers(1), producer="p", epoch=epoch).duplicate
+            elif step == "heartbeat":
+                quiver.heartbeat("q", 1)
+            elif step == "seal":
+                quiver.flush()
+            else:
+                machine.stop()
+                quiver = machine.start(quiet(level))
+            assert reconcile(machine, quiver).accepted_events == events

@@ -88,7 +88,7 @@ def test_the_owners_extractors_still_see_what_was_not_sealed(machine: Machine) -
     drop_subscriber(seam(machine), ROOT, "archive", "")
     machine.start(config)
     machine.stop()
-    assert inspect(machine.disk, ROOT).segments[0].summary.min_event_us == 1_000_000
+    assert inspect(machine.disk, ROOT).segments[0].summary.clamped_min_event_us == 1_000_000
 
 
 def test_what_cannot_be_is_refused_and_leaves_the_lock(left: Machine) -> None:

@@ -9,10 +9,8 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from holdfast.errors import HoldfastError
+from holdfast.quiver.bundle import ENVELOPE_BYTES
 from holdfast.quiver.frame import HEADER_BYTES, Kind
-
-# What the columns of the envelope add to every row when it is sealed.
-ENVELOPE_BYTES = 29
 
 
 class Held(NamedTuple):

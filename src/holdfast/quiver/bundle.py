@@ -14,20 +14,21 @@ import json
 import struct
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 import pyarrow as pa
 
 from holdfast.errors import BadInput, BundleTooLarge
-from holdfast.quiver.dictionaries import has_dictionary
+from holdfast.quiver.dictionaries import has_dictionary, unify
 from holdfast.quiver.frame import Kind
 from holdfast.quiver.names import SLOT_PATTERN
 
 SLOTS_MAX = 64
 # Rows take memory when they are sealed (at least their envelope), however few bytes their columns
 # need: a column of nulls, or one long run, has as many rows as its producer likes.
-ROWS_MAX = 16 * 1024 * 1024
+ROWS_MAX = 4 * 1024 * 1024
+# What the columns of the envelope add to every row.
+ENVELOPE_BYTES = 29
 DEFAULT_SLOT = "events"
 # Columns that a segment adds beside the user's own.
 RESERVED_COLUMNS = frozenset({"_seq", "_row", "_ingestion_time", "_event_time", "_event_time_flag"})
@@ -37,6 +38,7 @@ RESERVED_METADATA = b"holdfast."
 _TABLE_ENTRY = struct.Struct("<HQQQ")
 _TABLE_LENGTH = struct.Struct("<I")
 _RAW_HEAD = struct.Struct("<IH")
+_JOINED_AT_ONCE_BYTES = 256 * 1024
 _END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 
 # Schemas (as messages) that were checked before and have no dictionaries: a check takes as long as
@@ -58,14 +60,21 @@ class Encoded(NamedTuple):
     payload: bytes | pa.Buffer
     events: int
 
+    @property
+    def size_bytes(self) -> int:
+        """What the bundle takes in memory until it is sealed."""
+        return len(self.payload) + self.events * ENVELOPE_BYTES
 
-@dataclass(frozen=True)
-class RawEvents:
-    """The events of a raw bundle: bytes as received, and small headers."""
+
+class RawEvents(NamedTuple):
+    """The events of a raw bundle, one after the other: bytes as received, and small headers."""
 
     slot: str
-    payloads: list[memoryview]
-    headers: list[bytes | None]
+    lengths: array[int]
+    payloads: memoryview
+    # 0: the event has none.
+    header_lengths: array[int]
+    headers: memoryview
 
 
 class ArrowSlot(NamedTuple):
@@ -110,15 +119,25 @@ def encode_arrow(data: BundleData, max_bytes: int) -> Encoded:
     if events == 0:
         raise BadInput("the bundle has no rows", hint="append only batches that hold events")
     parts.append(bytes(table) + _TABLE_LENGTH.pack(len(table)))
-    return _checked(Encoded(Kind.ARROW, _joined(parts), events), max_bytes)
+    return _checked(Encoded(Kind.ARROW, joined(parts), events), max_bytes)
 
 
-def _joined(parts: Sequence[pa.Buffer | bytes]) -> pa.Buffer:
-    """Return the parts as one buffer, in memory that Arrow takes again when it is free."""
+def joined(parts: Sequence[pa.Buffer | memoryview | bytes]) -> pa.Buffer:
+    """Return the parts as one buffer, in memory that Arrow takes again when it is free.
+
+    Other threads run while Arrow copies. `bytes.join` stops them all, so it gets a little at once.
+    """
     whole = pa.allocate_buffer(sum(map(len, parts)))
     writer = pa.FixedSizeBufferWriter(whole)
+    small: list[pa.Buffer | memoryview | bytes] = []
+    small_bytes = 0
     for part in parts:
-        writer.write(part)
+        small.append(part)
+        small_bytes += len(part)
+        if small_bytes >= _JOINED_AT_ONCE_BYTES:
+            writer.write(small[0] if len(small) == 1 else b"".join(small))
+            small, small_bytes = [], 0
+    writer.write(b"".join(small))
     return whole
 
 
@@ -127,7 +146,7 @@ def _as_batch(rows: object) -> pa.RecordBatch:
         return rows
     if isinstance(rows, pa.Table):
         try:
-            return one_batch(rows)
+            return one_batch(unify(rows))
         except pa.ArrowException as error:
             raise _unwritable("a table", error) from error
     raise BadInput(
@@ -305,22 +324,16 @@ def _header_bytes(header: object) -> bytes:
 
 
 def decode_raw(payload: memoryview) -> RawEvents:
-    """Return the events of a raw payload without copying their bytes."""
+    """Return the events of a raw payload without copying, or even touching, their bytes."""
     count, name_bytes = _RAW_HEAD.unpack_from(payload)
     position = _RAW_HEAD.size + name_bytes
-    slot = bytes(payload[_RAW_HEAD.size : position]).decode()
-    lengths = array("I")
-    lengths.frombytes(payload[position : position + 8 * count])
+    slot = str(payload[_RAW_HEAD.size : position], "utf-8")
+    lengths, header_lengths = array("I"), array("I")
+    lengths.frombytes(payload[position : position + 4 * count])
+    header_lengths.frombytes(payload[position + 4 * count : position + 8 * count])
     position += 8 * count
-    payloads = []
-    for size in lengths[:count]:
-        payloads.append(payload[position : position + size])
-        position += size
-    headers: list[bytes | None] = []
-    for size in lengths[count:]:
-        headers.append(bytes(payload[position : position + size]) if size else None)
-        position += size
-    return RawEvents(slot, payloads, headers)
+    end = position + sum(lengths)
+    return RawEvents(slot, lengths, payload[position:end], header_lengths, payload[end:])
 
 
 def is_readable(kind: int, payload: memoryview) -> bool:

@@ -17,15 +17,26 @@ _CANNOT_UNIFY = (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowIndexErro
 
 def unify(table: pa.Table) -> pa.Table:
     """Return the same rows with one dictionary per column; raises what Arrow raises."""
-    while any(has_dictionary(field.type) for field in table.schema):
-        try:
-            return table.unify_dictionaries()
-        except _CANNOT_UNIFY:
-            relaxed = _relax(table)
-            if relaxed.schema == table.schema:
-                raise
-            table = relaxed
+    for place, field in enumerate(table.schema):
+        if has_dictionary(field.type):
+            column = _unify_column(table.column(place))
+            table = table.set_column(place, field.with_type(column.type), column)
     return table
+
+
+def _unify_column(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    while has_dictionary(column.type):
+        try:
+            if _has_half_floats(column.type):
+                raise pa.ArrowNotImplementedError("takes the bits of half floats for numbers")
+            return column.unify_dictionaries()
+        except _CANNOT_UNIFY:
+            relaxed = relaxed_type(column.type)
+            if relaxed == column.type:
+                raise
+            chunks = [_recode(chunk, relaxed) for chunk in column.chunks]
+            column = pa.chunked_array(chunks, relaxed)
+    return column
 
 
 def has_dictionary(kind: pa.DataType) -> bool:
@@ -37,19 +48,13 @@ def has_dictionary(kind: pa.DataType) -> bool:
     return any(has_dictionary(kind.field(i).type) for i in range(kind.num_fields))
 
 
-def _relax(table: pa.Table) -> pa.Table:
-    """Widen or decode the dictionaries of the columns that cannot be unified as they are."""
-    for place, field in enumerate(table.schema):
-        if not has_dictionary(field.type):
-            continue
-        column = table.column(place)
-        try:
-            column.unify_dictionaries()
-        except _CANNOT_UNIFY:
-            relaxed = field.with_type(relaxed_type(field.type))
-            chunks = [_recode(chunk, relaxed.type) for chunk in column.chunks]
-            table = table.set_column(place, relaxed, pa.chunked_array(chunks, relaxed.type))
-    return table
+def _has_half_floats(kind: pa.DataType) -> bool:
+    """Whether a dictionary of half floats is inside: Arrow unifies them into other values."""
+    if isinstance(kind, pa.BaseExtensionType):
+        return _has_half_floats(kind.storage_type)
+    if pa.types.is_dictionary(kind):
+        return pa.types.is_float16(kind.value_type) or _has_half_floats(kind.value_type)
+    return any(_has_half_floats(kind.field(i).type) for i in range(kind.num_fields))
 
 
 def relaxed_type(kind: pa.DataType) -> pa.DataType:

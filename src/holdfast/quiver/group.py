@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -139,15 +139,15 @@ class Framing:
         self._salt = salt
         self._synced_through = synced_through
 
-    def put_all(self, numbered: list[Numbered]) -> None:
-        """Add the frames of one group."""
-        for item in numbered:
-            staged = STAGED if len(item.held) > 1 else 0
-            for held in item.held:
+    def put_all(self, appends: Iterable[list[Held]]) -> None:
+        """Add the frames of some appends, each with its bundles."""
+        for bundles in appends:
+            staged = STAGED if len(bundles) > 1 else 0
+            for held in bundles:
                 self._put_bundle(held, staged)
             if staged:
-                last = item.held[-1]
-                body = COUNT.pack(len(item.held))
+                last = bundles[-1]
+                body = COUNT.pack(len(bundles))
                 self._put(Kind.COMMIT, last.seq, last.ingestion_ns, NO_WATERMARK, body)
 
     def put_close(self, next_seq: int, now_ns: int) -> None:

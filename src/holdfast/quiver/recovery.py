@@ -23,7 +23,7 @@ from holdfast.quiver import manifest, names
 from holdfast.quiver.buffer import OpenBuffer
 from holdfast.quiver.catalog import Catalog
 from holdfast.quiver.config import QuiverConfig
-from holdfast.quiver.frame import Totals
+from holdfast.quiver.frame import NOTHING, Totals
 from holdfast.quiver.header_block import HeaderFault, NewerVersion
 from holdfast.quiver.identity import (
     FormatFault,
@@ -38,7 +38,7 @@ from holdfast.quiver.quarantine import Damage, Quarantine
 from holdfast.quiver.replay import Replay, WalContent
 from holdfast.quiver.rivals import choices
 from holdfast.quiver.segment import DAMAGE_ERRORS, Segment
-from holdfast.quiver.wal import HEADER_BYTES, SEQ_BLOCK, decode_header
+from holdfast.quiver.wal import HEADER_BYTES, SEQ_BLOCK, WalHeader, decode_header
 from holdfast.quiver.writer import Start
 from holdfast.seam import Seam
 from holdfast.seam.disk import remove_tree
@@ -108,7 +108,6 @@ class Recovery:
         for action in self._due:
             action()
         self._quarantine_holes(replay, needed)
-        self._sync_old(needed)
         return self._number(identity, files, (replay, needed))
 
     # ------------------------------------------------------------ 1. identity
@@ -234,6 +233,7 @@ class Recovery:
     def _read_wal_headers(self) -> list[WalContent]:
         directory = self._root / names.WAL_DIR
         files = []
+        faults: dict[int, tuple[PurePath, int, str]] = {}
         for entry in self._disk.list(directory):
             path = directory / entry.name
             number = names.parse_wal_file(entry.name)
@@ -247,14 +247,24 @@ class Recovery:
             except NewerVersion as newer:
                 raise unknown_format(path, str(newer)) from None
             except HeaderFault as fault:
-                self._headless.append(number)
-                if len(view) <= HEADER_BYTES:
-                    self.report.torn_bytes += len(view)  # its creation was interrupted
-                    self._sweep(path)
-                else:
-                    self._set_aside(path, str(fault))
+                faults[number] = path, len(view), str(fault)
+        self._headless += faults
+        left = {content.header.previous_number: content.header for content in files}
+        for number, (path, size_bytes, fault_reason) in faults.items():
+            self._leave_out(path, size_bytes, fault_reason, left.get(number))
         # Not by name: a copy has the name it was given.
         return sorted(files, key=lambda content: content.header.number)
+
+    def _leave_out(
+        self, path: PurePath, size_bytes: int, reason: str, later: WalHeader | None
+    ) -> None:
+        """Set a file without a header aside; sweep it if its creation was interrupted."""
+        held = None if later is None else later.previous_holds
+        if size_bytes > HEADER_BYTES or held not in (None, NOTHING):
+            self._set_aside(path, reason, held=held)
+        else:
+            self.report.torn_bytes += size_bytes
+            self._sweep(path)
 
     def _only_own(self, files: Sequence[WalContent]) -> list[WalContent]:
         own = []
@@ -273,14 +283,6 @@ class Recovery:
                 self.quarantine.copy(content.view[damage.offset : end], damage)
             except OSError:
                 needed.pop(content.path, None)  # the only copy stays where it is
-
-    def _sync_old(self, needed: dict[PurePath, int]) -> None:
-        """Make sure that what is served from old files does not vanish in a power cut."""
-        for path in [path for path, last_seq in needed.items() if last_seq >= 0]:
-            try:
-                self._disk.sync_path(path, Point.RECOVER_SYNC)
-            except OSError:
-                continue  # whatever was acknowledged had been synced by the last process
 
     def _buffers(self, replay: Replay) -> list[OpenBuffer]:
         """Cut the replayed bundles into buffers that fit, and that do not span a segment.
@@ -335,7 +337,9 @@ class Recovery:
             quiver_id=identity.quiver_id,
             next_seq=self._next_seq(files, replay),
             next_wal_number=max(self._wal_numbers) + 1,
-            previous=(newest, replay.sound_through, replay.sound_holds),
+            previous=(replay.newest, replay.synced_through, replay.synced_holds),
+            copied=replay.copied,
+            trusted=replay.trusted,
             accepted=self._accepted(files, replay),
             producers=self._producers,
             buffer=open_buffer,
@@ -348,9 +352,13 @@ class Recovery:
         return last_seq if self._names_are_durable else max(last_seq, replay.last_seq)
 
     def _accepted(self, files: Sequence[WalContent], replay: Replay) -> Totals:
-        """Return what this quiver ever accepted: before the oldest file, and in the files."""
+        """Return what this quiver ever accepted: before the oldest file, and in the files.
+
+        Or before the newest and in it: a file between them may have lost its header.
+        """
         if files:
-            return files[0].header.accepted_before.plus(*replay.accepted)
+            by_files = files[0].header.accepted_before.plus(*replay.accepted)
+            return max(by_files, files[-1].header.accepted_before.plus(*replay.sound_holds))
         sealed = self._catalog.snapshot()
         return Totals(sum(s.summary.bundles for s in sealed), sum(s.summary.events for s in sealed))
 
@@ -383,17 +391,23 @@ class Recovery:
             return
 
     def _set_aside(
-        self, path: PurePath, reason: str, name: names.SegmentName | None = None
+        self,
+        path: PurePath,
+        reason: str,
+        name: names.SegmentName | None = None,
+        held: Totals | None = None,
     ) -> None:
         """Have a damaged or foreign file moved into quarantine."""
-        self._due.append(lambda: self._move(path, reason, name))
+        self._due.append(lambda: self._move(path, reason, name, held))
 
-    def _move(self, path: PurePath, reason: str, name: names.SegmentName | None) -> None:
+    def _move(
+        self, path: PurePath, reason: str, name: names.SegmentName | None, held: Totals | None
+    ) -> None:
         try:
             size_bytes = self._disk.used_bytes(path)
             # What another segment holds too is not missed, such as the rest of a copy half removed.
             missed = name is not None and not self._catalog.covers(name.first_seq)
-            content = name[1:] if name and missed else (None, None, None, None)
+            content = name[1:] if name and missed else (None, None, *(held or (None, None)))
             damage = Damage(path.name, reason, 0, size_bytes, *content)
             self.report.damages.append(damage)
             self.quarantine.move(path, damage)

@@ -1,14 +1,14 @@
 """Replay: what the WAL files still hold that no segment covers.
 
-Every file is walked, oldest first. Bundles that a segment covers are skipped, bundles seen before
-(a group rewritten after a failed sync) too, so replaying twice changes nothing.
+Every file is walked, oldest first. Bundles that a segment covers are skipped, so replaying twice
+changes nothing. A file that was left behind counts up to where the next one says (wal.py).
 
 Holes. `synced_through` in the frames, and `previous_synced` in the next file's header, say how far
 a file certainly was on stable storage. A hole before that point is damage, and so is an end before
 it: the bytes go to quarantine, the missing seqs are reported, and reading goes on at the next sound
 frame. A hole beyond it is a torn tail: it was never acknowledged, so it is dropped and only
-counted. Sound frames beyond a torn hole are kept: they may have been acknowledged at level
-`written`.
+counted. Sound frames beyond that point are kept: they may have been acknowledged at level
+`written`, or on the way to be. They are copied into the next file before anybody sees them.
 
 Transactions. Staged bundles count only with the COMMIT behind them, and only all together. There is
 one exception: if a hole that is damage swallowed the COMMIT or some of the bundles, what is sound
@@ -30,7 +30,7 @@ from holdfast.quiver.frame import BUNDLE_KINDS, NOTHING, STAGED, Frame, Kind, To
 from holdfast.quiver.group import COUNT
 from holdfast.quiver.identity import unknown_format
 from holdfast.quiver.quarantine import Damage
-from holdfast.quiver.wal import HEADER_BYTES, Hole, WalHeader, walk
+from holdfast.quiver.wal import HEADER_BYTES, Hole, WalHeader, is_begun, walk
 
 
 @dataclass(frozen=True)
@@ -66,8 +66,6 @@ class _Staged(NamedTuple):
     """A bundle that waits for its COMMIT."""
 
     held: Held
-    start: int
-    before: Totals
     synced: bool
 
 
@@ -86,9 +84,18 @@ class Replay:
     closed_at_seq: int | None = None
     # What was ever accepted into these files, damaged or not.
     accepted: Totals = NOTHING
-    # How far the newest file is sound, and what it holds up to there.
+    # The number of the newest file, how far it is on stable storage, and what it holds up to there.
+    newest: int = 0
+    synced_through: int = 0
+    synced_holds: Totals = NOTHING
+    # The same up to its end, or to the first hole that is no damage.
     sound_through: int = 0
     sound_holds: Totals = NOTHING
+    # What stands beyond `synced_through` of any file, by append.
+    copied: list[list[Held]] = field(default_factory=list)
+    # Whether it all stands before `sound_through`.
+    _copied_is_sound: bool = True
+    _torn: bool = False
     _seen: set[int] = field(default_factory=set)
     _last_in_file: int = -1
     _staged: list[_Staged] = field(default_factory=list)
@@ -102,23 +109,41 @@ class Replay:
 
         Raises `UnknownFormat` for a sound frame of a kind, or with a flag, that is not known here.
         """
-        left = {later.header.previous_number: later.header for later in files}
-        return {file.path: self._walk(file, left.get(file.header.number)) for file in files}
+        begun = _begun(files)
+        left = {later.header.previous_number: later.header for later in begun}
+        self.torn_bytes += sum(len(f.view) for f in files) - sum(len(f.view) for f in begun)
+        needed = {file.path: -1 for file in files}
+        for file in begun:
+            needed[file.path] = self._walk(file, left.get(file.header.number))
+        return needed
+
+    @property
+    def trusted(self) -> tuple[int, Totals] | None:
+        """How far the newest file may count, and what it holds there, instead of any copies."""
+        if not self.copied or not self._copied_is_sound:
+            return None
+        return self.sound_through, self.sound_holds
 
     def _walk(self, file: WalContent, later: WalHeader | None) -> int:
-        items = list(walk(file.view, file.header.salt))
+        view = file.view if later is None else file.view[: later.previous_synced]
+        items = list(walk(view, file.header.salt))
         synced = [item.synced_through for item in items if isinstance(item, Frame)]
         synced_through = max([later.previous_synced if later else 0, *synced])
-        if synced_through > len(file.view):
-            _note_cut(items, len(file.view), synced_through)
+        if synced_through > len(view):
+            _note_cut(items, len(view), synced_through)
         self.closed_at_seq = None
-        self.sound_through, self.sound_holds = len(file.view), NOTHING
+        self.newest, self.synced_through = file.header.number, synced_through
+        self.sound_through, self._copied_is_sound = len(view), not self.copied
+        self.synced_holds = self.sound_holds = NOTHING
+        self._torn = False
         self._last_in_file = -1
         start = HEADER_BYTES
         for number, item in enumerate(items):
             place = _Place(file, later, items, number, start, synced_through)
             if isinstance(item, Frame):
                 self._take(item, place)
+                if item.end <= synced_through:
+                    self.synced_holds = item.after
                 if item.end <= self.sound_through:
                     self.sound_holds = item.after
             elif item.start < synced_through:
@@ -126,6 +151,7 @@ class Replay:
             else:
                 self.torn_bytes += item.end - item.start
                 self.sound_through = min(self.sound_through, item.start)
+                self._torn = True
                 self.closed_at_seq = None
             start = item.end
         self._end_run()
@@ -140,7 +166,7 @@ class Replay:
         if kind in BUNDLE_KINDS:
             self._take_bundle(frame, place)
         elif kind == Kind.COMMIT:
-            self._commit(frame)
+            self._commit(frame, place)
         elif kind == Kind.CLOSE:
             self._end_run()
             self.closed_at_seq = frame.seq
@@ -157,24 +183,31 @@ class Replay:
         held = _held(frame)
         if frame.flags & STAGED:
             synced = frame.end <= place.synced_through
-            self._staged.append(_Staged(held, place.start, frame.before, synced))
+            self._staged.append(_Staged(held, synced))
             return
         self._end_run()
-        self._accept(held)
+        self._accept([held], synced=frame.end <= place.synced_through)
 
-    def _accept(self, held: Held) -> None:
+    def _accept(self, bundles: Sequence[Held], *, synced: bool) -> None:
+        fresh = [held for held in bundles if self._is_fresh(held)]
+        if fresh and not synced:
+            self.copied.append(fresh)
+            self._copied_is_sound &= not self._torn
+
+    def _is_fresh(self, held: Held) -> bool:
         if held.seq not in self._seen:
             self._seen.add(held.seq)
             self.accepted = self.accepted.plus(1, held.events)
         if held.seq in self.bundles or self.catalog.covers(held.seq):
             self.skipped_bundles += 1
-        else:
-            self.bundles[held.seq] = held
-            self._last_in_file = max(self._last_in_file, held.seq)
+            return False
+        self.bundles[held.seq] = held
+        self._last_in_file = max(self._last_in_file, held.seq)
+        return True
 
     # ------------------------------------------------------------ transactions
 
-    def _commit(self, frame: Frame) -> None:
+    def _commit(self, frame: Frame, place: _Place) -> None:
         (count,) = COUNT.unpack_from(frame.payload)
         members = [staged for staged in self._staged if staged.held.seq > frame.seq - count]
         if len(members) == count:
@@ -182,19 +215,15 @@ class Replay:
             self._staged = self._staged[:-count]
         self._end_run()
         if len(members) == count:
-            for staged in members:
-                self._accept(staged.held)
+            synced = frame.end <= place.synced_through
+            self._accept([staged.held for staged in members], synced=synced)
 
     def _end_run(self) -> None:
         """Decide about staged bundles that lack their COMMIT, or some of their company."""
         kept = [staged for staged in self._staged if self._beside_damage and staged.synced]
-        for staged in kept:
-            self._accept(staged.held)
+        self._accept([staged.held for staged in kept], synced=True)
         if len(kept) < len(self._staged):
             self.dropped_transactions += 1
-            first = next(staged for staged in self._staged if staged not in kept)
-            if first.start < self.sound_through:
-                self.sound_through, self.sound_holds = first.start, first.before
         self._staged = []
         self._beside_damage = False
 
@@ -280,6 +309,19 @@ class Replay:
             else:
                 break
         return max(first, seq)
+
+
+def _begun(files: Sequence[WalContent]) -> list[WalContent]:
+    """Return the files that count. One that does not is followed by none, and follows another."""
+    followed = {file.header.previous_number for file in files}
+    single = {file.header.number for file in files} - followed
+    return [
+        file
+        for file in files
+        if file.header.number not in single
+        or file.header.previous_number not in single | followed
+        or is_begun(file.view, file.header)
+    ]
 
 
 def _note_cut(items: list[Frame | Hole], end: int, synced_through: int) -> None:

@@ -11,7 +11,7 @@ Arrow will not write together, and schemas beyond `segment.max_files`, go into a
 from __future__ import annotations
 
 import itertools
-from array import array
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import PurePath
@@ -33,8 +33,8 @@ from holdfast.quiver.segment_rows import OPAQUE, Group
 from holdfast.quiver.segment_table import TableMaker
 from holdfast.seam.disk import Disk, remove_tree, write_file
 
-# By seq: (slot index, file, first row, rows).
-Places = dict[int, list[tuple[int, int, int, int]]]
+# (seq, slot index, file, first row, rows).
+Places = list[tuple[int, int, int, int, int]]
 
 
 class SegmentBuilder:
@@ -89,7 +89,7 @@ class SegmentBuilder:
     def _write_files(
         self, building: PurePath, bundles: Sequence[Held], segment_seq: int
     ) -> Summary:
-        places: Places = {}
+        places: Places = []
         files: list[FileSummary] = []
         clamped: list[pa.Array] = []
         for made in self.table_maker.tables(bundles):
@@ -137,31 +137,25 @@ class SegmentBuilder:
 def _note_places(places: Places, group: Group, file: int) -> None:
     row = 0
     for seq, _, index, _, count in group.shares:
-        known = places.setdefault(seq, [])
-        if known and known[-1][0] == index:  # one raw event after the other, as opaque rows
-            _, _, first_row, rows = known[-1]
-            known[-1] = (index, file, first_row, rows + count)
+        if group.kind == OPAQUE and places and places[-1][:3] == (seq, index, file):
+            # One raw event after the other, as opaque rows.
+            _, _, _, first_row, rows = places[-1]
+            places[-1] = (seq, index, file, first_row, rows + count)
         else:
-            known.append((index, file, row, count))
+            places.append((seq, index, file, row, count))
         row += count
 
 
 def _bundle_table(bundles: Sequence[Held], places: Places) -> pa.Buffer:
     """Return the bundle table as the bytes of an Arrow file."""
-    offsets, columns = array("i", [0]), (array("i"), array("i"), array("i"))
-    for held in bundles:
-        for _, *place in sorted(places.get(held.seq, ())):
-            for column, value in zip(columns, place, strict=True):
-                column.append(value)
-        offsets.append(len(columns[0]))
+    places.sort()
+    columns = [[place[number] for place in places] for number in (2, 3, 4)]
     values = pa.StructArray.from_arrays(
-        [
-            pa.Array.from_buffers(kind.type, len(column), [None, pa.py_buffer(column)])
-            for kind, column in zip(PLACE_TYPE, columns, strict=True)
-        ],
+        [pa.array(column, kind.type) for column, kind in zip(columns, PLACE_TYPE, strict=True)],
         fields=list(PLACE_TYPE),
     )
-    flat = pa.Array.from_buffers(pa.int32(), len(offsets), [None, pa.py_buffer(offsets)])
+    counts = Counter([place[0] for place in places])
+    offsets = itertools.accumulate([counts[held.seq] for held in bundles], initial=0)
     batch = pa.record_batch(
         [
             pa.array([held.seq for held in bundles], pa.int64()),
@@ -172,7 +166,7 @@ def _bundle_table(bundles: Sequence[Held], places: Places) -> pa.Buffer:
             pa.array([held.epoch for held in bundles], pa.int64()),
             pa.array([held.events for held in bundles], pa.int32()),
             pa.array([len(held.payload) for held in bundles], pa.int64()),
-            pa.ListArray.from_arrays(flat, values),
+            pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), values),
         ],
         schema=BUNDLE_SCHEMA,
     )

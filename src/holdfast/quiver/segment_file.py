@@ -139,8 +139,21 @@ def schema_fingerprint(columns: Iterable[pa.Field]) -> str:
 
 def _large_batches(made: GroupTable) -> Iterator[pa.RecordBatch]:
     # Not `table.nbytes`: it fails, and even crashes, on some of the types that IPC can hold.
-    size_bytes = sum(map(len, made.group.payloads))
+    size_bytes = made.group.size_bytes
     count = min(BATCHES_PER_FILE, max(1, size_bytes // BATCH_BYTES_MIN))
+    if any(_slices_take_all(kind) for kind in made.table.schema.types):
+        count = 1
     rows = max(1, -(-made.table.num_rows // count))
     for start in range(0, made.table.num_rows, rows):
         yield from made.table.slice(start, rows).to_batches()
+
+
+def _slices_take_all(kind: pa.DataType) -> bool:
+    """Whether Arrow writes the values of the whole array with every slice of it."""
+    if isinstance(kind, pa.BaseExtensionType):
+        return _slices_take_all(kind.storage_type)
+    view = pa.types.is_string_view(kind) or pa.types.is_binary_view(kind)
+    list_view = pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind)
+    if view or list_view or (pa.types.is_union(kind) and kind.mode == "dense"):
+        return True
+    return any(_slices_take_all(kind.field(place).type) for place in range(kind.num_fields))

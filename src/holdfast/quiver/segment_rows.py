@@ -8,20 +8,23 @@ per bundle and slot (or per raw event), kept as the bytes it came in.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from xxhash import xxh3_128_hexdigest
 
 from holdfast.quiver.buffer import Held
-from holdfast.quiver.bundle import decode_arrow, decode_raw, read_stream
+from holdfast.quiver.bundle import decode_arrow, decode_raw, joined, read_stream
 from holdfast.quiver.dictionaries import unify
 from holdfast.quiver.envelope import TIME_TYPE
 from holdfast.quiver.frame import Kind
 
 ARROW, RAW, OPAQUE = "arrow", "raw", "opaque"
+NO_HEADERS = memoryview(b"")
 RAW_FIELDS = (pa.field("payload", pa.binary()), pa.field("headers", pa.string()))
 
 
@@ -37,15 +40,53 @@ class Share(NamedTuple):
 
 
 @dataclass(eq=False)
+class Values:
+    """The values of a binary column, with no Python object for a single one."""
+
+    lengths: array[int] = field(default_factory=lambda: array("I"))
+    # Their bytes, one after the other; each piece holds whole values.
+    pieces: list[memoryview] = field(default_factory=list)
+
+    def add(self, lengths: array[int], piece: memoryview) -> None:
+        """Take values of these lengths."""
+        self.lengths += lengths
+        if piece:
+            self.pieces.append(piece)
+
+    def split(self) -> Iterator[memoryview]:
+        """Yield every single value."""
+        pieces = iter(self.pieces)
+        piece, position = memoryview(b""), 0
+        for length in self.lengths:
+            while length > len(piece) - position:
+                piece, position = next(pieces), 0
+            yield piece[position : position + length]
+            position += length
+
+    def column(self, kind: pa.DataType, *, empty_is_null: bool = False) -> pa.Array:
+        """Return them as an Arrow array."""
+        if empty_is_null and not self.pieces:
+            return pa.nulls(len(self.lengths), kind)
+        present = None
+        if empty_is_null:
+            present = pc.not_equal(_fixed(pa.uint32(), self.lengths), 0).buffers()[1]
+        offsets = pa.py_buffer(array("i", accumulate(self.lengths, initial=0)))
+        buffers = [present, offsets, joined(self.pieces)]
+        return pa.Array.from_buffers(kind, len(self.lengths), buffers)
+
+
+@dataclass(eq=False)
 class Group:
     """Rows that share one Arrow file. `slot` is empty for the opaque group."""
 
     slot: str
     kind: str
     shares: list[Share] = field(default_factory=list)
-    # arrow: one IPC stream per share. raw: one payload per row. opaque: one payload per row.
-    payloads: list[memoryview] = field(default_factory=list)
-    headers: list[bytes | None] = field(default_factory=list)
+    # arrow only: one IPC stream per share.
+    streams: list[memoryview] = field(default_factory=list)
+    # raw and opaque: one of each per row.
+    payloads: Values = field(default_factory=Values)
+    headers: Values = field(default_factory=Values)
     # opaque only: whose row it is.
     slots: list[str] = field(default_factory=list)
     kinds: list[str] = field(default_factory=list)
@@ -54,6 +95,11 @@ class Group:
     def rows(self) -> int:
         """The number of rows the file will have."""
         return sum(share.rows for share in self.shares)
+
+    @property
+    def size_bytes(self) -> int:
+        """How much the bundles brought, as bytes of Arrow streams or of events."""
+        return sum(map(len, self.streams)) + sum(self.payloads.lengths)
 
 
 def group_bundles(bundles: Sequence[Held], max_groups: int) -> list[Group]:
@@ -64,15 +110,15 @@ def group_bundles(bundles: Sequence[Held], max_groups: int) -> list[Group]:
         if held.kind == Kind.RAW:
             events = decode_raw(payload)
             group = _group(groups, events.slot, RAW, "")
-            group.shares.append(Share(held.seq, held.ingestion_ns, 0, 0, len(events.payloads)))
-            group.payloads += events.payloads
-            group.headers += events.headers
+            group.shares.append(Share(held.seq, held.ingestion_ns, 0, 0, len(events.lengths)))
+            group.payloads.add(events.lengths, events.payloads)
+            group.headers.add(events.header_lengths, events.headers)
         elif held.kind == Kind.ARROW:
             first_row = 0
             for index, (name, stream, rows) in enumerate(decode_arrow(payload)):
                 group = _group(groups, name, ARROW, _schema_key(stream))
                 group.shares.append(Share(held.seq, held.ingestion_ns, index, first_row, rows))
-                group.payloads.append(stream)
+                group.streams.append(stream)
                 first_row += rows
     ordered = sorted(groups.values(), key=lambda group: -len(group.shares))
     if len(ordered) <= max_groups:
@@ -95,49 +141,42 @@ def _schema_key(stream: memoryview) -> str:
 
 def make_opaque(groups: Iterable[Group]) -> Group:
     """Return one group that keeps the bytes of all, in the order of their positions."""
-    rows: list[tuple[Share, str, str, memoryview, bytes | None]] = []
+    rows: list[tuple[Share, str, str, memoryview, memoryview]] = []
     for group in groups:
         if group.kind == ARROW:
-            for share, stream in zip(group.shares, group.payloads, strict=True):
-                rows.append((share._replace(rows=1), group.slot, ARROW, stream, None))
+            for share, stream in zip(group.shares, group.streams, strict=True):
+                rows.append((share._replace(rows=1), group.slot, ARROW, stream, NO_HEADERS))
         else:
-            events = zip(group.payloads, group.headers, strict=True)
+            events = zip(group.payloads.split(), group.headers.split(), strict=True)
             for share in group.shares:
                 for row in range(share.rows):
                     single = share._replace(first_row=share.first_row + row, rows=1)
                     rows.append((single, group.slot, RAW, *next(events)))
     rows.sort(key=lambda row: (row[0].seq, row[0].slot_index, row[0].first_row))
     opaque = Group("", OPAQUE)
-    opaque.shares = [row[0] for row in rows]
-    opaque.slots = [row[1] for row in rows]
-    opaque.kinds = [row[2] for row in rows]
-    opaque.payloads = [row[3] for row in rows]
-    opaque.headers = [row[4] for row in rows]
+    for share, slot, kind, payload, headers in rows:
+        opaque.shares.append(share)
+        opaque.slots.append(slot)
+        opaque.kinds.append(kind)
+        opaque.payloads.add(array("I", [len(payload)]), payload)
+        opaque.headers.add(array("I", [len(headers)]), headers)
     return opaque
 
 
 def group_table(group: Group) -> pa.Table:
     """Return the user's columns of a group, in one chunk each; raises what Arrow raises."""
     if group.kind == ARROW:
-        batches = [read_stream(stream) for stream in group.payloads]
+        batches = [read_stream(stream) for stream in group.streams]
         return unify(pa.Table.from_batches(batches)).combine_chunks()
-    columns = [_binary(group.payloads), pa.array(group.headers, pa.string())]
+    columns = [
+        group.payloads.column(pa.binary()),
+        group.headers.column(pa.string(), empty_is_null=True),
+    ]
     fields = list(RAW_FIELDS)
     if group.kind == OPAQUE:
         columns += [pa.array(group.slots, pa.string()), pa.array(group.kinds, pa.string())]
         fields += [pa.field("slot", pa.string()), pa.field("slot_kind", pa.string())]
     return pa.Table.from_arrays(columns, schema=pa.schema(fields))
-
-
-def _binary(values: Sequence[memoryview]) -> pa.Array:
-    """Return a binary array without a Python object per value on the way."""
-    offsets = array("i", [0])
-    end = 0
-    for value in values:
-        end += len(value)
-        offsets.append(end)
-    data = pa.py_buffer(b"".join(values))
-    return pa.Array.from_buffers(pa.binary(), len(values), [None, pa.py_buffer(offsets), data])
 
 
 def position_columns(shares: Sequence[Share]) -> tuple[pa.Array, pa.Array, pa.Array]:

@@ -10,6 +10,7 @@ import pyarrow as pa
 from holdfast.quiver.buffer import Held
 from holdfast.quiver.bundle import RESERVED_COLUMNS, one_batch
 from holdfast.quiver.config import QuiverConfig
+from holdfast.quiver.dictionaries import unify
 from holdfast.quiver.envelope import TIME_TYPE, Extractor, extract, read_times
 from holdfast.quiver.segment_rows import (
     OPAQUE,
@@ -88,6 +89,8 @@ class TableMaker:
 
         So a bundle on which it fails costs no other bundle its event times.
         """
+        if not rows.num_rows:
+            return pa.record_batch({"event_time": pa.nulls(0, TIME_TYPE)})
         try:
             return extract(extractor, rows)
         except Exception:
@@ -106,6 +109,6 @@ def _joined(one: pa.RecordBatch, two: pa.RecordBatch) -> pa.RecordBatch:
     """Return the rows of both; keys whose types do not go together are left out."""
     tables = [pa.Table.from_batches([one]), pa.Table.from_batches([two])]
     try:
-        return one_batch(pa.concat_tables(tables, promote_options="permissive"))
+        return one_batch(unify(pa.concat_tables(tables, promote_options="permissive")))
     except pa.ArrowException:
         return one_batch(pa.concat_tables([table.select(["event_time"]) for table in tables]))

@@ -49,8 +49,9 @@ class Staging:
             self._sweep()
             self._open[transaction] = self._clock.monotonic_s() + self._config.lease_s
 
-    def stage(self, transaction: Transaction, size_bytes: int) -> None:
-        """Take room for one more bundle, and renew the lease."""
+    def stage(self, transaction: Transaction, bundle: Encoded) -> None:
+        """Take one more bundle, and renew the lease."""
+        size_bytes = bundle.size_bytes
         with self._lock:
             self._sweep()
             self._require_open(transaction)
@@ -62,14 +63,16 @@ class Staging:
                     retry_after_s=1.0,
                 )
             self._staged_bytes += size_bytes
+            transaction.staged_bytes += size_bytes
+            transaction.bundles.append(bundle)
             self._open[transaction] = self._clock.monotonic_s() + self._config.lease_s
 
-    def end(self, transaction: Transaction) -> None:
-        """Give the room back; raises if the transaction is no longer open."""
+    def end(self, transaction: Transaction) -> list[Encoded]:
+        """Give the room back, and the bundles out; raises if the transaction is not open."""
         with self._lock:
             self._sweep()
             self._require_open(transaction)
-            self._release(transaction)
+            return self._release(transaction)
 
     def _require_open(self, transaction: Transaction) -> None:
         if transaction not in self._open:
@@ -84,11 +87,12 @@ class Staging:
         for transaction in [t for t, until_s in self._open.items() if until_s < now_s]:
             self._release(transaction)
 
-    def _release(self, transaction: Transaction) -> None:
+    def _release(self, transaction: Transaction) -> list[Encoded]:
         del self._open[transaction]
         self._staged_bytes -= transaction.staged_bytes
-        transaction.bundles.clear()
         transaction.staged_bytes = 0
+        bundles, transaction.bundles = transaction.bundles, []
+        return bundles
 
 
 class Transaction:
@@ -101,6 +105,8 @@ class Transaction:
         self.staged_bytes = 0
         # Set by commit.
         self.receipt: Receipt | None = None
+        # By its owner: then the end of a `with` block has nothing more to do.
+        self._ended = False
         self._staging = staging
         self._max_bundle_bytes = max_bundle_bytes
         self._write = write
@@ -122,17 +128,15 @@ class Transaction:
 
     def commit(self) -> Receipt:
         """Make all staged bundles durable, in order, under consecutive seqs."""
-        if not self.bundles:
-            self._staging.end(self)
+        bundles = self._end()
+        if not bundles:
             raise BadInput("the transaction has no bundles", hint="append before committing")
-        bundles = list(self.bundles)
-        self._staging.end(self)
         self.receipt = self._write(bundles)
         return self.receipt
 
     def abort(self) -> None:
         """Forget all staged bundles."""
-        self._staging.end(self)
+        self._end()
 
     def __enter__(self) -> Self:
         return self
@@ -143,14 +147,16 @@ class Transaction:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if error is None:
-            self.commit()
-        else:
+        if error is not None:
             with contextlib.suppress(TransactionEnded):
                 self.abort()
+        elif not self._ended:
+            self.commit()
+
+    def _end(self) -> list[Encoded]:
+        bundles = self._staging.end(self)
+        self._ended = True
+        return bundles
 
     def _stage(self, bundle: Encoded) -> None:
-        size_bytes = len(bundle.payload)
-        self._staging.stage(self, size_bytes)
-        self.bundles.append(bundle)
-        self.staged_bytes += size_bytes
+        self._staging.stage(self, bundle)

@@ -10,10 +10,18 @@ The header (header_block.py) holds
     seq_limit         no sequence number from here on is given out while this file is the newest.
                       After an unclean end numbering goes on at `seq_limit`: numbers that were given
                       out but never reached the disk are skipped, not used again
-    previous_number,  the file that was left when this one was begun, and how far it was then on
-    previous_synced,  stable storage, and what it held up to there: so damage at its end is told
-    previous_holds    from a torn tail, and counted
-    accepted_before   how many bundles and events the quiver had accepted before this file
+    previous_number,  the file that was left when this one was begun, how far it was then on stable
+    previous_synced,  storage, and what it held up to there. So far it counts, and no further:
+    previous_holds    what stands beyond is in the copies, or was refused
+    copied_bytes      that much at the beginning are copies of frames of the file before that are
+                      not known to be on stable storage there. Nothing proves that a page which
+                      can be read is on the disk, least of all after a failed sync
+    accepted_before   how many bundles and events the quiver had accepted before this file, without
+                      the copies
+
+A file exists once its header and its copies do: until then (`is_begun`) the file before counts as a
+whole. So a file is never written to again once its successor was tried, or a leftover of that try
+would cut off what came later.
 
 docs/format/wal.md has the byte layout and an example.
 """
@@ -25,11 +33,12 @@ import random
 import struct
 import threading
 import uuid
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import PurePath
 
 from holdfast.quiver import names
+from holdfast.quiver.buffer import Held
 from holdfast.quiver.frame import (
     ALIGNMENT_BYTES,
     NOTHING,
@@ -49,7 +58,7 @@ SEQ_BLOCK = 65_536
 VERSION = 1
 
 _MAGIC = b"HFWAL\r\n\x1a"
-_FIELDS = struct.Struct("<16sQQQQQQQQQq")
+_FIELDS = struct.Struct("<16sQQQQQQQQQqQ")
 
 
 @dataclass(frozen=True)
@@ -65,6 +74,7 @@ class WalHeader:
     previous_holds: Totals
     accepted_before: Totals
     created_ns: int
+    copied_bytes: int = 0
 
     def encode(self) -> bytes:
         """Return the whole header block."""
@@ -78,6 +88,7 @@ class WalHeader:
             *self.previous_holds,
             *self.accepted_before,
             self.created_ns,
+            self.copied_bytes,
         )
         return encode_block(_MAGIC, VERSION, fields)
 
@@ -85,7 +96,7 @@ class WalHeader:
 def decode_header(view: memoryview) -> WalHeader:
     """Return the header from whichever copy is sound."""
     owner, *numbers = _FIELDS.unpack_from(decode_block(view, _MAGIC, VERSION))
-    number, salt, seq_limit, previous_number, previous_synced, *totals, created_ns = numbers
+    number, salt, seq_limit, previous_number, previous_synced, *totals, created_ns, copied = numbers
     return WalHeader(
         str(uuid.UUID(bytes=owner)),
         number,
@@ -96,6 +107,7 @@ def decode_header(view: memoryview) -> WalHeader:
         Totals(*totals[:2]),
         Totals(*totals[2:]),
         created_ns,
+        copied,
     )
 
 
@@ -130,28 +142,40 @@ def walk(view: memoryview, salt: int) -> Iterator[Frame | Hole]:
             offset = frame.end
 
 
+def is_begun(view: memoryview, header: WalHeader) -> bool:
+    """Whether the creation of a file was finished: all its copies are there, or more is."""
+    end = HEADER_BYTES + header.copied_bytes
+    if len(view) > end:
+        return True
+    return len(view) == end and all(isinstance(i, Frame) for i in walk(view, header.salt))
+
+
 class WalFile:
     """The WAL file being appended to. One thread only."""
 
-    def __init__(self, disk: Disk, directory: PurePath, header: WalHeader) -> None:
-        """Create the file and make it durable, or leave nothing behind.
+    def __init__(
+        self, disk: Disk, directory: PurePath, header: WalHeader, copied: Sequence[list[Held]]
+    ) -> None:
+        """Create the file with copies of some appends and make it durable, or leave nothing behind.
 
-        1. create  2. header  3. sync  4. sync the directory
+        1. create  2. header and copies  3. sync  4. sync the directory
         """
-        self.header = header
+        framing = Framing(header.salt, HEADER_BYTES, HEADER_BYTES, NOTHING)
+        framing.put_all(copied)
+        self.header = replace(header, copied_bytes=framing.end - HEADER_BYTES)
         self.path = directory / names.wal_file(header.number)
-        self.last_seq = -1
-        self.end = HEADER_BYTES
-        self.synced = HEADER_BYTES
-        self.holds = self.synced_holds = NOTHING
+        self.last_seq = max((held.seq for bundles in copied for held in bundles), default=-1)
+        self.end = self.synced = framing.end
+        self.holds = self.synced_holds = framing.holds
         self._disk = disk
         self._handle = disk.create(self.path, Point.WAL_CREATE)
         try:
-            write_all(disk, self._handle, [header.encode()], Point.WAL_HEADER)
+            content = [self.header.encode(), *framing.buffers]
+            write_all(disk, self._handle, content, Point.WAL_HEADER)
             disk.sync(self._handle, Point.WAL_HEADER_SYNC)
             disk.sync_dir(directory, Point.WAL_SYNC_DIR)
         except OSError:
-            # An empty WAL file is harmless at the next start; a busy name is not.
+            # What stays behind is harmless at the next start; a busy name is not.
             disk.close(self._handle)
             with contextlib.suppress(OSError):
                 disk.unlink(self.path, Point.TRUNCATE_UNLINK)
@@ -160,7 +184,7 @@ class WalFile:
     def write(self, group: list[Numbered]) -> None:
         """Append the frames of a group; on an error the file's end is unknown until `undo`."""
         framing = self._framing()
-        framing.put_all(group)
+        framing.put_all(item.held for item in group)
         write_all(self._disk, self._handle, framing.buffers, Point.WAL_WRITE)
         self.end, self.holds = framing.end, framing.holds
         self.last_seq = max(self.last_seq, group[-1].held[-1].seq)

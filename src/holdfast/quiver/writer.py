@@ -10,9 +10,10 @@ The four steps of a group, and what a failure in each means:
     2. write     On an error the half-written group is cut off again, durably: the appends were
                  certainly not stored. If even that fails, the file is left behind ("poisoned").
     3. sync      On an error nobody knows what reached the disk, and the kernel may forget that it
-                 failed. So the file is poisoned: never synced, never appended to again. All frames
-                 not yet known to be durable are written to a new file under their old numbers
-                 (recovery drops the copies); if that fails too, the writer stops accepting.
+                 failed. So the file is poisoned: never synced, never appended to again.
+                 A poisoned file counts up to its last good sync (wal.py), and the next one begins
+                 with copies of all frames not known to be durable, under their old numbers. If it
+                 cannot be made, the writer stops accepting.
     4. publish   into the open buffer, then answer.
 
 Data acknowledged before its sync (`memory`, `written`) is synced by timer, at the latest
@@ -28,12 +29,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Protocol
 
 from holdfast.errors import DiskFull, HoldfastError, NotAccepted, Overloaded, StorageFailed
+from holdfast.quiver import names
 from holdfast.quiver.buffer import Held, OpenBuffer
 from holdfast.quiver.config import AckLevel, QuiverConfig
 from holdfast.quiver.frame import NOTHING, Totals
@@ -48,6 +50,8 @@ from holdfast.seam import Seam
 
 # A clean shutdown waits this long for a sealer that is busy or failing; the WAL keeps the rest.
 CLOSING_PATIENCE_S = 10.0
+
+DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT)
 # Appends acknowledged in memory whose write failed are tried again with the next append, or then.
 CARRIED_RETRY_S = 0.5
 
@@ -78,8 +82,12 @@ class Start:
     quiver_id: str
     next_seq: int
     next_wal_number: int
-    # Number of the newest WAL file of the last process, how far it is sound, what it holds there.
+    # Number of the newest WAL file of the last process, how far it counts, what it holds there.
     previous: tuple[int, int, Totals]
+    # What the old files hold, but not on stable storage for certain.
+    copied: list[list[Held]]
+    # How far the newest file may count if there is no room for copies, and what it holds there.
+    trusted: tuple[int, Totals] | None
     # What the quiver ever accepted.
     accepted: Totals
     producers: Producers
@@ -130,6 +138,8 @@ class Writer:
         # Who says whether there is room; set before `start`.
         self.room: Room | None = None
         self._wal: WalFile | None = None
+        # Whether a successor was tried: then this file takes no more.
+        self._wal_is_left = False
         self._unsynced: list[Numbered] = []
         self._carried: list[Numbered] = []
         self._sync_due_s: float | None = None
@@ -150,8 +160,20 @@ class Writer:
         self.published = (start.next_seq - 1, start.accepted)
         self.buffer = start.buffer
         self.synced_seq = start.next_seq - 1
-        self._rotate()
+        self._begin(start)
         self._thread.start()
+
+    def _begin(self, start: Start) -> None:
+        """Make the first file; on a full disk without copies, so that it can be read and freed."""
+        try:
+            self._rotate(start.copied, [held for bundles in start.copied for held in bundles])
+        except OSError as error:
+            if error.errno not in DISK_IS_FULL or start.trusted is None:
+                raise
+            number, _, _ = start.previous
+            self._disk.sync_path(self._wal_dir / names.wal_file(number), Point.RECOVER_SYNC)
+            self._previous = number, *start.trusted
+            self._rotate()
 
     # ----------------------------------------------------------- other threads
 
@@ -359,26 +381,24 @@ class Writer:
         try:
             wal.write(group)
         except OSError as error:
-            raise self._write_error(error, certain=self._undo(wal)) from error
+            self._undo(wal)
+            raise self._write_error(error) from error
 
-    def _undo(self, wal: WalFile) -> bool:
-        """Cut a failed group off again; return whether it is certainly gone."""
+    def _undo(self, wal: WalFile) -> None:
+        """Cut a failed group off again, or leave the file behind: either way it is gone."""
         try:
             wal.undo()
         except OSError:
             self._rescue()
-            return False
         self._all_synced()
-        return True
 
-    def _write_error(self, error: OSError, *, certain: bool) -> NotAccepted:
+    def _write_error(self, error: OSError) -> NotAccepted:
         self.counters.write_failures += 1
-        kind = DiskFull if error.errno in (errno.ENOSPC, errno.EDQUOT) else StorageFailed
+        kind = DiskFull if error.errno in DISK_IS_FULL else StorageFailed
         return kind(
             f"the write-ahead log could not be written: {error.strerror}",
             hint="free space on the disk, or check it; nothing acknowledged is affected",
             path=str(self._wal_dir),
-            stored="no" if certain else "maybe",
             retry_after_s=1.0,
         )
 
@@ -387,7 +407,7 @@ class Writer:
         if self.failure is not None:
             raise self.failure.for_later()
         wal = self._wal
-        if wal is not None:
+        if wal is not None and not self._wal_is_left:
             full = wal.last_seq >= 0 and wal.end + payload_bytes > self._config.wal.file_size_bytes
             if not full and self._next_seq <= wal.header.seq_limit:
                 return wal
@@ -396,12 +416,16 @@ class Writer:
         try:
             self._rotate()
         except OSError as error:
-            raise self._write_error(error, certain=True) from error
+            raise self._write_error(error) from error
         assert self._wal is not None
         return self._wal
 
-    def _rotate(self) -> None:
-        """Leave the current file, which is synced or poisoned, and begin the next."""
+    def _rotate(self, copied: Sequence[list[Held]] = (), counted: Sequence[Held] = ()) -> None:
+        """Leave the current file, which is synced or poisoned, and begin the next with copies.
+
+        `counted` are those of the copies that were counted as accepted.
+        """
+        self._wal_is_left = True
         number, self._next_wal_number = self._next_wal_number, self._next_wal_number + 1
         header = WalHeader(
             quiver_id=self._quiver_id,
@@ -411,19 +435,14 @@ class Writer:
             previous_number=self._wal.header.number if self._wal else self._previous[0],
             previous_synced=self._wal.synced if self._wal else self._previous[1],
             previous_holds=self._wal.synced_holds if self._wal else self._previous[2],
-            accepted_before=self._accepted_before(),
+            accepted_before=self.accepted.plus(-len(counted), -sum(h.events for h in counted)),
             created_ns=self._clock.wall_ns(),
         )
-        fresh = WalFile(self._disk, self._wal_dir, header)
+        fresh = WalFile(self._disk, self._wal_dir, header, copied)
         if self._wal is not None:
             self._wal.close()
             self._sealer.wal_files.add(self._wal.path, self._wal.last_seq, self._wal.end)
-        self._wal = fresh
-
-    def _accepted_before(self) -> Totals:
-        """Return what was accepted without what a rescue is about to write again."""
-        again = [held for i in self._unsynced if i.published for held in i.held]
-        return self.accepted.plus(-len(again), -sum(held.events for held in again))
+        self._wal, self._wal_is_left = fresh, False
 
     def _sync_or_rescue(self, at: Point = Point.WAL_SYNC) -> None:
         wal = self._wal
@@ -448,16 +467,15 @@ class Writer:
         self._sync_due_s = None
 
     def _rescue(self) -> None:
-        """Write everything not known to be durable into a new file, or stop accepting."""
+        """Begin a new file with everything not known to be durable, or stop accepting."""
         try:
-            self._rotate()
-            assert self._wal is not None
-            if self._unsynced:
-                self._wal.write(self._unsynced)
-                self._wal.sync()
+            self._rotate(
+                [item.held for item in self._unsynced],
+                [held for item in self._unsynced if item.published for held in item.held],
+            )
         except OSError as error:
             failure = StorageFailed(
-                f"the write-ahead log failed to sync, and again in a new file: {error.strerror}",
+                f"the write-ahead log failed, and so did a new file: {error.strerror}",
                 hint="check the disk, then open the quiver again; nothing acknowledged is affected",
                 path=str(self._wal_dir),
                 stored="maybe",
@@ -555,7 +573,7 @@ class Writer:
         try:
             self._rotate()
         except OSError:
-            # The old file stays in use; it goes later, with the next segment.
+            # The next group tries again; the old file goes later, with the next segment.
             self.counters.write_failures += 1
 
     def _flush(self, done: Callable[[HoldfastError | None], None]) -> None:
@@ -564,13 +582,29 @@ class Writer:
                 raise self.failure.for_later()
             if self.buffer.bundles:
                 self.buffer.on_sealed.append(done)
-                self._wait_for_sealer(self._hand_over)
+                self._hand_over_when_free(self.buffer)
             else:
                 self._sealer.call_when_idle(done)
         except NotAccepted as error:
             if done in self.buffer.on_sealed:
                 self.buffer.on_sealed.remove(done)
             done(error)
+
+    def _hand_over_when_free(self, wanted: OpenBuffer) -> None:
+        """Hand this buffer over now or when the sealer is free; appends go on in the meantime."""
+        if self.buffer is wanted and not self._hand_over() and self.failure is None:
+            self._sealer.call_when_idle(lambda _: self._ask_again(wanted))
+
+    def _ask_again(self, wanted: OpenBuffer) -> None:
+        """Called by the sealer: look again in the writer's own thread."""
+        with contextlib.suppress(HoldfastError):  # closing seals the buffer anyway
+            self.inbox.request(lambda: self._hand_over_in_time(wanted))
+
+    def _hand_over_in_time(self, wanted: OpenBuffer) -> None:
+        try:
+            self._hand_over_when_free(wanted)
+        except NotAccepted:
+            assert self.failure is not None, "BUG: only a failed rescue may end here"
 
     # ------------------------------------------------------------------ ending
 

@@ -174,7 +174,7 @@ class Assembly:
             accepted_before=before,
             created_ns=self._now_ns,
         )
-        return WalFile(self._disk, self.root / names.WAL_DIR, header)
+        return WalFile(self._disk, self.root / names.WAL_DIR, header, copied=())
 
     def _end_wal(self, file: WalFile) -> None:
         try:
