@@ -57,7 +57,11 @@ def sample() -> Sample:
             quiver.append_raw(bytes(50_000))
         quiver.append_raw(b"last")
         last_seq = quiver.statistics().next_seq - 1
-        bundles = {seq: b for seq in range(last_seq + 1) if (b := quiver.bundle(seq))}
+        bundles = {
+            seq: b
+            for seq in range(last_seq + 1)
+            if (b := quiver.bundle(seq)) and b.slots is not None
+        }
         homes = {
             frame.seq: path
             for place, path in enumerate(machine.wal_paths())
@@ -83,7 +87,9 @@ def home_of(path: PurePath) -> PurePath:
 
 def look(quiver: Quiver, seq: int) -> Bundle | Damaged | None:
     try:
-        return quiver.bundle(seq)
+        bundle = quiver.bundle(seq)
+        assert bundle is None or bundle.slots is not None  # read it: content is loaded lazily
+        return bundle
     except Damaged as damaged:
         return damaged
 
@@ -112,7 +118,8 @@ def assert_rest_is_served(machine: Machine, hit: PurePath, *, may_be_torn: bool)
         elif found is None:
             assert hit.name in files or seq in seqs or may_be_torn
         else:
-            assert found == bundle
+            # A damaged bundle table is made anew from the rows, which do not know the producer.
+            assert found.slots == bundle.slots
     next_seq = quiver.append_raw(b"goes on").seq
     assert next_seq not in sample().bundles or quiver.recovery.new_identity
     # And again, now that everything was set aside.

@@ -345,14 +345,14 @@ def test_a_full_disk_refuses_with_a_typed_error_and_goes_on_when_there_is_room()
 
 
 def test_a_full_disk_can_still_be_opened_and_read() -> None:
-    """Enough for the first file's header; what is stored is served, and appends are refused."""
+    """Enough for two files' heads; what is stored is served, and appends are refused."""
     with Machine(SimulatedDisk(capacity_bytes=200_000)) as machine:
         quiver = machine.start()
         fill(quiver, 10_000)
         stored = payloads(quiver)
         machine.kill()
         used_bytes = machine.disk.used_bytes(machine.wal_paths()[0].parents[1])
-        machine.disk.capacity_bytes = used_bytes + 10_000
+        machine.disk.capacity_bytes = used_bytes + 20_000
         quiver = machine.start()
         assert payloads(quiver) == stored
         with pytest.raises(DiskFull):

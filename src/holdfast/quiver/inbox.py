@@ -138,6 +138,17 @@ def _wake(futures: Mapping[asyncio.Future[None], asyncio.AbstractEventLoop]) -> 
             continue
 
 
+def answer_when_sealed(
+    answers: list[tuple[Append, Outcome]],
+) -> Callable[[HoldfastError | None], None]:
+    """Return what tells these answers, or the error that took their place."""
+
+    def answer_now(error: HoldfastError | None) -> None:
+        answer(answers if error is None else [(append, error) for append, _ in answers])
+
+    return answer_now
+
+
 def resolve_futures(futures: list[asyncio.Future[None]]) -> None:
     """Wake the coroutines behind some futures; runs in their loop."""
     for future in futures:

@@ -33,6 +33,7 @@ from holdfast.quiver.steady import SteadyTime
 from holdfast.quiver.subscriber import Pin, Subscriber, SubscriberOptions, check_name
 from holdfast.quiver.wal import new_salt
 from holdfast.seam import Seam
+from holdfast.seam.disk import DISK_IS_FULL
 
 
 @dataclass
@@ -137,7 +138,9 @@ class Ledger:
         self._quiver_id = quiver_id
         self._config = config
         self._next_number = 1
+        # None until a disk that is full at the start takes it.
         self._file: LedgerFile | None = None
+        self._closed = False
         # Whether nothing may be written to the file any more.
         self._left = False
         self._due_s: float | None = None
@@ -146,10 +149,17 @@ class Ledger:
         self._closed_files: list[tuple[PurePath, int, int]] = []
 
     def start(self, next_number: int, closed_files: list[tuple[PurePath, int, int]]) -> None:
-        """Begin a new file where recovery ended."""
+        """Begin a new file where recovery ended.
+
+        On a full disk that waits for the first line: what is there can be read meanwhile.
+        """
         self._next_number = next_number
         self._closed_files = closed_files
-        self._rotate()
+        try:
+            self._rotate()
+        except OSError as error:
+            if error.errno not in DISK_IS_FULL:
+                raise
 
     # ------------------------------------------------------------------- lines
 
@@ -236,8 +246,7 @@ class Ledger:
         """Make every line written so far durable."""
         with self.lock:
             file = self._file
-            assert file is not None, "BUG: the ledger was not started"
-            if file.synced < file.end:
+            if file is not None and file.synced < file.end:
                 self._due_s = self._seam.clock.monotonic_s() + RETRY_S
                 self._sync_or_leave(file)
             self._due_s = None
@@ -264,9 +273,10 @@ class Ledger:
     def checkpoint(self) -> str:
         """Begin a new file, with a checkpoint of everything up to now; return its name."""
         with self.lock:
-            if self._file is None:
+            if self._closed:
                 raise _failed("the ledger is closed", None)
             self._rotate_or_fail()
+            assert self._file is not None, "BUG: no file after a rotation"
             return self._file.path.name
 
     def seconds_until_due(self) -> float | None:
@@ -277,20 +287,23 @@ class Ledger:
     def close(self) -> None:
         """Sync and close the file."""
         with self.lock:
-            if self._file is None:
+            if self._closed:
                 return
+            self._closed = True
             try:
                 self.sync()
             finally:
-                self._file.close()
-                self._file = None
+                if self._file is not None:
+                    self._file.close()
+                    self._file = None
 
     def _write(self, write: Callable[[LedgerFile], None]) -> None:
-        if self._file is None:
+        if self._closed:
             raise _failed("the ledger is closed", None)
-        if self._left:
+        if self._left or self._file is None:
             self._rotate_or_fail()
         file = self._file
+        assert file is not None, "BUG: no file after a rotation"
         try:
             write(file)
         except OSError as error:

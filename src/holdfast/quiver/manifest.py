@@ -132,18 +132,26 @@ def decode(data: bytes) -> Summary:
 
 def sound_copies(data: bytes) -> int:
     """Return how many of the two copies match their checksums."""
-    return sum(1 for _ in _sound_lines(data))
+    return sum(_matches(*pair) for pair in _halves(data))
 
 
 def _sound_lines(data: bytes) -> Iterator[bytes]:
     # The copies have equal length: damaged newlines in one must not hide the other. If the file was
     # cut short or grew, the middle is elsewhere: then any line that the next one proves will do.
-    half = len(data) // 2
-    pairs = [copy.rstrip(b"\n").rpartition(b"\n")[::2] for copy in (data[:half], data[half:])]
-    pairs += pairwise(data.split(b"\n"))
-    for line, checksum in pairs:
-        if line and xxh3_64_hexdigest(line).encode() == checksum:
+    for line, checksum in (*_halves(data), *pairwise(data.split(b"\n"))):
+        if _matches(line, checksum):
             yield line
+
+
+def _halves(data: bytes) -> list[tuple[bytes, bytes]]:
+    """Return the summary and its checksum from each half of the file."""
+    half = len(data) // 2
+    parts = [copy.rstrip(b"\n").rpartition(b"\n") for copy in (data[:half], data[half:])]
+    return [(line, checksum) for line, _, checksum in parts]
+
+
+def _matches(line: bytes, checksum: bytes) -> bool:
+    return bool(line) and xxh3_64_hexdigest(line).encode() == checksum
 
 
 def _summary(values: dict[str, Any]) -> Summary:

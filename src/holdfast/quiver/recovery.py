@@ -39,7 +39,7 @@ from holdfast.quiver.replay import Replay, WalContent
 from holdfast.quiver.rivals import choices
 from holdfast.quiver.segment import DAMAGE_ERRORS, Segment
 from holdfast.quiver.wal import HEADER_BYTES, SEQ_BLOCK, WalHeader, decode_header
-from holdfast.quiver.writer import Start
+from holdfast.quiver.writer_interface import Start
 from holdfast.seam import Seam
 from holdfast.seam.disk import remove_tree
 from holdfast.seam.randomness import random_uuid

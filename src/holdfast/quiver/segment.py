@@ -80,7 +80,7 @@ class SegmentIndex:
         return self._places[start:end]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Bundle:
     """One bundle as it was appended. Its content is read when it is first asked for."""
 
@@ -92,6 +92,20 @@ class Bundle:
     epoch: int
     events: int
     load: Callable[[], dict[str, pa.RecordBatch]]
+
+    def __eq__(self, other: object) -> bool:
+        """Whether both say the same about themselves, and hold the same."""
+        if not isinstance(other, Bundle):
+            return NotImplemented
+        return self._head == other._head and self.slots == other.slots
+
+    def __hash__(self) -> int:
+        return hash(self._head)
+
+    @property
+    def _head(self) -> tuple[object, ...]:
+        times = (self.ingestion_ns, self.watermark_ns)
+        return (self.seq, self.kind, times, self.producer, self.epoch, self.events)
 
     @cached_property
     def slots(self) -> dict[str, pa.RecordBatch]:

@@ -37,6 +37,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePath
 
+from holdfast.errors import DiskFull, NotAccepted, StorageFailed
 from holdfast.quiver import names
 from holdfast.quiver.buffer import Held
 from holdfast.quiver.frame import (
@@ -51,7 +52,7 @@ from holdfast.quiver.frame import (
 from holdfast.quiver.group import Framing, Numbered
 from holdfast.quiver.header_block import BLOCK_BYTES, decode_block, encode_block
 from holdfast.quiver.points import Point
-from holdfast.seam.disk import Disk, write_all
+from holdfast.seam.disk import DISK_IS_FULL, Disk, write_all
 
 HEADER_BYTES = BLOCK_BYTES
 SEQ_BLOCK = 65_536
@@ -259,3 +260,14 @@ class ClosedWalFiles:
 def new_salt(randomness: random.Random) -> int:
     """Return a salt for a new file."""
     return randomness.getrandbits(64)
+
+
+def write_error(error: OSError, directory: PurePath) -> NotAccepted:
+    """Return what a producer is told when its append could not be written."""
+    kind = DiskFull if error.errno in DISK_IS_FULL else StorageFailed
+    return kind(
+        f"the write-ahead log could not be written: {error.strerror}",
+        hint="free space on the disk, or check it; nothing acknowledged is affected",
+        path=str(directory),
+        retry_after_s=1.0,
+    )

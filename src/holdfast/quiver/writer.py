@@ -27,84 +27,38 @@ and one being sealed; when both are full the writer waits, and producers with it
 from __future__ import annotations
 
 import contextlib
-import errno
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import PurePath
-from typing import Protocol
 
-from holdfast.errors import DiskFull, HoldfastError, NotAccepted, Overloaded, StorageFailed
+from holdfast.errors import HoldfastError, NotAccepted, Overloaded, StorageFailed
 from holdfast.quiver import names
 from holdfast.quiver.buffer import Held, OpenBuffer
 from holdfast.quiver.config import AckLevel, QuiverConfig
 from holdfast.quiver.frame import NOTHING, Totals
 from holdfast.quiver.group import Numbered, Numbering, last_append, needs_sync
-from holdfast.quiver.inbox import Append, Inbox, Outcome, Receipt, answer, closed_error
+from holdfast.quiver.inbox import (
+    Append,
+    Inbox,
+    Outcome,
+    Receipt,
+    answer,
+    answer_when_sealed,
+    closed_error,
+)
 from holdfast.quiver.points import Point
-from holdfast.quiver.producers import Producers
 from holdfast.quiver.sealer import Sealer
 from holdfast.quiver.wakeup import Signal
-from holdfast.quiver.wal import SEQ_BLOCK, WalFile, WalHeader, new_salt
+from holdfast.quiver.wal import SEQ_BLOCK, WalFile, WalHeader, new_salt, write_error
+from holdfast.quiver.writer_interface import Counters, Room, Start
 from holdfast.seam import Seam
+from holdfast.seam.disk import DISK_IS_FULL
 
 # A clean shutdown waits this long for a sealer that is busy or failing; the WAL keeps the rest.
 CLOSING_PATIENCE_S = 10.0
 
-DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT)
 # Appends acknowledged in memory whose write failed are tried again with the next append, or then.
 CARRIED_RETRY_S = 0.5
-
-
-@dataclass
-class Counters:
-    """What the writer did so far. Written by its thread only."""
-
-    appends: int = 0
-    bundles: int = 0
-    events: int = 0
-    payload_bytes: int = 0
-    groups: int = 0
-    syncs: int = 0
-    sync_seconds: float = 0.0
-    sync_seconds_max: float = 0.0
-    write_failures: int = 0
-    sync_failures: int = 0
-    stall_seconds: float = 0.0
-    stall_seconds_max: float = 0.0
-    blocked_seconds: float = 0.0
-
-
-@dataclass(frozen=True)
-class Start:
-    """Where recovery ended and the writer begins."""
-
-    quiver_id: str
-    next_seq: int
-    next_wal_number: int
-    # Number of the newest WAL file of the last process, how far it counts, what it holds there.
-    previous: tuple[int, int, Totals]
-    # What the old files hold, but not on stable storage for certain.
-    copied: list[list[Held]]
-    # How far the newest file may count if there is no room for copies, and what it holds there.
-    trusted: tuple[int, Totals] | None
-    # What the quiver ever accepted.
-    accepted: Totals
-    producers: Producers
-    buffer: OpenBuffer
-
-
-class Room(Protocol):
-    """Who says whether there is room for more."""
-
-    def refusal(self, size_bytes: int) -> Overloaded | None:
-        """Return why an append of this size must wait, None if it need not."""
-
-    def wait_freed(self, timeout_s: float) -> None:
-        """Wait until there may be room again."""
-
-    def throttled(self) -> None:
-        """Count that an append had to wait."""
 
 
 class Writer:
@@ -311,9 +265,9 @@ class Writer:
             if append.level is not AckLevel.SEGMENT:
                 told.append((append, receipt))
             elif self.buffer.bundles and last_seq >= self.buffer.first_seq:
-                self.buffer.on_sealed.append(_answer_when_sealed([(append, receipt)]))
+                self.buffer.on_sealed.append(answer_when_sealed([(append, receipt)]))
             else:
-                self._sealer.call_when_idle(_answer_when_sealed([(append, receipt)]))
+                self._sealer.call_when_idle(answer_when_sealed([(append, receipt)]))
         return told
 
     def _store(self, group: list[Numbered], *, early: bool) -> list[tuple[Append, Outcome]]:
@@ -355,7 +309,7 @@ class Writer:
                 told = patient if append.level is AckLevel.SEGMENT else due
                 told.append((append, item.receipt(self._quiver_id, append)))
         if patient:
-            self.buffer.on_sealed.append(_answer_when_sealed(patient))
+            self.buffer.on_sealed.append(answer_when_sealed(patient))
         self.published = (bundles[-1].seq, self.accepted)
         return due
 
@@ -394,13 +348,7 @@ class Writer:
 
     def _write_error(self, error: OSError) -> NotAccepted:
         self.counters.write_failures += 1
-        kind = DiskFull if error.errno in DISK_IS_FULL else StorageFailed
-        return kind(
-            f"the write-ahead log could not be written: {error.strerror}",
-            hint="free space on the disk, or check it; nothing acknowledged is affected",
-            path=str(self._wal_dir),
-            retry_after_s=1.0,
-        )
+        return write_error(error, self._wal_dir)
 
     def _wal_for(self, payload_bytes: int) -> WalFile:
         """Return a file with room for a group, a new one if need be."""
@@ -651,12 +599,3 @@ class Writer:
             else:
                 item.run()
         self._sealer.close(None)
-
-
-def _answer_when_sealed(
-    answers: list[tuple[Append, Outcome]],
-) -> Callable[[HoldfastError | None], None]:
-    def answer_now(error: HoldfastError | None) -> None:
-        answer(answers if error is None else [(append, error) for append, _ in answers])
-
-    return answer_now

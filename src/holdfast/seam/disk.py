@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 Handle = NewType("Handle", int)
 
+# What the disk says when there is no room: no space, or a quota.
+DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT)
+
 # POSIX guarantees 16, Linux and macOS take 1024.
 VECTOR_BUFFERS_MAX = 1024
 
