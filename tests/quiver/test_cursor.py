@@ -83,6 +83,9 @@ def test_plans_may_be_made_ahead_and_committed_out_of_order(still: StillMachine)
     one, two, three = (must_plan(cursor, 2) for _ in range(3))
     assert cursor.plan() is None
     cursor.commit(three)
+    lines = quiver.statistics().ledger_lines_total
+    cursor.commit(three)
+    assert quiver.statistics().ledger_lines_total == lines, "nothing new, and nothing written"
     cursor.commit(one)
     assert cursor.position == Position(2)
     check_books(quiver)

@@ -8,10 +8,11 @@ import pytest
 from tests.readers.ledgers import LEDGER, QUIVER_ID, begin, empty_disk, line, recover, subscriber
 
 from holdfast.errors import UnknownFormat
-from holdfast.quiver.frame import Frame
+from holdfast.quiver.frame import Frame, Totals
 from holdfast.quiver.header_block import BLOCK_BYTES, encode_block
 from holdfast.quiver.ledger_log import read_ledger_file
 from holdfast.quiver.ledger_recovery import recover_ledger
+from holdfast.quiver.outcome import Outcome
 from holdfast.seam.simulated import SimulatedDisk
 
 
@@ -28,7 +29,10 @@ def starts(disk: SimulatedDisk, path: PurePath) -> list[int]:
 
 @pytest.fixture
 def disk() -> SimulatedDisk:
-    """A disk with a file of five lines (a registration, then seqs 0 to 3), and one of two more."""
+    """A disk with a file of five lines (a registration, then seqs 0 to 3), and one of three more.
+
+    Of those the first two are known to have been synced.
+    """
     disk = empty_disk()
     ledger = begin(disk)
     ledger.register(subscriber("archive"))
@@ -37,6 +41,8 @@ def disk() -> SimulatedDisk:
     ledger._rotate()
     for seq in (4, 5):
         ledger.resolve([line("archive", seq, seq + 1)])
+    ledger.sync()
+    ledger.resolve([line("archive", 6, 7)])
     ledger.close()
     return disk.snapshot()
 
@@ -47,8 +53,8 @@ def resolved(disk: SimulatedDisk) -> list[tuple[int, int]]:
 
 def test_only_lines_after_the_newest_checkpoint_are_replayed(disk: SimulatedDisk) -> None:
     recovered = recover(disk)
-    assert resolved(disk) == [(0, 6)]
-    assert recovered.replayed_lines == 2
+    assert resolved(disk) == [(0, 7)]
+    assert recovered.replayed_lines == 3
     assert recovered.next_number == 3
     assert [path for path, _, _ in recovered.files] == paths(disk)
 
@@ -57,7 +63,7 @@ def test_a_damaged_line_in_the_middle_costs_that_line_alone(disk: SimulatedDisk)
     newest = paths(disk)[-1]
     disk.overwrite(newest, starts(disk, newest)[1] + 90, b"\xff\xff")
     recovered = recover(disk)
-    assert resolved(disk) == [(0, 4), (5, 6)]
+    assert resolved(disk) == [(0, 4), (5, 7)]
     assert recovered.damaged_bytes > 0
     assert recovered.torn_bytes == 0
 
@@ -65,16 +71,31 @@ def test_a_damaged_line_in_the_middle_costs_that_line_alone(disk: SimulatedDisk)
 def test_a_damaged_line_header_in_the_middle_costs_that_line_alone(disk: SimulatedDisk) -> None:
     newest = paths(disk)[-1]
     disk.overwrite(newest, starts(disk, newest)[1], bytes(16))
-    assert resolved(disk) == [(0, 4), (5, 6)]
+    assert resolved(disk) == [(0, 4), (5, 7)]
 
 
 def test_a_torn_line_at_the_end_is_dropped(disk: SimulatedDisk) -> None:
     newest = paths(disk)[-1]
     disk.put(newest, disk.read(newest)[:-20])
     recovered = recover(disk)
-    assert resolved(disk) == [(0, 5)]
+    assert resolved(disk) == [(0, 6)]
     assert recovered.damaged_bytes == 0
     assert recovered.torn_bytes > 0
+
+
+def test_nothing_is_taken_from_behind_a_hole_that_a_power_cut_left() -> None:
+    """A commit counts what the one before it left over; taken alone it would count too little."""
+    disk = empty_disk()
+    ledger = begin(disk)
+    ledger.register(subscriber("archive"))
+    ledger.resolve([line("archive", 0, 1)])
+    ledger.resolve([line("archive", 0, 1, Outcome.ACKED)._replace(counts=Totals(0, 0))])
+    newest = paths(disk)[-1]
+    disk.overwrite(newest, starts(disk, newest)[2], bytes(16))
+    recovered = recover(disk)
+    assert resolved(disk) == []
+    assert recovered.damaged_bytes == 0
+    assert recovered.torn_bytes > 200
 
 
 def test_a_damaged_checkpoint_is_made_up_from_the_file_before_and_all_lines_since(
@@ -83,8 +104,8 @@ def test_a_damaged_checkpoint_is_made_up_from_the_file_before_and_all_lines_sinc
     newest = paths(disk)[-1]
     disk.overwrite(newest, BLOCK_BYTES + 100, b"\xff" * 8)
     recovered = recover(disk)
-    assert resolved(disk) == [(0, 6)]
-    assert recovered.replayed_lines == 7
+    assert resolved(disk) == [(0, 7)]
+    assert recovered.replayed_lines == 8
 
 
 def test_the_newest_file_lost_with_both_copies_of_its_header_is_set_aside(
@@ -101,7 +122,7 @@ def test_the_newest_file_lost_with_both_copies_of_its_header_is_set_aside(
 def test_one_damaged_copy_of_the_header_costs_nothing(disk: SimulatedDisk) -> None:
     disk.overwrite(paths(disk)[-1], 0, bytes(BLOCK_BYTES // 2))
     recovered = recover(disk)
-    assert resolved(disk) == [(0, 6)]
+    assert resolved(disk) == [(0, 7)]
     assert recovered.unreadable == []
 
 
@@ -110,7 +131,7 @@ def test_without_any_sound_checkpoint_the_sound_lines_are_still_applied(
 ) -> None:
     for path in paths(disk):
         disk.overwrite(path, BLOCK_BYTES + 100, b"\xff" * 8)
-    assert resolved(disk) == [(0, 6)], "the registration was a line of the first file"
+    assert resolved(disk) == [(0, 7)], "the registration was a line of the first file"
 
 
 def test_an_empty_folder_is_an_empty_ledger() -> None:

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from holdfast.errors import BadInput, Damaged, DataLoss, UnknownPosition
 from holdfast.quiver.attachment import Attachment, Store
-from holdfast.quiver.frame import Totals
+from holdfast.quiver.frame import NOTHING, Totals
 from holdfast.quiver.outcome import Outcome, Position
 from holdfast.quiver.segment import Bundle, Ref
 
@@ -191,9 +191,9 @@ class Cursor(Attachment):
         with self._ledger.lock:
             self._require_current()
             counts = self._counts(planned, end)
-            if counts != Totals(0, 0) or end > self.position:
-                start = Position(planned.start.seq, planned.start.row)
-                self._record(start, end, outcome, counts, reason)
+            done = self.subscriber.resolved.covers(planned.start.seq, end.seq)
+            if counts != NOTHING or not done:
+                self._record(planned.start, end, outcome, counts, reason)
 
     def _counts(self, planned: Range, end: Position) -> Totals:
         """Return what a commit up to `end` newly resolves."""

@@ -82,7 +82,8 @@ class Inventory:
 def require_quiver(disk: Disk, root: PurePath) -> None:
     """Raise unless there is something in `root` that a quiver has."""
     check_machine(root)
-    if not disk.exists(root / names.FORMAT) and not disk.exists(root / names.WAL_DIR):
+    known = (names.FORMAT, names.WAL_DIR, names.SEGMENTS_DIR)
+    if not any(disk.exists(root / name) for name in known):
         _refuse_shared_root(disk, root)
         raise CannotOpen(
             "there is no quiver here", hint="name a data directory, it has a FORMAT file",

@@ -86,13 +86,17 @@ def _replay(recovered: RecoveredLedger, contents: list[LedgerContent]) -> None:
         checkpoint = content.checkpoint
         if checkpoint is not None:
             recovered.state = LedgerState.from_fields(checkpoint)
-        for place, item in enumerate(content.items):
+        synced = [item.synced_through for item in content.items if isinstance(item, Frame)]
+        for item in content.items:
             if isinstance(item, Frame):
                 recovered.replayed_lines += apply_line(recovered.state, item)
-            elif place + 1 < len(content.items):
+            elif item.start < max(synced, default=0):
                 recovered.damaged_bytes += item.end - item.start
             else:
-                recovered.torn_bytes += item.end - item.start
+                # What a power cut left of lines that were not synced. A line counts what those
+                # before it left over, so nothing behind the hole is taken.
+                recovered.torn_bytes += content.items[-1].end - item.start
+                break
 
 
 def apply_line(state: LedgerState, frame: Frame) -> int:

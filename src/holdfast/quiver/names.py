@@ -44,6 +44,8 @@ _WAL_PATTERN = re.compile(r"(\d{16,})\.wal")
 _LEDGER_PATTERN = re.compile(r"(\d{16,})\.log")
 _SEGMENT_PATTERN = re.compile(r"(\d{16})-(\d+)-(\d+)-(\d+)-(\d+)")
 _CORE_PATTERN = re.compile(r"core-(\d{2,})")
+_DATA_PATTERN = re.compile(r"(\d{3,})-(.+)\.arrow")
+_QUARANTINED_PATTERN = re.compile(r"\.\d+$")
 _BUILDING_PATTERN = re.compile(r"tmp-\d{16}-\d+")
 
 
@@ -115,3 +117,14 @@ def parse_core_dir(name: str) -> int | None:
 def data_file(index: int, slot: str) -> str:
     """Return the name of the file for one slot and one schema."""
     return f"{index:03d}-{slot}.arrow"
+
+
+def parse_data_file(name: str) -> tuple[int, str] | None:
+    """Return index and slot in a data file's name, or None for a foreign name."""
+    match = _DATA_PATTERN.fullmatch(name)
+    return (int(match[1]), match[2]) if match else None
+
+
+def without_quarantine_number(name: str) -> str:
+    """Return the name that something in quarantine had before: `x.2` was `x`."""
+    return _QUARANTINED_PATTERN.sub("", name)

@@ -1,0 +1,1 @@
+"""The commands of `holdfast quiver`, a few to a module."""

@@ -1,0 +1,129 @@
+"""`holdfast quiver backup | restore | salvage`: make a copy, or a quiver of one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import PurePath
+
+import click
+
+from holdfast.errors import Damaged
+from holdfast.operate.cli.output import json_option, print_json, print_table, size
+from holdfast.operate.cli.quiver.account import print_balances
+from holdfast.operate.cli.quiver.checking import print_findings
+from holdfast.operate.cli.quiver.options import (
+    Directory,
+    careful_seam,
+    directory_argument,
+    target_argument,
+)
+from holdfast.operate.cli.quiver.progress import Pace
+from holdfast.quiver.tools.backup import Copied, backup, restore
+from holdfast.quiver.tools.findings import Finding, Severity
+from holdfast.quiver.tools.salvage import salvage
+from holdfast.quiver.tools.scrub import total_bytes
+from holdfast.seam import Seam
+
+rate_option = click.option("--max-mb-s", type=click.FloatRange(min=0.001), help="At most so fast.")
+
+
+@click.command("backup")
+@directory_argument
+@target_argument
+@rate_option
+@json_option
+def backup_command(
+    directory: PurePath, target: PurePath, max_mb_s: float | None, as_json: bool
+) -> int:
+    """Copy a quiver to TARGET, consistently, also while its owner works on."""
+    with _paced("backup", directory, max_mb_s, quiet=as_json) as (seam, pace):
+        made = backup(seam, directory, target, pace)
+    return _tell_copy(made, f"backup in {target}", as_json=as_json)
+
+
+@click.command("restore")
+@click.argument("directory", metavar="BACKUP", type=Directory())
+@target_argument
+@rate_option
+@json_option
+def restore_command(
+    directory: PurePath, target: PurePath, max_mb_s: float | None, as_json: bool
+) -> int:
+    """Make a quiver in TARGET of a backup, under a new id: old positions end."""
+    with _paced("restore", directory, max_mb_s, quiet=as_json) as (seam, pace):
+        made = restore(seam, directory, target, pace)
+    return _tell_copy(made, f"restored to {target}", as_json=as_json)
+
+
+@click.command("salvage")
+@directory_argument
+@target_argument
+@rate_option
+@json_option
+def salvage_command(
+    directory: PurePath, target: PurePath, max_mb_s: float | None, as_json: bool
+) -> int:
+    """Read what is sound of a damaged quiver into a new one. Exits with 65 if anything is lost."""
+    with _paced("salvage", directory, max_mb_s, quiet=as_json) as (seam, pace):
+        made = salvage(seam, directory, target, pace)
+    if as_json:
+        print_json(_plain(asdict(made)))
+    else:
+        print_findings(made.findings)
+        rows = [
+            ("saved", *made.saved),
+            ("  out of damaged segments", *made.from_damaged_segments),
+            ("  out of the write-ahead log", *made.from_log),
+            ("  without checksums to prove them", *made.unverified),
+            ("lost, as far as is known", *made.lost),
+        ]
+        print_table(f"salvaged to {target}", ("", "bundles", "events"), rows)
+        click.echo(f"quiver {made.quiver_id}; subscribers: {', '.join(made.subscribers) or 'none'}")
+    return _exit_code(made.findings)
+
+
+@contextmanager
+def _paced(
+    what: str, directory: PurePath, max_mb_s: float | None, *, quiet: bool
+) -> Iterator[tuple[Seam, Pace]]:
+    seam = careful_seam()
+    # Everything is read twice: copied and read back, or checked and copied.
+    total = 2 * total_bytes(seam.disk, directory)
+    with Pace(what, total, max_mb_s=max_mb_s, quiet=quiet) as pace:
+        yield seam, pace
+
+
+def _tell_copy(made: Copied, title: str, *, as_json: bool) -> int:
+    if as_json:
+        print_json(_plain(asdict(made)))
+    else:
+        print_findings(made.findings)
+        rows = [
+            ("quiver_id", made.quiver_id),
+            ("segments", made.segments),
+            ("bundles", made.bundles),
+            ("events", made.events),
+            ("files", made.files),
+            ("size", size(made.size_bytes)),
+        ]
+        print_table(title, ("", ""), rows)
+        print_balances(made.balances)
+    return _exit_code(made.findings)
+
+
+def _exit_code(findings: list[Finding]) -> int:
+    lost = any(finding.severity is Severity.ERROR for finding in findings)
+    return Damaged.exit_code if lost else 0
+
+
+def _plain(fields: dict[str, object]) -> dict[str, object]:
+    """Return fields whose named tuples are objects, not lists."""
+    return {name: _as_fields(value) for name, value in fields.items()}
+
+
+def _as_fields(value: object) -> object:
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        return value._asdict()
+    return [_as_fields(item) for item in value] if isinstance(value, list) else value

@@ -1,0 +1,208 @@
+"""`holdfast quiver ls | show | cat`: look into a data directory."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+from datetime import datetime
+from pathlib import Path, PurePath
+from typing import Any
+
+import click
+import pyarrow as pa
+
+from holdfast.errors import BadInput, Damaged, Overloaded
+from holdfast.operate.cli.output import json_option, moment, print_json, print_table, size
+from holdfast.operate.cli.quiver.options import directory_argument, parquet_option, time_option
+from holdfast.operate.cli.quiver.parquet import write_parquet
+from holdfast.quiver import QuiverConfig
+from holdfast.quiver.inspect import Inventory, inspect
+from holdfast.quiver.scan import TimeRange, scan
+from holdfast.quiver.segment import Segment
+from holdfast.quiver.segment_table import TableMaker
+from holdfast.quiver.tools.changes import ask_owner, balances
+from holdfast.seam import Seam
+
+
+@click.command("ls")
+@directory_argument
+@json_option
+def list_command(directory: PurePath, as_json: bool) -> None:
+    """List segments, write-ahead log, subscribers and quarantine."""
+    seam = Seam()
+    inventory = inspect(seam.disk, directory)
+    owner = ask_owner(seam, directory, "ping")
+    accounts = balances(seam, inventory)
+    if as_json:
+        print_json({**_inventory_fields(inventory), "owner": owner, "subscribers": accounts})
+        return
+    identity = inventory.identity
+    whose = f"owned by process {owner['process']}" if owner else "nobody owns it now"
+    click.echo(f"quiver {identity.quiver_id if identity else '(FORMAT is damaged)'}, {whose}")
+    print_table(
+        "segments",
+        ("segment", "seqs", "bundles", "events", "size", "slots", "ingested until"),
+        (_segment_row(segment) for segment in inventory.segments),
+    )
+    wal = [(f.name, size(f.size_bytes), f.fault or "") for f in inventory.wal_files]
+    print_table("write-ahead log", ("file", "size", "fault"), wal)
+    click.echo(f"unsealed bundles: {len(inventory.unsealed)}")
+    _print_subscribers(inventory, accounts)
+    damages = [*inventory.wal_damages, *inventory.quarantined]
+    if damages:
+        rows = [(d.source, d.reason, d.first_seq, d.last_seq, size(d.size_bytes)) for d in damages]
+        print_table("damaged", ("source", "reason", "first seq", "last seq", "size"), rows)
+
+
+def _print_subscribers(inventory: Inventory, accounts: list[dict[str, Any]]) -> None:
+    known = inventory.ledger.state.subscribers
+    rows = []
+    for account in accounts:
+        subscriber = known.get(account["subscriber"])
+        since = "attached"
+        if subscriber is None:
+            since = "new"
+        elif subscriber.absent_since_ns is not None:
+            since = f"nobody since {moment(subscriber.absent_since_ns)}"
+        rows.append(
+            (
+                account["subscriber"],
+                subscriber.high_water_seq if subscriber else None,
+                account["pending"]["bundles"],
+                account["pending"]["events"],
+                size(account["pending_bytes"]),
+                since,
+                account["holds"],
+            )
+        )
+    columns = ("subscriber", "next seq", "bundles", "events", "size", "reader", "adds up")
+    print_table("waiting for subscribers", columns, rows)
+
+
+@click.command("show")
+@directory_argument
+@click.argument("segment_seq", type=int)
+@json_option
+def show_command(directory: PurePath, segment_seq: int, as_json: bool) -> None:
+    """Show one segment: its summary, and its bundles."""
+    found = [
+        segment
+        for segment in inspect(Seam().disk, directory).segments
+        if segment.summary.segment_seq == segment_seq
+    ]
+    if not found:
+        raise BadInput(f"no segment {segment_seq}", hint="`holdfast quiver ls` lists them")
+    summary, bundles = found[0].summary, found[0].bundle_table.to_pylist()
+    if as_json:
+        print_json({"summary": asdict(summary), "bundles": bundles})
+        return
+    rows = [(key, value) for key, value in asdict(summary).items() if key != "files"]
+    print_table(f"segment {segment_seq}", ("field", "value"), rows)
+    files = [(f.name, f.slot, f.kind, f.rows, size(f.size_bytes)) for f in summary.files]
+    print_table("files", ("file", "slot", "kind", "rows", "size"), files)
+    columns = ("seq", "events", "payload_bytes", "producer", "epoch")
+    print_table("bundles", columns, ([b[name] for name in columns] for b in bundles))
+
+
+@click.command("cat")
+@directory_argument
+@click.option("--slot", help="Needed when there are several.")
+@click.option("--columns", help="Comma separated; all by default.")
+@time_option("--since", "Event time, inclusive, with a zone.")
+@time_option("--until", "Event time, exclusive, with a zone.")
+@click.option("--limit", type=click.IntRange(min=1), help="At most so many rows.")
+@click.option("--skip-damaged", is_flag=True, help="Leave damaged batches out instead of failing.")
+@parquet_option
+@json_option
+def cat_command(  # noqa: PLR0913, PLR0917  (its options)
+    directory: PurePath,
+    slot: str | None,
+    columns: str | None,
+    since: datetime | None,
+    until: datetime | None,
+    limit: int | None,
+    skip_damaged: bool,
+    parquet: Path | None,
+    as_json: bool,
+) -> None:
+    """Print the rows of a slot, sealed or not, as JSON lines (with or without --json)."""
+    inventory = inspect(Seam().disk, directory)
+    try:
+        reader = scan(
+            inventory.segments,
+            list(TableMaker(QuiverConfig()).tables(inventory.unsealed)),
+            slot,
+            columns.split(",") if columns else None,
+            TimeRange.of(since, until),
+            "skip" if skip_damaged else "fail",
+        )
+        batches = _limited(reader, limit)
+        if parquet is not None:
+            click.echo(f"{write_parquet(parquet, reader.schema, batches):,} rows", err=True)
+            return
+        for batch in batches:
+            for row in batch.to_pylist():
+                click.echo(json.dumps(row, default=_as_text, ensure_ascii=False))
+    except Damaged as damage:
+        raise _removed_meanwhile(damage) from None
+
+
+def _limited(reader: pa.RecordBatchReader, limit: int | None) -> Iterator[pa.RecordBatch]:
+    left = limit
+    for batch in reader:
+        if left is None:
+            yield batch
+        elif left > 0:
+            yield batch.slice(0, left)
+            left -= batch.num_rows
+        else:
+            return
+
+
+def _removed_meanwhile(damage: Damaged) -> Damaged | Overloaded:
+    """Tell a segment that the owner removed while it was read from one that is damaged."""
+    if damage.path is None or Path(damage.path).parent.exists():
+        return damage
+    return Overloaded(
+        "a segment went while it was read: everyone has what was in it",
+        hint="try again",
+        path=damage.path,
+    )
+
+
+def _as_text(value: object) -> str:
+    if isinstance(value, bytes):
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            return "base64:" + base64.b64encode(value).decode()
+    return str(value)
+
+
+def _segment_row(segment: Segment) -> tuple[object, ...]:
+    s = segment.summary
+    return (
+        s.segment_seq,
+        f"{s.first_seq}-{s.last_seq}",
+        s.bundles,
+        s.events,
+        size(s.size_bytes),
+        " ".join(s.slots),
+        moment(s.max_ingestion_ns),
+    )
+
+
+def _inventory_fields(inventory: Inventory) -> dict[str, object]:
+    return {
+        "quiver_id": inventory.identity.quiver_id if inventory.identity else None,
+        "segments": [asdict(segment.summary) for segment in inventory.segments],
+        "unreadable_segments": inventory.unreadable,
+        "wal_files": [asdict(file) for file in inventory.wal_files],
+        "unsealed_bundles": len(inventory.unsealed),
+        "unsealed_events": sum(held.events for held in inventory.unsealed),
+        "ledger_files": [path.name for path, _, _ in inventory.ledger.files],
+        "wal_damages": [asdict(damage) for damage in inventory.wal_damages],
+        "quarantined": [asdict(damage) for damage in inventory.quarantined],
+    }

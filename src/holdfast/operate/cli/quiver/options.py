@@ -1,0 +1,51 @@
+"""Arguments and options that the commands of `holdfast quiver` share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path, PurePath
+from typing import Any
+
+import click
+
+from holdfast.errors import BadInput
+from holdfast.operate.cli.output import Command
+from holdfast.seam import Seam
+from holdfast.seam.disk import ReadingDisk
+
+
+class Directory(click.Path):
+    """A directory as an absolute path, so that two of them can be compared."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> PurePath:
+        """Return the path without links and dots."""
+        return PurePath(Path(value).resolve())
+
+
+directory_argument = click.argument("directory", type=Directory())
+target_argument = click.argument("target", type=Directory())
+parquet_option = click.option(
+    "--parquet", type=click.Path(path_type=Path), help="Write a Parquet file instead."
+)
+
+
+def careful_seam() -> Seam:
+    """Return the world for commands that read every byte: a bad sector must not end them."""
+    return Seam(disk=ReadingDisk())
+
+
+def as_ns(moment: datetime | None) -> int | None:
+    """Return a moment as nanoseconds since 1970."""
+    if moment is None:
+        return None
+    if moment.tzinfo is None:
+        raise BadInput(f"{moment} has no time zone", hint="write it like 2026-11-15T10:00:00+00:00")
+    return int(moment.timestamp() * 1_000_000) * 1000
+
+
+def time_option(flag: str, text: str) -> Callable[[Command], Command]:
+    """Return an option that takes a moment."""
+    return click.option(flag, type=datetime.fromisoformat, metavar="TIME", help=text)

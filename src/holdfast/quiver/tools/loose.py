@@ -1,0 +1,262 @@
+"""Reading what is left of segments and WAL files whose own descriptions are lost.
+
+A segment without a manifest is still a folder of Arrow files, whose rows say to which bundle they
+belong. Nothing tells whether their bytes are what was written: Arrow's own structure is checked,
+and what comes out is *unverified*. A data file without its footer is read as a stream, up to where
+that ends; where the manifest is there, its checksums decide.
+
+A WAL file without a header lacks the salt that seeds its checksums. But every frame begins with a
+known number mixed with the salt, so any sound frame gives it away: the first one in the file is
+believed. That is less than the header gives (a payload might contain something made to look like a
+frame), and so only done when somebody asks to salvage.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import PurePath
+
+import pyarrow as pa
+
+from holdfast.errors import Damaged
+from holdfast.quiver import names
+from holdfast.quiver.bundle_table import BUNDLE_SCHEMA
+from holdfast.quiver.frame import (
+    ALIGNMENT_BYTES,
+    HEADER_BYTES,
+    MAGIC,
+    NOTHING,
+    STAGED,
+    FrameFault,
+    Kind,
+    decode,
+)
+from holdfast.quiver.manifest import VERSION, BatchSummary, FileSummary, Summary
+from holdfast.quiver.replay import WalContent
+from holdfast.quiver.scan import ENVELOPE_SCHEMA
+from holdfast.quiver.segment import DataFile, Segment
+from holdfast.quiver.segment_rows import ARROW, OPAQUE, RAW, RAW_FIELDS
+from holdfast.quiver.wal import HEADER_BYTES as WAL_HEADER_BYTES
+from holdfast.quiver.wal import WalHeader
+from holdfast.seam.disk import Disk
+
+_ARROW_MAGIC_BYTES = 8
+# Stands for a batch of unknown length that cannot be read: it must have a row to be stumbled over.
+_LOST_BATCH_ROWS = 1
+_MISSING = FileSummary("missing", "", ARROW, "", 0, 0, 0, "", ())
+_NOBODY = "00000000-0000-0000-0000-000000000000"
+_U64 = struct.Struct("<Q")
+
+
+# ------------------------------------------------------------------- Arrow files
+
+
+class LooseFile(DataFile):
+    """A data file that is read as far as it goes."""
+
+    @cached_property
+    def _view(self) -> memoryview:
+        try:
+            return self._disk.map(self._path)
+        except OSError as error:
+            raise self._damaged(f"cannot be read: {error.strerror}") from error
+
+    @cached_property
+    def _batches(self) -> list[pa.RecordBatch | None]:
+        if self._footer_is_sound or not self.summary.frame_checksum:
+            return read_batches(self._view)
+        # Not by a damaged footer: its schema might have other names and types.
+        return list(_stream_batches(self._view))
+
+    @cached_property
+    def _footer_is_sound(self) -> bool:
+        try:
+            return self._reader is not None
+        except (Damaged, pa.ArrowException):
+            return False
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The file's schema, envelope included."""
+        sound = next((batch for batch in self._batches if batch is not None), None)
+        if sound is None:
+            raise self._damaged("has no record batch that can be read")
+        return sound.schema
+
+    def batch(self, index: int) -> pa.RecordBatch:
+        """Return a record batch, checked as far as it can be."""
+        if self.summary.batches[index].checksum:
+            # The first one has the schema, too.
+            for needed in {index} if self._footer_is_sound else {0, index}:
+                self._check(needed)
+            if self._has_dictionaries:
+                self._check(0)
+        batch = self._batches[index] if index < len(self._batches) else None
+        if batch is None:
+            raise self._damaged(f"is damaged in record batch {index}")
+        return batch
+
+    def rows(self, first: int, count: int) -> pa.Table:
+        """Return a range of rows: all of them."""
+        found = super().rows(first, count)
+        if found.num_rows != count:
+            raise self._damaged("is cut short")
+        return found
+
+
+def read_batches(view: memoryview) -> list[pa.RecordBatch | None]:
+    """Return the record batches of an Arrow file; None where one cannot be read."""
+    try:
+        reader = pa.ipc.open_file(pa.py_buffer(view))
+        found = [_sound(lambda i=i: reader.get_batch(i)) for i in range(reader.num_record_batches)]
+    except (pa.ArrowException, OSError, ValueError):
+        return list(_stream_batches(view))
+    return found
+
+
+def _stream_batches(view: memoryview) -> Iterator[pa.RecordBatch | None]:
+    try:
+        reader = pa.ipc.open_stream(pa.py_buffer(view[_ARROW_MAGIC_BYTES:]))
+        while True:
+            batch = reader.read_next_batch()
+            yield _sound(lambda batch=batch: batch)
+    except (pa.ArrowException, OSError, ValueError, StopIteration):
+        return
+
+
+def _sound(read: object) -> pa.RecordBatch | None:
+    try:
+        batch = read()  # type: ignore[operator]
+        batch.validate(full=True)
+    except (pa.ArrowException, OSError, ValueError, IndexError):
+        return None
+    return batch if ENVELOPE_SCHEMA.names == batch.schema.names[: len(ENVELOPE_SCHEMA)] else None
+
+
+# --------------------------------------------------------------------- segments
+
+
+class LooseSegment(Segment):
+    """A segment without a manifest: what its name and its Arrow files tell."""
+
+    def __init__(self, disk: Disk, path: PurePath, name: names.SegmentName) -> None:
+        described = _describe_files(disk, path)
+        super().__init__(disk, path, _summarize(name, described))
+        self.files = tuple(LooseFile(disk, path / file.name, file) for file in described)
+
+    def stored_table(self) -> pa.RecordBatch:
+        """Return the bundle table if it can be read and fits the files."""
+        path = self.path / names.BUNDLES
+        try:
+            table = pa.ipc.open_file(pa.py_buffer(self._disk.map(path))).get_batch(0)
+            table.validate(full=True)
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise self._unusable(str(error)) from error
+        if table.schema != BUNDLE_SCHEMA or table.num_rows != self.summary.bundles:
+            raise self._unusable("it is not what was written")
+        places = table.column("places").flatten()
+        files = max(places.field("file").to_pylist(), default=-1) + 1
+        # Files that are missing are stumbled over when somebody wants to read them.
+        missing = [LooseFile(self._disk, self.path / _MISSING.name, _MISSING)]
+        self.files += tuple(missing * (files - len(self.files)))
+        return table
+
+    def _unusable(self, why: str) -> Damaged:
+        return Damaged(
+            f"a segment's bundle table cannot be used: {why}",
+            hint="its rows are read instead",
+            path=str(self.path),
+        )
+
+
+def loose_files(segment: Segment, disk: Disk) -> Segment:
+    """Return a segment with its manifest, whose files are read as far as they go."""
+    loose = Segment(disk, segment.path, segment.summary)
+    loose.files = tuple(
+        LooseFile(disk, segment.path / file.name, file) for file in segment.summary.files
+    )
+    return loose
+
+
+def _describe_files(disk: Disk, path: PurePath) -> list[FileSummary]:
+    """Return what can be told about the data files; one that is missing has no batches."""
+    described: dict[int, FileSummary] = {}
+    for entry in disk.list(path):
+        parsed = names.parse_data_file(entry.name)
+        if parsed is not None and entry.name != names.BUNDLES:
+            index, slot = parsed
+            described[index] = _describe_file(disk, path / entry.name, slot)
+    return [described.get(index, _MISSING) for index in range(max(described, default=-1) + 1)]
+
+
+def _describe_file(disk: Disk, path: PurePath, slot: str) -> FileSummary:
+    try:
+        batches = read_batches(disk.map(path))
+    except OSError:
+        batches = []
+    sound = next((batch for batch in batches if batch is not None), None)
+    kind, own_columns = (ARROW, 0) if sound is None else _kind_of(sound.schema)
+    rows = [_LOST_BATCH_ROWS if batch is None else batch.num_rows for batch in batches]
+    described = tuple(BatchSummary(0, 0, count, "", 0, 0) for count in rows)
+    return FileSummary(path.name, slot, kind, "", sum(rows), own_columns, 0, "", described)
+
+
+def _kind_of(schema: pa.Schema) -> tuple[str, int]:
+    """Return the kind of a file, and how many of its last columns came with the bundles.
+
+    Keys that an extractor found cannot be told from the bundles' own columns: they stay.
+    """
+    own = list(schema)[len(ENVELOPE_SCHEMA) :]
+    raw = list(RAW_FIELDS)
+    opaque = [*raw, pa.field("slot", pa.string()), pa.field("slot_kind", pa.string())]
+    if own[-len(opaque) :] == opaque:
+        return OPAQUE, len(opaque)
+    if own[-len(raw) :] == raw:
+        return RAW, len(raw)
+    return ARROW, len(own)
+
+
+def _summarize(name: names.SegmentName, files: list[FileSummary]) -> Summary:
+    return Summary(
+        version=VERSION,
+        quiver_id="",
+        **name._asdict(),
+        payload_bytes=0,
+        size_bytes=0,
+        min_ingestion_ns=0,
+        max_ingestion_ns=0,
+        min_event_us=None,
+        max_event_us=None,
+        files=tuple(files),
+        bundle_table_checksum="",
+        producers={},
+    )
+
+
+# -------------------------------------------------------------------- WAL files
+
+
+def headless_content(path: PurePath, view: memoryview, number: int) -> WalContent | None:
+    """Return a WAL file whose header is lost; None if it has no sound frame."""
+    salt = _find_salt(view)
+    if salt is None:
+        return None
+    header = WalHeader(_NOBODY, number, salt, 0, 0, 0, NOTHING, NOTHING, 0)
+    return WalContent(path, view, header)
+
+
+def _find_salt(view: memoryview) -> int | None:
+    last = len(view) - HEADER_BYTES
+    for offset in range(WAL_HEADER_BYTES, last + 1, ALIGNMENT_BYTES):
+        # Most places are sorted out by these two bytes.
+        if not Kind.ARROW <= view[offset + 8] <= Kind.CLOSE or view[offset + 9] > STAGED:
+            continue
+        salt = _U64.unpack_from(view, offset)[0] ^ MAGIC
+        try:
+            decode(view, offset, salt)
+        except FrameFault:
+            continue
+        return int(salt)
+    return None
