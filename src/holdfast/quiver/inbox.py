@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from holdfast.errors import NotAccepted, Overloaded, QuiverClosed
+from holdfast.errors import HoldfastError, NotAccepted, Overloaded, QuiverClosed
 from holdfast.quiver.bundle import Encoded
 from holdfast.quiver.config import AckLevel
 from holdfast.seam.clock import Clock
