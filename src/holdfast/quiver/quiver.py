@@ -118,10 +118,12 @@ class Quiver:
             self._sealer.wal_files.add(path, last_seq, size_bytes)
         self._sealer.preload(recovered.backlog)
         self._writer = Writer(self._seam, wal_dir, self._config, self._sealer)
-        self._writer.start(recovered.start)
+        self._writer.begin(recovered.start)
         # Only now is there a newer file that keeps the sequence floor.
         with contextlib.suppress(OSError):
             self._sealer.wal_files.remove_sealed()
+        # Last: whatever interrupts an open gives the directory back.
+        self._writer.start()
         self._sealer.start()
 
     # ---------------------------------------------------------------- appending
