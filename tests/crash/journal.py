@@ -8,7 +8,7 @@ what was not there must not come back.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -16,6 +16,7 @@ from tests.crash.contents import Content, Shape, stored_rows, token_of
 
 from holdfast.errors import NotAccepted
 from holdfast.quiver import AckLevel, Quiver, Receipt
+from holdfast.quiver.quarantine import Damage
 
 # What a reader must find: it (acked, if the level promises it, and found), either (maybe), or
 # nothing (no, and gone: it was lost with a promise that allowed it).
@@ -170,6 +171,14 @@ class Journal:
                 assert found is not None, f"{entry} is lost"
                 assert found.producer == entry.contents[0].token
 
+    def verify_damages(self, quiver: Quiver, notes: Sequence[Damage]) -> None:
+        """See that what is missing because of damage is named by a note in quarantine."""
+        for entry in self.entries:
+            for place, content in enumerate(entry.contents):
+                if content.token in self.damaged and entry.receipt is not None:
+                    seq = entry.receipt.seq + place
+                    assert quiver.bundle(seq) is not None or any(_names(n, seq) for n in notes)
+
     def _places(self, quiver: Quiver) -> dict[str, int]:
         """Return the seq of every stored bundle by its token; nothing may be there twice."""
         by_token = {c.token: c for entry in self.entries for c in entry.contents}
@@ -213,6 +222,10 @@ class Journal:
             for seq in segment.bundle_table.column("seq").to_pylist():
                 assert seq not in seen, f"seq {seq} is in two segments"
                 seen.add(seq)
+
+
+def _names(note: Damage, seq: int) -> bool:
+    return note.first_seq is not None and note.first_seq <= seq <= (note.last_seq or seq)
 
 
 def _put(entry: Entry, quiver: Quiver) -> Receipt:

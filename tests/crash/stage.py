@@ -7,8 +7,9 @@ import contextlib
 import copy
 import random
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import PurePath
+from typing import NamedTuple
 
 from tests.crash.contents import RAW_SLOT, Shape
 from tests.crash.journal import Entry, Journal
@@ -16,6 +17,7 @@ from tests.crash.journal import Entry, Journal
 from holdfast.quiver import AckLevel, AppendConfig, Quiver, QuiverConfig, SegmentConfig, WalConfig
 from holdfast.quiver.config import KB, MB
 from holdfast.quiver.points import Point
+from holdfast.quiver.quarantine import Quarantine
 from holdfast.seam import Seam
 from holdfast.seam.clock import Clock, JumpingClock
 from holdfast.seam.disk import Handle
@@ -36,18 +38,6 @@ CONFIG = QuiverConfig(
         target_size_bytes=MB, max_open_duration_s=3600.0, retry_min_s=0.001, retry_max_s=0.01
     ),
 )
-
-# How a disk comes back, and the lowest level whose acknowledgement must hold then.
-Ending = tuple[Callable[[SimulatedDisk], SimulatedDisk], AckLevel]
-
-
-def power_loss_of(seed: int) -> Ending:
-    """Return a power cut that keeps some of what was not synced."""
-    return lambda disk: disk.power_loss(random.Random(seed)), AckLevel.FSYNCED
-
-
-KILL: Ending = SimulatedDisk.kill, AckLevel.WRITTEN
-POWER_LOSS: Ending = SimulatedDisk.power_loss, AckLevel.FSYNCED
 
 
 class GatedDisk(FaultyDisk):
@@ -111,6 +101,37 @@ def opened(disk: SimulatedDisk, seed: int = 0) -> Iterator[Quiver]:
         stage.crash()
 
 
+class Survivor(NamedTuple):
+    """A disk as the next process finds it."""
+
+    ending: str
+    disk: SimulatedDisk
+    # The lowest level whose acknowledgement must hold now.
+    promised: AckLevel
+
+
+def survivors(disk: SimulatedDisk, seed: int) -> list[Survivor]:
+    """Return what a dead process may leave; only one of those that are the same."""
+    found = [
+        Survivor("kill", disk.kill(), AckLevel.WRITTEN),
+        Survivor("power loss", disk.power_loss(), AckLevel.FSYNCED),
+        Survivor("loss of some", disk.power_loss(random.Random(seed)), AckLevel.FSYNCED),
+    ]
+    # If a power cut takes nothing, all was synced.
+    return found[:1] if content_of(found[0].disk) == content_of(found[1].disk) else found
+
+
+def content_of(disk: SimulatedDisk, folder: PurePath = ROOT.parents[1]) -> dict[PurePath, bytes]:
+    """Return all files of a disk, and its empty folders."""
+    content: dict[PurePath, bytes] = {}
+    for entry in disk.list(folder):
+        path = folder / entry.name
+        content |= (
+            content_of(disk, path) or {path: b""} if entry.is_dir else {path: disk.read(path)}
+        )
+    return content
+
+
 def append_in_one_group(stage: Stage, journal: Journal, entries: Sequence[Entry]) -> None:
     """Append single raw bundles so that the writer takes them together.
 
@@ -170,4 +191,5 @@ def check_survivor(disk: SimulatedDisk, journal: Journal, promised: AckLevel) ->
         assert quiver.recovery.clean_shutdown
         assert quiver.recovery.damages == []
         journal.verify(quiver, AckLevel.MEMORY, restarted=True)
+        journal.verify_damages(quiver, Quarantine(disk, ROOT).damages())
         quiver.close()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 from tests.crash.journal import Journal
 from tests.crash.stage import Stage, append_in_one_group, check_survivor, opened
@@ -10,7 +12,7 @@ from holdfast.errors import CannotOpen, StorageFailed
 from holdfast.quiver import AckLevel
 from holdfast.quiver.points import Point
 from holdfast.seam.faulty import Fault, FaultKind
-from holdfast.seam.simulated import SimulatedDisk
+from holdfast.seam.simulated import SimulatedCrash, SimulatedDisk
 
 
 def test_a_directory_whose_creation_was_interrupted_is_made_durable_by_the_next_open() -> None:
@@ -89,3 +91,15 @@ def test_an_epoch_refused_and_sent_again_is_stored_once_also_if_the_failed_write
     assert first.fate == "acked"
     stage.crash()
     check_survivor(stage.disk.kill(), journal, AckLevel.WRITTEN)
+
+
+def test_an_open_that_is_interrupted_at_its_last_step_leaves_no_thread_running() -> None:
+    """It gives the directory back, so a thread of it would write into another owner's files."""
+    disk = SimulatedDisk()
+    with opened(disk) as quiver:
+        quiver.append_raw(b"event")
+        quiver.close()
+    threads = threading.active_count()
+    with pytest.raises(SimulatedCrash):
+        Stage(disk.kill(), [Fault(Point.TRUNCATE_UNLINK, FaultKind.KILL_BEFORE)]).open()
+    assert threading.active_count() == threads

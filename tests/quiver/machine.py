@@ -7,12 +7,12 @@ import random
 import threading
 from collections.abc import Callable, Iterable
 from pathlib import PurePath
-from types import TracebackType
 from typing import NamedTuple, Self
 
 from holdfast.quiver import AckLevel, AppendConfig, Quiver, QuiverConfig, SegmentConfig, WalConfig
 from holdfast.quiver.config import KB, MB
 from holdfast.quiver.frame import Frame
+from holdfast.quiver.points import Point
 from holdfast.quiver.wal import Hole, WalHeader, decode_header, walk
 from holdfast.seam import Seam
 from holdfast.seam.clock import JumpingClock
@@ -27,6 +27,8 @@ SEGMENTS = ROOT / "segments"
 QUARANTINE = ROOT / "quarantine"
 # 2026-01-02 03:04:05.678901 UTC.
 START_NS = 1_767_323_045_678_901_000
+# Keeps the WAL files: nothing gets into a segment.
+NO_SEAL = Fault(Point.SEAL_MAKE_DIR, FaultKind.EIO, times=1_000_000)
 # Long enough for any machine, short enough that a hanging test ends by itself.
 PATIENCE_S = 60.0
 
@@ -108,12 +110,7 @@ class Machine:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.kill()
 
     # ------------------------------------------------------------------ looking

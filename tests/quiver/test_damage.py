@@ -8,6 +8,7 @@ from pathlib import PurePath
 
 import pytest
 from tests.quiver.machine import (
+    NO_SEAL,
     QUARANTINE,
     ROOT,
     WAL,
@@ -40,9 +41,6 @@ from holdfast.quiver.wal import HEADER_BYTES as WAL_HEADER_BYTES
 from holdfast.quiver.wal import WalHeader, decode_header
 from holdfast.seam.faulty import Fault, FaultKind, FaultyDisk
 from holdfast.seam.simulated import SimulatedCrash, SimulatedDisk
-
-# Keeps the WAL files: nothing gets into a segment.
-NO_SEAL = Fault(Point.SEAL_MAKE_DIR, FaultKind.EIO, times=1_000_000)
 
 
 def append_numbers(quiver: Quiver, first: int, last: int) -> None:

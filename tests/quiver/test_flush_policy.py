@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 from tests.quiver.machine import Machine, WatchedDisk, payloads, quiet
-from tests.quiver.test_inbox import wait_until
+from tests.quiver.waiting import wait_until
 
 from holdfast.quiver import AckLevel, Quiver
 from holdfast.quiver.points import Point

@@ -8,6 +8,7 @@ from pathlib import Path, PurePath
 
 import pytest
 from tests.quiver.machine import (
+    NO_SEAL,
     PATIENCE_S,
     QUARANTINE,
     ROOT,
@@ -276,10 +277,9 @@ def test_a_closed_file_does_not_set_the_number_when_a_newer_file_has_lost_its_he
     machine: Machine,
 ) -> None:
     """The clean end of one process says nothing about the numbers of the next."""
-    no_seal = Fault(Point.SEAL_MAKE_DIR, FaultKind.EIO, times=1_000_000)
-    machine.start(faults=[no_seal]).append_raw(b"0")
+    machine.start(faults=[NO_SEAL]).append_raw(b"0")
     machine.stop()
-    quiver = machine.start(faults=[no_seal])
+    quiver = machine.start(faults=[NO_SEAL])
     assert quiver.recovery.clean_shutdown
     given = quiver.append_raw(b"1").seq
     machine.kill()
@@ -294,10 +294,9 @@ def test_a_closed_file_does_not_set_the_number_when_a_newer_file_has_lost_its_he
 def test_an_older_file_copied_under_a_newer_number_does_not_set_the_number(
     machine: Machine,
 ) -> None:
-    no_seal = Fault(Point.SEAL_MAKE_DIR, FaultKind.EIO, times=1_000_000)
-    machine.start(faults=[no_seal]).append_raw(b"0")
+    machine.start(faults=[NO_SEAL]).append_raw(b"0")
     machine.stop()
-    quiver = machine.start(quiet(AckLevel.WRITTEN), faults=[no_seal])
+    quiver = machine.start(quiet(AckLevel.WRITTEN), faults=[NO_SEAL])
     lost = quiver.append_raw(b"1").seq
     machine.cut_power()
     first, *_ = machine.wal_paths()

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import threading
 import weakref
-from collections.abc import Callable, Coroutine
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 from tests.quiver.machine import PATIENCE_S, GatedDisk, Machine, payloads, quiet
+from tests.quiver.waiting import in_thread, run_loop, wait_until
 
 from holdfast.errors import HoldfastError, NotAccepted, Overloaded, QuiverClosed, StorageFailed
 from holdfast.quiver import AckLevel, Quiver, Receipt
@@ -43,25 +42,6 @@ def late() -> float:
 
 def receipt(seq: int = 0) -> Receipt:
     return Receipt("", seq, 1, 1, AckLevel.FSYNCED)
-
-
-def in_thread(work: Callable[[], Any]) -> Future[Any]:
-    """Run something in a thread of its own and return what becomes of it."""
-    done: Future[Any] = Future()
-
-    def run() -> None:
-        try:
-            done.set_result(work())
-        except BaseException as error:
-            done.set_exception(error)
-
-    threading.Thread(target=run, daemon=True).start()
-    return done
-
-
-def run_loop(work: Coroutine[Any, Any, Any]) -> Future[Any]:
-    """Run a coroutine in an event loop of its own, in a thread of its own."""
-    return in_thread(lambda: asyncio.run(work))
 
 
 # The bound.
@@ -355,11 +335,3 @@ def traceback_depth(error: BaseException) -> int:
     while traceback is not None:
         depth, traceback = depth + 1, traceback.tb_next
     return depth
-
-
-def wait_until(holds: Callable[[], bool]) -> None:
-    """Wait for another thread, however slow the machine is."""
-    deadline_s = late()
-    while not holds():
-        assert RealClock().monotonic_s() < deadline_s
-        threading.Event().wait(0.001)

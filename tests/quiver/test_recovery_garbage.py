@@ -11,15 +11,11 @@ from typing import NamedTuple
 import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.quiver.machine import ROOT, SEGMENTS, WAL, Machine, contents, disk_with
+from tests.quiver.machine import NO_SEAL, ROOT, SEGMENTS, WAL, Machine, contents, disk_with
 
 from holdfast.errors import Damaged
 from holdfast.quiver import Bundle, Quiver
 from holdfast.quiver.names import parse_segment_dir
-from holdfast.quiver.points import Point
-from holdfast.seam.faulty import Fault, FaultKind
-
-NO_SEAL = Fault(Point.SEAL_MAKE_DIR, FaultKind.EIO, times=1_000_000)
 
 
 class Sample(NamedTuple):

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import itertools
 import random
+import shutil
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
 from tests.quiver.machine import (
+    NO_SEAL,
     SEGMENTS,
     WAL,
     Machine,
@@ -16,15 +19,13 @@ from tests.quiver.machine import (
     payloads,
     quiet,
 )
-from tests.quiver.test_inbox import wait_until
+from tests.quiver.waiting import wait_until
 
 from holdfast.errors import NotAccepted, StaleEpoch, StorageFailed
-from holdfast.quiver import AckLevel
+from holdfast.quiver import AckLevel, Quiver
 from holdfast.quiver.points import Point
 from holdfast.seam.faulty import Fault, FaultKind
 from holdfast.seam.simulated import SimulatedCrash
-
-NO_SEAL = Fault(Point.SEAL_MAKE_DIR, FaultKind.EIO, times=1_000_000)
 
 
 def append_numbers(machine: Machine, count: int, *faults: Fault) -> dict[int, list[bytes]]:
@@ -262,3 +263,25 @@ def test_a_start_reads_the_log_and_removes_nothing_it_still_needs(machine: Machi
         machine.kill()
     assert WAL in {path.parent for path in contents(machine.disk)}
     assert payloads(machine.start()) == stored
+
+
+# On the machine's own disk.
+
+
+def test_a_copy_of_a_running_quivers_directory_opens_with_all_that_was_acknowledged(
+    tmp_path: Path,
+) -> None:
+    with Quiver.open(tmp_path / "data", quiet()) as quiver:
+        for n in range(5):
+            quiver.append_raw(b"%d" % n)
+        quiver.flush()
+        for n in range(5, 10):
+            quiver.append_raw(b"%d" % n + bytes(20_000))
+        shutil.copytree(tmp_path / "data", tmp_path / "copy")
+    for folder in ("copy", "data"):
+        with Quiver.open(tmp_path / folder, quiet()) as quiver:
+            found = payloads(quiver)
+            assert {seq: events[0].rstrip(b"\0") for seq, events in found.items()} == {
+                n: b"%d" % n for n in range(10)
+            }
+            assert quiver.recovery.damages == []

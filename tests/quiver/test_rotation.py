@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from tests.quiver.machine import (
+    NO_SEAL,
     WAL,
     Machine,
     WatchedDisk,
@@ -11,7 +12,7 @@ from tests.quiver.machine import (
     disk_with,
     payloads,
 )
-from tests.quiver.test_inbox import wait_until
+from tests.quiver.waiting import wait_until
 
 from holdfast.errors import CannotOpen
 from holdfast.quiver import Quiver
@@ -21,7 +22,6 @@ from holdfast.quiver.wal import HEADER_BYTES
 from holdfast.seam.faulty import Fault, FaultKind
 from holdfast.seam.simulated import SimulatedCrash
 
-NO_SEAL = Fault(Point.SEAL_MAKE_DIR, FaultKind.EIO, times=1_000_000)
 CREATING = [Point.WAL_CREATE, Point.WAL_HEADER, Point.WAL_HEADER_SYNC, Point.WAL_SYNC_DIR]
 KILLS = [FaultKind.KILL_BEFORE, FaultKind.KILL_MIDWAY, FaultKind.KILL_AFTER]
 

@@ -220,7 +220,16 @@ def unions() -> pa.Array:
     return pa.UnionArray.from_sparse(codes, [pa.array([1, 2, 3, 4]), pa.array(list("abcd"))])
 
 
-@pytest.mark.parametrize("make", [views, runs, list_views, unions])
+def lists_of_unions() -> pa.Array:
+    return pa.ListArray.from_arrays(pa.array([0, 1, 2, 2, 4], pa.int32()), unions())
+
+
+def maps_of_unions() -> pa.Array:
+    offsets = pa.array([0, 1, 2, 2, 4], pa.int32())
+    return pa.MapArray.from_arrays(offsets, pa.array(list("abcd")), unions())
+
+
+@pytest.mark.parametrize("make", [views, runs, list_views, unions, lists_of_unions, maps_of_unions])
 def test_a_time_range_works_with_types_that_arrow_cannot_filter(
     quiver: Quiver, make: Callable[[], pa.Array]
 ) -> None:

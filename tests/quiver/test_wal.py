@@ -9,6 +9,7 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 from tests.quiver.machine import (
+    NO_SEAL,
     PATIENCE_S,
     START_NS,
     GatedDisk,
@@ -16,7 +17,7 @@ from tests.quiver.machine import (
     payloads,
     quiet,
 )
-from tests.quiver.test_inbox import in_thread, wait_until
+from tests.quiver.waiting import in_thread, wait_until
 
 from holdfast.errors import BadInput
 from holdfast.quiver import AckLevel, Quiver, SegmentConfig
@@ -25,10 +26,6 @@ from holdfast.quiver.config import MB
 from holdfast.quiver.frame import STAGED, Kind
 from holdfast.quiver.points import Point
 from holdfast.quiver.wal import HEADER_BYTES, SEQ_BLOCK, decode_header, walk
-from holdfast.seam.faulty import Fault, FaultKind
-
-NO_SEAL = Fault(Point.SEAL_MAKE_DIR, FaultKind.EIO, times=1_000_000)
-
 
 # Round trips.
 

@@ -11,7 +11,7 @@ from tests.quiver.machine import (
     payloads,
     quiet,
 )
-from tests.quiver.test_inbox import in_thread, wait_until
+from tests.quiver.waiting import in_thread, wait_until
 
 from holdfast.errors import CannotOpen, DiskFull, NotAccepted, Overloaded, StorageFailed
 from holdfast.quiver import AckLevel, Quiver

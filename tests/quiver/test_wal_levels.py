@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 from tests.quiver.machine import PATIENCE_S, GatedDisk, Machine, payloads, quiet
-from tests.quiver.test_inbox import in_thread, wait_until
+from tests.quiver.waiting import in_thread, wait_until
 
 from holdfast.errors import NotAccepted
 from holdfast.quiver import AckLevel, Quiver

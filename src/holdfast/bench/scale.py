@@ -14,7 +14,7 @@ class Scale:
     burst_batches_each: int
     sustained_batches_each: int
     small_each: int
-    # WAL sizes to recover from; at most what an open buffer holds (256 MB).
+    # WAL sizes to recover from. An open buffer holds 256 MB, envelope included, so these fit.
     recovery_mb: tuple[int, ...]
     # The larger store; the other has as many segments of half the size.
     startup_segments: int
@@ -30,10 +30,10 @@ class Scale:
 
 FULL = Scale(
     rounds=7,
-    burst_batches_each=40,
+    burst_batches_each=32,
     sustained_batches_each=100,
     small_each=1_000,
-    recovery_mb=(64, 128, 240),
+    recovery_mb=(64, 128, 192),
     startup_segments=320,
     startup_segment_mb=32,
     deliver_mb=200,

@@ -95,7 +95,7 @@ class Engine:
         self._finish_deletions(old)
         self._build(recovered, old)
         try:
-            self._run(recovered)
+            self._begin(recovered)
             self.writer.correct(proven(self.ledger, self.shelf, self.writer.accepted))
             self.written_off: list[Resolution] = reconcile(
                 self.ledger,
@@ -105,9 +105,12 @@ class Engine:
                 self.clock.wall_ns(),
             )
         except BaseException:
-            with contextlib.ExitStack() as steps:
-                self._stop_threads(steps)
+            with contextlib.suppress(HoldfastError, OSError):
+                self.ledger.close()
             raise
+        # Last: whatever interrupts an open gives the directory back.
+        self.writer.start()
+        self.sealer.start()
         self.keeper.start()
 
     def _finish_deletions(self, old: RecoveredLedger) -> None:
@@ -156,17 +159,16 @@ class Engine:
             recovered.start.producers.absorb(name, last)
         self.writer.room = self.retention
 
-    def _run(self, recovered: Recovered) -> None:
+    def _begin(self, recovered: Recovered) -> None:
         start = recovered.start
         # Should the log be lost: no number that the ledger knows is used again.
-        self.writer.start(replace(start, next_seq=max(start.next_seq, self.ledger.state.floor_seq)))
+        self.writer.begin(replace(start, next_seq=max(start.next_seq, self.ledger.state.floor_seq)))
         # Only now is there a newer file that keeps the sequence floor.
         with contextlib.suppress(OSError):
-            self.sealer.wal_files.remove_sealed(-1)
+            self.sealer.wal_files.remove_sealed()
             self.retention.empty_trash()
         with contextlib.suppress(OSError):
             self.retention.look_at_disk()
-        self.sealer.start()
 
     def stop(self) -> None:
         """Make everything accepted durable, seal it, and let go of the directory."""

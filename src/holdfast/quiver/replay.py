@@ -42,16 +42,17 @@ class WalContent:
     header: WalHeader
 
 
-class _Place(NamedTuple):
+@dataclass(slots=True)
+class _Place:
     """Where in which file the walk is."""
 
     file: WalContent
     # The header that was written when the file was left, if it is there.
     later: WalHeader | None
     items: Sequence[Frame | Hole]
-    number: int
-    start: int
     synced_through: int
+    number: int = 0
+    start: int = HEADER_BYTES
 
     def neighbours(self) -> tuple[Frame | None, Frame | None]:
         """Return what the headers before and after say; no two holes without one are adjacent."""
@@ -82,8 +83,6 @@ class Replay:
     last_seq: int = -1
     # The number to go on with, if the newest file ends with a clean shutdown.
     closed_at_seq: int | None = None
-    # What was ever accepted into these files, damaged or not.
-    accepted: Totals = NOTHING
     # The number of the newest file, how far it is on stable storage, and what it holds up to there.
     newest: int = 0
     synced_through: int = 0
@@ -97,6 +96,8 @@ class Replay:
     _copied_is_sound: bool = True
     _torn: bool = False
     _seen: set[int] = field(default_factory=set)
+    _seen_events: int = 0
+    _lost: Totals = NOTHING
     _last_in_file: int = -1
     _staged: list[_Staged] = field(default_factory=list)
     # Whether nothing but staged bundles came since a hole that is damage.
@@ -118,6 +119,11 @@ class Replay:
         return needed
 
     @property
+    def accepted(self) -> Totals:
+        """What was ever accepted into these files, damaged or not."""
+        return self._lost.plus(len(self._seen), self._seen_events)
+
+    @property
     def trusted(self) -> tuple[int, Totals] | None:
         """How far the newest file may count, and what it holds there, instead of any copies."""
         if not self.copied or not self._copied_is_sound:
@@ -134,18 +140,15 @@ class Replay:
         self.closed_at_seq = None
         self.newest, self.synced_through = file.header.number, synced_through
         self.sound_through, self._copied_is_sound = len(view), not self.copied
-        self.synced_holds = self.sound_holds = NOTHING
         self._torn = False
         self._last_in_file = -1
-        start = HEADER_BYTES
-        for number, item in enumerate(items):
-            place = _Place(file, later, items, number, start, synced_through)
+        place = _Place(file, later, items, synced_through)
+        synced_frame = sound_frame = None
+        for place.number, item in enumerate(items):
             if isinstance(item, Frame):
                 self._take(item, place)
-                if item.end <= synced_through:
-                    self.synced_holds = item.after
-                if item.end <= self.sound_through:
-                    self.sound_holds = item.after
+                synced_frame = item if item.end <= synced_through else synced_frame
+                sound_frame = item if item.end <= self.sound_through else sound_frame
             elif item.start < synced_through:
                 self._damage(item, place)
             else:
@@ -153,8 +156,10 @@ class Replay:
                 self.sound_through = min(self.sound_through, item.start)
                 self._torn = True
                 self.closed_at_seq = None
-            start = item.end
+            place.start = item.end
         self._end_run()
+        self.synced_holds = synced_frame.after if synced_frame else NOTHING
+        self.sound_holds = sound_frame.after if sound_frame else NOTHING
         return self._last_in_file
 
     # ------------------------------------------------------------------ frames
@@ -178,26 +183,32 @@ class Replay:
             reason = "the payload is not what its kind says"
             self._damage(Hole(place.start, frame.end, reason, frame), place)
             return
-        self._end_damages(frame.seq - 1)
+        if self._unended:
+            self._end_damages(frame.seq - 1)
         self.last_seq = max(self.last_seq, frame.seq)
         held = _held(frame)
         if frame.flags & STAGED:
             synced = frame.end <= place.synced_through
             self._staged.append(_Staged(held, synced))
             return
-        self._end_run()
-        self._accept([held], synced=frame.end <= place.synced_through)
+        if self._staged or self._beside_damage:
+            self._end_run()
+        if self._is_fresh(held) and frame.end > place.synced_through:
+            self._copy([held])
 
     def _accept(self, bundles: Sequence[Held], *, synced: bool) -> None:
         fresh = [held for held in bundles if self._is_fresh(held)]
         if fresh and not synced:
-            self.copied.append(fresh)
-            self._copied_is_sound &= not self._torn
+            self._copy(fresh)
+
+    def _copy(self, bundles: list[Held]) -> None:
+        self.copied.append(bundles)
+        self._copied_is_sound &= not self._torn
 
     def _is_fresh(self, held: Held) -> bool:
         if held.seq not in self._seen:
             self._seen.add(held.seq)
-            self.accepted = self.accepted.plus(1, held.events)
+            self._seen_events += held.events
         if held.seq in self.bundles or self.catalog.covers(held.seq):
             self.skipped_bundles += 1
             return False
@@ -246,7 +257,7 @@ class Replay:
         lost = Totals(max(0, end.bundles - start.bundles), max(0, end.events - start.events))
         if lost == NOTHING:
             return  # a COMMIT, or the mark of a clean end
-        self.accepted = self.accepted.plus(*lost)
+        self._lost = self._lost.plus(*lost)
         if last_seq is None:
             self._unended.append(len(self.damages))
         damage = Damage(

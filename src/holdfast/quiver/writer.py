@@ -100,7 +100,7 @@ class Writer:
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="quiver-writer", daemon=True)
 
-    def start(self, start: Start) -> None:
+    def begin(self, start: Start) -> None:
         """Begin where recovery ended.
 
         The first WAL file is created here, so that a disk which cannot be written is known at open.
@@ -114,10 +114,13 @@ class Writer:
         self.published = (start.next_seq - 1, start.accepted)
         self.buffer = start.buffer
         self.synced_seq = start.next_seq - 1
-        self._begin(start)
+        self._make_first_file(start)
+
+    def start(self) -> None:
+        """Start the thread."""
         self._thread.start()
 
-    def _begin(self, start: Start) -> None:
+    def _make_first_file(self, start: Start) -> None:
         """Make the first file; on a full disk without copies, so that it can be read and freed."""
         try:
             self._rotate(start.copied, [held for bundles in start.copied for held in bundles])
