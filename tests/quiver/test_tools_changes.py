@@ -9,7 +9,13 @@ import pytest
 from tests.quiver.machine import ROOT, Machine, contents, quiet
 from tests.quiver.owner import CONFIG, Owner
 
-from holdfast.errors import CannotOpen, DirectoryLocked, UnknownPosition, UnknownSubscriber
+from holdfast.errors import (
+    CannotOpen,
+    DirectoryLocked,
+    StorageFailed,
+    UnknownPosition,
+    UnknownSubscriber,
+)
 from holdfast.quiver import ColumnExtractor, Outcome, Quiver, QuiverConfig
 from holdfast.quiver.backup_marker import BackupMarker, write_marker
 from holdfast.quiver.inspect import inspect
@@ -110,7 +116,7 @@ def test_a_damaged_format_is_left_to_the_owner(left: Machine) -> None:
 
 def test_a_full_disk_is_told_and_the_lock_is_free_again(left: Machine) -> None:
     left.disk.capacity_bytes = 1
-    with pytest.raises(CannotOpen, match="the ledger cannot be written"):
+    with pytest.raises(StorageFailed, match="the ledger could not be"):
         drop_subscriber(seam(left), ROOT, "archive", "")
     left.disk.capacity_bytes = None
     drop_subscriber(seam(left), ROOT, "archive", "")

@@ -242,8 +242,9 @@ class Inbox:
             self._room.notify_all()
             self._wake_loops()
 
-    def close(self, reason: NotAccepted) -> None:
+    def close(self, reason: NotAccepted | None = None) -> None:
         """Refuse everything from now on; what was handed over before stays."""
+        reason = reason or closed_error()
         with self._lock:
             self._closed_by = reason
             self._work.notify()

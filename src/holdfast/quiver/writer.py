@@ -37,15 +37,7 @@ from holdfast.quiver.buffer import Held, OpenBuffer
 from holdfast.quiver.config import AckLevel, QuiverConfig
 from holdfast.quiver.frame import NOTHING, Totals
 from holdfast.quiver.group import Numbered, Numbering, last_append, needs_sync
-from holdfast.quiver.inbox import (
-    Append,
-    Inbox,
-    Outcome,
-    Receipt,
-    answer,
-    answer_when_sealed,
-    closed_error,
-)
+from holdfast.quiver.inbox import Append, Inbox, Outcome, Receipt, answer, answer_when_sealed
 from holdfast.quiver.points import Point
 from holdfast.quiver.sealer import Sealer
 from holdfast.quiver.wakeup import Signal
@@ -141,7 +133,7 @@ class Writer:
     def stop(self) -> None:
         """Write, sync and hand over everything accepted, then end the thread."""
         self._stopping = True
-        self.inbox.close(closed_error())
+        self.inbox.close()
         if self._thread.is_alive():
             self._thread.join()
 
@@ -339,7 +331,8 @@ class Writer:
             wal.write(group)
         except OSError as error:
             self._undo(wal)
-            raise self._write_error(error) from error
+            self.counters.write_failures += 1
+            raise write_error(error, self._wal_dir) from error
 
     def _undo(self, wal: WalFile) -> None:
         """Cut a failed group off again, or leave the file behind: either way it is gone."""
@@ -348,10 +341,6 @@ class Writer:
         except OSError:
             self._rescue()
         self._all_synced()
-
-    def _write_error(self, error: OSError) -> NotAccepted:
-        self.counters.write_failures += 1
-        return write_error(error, self._wal_dir)
 
     def _wal_for(self, payload_bytes: int) -> WalFile:
         """Return a file with room for a group, a new one if need be."""
@@ -367,7 +356,8 @@ class Writer:
         try:
             self._rotate()
         except OSError as error:
-            raise self._write_error(error) from error
+            self.counters.write_failures += 1
+            raise write_error(error, self._wal_dir) from error
         assert self._wal is not None
         return self._wal
 

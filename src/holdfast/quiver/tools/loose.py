@@ -22,6 +22,7 @@ import pyarrow as pa
 
 from holdfast.errors import Damaged
 from holdfast.quiver import names
+from holdfast.quiver.bundle import RESERVED_METADATA, without_reserved
 from holdfast.quiver.bundle_table import BUNDLE_SCHEMA
 from holdfast.quiver.frame import (
     ALIGNMENT_BYTES,
@@ -83,7 +84,7 @@ class LooseFile(DataFile):
         sound = next((batch for batch in self._batches if batch is not None), None)
         if sound is None:
             raise self._damaged("has no record batch that can be read")
-        return sound.schema
+        return without_reserved(sound.schema)
 
     def batch(self, index: int) -> pa.RecordBatch:
         """Return a record batch, checked as far as it can be."""
@@ -96,7 +97,7 @@ class LooseFile(DataFile):
         batch = self._batches[index] if index < len(self._batches) else None
         if batch is None:
             raise self._damaged(f"is damaged in record batch {index}")
-        return batch
+        return batch.replace_schema_metadata(without_reserved(batch.schema).metadata)
 
     def rows(self, first: int, count: int) -> pa.Table:
         """Return a range of rows: all of them."""
@@ -206,8 +207,13 @@ def _describe_file(disk: Disk, path: PurePath, slot: str) -> FileSummary:
 def _kind_of(schema: pa.Schema) -> tuple[str, int]:
     """Return the kind of a file, and how many of its last columns came with the bundles.
 
-    Keys that an extractor found cannot be told from the bundles' own columns: they stay.
+    The file says so itself. Where it does not, the columns tell; keys that an extractor found then
+    cannot be told from the bundles' own columns: they stay.
     """
+    told = schema.metadata or {}
+    kind, own_columns = (told.get(RESERVED_METADATA + key) for key in (b"kind", b"own_columns"))
+    if kind is not None and own_columns is not None:
+        return kind.decode(), int(own_columns)
     own = list(schema)[len(ENVELOPE_SCHEMA) :]
     raw = list(RAW_FIELDS)
     opaque = [*raw, pa.field("slot", pa.string()), pa.field("slot_kind", pa.string())]
@@ -227,8 +233,8 @@ def _summarize(name: names.SegmentName, files: list[FileSummary]) -> Summary:
         size_bytes=0,
         min_ingestion_ns=0,
         max_ingestion_ns=0,
-        min_event_us=None,
-        max_event_us=None,
+        clamped_min_event_us=None,
+        clamped_max_event_us=None,
         files=tuple(files),
         bundle_table_checksum="",
         producers={},
