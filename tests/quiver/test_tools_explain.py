@@ -136,6 +136,17 @@ def test_a_bundle_behind_a_lost_manifest_points_to_salvage(machine: Machine) -> 
     assert "salvage" in story(machine, 0).place
 
 
+def test_a_segment_that_goes_while_we_look_is_not_taken_for_damage(machine: Machine) -> None:
+    quiver = machine.start(config())
+    quiver.append_raw(b"event")
+    quiver.flush()
+    inventory = inspect(machine.disk, ROOT)
+    path = inventory.segments[0].path
+    machine.disk.rename(path, ROOT / "trash" / path.name, "test")
+    assert explain(machine.disk, inventory, 0).place.startswith("gone this moment")
+    assert list(search(inventory, "event")) == []
+
+
 # What became of it.
 
 

@@ -93,8 +93,10 @@ class Shelf:
     def _parts(self, from_seq: int) -> list[Segment | list[Held]]:
         """Return segments and buffers that may hold anything from a seq on, in order."""
         segments, tail = self.snapshot(from_seq)
-        first = bisect.bisect_right(segments, from_seq, key=_first_seq) - 1
-        parts: list[Segment | list[Held]] = [*segments[max(0, first) :], *tail]
+        first = max(0, bisect.bisect_right(segments, from_seq, key=_first_seq) - 1)
+        if first < len(segments) and segments[first].summary.last_seq < from_seq:
+            first += 1
+        parts: list[Segment | list[Held]] = [*segments[first:], *tail]
         if segments and tail and tail[0][0].seq < segments[-1].summary.last_seq:
             # A damaged segment was replayed from the log, and lies between others.
             parts.sort(key=_first_seq)
@@ -108,7 +110,9 @@ class Shelf:
             first = bisect.bisect_left(part, from_seq, key=_seq_of)
             end = bisect.bisect_left(part, before_seq, key=_seq_of)
             return range(first, end), lambda place, owned_from: _held_ref(part[place], owned_from)
-        index = self._index(part)
+        index = self._index_unless_removed(part)
+        if index is None:
+            return range(0), _no_ref
         first = bisect.bisect_left(index.seqs, from_seq)
         end = bisect.bisect_left(index.seqs, before_seq)
         return range(first, end), index.ref
@@ -119,9 +123,9 @@ class Shelf:
             if held.seq == seq:
                 return held_bundle(held)
         segment = self._catalog.find(seq)
-        if segment is None:
+        index = None if segment is None else self._index_unless_removed(segment)
+        if segment is None or index is None:
             return None
-        index = self._index(segment)
         place = bisect.bisect_left(index.seqs, seq)
         if place == len(index.seqs) or index.seqs[place] != seq:
             return None
@@ -205,6 +209,15 @@ class Shelf:
             return []
         return [index.ref(place, seq) for place, seq in enumerate(index.seqs)]
 
+    def _index_unless_removed(self, segment: Segment) -> SegmentIndex | None:
+        """Return the index of a segment, None if retention removed it since it was found."""
+        try:
+            return self._index(segment)
+        except Damaged:
+            if any(known is segment for known in self._catalog.snapshot()):
+                raise
+            return None
+
     def _index(self, segment: Segment) -> SegmentIndex:
         key = segment.summary.segment_seq
         with self._lock:
@@ -226,6 +239,10 @@ def _seq_of(held: Held) -> int:
 
 def _first_seq(part: Segment | list[Held]) -> int:
     return part[0].seq if isinstance(part, list) else part.summary.first_seq
+
+
+def _no_ref(place: int, owned_from: int) -> Ref:
+    raise AssertionError("BUG: a segment that was removed has no places")
 
 
 def _held_ref(held: Held, owned_from: int) -> Ref:

@@ -241,8 +241,10 @@ class RealDisk:
         with os.scandir(path) as scan:
             for item in scan:
                 is_dir = item.is_dir(follow_symlinks=False)
-                size_bytes = 0 if is_dir else item.stat(follow_symlinks=False).st_size
-                entries.append(Entry(item.name, is_dir, size_bytes))
+                # A name that goes while we look is not there.
+                with contextlib.suppress(FileNotFoundError):
+                    size_bytes = 0 if is_dir else item.stat(follow_symlinks=False).st_size
+                    entries.append(Entry(item.name, is_dir, size_bytes))
         return sorted(entries)
 
     def exists(self, path: PurePath) -> bool:

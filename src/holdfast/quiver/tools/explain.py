@@ -166,7 +166,11 @@ def _wal_file(inventory: Inventory, seq: int) -> str:
 
 
 def _find_in_segment(segment: Segment, seq: int) -> tuple[str, dict[str, Any] | None]:
-    where, index = f"{names.SEGMENTS_DIR}/{segment.path.name}", segment.index()
+    where = f"{names.SEGMENTS_DIR}/{segment.path.name}"
+    try:
+        index = segment.index()
+    except Damaged:
+        return f"gone this moment: its owner removes segment {segment.summary.segment_seq}", None
     if seq not in index.seqs:
         return f"nowhere: the number was skipped ({where} goes over it)", None
     place = index.seqs.index(seq)

@@ -19,6 +19,7 @@ from holdfast.quiver.ledger_log import read_ledger_file
 from holdfast.quiver.segment import DataFile, Segment
 from holdfast.quiver.tools.findings import Finding, Report, Severity, as_ranges
 from holdfast.quiver.tools.fsck import format_findings, wal_damage_findings
+from holdfast.quiver.wal import HEADER_BYTES
 from holdfast.seam.disk import Disk
 
 OnRead = Callable[[int], None]
@@ -82,7 +83,8 @@ class _Scrub:
             self._done()
             yield from _one_copy(f"{names.WAL_DIR}/{content.path.name}", content.view)
         for file in inventory.wal_files:
-            if file.fault is not None:
+            # One without a whole header is being made, or its making was interrupted.
+            if file.fault is not None and file.size_bytes > HEADER_BYTES:
                 self._done()
                 what = f"it cannot be read: {file.fault}"
                 act = "`holdfast quiver salvage` reads its frames into a new quiver"

@@ -39,7 +39,11 @@ def _search_segment(segment: Segment, text: str) -> Iterator[Match]:
     # Bundle by bundle costs a slice each: first ask the files whether it is there at all.
     if not any(_file_may_hold(segment, place, text) for place in range(len(segment.files))):
         return
-    for bundle in segment.bundles():
+    try:
+        bundles = list(segment.bundles())
+    except Damaged:
+        return  # its owner has removed it since we found it
+    for bundle in bundles:
         try:
             slots = bundle.slots
         except Damaged:

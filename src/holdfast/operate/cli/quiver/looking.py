@@ -94,7 +94,10 @@ def show_command(directory: PurePath, segment_seq: int, as_json: bool) -> None:
     ]
     if not found:
         raise BadInput(f"no segment {segment_seq}", hint="`holdfast quiver ls` lists them")
-    summary, bundles = found[0].summary, found[0].bundle_table.to_pylist()
+    try:
+        summary, bundles = found[0].summary, found[0].bundle_table.to_pylist()
+    except Damaged as damage:
+        raise _removed_meanwhile(damage) from None
     if as_json:
         print_json({"summary": asdict(summary), "bundles": bundles})
         return
