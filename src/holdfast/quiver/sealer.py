@@ -81,11 +81,13 @@ class Sealer:
         with self._lock:
             return tuple(self._queue)
 
-    def wait_idle(self, timeout_s: float) -> None:
-        """Wait until nothing is being sealed, at most `timeout_s`."""
+    def wait_idle(self, timeout_s: float) -> bool:
+        """Wait until nothing is being sealed, at most `timeout_s`; return whether that was so."""
         with self._lock:
-            if self._queue:
+            was_idle = not self._queue
+            if not was_idle:
                 self._changed.wait(timeout_s)
+            return was_idle
 
     def call_when_idle(self, done: Callable[[HoldfastError | None], None]) -> None:
         """Call `done` when what is being sealed now is durable, or cannot be."""

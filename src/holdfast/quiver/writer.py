@@ -52,6 +52,8 @@ CLOSING_PATIENCE_S = 10.0
 DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT)
 # Appends acknowledged in memory whose write failed are tried again with the next append, or then.
 CARRIED_RETRY_S = 0.5
+# How often a writer without room looks again.
+POLL_S = 0.1
 
 
 @dataclass
@@ -116,6 +118,7 @@ class Writer:
         self._carried: list[Numbered] = []
         self._sync_due_s: float | None = None
         self._stopping = False
+        self._pause = threading.Event()
         self._thread = threading.Thread(target=self._run, name="quiver-writer", daemon=True)
 
     def begin(self, start: Start) -> None:
@@ -472,6 +475,7 @@ class Writer:
             return
         started_s = self._clock.monotonic_s()
         patience_s = CLOSING_PATIENCE_S if self._stopping else self._config.append.timeout_s
+        was_idle = False
         while not satisfied():
             if self._clock.monotonic_s() - started_s > patience_s:
                 raise Overloaded(
@@ -481,7 +485,10 @@ class Writer:
                     path=str(self._wal_dir),
                     retry_after_s=1.0,
                 )
-            self._sealer.wait_idle(0.1)
+            is_idle = self._sealer.wait_idle(POLL_S)
+            if is_idle and was_idle:
+                self._pause.wait(POLL_S)  # it is the disk that we wait for, not the sealer
+            was_idle = is_idle
         stalled_s = self._clock.monotonic_s() - started_s
         self.counters.stall_seconds += stalled_s
         self.counters.stall_seconds_max = max(self.counters.stall_seconds_max, stalled_s)
