@@ -42,6 +42,8 @@ class Catalog:
     def find(self, seq: int) -> Segment | None:
         """Return the segment whose range holds `seq`."""
         segments = self._segments
+        if not segments or seq > segments[-1].summary.last_seq:
+            return None  # as for nearly every bundle that recovery asks about
         place = bisect.bisect_right(segments, seq, key=lambda s: s.summary.first_seq) - 1
         if place >= 0 and segments[place].summary.last_seq >= seq:
             return segments[place]
