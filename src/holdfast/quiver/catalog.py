@@ -23,9 +23,10 @@ class Catalog:
     def add(self, segment: Segment) -> None:
         """Make a durable segment visible."""
         with self._lock:
-            self._segments = tuple(
-                sorted((*self._segments, segment), key=lambda s: s.summary.first_seq)
+            place = bisect.bisect_right(
+                self._segments, segment.summary.first_seq, key=lambda s: s.summary.first_seq
             )
+            self._segments = (*self._segments[:place], segment, *self._segments[place:])
             self._next_segment_seq = max(self._next_segment_seq, segment.summary.segment_seq + 1)
 
     def reserve(self, segment_seq: int) -> None:
