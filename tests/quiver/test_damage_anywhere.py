@@ -9,6 +9,7 @@ from pathlib import PurePath
 from typing import NamedTuple
 
 import pyarrow as pa
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.quiver.machine import WAL, Machine, contents, disk_with, quiet, take_apart
@@ -19,6 +20,9 @@ from holdfast.quiver.catalog import Catalog
 from holdfast.quiver.frame import Frame, Kind
 from holdfast.quiver.replay import Replay, WalContent
 from holdfast.quiver.wal import HEADER_BYTES, decode_header
+
+# `HOLDFAST_THOROUGH=1` tries fifty times as many examples.
+pytestmark = pytest.mark.timeout(1800)
 
 
 class Sample(NamedTuple):

@@ -9,6 +9,7 @@ from pathlib import PurePath
 from typing import NamedTuple
 
 import pyarrow as pa
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.quiver.machine import NO_SEAL, ROOT, SEGMENTS, WAL, Machine, contents, disk_with
@@ -16,6 +17,9 @@ from tests.quiver.machine import NO_SEAL, ROOT, SEGMENTS, WAL, Machine, contents
 from holdfast.errors import Damaged
 from holdfast.quiver import Bundle, Quiver
 from holdfast.quiver.names import parse_segment_dir
+
+# `HOLDFAST_THOROUGH=1` tries fifty times as many examples.
+pytestmark = pytest.mark.timeout(1800)
 
 
 class Sample(NamedTuple):

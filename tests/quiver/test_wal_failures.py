@@ -426,6 +426,19 @@ def test_a_wal_file_that_could_not_be_removed_does_not_hold_the_cap_for_ever(
     assert quiver.statistics().wal_bytes < 64 * KB
 
 
+def test_a_wal_file_that_can_never_be_removed_is_tried_again_in_peace(machine: Machine) -> None:
+    """While the writer waits for room it must neither spin nor beat on a broken disk."""
+    broken = FaultyDisk(
+        machine.disk, [Fault(Point.TRUNCATE_UNLINK, EIO, times=FOREVER)], machine.disk.die
+    )
+    config = quiet(max_size_bytes=64 * KB, timeout_s=0.5)
+    quiver = machine.start(config, through=lambda _: broken)
+    quiver.append_raw(bytes(60_000))
+    quiver.flush(PATIENCE_S)
+    assert isinstance(refusal(quiver), Overloaded)
+    assert broken.calls()[Point.TRUNCATE_UNLINK] < 30
+
+
 def test_a_file_that_stayed_in_use_does_not_hold_the_cap_for_ever(machine: Machine) -> None:
     """No new file could be begun when the segment was handed over; all that is in it is sealed."""
     config = quiet(max_size_bytes=64 * KB, timeout_s=PATIENCE_S)

@@ -25,9 +25,10 @@ class Catalog:
     def add(self, segment: Segment) -> None:
         """Make a durable segment visible."""
         with self._lock:
-            self._segments = tuple(
-                sorted((*self._segments, segment), key=lambda s: s.summary.first_seq)
+            place = bisect.bisect_right(
+                self._segments, segment.summary.first_seq, key=lambda s: s.summary.first_seq
             )
+            self._segments = (*self._segments[:place], segment, *self._segments[place:])
             self._next_segment_seq = max(self._next_segment_seq, segment.summary.segment_seq + 1)
             self.size_bytes += segment.disk_bytes
 
@@ -51,6 +52,8 @@ class Catalog:
     def find(self, seq: int) -> Segment | None:
         """Return the segment whose range holds `seq`."""
         segments = self._segments
+        if not segments or seq > segments[-1].summary.last_seq:
+            return None  # as for nearly every bundle that recovery asks about
         place = bisect.bisect_right(segments, seq, key=lambda s: s.summary.first_seq) - 1
         if place >= 0 and segments[place].summary.last_seq >= seq:
             return segments[place]

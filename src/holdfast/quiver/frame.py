@@ -188,9 +188,10 @@ def decode(view: memoryview, offset: int, salt: int) -> Frame:
     if body_start > len(view):
         raise FrameFault("the header is cut short")
     head = view[offset : body_start - 8]
-    fields = _HEAD.unpack(head)
-    magic, kind, flags, extra_bytes, body_bytes, seq, time_ns, synced, watermark_ns = fields[:9]
-    events, bundles_before, events_before, body_sum = fields[9:]
+    (
+        magic, kind, flags, extra_bytes, body_bytes, seq, time_ns, synced, watermark_ns,
+        events, bundles_before, events_before, body_sum,
+    ) = _HEAD.unpack(head)  # fmt: skip
     if magic != MAGIC ^ salt:
         raise FrameFault("no frame begins here")
     if _SUM.unpack_from(view, body_start - 8)[0] != xxh3_64_intdigest(head, salt ^ offset):

@@ -32,6 +32,8 @@ from holdfast.quiver.identity import unknown_format
 from holdfast.quiver.quarantine import Damage
 from holdfast.quiver.wal import HEADER_BYTES, Hole, WalHeader, is_begun, walk
 
+_KINDS = {int(kind): kind for kind in Kind}
+
 
 @dataclass(frozen=True)
 class WalContent:
@@ -44,7 +46,7 @@ class WalContent:
 
 @dataclass(slots=True)
 class _Place:
-    """Where in which file the walk is."""
+    """Where in which file the walk is; one for all of a file, because there are many frames."""
 
     file: WalContent
     # The header that was written when the file was left, if it is there.
@@ -95,9 +97,9 @@ class Replay:
     # Whether it all stands before `sound_through`.
     _copied_is_sound: bool = True
     _torn: bool = False
+    _accepted_bundles: int = 0
+    _accepted_events: int = 0
     _seen: set[int] = field(default_factory=set)
-    _seen_events: int = 0
-    _lost: Totals = NOTHING
     _last_in_file: int = -1
     _staged: list[_Staged] = field(default_factory=list)
     # Whether nothing but staged bundles came since a hole that is damage.
@@ -121,7 +123,7 @@ class Replay:
     @property
     def accepted(self) -> Totals:
         """What was ever accepted into these files, damaged or not."""
-        return self._lost.plus(len(self._seen), self._seen_events)
+        return Totals(self._accepted_bundles, self._accepted_events)
 
     @property
     def trusted(self) -> tuple[int, Totals] | None:
@@ -142,13 +144,15 @@ class Replay:
         self.sound_through, self._copied_is_sound = len(view), not self.copied
         self._torn = False
         self._last_in_file = -1
+        last_synced = last_sound = None
         place = _Place(file, later, items, synced_through)
-        synced_frame = sound_frame = None
         for place.number, item in enumerate(items):
             if isinstance(item, Frame):
                 self._take(item, place)
-                synced_frame = item if item.end <= synced_through else synced_frame
-                sound_frame = item if item.end <= self.sound_through else sound_frame
+                if item.end <= synced_through:
+                    last_synced = item
+                if item.end <= self.sound_through:
+                    last_sound = item
             elif item.start < synced_through:
                 self._damage(item, place)
             else:
@@ -157,9 +161,9 @@ class Replay:
                 self._torn = True
                 self.closed_at_seq = None
             place.start = item.end
+        self.synced_holds = last_synced.after if last_synced else NOTHING
+        self.sound_holds = last_sound.after if last_sound else NOTHING
         self._end_run()
-        self.synced_holds = synced_frame.after if synced_frame else NOTHING
-        self.sound_holds = sound_frame.after if sound_frame else NOTHING
         return self._last_in_file
 
     # ------------------------------------------------------------------ frames
@@ -191,24 +195,20 @@ class Replay:
             synced = frame.end <= place.synced_through
             self._staged.append(_Staged(held, synced))
             return
-        if self._staged or self._beside_damage:
-            self._end_run()
-        if self._is_fresh(held) and frame.end > place.synced_through:
-            self._copy([held])
+        self._end_run()
+        self._accept([held], synced=frame.end <= place.synced_through)
 
     def _accept(self, bundles: Sequence[Held], *, synced: bool) -> None:
         fresh = [held for held in bundles if self._is_fresh(held)]
         if fresh and not synced:
-            self._copy(fresh)
-
-    def _copy(self, bundles: list[Held]) -> None:
-        self.copied.append(bundles)
-        self._copied_is_sound &= not self._torn
+            self.copied.append(fresh)
+            self._copied_is_sound &= not self._torn
 
     def _is_fresh(self, held: Held) -> bool:
         if held.seq not in self._seen:
             self._seen.add(held.seq)
-            self._seen_events += held.events
+            self._accepted_bundles += 1
+            self._accepted_events += held.events
         if held.seq in self.bundles or self.catalog.covers(held.seq):
             self.skipped_bundles += 1
             return False
@@ -231,6 +231,9 @@ class Replay:
 
     def _end_run(self) -> None:
         """Decide about staged bundles that lack their COMMIT, or some of their company."""
+        if not self._staged:
+            self._beside_damage = False
+            return
         kept = [staged for staged in self._staged if self._beside_damage and staged.synced]
         self._accept([staged.held for staged in kept], synced=True)
         if len(kept) < len(self._staged):
@@ -257,7 +260,8 @@ class Replay:
         lost = Totals(max(0, end.bundles - start.bundles), max(0, end.events - start.events))
         if lost == NOTHING:
             return  # a COMMIT, or the mark of a clean end
-        self._lost = self._lost.plus(*lost)
+        self._accepted_bundles += lost.bundles
+        self._accepted_events += lost.events
         if last_seq is None:
             self._unended.append(len(self.damages))
         damage = Damage(
@@ -356,7 +360,7 @@ def _last_before(following: Frame) -> int:
 def _held(frame: Frame) -> Held:
     return Held(
         frame.seq,
-        Kind(frame.kind),
+        _KINDS[frame.kind],
         frame.ingestion_ns,
         frame.watermark_ns,
         frame.producer,

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import PurePath
 
-from holdfast.errors import HoldfastError, StorageFailed
+from holdfast.errors import HoldfastError, Overloaded, StorageFailed
 from holdfast.quiver.buffer import OpenBuffer
 from holdfast.quiver.catalog import Catalog
 from holdfast.quiver.config import QuiverConfig
@@ -46,6 +46,7 @@ class Sealer:
         self.counters = SealCounters()
         self.last_error: str | None = None
         self.wal_files = ClosedWalFiles(seam.disk, wal_dir)
+        self._wal_dir = wal_dir
         self._clock = seam.clock
         self._config = config.segment
         self._builder = builder
@@ -81,11 +82,23 @@ class Sealer:
         with self._lock:
             return tuple(self._queue)
 
-    def wait_idle(self, timeout_s: float) -> None:
-        """Wait until nothing is being sealed, at most `timeout_s`."""
+    def wait_idle(self, timeout_s: float) -> bool:
+        """Wait until nothing is being sealed, at most `timeout_s`; return whether that was so."""
         with self._lock:
-            if self._queue:
+            was_idle = not self._queue
+            if not was_idle:
                 self._changed.wait(timeout_s)
+            return was_idle
+
+    def overloaded(self) -> Overloaded:
+        """Return the error for appends that waited for a seal in vain."""
+        return Overloaded(
+            "two segments wait to be sealed (2 x segment.target_size_bytes), "
+            "or the write-ahead log is at wal.max_size_bytes",
+            hint=f"sealing is too slow or fails: {self.last_error or 'no error'}",
+            path=str(self._wal_dir),
+            retry_after_s=1.0,
+        )
 
     def call_when_idle(self, done: Callable[[HoldfastError | None], None]) -> None:
         """Call `done` when what is being sealed now is durable, or cannot be."""

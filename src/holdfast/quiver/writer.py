@@ -31,7 +31,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import PurePath
 
-from holdfast.errors import HoldfastError, NotAccepted, Overloaded, StorageFailed
+from holdfast.errors import HoldfastError, NotAccepted, StorageFailed
 from holdfast.quiver import names
 from holdfast.quiver.buffer import Held, OpenBuffer
 from holdfast.quiver.config import AckLevel, QuiverConfig
@@ -51,6 +51,8 @@ CLOSING_PATIENCE_S = 10.0
 
 # Appends acknowledged in memory whose write failed are tried again with the next append, or then.
 CARRIED_RETRY_S = 0.5
+# How often a writer without room looks again.
+POLL_S = 0.1
 
 
 class Writer:
@@ -90,6 +92,7 @@ class Writer:
         self._carried: list[Numbered] = []
         self._sync_due_s: float | None = None
         self._stopping = False
+        self._pause = threading.Event()
         self._thread = threading.Thread(target=self._run, name="quiver-writer", daemon=True)
 
     def begin(self, start: Start) -> None:
@@ -472,18 +475,15 @@ class Writer:
         if satisfied():
             return
         patience_s = CLOSING_PATIENCE_S if self._stopping else self._config.append.timeout_s
+        was_idle = False
         with self._blocked() as started_s:
             while not satisfied():
                 if self._clock.monotonic_s() - started_s > patience_s:
-                    why = self._sealer.last_error or "no error"
-                    raise Overloaded(
-                        "two segments wait to be sealed (2 x segment.target_size_bytes), "
-                        "or the write-ahead log is at wal.max_size_bytes",
-                        hint=f"sealing is too slow or fails: {why}",
-                        path=str(self._wal_dir),
-                        retry_after_s=1.0,
-                    )
-                self._sealer.wait_idle(0.1)
+                    raise self._sealer.overloaded()
+                is_idle = self._sealer.wait_idle(POLL_S)
+                if is_idle and was_idle:
+                    self._pause.wait(POLL_S)  # it is the disk that we wait for, not the sealer
+                was_idle = is_idle
         stalled_s = self._clock.monotonic_s() - started_s
         self.counters.stall_seconds += stalled_s
         self.counters.stall_seconds_max = max(self.counters.stall_seconds_max, stalled_s)

@@ -1,0 +1,64 @@
+"""The crash matrix: every fault at every point, on a disk that knows what a power cut leaves.
+
+After each fault the process restarts on what survived. It must start, everything acknowledged must
+be there once and with its bytes, transactions whole, seqs not reused, and it must go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+
+import pytest
+from tests.crash.scripts import SCRIPTS, Script, run
+from tests.crash.stage import check_survivor, survivors
+
+from holdfast.quiver.points import Point
+from holdfast.seam.faulty import Fault, FaultKind
+
+KILLS = (FaultKind.KILL_BEFORE, FaultKind.KILL_MIDWAY, FaultKind.KILL_AFTER)
+WRITES = [point for point in Point if point.endswith((".write", "_write", ".header"))]
+SYNCS = [point for point in Point if "sync" in point]
+
+
+def kinds_at(point: Point) -> Iterator[FaultKind]:
+    """Return the faults that make sense at a point."""
+    for kind in FaultKind:
+        if kind in (FaultKind.KILL_MIDWAY, FaultKind.SHORT_WRITE) and point not in WRITES:
+            continue
+        if kind is FaultKind.FAILED_SYNC and point not in SYNCS:
+            continue
+        yield kind
+
+
+CELLS = [pytest.param(p, kind, id=f"{p}-{kind}") for p in Point for kind in kinds_at(p)]
+
+
+@cache
+def calls_of(script: Script) -> dict[str, int]:
+    """Return how often a script reaches each point when nothing (else) fails."""
+    return run(script).stage.faulty.calls()
+
+
+def test_the_scripts_reach_every_point_and_every_point_is_listed() -> None:
+    reached = {at for script in SCRIPTS for at in calls_of(script)}
+    assert reached == set(Point)
+
+
+@pytest.mark.parametrize(("point", "kind"), CELLS)
+def test_cell(point: Point, kind: FaultKind) -> None:
+    for script in SCRIPTS:
+        times = calls_of(script).get(point, 0)
+        for nth in sorted({1, times} - {0}):
+            for cut in (False,) if kind in KILLS else (True, False):
+                check_cell(script, Fault(point, kind, nth), cut=cut)
+
+
+def check_cell(script: Script, fault: Fault, *, cut: bool) -> None:
+    done = run(script, [fault], cut=cut)
+    for ending, disk, promised in survivors(done.stage.disk, seed=fault.nth):
+        try:
+            check_survivor(disk, done.journal, promised)
+        except BaseException as error:
+            error.add_note(f"script {script.name}, {fault}, cut={cut}, then {ending}")
+            raise
