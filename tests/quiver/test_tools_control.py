@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from tests.quiver.machine import Machine
 from tests.quiver.owner import CONFIG, Owner
+from tests.quiver.reading import acknowledge
 
 from holdfast.errors import (
     BadInput,
@@ -196,11 +197,7 @@ def fill(quiver: Quiver) -> None:
     quiver.register("archive")
     for number in range(4):
         quiver.append_raw([b"%d" % number, b"more"])
-    with quiver.lease("archive") as deliveries:
-        for _ in range(3):
-            delivery = deliveries.poll()
-            assert delivery is not None
-            delivery.ack()
+    acknowledge(quiver, "archive", 3)
 
 
 def test_balance_is_the_owners_own(quiver: Quiver, root: Path) -> None:
@@ -245,10 +242,7 @@ def test_an_error_of_the_owner_is_raised_here(quiver: Quiver, root: Path) -> Non
 
 def test_checkpoint_seals_and_keeps_what_nobody_needs(quiver: Quiver, root: Path) -> None:
     fill(quiver)
-    with quiver.lease("archive") as deliveries:
-        delivery = deliveries.poll()
-        assert delivery is not None
-        delivery.ack()
+    acknowledge(quiver, "archive")
     told = ask(root, "checkpoint", seconds=60)
     assert told is not None
     assert (root / "ledger" / told["ledger_file"]).exists()
