@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
+import click
 import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -19,6 +20,8 @@ from holdfast.operate.cli import main
 from holdfast.operate.cli.quiver.account import TABLE_LINES
 from holdfast.operate.cli.quiver.progress import Pace
 from holdfast.quiver import Quiver
+from holdfast.quiver.inspect import Inventory, inspect
+from holdfast.seam.disk import Disk
 
 
 class Result(NamedTuple):
@@ -149,10 +152,22 @@ def test_cat_says_what_parquet_cannot_hold(tmp_path: Path, run: Run) -> None:
     assert list(tmp_path.glob("*.parquet*")) == []
 
 
-def test_cat_tells_damage_from_what_was_removed(data: Path, run: Run) -> None:
+def test_cat_tells_damage_from_what_was_removed(
+    data: Path, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     flip(first_segment(data) / "000-events.arrow", 700)
     assert run("quiver", "cat", data).code == 65
     assert run("quiver", "cat", data, "--skip-damaged").code == 0
+
+    def find_and_remove(disk: Disk, root: PurePath) -> Inventory:
+        inventory = inspect(disk, root)
+        first_segment(data).rename(tmp_path / "trash")
+        return inventory
+
+    monkeypatch.setattr("holdfast.operate.cli.quiver.looking.inspect", find_and_remove)
+    result = run("quiver", "cat", data)
+    assert result.code == 75
+    assert "went while it was read" in result.err
 
 
 # Checking.
@@ -304,9 +319,21 @@ def test_replay_and_drop_through_the_owner(data: Path, run: Run) -> None:
     assert (fates["metrics"]["state"], fates["metrics"]["reason"]) == ("given_up", "unused")
 
 
-def test_dropping_asks_before_it_gives_data_up(
-    data: Path, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_dropping_asks_a_person(data: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def refuse(text: str, *, abort: bool) -> None:
+        asked.append(text)
+        raise click.Abort
+
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
+    monkeypatch.setattr(click, "confirm", refuse)
+    assert run("quiver", "drop-subscriber", data, "metrics").code == 130
+    assert "7 bundles with 12 events" in asked[0]
+    assert len(run("quiver", "ledger", data, "--balance", "--json").json) == 2
+
+
+def test_dropping_needs_a_yes_where_nobody_can_be_asked(data: Path, run: Run) -> None:
     refused = run("quiver", "drop-subscriber", data, "metrics")
     assert refused.code == 2
     assert "7 bundles with 12 events still wait" in refused.err

@@ -221,6 +221,17 @@ def test_replay_hands_out_again(quiver: Quiver, root: Path) -> None:
     assert quiver.balance("archive").holds
 
 
+def test_a_reader_at_work_sees_a_replay_at_once(quiver: Quiver, root: Path) -> None:
+    fill(quiver)
+    with quiver.lease("archive") as deliveries:
+        delivery = deliveries.poll()
+        assert delivery is not None
+        assert delivery.seq == 3
+        assert deliveries.poll() is None
+        ask(root, "replay", subscriber="archive", first_seq=1, end_seq=3)
+        assert [again.seq for _ in range(3) if (again := deliveries.poll())] == [1, 2]
+
+
 def test_drop_subscriber_gives_up_what_waited(quiver: Quiver, root: Path) -> None:
     fill(quiver)
     told = ask(root, "drop_subscriber", subscriber="archive", reason="it is dead")
