@@ -5,19 +5,23 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
+import click
 import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from tests.quiver.owner import CONFIG, Owner
+from tests.quiver.reading import acknowledge, reject
 
 from holdfast.operate.cli import main
 from holdfast.operate.cli.quiver.account import TABLE_LINES
 from holdfast.operate.cli.quiver.progress import Pace
 from holdfast.quiver import Quiver
+from holdfast.quiver.inspect import Inventory, inspect
+from holdfast.seam.disk import Disk
 
 
 class Result(NamedTuple):
@@ -58,11 +62,8 @@ def fill(quiver: Quiver) -> None:
     for number in range(5):
         quiver.append_raw([b'{"run": "r-%d"}' % number, b"more"], producer="etl", epoch=number + 1)
     quiver.flush()
-    with quiver.lease("archive") as deliveries:
-        for number in range(4):
-            delivery = deliveries.poll()
-            assert delivery is not None
-            assert delivery.ack() if number < 3 else delivery.reject("schema 7 is unknown")
+    acknowledge(quiver, "archive", 3)
+    reject(quiver, "archive", "schema 7 is unknown")
     quiver.append_raw(b"tail")
     quiver.append_raw(b"end")
 
@@ -151,10 +152,22 @@ def test_cat_says_what_parquet_cannot_hold(tmp_path: Path, run: Run) -> None:
     assert list(tmp_path.glob("*.parquet*")) == []
 
 
-def test_cat_tells_damage_from_what_was_removed(data: Path, run: Run) -> None:
+def test_cat_tells_damage_from_what_was_removed(
+    data: Path, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     flip(first_segment(data) / "000-events.arrow", 700)
     assert run("quiver", "cat", data).code == 65
     assert run("quiver", "cat", data, "--skip-damaged").code == 0
+
+    def find_and_remove(disk: Disk, root: PurePath) -> Inventory:
+        inventory = inspect(disk, root)
+        first_segment(data).rename(tmp_path / "trash")
+        return inventory
+
+    monkeypatch.setattr("holdfast.operate.cli.quiver.looking.inspect", find_and_remove)
+    result = run("quiver", "cat", data)
+    assert result.code == 75
+    assert "went while it was read" in result.err
 
 
 # Checking.
@@ -224,7 +237,8 @@ def test_ledger_prints_and_filters_lines(data: Path, run: Run) -> None:
     everything = run("quiver", "ledger", data, "--json").json
     assert [line["what"] for line in everything] == [
         *("register", "register", "attach"),
-        *("acked", "acked", "acked", "dead_lettered", "detach"),
+        *("acked", "acked", "acked", "detach"),
+        *("attach", "dead_lettered", "detach"),
     ]
     (rejected,) = run("quiver", "ledger", data, "--json", "--outcome", "dead_lettered").json
     assert rejected["reason"] == "schema 7 is unknown"
@@ -232,7 +246,7 @@ def test_ledger_prints_and_filters_lines(data: Path, run: Run) -> None:
     assert len(run("quiver", "ledger", data, "--json", "--subscriber", "metrics").json) == 1
     assert len(run("quiver", "ledger", data, "--json", "--limit", 2).json) == 2
     assert run("quiver", "ledger", data, "--json", "--since", "2100-01-01T00:00:00Z").json == []
-    assert len(run("quiver", "ledger", data, "--json", "--until", "2100-01-01T00:00Z").json) == 8
+    assert len(run("quiver", "ledger", data, "--json", "--until", "2100-01-01T00:00Z").json) == 10
     assert run("quiver", "ledger", data, "--since", "2100-01-01").code == 2
     assert "schema 7 is unknown" in run("quiver", "ledger", data).out
 
@@ -271,7 +285,7 @@ def test_a_balance_that_does_not_hold_exits_with_65(data: Path, run: Run) -> Non
 
 def test_ledger_exports_parquet(data: Path, tmp_path: Path, run: Run) -> None:
     target = tmp_path / "ledger.parquet"
-    assert run("quiver", "ledger", data, "--parquet", target).err == "8 lines\n"
+    assert run("quiver", "ledger", data, "--parquet", target).err == "10 lines\n"
     found = query(
         f"select what, sum(bundles), sum(events) from '{target}' "
         "where line = 'outcome' group by what order by what"
@@ -305,9 +319,21 @@ def test_replay_and_drop_through_the_owner(data: Path, run: Run) -> None:
     assert (fates["metrics"]["state"], fates["metrics"]["reason"]) == ("given_up", "unused")
 
 
-def test_dropping_asks_before_it_gives_data_up(
-    data: Path, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_dropping_asks_a_person(data: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def refuse(text: str, *, abort: bool) -> None:
+        asked.append(text)
+        raise click.Abort
+
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
+    monkeypatch.setattr(click, "confirm", refuse)
+    assert run("quiver", "drop-subscriber", data, "metrics").code == 130
+    assert "7 bundles with 12 events" in asked[0]
+    assert len(run("quiver", "ledger", data, "--balance", "--json").json) == 2
+
+
+def test_dropping_needs_a_yes_where_nobody_can_be_asked(data: Path, run: Run) -> None:
     refused = run("quiver", "drop-subscriber", data, "metrics")
     assert refused.code == 2
     assert "7 bundles with 12 events still wait" in refused.err

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 from tests.quiver.machine import ROOT, SEGMENTS, Machine, contents, quiet
 from tests.quiver.owner import CONFIG, Owner
+from tests.quiver.reading import acknowledge, reject
 
 from holdfast.errors import (
     BadInput,
@@ -56,11 +57,8 @@ def fill(quiver: Quiver) -> None:
     quiver.append(pa.record_batch({"n": [1, 2, 3]}))
     quiver.append_raw(b"4")
     quiver.flush()
-    with quiver.lease("archive") as deliveries:
-        for number in range(5):
-            delivery = deliveries.poll()
-            assert delivery is not None
-            assert delivery.ack() if number < 4 else delivery.reject("no")
+    acknowledge(quiver, "archive", 4)
+    reject(quiver, "archive", "no")
     with quiver.transaction(producer="t", epoch=9) as transaction:
         transaction.append_raw(b"5")
         transaction.append_raw(b"6")
@@ -207,11 +205,7 @@ def test_a_quiver_without_subscribers_and_one_without_anything_come_back(machine
 def test_what_was_deleted_stays_accounted_for(machine: Machine) -> None:
     quiver = machine.start()
     fill(quiver)
-    with quiver.lease("metrics") as deliveries:
-        for _ in range(3):
-            delivery = deliveries.poll()
-            assert delivery is not None
-            delivery.ack()
+    acknowledge(quiver, "metrics", 3)
     quiver._engine.retention.tick()
     assert len(quiver.segments()) == 1
     machine.kill()

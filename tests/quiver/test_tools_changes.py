@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 from tests.quiver.machine import ROOT, Machine, contents, quiet
 from tests.quiver.owner import CONFIG, Owner
+from tests.quiver.reading import acknowledge
 
 from holdfast.errors import (
     CannotOpen,
@@ -20,7 +21,7 @@ from holdfast.quiver import ColumnExtractor, Outcome, Quiver, QuiverConfig
 from holdfast.quiver.backup_marker import BackupMarker, write_marker
 from holdfast.quiver.inspect import inspect
 from holdfast.quiver.tools.changes import balances, drop_subscriber, replay
-from holdfast.quiver.tools.offline import Offline
+from holdfast.quiver.tools.offline import offline
 from holdfast.seam import Seam
 from holdfast.seam.faulty import Fault, FaultKind, FaultyDisk
 from holdfast.seam.simulated import SimulatedCrash
@@ -33,11 +34,7 @@ def fill(quiver: Quiver) -> None:
     for number in range(4):
         quiver.append_raw([b"%d" % number, b"more"])
     quiver.flush()
-    with quiver.lease("archive") as deliveries:
-        for _ in range(3):
-            delivery = deliveries.poll()
-            assert delivery is not None
-            delivery.ack()
+    acknowledge(quiver, "archive", 3)
     quiver.append_raw(b"4")
     quiver.append_raw(b"5")
 
@@ -171,9 +168,9 @@ def test_balances_without_an_owner_are_what_the_owner_said(left: Machine) -> Non
 
 
 def test_offline_has_what_readers_have(left: Machine) -> None:
-    with Offline(seam(left), ROOT) as offline:
-        assert [ref.seq for ref in offline.shelf.refs(0)] == [0, 1, 2, 3, 4, 5]
-        assert offline.shelf.readable() == (5, (6, 10))
+    with offline(seam(left), ROOT) as held:
+        assert [ref.seq for ref in held.shelf.refs(0)] == [0, 1, 2, 3, 4, 5]
+        assert held.shelf.readable() == (5, (6, 10))
 
 
 # With an owner in another process.

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from tests.quiver.machine import Machine
 from tests.quiver.owner import CONFIG, Owner
+from tests.quiver.reading import acknowledge
 
 from holdfast.errors import (
     BadInput,
@@ -196,11 +197,7 @@ def fill(quiver: Quiver) -> None:
     quiver.register("archive")
     for number in range(4):
         quiver.append_raw([b"%d" % number, b"more"])
-    with quiver.lease("archive") as deliveries:
-        for _ in range(3):
-            delivery = deliveries.poll()
-            assert delivery is not None
-            delivery.ack()
+    acknowledge(quiver, "archive", 3)
 
 
 def test_balance_is_the_owners_own(quiver: Quiver, root: Path) -> None:
@@ -224,6 +221,17 @@ def test_replay_hands_out_again(quiver: Quiver, root: Path) -> None:
     assert quiver.balance("archive").holds
 
 
+def test_a_reader_at_work_sees_a_replay_at_once(quiver: Quiver, root: Path) -> None:
+    fill(quiver)
+    with quiver.lease("archive") as deliveries:
+        delivery = deliveries.poll()
+        assert delivery is not None
+        assert delivery.seq == 3
+        assert deliveries.poll() is None
+        ask(root, "replay", subscriber="archive", first_seq=1, end_seq=3)
+        assert [again.seq for _ in range(3) if (again := deliveries.poll())] == [1, 2]
+
+
 def test_drop_subscriber_gives_up_what_waited(quiver: Quiver, root: Path) -> None:
     fill(quiver)
     told = ask(root, "drop_subscriber", subscriber="archive", reason="it is dead")
@@ -245,10 +253,7 @@ def test_an_error_of_the_owner_is_raised_here(quiver: Quiver, root: Path) -> Non
 
 def test_checkpoint_seals_and_keeps_what_nobody_needs(quiver: Quiver, root: Path) -> None:
     fill(quiver)
-    with quiver.lease("archive") as deliveries:
-        delivery = deliveries.poll()
-        assert delivery is not None
-        delivery.ack()
+    acknowledge(quiver, "archive")
     told = ask(root, "checkpoint", seconds=60)
     assert told is not None
     assert (root / "ledger" / told["ledger_file"]).exists()

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pyarrow as pa
 from tests.quiver.machine import ROOT, SEGMENTS, START_NS, Machine, quiet
+from tests.quiver.reading import acknowledge, reject
 
-from holdfast.quiver import Outcome, Position, Quiver, QuiverConfig, RetentionConfig
+from holdfast.quiver import Outcome, Position, QuiverConfig, RetentionConfig
 from holdfast.quiver.config import MB, LedgerConfig
 from holdfast.quiver.inspect import inspect
 from holdfast.quiver.tools.explain import RESOLVED_EARLIER, Explanation, Fate, explain
@@ -31,14 +32,6 @@ def fate(machine: Machine, seq: int, subscriber: str) -> Fate:
 
 def history(machine: Machine, wanted: Filter | None = None) -> list[Line]:
     return list(lines(machine.disk, inspect(machine.disk, ROOT), wanted or Filter()))
-
-
-def ack(quiver: Quiver, subscriber: str, count: int = 1) -> None:
-    with quiver.lease(subscriber) as deliveries:
-        for _ in range(count):
-            delivery = deliveries.poll()
-            assert delivery is not None
-            delivery.ack()
 
 
 # Where it is.
@@ -79,7 +72,7 @@ def test_a_deleted_bundle_tells_when_and_why(machine: Machine) -> None:
     quiver.register("archive")
     quiver.append_raw(b"event")
     quiver.flush()
-    ack(quiver, "archive")
+    acknowledge(quiver, "archive")
     quiver._engine.retention.tick()
     assert quiver.segments() == ()
     told = story(machine, 0)
@@ -158,11 +151,8 @@ def test_every_subscriber_has_its_own_story(machine: Machine) -> None:
     quiver.append_raw(b"1")
     quiver.register("late", start="latest")
     machine.clock.jump(60)
-    with quiver.lease("archive") as deliveries:
-        delivery = deliveries.poll()
-        assert delivery is not None
-        delivery.reject("schema 7 is unknown")
-    ack(quiver, "alerts")
+    reject(quiver, "archive", "schema 7 is unknown")
+    acknowledge(quiver, "alerts")
     told = {f.subscriber: f for f in story(machine, 0).subscribers}
     assert told["archive"].state == "dead_lettered"
     assert told["archive"].reason == "schema 7 is unknown"
@@ -178,7 +168,7 @@ def test_outcomes_in_closed_files_are_told_too(machine: Machine) -> None:
     quiver = machine.start(config())
     quiver.register("archive")
     quiver.append_raw(b"0")
-    ack(quiver, "archive")
+    acknowledge(quiver, "archive")
     for _ in range(3):
         machine.stop()
         machine.start(config())
@@ -191,7 +181,7 @@ def test_an_outcome_older_than_the_kept_lines_is_known_to_be_one(machine: Machin
     quiver = machine.start(config())
     quiver.register("archive")
     quiver.append_raw(b"0")
-    ack(quiver, "archive")
+    acknowledge(quiver, "archive")
     machine.stop()
     machine.start(config())
     machine.disk.unlink(ROOT / "ledger" / "0000000000000001.log", "test")
@@ -205,7 +195,7 @@ def test_the_first_outcome_counts_when_the_segment_is_dropped_as_a_whole(machine
     quiver.register("archive")
     quiver.append_raw(b"0" * 500_000)
     quiver.append_raw(b"1" * 500_000)
-    ack(quiver, "archive")
+    acknowledge(quiver, "archive")
     quiver.flush()
     for _ in range(8):
         quiver.append_raw(bytes(500_000))
@@ -220,13 +210,13 @@ def test_a_replay_is_part_of_the_story(machine: Machine) -> None:
     quiver.register("archive")
     quiver.append_raw(b"0")
     quiver.append_raw(b"1")
-    ack(quiver, "archive", 2)
+    acknowledge(quiver, "archive", 2)
     quiver.replay("archive", 0, 1)
     found = fate(machine, 0, "archive")
     assert found.state == "pending"
     assert found.remarks[0][1] == "replayed; it had been acked"
     assert fate(machine, 1, "archive").state == "acked"
-    ack(quiver, "archive")
+    acknowledge(quiver, "archive")
     assert fate(machine, 0, "archive").state == "acked"
 
 
@@ -235,7 +225,7 @@ def test_a_subscriber_that_was_dropped_stays_in_the_story(machine: Machine) -> N
     quiver.register("archive")
     quiver.append_raw(b"0")
     quiver.append_raw(b"1")
-    ack(quiver, "archive")
+    acknowledge(quiver, "archive")
     quiver.unregister("archive", reason="closed for good")
     assert fate(machine, 0, "archive").state == "acked"
     given_up = fate(machine, 1, "archive")
@@ -267,9 +257,9 @@ def test_the_history_has_every_line_and_filters(machine: Machine) -> None:
     quiver.register("alerts")
     quiver.append_raw(b"0")
     quiver.append_raw([b"1", b"1"])
-    ack(quiver, "archive", 2)
+    acknowledge(quiver, "archive", 2)
     machine.clock.jump(60)
-    ack(quiver, "alerts")
+    acknowledge(quiver, "alerts")
     machine.stop()
     machine.start(config())
     outcomes = [line for line in history(machine) if line.resolution is not None]
@@ -292,7 +282,7 @@ def test_a_line_has_flat_fields_for_export(machine: Machine) -> None:
     quiver.register("archive")
     quiver.append_raw([b"0", b"0"])
     quiver.flush()
-    ack(quiver, "archive")
+    acknowledge(quiver, "archive")
     quiver._engine.retention.tick()
     told = {line.fields()["what"]: line.fields() for line in history(machine)}
     assert set(told) >= {"register", "attach", "acked", "detach", "deleted"}

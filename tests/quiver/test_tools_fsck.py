@@ -8,6 +8,7 @@ from pathlib import PurePath
 
 import pytest
 from tests.quiver.machine import QUARANTINE, ROOT, SEGMENTS, WAL, Machine, contents, quiet
+from tests.quiver.reading import acknowledge
 from xxhash import xxh3_64_hexdigest
 
 from holdfast.errors import CannotOpen, UnknownFormat
@@ -30,11 +31,7 @@ def fill(quiver: Quiver) -> None:
     for number in range(3):
         quiver.append_raw([b"%d" % number, b"more"])
     quiver.flush()
-    with quiver.lease("archive") as deliveries:
-        for _ in range(2):
-            delivery = deliveries.poll()
-            assert delivery is not None
-            delivery.ack()
+    acknowledge(quiver, "archive", 2)
     quiver.append_raw(b"3")
     quiver.flush()
     quiver.append_raw(b"4")
@@ -255,10 +252,7 @@ def test_a_segment_that_a_power_cut_brought_back_is_only_noted(machine: Machine)
     quiver.flush()
     name = machine.disk.list(SEGMENTS)[0].name
     before = contents(machine.disk, SEGMENTS)
-    with quiver.lease("archive") as deliveries:
-        delivery = deliveries.poll()
-        assert delivery is not None
-        delivery.ack()
+    acknowledge(quiver, "archive")
     quiver._engine.retention.tick()
     assert machine.disk.list(SEGMENTS) == []
     machine.stop()

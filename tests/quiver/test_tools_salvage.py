@@ -20,6 +20,7 @@ from tests.quiver.machine import (
     disk_with,
     quiet,
 )
+from tests.quiver.reading import acknowledge
 
 from holdfast.errors import BadInput, CannotOpen, Fenced, WrongQuiver
 from holdfast.quiver import Outcome, Quiver, manifest
@@ -52,11 +53,7 @@ def fill(quiver: Quiver) -> None:
     quiver.append_raw(b"4")
     quiver.append(pa.record_batch({"word": pa.array(["w", "v"]).dictionary_encode()}))
     quiver.flush()
-    with quiver.lease("archive") as deliveries:
-        for _ in range(5):
-            delivery = deliveries.poll()
-            assert delivery is not None
-            delivery.ack()
+    acknowledge(quiver, "archive", 5)
     for number in (6, 7, 8):
         quiver.append_raw(b"%d" % number, producer="q", epoch=number)
 
@@ -350,10 +347,7 @@ def test_deleted_segments_that_came_back_stay_deleted(machine: Machine) -> None:
     quiver.append_raw(b"event")
     quiver.flush()
     path, before = segment(machine), contents(machine.disk, SEGMENTS)
-    with quiver.lease("archive") as deliveries:
-        delivery = deliveries.poll()
-        assert delivery is not None
-        delivery.ack()
+    acknowledge(quiver, "archive")
     quiver._engine.retention.tick()
     machine.stop()
     machine.disk.make_dir(path, "test")

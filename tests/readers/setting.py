@@ -50,6 +50,7 @@ def calm(
     level: AckLevel = AckLevel.FSYNCED,
     timeout_s: float = 60.0,
     rotate_bytes: int = 8 * MB,
+    retain_bytes: int = 64 * MB,
 ) -> QuiverConfig:
     """Return a configuration under which nothing happens by timer."""
     return replace(
@@ -60,7 +61,9 @@ def calm(
             retry_min_s=0.001,
             retry_max_s=0.01,
         ),
-        ledger=LedgerConfig(flush_interval_s=NEVER_S, rotate_bytes=rotate_bytes),
+        ledger=LedgerConfig(
+            flush_interval_s=NEVER_S, rotate_bytes=rotate_bytes, retain_bytes=retain_bytes
+        ),
         retention=replace(retention or RetentionConfig(), tick_s=NEVER_S),
     )
 

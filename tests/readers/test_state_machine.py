@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from tests.crash.contents import Shape
+from tests.quiver.machine import PATIENCE_S
 from tests.readers.world import LARGE_BYTES, NAMES, OPTIONS, RETENTIONS, World
 
 from holdfast.errors import NotAccepted
@@ -35,6 +36,7 @@ class Readers(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.world = World()
+        self.world.start()
 
     @initialize(first=st.sampled_from(OPTIONS), second=st.sampled_from(OPTIONS))
     def begin_with_two_readers(self, first: SubscriberOptions, second: SubscriberOptions) -> None:
@@ -65,7 +67,7 @@ class Readers(RuleBasedStateMachine):
     def seal(self) -> None:
         with self.world.acting():
             try:
-                self.world.quiver.flush(5.0)
+                self.world.quiver.flush(PATIENCE_S)
             except NotAccepted:
                 assert self.world.faulty
 
@@ -206,7 +208,7 @@ class Readers(RuleBasedStateMachine):
 
 TestReaders = Readers.TestCase
 TestReaders.settings = settings(
-    max_examples=1500 if THOROUGH else 60,
-    stateful_step_count=80 if THOROUGH else 40,
+    max_examples=3000 if THOROUGH else 150,
+    stateful_step_count=100 if THOROUGH else 60,
     suppress_health_check=list(HealthCheck),
 )

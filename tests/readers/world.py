@@ -7,13 +7,14 @@ of that must survive which kind of end. Everything the quiver says is compared w
 from __future__ import annotations
 
 import contextlib
+import copy
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from tests.crash.contents import Content, Shape, token_of
-from tests.quiver.machine import ROOT, contents
+from tests.quiver.machine import PATIENCE_S, ROOT, START_NS, contents
 from tests.readers.setting import StillMachine, calm, check_books, keep
 
 from holdfast.errors import (
@@ -47,6 +48,11 @@ from holdfast.seam.simulated import SimulatedCrash, SimulatedDisk
 
 NAMES = ("archive", "stats", "alerts", "audit")
 LARGE_BYTES = 250 * KB
+# Two closed ledger files, as long as they are small.
+LEDGER_BYTES = 24 * KB
+
+# What a reader never got. Given up is what somebody died over who was unregistering.
+LOST = (Outcome.DROPPED, Outcome.EXPIRED, Outcome.DAMAGED, Outcome.GIVEN_UP)
 
 RETENTIONS = (
     RetentionConfig(),
@@ -91,8 +97,8 @@ class Events(Content):
 class ArmedDisk(FaultyDisk):
     """A disk that fails where it is told to, from now on."""
 
-    def __init__(self, inner: SimulatedDisk) -> None:
-        super().__init__(inner, (), inner.die)
+    def __init__(self, inner: SimulatedDisk, faults: Iterable[Fault] = ()) -> None:
+        super().__init__(inner, faults, inner.die)
 
     def arm(self, at: str, kind: FaultKind, nth: int, times: int) -> None:
         """Let the nth call from now fail, and those after it."""
@@ -116,7 +122,7 @@ class Notes:
 class World:
     """One store over all its lives."""
 
-    def __init__(self) -> None:
+    def __init__(self, retention: RetentionConfig = RETENTIONS[0]) -> None:
         self.machine = StillMachine()
         self.contents: dict[str, Content] = {}
         self.owners: dict[int, str] = {}
@@ -124,23 +130,36 @@ class World:
         self.notes: dict[str, Notes] = {}
         self.damaged = False
         self.epoch = 0
-        self.retention = RETENTIONS[0]
-        self.start()
+        self.retention = retention
 
     # ------------------------------------------------------------------ lives
 
-    def start(self) -> None:
+    def start(self, faults: Sequence[Fault] = ()) -> None:
         """Open the store; what survived must be in order."""
         self.crashed = False
-        self.faulty = False
+        self.faulty = bool(faults)
         self.readers: dict[str, Lease | Cursor] = {}
         self.deliveries: list[tuple[str, Delivery]] = []
         self.plans: list[tuple[str, Cursor, Range]] = []
-        self.disk = ArmedDisk(self.machine.disk)
-        config = calm(self.retention, timeout_s=0.3, rotate_bytes=64 * KB)
-        self.machine.start(config, through=lambda _: self.disk)
-        self._know_subscribers()
+        self.disk = ArmedDisk(self.machine.disk, faults)
+        config = calm(
+            self.retention, timeout_s=0.3, rotate_bytes=64 * KB, retain_bytes=LEDGER_BYTES
+        )
+        with self._may_crash():
+            self.machine.start(config, through=lambda _: self.disk)
+            self._know_subscribers()
         self.check()
+
+    def survivor(self, how: str, seed: int) -> World:
+        """Return the world as it is after one end, so that another one can be tried too."""
+        other = World(self.retention)
+        for part in ("contents", "owners", "refused", "notes"):
+            setattr(other, part, copy.deepcopy(getattr(self, part)))
+        other.machine.clock.jump((self.machine.clock.wall_ns() - START_NS) / 1e9)
+        other.machine.disk = self.machine.disk
+        other.damaged, other.epoch = self.damaged, self.epoch
+        other.end(how, seed)
+        return other
 
     @property
     def quiver(self) -> Quiver:
@@ -149,7 +168,7 @@ class World:
 
     def end(self, how: str, seed: int) -> None:
         """End the process, in one way or another."""
-        if how == "stop" and not self.crashed:
+        if how == "stop" and self.machine.quiver is not None and not self.crashed:
             with self._may_crash():
                 self.machine.stop()
                 self._note_synced()
@@ -239,7 +258,7 @@ class World:
         owner = self.owners.setdefault(seq, token)
         assert owner == token, f"seq {seq} stood for {owner}, and now stands for {token}"
 
-    def _check_bundle(self, bundle: Bundle) -> None:
+    def check_bundle(self, bundle: Bundle) -> None:
         """See that a bundle is what was appended under its seq."""
         slots = {slot: batch.to_pylist() for slot, batch in bundle.slots.items()}
         if bundle.kind == Kind.CONTROL:
@@ -348,11 +367,10 @@ class World:
         """Hand out again what is still there."""
         with contextlib.suppress(UnknownSubscriber, UnknownPosition):
             end_seq = first_seq + count
+            if name in self.notes:
+                self.notes[name].resolved -= set(range(first_seq, end_seq))
+                self.notes[name].synced -= set(range(first_seq, end_seq))
             self.quiver.replay(name, first_seq, end_seq)
-            notes = self.notes[name]
-            # The acks stay as they are only where nothing was taken back.
-            notes.resolved -= set(range(first_seq, end_seq))
-            notes.synced -= set(range(first_seq, end_seq))
 
     def keep(self) -> None:
         """Do the housekeeping."""
@@ -371,7 +389,7 @@ class World:
         with contextlib.suppress(Fenced, UnknownSubscriber):
             delivery = reader.poll()
             if delivery is not None:
-                self._check_bundle(delivery.bundle)
+                self.check_bundle(delivery.bundle)
                 assert delivery.seq not in self.notes[name].resolved, "resolved, and handed out"
                 self.deliveries.append((name, delivery))
 
@@ -423,7 +441,7 @@ class World:
         _, reader, planned = self.plans[pick % len(self.plans)]
         with contextlib.suppress(Damaged, Fenced, UnknownSubscriber):
             for bundle in reader.read(planned):
-                self._check_bundle(bundle)
+                self.check_bundle(bundle)
 
     def commit(self, pick: int, place: int, row: int) -> None:
         """Commit a planned range, whole or up to some event, in any order."""
@@ -451,18 +469,18 @@ class World:
         """Let everyone read to the end: all is delivered, or has another outcome."""
         if self.crashed or self.faulty or self.quiver._engine.writer.failure is not None:
             self.restart("kill", 0, self.retention)
-        self.quiver.flush()  # what is only written cannot be read yet
+        self.quiver.flush(PATIENCE_S)  # what is only written cannot be read yet
         for name in self.quiver.subscribers():
             lease = self.quiver.lease(name)
             lease.resume()
             while (delivery := lease.poll()) is not None:
-                self._check_bundle(delivery.bundle)
+                self.check_bundle(delivery.bundle)
                 assert self._resolve(name, delivery, "ack")
         self.check()
         for name, balance in check_books(self.quiver).items():
             assert balance.pending == (0, 0), balance
             notes, lost = self.notes[name], 0
-            for outcome in (Outcome.DROPPED, Outcome.EXPIRED, Outcome.DAMAGED):
+            for outcome in LOST:
                 lost += balance.outcomes[outcome].bundles
             undecided = notes.due - notes.decided
             assert len(undecided) <= lost, f"{name} never got {sorted(undecided)}"

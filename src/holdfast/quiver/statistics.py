@@ -152,6 +152,7 @@ def gather(engine: Engine, staged_bytes: int, *, accepting: bool) -> Statistics:
         segments=len(segments),
         segment_bytes=sum(segment.summary.size_bytes for segment in segments),
         segment_events=sum(segment.summary.events for segment in segments),
+        rebuilt_tables=sum(segment.table_is_rebuilt for segment in segments),
         ledger_bytes=engine.ledger.size_bytes,
         ledger_depth=engine.ledger.depth,
         producers=writer.producer_count,
@@ -160,7 +161,6 @@ def gather(engine: Engine, staged_bytes: int, *, accepting: bool) -> Statistics:
         size_cap_bytes=engine.retention.size_cap_bytes,
         last_seal_error=engine.sealer.last_error,
         last_keeper_error=engine.keeper.last_error,
-        rebuilt_tables=sum(segment.table_is_rebuilt for segment in segments),
         subscribers=_subscribers(engine),
     )
 

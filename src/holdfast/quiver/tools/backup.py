@@ -40,7 +40,7 @@ from holdfast.quiver.segment import Segment
 from holdfast.quiver.tools.assemble import Assembly, OnRead, check_apart
 from holdfast.quiver.tools.changes import ask_owner, balances
 from holdfast.quiver.tools.findings import Finding
-from holdfast.quiver.tools.offline import DirectoryLock
+from holdfast.quiver.tools.offline import directory_lock, require_identity
 from holdfast.quiver.tools.scrub import scrub
 from holdfast.quiver.wal import SEQ_BLOCK
 from holdfast.seam import Seam
@@ -82,9 +82,9 @@ def backup(seam: Seam, source: PurePath, target: PurePath, on_read: OnRead) -> C
     told = ask_owner(seam, source, "checkpoint", timeout_s=120.0, seconds=HOLD_S)
     if told is not None:
         return _OnlineBackup(seam, source, target, on_read).run(told["ledger_file"])
-    with DirectoryLock(seam, source):
+    with directory_lock(seam, source):
         inventory = inspect(seam.disk, source)
-        assembly = Assembly(seam, target, _identity(inventory))
+        assembly = Assembly(seam, target, require_identity(inventory))
         for segment in _wanted(inventory, inventory.ledger.state):
             assembly.copy_segment(segment.path, on_read)
         return _finish_backup(seam, assembly, inventory, inventory.ledger.state, on_read)
@@ -112,7 +112,7 @@ class _OnlineBackup:
         for _ in range(ATTEMPTS_MAX):
             state = self._checkpoint(ledger_file)
             inventory = inspect(self._seam.disk, self._source)
-            assembly = assembly or Assembly(self._seam, self._target, _identity(inventory))
+            assembly = assembly or Assembly(self._seam, self._target, require_identity(inventory))
             if self._nothing_went(inventory, state) and self._copy(assembly, inventory, state):
                 inventory.ledger.files[:] = _files_before(inventory, ledger_file)
                 return _finish_backup(self._seam, assembly, inventory, state, self._on_read)
@@ -170,16 +170,6 @@ class _OnlineBackup:
         # An owner that is gone deletes nothing.
         with contextlib.suppress(HoldfastError):
             ask_owner(self._seam, self._source, "hold", seconds=seconds)
-
-
-def _identity(inventory: Inventory) -> Identity:
-    if inventory.identity is None:
-        raise CannotOpen(
-            "FORMAT is missing or damaged",
-            hint="start the owner once, it repairs that; or use `holdfast quiver salvage`",
-            path=str(inventory.root),
-        )
-    return inventory.identity
 
 
 def _wanted(inventory: Inventory, state: LedgerState) -> list[Segment]:
@@ -256,7 +246,7 @@ def restore(seam: Seam, source: PurePath, target: PurePath, on_read: OnRead) -> 
         )
     _verify(seam.disk, source, marker.files, on_read)
     inventory = inspect(seam.disk, source)
-    old = _identity(inventory)
+    old = require_identity(inventory)
     identity = Identity(
         random_uuid(seam.randomness),
         seam.clock.wall_ns(),

@@ -10,7 +10,7 @@ from holdfast.quiver.control import ask
 from holdfast.quiver.frame import Totals
 from holdfast.quiver.inspect import Inventory, require_quiver
 from holdfast.quiver.registration import replay_range
-from holdfast.quiver.tools.offline import Offline, shelf_of
+from holdfast.quiver.tools.offline import offline, shelf_of
 from holdfast.quiver.verbs import balance_fields
 from holdfast.seam import Seam
 
@@ -32,8 +32,8 @@ def replay(seam: Seam, root: PurePath, subscriber: str, first_seq: int, end_seq:
     )
     if told is not None:
         return Totals(**told)
-    with Offline(seam, root) as offline:
-        return replay_range(offline, subscriber, first_seq, end_seq)
+    with offline(seam, root) as held:
+        return replay_range(held, subscriber, first_seq, end_seq)
 
 
 def drop_subscriber(seam: Seam, root: PurePath, subscriber: str, reason: str) -> Totals:
@@ -42,8 +42,8 @@ def drop_subscriber(seam: Seam, root: PurePath, subscriber: str, reason: str) ->
     told = ask_owner(seam, root, "drop_subscriber", subscriber=subscriber, reason=reason)
     if told is not None:
         return Totals(**told)
-    with Offline(seam, root) as offline:
-        return offline.drop_subscriber(subscriber, reason)
+    with offline(seam, root) as held:
+        return held.drop_subscriber(subscriber, reason)
 
 
 def balances(seam: Seam, inventory: Inventory) -> list[dict[str, Any]]:

@@ -8,9 +8,9 @@ lines to the ledger, and leave the rest as it is.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import PurePath
-from types import TracebackType
-from typing import Self
 
 from holdfast.errors import CannotOpen, DirectoryLocked
 from holdfast.quiver import names
@@ -18,6 +18,7 @@ from holdfast.quiver.backup_marker import refuse_backup
 from holdfast.quiver.buffer import OpenBuffer
 from holdfast.quiver.config import QuiverConfig
 from holdfast.quiver.frame import Totals
+from holdfast.quiver.identity import Identity
 from holdfast.quiver.inspect import Inventory, inspect
 from holdfast.quiver.ledger import Ledger
 from holdfast.quiver.retention import Retention
@@ -28,7 +29,7 @@ from holdfast.quiver.wakeup import Signal
 from holdfast.quiver.writer import Writer
 from holdfast.seam import Seam
 from holdfast.seam.clock import Clock
-from holdfast.seam.disk import Handle, LockHeld
+from holdfast.seam.disk import LockHeld
 
 
 def shelf_of(seam: Seam, inventory: Inventory) -> Shelf:
@@ -48,50 +49,50 @@ def shelf_of(seam: Seam, inventory: Inventory) -> Shelf:
     return Shelf(inventory.catalog, sealer, writer)
 
 
-class DirectoryLock:
-    """Keeps everyone else from opening a directory."""
-
-    def __init__(self, seam: Seam, root: PurePath) -> None:
-        self._disk = seam.disk
-        try:
-            self._handle: Handle = seam.disk.lock(root / names.LOCK, f"process {os.getpid()}")
-        except LockHeld as held:
-            raise DirectoryLocked(
-                f"the directory is in use by {held.owner or 'another process'}, "
-                "which does not listen to tools",
-                hint="it is starting or closing, or its configuration says control=False; "
-                "try again, or stop it first",
-                path=str(root),
-            ) from None
-        except OSError as error:
-            raise CannotOpen(
-                f"the directory cannot be locked: {error.strerror}",
-                hint="run the command as the user the data belongs to",
-                path=str(root),
-            ) from error
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._disk.unlock(self._handle)
+@contextmanager
+def directory_lock(seam: Seam, root: PurePath) -> Iterator[None]:
+    """Keep everyone else from opening a directory."""
+    try:
+        handle = seam.disk.lock(root / names.LOCK, f"process {os.getpid()}")
+    except LockHeld as held:
+        raise DirectoryLocked(
+            f"the directory is in use by {held.owner or 'another process'}, "
+            "which does not listen to tools",
+            hint="it is starting or closing, or its configuration says control=False; "
+            "try again, or stop it first",
+            path=str(root),
+        ) from None
+    except OSError as error:
+        raise CannotOpen(
+            f"the directory cannot be locked: {error.strerror}",
+            hint="run the command as the user the data belongs to",
+            path=str(root),
+        ) from error
+    try:
+        yield
+    finally:
+        seam.disk.unlock(handle)
 
 
 class Offline:
     """A directory nobody owns, held by a tool. Has what readers have of a quiver (`Store`)."""
 
-    shelf: Shelf
-    ledger: Ledger
-
-    def __init__(self, seam: Seam, root: PurePath) -> None:
+    def __init__(self, seam: Seam, inventory: Inventory, quiver_id: str) -> None:
+        """Read the ledger, and begin a new file of it."""
+        old = inventory.ledger
         self.arrivals = Signal()
+        self.shelf = shelf_of(seam, inventory)
+        self.ledger = Ledger(seam, inventory.root, quiver_id, QuiverConfig().ledger, old.state)
         self._seam = seam
-        self._root = root
+        self._inventory = inventory
+        try:
+            self.ledger.start(old.next_number, old.files)
+        except OSError as error:
+            raise CannotOpen(
+                f"the ledger cannot be written: {error.strerror}",
+                hint="check that the disk is writable and not full",
+                path=str(inventory.root / names.LEDGER_DIR),
+            ) from error
 
     @property
     def clock(self) -> Clock:
@@ -105,7 +106,7 @@ class Offline:
         """Forget a subscriber; what waited for it is given up."""
         retention = Retention(
             self._seam,
-            self._root,
+            self._inventory.root,
             QuiverConfig(),
             self._inventory.catalog,
             self.shelf,
@@ -115,46 +116,26 @@ class Offline:
         )
         return retention.unregister(name, reason)
 
-    def __enter__(self) -> Self:
-        refuse_backup(self._seam.disk, self._root)
-        self._lock = DirectoryLock(self._seam, self._root)
-        try:
-            self._inventory = inspect(self._seam.disk, self._root)
-            identity = self._inventory.identity
-            if identity is None:
-                raise CannotOpen(
-                    "FORMAT is missing or damaged",
-                    hint="start the owner once, it repairs that; then try again",
-                    path=str(self._root),
-                )
-            self.shelf = shelf_of(self._seam, self._inventory)
-            old = self._inventory.ledger
-            config = QuiverConfig().ledger
-            self.ledger = Ledger(self._seam, self._root, identity.quiver_id, config, old.state)
-            self._start_ledger()
-        except BaseException:
-            self._lock.__exit__(None, None, None)
-            raise
-        return self
 
-    def _start_ledger(self) -> None:
-        old = self._inventory.ledger
+@contextmanager
+def offline(seam: Seam, root: PurePath) -> Iterator[Offline]:
+    """Hold a directory that nobody owns."""
+    refuse_backup(seam.disk, root)
+    with directory_lock(seam, root):
+        inventory = inspect(seam.disk, root)
+        held = Offline(seam, inventory, require_identity(inventory).quiver_id)
         try:
-            self.ledger.start(old.next_number, old.files)
-        except OSError as error:
-            raise CannotOpen(
-                f"the ledger cannot be written: {error.strerror}",
-                hint="check that the disk is writable and not full",
-                path=str(self._root / names.LEDGER_DIR),
-            ) from error
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        try:
-            self.ledger.close()
+            yield held
         finally:
-            self._lock.__exit__(kind, error, traceback)
+            held.ledger.close()
+
+
+def require_identity(inventory: Inventory) -> Identity:
+    """Return who a quiver is, as FORMAT says."""
+    if inventory.identity is None:
+        raise CannotOpen(
+            "FORMAT is missing or damaged",
+            hint="start the owner once, it repairs that; or use `holdfast quiver salvage`",
+            path=str(inventory.root),
+        )
+    return inventory.identity
