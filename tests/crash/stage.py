@@ -49,6 +49,15 @@ class GatedDisk(FaultyDisk):
         self.gate.set()
         self.reached = threading.Event()
 
+    @property
+    def has_faults(self) -> bool:
+        return bool(self._faults)
+
+    def add(self, fault: Fault) -> None:
+        """Prepare one more fault; its `nth` counts from the beginning."""
+        with self._lock:
+            self._faults.append(fault)
+
     def sync(self, handle: Handle, at: str) -> None:
         if at == Point.WAL_SYNC:
             self.reached.set()
@@ -143,7 +152,9 @@ def append_in_one_group(stage: Stage, journal: Journal, entries: Sequence[Entry]
         disk.reached.clear()
         disk.gate.clear()
         first = asyncio.create_task(_append_async(stage.quiver, journal, journal.entry()))
-        assert await asyncio.to_thread(disk.reached.wait, PATIENCE_S)
+        waiting = asyncio.create_task(asyncio.to_thread(disk.reached.wait, PATIENCE_S))
+        await asyncio.wait({first, waiting}, return_when=asyncio.FIRST_COMPLETED)
+        disk.reached.set()
         tasks = [
             asyncio.create_task(_append_async(stage.quiver, journal, entry)) for entry in entries
         ]

@@ -25,8 +25,8 @@ from tests.quiver.machine import PATIENCE_S, SEGMENTS, Machine, contents, disk_w
 
 from holdfast.errors import Damaged
 from holdfast.quiver import Quiver, segment_file
+from holdfast.quiver.arrow_types import has_dictionary
 from holdfast.quiver.config import MB
-from holdfast.quiver.dictionaries import has_dictionary
 from holdfast.quiver.manifest import FileSummary, Summary
 from holdfast.quiver.segment import Segment
 

@@ -19,7 +19,8 @@ from typing import NamedTuple, TypeAlias
 import pyarrow as pa
 
 from holdfast.errors import BadInput, BundleTooLarge
-from holdfast.quiver.dictionaries import has_dictionary, unify
+from holdfast.quiver.arrow_types import check_readable, has_dictionary
+from holdfast.quiver.dictionaries import unify
 from holdfast.quiver.frame import Kind
 from holdfast.quiver.names import SLOT_PATTERN
 
@@ -227,25 +228,11 @@ def _check_schema(slot: str, schema: pa.Schema, message: bytes) -> None:
             hint="remove it with replace_schema_metadata",
         )
     for kind in schema.types:
-        _check_readable(kind)
+        check_readable(kind)
     if not any(has_dictionary(kind) for kind in schema.types):
         if len(_plain_schemas) >= PLAIN_SCHEMAS_MAX:
             _plain_schemas.clear()
         _plain_schemas.add(message)
-
-
-def _check_readable(kind: pa.DataType) -> None:
-    """Raise for a type that Arrow writes without complaint, and cannot read."""
-    if isinstance(kind, pa.BaseExtensionType):
-        kind = kind.storage_type
-    inside = [kind.field(place).type for place in range(kind.num_fields)]
-    if pa.types.is_dictionary(kind):
-        values = kind.value_type
-        if pa.types.is_dictionary(values) or isinstance(values, pa.BaseExtensionType):
-            raise pa.ArrowNotImplementedError(f"a dictionary of {values} cannot be read back")
-        inside = [values]
-    for part in inside:
-        _check_readable(part)
 
 
 def _unwritable(what: str, error: Exception) -> BadInput:

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import pyarrow as pa
 
+from holdfast.quiver.arrow_types import has_dictionary, has_half_float_dictionary
+
 _WIDER = {pa.int8(): pa.int16(), pa.uint8(): pa.uint16()}
 _CANNOT_UNIFY = (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowIndexError)
 
@@ -27,7 +29,7 @@ def unify(table: pa.Table) -> pa.Table:
 def _unify_column(column: pa.ChunkedArray) -> pa.ChunkedArray:
     while has_dictionary(column.type):
         try:
-            if _has_half_floats(column.type):
+            if has_half_float_dictionary(column.type):
                 raise pa.ArrowNotImplementedError("takes the bits of half floats for numbers")
             return column.unify_dictionaries()
         except _CANNOT_UNIFY:
@@ -37,24 +39,6 @@ def _unify_column(column: pa.ChunkedArray) -> pa.ChunkedArray:
             chunks = [_recode(chunk, relaxed) for chunk in column.chunks]
             column = pa.chunked_array(chunks, relaxed)
     return column
-
-
-def has_dictionary(kind: pa.DataType) -> bool:
-    """Whether the type is a dictionary, or has one inside."""
-    if isinstance(kind, pa.BaseExtensionType):
-        return has_dictionary(kind.storage_type)
-    if pa.types.is_dictionary(kind):
-        return True
-    return any(has_dictionary(kind.field(i).type) for i in range(kind.num_fields))
-
-
-def _has_half_floats(kind: pa.DataType) -> bool:
-    """Whether a dictionary of half floats is inside: Arrow unifies them into other values."""
-    if isinstance(kind, pa.BaseExtensionType):
-        return _has_half_floats(kind.storage_type)
-    if pa.types.is_dictionary(kind):
-        return pa.types.is_float16(kind.value_type) or _has_half_floats(kind.value_type)
-    return any(_has_half_floats(kind.field(i).type) for i in range(kind.num_fields))
 
 
 def relaxed_type(kind: pa.DataType) -> pa.DataType:

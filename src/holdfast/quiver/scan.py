@@ -18,8 +18,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from holdfast.errors import BadInput, Damaged
+from holdfast.quiver.arrow_types import can_be_filtered, has_dictionary
 from holdfast.quiver.bundle import one_batch, read_stream
-from holdfast.quiver.dictionaries import has_dictionary, plain_type
+from holdfast.quiver.dictionaries import plain_type
 from holdfast.quiver.envelope import TIME_TYPE
 from holdfast.quiver.segment import DataFile, Segment
 from holdfast.quiver.segment_rows import ARROW, OPAQUE, RAW_FIELDS
@@ -117,21 +118,11 @@ def _keep(batch: pa.RecordBatch, mask: pa.Array | None) -> Iterator[pa.RecordBat
     """Yield the rows that the mask keeps, if there are any."""
     if mask is None or pc.all(mask).as_py():
         kept = [batch]
-    elif all(_can_be_filtered(kind) for kind in batch.schema.types):
+    elif all(can_be_filtered(kind) for kind in batch.schema.types):
         kept = [batch.filter(mask)]
     else:
         kept = list(_kept_slices(batch, mask))
     yield from (part for part in kept if part.num_rows)
-
-
-def _can_be_filtered(kind: pa.DataType) -> bool:
-    """Whether Arrow filters this type: views and runs it refuses, unions in lists it breaks."""
-    if isinstance(kind, pa.BaseExtensionType):
-        return _can_be_filtered(kind.storage_type)
-    view = pa.types.is_string_view(kind) or pa.types.is_binary_view(kind)
-    if view or pa.types.is_run_end_encoded(kind) or pa.types.is_union(kind):
-        return False
-    return all(_can_be_filtered(kind.field(place).type) for place in range(kind.num_fields))
 
 
 def _kept_slices(batch: pa.RecordBatch, mask: pa.Array) -> Iterator[pa.RecordBatch]:

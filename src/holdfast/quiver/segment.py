@@ -21,10 +21,10 @@ from xxhash import xxh3_64, xxh3_64_hexdigest
 
 from holdfast.errors import Damaged, StorageFailed
 from holdfast.quiver import names
+from holdfast.quiver.arrow_types import has_dictionary
 from holdfast.quiver.buffer import Held
 from holdfast.quiver.bundle import decode_arrow, one_batch, read_stream, without_reserved
 from holdfast.quiver.bundle_table import BUNDLE_SCHEMA, rebuild
-from holdfast.quiver.dictionaries import has_dictionary
 from holdfast.quiver.frame import NO_WATERMARK, Kind
 from holdfast.quiver.manifest import FileSummary, Summary
 from holdfast.quiver.segment_rows import ARROW, OPAQUE, group_bundles, group_table

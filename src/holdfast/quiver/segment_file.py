@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from xxhash import xxh3_64, xxh3_128_hexdigest
 
+from holdfast.quiver.arrow_types import slices_take_all
 from holdfast.quiver.bundle import RESERVED_METADATA
 from holdfast.quiver.manifest import BatchSummary, FileSummary
 from holdfast.quiver.points import Point
@@ -141,19 +142,8 @@ def _large_batches(made: GroupTable) -> Iterator[pa.RecordBatch]:
     # Not `table.nbytes`: it fails, and even crashes, on some of the types that IPC can hold.
     size_bytes = made.group.size_bytes
     count = min(BATCHES_PER_FILE, max(1, size_bytes // BATCH_BYTES_MIN))
-    if any(_slices_take_all(kind) for kind in made.table.schema.types):
+    if any(slices_take_all(kind) for kind in made.table.schema.types):
         count = 1
     rows = max(1, -(-made.table.num_rows // count))
     for start in range(0, made.table.num_rows, rows):
         yield from made.table.slice(start, rows).to_batches()
-
-
-def _slices_take_all(kind: pa.DataType) -> bool:
-    """Whether Arrow writes the values of the whole array with every slice of it."""
-    if isinstance(kind, pa.BaseExtensionType):
-        return _slices_take_all(kind.storage_type)
-    view = pa.types.is_string_view(kind) or pa.types.is_binary_view(kind)
-    list_view = pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind)
-    if view or list_view or (pa.types.is_union(kind) and kind.mode == "dense"):
-        return True
-    return any(_slices_take_all(kind.field(place).type) for place in range(kind.num_fields))

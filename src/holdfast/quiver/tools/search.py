@@ -9,7 +9,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from holdfast.errors import Damaged
-from holdfast.quiver.dictionaries import has_dictionary, plain_type
+from holdfast.quiver.arrow_types import has_dictionary
+from holdfast.quiver.dictionaries import plain_type
 from holdfast.quiver.inspect import Inventory
 from holdfast.quiver.segment import Segment, held_bundle
 
