@@ -138,9 +138,8 @@ def sound_copies(data: bytes) -> int:
 def _sound_lines(data: bytes) -> Iterator[bytes]:
     # The copies have equal length: damaged newlines in one must not hide the other. If the file was
     # cut short or grew, the middle is elsewhere: then any line that the next one proves will do.
-    for line, checksum in (*_halves(data), *pairwise(data.split(b"\n"))):
-        if _matches(line, checksum):
-            yield line
+    yield from (line for line, checksum in _halves(data) if _matches(line, checksum))
+    yield from (line for line, checksum in pairwise(data.split(b"\n")) if _matches(line, checksum))
 
 
 def _halves(data: bytes) -> list[tuple[bytes, bytes]]:
