@@ -14,7 +14,9 @@ written: what is refused is left as it was.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import gc
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
 
@@ -104,7 +106,8 @@ class Recovery:
         self._load_segments()
         files = self._only_own(files)
         replay = Replay(self._catalog)
-        needed = replay.walk_all(files)
+        with _collector_paused():
+            needed = replay.walk_all(files)
         for action in self._due:
             action()
         self._quarantine_holes(replay, needed)
@@ -413,3 +416,18 @@ class Recovery:
             self.quarantine.move(path, damage)
         except OSError:
             return  # it stays where it is, unread, and is tried again at the next start
+
+
+@contextlib.contextmanager
+def _collector_paused() -> Iterator[None]:
+    """Keep Python's cycle collector off: a replay makes many objects, no cycles, and soon ends.
+
+    Looking through all of them again and again took a fifth of its time.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
