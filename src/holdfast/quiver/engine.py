@@ -119,6 +119,12 @@ class Engine:
             if segment.summary.segment_seq in old.state.deleted_segments:
                 self.catalog.remove(segment)
                 Trash(self.seam.disk, self.root).remove(segment.path, segment.disk_bytes)
+        with contextlib.suppress(OSError):
+            for path in old.interrupted:
+                self.seam.disk.unlink(path, Point.RECOVER_SWEEP)
+            for path, _, _ in old.files[-1:]:
+                # The last process may have left it unsynced; it stays the account of what it did.
+                self.seam.disk.sync_path(path, Point.RECOVER_SYNC)
         for path, reason in old.unreadable:
             damage = Damage(path.name, reason, 0, 0, None, None)
             self.recovery.damages.append(damage)
