@@ -327,15 +327,16 @@ def test_a_buffer_that_grows_and_is_sealed_during_a_scan_is_not_read_twice(
 ) -> None:
     with machine.start() as quiver:
         quiver.append(numbers(1))
-        look_at_tail = quiver._tail
+        shelf = quiver._engine.shelf
+        look_at_tail = shelf._tail
 
-        def tail_then_seal() -> Iterator[list[Held]]:
-            seen = list(look_at_tail())
+        def tail_then_seal(from_seq: int) -> list[tuple[int, list[Held]]]:
+            seen = look_at_tail(from_seq)
             quiver.append(numbers(2))
             quiver.flush()
-            return iter(seen)
+            return seen
 
-        monkeypatch.setattr(quiver, "_tail", tail_then_seal)
+        monkeypatch.setattr(shelf, "_tail", tail_then_seal)
         assert column_of(quiver) == [1, 2]
 
 
