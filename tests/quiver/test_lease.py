@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 
+import pyarrow as pa
 import pytest
 from tests.quiver.machine import PATIENCE_S, SEGMENTS, Machine
 from tests.readers.setting import (
@@ -60,6 +61,49 @@ def test_the_delivery_is_the_bundle_that_was_appended(still: StillMachine) -> No
     assert (delivery.seq, delivery.attempt) == (receipt.seq, 1)
     assert delivery.bundle.payloads == [b"one", b"two"]
     assert (delivery.bundle.producer, delivery.bundle.epoch) == ("p", 4)
+
+
+def test_bundles_of_every_kind_are_handed_out_together(still: StillMachine) -> None:
+    quiver = still.start()
+    lease = quiver.lease("archive")
+    batch = pa.record_batch({"n": [1, 2]})
+    for sealing in (True, False):
+        quiver.append(batch)
+        quiver.append({"spans": batch, "links": batch.slice(1)})
+        quiver.append_raw([b"one", b"two"], slot="logs")
+        quiver.heartbeat("p", 7)
+        with quiver.transaction() as transaction:
+            transaction.append(batch)
+            transaction.append_raw(b"three", slot="logs")
+        if sealing:
+            quiver.flush()
+    found = []
+    while (delivery := lease.poll()) is not None:
+        slots = delivery.bundle.slots
+        found.append({slot: rows.num_rows for slot, rows in slots.items()})
+        delivery.ack()
+    kinds = [{"events": 2}, {"spans": 2, "links": 1}, {"logs": 2}, {}, {"events": 2}, {"logs": 1}]
+    assert found == 2 * kinds
+    assert check_books(quiver)["archive"].outcomes[Outcome.ACKED] == Totals(12, 20)
+
+
+def test_the_figures_reconcile(still: StillMachine) -> None:
+    """Appended is delivered, waiting, lost or refused: nothing else, and nothing twice."""
+    quiver = still.start()
+    lease = quiver.lease("archive", leasing=LeaseOptions(max_in_flight=100))
+    append(quiver, 20, events=3)
+    for place, delivery in enumerate([must_poll(lease) for _ in range(15)]):
+        if place % 3 == 0:
+            delivery.ack()
+        elif place % 3 == 1:
+            delivery.reject("no")
+    statistics = quiver.statistics()
+    (archive,) = statistics.subscribers
+    outcomes = list(archive.outcomes.values())
+    assert sum(counts.events for counts in outcomes) + archive.pending.events == 60
+    assert sum(counts.bundles for counts in outcomes) + archive.pending.bundles == 20
+    assert (archive.outcomes["acked"], archive.outcomes["dead_lettered"]) == ((5, 15), (5, 15))
+    assert statistics.accepted_events == statistics.events_total == 60
 
 
 def test_next_skips_what_is_in_somebodys_hands(still: StillMachine) -> None:

@@ -428,3 +428,31 @@ def test_a_partial_bundle_keeps_its_place_over_checkpoints() -> None:
     found = recover(disk.power_loss()).state.subscribers["stats"]
     assert found.position == Position(2, 1)
     assert found.counts[Outcome.ACKED] == Totals(2, 5)
+
+
+def test_the_newest_append_of_a_producer_is_remembered_whatever_segment_goes_last() -> None:
+    disk = empty_disk()
+    ledger = begin(disk)
+    for segment_seq, epoch in ((2, 9), (1, 4)):
+        producers = {"p": [epoch, 10 * epoch, 1, 1, NOON_NS + epoch]}
+        ledger.change("deleted", segment_seq=segment_seq, totals=[1, 1], producers=producers)
+    assert ledger.state.producers["p"].epoch == 9
+    assert recover(disk.snapshot()).state == ledger.state
+
+
+def test_producers_whose_segments_are_gone_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.quiver.ledger.PRODUCERS_MAX", 3)
+    disk = empty_disk()
+    ledger = begin(disk)
+    for number, name in enumerate(["a", "b", "c", "a", "d"], start=1):
+        producers = {name: [number, number, 1, 1, NOON_NS + number]}
+        ledger.change("deleted", segment_seq=number, totals=[1, 1], producers=producers)
+    assert list(ledger.state.producers) == ["c", "a", "d"]
+    assert recover(disk.snapshot()).state == ledger.state
+
+
+def test_a_deletion_recorded_twice_counts_once() -> None:
+    ledger = begin(empty_disk())
+    for _ in range(2):  # the first time its sync failed, and the segment stayed
+        ledger.change("deleted", segment_seq=4, totals=[2, 7], producers={})
+    assert ledger.state.deleted == Totals(2, 7)

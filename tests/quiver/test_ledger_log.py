@@ -107,7 +107,13 @@ def test_a_header_without_a_sound_copy_is_a_fault_and_a_newer_one_is_not() -> No
 
 
 @pytest.mark.parametrize(
-    "point", [Point.LEDGER_CREATE, Point.LEDGER_HEADER, Point.LEDGER_CHECKPOINT]
+    "point",
+    [
+        Point.LEDGER_CREATE,
+        Point.LEDGER_HEADER,
+        Point.LEDGER_HEADER_SYNC,
+        Point.LEDGER_CHECKPOINT,
+    ],
 )
 def test_a_file_that_cannot_be_begun_leaves_nothing_behind(point: Point) -> None:
     disk = new_disk()

@@ -119,6 +119,18 @@ def test_the_newest_file_lost_with_both_copies_of_its_header_is_set_aside(
     assert recovered.next_number == 3, "its number is not used again"
 
 
+@pytest.mark.parametrize("size_bytes", [0, 100, BLOCK_BYTES])
+def test_a_file_whose_beginning_was_interrupted_is_no_damage(
+    disk: SimulatedDisk, size_bytes: int
+) -> None:
+    path = LEDGER / "0000000000000003.log"
+    disk.put(path, bytes(size_bytes))
+    recovered = recover(disk)
+    assert (recovered.unreadable, recovered.interrupted) == ([], [path])
+    assert recovered.next_number == 4
+    assert resolved(disk) == [(0, 7)]
+
+
 def test_one_damaged_copy_of_the_header_costs_nothing(disk: SimulatedDisk) -> None:
     disk.overwrite(paths(disk)[-1], 0, bytes(BLOCK_BYTES // 2))
     recovered = recover(disk)
@@ -142,13 +154,13 @@ def test_an_empty_folder_is_an_empty_ledger() -> None:
 
 def test_files_that_are_not_this_quivers_ledger_are_set_aside(disk: SimulatedDisk) -> None:
     disk.put(LEDGER / "notes.txt", b"foreign")
-    disk.put(LEDGER / "0000000000000009.log", b"shorter than a header")
+    disk.put(LEDGER / "0000000000000009.log", bytes(BLOCK_BYTES + 1))
     recovered = recover_ledger(disk, LEDGER, {"00000000-0000-4000-8000-000000000000"})
     reasons = {path.name: reason for path, reason in recovered.unreadable}
     assert reasons == {
         "0000000000000001.log": f"a ledger of {QUIVER_ID}",
         "0000000000000002.log": f"a ledger of {QUIVER_ID}",
-        "0000000000000009.log": "the file is shorter than its header",
+        "0000000000000009.log": "both copies of the header are damaged",
         "notes.txt": "not a ledger file's name",
     }
     assert recovered.state.subscribers == {}

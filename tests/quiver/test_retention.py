@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.quiver.machine import ROOT, SEGMENTS, START_NS
+from tests.quiver.machine import ROOT, SEGMENTS, START_NS, contents, disk_with
 from tests.readers.setting import (
     StillMachine,
     append,
@@ -619,6 +619,54 @@ def test_producers_are_remembered_when_their_segments_are_gone(still: StillMachi
     again = quiver.append_raw(b"x", producer="p", epoch=7)
     assert again.duplicate
     assert again.seq == receipt.seq
+
+
+def test_a_producer_is_remembered_by_its_newest_segment_also_if_that_goes_first(
+    still: StillMachine,
+) -> None:
+    quiver = still.start()
+    lease = quiver.lease("one", leasing=LeaseOptions(order="newest_first"))
+    for epoch in (1, 2):
+        quiver.append_raw(b"x", producer="p", epoch=epoch)
+        quiver.flush()
+    for _ in range(2):
+        delivery = lease.poll()
+        assert delivery is not None
+        delivery.ack()
+        keep(quiver)
+    assert quiver.segments() == ()
+    quiver = still.restart()
+    assert quiver.append_raw(b"x", producer="p", epoch=2).duplicate
+
+
+def test_age_counts_from_ingestion_also_in_a_directory_that_was_copied(
+    still: StillMachine,
+) -> None:
+    """Upstream went by the time of the file."""
+    retention = RetentionConfig(max_age_s=100.0)
+    quiver = still.start(calm(retention))
+    quiver.register("one")
+    sealed(quiver, 1)
+    still.clock.pass_time(60)
+    sealed(quiver, 1)
+    still.stop()
+    still.disk = disk_with(contents(still.disk))
+    still.clock.pass_time(50)
+    quiver = still.start(calm(retention))
+    keep(quiver)
+    assert ranges(quiver) == [(1, 1)]
+    check_books(quiver)
+
+
+def test_an_old_correction_of_the_account_refuses_nobody(still: StillMachine) -> None:
+    """Something large lay beside the quiver for a while; the next look is far away."""
+    quiver = still.start(calm(small(), timeout_s=0.2))
+    still.disk.put(ROOT / "something else", bytes(4 * MB))
+    quiver._engine.retention.look_at_disk()
+    with pytest.raises(Overloaded):
+        append(quiver, 1)
+    still.disk.unlink(ROOT / "something else", "test")
+    append(quiver, 1)
 
 
 def test_used_bytes_follow_writes_and_deletions(still: StillMachine) -> None:

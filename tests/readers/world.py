@@ -146,7 +146,8 @@ class World:
             self.retention, timeout_s=0.3, rotate_bytes=64 * KB, retain_bytes=LEDGER_BYTES
         )
         with self._may_crash():
-            self.machine.start(config, through=lambda _: self.disk)
+            quiver = self.machine.start(config, through=lambda _: self.disk)
+            assert self.damaged or quiver.recovery.damages == []
             self._know_subscribers()
         self.check()
 

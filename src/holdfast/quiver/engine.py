@@ -3,6 +3,14 @@
 start   folders, lock, recovery of data, recovery of the ledger, then the threads:
         writer (append), sealer (segments), keeper (ledger, retention), and the balance of the books
 stop    refuse new appends, write and seal what was accepted, stop the keeper, close the ledger
+
+Locks. Whoever holds one may take those to its right, and none to its left:
+
+    Retention._lock → Lease._lock → Ledger.lock → Shelf._lock, Sealer._lock → Catalog._lock
+
+Under all others (inbox, signal, the conditions of keeper and retention) nothing else is taken. The
+writer holds no lock while it works, but takes those of retention and ledger to make room: so nobody
+waits for the writer (appends, flushes) while holding one of the above. Waiting readers hold none.
 """
 
 from __future__ import annotations
@@ -122,6 +130,12 @@ class Engine:
             if segment.summary.segment_seq in old.state.deleted_segments:
                 self.catalog.remove(segment)
                 Trash(self.seam.disk, self.root).remove(segment.path, segment.disk_bytes)
+        with contextlib.suppress(OSError):
+            for path in old.interrupted:
+                self.seam.disk.unlink(path, Point.RECOVER_SWEEP)
+            for path, _, _ in old.files[-1:]:
+                # The last process may have left it unsynced; it stays the account of what it did.
+                self.seam.disk.sync_path(path, Point.RECOVER_SYNC)
         for path, reason in old.unreadable:
             damage = Damage(path.name, reason, 0, 0, None, None)
             self.recovery.damages.append(damage)

@@ -35,6 +35,9 @@ from holdfast.quiver.wal import new_salt
 from holdfast.seam import Seam
 from holdfast.seam.disk import DISK_IS_FULL
 
+# Of producers whose segments are gone; the one that appended last is forgotten last.
+PRODUCERS_MAX = 10_000
+
 
 @dataclass
 class LedgerState:
@@ -88,7 +91,7 @@ class LedgerState:
                 self.deleted = self.deleted.plus(*change["totals"])
             self.deleted_segments.add(change["segment_seq"], change["segment_seq"] + 1)
             for name, last in change["producers"].items():
-                self.producers[name] = LastAppend(*last)
+                self._remember(name, LastAppend(*last))
         elif verb == "register":
             fresh = Subscriber.from_fields(change["state"])
             self.subscribers[fresh.name] = fresh
@@ -99,6 +102,13 @@ class LedgerState:
             subscriber = self.subscribers.get(change["name"])
             if subscriber is not None:
                 _change_subscriber(subscriber, verb, change)
+
+    def _remember(self, producer: str, last: LastAppend) -> None:
+        """Remember the newest append of a producer; segments do not go in the order of seqs."""
+        known = self.producers.pop(producer, last)
+        self.producers[producer] = max(known, last)
+        while len(self.producers) > PRODUCERS_MAX:
+            del self.producers[next(iter(self.producers))]
 
 
 def _change_subscriber(subscriber: Subscriber, verb: str, change: dict[str, Any]) -> None:

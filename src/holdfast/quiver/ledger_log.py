@@ -130,6 +130,8 @@ class LedgerFile:
         self._handle = disk.create(self.path, Point.LEDGER_CREATE)
         try:
             write_all(disk, self._handle, [header.encode()], Point.LEDGER_HEADER)
+            # Alone, so that a file with more than a header and no sound one is damaged, not torn.
+            disk.sync(self._handle, Point.LEDGER_HEADER_SYNC)
             body = json.dumps(checkpoint, separators=(",", ":")).encode()
             self._write(LineKind.CHECKPOINT, header.created_ns, body, Point.LEDGER_CHECKPOINT)
             self._begin = self.end

@@ -9,7 +9,7 @@ from pathlib import PurePath
 from holdfast.errors import UnknownFormat
 from holdfast.quiver import names
 from holdfast.quiver.frame import Frame
-from holdfast.quiver.header_block import HeaderFault, NewerVersion
+from holdfast.quiver.header_block import BLOCK_BYTES, HeaderFault, NewerVersion
 from holdfast.quiver.identity import unknown_format
 from holdfast.quiver.ledger import LedgerState
 from holdfast.quiver.ledger_log import (
@@ -32,6 +32,8 @@ class RecoveredLedger:
     replayed_lines: int = 0
     # Ledger files that cannot be read, with the reason.
     unreadable: list[tuple[PurePath, str]] = field(default_factory=list)
+    # Files whose beginning was interrupted; they never held anything.
+    interrupted: list[PurePath] = field(default_factory=list)
     # Bytes of lines that do not match their checksum, before the end of a file.
     damaged_bytes: int = 0
     torn_bytes: int = 0
@@ -66,8 +68,15 @@ def recover_ledger(disk: Disk, directory: PurePath, own_ids: set[str]) -> Recove
             content = read_ledger_file(disk, path)
         except NewerVersion as newer:
             raise _unknown_version(path, newer) from None
-        except (OSError, HeaderFault) as fault:
-            recovered.unreadable.append((path, str(fault)))
+        except HeaderFault as fault:
+            if entry.size_bytes <= BLOCK_BYTES:
+                recovered.interrupted.append(path)
+                recovered.torn_bytes += entry.size_bytes
+            else:
+                recovered.unreadable.append((path, str(fault)))
+            continue
+        except OSError as error:
+            recovered.unreadable.append((path, str(error)))
             continue
         if content.header.quiver_id not in own_ids:
             recovered.unreadable.append((path, f"a ledger of {content.header.quiver_id}"))

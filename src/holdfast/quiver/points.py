@@ -51,6 +51,7 @@ class Point(StrEnum):
 
     LEDGER_CREATE = "ledger.create"
     LEDGER_HEADER = "ledger.header"
+    LEDGER_HEADER_SYNC = "ledger.header_sync"
     LEDGER_CHECKPOINT = "ledger.checkpoint"
     LEDGER_CHECKPOINT_SYNC = "ledger.checkpoint_sync"
     LEDGER_SYNC_DIR = "ledger.sync_dir"
@@ -109,6 +110,7 @@ DESCRIPTIONS: dict[Point, str] = {
     Point.TRUNCATE_SYNC_DIR: "make that removal durable",
     Point.LEDGER_CREATE: "create a ledger file",
     Point.LEDGER_HEADER: "write a ledger file's header",
+    Point.LEDGER_HEADER_SYNC: "sync a ledger file's header",
     Point.LEDGER_CHECKPOINT: "write the checkpoint a ledger file begins with",
     Point.LEDGER_CHECKPOINT_SYNC: "sync that checkpoint",
     Point.LEDGER_SYNC_DIR: "make a ledger file's name durable",

@@ -149,7 +149,8 @@ class Retention:
             # A failing disk must not end the writer: the keeper tells, and there is no room.
             with contextlib.suppress(HoldfastError, OSError):
                 self.enforce(size_bytes)
-                self.look_at_disk()
+                if self._correction_bytes:
+                    self.look_at_disk()  # it may be out of date by now
             if self._must_shrink(size_bytes):
                 return self._no_room()
         return self._blocked_by_subscriber()
