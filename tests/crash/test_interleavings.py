@@ -103,3 +103,18 @@ def test_an_open_that_is_interrupted_at_its_last_step_leaves_no_thread_running()
     with pytest.raises(SimulatedCrash):
         Stage(disk.kill(), [Fault(Point.TRUNCATE_UNLINK, FaultKind.KILL_BEFORE)]).open()
     assert threading.active_count() == threads
+
+
+def test_a_file_whose_successor_was_tried_in_vain_does_not_take_what_that_would_cut_off() -> None:
+    """The leftover of the try is on disk, and says how far the file before it counts."""
+    faults = [
+        Fault(Point.WAL_SYNC_DIR, FaultKind.EIO, nth=2),
+        Fault(Point.TRUNCATE_UNLINK, FaultKind.EIO),
+    ]
+    stage = Stage(SimulatedDisk(), faults)
+    journal = Journal()
+    journal.append(stage.open())
+    stage.quiver.flush()
+    assert journal.append(stage.quiver).fate == "acked"
+    stage.crash()
+    check_survivor(stage.disk.kill(), journal, AckLevel.WRITTEN)
