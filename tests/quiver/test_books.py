@@ -7,7 +7,15 @@ import threading
 import pytest
 from tests.quiver.machine import ROOT, SEGMENTS
 from tests.readers.ledgers import subscriber
-from tests.readers.setting import StillMachine, append, check_books, drain, keep, sealed
+from tests.readers.setting import (
+    StillMachine,
+    append,
+    check_books,
+    drain,
+    keep,
+    must_poll,
+    sealed,
+)
 
 from holdfast.errors import DataLoss, StorageFailed
 from holdfast.quiver import AckLevel, Balance, Outcome, Position, Quiver
@@ -254,8 +262,7 @@ def test_seqs_that_only_the_ledger_knows_are_not_given_out_again() -> None:
         lease = quiver.lease("fast")
         list(drain(lease))
         slow = quiver.lease("slow")
-        held = slow.poll()
-        assert held is not None
+        held = must_poll(slow)
         assert held.seq == 0
         assert list(drain(slow)) == seqs
         keep(quiver)
@@ -327,14 +334,12 @@ def test_a_replay_of_what_is_out_or_given_back_hands_nothing_out_twice_at_once(
     assert second is not None
     second.nack(retry_after_s=60)
     assert quiver.replay("one", 0, 3) == NOTHING
-    third = lease.poll()
-    assert third is not None
+    third = must_poll(lease)
     assert third.seq == 2
     assert lease.poll() is None
     assert first.ack()
     still.clock.pass_time(61)
-    again = lease.poll()
-    assert again is not None
+    again = must_poll(lease)
     assert (again.seq, again.attempt) == (1, 2)
     check_books(quiver)
 

@@ -15,6 +15,7 @@ from tests.readers.setting import (
     check_books,
     drain,
     keep,
+    must_plan,
     sealed,
 )
 
@@ -32,12 +33,6 @@ from holdfast.quiver import (
 from holdfast.quiver.frame import Totals
 from holdfast.quiver.points import Point
 from holdfast.seam.faulty import Fault, FaultKind
-
-
-def must_plan(cursor: Cursor, max_events: int = 100_000) -> Range:
-    planned = cursor.plan(max_events=max_events)
-    assert planned is not None
-    return planned
 
 
 def rows(cursor: Cursor, planned: Range) -> list[tuple[int, list[bytes]]]:

@@ -16,20 +16,15 @@ from tests.readers.setting import (
     check_books,
     drain,
     keep,
+    must_poll,
     sealed,
 )
 
 from holdfast.errors import BadInput, Fenced, StorageFailed, UnknownPosition, UnknownSubscriber
-from holdfast.quiver import Delivery, Lease, LeaseOptions, Outcome, Quiver
+from holdfast.quiver import Lease, LeaseOptions, Outcome, Quiver
 from holdfast.quiver.frame import Totals
 from holdfast.quiver.points import Point
 from holdfast.seam.faulty import Fault, FaultKind
-
-
-def must_poll(lease: Lease) -> Delivery:
-    delivery = lease.poll()
-    assert delivery is not None
-    return delivery
 
 
 def seqs(lease: Lease, count: int = 100) -> list[int]:

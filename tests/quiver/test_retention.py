@@ -11,6 +11,7 @@ from tests.readers.setting import (
     check_books,
     drain,
     keep,
+    must_poll,
     sealed,
 )
 
@@ -52,8 +53,7 @@ def test_a_segment_goes_when_everyone_has_resolved_it(still: StillMachine) -> No
     assert list(drain(one)) == [0, 1, 2, 3]
     keep(quiver)
     assert ranges(quiver) == [(0, 1), (2, 3)]
-    first = two.poll()
-    assert first is not None
+    first = must_poll(two)
     first.ack()
     keep(quiver)
     assert ranges(quiver) == [(0, 1), (2, 3)]
@@ -117,8 +117,7 @@ def test_only_what_is_too_old_expires_with_exact_counts(still: StillMachine) -> 
     lease = quiver.lease("one")
     append(quiver, 3, events=2)
     quiver.flush()
-    first = lease.poll()
-    assert first is not None
+    first = must_poll(lease)
     first.ack()
     still.clock.pass_time(60)
     sealed(quiver, 1)
@@ -155,8 +154,7 @@ def test_age_leaves_alone_what_is_in_somebodys_hands_until_the_lease_lapses(
     quiver = still.start(calm(RetentionConfig(max_age_s=100.0)))
     lease = quiver.lease("one", leasing=LeaseOptions(lease_s=300))
     sealed(quiver, 1)
-    delivery = lease.poll()
-    assert delivery is not None
+    delivery = must_poll(lease)
     still.clock.pass_time(101)
     keep(quiver)
     assert ranges(quiver) == [(0, 0)]
@@ -266,8 +264,7 @@ def test_who_waits_for_room_is_let_in_when_a_reader_makes_some(still: StillMachi
     quiver = still.start(calm(small(), timeout_s=0.2))
     lease = quiver.lease("one")
     fill(quiver)
-    delivery = lease.poll()
-    assert delivery is not None
+    delivery = must_poll(lease)
     delivery.ack()
     append(quiver, 1, size_bytes=LARGE_BYTES)
 
@@ -314,8 +311,7 @@ def test_drop_oldest_skips_what_is_in_somebodys_hands(still: StillMachine) -> No
     quiver = still.start(calm(small(size_cap_policy="drop_oldest"), timeout_s=0.2))
     lease = quiver.lease("one", leasing=LeaseOptions(max_in_flight=1))
     sealed(quiver, 1, size_bytes=LARGE_BYTES)
-    delivery = lease.poll()
-    assert delivery is not None
+    delivery = must_poll(lease)
     sealed(quiver, 10, size_bytes=LARGE_BYTES)
     assert ranges(quiver)[0] == (0, 0)
     assert delivery.ack()
@@ -328,8 +324,7 @@ def test_what_is_given_back_is_in_nobodys_hands_and_may_go(still: StillMachine) 
     quiver = still.start(calm(small(size_cap_policy="drop_oldest"), timeout_s=0.2))
     lease = quiver.lease("one", leasing=LeaseOptions(max_in_flight=1))
     sealed(quiver, 1, size_bytes=LARGE_BYTES)
-    delivery = lease.poll()
-    assert delivery is not None
+    delivery = must_poll(lease)
     delivery.nack(retry_after_s=3600)
     sealed(quiver, 10, size_bytes=LARGE_BYTES)
     assert ranges(quiver)[0] != (0, 0)
@@ -413,8 +408,7 @@ def test_a_few_megabytes_work_however_long_the_ledger_gets(still: StillMachine) 
     for _ in range(60):
         append(quiver, 50, size_bytes=2_000)
         for _ in range(50):
-            delivery = lease.poll()
-            assert delivery is not None
+            delivery = must_poll(lease)
             delivery.reject("a long story " * 200)
         keep(quiver)
     assert quiver.statistics().ledger_bytes < 1 * MB
@@ -630,8 +624,7 @@ def test_a_producer_is_remembered_by_its_newest_segment_also_if_that_goes_first(
         quiver.append_raw(b"x", producer="p", epoch=epoch)
         quiver.flush()
     for _ in range(2):
-        delivery = lease.poll()
-        assert delivery is not None
+        delivery = must_poll(lease)
         delivery.ack()
         keep(quiver)
     assert quiver.segments() == ()

@@ -3,7 +3,17 @@
 from __future__ import annotations
 
 import pytest
-from tests.readers.setting import StillMachine, append, calm, check_books, drain, keep, sealed
+from tests.readers.setting import (
+    StillMachine,
+    append,
+    calm,
+    check_books,
+    drain,
+    keep,
+    must_plan,
+    must_poll,
+    sealed,
+)
 
 from holdfast.errors import DataLoss, Overloaded
 from holdfast.quiver import LeaseOptions, Outcome, Quiver, SubscriberOptions
@@ -58,16 +68,14 @@ def test_dropping_leaves_alone_what_is_planned_or_in_somebodys_hands(still: Stil
     quiver = capped(still, DROPPING)
     cursor = quiver.cursor("one", on_data_loss="count")
     append(quiver, 2, size_bytes=QUARTER_BYTES)
-    planned = cursor.plan()
-    assert planned is not None
+    planned = must_plan(cursor)
     append(quiver, 4, size_bytes=QUARTER_BYTES)
     keep(quiver)
     assert check_books(quiver)["one"].outcomes[Outcome.DROPPED] == Totals(2, 2)
     assert [bundle.seq for bundle in cursor.read(planned)] == [0, 1]
     cursor.commit(planned)
     lease = quiver.lease("one", leasing=LeaseOptions(max_in_flight=1))
-    delivery = lease.poll()
-    assert delivery is not None
+    delivery = must_poll(lease)
     assert delivery.seq == 4
     append(quiver, 4, size_bytes=QUARTER_BYTES)
     keep(quiver)
@@ -121,8 +129,7 @@ def test_a_blocking_subscriber_at_its_cap_refuses_the_producer_and_is_named(
         assert e.value.stored == "no"
     assert check_books(quiver)["one"].pending == Totals(5, 5)
     lease = quiver.lease("one")
-    delivery = lease.poll()
-    assert delivery is not None
+    delivery = must_poll(lease)
     delivery.ack()
     append(quiver, 1)
     assert quiver.statistics().throttled_total == 2

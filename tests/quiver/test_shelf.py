@@ -8,7 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.quiver.machine import SEGMENTS
-from tests.readers.setting import StillMachine, append, check_books, drain, sealed
+from tests.readers.setting import (
+    StillMachine,
+    append,
+    check_books,
+    drain,
+    must_poll,
+    sealed,
+)
 
 from holdfast.quiver import AckLevel, Quiver
 from holdfast.quiver.frame import Totals
@@ -128,8 +135,7 @@ def test_only_whole_segments_are_counted_by_their_summaries(still: StillMachine)
     subscriber = quiver._engine.ledger.subscriber("one")
     total, size_bytes = shelf_of(quiver).waiting(subscriber)
     assert total == Totals(6, 6)
-    delivery = lease.poll()
-    assert delivery is not None
+    delivery = must_poll(lease)
     delivery.ack()
     after, after_bytes = shelf_of(quiver).waiting(subscriber)
     assert after == Totals(5, 5)

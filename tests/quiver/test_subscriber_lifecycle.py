@@ -6,7 +6,17 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 from tests.quiver.machine import SEGMENTS, START_NS, Machine
-from tests.readers.setting import StillMachine, append, calm, check_books, drain, keep, sealed
+from tests.readers.setting import (
+    StillMachine,
+    append,
+    calm,
+    check_books,
+    drain,
+    keep,
+    must_plan,
+    must_poll,
+    sealed,
+)
 
 from holdfast.errors import BadInput, StorageFailed, UnknownPosition, UnknownSubscriber
 from holdfast.quiver import Outcome, Quiver, RetentionConfig, SubscriberOptions
@@ -108,8 +118,7 @@ def test_a_subscriber_registered_after_deletions_starts_with_what_is_left(
     quiver = still.start()
     lease = quiver.lease("one")
     sealed(quiver, 2)
-    first = lease.poll()
-    assert first is not None
+    first = must_poll(lease)
     first.ack()
     keep(quiver)
     quiver.register("two")
@@ -129,11 +138,9 @@ def test_subscribers_have_independent_progress(still: StillMachine) -> None:
     quiver = still.start()
     one, two = quiver.lease("one"), quiver.cursor("two")
     append(quiver, 4)
-    delivery = one.poll()
-    assert delivery is not None
+    delivery = must_poll(one)
     delivery.ack()
-    planned = two.plan(max_events=3)
-    assert planned is not None
+    planned = must_plan(two, 3)
     two.commit(planned)
     quiver = still.restart()
     assert delivered(quiver, "one") == [1, 2, 3]
@@ -268,8 +275,7 @@ def test_unregistering_records_what_still_waited_as_given_up(still: StillMachine
     quiver = still.start()
     lease = quiver.lease("one")
     append(quiver, 5, events=2)
-    delivery = lease.poll()
-    assert delivery is not None
+    delivery = must_poll(lease)
     delivery.ack()
     state = quiver._engine.ledger.subscriber("one")
     quiver.unregister("one", reason="no longer needed")
@@ -305,8 +311,7 @@ def test_unregistering_a_paused_subscriber_inside_a_bundle(still: StillMachine) 
     quiver = still.start()
     cursor = quiver.cursor("one")
     append(quiver, 1, events=4)
-    planned = cursor.plan()
-    assert planned is not None
+    planned = must_plan(cursor)
     cursor.commit(planned, through=planned.start._replace(row=1))
     cursor.pause()
     state = quiver._engine.ledger.subscriber("one")
@@ -336,8 +341,7 @@ def test_a_replay_hands_out_again_what_is_still_there(still: StillMachine) -> No
     lease = quiver.lease("one")
     sealed(quiver, 3, bundles=2)
     assert len(list(drain(lease))) == 6
-    first = quiver.lease("keeper").poll()
-    assert first is not None
+    must_poll(quiver.lease("keeper"))
     assert quiver.replay("one", 1, 100) == Totals(5, 5)
     assert list(drain(lease)) == [1, 2, 3, 4, 5]
     check_books(quiver)

@@ -10,10 +10,13 @@ from tests.quiver.machine import START_NS, Machine, quiet
 
 from holdfast.quiver import (
     AckLevel,
+    Cursor,
+    Delivery,
     Lease,
     LedgerConfig,
     Quiver,
     QuiverConfig,
+    Range,
     RetentionConfig,
     SegmentConfig,
 )
@@ -122,6 +125,20 @@ def sealed(quiver: Quiver, segments: int, bundles: int = 1, size_bytes: int = 10
         seqs += append(quiver, bundles, size_bytes=size_bytes)
         quiver.flush()
     return seqs
+
+
+def must_poll(lease: Lease) -> Delivery:
+    """Return the next delivery; there must be one."""
+    delivery = lease.poll()
+    assert delivery is not None
+    return delivery
+
+
+def must_plan(cursor: Cursor, max_events: int = 100_000) -> Range:
+    """Return the next range; there must be one."""
+    planned = cursor.plan(max_events=max_events)
+    assert planned is not None
+    return planned
 
 
 def drain(lease: Lease) -> Iterator[int]:

@@ -13,7 +13,16 @@ from typing import Self
 
 import pytest
 from tests.quiver.machine import PATIENCE_S, Machine, quiet
-from tests.readers.setting import StillMachine, append, check_books, drain, keep, sealed
+from tests.readers.setting import (
+    StillMachine,
+    append,
+    check_books,
+    drain,
+    keep,
+    must_plan,
+    must_poll,
+    sealed,
+)
 
 from holdfast.errors import Fenced, NotAccepted, UnknownSubscriber
 from holdfast.quiver import (
@@ -137,7 +146,8 @@ def test_readers_of_all_sorts_and_producers_at_once() -> None:
 
             def look() -> None:
                 while not crew.done.is_set():
-                    check_books(quiver)
+                    for name in ("fifo", "newest", "cursor"):
+                        assert quiver.balance(name).holds
                     quiver.statistics()
 
             def come_and_go() -> None:
@@ -330,13 +340,11 @@ def test_locks_are_taken_in_one_order_only(monkeypatch: pytest.MonkeyPatch) -> N
         quiver.register("late", options=options)
         sealed(quiver, 2, bundles=2)
         append(quiver, 6, size_bytes=240 * KB)
-        first = lease.poll()
-        assert first is not None
+        first = must_poll(lease)
         assert first.extend()
         first.nack()
         keep(quiver)
-        planned = cursor.plan(max_events=3)
-        assert planned is not None
+        planned = must_plan(cursor, 3)
         list(cursor.read(planned))
         cursor.commit(planned)
         list(drain(lease))

@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 import pytest
-from tests.readers.setting import StillMachine, append, calm, check_books, drain, keep
+from tests.readers.setting import (
+    StillMachine,
+    append,
+    calm,
+    check_books,
+    drain,
+    keep,
+    must_plan,
+)
 
 from holdfast.errors import Overloaded
 from holdfast.quiver import LeaseOptions, Outcome, Quiver, RetentionConfig, SubscriberOptions
@@ -71,8 +79,7 @@ def test_several_readers_of_all_sorts_each_get_everything_in_their_own_order() -
         assert list(drain(quiver.lease("fifo"))) == list(range(10))
         assert list(drain(newest)) == list(range(9, -1, -1))
         cursor = quiver.cursor("cursor")
-        planned = cursor.plan()
-        assert planned is not None
+        planned = must_plan(cursor)
         cursor.commit(planned)
         rejecting = quiver.lease("rejecting")
         while (delivery := rejecting.poll()) is not None:
