@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from dataclasses import fields, replace
 from pathlib import Path, PurePath
@@ -312,3 +313,14 @@ def test_looking_where_no_quiver_is_makes_none(tmp_path: Path) -> None:
 def test_a_directory_in_use_is_told_as_such(tmp_path: Path) -> None:
     with Quiver.open(tmp_path / "data"), pytest.raises(DirectoryLocked):
         run(str(tmp_path / "data"))
+
+
+def test_a_log_that_only_its_owner_should_seal_is_left_alone(tmp_path: Path) -> None:
+    with Quiver.open(tmp_path / "data") as quiver:
+        quiver.append_raw(b"event")
+        # As a kill leaves it.
+        sockets = shutil.ignore_patterns("*.sock")
+        shutil.copytree(tmp_path / "data", tmp_path / "left", ignore=sockets)
+    with pytest.raises(CannotOpen, match="only its owner"):
+        run(str(tmp_path / "left"))
+    assert list((tmp_path / "left" / "segments").iterdir()) == []

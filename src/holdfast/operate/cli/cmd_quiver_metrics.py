@@ -20,6 +20,7 @@ from holdfast.quiver import (
 )
 from holdfast.quiver.config import AGE_MAX_S, WAIT_MAX_S
 from holdfast.quiver.cores import core_ids
+from holdfast.quiver.inspect import inspect
 from holdfast.seam.disk import RealDisk
 
 # Whoever only looks does not know the owner's bounds, and must not delete by bounds of its own.
@@ -67,6 +68,13 @@ def _look(directory: PurePath, size_cap_bytes: int) -> list[Statistics]:
         raise CannotOpen("there is no quiver", hint="name its directory", path=str(directory))
     told = []
     for core_id, path in paths.items():
+        if inspect(disk, path).unsealed:
+            # Opening it would seal them, and without the owner's extractors.
+            raise CannotOpen(
+                "its log holds bundles that only its owner can seal as they should be",
+                hint="start its owner and take its own figures, or let it close cleanly first",
+                path=str(path),
+            )
         with Quiver.open(path, _ONLY_LOOKING) as quiver:
             told.append(replace(quiver.statistics(), core_id=core_id))
     return [replace(one, size_cap_bytes=size_cap_bytes // len(told)) for one in told]
