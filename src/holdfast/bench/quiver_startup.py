@@ -18,7 +18,7 @@ from holdfast.bench.rounds import interleave
 from holdfast.bench.scale import Scale
 from holdfast.bench.workload import EVENT_BYTES, raw_event
 from holdfast.errors import CheckFailed
-from holdfast.quiver import AckLevel, Quiver, QuiverConfig, SegmentConfig
+from holdfast.quiver import AckLevel, Quiver, QuiverConfig, RetentionConfig, SegmentConfig
 
 EVENTS_PER_BUNDLE = 64
 WRITERS = 4
@@ -81,7 +81,8 @@ def _fill(place: Path, segments: int, segment_mb: int) -> None:
     """Write that many segments; each is sealed by `flush`, so that all have the same size."""
     events = [raw_event(seed) for seed in range(EVENTS_PER_BUNDLE)]
     config = QuiverConfig(
-        segment=SegmentConfig(target_size_bytes=2 * segment_mb * MB, max_open_duration_s=600.0)
+        segment=SegmentConfig(target_size_bytes=2 * segment_mb * MB, max_open_duration_s=600.0),
+        retention=RetentionConfig(size_cap_bytes=64 * 1024 * MB),
     )
     with Quiver.open(place, config) as quiver, ThreadPoolExecutor(WRITERS) as pool:
 
