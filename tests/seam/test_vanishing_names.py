@@ -28,3 +28,13 @@ def test_a_file_that_goes_while_its_directory_is_listed_is_left_out(
 
     monkeypatch.setattr(os, "scandir", scan_and_remove)
     assert [entry.name for entry in RealDisk().list(tmp_path)] == ["a", "c"]
+
+
+def test_what_goes_while_a_tree_is_measured_counts_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "stays").write_bytes(bytes(5000))
+    stays_bytes = RealDisk().used_bytes(tmp_path)
+    listdir = os.listdir
+    monkeypatch.setattr(os, "listdir", lambda path: [*listdir(path), "gone"])
+    assert RealDisk().used_bytes(tmp_path) == stays_bytes

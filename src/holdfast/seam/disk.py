@@ -255,7 +255,9 @@ class RealDisk:
         # st_blocks counts 512-byte units whatever the filesystem's block size; Windows has none.
         used = info.st_blocks * 512 if hasattr(info, "st_blocks") else info.st_size
         if stat.S_ISDIR(info.st_mode):
-            used += sum(self.used_bytes(path / name) for name in os.listdir(path))
+            for name in os.listdir(path):
+                with contextlib.suppress(FileNotFoundError):  # it went while we looked
+                    used += self.used_bytes(path / name)
         return used
 
     def free_bytes(self, path: PurePath) -> int:
