@@ -310,5 +310,5 @@ class Engine(RuleBasedStateMachine):
 
 TestEngine = Engine.TestCase
 TestEngine.settings = settings(
-    max_examples=3_000 if THOROUGH else 150, stateful_step_count=60 if THOROUGH else 40
+    max_examples=3_000 if THOROUGH else 80, stateful_step_count=60 if THOROUGH else 40
 )
