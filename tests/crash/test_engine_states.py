@@ -36,7 +36,7 @@ from holdfast.seam.simulated import SimulatedCrash, SimulatedDisk
 THOROUGH = os.environ.get("HOLDFAST_THOROUGH") == "1"
 
 # One test, about half a minute of work: a busy machine gets more than the usual bound.
-# Not in the default run: under load it found a run, not yet understood, that ends a step unexpectedly.
+# Not in the default run: under load it found a run, not yet understood, that fails.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(7_200 if THOROUGH else 600)]
 
 shapes = st.sampled_from([Shape.RAW, Shape.ARROW, Shape.TWO_SLOTS])
