@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from types import TracebackType
 from typing import Self
 
 
@@ -19,11 +18,6 @@ class Stopwatch:
         self._wall_began_s = time.perf_counter()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.wall_s = time.perf_counter() - self._wall_began_s
         self.cpu_s = time.process_time() - self._cpu_began_s
