@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -17,6 +18,9 @@ from holdfast.quiver.points import Point
 from holdfast.seam.faulty import FaultKind
 
 THOROUGH = os.environ.get("HOLDFAST_THOROUGH") == "1"
+
+# One test is many lives.
+pytestmark = pytest.mark.timeout(4 * 3600 if THOROUGH else 600)
 
 WHO = st.sampled_from([*NAMES[:2], *NAMES])
 PICK = st.integers(0, 50)
