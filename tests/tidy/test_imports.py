@@ -20,10 +20,10 @@ SRC = Path(__file__).parents[2] / "src"
 
 LEVELS = (
     {"errors"},
-    {"seam"},
+    {"seam", "settings"},
     {"quiver", "store"},
     {"signals"},
-    {"remote"},
+    {"remote", "deadletter"},
     {"edge", "receive", "deliver", "handoff", "node", "dataflow"},
     {"graph"},
     {"console", "prove", "bench"},

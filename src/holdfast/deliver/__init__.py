@@ -1,0 +1,1 @@
+"""Deliver: exporters, and the loop that drives them: order, retry, breakers, dead letters."""

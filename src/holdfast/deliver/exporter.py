@@ -1,0 +1,72 @@
+"""What an exporter is: something that takes events, and says honestly what became of them.
+
+An exporter sends once. When to try again, what to set aside and what to write into the ledger is
+the loop's business; an exporter only tells failures apart, because only it knows its protocol.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol
+
+from holdfast.signals.event import Event
+
+
+class FailureClass(StrEnum):
+    """What kind of no it was."""
+
+    # Nobody's fault, or nobody's for long: no connection, a time-out, 5xx, 408, 429.
+    TRANSIENT = "transient"
+    # Our credentials: 401, 403, 407, a certificate. Trying on would lock the account.
+    AUTH = "auth"
+    # The request is too large: 413, or the broker's message limit.
+    TOO_LARGE = "too_large"
+    # This event will never be taken: any other 4xx.
+    PERMANENT = "permanent"
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why events were not taken. `reason` is for people and never holds a secret or a payload."""
+
+    kind: FailureClass
+    reason: str
+    # HTTP status or a code of the protocol; the same for the same cause.
+    code: str = ""
+    retry_after_s: float | None = None
+    # Whether the receiver may have taken it all the same (a time-out after the request was sent).
+    maybe_delivered: bool = False
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What became of the events of one send, by their index. What is not named was delivered."""
+
+    failed: Mapping[int, Failure] = field(default_factory=dict)
+
+
+ALL_DELIVERED = Answer()
+
+
+def all_failed(count: int, failure: Failure) -> Answer:
+    """Return the answer to a send of which nothing was taken."""
+    return Answer(dict.fromkeys(range(count), failure))
+
+
+class Exporter(Protocol):
+    """A way out. One loop uses it; `send` is not called twice at once unless lanes are parallel."""
+
+    # How many events and bytes one `send` takes; 1 event if the dialect has no batches.
+    max_batch_events: int
+    max_batch_bytes: int
+
+    async def start(self) -> None:
+        """Get ready; must not fail because the destination is down."""
+
+    async def send(self, events: Sequence[Event]) -> Answer:
+        """Send once. Returns what became of each event; raises only for a bug."""
+
+    async def close(self) -> None:
+        """Let go of connections and files; what was answered as delivered is safe."""

@@ -1,0 +1,1 @@
+"""Edge: small, stateless processors between the buffer and a destination."""

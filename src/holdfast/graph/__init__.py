@@ -1,0 +1,1 @@
+"""Graph: the file that says what runs, and the runtime that runs it."""

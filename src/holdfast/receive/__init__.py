@@ -1,0 +1,1 @@
+"""Receive: what stands before the buffer: sockets, admission, validation, answers."""

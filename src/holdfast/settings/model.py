@@ -1,0 +1,11 @@
+"""The base of every configuration model: immutable, and an unknown key is an error."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict
+
+
+class Settings(BaseModel):
+    """A part of the configuration. Its field names are the keys of the file."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)

@@ -1,0 +1,1 @@
+"""Signals: what the bytes mean. Nothing here reads or writes; it only understands."""
