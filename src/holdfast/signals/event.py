@@ -48,7 +48,9 @@ class Event:
 def events_of(bundle: Bundle, quiver_id: str, first_row: int = 0) -> list[Event]:
     """Return the events of a bundle of raw payloads, from `first_row` on."""
     ((slot, batch),) = bundle.slots.items()
-    rows = zip(batch.column("payload").to_pylist(), batch.column("headers").to_pylist(), strict=True)
+    rows = zip(
+        batch.column("payload").to_pylist(), batch.column("headers").to_pylist(), strict=True
+    )
     return [
         Event(
             quiver_id=quiver_id,
