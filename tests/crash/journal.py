@@ -184,14 +184,12 @@ class Journal:
                 if restarted and entry.fate != "no" and not self.is_damaged(entry):
                     there = entry.contents[0].token in places
                     entry.fate = "found" if there else "gone"
-            elif (
-                entry.receipt is not None
-                and entry.must_be_there(promised)
-                and not self.is_damaged(entry)
-            ):
+            elif entry.receipt is not None and not self.is_damaged(entry):
                 found = quiver.bundle(entry.receipt.seq)
-                assert found is not None, f"{entry} is lost"
-                assert found.producer == entry.contents[0].token
+                assert found is not None or not entry.must_be_there(promised), f"{entry} is lost"
+                assert found is None or found.producer == entry.contents[0].token
+                if restarted:
+                    entry.fate = "gone" if found is None else "found"
 
     def verify_damages(self, quiver: Quiver, notes: Sequence[Damage]) -> None:
         """See that what is missing because of damage is named by a note in quarantine."""

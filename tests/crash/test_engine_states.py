@@ -36,8 +36,7 @@ from holdfast.seam.simulated import SimulatedCrash, SimulatedDisk
 THOROUGH = os.environ.get("HOLDFAST_THOROUGH") == "1"
 
 # One test, about half a minute of work: a busy machine gets more than the usual bound.
-# Not in the default run: under load it found a run, not yet understood, that fails.
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(7_200 if THOROUGH else 600)]
+pytestmark = pytest.mark.timeout(7_200 if THOROUGH else 600)
 
 shapes = st.sampled_from([Shape.RAW, Shape.ARROW, Shape.TWO_SLOTS])
 # Level `segment` has a rule of its own: otherwise nothing would seal, and everybody would wait.
@@ -261,10 +260,12 @@ class Engine(RuleBasedStateMachine):
     def lose_slot(self, segment: str, slot: str) -> None:
         name = names.parse_segment_dir(segment)
         assert name is not None
-        contents = {c.token: c for entry in self.journal.entries for c in entry.contents}
+        # What a power cut took before it was sealed still has a seq between others.
+        kept = [entry for entry in self.journal.entries if not entry.must_not_be_there()]
+        contents = {c.token: c for entry in kept for c in entry.contents}
         for seq in range(name.first_seq, name.last_seq + 1):
             token = self.journal.owners.get(seq)
-            if token is not None and slot in contents[token].rows():
+            if token in contents and slot in contents[token].rows():
                 self.journal.damaged.add(token)
 
     def flip(self, disk: SimulatedDisk, path: PurePath, offset: int, bit: int) -> None:
