@@ -19,6 +19,7 @@
     │   ├── DirectoryLocked   another process owns it
     │   ├── UnknownFormat     it was written by another format version
     │   └── WrongQuiver       it is not the quiver that was asked for
+    ├── BadConfig             the configuration is wrong; `findings` says where, all of them at once
     ├── OwnerGone             the process that owns the directory ended, or did not answer in time
     ├── Damaged               bytes on disk do not match their checksum
     └── CheckFailed           `prove` or `bench` found a broken promise
@@ -28,7 +29,8 @@ A bug in Holdfast itself is never one of these: it is an `AssertionError` that b
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, Self
+from collections.abc import Iterable
+from typing import ClassVar, Literal, NamedTuple, Self
 
 Stored = Literal["no", "maybe"]
 
@@ -158,6 +160,34 @@ class UnknownFormat(CannotOpen):
 
 class WrongQuiver(CannotOpen):
     """The data directory holds another quiver than the one asked for."""
+
+
+class ConfigFinding(NamedTuple):
+    """One thing that is wrong with a configuration, or odd, and where. Lines count from 1."""
+
+    file: str
+    line: int
+    column: int
+    message: str
+    hint: str = ""
+    severity: Literal["error", "warning"] = "error"
+
+
+class BadConfig(HoldfastError):
+    """The configuration is wrong; `findings` says where, all of them at once."""
+
+    exit_code = 78
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        hint: str,
+        path: str | None = None,
+        findings: Iterable[ConfigFinding] = (),
+    ) -> None:
+        super().__init__(message, hint=hint, path=path)
+        self.findings = tuple(findings)
 
 
 class OwnerGone(HoldfastError):
