@@ -1,0 +1,387 @@
+"""The dead-letter office: two quivers beside the buffer, for what cannot go on.
+
+    rejected/      input that was never accepted. Its producer was told so, and still has it: this
+                   copy is a service. It has a rate and a cap, and at the cap the oldest goes, so
+                   that a flood of bad events takes neither the disk nor its syncs from good ones.
+    undelivered/   accepted events that one destination will never take. Nobody else has them:
+                   nothing goes but by an operator's word, and when it is full the destination
+                   stalls.
+
+A letter is a bundle of its own, because an outcome in the ledger belongs to a bundle. In both
+quivers the subscriber `keeper` waits for every letter and never reads: what it has not resolved is
+what lies in the office. Without it a quiver would remove a letter as soon as the handlers that
+follow `rejected` have seen it. A fixed, replayed or purged letter is resolved for the keeper, with
+the reason, and so leaves the count.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path, PurePath
+from types import TracebackType
+from typing import NamedTuple, Self
+
+from pydantic import Field, model_validator
+
+from holdfast.deadletter.letter import Letter
+from holdfast.deadletter.rate import RateLimit
+from holdfast.errors import BundleTooLarge, NotAccepted, UnknownSubscriber
+from holdfast.quiver import (
+    AppendConfig,
+    Quiver,
+    QuiverConfig,
+    RetentionConfig,
+    SegmentConfig,
+    SubscriberOptions,
+    TransactionConfig,
+    WalConfig,
+)
+from holdfast.seam import Seam
+from holdfast.settings import DurationS, Settings, SizeBytes
+
+REJECTED_DIR = "rejected"
+UNDELIVERED_DIR = "undelivered"
+KEEPER = "keeper"
+
+MB = 1024 * 1024
+# Letters trickle in: a segment of a few every five seconds would be more framing than letters.
+SEGMENT_BYTES = 4 * MB
+SEGMENT_OPEN_S = 300.0
+# Of the office's cap; what is written must also fit once more, while it is sealed.
+LETTER_SHARE_MAX = 8
+# What the headers of a letter add to its payload, with room to spare.
+ENVELOPE_BYTES = 256 * 1024
+# Letters that are stored together; more wait for the next group.
+GROUP_LETTERS_MAX = 1000
+# Reasons and destinations that are counted apart; the rest is counted as "other".
+LABELS_MAX = 64
+# A flood of refused letters is told of so often.
+WARNING_INTERVAL_S = 60.0
+
+log = logging.getLogger("holdfast.deadletter")
+
+
+class _StoreSettings(Settings):
+    """What both quivers of the office have."""
+
+    max_bytes: SizeBytes = Field(default=256 * MB, ge=32 * MB)
+    """Everything stored, together. At least 32 MB."""
+    max_letter_bytes: SizeBytes = Field(default=16 * MB, ge=1)
+    """The largest event that is kept; at most an eighth of `max_bytes`."""
+    timeout_s: DurationS = Field(default=5.0, gt=0)
+    """How long a letter may take to be on stable storage."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.max_letter_bytes > self.max_bytes // LETTER_SHARE_MAX:
+            raise ValueError("max_letter_bytes must be at most an eighth of max_bytes")
+        return self
+
+
+class RejectedSettings(_StoreSettings):
+    """Input that was never accepted. Over a bound it is counted, and not kept."""
+
+    max_age_s: DurationS = Field(default=14 * 24 * 3600.0, gt=0)
+    """How long a letter is kept."""
+    events_per_s: float = Field(default=200.0, gt=0)
+    """Letters per second that are kept, on average."""
+    bytes_per_s: SizeBytes = Field(default=4 * MB, ge=1)
+    """Bytes per second that are kept, on average."""
+    burst_s: DurationS = Field(default=10.0, gt=0)
+    """So many seconds' worth of both may come at once."""
+
+
+class UndeliveredSettings(_StoreSettings):
+    """Accepted events that a destination will not take. Full, the destination stalls."""
+
+    max_bytes: SizeBytes = Field(default=1024 * MB, ge=32 * MB)
+    """Everything stored, together. At least 32 MB."""
+    max_letter_bytes: SizeBytes = Field(default=64 * MB, ge=1)
+    """The largest event that is kept; at most an eighth of `max_bytes`. One that is larger stalls
+    its destination: keep it above what receivers accept."""
+    timeout_s: DurationS = Field(default=30.0, gt=0)
+    """How long a letter may take to be on stable storage."""
+
+
+class DeadLettersSettings(Settings):
+    """Where events go that cannot go on."""
+
+    rejected: RejectedSettings = RejectedSettings()
+    """Input that was never accepted."""
+    undelivered: UndeliveredSettings = UndeliveredSettings()
+    """Accepted events that a destination will never take."""
+
+
+class StoreStatistics(NamedTuple):
+    """One of the two quivers at this moment. Totals count since it was opened."""
+
+    # What lies there and is not resolved.
+    events: int
+    size_bytes: int
+    # None if nothing lies there.
+    oldest_age_s: float | None
+    # On disk, and at most.
+    used_bytes: int
+    max_bytes: int
+    # Filed, by (destination, reason); the destination is "" for what was never accepted.
+    filed: dict[tuple[str, str], int]
+    # Not filed, by why: rate, too_large, store.
+    refused: dict[str, int]
+    # Ever, from the ledger: what the cap and the age took unseen, and what operators decided.
+    dropped: int
+    expired: int
+    resolved: int
+
+
+class DeadLettersStatistics(NamedTuple):
+    """The whole office at this moment."""
+
+    rejected: StoreStatistics
+    undelivered: StoreStatistics
+
+
+class _Counters:
+    """Totals with a bounded number of labels."""
+
+    def __init__(self) -> None:
+        self.filed: Counter[tuple[str, str]] = Counter()
+        self.refused: Counter[str] = Counter()
+
+    def count_filed(self, letters: Sequence[Letter]) -> None:
+        for letter in letters:
+            label = (letter.destination or "", letter.reason)
+            known = label in self.filed or len(self.filed) < LABELS_MAX
+            self.filed[label if known else ("other", "other")] += 1
+
+
+class DeadLetters:
+    """The office. One event loop uses it; its quivers may be read from anywhere."""
+
+    def __init__(
+        self, rejected: Quiver, undelivered: Quiver, settings: DeadLettersSettings, seam: Seam
+    ) -> None:
+        """Use `DeadLetters.open`."""
+        # Failed-event handlers are subscribers of this one.
+        self.rejected = rejected
+        self.undelivered_quiver = undelivered
+        self.settings = settings
+        self._clock = seam.clock
+        limits = settings.rejected
+        self._rate = RateLimit(seam.clock, limits.events_per_s, limits.bytes_per_s, limits.burst_s)
+        self._rejected_counters, self._undelivered_counters = _Counters(), _Counters()
+        self._warned_s: float | None = None
+
+    @classmethod
+    def open(
+        cls,
+        directory: str | Path,
+        settings: DeadLettersSettings | None = None,
+        *,
+        seam: Seam | None = None,
+    ) -> Self:
+        """Open the office in a directory, making it if need be, and recover what a crash left."""
+        settings, seam = settings or DeadLettersSettings(), seam or Seam()
+        root = PurePath(directory)
+        rejected = _open(root / REJECTED_DIR, rejected_config(settings.rejected), seam)
+        try:
+            config = undelivered_config(settings.undelivered)
+            undelivered = _open(root / UNDELIVERED_DIR, config, seam)
+        except BaseException:
+            rejected.close()
+            raise
+        return cls(rejected, undelivered, settings, seam)
+
+    # ------------------------------------------------------------------- filing
+
+    async def reject(self, letters: Sequence[Letter]) -> bool:
+        """File input that was not accepted; True once all of it is on stable storage.
+
+        False if a letter was over the rate or too large, or the store did not take it: then it is
+        counted, and only its producer has it.
+        """
+        limits, counters = self.settings.rejected, self._rejected_counters
+        taken, filed = [], 0
+        for letter in letters:
+            if len(letter.payload) > limits.max_letter_bytes:
+                counters.refused["too_large"] += 1
+            elif not self._rate.take(len(letter.payload)):
+                counters.refused["rate"] += 1
+            else:
+                taken.append(letter)
+        for group in _groups(taken, limits.max_letter_bytes):
+            try:
+                await _append(self.rejected, group)
+            except NotAccepted as error:
+                counters.refused["store"] += len(group)
+                self._warn(error.message)
+            else:
+                counters.count_filed(group)
+                filed += len(group)
+        if len(taken) < len(letters):
+            self._warn("over dead_letters.rejected.events_per_s, bytes_per_s or max_letter_bytes")
+        return filed == len(letters)
+
+    async def undelivered(self, letters: Sequence[Letter]) -> None:
+        """File accepted events that a destination will not take; returns once they are durable.
+
+        Raises `NotAccepted` if there is no room or the disk failed: the caller still has them, and
+        must not go on without them. Filed again they may then lie there twice.
+        """
+        limits = self.settings.undelivered
+        for group in _groups(letters, limits.max_letter_bytes):
+            try:
+                await _append(self.undelivered_quiver, group)
+            except NotAccepted:
+                self._undelivered_counters.refused["store"] += len(group)
+                raise
+            except BundleTooLarge as error:
+                self._undelivered_counters.refused["too_large"] += len(group)
+                raise NotAccepted(
+                    f"an event is over {limits.max_letter_bytes} bytes, the largest that "
+                    "dead letters keep",
+                    hint="raise dead_letters.undelivered.max_letter_bytes",
+                ) from error
+            self._undelivered_counters.count_filed(group)
+
+    def _warn(self, why: str) -> None:
+        """Say that letters are not kept, now and then."""
+        now_s = self._clock.monotonic_s()
+        if self._warned_s is None or now_s - self._warned_s >= WARNING_INTERVAL_S:
+            self._warned_s = now_s
+            refused = sum(self._rejected_counters.refused.values())
+            log.warning("rejected events are not kept, %d so far: %s", refused, why)
+
+    # ---------------------------------------------------------------- operating
+
+    def keep_only(self, handlers: Collection[str]) -> None:
+        """Forget subscribers of `rejected` that are no longer configured: they hold data back."""
+        for name in self.rejected.subscribers():
+            if name != KEEPER and name not in handlers:
+                self.rejected.unregister(name, reason="no longer configured")
+
+    def statistics(self) -> DeadLettersStatistics:
+        """Return a picture of this moment."""
+        return DeadLettersStatistics(
+            _statistics(self.rejected, self._rejected_counters),
+            _statistics(self.undelivered_quiver, self._undelivered_counters),
+        )
+
+    def close(self) -> None:
+        """Make everything filed durable, and let go of the directory."""
+        try:
+            self.rejected.close()
+        finally:
+            self.undelivered_quiver.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+# ------------------------------------------------------------------------ stores
+
+
+def rejected_config(settings: RejectedSettings) -> QuiverConfig:
+    """Return the quiver for what was never accepted."""
+    return _config(settings, drop_oldest=True, max_age_s=settings.max_age_s)
+
+
+def undelivered_config(settings: UndeliveredSettings) -> QuiverConfig:
+    """Return the quiver for what must not be lost."""
+    return _config(settings, drop_oldest=False, max_age_s=None)
+
+
+def _config(
+    settings: _StoreSettings, *, drop_oldest: bool, max_age_s: float | None
+) -> QuiverConfig:
+    return QuiverConfig(
+        append=AppendConfig(
+            max_bundle_bytes=settings.max_letter_bytes + ENVELOPE_BYTES,
+            max_pending_bytes=settings.max_letter_bytes + ENVELOPE_BYTES,
+            timeout_s=settings.timeout_s,
+        ),
+        wal=WalConfig(file_size_bytes=SEGMENT_BYTES),
+        segment=SegmentConfig(target_size_bytes=SEGMENT_BYTES, max_open_duration_s=SEGMENT_OPEN_S),
+        transactions=TransactionConfig(max_staged_bytes=settings.max_bytes // 2),
+        retention=RetentionConfig(
+            size_cap_bytes=settings.max_bytes,
+            size_cap_policy="drop_oldest" if drop_oldest else "backpressure",
+            max_age_s=max_age_s,
+            # The keeper never attaches, and never goes.
+            orphan_ttl_s=None,
+        ),
+    )
+
+
+def _open(path: PurePath, config: QuiverConfig, seam: Seam) -> Quiver:
+    quiver = Quiver.open(path, config, seam=seam)
+    if KEEPER not in quiver.subscribers():
+        quiver.register(KEEPER, start="oldest", options=SubscriberOptions())
+    return quiver
+
+
+def _groups(letters: Sequence[Letter], max_bytes: int) -> Iterator[list[Letter]]:
+    """Yield the letters in order, in groups that one transaction takes."""
+    group: list[Letter] = []
+    size_bytes = 0
+    for letter in letters:
+        if group and (
+            size_bytes + len(letter.payload) > max_bytes or len(group) == GROUP_LETTERS_MAX
+        ):
+            yield group
+            group, size_bytes = [], 0
+        group.append(letter)
+        size_bytes += len(letter.payload)
+    if group:
+        yield group
+
+
+async def _append(quiver: Quiver, letters: Sequence[Letter]) -> None:
+    """Store letters, all or none, each as a bundle of its own."""
+    if len(letters) > 1:
+        await asyncio.to_thread(_append_together, quiver, letters)
+        return
+    (letter,) = letters
+    headers = [letter.stored_headers()]
+    await quiver.append_raw_async([letter.payload], slot=letter.slot, headers=headers)
+
+
+def _append_together(quiver: Quiver, letters: Sequence[Letter]) -> None:
+    with quiver.transaction() as transaction:
+        for letter in letters:
+            headers = [letter.stored_headers()]
+            transaction.append_raw([letter.payload], slot=letter.slot, headers=headers)
+
+
+def _statistics(quiver: Quiver, counters: _Counters) -> StoreStatistics:
+    whole = quiver.statistics()
+    keeper = next((one for one in whole.subscribers if one.name == KEEPER), None)
+    if keeper is None:
+        raise UnknownSubscriber(
+            f"the subscriber {KEEPER!r} of the dead letters is gone",
+            hint="start again: it is registered at every start",
+        )
+    events = {outcome: counts.events for outcome, counts in keeper.outcomes.items()}
+    dropped, expired = events.pop("dropped", 0), events.pop("expired", 0)
+    return StoreStatistics(
+        events=keeper.pending.events,
+        size_bytes=keeper.pending_bytes,
+        oldest_age_s=keeper.oldest_age_s,
+        used_bytes=whole.used_bytes,
+        max_bytes=whole.size_cap_bytes,
+        filed=dict(counters.filed),
+        refused=dict(counters.refused),
+        dropped=dropped,
+        expired=expired,
+        resolved=sum(events.values()),
+    )
