@@ -10,9 +10,10 @@ many threads; the `_async` twins from any event loop.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime
 from pathlib import PurePath
 from types import TracebackType
@@ -34,10 +35,12 @@ from holdfast.quiver.bundle import (
 from holdfast.quiver.config import AckLevel, QuiverConfig, check_level
 from holdfast.quiver.control import ControlServer, serve
 from holdfast.quiver.cursor import Cursor, OnDataLoss
+from holdfast.quiver.decisions import resolve_bundles, waiting_refs
 from holdfast.quiver.engine import Engine
 from holdfast.quiver.frame import Kind, Totals
 from holdfast.quiver.inbox import Append, Receipt
 from holdfast.quiver.lease import Lease, LeaseOptions
+from holdfast.quiver.outcome import Outcome
 from holdfast.quiver.producers import check_producer, check_watermark
 from holdfast.quiver.recovery import RecoveryReport
 from holdfast.quiver.registration import (
@@ -317,6 +320,19 @@ class Quiver:
     def replay(self, name: str, first_seq: int, end_seq: int) -> Totals:
         """Hand out again, to one subscriber, what is still there of a range; return how much."""
         return replay_range(self._engine, name, first_seq, end_seq)
+
+    def waiting(self, name: str, *, from_seq: int = 0, limit: int = 1000) -> list[int]:
+        """Return the seqs of bundles that wait for a subscriber, oldest first."""
+        with self._engine.ledger.lock:
+            subscriber = self._engine.ledger.subscriber(name)
+            refs = waiting_refs(self._engine.shelf, subscriber, from_seq)
+            return [ref.seq for ref in itertools.islice(refs, limit)]
+
+    def resolve(
+        self, name: str, seqs: Collection[int], outcome: Outcome, reason: str = ""
+    ) -> Totals:
+        """Decide bundles of a subscriber by their seqs; return what was not decided before."""
+        return resolve_bundles(self._engine, name, seqs, outcome, reason)
 
     # ---------------------------------------------------------------- operating
 

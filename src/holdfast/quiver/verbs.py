@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeGuard
 
 from holdfast.errors import BadInput
 from holdfast.quiver.books import Balance, balance
 from holdfast.quiver.control import Verbs
+from holdfast.quiver.decisions import resolve_bundles
 from holdfast.quiver.engine import Engine
+from holdfast.quiver.outcome import Outcome
 from holdfast.quiver.registration import replay_range
 
 # A copy in progress renews this; a tool that died holds nothing back for longer.
@@ -23,6 +25,7 @@ def owner_verbs(engine: Engine, flush: Callable[[], None]) -> Verbs:
         "ping": verbs.ping,
         "balance": verbs.balance,
         "replay": verbs.replay,
+        "resolve": verbs.resolve,
         "drop_subscriber": verbs.drop_subscriber,
         "checkpoint": verbs.checkpoint,
         "hold": verbs.hold,
@@ -63,6 +66,18 @@ class _OwnerVerbs:
         first_seq, end_seq = _number(request, "first_seq"), _number(request, "end_seq")
         return replay_range(self._engine, name, first_seq, end_seq)._asdict()
 
+    def resolve(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Decide bundles by their seqs."""
+        seqs = request.get("seqs")
+        if not isinstance(seqs, list) or not all(_is_number(seq) for seq in seqs):
+            raise BadInput("seqs is not a list of numbers", hint="send whole numbers from 0 on")
+        name, outcome = _text(request, "subscriber"), _text(request, "outcome").upper()
+        if outcome not in Outcome.__members__:
+            known = ", ".join(one.name.lower() for one in Outcome)
+            raise BadInput(f"there is no outcome {outcome!r}"[:200], hint=f"known are {known}")
+        reason = _text(request, "reason")
+        return resolve_bundles(self._engine, name, seqs, Outcome[outcome], reason)._asdict()
+
     def drop_subscriber(self, request: dict[str, Any]) -> dict[str, Any]:
         """Forget a subscriber; what waited for it is given up."""
         given_up = self._engine.retention.unregister(
@@ -94,6 +109,10 @@ def _text(request: dict[str, Any], name: str) -> str:
 
 def _number(request: dict[str, Any], name: str) -> int:
     value = request.get(name)
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 63:
+    if not _is_number(value):
         raise BadInput(f"{name} is {value!r}"[:200], hint="send a whole number from 0 on")
     return value
+
+
+def _is_number(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import PurePath
 from typing import Any
 
 from holdfast.quiver.books import balance
 from holdfast.quiver.control import ask
-from holdfast.quiver.frame import Totals
+from holdfast.quiver.decisions import resolve_bundles
+from holdfast.quiver.frame import NOTHING, Totals
 from holdfast.quiver.inspect import Inventory, require_quiver
+from holdfast.quiver.outcome import Outcome
 from holdfast.quiver.registration import replay_range
 from holdfast.quiver.tools.offline import offline, shelf_of
 from holdfast.quiver.verbs import balance_fields
 from holdfast.seam import Seam
+
+# A seq has up to 19 digits; a request up to 64 kB.
+SEQS_PER_REQUEST = 2000
 
 
 def ask_owner(
@@ -44,6 +50,31 @@ def drop_subscriber(seam: Seam, root: PurePath, subscriber: str, reason: str) ->
         return Totals(**told)
     with offline(seam, root) as held:
         return held.drop_subscriber(subscriber, reason)
+
+
+def resolve(
+    seam: Seam, root: PurePath, subscriber: str, seqs: Sequence[int], outcome: Outcome, reason: str
+) -> Totals:
+    """Decide bundles by their seqs; return what was not decided before."""
+    require_quiver(seam.disk, root)
+    total = NOTHING
+    for first in range(0, len(seqs), SEQS_PER_REQUEST):
+        asked = list(seqs[first : first + SEQS_PER_REQUEST])
+        told = ask_owner(
+            seam,
+            root,
+            "resolve",
+            subscriber=subscriber,
+            seqs=asked,
+            outcome=outcome.name,
+            reason=reason,
+        )
+        if told is not None:
+            total = total.plus(**told)
+            continue
+        with offline(seam, root) as held:
+            return total.plus(*resolve_bundles(held, subscriber, seqs[first:], outcome, reason))
+    return total
 
 
 def balances(seam: Seam, inventory: Inventory) -> list[dict[str, Any]]:
