@@ -28,14 +28,13 @@ from pydantic import Field, model_validator
 
 from holdfast.deadletter.letter import Letter
 from holdfast.deadletter.rate import RateLimit
-from holdfast.errors import BundleTooLarge, NotAccepted, UnknownSubscriber
+from holdfast.errors import BundleTooLarge, NotAccepted
 from holdfast.quiver import (
     AppendConfig,
     Quiver,
     QuiverConfig,
     RetentionConfig,
     SegmentConfig,
-    SubscriberOptions,
     TransactionConfig,
     WalConfig,
 )
@@ -325,9 +324,14 @@ def _config(
 
 def _open(path: PurePath, config: QuiverConfig, seam: Seam) -> Quiver:
     quiver = Quiver.open(path, config, seam=seam)
-    if KEEPER not in quiver.subscribers():
-        quiver.register(KEEPER, start="oldest", options=SubscriberOptions())
+    _ensure_keeper(quiver)
     return quiver
+
+
+def _ensure_keeper(quiver: Quiver) -> None:
+    """Register the keeper, unless it is: also after an operator dropped it."""
+    if KEEPER not in quiver.subscribers():
+        quiver.register(KEEPER)
 
 
 def _groups(letters: Sequence[Letter], max_bytes: int) -> Iterator[list[Letter]]:
@@ -364,13 +368,9 @@ def _append_together(quiver: Quiver, letters: Sequence[Letter]) -> None:
 
 
 def _statistics(quiver: Quiver, counters: _Counters) -> StoreStatistics:
+    _ensure_keeper(quiver)
     whole = quiver.statistics()
-    keeper = next((one for one in whole.subscribers if one.name == KEEPER), None)
-    if keeper is None:
-        raise UnknownSubscriber(
-            f"the subscriber {KEEPER!r} of the dead letters is gone",
-            hint="start again: it is registered at every start",
-        )
+    (keeper,) = (one for one in whole.subscribers if one.name == KEEPER)
     events = {outcome: counts.events for outcome, counts in keeper.outcomes.items()}
     dropped, expired = events.pop("dropped", 0), events.pop("expired", 0)
     return StoreStatistics(
