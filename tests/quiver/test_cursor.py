@@ -330,6 +330,77 @@ def test_a_commit_that_cannot_be_recorded_is_told_and_may_be_repeated(still: Sti
     assert check_books(quiver)["stats"].pending == Totals(0, 0)
 
 
+# ------------------------------------------------------------------ in any order
+
+
+def test_bundles_of_a_range_are_committed_in_any_order_and_with_any_outcome(
+    still: StillMachine,
+) -> None:
+    quiver = still.start()
+    cursor = quiver.cursor("stats")
+    append(quiver, 4, events=3)
+    planned = must_plan(cursor)
+    cursor.commit(planned, since=Position(2), through=Position(3))
+    cursor.commit(planned, since=Position(1), through=Position(1, 2))
+    cursor.commit(
+        planned,
+        since=Position(1, 2),
+        through=Position(2),
+        outcome=Outcome.DEAD_LETTERED,
+        reason="no",
+    )
+    assert cursor.position == Position(0)
+    assert cursor.rows_done(planned) == {0: 0, 3: 0}
+    outcomes = check_books(quiver)["stats"].outcomes
+    assert outcomes[Outcome.ACKED] == Totals(1, 5)
+    assert outcomes[Outcome.DEAD_LETTERED] == Totals(1, 1)
+    cursor.commit(planned, since=Position(3), through=Position(3, 1))
+    quiver = still.restart()
+    cursor = quiver.cursor("stats")
+    planned = must_plan(cursor)
+    assert [ref.seq for ref in planned.refs] == [0, 3]
+    assert cursor.rows_done(planned) == {0: 0, 3: 1}
+    cursor.commit(planned)
+    assert check_books(quiver)["stats"].pending == Totals(0, 0)
+
+
+def test_a_commit_in_the_middle_takes_unused_numbers_before_it_along(still: StillMachine) -> None:
+    quiver = still.start()
+    append(quiver, 1)
+    quiver = still.restart()
+    last = append(quiver, 1)[-1]
+    assert last > 1, "numbering goes on behind the block that was reserved"
+    cursor = quiver.cursor("stats")
+    planned = must_plan(cursor)
+    cursor.commit(planned, since=Position(last), through=Position(last + 1))
+    cursor.commit(planned, since=Position(0), through=Position(1))
+    assert cursor.position == Position(last + 1)
+    assert check_books(quiver)["stats"].outcomes[Outcome.ACKED] == Totals(2, 2)
+
+
+@pytest.mark.parametrize("since", [Position(1, 2), Position(1, 1), Position(9), Position(0, 1)])
+def test_a_commit_that_would_leave_a_hole_inside_a_bundle_is_refused(
+    still: StillMachine, since: Position
+) -> None:
+    quiver = still.start()
+    cursor = quiver.cursor("stats")
+    append(quiver, 3, events=3)
+    planned = must_plan(cursor)
+    with pytest.raises(UnknownPosition):
+        cursor.commit(planned, since=since, through=planned.end)
+    assert check_books(quiver)["stats"].pending == Totals(3, 9)
+
+
+def test_a_plan_that_is_not_durable_costs_no_sync_and_outlives_a_kill(still: StillMachine) -> None:
+    quiver = still.start()
+    cursor = quiver.cursor("stats")
+    append(quiver, 1)
+    syncs = quiver.statistics().ledger_syncs_total
+    assert cursor.plan(durable=False) is not None
+    assert quiver.statistics().ledger_syncs_total == syncs
+    assert len(still.restart()._engine.ledger.subscriber("stats").pins) == 1
+
+
 # -------------------------------------------------------------------------- promises
 
 

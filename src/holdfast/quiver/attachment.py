@@ -53,6 +53,11 @@ class Attachment:
         """The ledger's state of it."""
         return self._ledger.subscriber(self.name)
 
+    @property
+    def arrivals(self) -> Signal:
+        """News: data arrived, the subscriber was resumed, or a reader attached or closed."""
+        return self._store.arrivals
+
     def pause(self) -> None:
         """Stop handing out data, also after a restart, until `resume`."""
         with self._ledger.lock:

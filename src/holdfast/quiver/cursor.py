@@ -6,11 +6,13 @@
 
 A plan is a promise: it writes a durable pin, and until it is committed (or `retention.max_pin_s`
 has passed) neither age nor a size cap takes its data, so the same range reads the same rows after a
-crash. Plans may be made ahead of commits. A commit may stop at any event inside its range.
+crash. Plans may be made ahead of commits. A commit may stop at any event inside its range, and
+begin at any bundle: events of one bundle are resolved in order, bundles in any.
 """
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -54,16 +56,25 @@ class Cursor(Attachment):
         return self.subscriber.position
 
     def plan(
-        self, *, max_events: int = 100_000, max_bytes: int = 64 << 20, wait_s: float = 0.0
+        self,
+        *,
+        max_events: int = 100_000,
+        max_bytes: int = 64 << 20,
+        wait_s: float = 0.0,
+        durable: bool = True,
     ) -> Range | None:
-        """Return the next range, at least one bundle; None if nothing came within `wait_s`."""
+        """Return the next range, at least one bundle; None if nothing came within `wait_s`.
+
+        With `durable=False` the pin is not synced at once but with the next lines of the ledger: a
+        power cut may forget it, a crash of the process does not.
+        """
         if max_events < 1 or max_bytes < 1:
             raise BadInput("a plan needs room", hint="max_events and max_bytes must be positive")
         deadline_s = self._store.clock.monotonic_s() + wait_s
         while True:
             seen = self._store.arrivals.version
             self._require_current()
-            planned = self._plan_now(max_events, max_bytes)
+            planned = self._plan_now(max_events, max_bytes, durable)
             remaining_s = deadline_s - self._store.clock.monotonic_s()
             if planned is not None or remaining_s <= 0:
                 return planned
@@ -82,7 +93,7 @@ class Cursor(Attachment):
                 return planned
             await self._store.arrivals.wait_async(seen, remaining_s)
 
-    def _plan_now(self, max_events: int, max_bytes: int) -> Range | None:
+    def _plan_now(self, max_events: int, max_bytes: int, durable: bool) -> Range | None:
         with self._ledger.lock:
             subscriber = self.subscriber
             if subscriber.paused:
@@ -99,7 +110,8 @@ class Cursor(Attachment):
             self._ledger.change(
                 "pin", self.name, first_seq=start.seq, end_seq=end.seq, since_ns=now_ns
             )
-            self._ledger.sync()
+            if durable:
+                self._ledger.sync()
             self._planned = end
         events = sum(ref.events for ref in refs) - (start.row if refs[0].seq == start.seq else 0)
         return Range(start, end, events, sum(ref.size_bytes for ref in refs), tuple(refs))
@@ -177,42 +189,63 @@ class Cursor(Attachment):
         self,
         planned: Range,
         *,
+        since: Position | None = None,
         through: Position | None = None,
         outcome: Outcome = Outcome.ACKED,
         reason: str = "",
     ) -> None:
-        """Resolve a range, or its events before `through`; what was resolved before stays so."""
+        """Resolve a range, or its events from `since` on and before `through`.
+
+        What was resolved before stays so. Inside a bundle `since` goes on where the last commit
+        stopped.
+        """
+        begin = planned.start if since is None else since
         end = planned.end if through is None else through
-        if not planned.start <= end <= planned.end:
+        if not planned.start <= begin <= end <= planned.end:
             raise UnknownPosition(
-                f"{end} is not within the range from {planned.start} to {planned.end}",
-                hint="commit a position of the planned range",
+                f"{begin} to {end} is not within the range from {planned.start} to {planned.end}",
+                hint="commit positions of the planned range",
             )
         with self._ledger.lock:
             self._require_current()
-            counts = self._counts(planned, end)
-            done = self.subscriber.resolved.covers(planned.start.seq, end.seq)
+            first = bisect.bisect_left(planned.refs, begin.seq, key=_seq_of)
+            refs = planned.refs[first : bisect.bisect_right(planned.refs, end.seq, key=_seq_of)]
+            if since is not None:
+                begin = self._begin(refs, since, planned.start)
+            counts = self._counts(refs, end)
+            done = self.subscriber.resolved.covers(begin.seq, end.seq)
             if counts != NOTHING or not done:
-                self._record(planned.start, end, outcome, counts, reason)
+                self._record(begin, end, outcome, counts, reason)
 
-    def _counts(self, planned: Range, end: Position) -> Totals:
-        """Return what a commit up to `end` newly resolves."""
+    def _begin(self, refs: Sequence[Ref], since: Position, start: Position) -> Position:
+        """Return where a commit in the middle of a range begins, with the unused numbers before."""
+        ref = refs[0] if refs and refs[0].seq == since.seq else None
+        if since.row:
+            done = self.subscriber.partial.get(since.seq, 0)
+            if ref is None or (since.row != done and since.seq not in self.subscriber.resolved):
+                raise UnknownPosition(
+                    f"event {since.row} of bundle {since.seq}, of which {done} are committed",
+                    hint="commit the events of one bundle in order",
+                )
+            return since
+        return since if ref is None else max(start, Position(ref.owned_from))
+
+    def _counts(self, refs: Sequence[Ref], end: Position) -> Totals:
+        """Return what a commit of these bundles up to `end` newly resolves."""
         subscriber = self.subscriber
         bundles, events = 0, 0
-        if end.row and (
-            end.seq in subscriber.resolved or all(r.seq != end.seq for r in planned.refs)
-        ):
+        if end.row and (end.seq in subscriber.resolved or not refs or refs[-1].seq != end.seq):
             raise UnknownPosition(
                 f"event {end.row} of bundle {end.seq}, which is not there or resolved already",
                 hint=f"commit Position({end.seq}) or a row of a bundle that was read",
             )
-        for ref in planned.refs:
+        for ref in refs:
             if ref.seq in subscriber.resolved:
                 continue
             done = subscriber.partial.get(ref.seq, 0)
             if ref.seq < end.seq:
                 bundles, events = bundles + 1, events + ref.events - done
-            elif ref.seq == end.seq and end.row:
+            elif end.row:
                 self._check_row(ref, end.row, done)
                 events += end.row - done
         return Totals(bundles, events)
@@ -223,3 +256,19 @@ class Cursor(Attachment):
                 f"event {row} of bundle {ref.seq}, which has {ref.events} and {done} committed",
                 hint=f"commit a row from {done} to {ref.events - 1}, or Position({ref.seq + 1})",
             )
+
+    # ----------------------------------------------------------------- looking
+
+    def rows_done(self, planned: Range) -> dict[int, int]:
+        """Return, of the bundles of a range that still wait, how many events are resolved."""
+        with self._ledger.lock:
+            subscriber = self.subscriber
+            return {
+                ref.seq: subscriber.partial.get(ref.seq, 0)
+                for ref in planned.refs
+                if ref.seq not in subscriber.resolved
+            }
+
+
+def _seq_of(ref: Ref) -> int:
+    return ref.seq
