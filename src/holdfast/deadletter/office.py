@@ -167,6 +167,8 @@ class DeadLetters:
         self.rejected = rejected
         self.undelivered_quiver = undelivered
         self.settings = settings
+        # Held by whoever sends undelivered letters once more, so that none is sent twice.
+        self.replaying = asyncio.Lock()
         self._clock = seam.clock
         limits = settings.rejected
         self._rate = RateLimit(seam.clock, limits.events_per_s, limits.bytes_per_s, limits.burst_s)
