@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -100,7 +101,7 @@ def test_a_bundle_larger_than_the_limits_is_planned_alone(still: StillMachine) -
 
 
 @pytest.mark.parametrize("limits", [{"max_events": 0}, {"max_bytes": 0}, {"max_events": -1}])
-def test_a_plan_without_room_is_refused(still: StillMachine, limits: dict[str, int]) -> None:
+def test_a_plan_without_room_is_refused(still: StillMachine, limits: dict[str, Any]) -> None:
     cursor = still.start().cursor("stats")
     with pytest.raises(BadInput, match="a plan needs room"):
         cursor.plan(**limits)
