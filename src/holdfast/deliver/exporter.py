@@ -38,6 +38,9 @@ class Failure:
     retry_after_s: float | None = None
     # Whether the receiver may have taken it all the same (a time-out after the request was sent).
     maybe_delivered: bool = False
+    # Whether the answer was to a request that held several events, so that nobody knows which of
+    # them it is about: sent one by one, all but one may be taken.
+    shared: bool = False
 
 
 @dataclass(frozen=True)

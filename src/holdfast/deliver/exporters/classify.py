@@ -1,0 +1,186 @@
+"""Telling failures of HTTP apart: by status, by Retry-After, and by what broke underneath.
+
+| what happened                                   | class       |
+|-------------------------------------------------|-------------|
+| 2xx                                             | delivered   |
+| 401, 403, 407, a certificate                    | `auth`      |
+| 413                                             | `too_large` |
+| 408, 425, 429, 5xx, no answer, half an answer   | `transient` |
+| 3xx (never followed), any other 4xx             | `permanent` |
+
+Reasons are made from the status and from our own words only. What a backend writes into its answer
+may repeat the event, or our credentials, so it is never quoted.
+"""
+
+from __future__ import annotations
+
+import email.utils
+import http
+import math
+import ssl
+from datetime import UTC
+
+import aiohttp
+from yarl import URL
+
+from holdfast.deliver.exporter import Failure, FailureClass
+
+AUTH_STATUSES = frozenset({401, 403, 407})
+TOO_LARGE_STATUS = 413
+TRANSIENT_STATUSES = frozenset({408, 425, 429})
+# A gateway says this of a server behind it, which may have done the work all the same.
+UNKNOWN_OUTCOME_STATUSES = frozenset({502, 504})
+
+LOCATION_CHARACTERS_MAX = 200
+
+# How OpenSSL names it when one side does not like the other's certificate.
+_CERTIFICATE_REASONS = ("CERTIFICATE", "UNKNOWN_CA", "ACCESS_DENIED", "DECRYPT_ERROR")
+
+
+class SendFailed(Exception):
+    """A request that got no usable answer; `failure` is for the loop."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.reason)
+        self.failure = failure
+
+
+def is_success(status: int) -> bool:
+    """Whether a status says that the request was taken."""
+    return 200 <= status < 300  # noqa: PLR2004
+
+
+def failure_of_status(
+    status: int, *, who: str = "the backend", location: str = "", retry_after_s: float | None = None
+) -> Failure:
+    """Return what a status other than 2xx means."""
+    code, said = str(status), f"{who} answered {status}{_phrase(status)}"
+    if status in AUTH_STATUSES:
+        return Failure(FailureClass.AUTH, f"{said}; check the credentials", code)
+    if status == TOO_LARGE_STATUS:
+        return Failure(FailureClass.TOO_LARGE, said, code)
+    if 300 <= status < 400:  # noqa: PLR2004
+        hint = f"redirects are never followed, put the final address{_shown(location)} into `url`"
+        return Failure(FailureClass.PERMANENT, f"{said}; {hint}", code)
+    if 400 <= status < 500 and status not in TRANSIENT_STATUSES:  # noqa: PLR2004
+        return Failure(FailureClass.PERMANENT, said + _hint(status), code)
+    return Failure(
+        FailureClass.TRANSIENT,
+        said,
+        code,
+        retry_after_s=retry_after_s,
+        maybe_delivered=status in UNKNOWN_OUTCOME_STATUSES,
+    )
+
+
+def parse_retry_after_s(value: str | None, now_ns: int, most_s: float) -> float | None:
+    """Return how long a Retry-After header asks to wait, at most `most_s`; None if it is none."""
+    if value is None:
+        return None
+    try:
+        seconds = float(value)
+    except ValueError:
+        seconds = _seconds_until(value, now_ns)
+    if math.isnan(seconds):
+        return None
+    return min(max(seconds, 0.0), most_s)
+
+
+def failure_of_exception(error: Exception) -> Failure:
+    """Return what an exception of the HTTP client means."""
+    if isinstance(error, aiohttp.ClientHttpProxyError):
+        return _refused_by_proxy(error.status)
+    tls = _tls_error(error)
+    if tls is not None:
+        return _tls_failure(tls, connected=not isinstance(error, aiohttp.ClientConnectorError))
+    if isinstance(error, aiohttp.ConnectionTimeoutError):
+        return _transient("no connection within `connect_timeout`", "connect_timeout")
+    if isinstance(error, aiohttp.ClientConnectorError):
+        return _not_connected(error)
+    if isinstance(error, TimeoutError):
+        return _transient("no answer in time", "timeout", maybe_delivered=True)
+    if isinstance(error, aiohttp.ClientConnectionError | aiohttp.ClientPayloadError | OSError):
+        reason = "the connection ended before the answer was complete"
+        return _transient(reason, "disconnected", maybe_delivered=True)
+    return _transient("the answer is not HTTP", "not_http", maybe_delivered=True)
+
+
+def _not_connected(error: aiohttp.ClientConnectorError) -> Failure:
+    if isinstance(error, aiohttp.ClientConnectorDNSError):
+        return _transient("the host name is not known here; check `url`", "dns")
+    why = f": {error.os_error.strerror}" if error.os_error.strerror else ""
+    if isinstance(error, aiohttp.ClientProxyConnectionError):
+        return _transient(f"no connection to the proxy{why}", "proxy_connect")
+    return _transient(f"no connection{why}", "connect")
+
+
+def _transient(reason: str, code: str, maybe_delivered: bool = False) -> Failure:
+    return Failure(FailureClass.TRANSIENT, reason, code, maybe_delivered=maybe_delivered)
+
+
+def _phrase(status: int) -> str:
+    try:
+        return f" {http.HTTPStatus(status).phrase}"
+    except ValueError:
+        return ""
+
+
+def _hint(status: int) -> str:
+    if status in (404, 405):
+        return "; check `url` and `path`"
+    if status == 415:  # noqa: PLR2004
+        return "; check `dialect` and `compression`"
+    return ""
+
+
+def _shown(location: str) -> str:
+    """Return a Location without what may be secret in it: no user, no query, no fragment."""
+    try:
+        url = URL(location[: LOCATION_CHARACTERS_MAX * 4])
+        shown = f"{url.origin()}{url.raw_path}" if url.is_absolute() else url.raw_path
+    except ValueError:
+        return ""
+    if not shown.isascii() or not shown.isprintable():
+        return ""
+    return f" ({shown[:LOCATION_CHARACTERS_MAX]})" if shown else ""
+
+
+def _seconds_until(date: str, now_ns: int) -> float:
+    try:
+        moment = email.utils.parsedate_to_datetime(date)
+        if moment.tzinfo is None:
+            moment = moment.replace(tzinfo=UTC)
+        return moment.timestamp() - now_ns / 1e9
+    except (ValueError, OverflowError):
+        return math.nan
+
+
+def _refused_by_proxy(status: int) -> Failure:
+    if status in AUTH_STATUSES:
+        return failure_of_status(status, who="the proxy")
+    return _transient(f"the proxy answered {status}{_phrase(status)}", f"proxy_{status}")
+
+
+def _tls_error(error: BaseException) -> ssl.SSLError | None:
+    """Return the TLS error behind an exception, if there is one."""
+    for candidate in (getattr(error, "os_error", None), error.__cause__, error.__context__, error):
+        if isinstance(candidate, ssl.SSLError) and not isinstance(candidate, aiohttp.ClientError):
+            return candidate
+    return None
+
+
+def _tls_failure(error: ssl.SSLError, *, connected: bool) -> Failure:
+    reason = (error.reason or "").upper()
+    if isinstance(error, ssl.SSLCertVerificationError):
+        # The text of the check ("certificate has expired") is OpenSSL's, and speaks of no secret.
+        why = error.verify_message or "verification failed"
+        hint = "check `tls.ca_file`, the host in `url` and the clock"
+        return Failure(
+            FailureClass.AUTH, f"the server's certificate is not accepted: {why}; {hint}", "tls"
+        )
+    if any(word in reason for word in _CERTIFICATE_REASONS):
+        hint = "check `tls.cert_file` and `tls.key_file`"
+        why = f"the server does not accept our certificate, or wants one ({reason})"
+        return Failure(FailureClass.AUTH, f"{why}; {hint}", "tls")
+    hint = "does the port of `url` speak TLS, and in a version we know?"
+    return _transient(f"TLS failed ({reason or 'closed'}); {hint}", "tls", connected)

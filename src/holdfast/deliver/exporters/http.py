@@ -1,0 +1,267 @@
+"""Sends events to an OpenLineage backend over HTTP, one by one or in batches, as they came in."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Literal
+
+import orjson
+from pydantic import Field, field_validator
+from yarl import URL
+
+from holdfast.deliver.exporter import (
+    ALL_DELIVERED,
+    Answer,
+    Exporter,
+    Failure,
+    FailureClass,
+    all_failed,
+)
+from holdfast.deliver.exporter_context import ExporterContext
+from holdfast.deliver.exporters.classify import (
+    SendFailed,
+    failure_of_status,
+    is_success,
+    parse_retry_after_s,
+)
+from holdfast.deliver.exporters.credentials import (
+    AuthSettings,
+    checked_header_name,
+    make_credentials,
+)
+from holdfast.deliver.exporters.dialects import (
+    DIALECTS,
+    PRESETS,
+    UNREADABLE_ANSWER,
+    DialectName,
+    PresetName,
+    read_batch_answer,
+)
+from holdfast.deliver.exporters.http_client import (
+    HttpClient,
+    HttpClientSettings,
+    Reply,
+    checked_url,
+)
+from holdfast.settings import DurationS, Secret, SizeBytes
+from holdfast.signals.event import Event
+
+IDEMPOTENCY_NAMES = {"header": "Idempotency-Key", "query": "requestId"}
+
+# Larger bodies are compressed in a thread, so that other destinations are not kept waiting.
+COMPRESSED_INLINE_BYTES = 64 * 1024
+GZIP_LEVEL = 6
+
+_BATCH_NAMESPACE = uuid.UUID("0c1d1b0e-52a5-5d8f-9c37-6f7f0d1b8f3e")
+_UNAUTHORIZED = 401
+
+
+class Config(HttpClientSettings):
+    """An OpenLineage backend that takes events over HTTP."""
+
+    url: str
+    """Address of the backend. A path in it stands before `path`, a query goes along."""
+
+    preset: PresetName = "openlineage"
+    """Which product it is: sets `path` and `dialect` as its documentation says."""
+
+    dialect: DialectName | None = None
+    """How events stand in a request: `single`, `batch_array`, `batch_object`, `batch_ndjson`."""
+
+    path: str | None = None
+    """Path of the endpoint, if it is not the preset's; empty if `url` has all of it."""
+
+    batch_answer: Literal["partial_success", "status"] = "partial_success"
+    """Whether the answer to a batch names the events that failed, or is its status alone."""
+
+    max_batch_events: int = Field(default=100, ge=1, le=10_000)
+    """How many events one request holds; 1 with `single`."""
+
+    max_batch_bytes: SizeBytes = Field(default=4 * 2**20, ge=1)
+    """How many bytes of events are put into one request; one event alone may be larger."""
+
+    max_request_bytes: SizeBytes = Field(default=64 * 2**20, ge=1)
+    """The largest body that is sent, before compression. What is larger counts as too large."""
+
+    compression: Literal["none", "gzip"] = "none"
+    """Whether bodies are compressed; the backend must know how to read that."""
+
+    idempotency: Literal["header", "query", "none"] = "header"
+    """Where a key goes that is the same each time a request is sent again."""
+
+    idempotency_name: str | None = None
+    """Name of that header or parameter, if it is not `Idempotency-Key` or `requestId`."""
+
+    max_retry_after: DurationS = Field(default=300.0, ge=0)
+    """The longest wait that a backend may ask for with Retry-After."""
+
+    auth: AuthSettings | None = None
+    """Credentials, by `type`: `api_key`, `bearer`, `basic`, `oauth2`."""
+
+    headers: dict[str, Secret] = Field(default_factory=dict, max_length=64)
+    """Further headers. Their values are treated as secrets."""
+
+    @field_validator("url")
+    @classmethod
+    def _is_an_address(cls, value: str) -> str:
+        return checked_url(value)
+
+    @field_validator("path")
+    @classmethod
+    def _begins_at_the_root(cls, value: str | None) -> str | None:
+        if value and not value.startswith("/"):
+            raise ValueError("a path begins with `/`")
+        return value
+
+    @field_validator("headers")
+    @classmethod
+    def _are_header_names(cls, value: dict[str, Secret]) -> dict[str, Secret]:
+        for name in value:
+            checked_header_name(name)
+        return value
+
+    @field_validator("idempotency_name")
+    @classmethod
+    def _is_a_name(cls, value: str | None) -> str | None:
+        return value if value is None else checked_header_name(value)
+
+
+def make(config: Config, context: ExporterContext) -> Exporter:
+    """Return the exporter; certificates and secrets are looked at here, the backend is not."""
+    return HttpExporter(config, context)
+
+
+class HttpExporter:
+    """One backend. A send is one request, and a second one if a token had to be renewed."""
+
+    def __init__(self, config: Config, context: ExporterContext) -> None:
+        preset = PRESETS[config.preset]
+        name: DialectName = config.dialect or preset.dialect
+        path = preset.path(name) if config.path is None else config.path
+        self._config = config
+        self._dialect = DIALECTS[name]
+        self._url = _endpoint(config.url, path)
+        self._clock = context.seam.clock
+        self._client = HttpClient(config, context)
+        self._headers, self._credentials = make_credentials(
+            config.auth, config.headers, self._client, self._clock
+        )
+        self._headers["Content-Type"] = self._dialect.content_type
+        if config.compression == "gzip":
+            self._headers["Content-Encoding"] = "gzip"
+        self._answers_by_event = self._dialect.many and config.batch_answer == "partial_success"
+        self.max_batch_events = config.max_batch_events if self._dialect.many else 1
+        self.max_batch_bytes = min(config.max_batch_bytes, config.max_request_bytes)
+
+    async def start(self) -> None:
+        await self._client.start()
+
+    async def close(self) -> None:
+        await self._client.close()
+
+    async def send(self, events: Sequence[Event]) -> Answer:
+        if self._dialect.many:
+            # One event that is not JSON would make the whole batch unreadable.
+            broken = {i: _NOT_JSON for i, event in enumerate(events) if not _is_json(event)}
+            if broken:
+                return await self._send_others(events, broken)
+        elif len(events) != 1:
+            raise AssertionError(f"BUG: {len(events)} events for a dialect that takes one")
+        return await self._send_all(events)
+
+    async def _send_others(self, events: Sequence[Event], broken: Mapping[int, Failure]) -> Answer:
+        places = [i for i in range(len(events)) if i not in broken]
+        if not places:
+            return Answer(broken)
+        answer = await self._send_all([events[i] for i in places])
+        return Answer({**broken, **{places[i]: why for i, why in answer.failed.items()}})
+
+    async def _send_all(self, events: Sequence[Event]) -> Answer:
+        body = self._dialect.body([event.payload for event in events])
+        if len(body) > self._config.max_request_bytes:
+            return all_failed(len(events), _over_the_limit(len(body), len(events)))
+        if self._config.compression == "gzip":
+            body = await _compressed(body)
+        try:
+            reply = await self._post(body, _idempotency_key(events))
+        except SendFailed as failed:
+            return all_failed(len(events), failed.failure)
+        return self._answer(reply, len(events))
+
+    async def _post(self, body: bytes, key: str) -> Reply:
+        url, headers = self._url, dict(self._headers)
+        where = self._config.idempotency
+        if where != "none":
+            name = self._config.idempotency_name or IDEMPOTENCY_NAMES[where]
+            if where == "header":
+                headers[name] = key
+            else:
+                url = url.update_query({name: key})
+        needs_body = self._answers_by_event
+        credentials = await self._credentials.headers()
+        reply = await self._client.post(url, body, headers | credentials, needs_body=needs_body)
+        if reply.status == _UNAUTHORIZED and self._credentials.refused(credentials):
+            credentials = await self._credentials.headers()
+            reply = await self._client.post(url, body, headers | credentials, needs_body=needs_body)
+        return reply
+
+    def _answer(self, reply: Reply, count: int) -> Answer:
+        if not is_success(reply.status):
+            wait_s = parse_retry_after_s(
+                reply.headers.get("Retry-After"),
+                self._clock.wall_ns(),
+                self._config.max_retry_after,
+            )
+            failure = failure_of_status(
+                reply.status, location=reply.headers.get("Location", ""), retry_after_s=wait_s
+            )
+            return all_failed(count, _of_request(failure, count))
+        if not self._answers_by_event:
+            return ALL_DELIVERED
+        answer = None if reply.body is None else read_batch_answer(reply.body, count)
+        return all_failed(count, UNREADABLE_ANSWER) if answer is None else answer
+
+
+_NOT_JSON = Failure(
+    FailureClass.PERMANENT, "the event is not JSON, so no batch can hold it", "json"
+)
+
+
+def _endpoint(address: str, path: str) -> URL:
+    url = URL(address)
+    whole = url.raw_path.rstrip("/") + path if path else url.raw_path
+    query = f"?{url.raw_query_string}" if url.raw_query_string else ""
+    return URL(f"{url.origin()}{whole}{query}", encoded=True)
+
+
+def _is_json(event: Event) -> bool:
+    try:
+        return event.document is not None
+    except orjson.JSONDecodeError:
+        return False
+
+
+def _idempotency_key(events: Sequence[Event]) -> str:
+    """Return a key for exactly these events: a batch that is cut differently is another request."""
+    if len(events) == 1:
+        return events[0].idempotency_key
+    return str(uuid.uuid5(_BATCH_NAMESPACE, " ".join(e.idempotency_key for e in events)))
+
+
+async def _compressed(body: bytes) -> bytes:
+    if len(body) <= COMPRESSED_INLINE_BYTES:
+        return gzip.compress(body, GZIP_LEVEL, mtime=0)
+    return await asyncio.to_thread(gzip.compress, body, GZIP_LEVEL, mtime=0)
+
+
+def _over_the_limit(size_bytes: int, count: int) -> Failure:
+    reason = f"the request has {size_bytes} bytes, more than `max_request_bytes`"
+    return Failure(FailureClass.TOO_LARGE, reason, "max_request_bytes", shared=count > 1)
+
+
+def _of_request(failure: Failure, count: int) -> Failure:
+    return failure if count == 1 else replace(failure, shared=True)

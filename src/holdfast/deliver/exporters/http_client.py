@@ -1,0 +1,234 @@
+"""One POST over aiohttp with everything bounded: connections, times, and how much answer is read.
+
+A backend is not trusted to end anything. Redirects are not followed, cookies are not kept, answers
+are asked for uncompressed and read up to `max_response_bytes`. Once a 2xx status is there and the
+body does not matter, the body gets `UNNEEDED_BODY_S` to end, so that the connection can be used
+again; otherwise the connection is closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Self
+
+import aiohttp
+from pydantic import Field, field_validator, model_validator
+from yarl import URL
+
+from holdfast import __version__
+from holdfast.deliver.exporter_context import ExporterContext
+from holdfast.deliver.exporters.classify import SendFailed, failure_of_exception, is_success
+from holdfast.errors import BadConfig
+from holdfast.settings import DurationS, Secret, Settings, SizeBytes
+
+# How long the rest of an answer may take that nobody reads.
+UNNEEDED_BODY_S = 1.0
+
+
+class TlsSettings(Settings):
+    """Certificates for https."""
+
+    ca_file: str | None = None
+    """PEM file of certificate authorities to trust, besides those of the system."""
+
+    cert_file: str | None = None
+    """PEM file with our own certificate (mutual TLS), and those that signed it."""
+
+    key_file: str | None = None
+    """PEM file with the key of `cert_file`; not needed if the key is in `cert_file`."""
+
+    key_password: Secret | None = None
+    """Password of the key."""
+
+    @model_validator(mode="after")
+    def _key_belongs_to_a_certificate(self) -> Self:
+        if self.cert_file is None and (self.key_file or self.key_password):
+            raise ValueError("`key_file` and `key_password` need a `cert_file`")
+        return self
+
+
+class ProxySettings(Settings):
+    """An HTTP proxy between us and the backend."""
+
+    url: str
+    """Address of the proxy, `http://host:port`."""
+
+    username: str | None = None
+    """User, if the proxy asks for one."""
+
+    password: Secret | None = None
+    """Password of the user."""
+
+    @field_validator("url")
+    @classmethod
+    def _is_plain_http(cls, value: str) -> str:
+        return checked_url(value, schemes=("http",))
+
+
+class HttpClientSettings(Settings):
+    """How to connect, and how long to wait."""
+
+    connect_timeout: DurationS = Field(default=5.0, gt=0)
+    """How long connecting may take: name, TCP, proxy and TLS."""
+
+    read_timeout: DurationS = Field(default=30.0, gt=0)
+    """How long the backend may send nothing."""
+
+    total_timeout: DurationS = Field(default=60.0, gt=0)
+    """How long a request may take altogether."""
+
+    max_connections: int = Field(default=8, ge=1, le=1000)
+    """How many connections may be open at once."""
+
+    max_response_bytes: SizeBytes = Field(default=2**20, ge=1024)
+    """How much of an answer is read."""
+
+    tls: TlsSettings = TlsSettings()
+    """Certificates for https."""
+
+    proxy: ProxySettings | None = None
+    """An HTTP proxy; those of the environment are not used."""
+
+    @model_validator(mode="after")
+    def _total_is_the_longest(self) -> Self:
+        if self.connect_timeout > self.total_timeout:
+            raise ValueError("`connect_timeout` must not be longer than `total_timeout`")
+        return self
+
+
+def checked_url(value: str, schemes: tuple[str, ...] = ("http", "https")) -> str:
+    """Return an address that has a scheme, a host and no password in it."""
+    try:
+        url = URL(value)
+        usable = url.scheme in schemes and bool(url.host)
+    except ValueError:
+        url, usable = URL(), False
+    if url.user is not None or url.password is not None:
+        raise ValueError("an address must not hold a user or a password; there are keys for them")
+    if not usable:
+        raise ValueError(f"not an address that begins with {' or '.join(schemes)}://")
+    return value
+
+
+@dataclass(frozen=True)
+class Reply:
+    """An answer: its status, its headers, and its body if all of it was read."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes | None
+
+
+class HttpClient:
+    """Connections to one backend (and to the token endpoint in front of it)."""
+
+    def __init__(self, settings: HttpClientSettings, context: ExporterContext) -> None:
+        self._settings = settings
+        self._ssl = _ssl_context(settings.tls, context)
+        self._session: aiohttp.ClientSession | None = None
+
+    async def start(self) -> None:
+        """Get ready; connects to nobody yet."""
+        limit, proxy = self._settings.max_connections, self._settings.proxy
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=limit, ssl=self._ssl),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            auto_decompress=False,
+            timeout=aiohttp.ClientTimeout(
+                total=self._settings.total_timeout,
+                sock_connect=self._settings.connect_timeout,
+                sock_read=self._settings.read_timeout,
+            ),
+            headers={"User-Agent": f"holdfast/{__version__}", "Accept-Encoding": "identity"},
+            proxy=URL(proxy.url) if proxy else None,
+            proxy_auth=_proxy_auth(proxy),
+        )
+
+    async def close(self) -> None:
+        """Close all connections."""
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    async def post(
+        self, url: URL, body: bytes, headers: Mapping[str, str], *, needs_body: bool
+    ) -> Reply:
+        """Send one request and return its answer, whatever its status; or raise SendFailed.
+
+        `needs_body`: a 2xx counts only with its whole body. Of other answers the status is enough.
+        """
+        if self._session is None:
+            raise AssertionError("BUG: the client was not started")
+        try:
+            response = await self._session.post(
+                url, data=body, headers=headers, allow_redirects=False
+            )
+        except (aiohttp.ClientError, OSError) as error:
+            raise SendFailed(failure_of_exception(error)) from None
+        needed, read = needs_body and is_success(response.status), None
+        try:
+            read = await (self._all_of(response) if needed else self._rest_of(response))
+        except (aiohttp.ClientError, OSError) as error:
+            if needed:
+                raise SendFailed(failure_of_exception(error)) from None
+        finally:
+            if read is None:
+                response.close()
+            else:
+                response.release()
+        return Reply(response.status, response.headers, read)
+
+    async def _rest_of(self, response: aiohttp.ClientResponse) -> bytes | None:
+        """Read what the status has already answered."""
+        async with asyncio.timeout(UNNEEDED_BODY_S):
+            return await self._all_of(response)
+
+    async def _all_of(self, response: aiohttp.ClientResponse) -> bytes | None:
+        """Return the body, or None if it is too long."""
+        body = bytearray()
+        async for chunk in response.content.iter_any():
+            body += chunk
+            if len(body) > self._settings.max_response_bytes:
+                return None
+        return bytes(body)
+
+
+def _proxy_auth(proxy: ProxySettings | None) -> aiohttp.BasicAuth | None:
+    if proxy is None or proxy.username is None:
+        return None
+    password = proxy.password.get_secret_value() if proxy.password else ""
+    return aiohttp.BasicAuth(proxy.username, password.rstrip("\r\n"), encoding="utf-8")
+
+
+def _ssl_context(settings: TlsSettings, context: ExporterContext) -> ssl.SSLContext:
+    tls = ssl.create_default_context()
+    if settings.ca_file is not None:
+        path = context.base_dir / settings.ca_file
+        try:
+            tls.load_verify_locations(path)
+        except (OSError, ValueError) as error:
+            raise _unusable("ca_file", str(path), error) from None
+    if settings.cert_file is not None:
+        path = context.base_dir / settings.cert_file
+        key_path = context.base_dir / settings.key_file if settings.key_file else None
+        secret = settings.key_password
+        try:
+            # Always with a password: without one, OpenSSL would ask for it on the terminal.
+            tls.load_cert_chain(path, key_path, lambda: secret.get_secret_value() if secret else "")
+        except (OSError, ValueError) as error:
+            raise _unusable("cert_file", str(path), error) from None
+    return tls
+
+
+def _unusable(key: str, path: str, error: Exception) -> BadConfig:
+    why = error.strerror or type(error).__name__ if isinstance(error, OSError) else "not PEM"
+    if isinstance(error, ssl.SSLError):
+        why = (error.reason or "not PEM").replace("_", " ").lower()
+    return BadConfig(
+        f"`tls.{key}` cannot be used: {why}",
+        hint="it must be a readable PEM file; a key needs its own certificate and password",
+        path=path,
+    )
