@@ -1,0 +1,351 @@
+"""What can be wrong with a graph as a whole, each finding at the line that has to change."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+from holdfast.errors import BadInput
+from holdfast.graph import quiver_node
+from holdfast.graph.addresses import Address, addresses_in, parse_address
+from holdfast.graph.document import Document, Place, TreePath
+from holdfast.graph.model import Graph, Node
+from holdfast.graph.paths import (
+    Chain,
+    dead_letters_directory,
+    group_name,
+    plan,
+    quiver_directory,
+    reached,
+    takes_turns,
+)
+from holdfast.graph.validation import nearest
+from holdfast.quiver.shares import check_count
+from holdfast.quiver.subscriber import NAME_PATTERN
+
+BEHIND_HINT = (
+    "let receivers lead to the quiver and the quiver to {name!r}: what a processor does not let "
+    "through is then an outcome in the ledger, and nothing accepted is lost by its settings"
+)
+
+
+def check_graph(graph: Graph, document: Document, names: Collection[str]) -> None:
+    """Write down everything that is wrong; `names` are those of all nodes, also of wrong ones."""
+    checker = _Checker(graph, document, names)
+    checker.names_mean_one_thing()
+    checker.connections()
+    checker.settings_fit_the_kind()
+    checker.addresses()
+    checker.directories()
+    if checker.is_whole() and not checker.circles():
+        checker.flow()
+    if not any(found.severity == "error" for found in document.findings):
+        checker.destinations()
+
+
+class _Checker:
+    def __init__(self, graph: Graph, document: Document, names: Collection[str]) -> None:
+        self._graph = graph
+        self._document = document
+        self._names = names
+
+    # --------------------------------------------------------------- where things stand
+
+    def _node_place(self, name: str) -> Place:
+        return self._document.key_place(("nodes", name))
+
+    def _arrows(self, node: Node) -> Iterator[tuple[Place, str]]:
+        """Yield where each destination of a node is written, and its name."""
+        short = ("nodes", node.name, "to") in self._document.values
+        for port_name, port in node.ports.items():
+            at: TreePath = (
+                ("nodes", node.name, "to")
+                if short
+                else ("nodes", node.name, "out_ports", port_name, "destinations")
+            )
+            for index, name in enumerate(port.destinations):
+                yield self._document.value_place((*at, index)), name
+
+    def _error(self, place: Place, message: str, hint: str = "") -> None:
+        self._document.find(place, message, hint)
+
+    def _warn(self, place: Place, message: str, hint: str = "") -> None:
+        self._document.find(place, message, hint, is_warning=True)
+
+    # ------------------------------------------------------------------------ single nodes
+
+    def names_mean_one_thing(self) -> None:
+        """A handler is a destination like any other: it cannot have the name of a node."""
+        for name in self._graph.settings.dead_letters.handlers:
+            if name in self._names:
+                place = self._document.key_place(("dead_letters", "handlers", name))
+                self._error(place, f"{name!r} is the name of a node, too", "choose another one")
+
+    def connections(self) -> None:
+        """Every destination is a node that events can go to."""
+        for node in self._graph.nodes.values():
+            seen: set[str] = set()
+            for place, name in self._arrows(node):
+                if name in seen:
+                    self._error(place, f"{name!r} is named twice", "an event goes there once")
+                seen.add(name)
+                self._check_arrow(node, place, name)
+
+    def _check_arrow(self, node: Node, place: Place, name: str) -> None:
+        target = self._graph.nodes.get(name)
+        if name not in self._names:
+            hint = nearest(name, self._names, "known nodes")
+            self._error(place, f"there is no node {name!r}", hint)
+        elif node.kind == "exporter":
+            self._error(place, "nothing comes behind an exporter", "remove its destinations")
+        elif target is not None and target.kind == "receiver":
+            self._error(place, f"{name!r} is a receiver: nothing leads to it", "name an exporter")
+
+    def settings_fit_the_kind(self) -> None:
+        """`delivery` is for exporters, order and cap fit the number of workers."""
+        workers = self._graph.settings.workers
+        for node in self._graph.nodes.values():
+            at: TreePath = ("nodes", node.name)
+            if node.delivery is not None and node.kind != "exporter":
+                place = self._document.key_place((*at, "delivery"))
+                self._error(place, "only exporters deliver", "move it to the exporters")
+            if node.kind == "exporter" and workers > 1:
+                self._check_order(node, (*at, "delivery", "order"))
+            if isinstance(node.config, quiver_node.Config):
+                try:
+                    check_count(workers, node.config.as_config())
+                except BadInput as error:
+                    place = self._document.value_place((*at, "config", "retention", "size_cap"))
+                    self._error(place, error.message, error.hint)
+
+    def _check_order(self, node: Node, at: TreePath) -> None:
+        if node.delivery is not None and node.delivery.order != "received":
+            return
+        written = at in self._document.values
+        place = self._document.value_place(at) if written else self._node_place(node.name)
+        message = f"{node.name!r} is delivered in the order received, and there are "
+        message += f"{self._graph.settings.workers} workers: each has an order of its own"
+        self._error(place, message, "use `delivery: {order: key}`, or one worker")
+
+    # ------------------------------------------------------------------- between nodes
+
+    def is_whole(self) -> bool:
+        """Whether every node and every name is known, so that ways can be followed."""
+        known = self._graph.nodes
+        return len(known) == len(self._names) and all(
+            name in known for node in known.values() for name in node.destinations
+        )
+
+    def circles(self) -> bool:
+        """Tell of nodes that lead back to themselves; whether there are any."""
+        told: set[str] = set()
+        for node in self._graph.nodes.values():
+            behind = {one.name for one in reached(self._graph, node)}
+            if node.name not in behind or node.name in told:
+                continue
+            circle = sorted(
+                name
+                for name in behind
+                if node.name in {one.name for one in reached(self._graph, self._graph.nodes[name])}
+            )
+            told.update(circle)
+            message = f"events would go in a circle: {', '.join(circle)}"
+            place = next(place for place, name in self._arrows(node) if name in circle)
+            self._error(place, message, "remove one of these connections")
+        return bool(told)
+
+    def flow(self) -> None:
+        """Receivers lead to one quiver, quivers to exporters."""
+        if self._graph.quivers:
+            self._flow_by_quivers()
+        else:
+            self._flow_without_quiver()
+        self._unused()
+
+    def _flow_by_quivers(self) -> None:
+        for node in self._graph.nodes.values():
+            into = [self._graph.nodes[name] for _, name in self._arrows(node)]
+            if node.kind == "receiver":
+                if not any(target.is_quiver for target in into):
+                    message = f"the receiver {node.name!r} does not lead to a quiver"
+                    names = ", ".join(one.name for one in self._graph.quivers)
+                    self._error(self._node_place(node.name), message, f"add `to: [{names}]`")
+                if sum(target.is_quiver for target in into) > 1:
+                    message = f"the receiver {node.name!r} leads to two quivers"
+                    hint = "an event is accepted by one; let that one lead to all destinations"
+                    self._error(self._node_place(node.name), message, hint)
+            for place, name in self._arrows(node):
+                self._check_step(node, place, self._graph.nodes[name])
+
+    def _check_step(self, node: Node, place: Place, target: Node) -> None:
+        hint = BEHIND_HINT.format(name=target.name)
+        if node.kind == "receiver" and target.kind == "processor" and not target.is_quiver:
+            self._error(place, f"the processor {target.name!r} stands before the quiver", hint)
+        elif node.kind == "receiver" and target.kind == "exporter":
+            self._error(place, f"{target.name!r} is fed past the quiver", hint)
+        elif node.kind == "processor" and target.is_quiver:
+            hint = BEHIND_HINT.format(name=node.name)
+            self._error(place, f"{node.name!r} stands before the quiver {target.name!r}", hint)
+
+    def _flow_without_quiver(self) -> None:
+        receivers = self._graph.of_kind("receiver")
+        for node in receivers:
+            if not node.destinations:
+                message = f"the receiver {node.name!r} leads nowhere"
+                self._error(self._node_place(node.name), message, "add `to: […]`")
+            elif node.ports != receivers[0].ports:
+                message = f"{node.name!r} and {receivers[0].name!r} lead to different nodes"
+                hint = "add a node of type quiver for each of them"
+                self._error(self._node_place(node.name), message, hint)
+
+    def _unused(self) -> None:
+        sources = self._graph.quivers or self._graph.of_kind("receiver")
+        used = {one.name for source in sources for one in reached(self._graph, source)}
+        for node in self._graph.nodes.values():
+            if node.kind != "receiver" and not node.is_quiver and node.name not in used:
+                message = f"nothing leads to {node.name!r}; it is not started"
+                self._warn(self._node_place(node.name), message, "connect it, or remove it")
+            if node.is_quiver and not node.destinations:
+                message = f"nobody reads the quiver {node.name!r}"
+                hint = "what it accepts goes by age and size alone; add `to: […]`"
+                self._warn(self._node_place(node.name), message, hint)
+            if node.processor is not None and not node.destinations:
+                message = f"nothing comes behind {node.name!r}"
+                self._warn(self._node_place(node.name), message, "connect it, or remove it")
+        if not self._graph.of_kind("receiver"):
+            place = self._document.key_place(("nodes",))
+            self._warn(place, "there is no receiver: only what is stored already is delivered")
+
+    # --------------------------------------------------------------------- destinations
+
+    def destinations(self) -> None:
+        """What only the ways through a sound graph show."""
+        owners: dict[str, str] = {}
+        for quiver in plan(self._graph):
+            for one in quiver.destinations:
+                if owners.setdefault(one.name, quiver.name) != quiver.name:
+                    message = f"{one.name!r} is fed by two quivers"
+                    hint = "a destination has one order; add a second exporter"
+                    self._error(self._node_place(one.exporters[0].name), message, hint)
+                if not _exclude_each_other(one.chains):
+                    message = f"several ways lead to {one.name!r}"
+                    hint = "it gets an event as it comes by the first way that lets it through"
+                    self._warn(self._node_place(one.exporters[0].name), message, hint)
+        for node in self._graph.nodes.values():
+            self._check_turns(node)
+            self._check_routes(node)
+        self._check_loops()
+
+    def _check_turns(self, node: Node) -> None:
+        for port_name, port in node.ports.items():
+            if node.kind == "receiver" and self._graph.quivers:
+                continue  # one destination, the quiver
+            if not takes_turns(port):
+                continue
+            at: TreePath = ("nodes", node.name, "out_ports", port_name)
+            place = self._document.value_place((*at, "dispatch_strategy"))
+            members = [self._graph.nodes[name] for name in port.destinations]
+            if any(one.kind != "exporter" for one in members):
+                hint = "put processors before this node, or use broadcast"
+                self._error(place, "only exporters can take turns", hint)
+            if len({repr(one.delivery) for one in members}) > 1:
+                hint = "give them the same `delivery`"
+                self._error(place, "exporters that take turns are one destination", hint)
+            if not NAME_PATTERN.fullmatch(name := group_name(node, port_name)):
+                self._error(
+                    place, f"{name!r} is too long a name", "shorten the node's or the port's"
+                )
+
+    def _check_routes(self, node: Node) -> None:
+        """A port that a router uses and that leads nowhere is events that nobody gets."""
+        used = getattr(node.processor, "ports", None)
+        if not node.routes or used is None:
+            return
+        for port in sorted(set(used) - set(node.ports)):
+            message = f"{node.name!r} sends events to the port {port!r}, and nothing is behind it"
+            hint = nearest(port, node.ports, "its ports")
+            self._error(self._node_place(node.name), message, hint or "add it to `out_ports`")
+        for port in sorted(set(node.ports) - set(used)):
+            place = self._document.key_place(("nodes", node.name, "out_ports", port))
+            self._warn(place, f"no rule of {node.name!r} uses the port {port!r}")
+
+    def _check_loops(self) -> None:
+        listening = dict(self._listening())
+        for node in self._graph.of_kind("exporter"):
+            for address in addresses_in(node.config.model_dump(mode="json")):
+                for name, (_, listener) in listening.items():
+                    if address.reaches(listener):
+                        message = f"{node.name!r} sends to {name!r} of this same file"
+                        hint = "events would come back for ever; name another address"
+                        self._warn(self._node_place(node.name), message, hint)
+
+    # -------------------------------------------------------------------------- resources
+
+    def _listening(self) -> Iterator[tuple[str, tuple[Place, Address]]]:
+        admin = self._graph.settings.admin.listen
+        at: TreePath = ("admin", "listen")
+        if admin is not None and (address := parse_address(admin)) is not None:
+            yield "admin", (self._document.value_place(at), address)
+        for node in self._graph.of_kind("receiver"):
+            at = ("nodes", node.name, "config", "listen")
+            address = parse_address(str(getattr(node.config, "listen", "")))
+            if address is not None:
+                place = self._document.value_place(at)
+                written = at in self._document.values
+                yield node.name, (place if written else self._node_place(node.name), address)
+
+    def addresses(self) -> None:
+        """Addresses can be read, and two listeners do not share one."""
+        at: TreePath = ("admin", "listen")
+        admin = self._graph.settings.admin.listen
+        if admin is not None and parse_address(admin) is None:
+            self._error(self._document.value_place(at), "not an address", "write host:port")
+        statsd = self._graph.settings.statsd
+        if statsd is not None and parse_address(statsd.address) is None:
+            place = self._document.value_place(("statsd", "address"))
+            self._error(place, "not an address", "write host:port")
+        seen: list[tuple[str, Address]] = []
+        for name, (place, address) in self._listening():
+            for other, taken in seen:
+                if address.clashes_with(taken):
+                    self._error(place, f"{other!r} listens there already", "use another port")
+            seen.append((name, address))
+
+    def directories(self) -> None:
+        """Every directory has one owner."""
+        seen: list[tuple[str, Path]] = [("dead_letters", dead_letters_directory(self._graph))]
+        for node in self._graph.nodes.values():
+            at: TreePath = ("nodes", node.name, "config", "path")
+            if isinstance(node.config, quiver_node.Config):
+                directory = quiver_directory(self._graph, node.name, node.config)
+            elif node.kind == "exporter" and isinstance(
+                path := getattr(node.config, "path", None), str
+            ):
+                directory = self._graph.base_dir / path
+            else:
+                continue
+            written = at in self._document.values
+            place = self._document.value_place(at) if written else self._node_place(node.name)
+            for other, taken in seen:
+                if _overlap(directory.resolve(), taken.resolve()):
+                    message = f"its directory is also that of {other!r}, or inside it"
+                    self._error(place, message, "give each a directory of its own")
+            seen.append((node.name, directory))
+
+
+def _overlap(one: Path, other: Path) -> bool:
+    return one == other or one in other.parents or other in one.parents
+
+
+def _exclude_each_other(chains: tuple[Chain, ...]) -> bool:
+    """Whether an event takes at most one of these ways: they part at the ports of a router."""
+    return all(
+        _part_at_a_router(one, other) for i, one in enumerate(chains) for other in chains[i + 1 :]
+    )
+
+
+def _part_at_a_router(one: Chain, other: Chain) -> bool:
+    for mine, theirs in zip(one, other, strict=False):
+        if mine != theirs:
+            return mine.node is theirs.node
+    return False

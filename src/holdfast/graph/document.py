@@ -1,0 +1,308 @@
+"""A YAML file as plain data, and where each key and value of it stands.
+
+The tree is built from the parser's events, not by a YAML library's constructors, because a
+configuration needs less and more than they give:
+
+- scalars as in YAML 1.2 (its core schema): `on`, `12:30` and `0777` are not a boolean, a number of
+  seconds and an octal number;
+- keys are text, and one that stands there twice is an error;
+- every key and value has a line and a column, by its path, such as `("nodes", "marquez", "to", 0)`;
+- whatever is wrong is a finding; nothing raises, and depth and size are bounded.
+
+Anchors and aliases work. Tags (other than `!!str`) and merge keys do not, and say so.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from holdfast.errors import ConfigFinding
+from holdfast.graph.substitution import (
+    BadReference,
+    Substitution,
+    bare_references,
+    whole_reference,
+)
+
+FILE_BYTES_MAX = 4 * 1024 * 1024
+DEPTH_MAX = 50
+# Counted where they are used: an alias counts with everything below it, so few cannot become many.
+NODES_MAX = 100_000
+
+TreePath = tuple[str | int, ...]
+
+_NULL = re.compile(r"~|null|Null|NULL|")
+_BOOL = re.compile(r"(?P<yes>true|True|TRUE)|false|False|FALSE")
+# Longer ones are no number that any setting could mean.
+_INT = re.compile(r"[-+]?[0-9]{1,300}")
+_OTHER_INT = re.compile(r"0o[0-7]{1,300}|0x[0-9a-fA-F]{1,300}")
+_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
+_SPECIAL_FLOAT = re.compile(r"(?P<infinite>[-+]?\.(inf|Inf|INF))|\.(nan|NaN|NAN)")
+_TEXT_TAGS = (None, "!", "tag:yaml.org,2002:str")
+
+
+class Place(NamedTuple):
+    """A place in the file; both count from 1."""
+
+    line: int
+    column: int
+
+
+@dataclass
+class Document:
+    """What a file says, and where."""
+
+    file: str
+    value: Any = None
+    keys: dict[TreePath, Place] = field(default_factory=dict)
+    values: dict[TreePath, Place] = field(default_factory=dict)
+    # Values that are nothing but one `${…}`, as they are written.
+    references: dict[TreePath, str] = field(default_factory=dict)
+    findings: list[ConfigFinding] = field(default_factory=list)
+
+    def find(self, place: Place, message: str, hint: str = "", *, is_warning: bool = False) -> None:
+        """Write down a finding."""
+        found = ConfigFinding(self.file, *place, message, hint)
+        self.findings.append(found._replace(severity="warning") if is_warning else found)
+
+    def key_place(self, path: TreePath) -> Place:
+        """Return where the key of a path stands, or where its value begins if it has none."""
+        return self.keys.get(path) or self.value_place(path)
+
+    def value_place(self, path: TreePath) -> Place:
+        """Return where the value of a path begins, or of the nearest one above it."""
+        while path and path not in self.values:
+            path = path[:-1]
+        return self.values.get(path, Place(1, 1))
+
+
+def read_document(path: Path, substitution: Substitution) -> Document:
+    """Read a file; what is wrong with it is among the findings of the document."""
+    document = Document(str(path))
+    try:
+        with path.open("rb") as file:
+            content = file.read(FILE_BYTES_MAX + 1)
+    except OSError as error:
+        document.find(Place(1, 1), f"the file cannot be read: {error.strerror}", "name another one")
+        return document
+    return parse_document(content, document, substitution)
+
+
+def parse_document(content: bytes, document: Document, substitution: Substitution) -> Document:
+    """Fill a document from the bytes of a file."""
+    if len(content) > FILE_BYTES_MAX:
+        hint = "a configuration is smaller; was another file meant?"
+        document.find(Place(1, 1), f"the file is over {FILE_BYTES_MAX} bytes", hint)
+        return document
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        before = content[: error.start]
+        column = len(before.rpartition(b"\n")[2].decode("utf-8", "replace")) + 1
+        place = Place(before.count(b"\n") + 1, column)
+        document.find(place, "the file is not UTF-8", "save it as UTF-8")
+        return document
+    try:
+        root = _Composer(text).compose()
+        document.value = _Reader(document, substitution).value(root, ())
+    except _Stop as stop:
+        document.find(stop.place, stop.message, stop.hint)
+    return document
+
+
+def resolve(text: str) -> Any:
+    """Return what a plain scalar means."""
+    if _NULL.fullmatch(text):
+        return None
+    if (found := _BOOL.fullmatch(text)) is not None:
+        return found["yes"] is not None
+    if _INT.fullmatch(text):
+        return int(text)
+    if _OTHER_INT.fullmatch(text):
+        return int(text, 0)
+    if _FLOAT.fullmatch(text):
+        return float(text)
+    if (found := _SPECIAL_FLOAT.fullmatch(text)) is not None:
+        return float(text.replace(".", "")) if found["infinite"] else float("nan")
+    return text
+
+
+# --------------------------------------------------------------------- composing
+
+
+@dataclass
+class _Scalar:
+    place: Place
+    text: str
+    plain: bool
+    tag: str | None
+
+
+@dataclass
+class _Mapping:
+    place: Place
+    entries: list[tuple[_Node, _Node]]
+    tag: str | None
+
+
+@dataclass
+class _Sequence:
+    place: Place
+    items: list[_Node]
+    tag: str | None
+
+
+_Node = _Scalar | _Mapping | _Sequence
+
+
+class _Stop(Exception):
+    """Nothing after this can be understood."""
+
+    def __init__(self, place: Place, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.place = place
+        self.message = message
+        self.hint = hint
+
+
+class _Composer:
+    """Builds a tree of nodes from the parser's events."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._anchors: dict[str, _Node] = {}
+        self._events = self._parse()
+
+    def _parse(self) -> Iterator[yaml.Event]:
+        try:
+            yield from yaml.parse(self._text, Loader=yaml.SafeLoader)
+        except yaml.reader.ReaderError as error:
+            # Found while reading ahead: its position is an index into the text.
+            before = self._text[: error.position]
+            place = Place(before.count("\n") + 1, len(before.rpartition("\n")[2]) + 1)
+            message = f"the character U+{error.character:04X} is not allowed"
+            raise _Stop(place, message, "remove it, or write it with an escape") from None
+        except yaml.MarkedYAMLError as error:
+            mark = error.problem_mark or error.context_mark
+            context = f" {error.context}" if error.context else ""
+            raise _Stop(_place(mark), f"not YAML: {error.problem}{context}") from None
+        except (ValueError, OverflowError) as error:
+            # An escape beyond Unicode, a version with too many digits.
+            raise _Stop(Place(1, 1), f"not YAML: {type(error).__name__}") from None
+
+    def compose(self) -> _Node:
+        """Return the root of the only document."""
+        next(self._events)  # the stream begins
+        begin = next(self._events)
+        if isinstance(begin, yaml.StreamEndEvent):
+            raise _Stop(Place(1, 1), "the file is empty", "it needs `nodes:` at least")
+        root = self._node(next(self._events), 0)
+        next(self._events)  # the document ends
+        after = next(self._events)
+        if not isinstance(after, yaml.StreamEndEvent):
+            raise _Stop(_place(after.start_mark), "a second document begins", "keep one `---`")
+        return root
+
+    def _node(self, event: yaml.Event, depth: int) -> _Node:
+        place = _place(event.start_mark)
+        if isinstance(event, yaml.AliasEvent):
+            if event.anchor not in self._anchors:
+                hint = f"write &{event.anchor} at a value that is complete before this line"
+                raise _Stop(place, f"there is no anchor {event.anchor!r}", hint)
+            return self._anchors[event.anchor]
+        if depth > DEPTH_MAX:
+            raise _Stop(place, f"nested more than {DEPTH_MAX} deep")
+        node: _Node
+        if isinstance(event, yaml.ScalarEvent):
+            node = _Scalar(place, event.value, event.style is None, event.tag)
+        elif isinstance(event, yaml.MappingStartEvent):
+            node = _Mapping(place, list(self._entries(depth + 1)), event.tag)
+        else:
+            assert isinstance(event, yaml.SequenceStartEvent), f"BUG: {event}"
+            node = _Sequence(place, list(self._items(depth + 1)), event.tag)
+        if event.anchor is not None:
+            self._anchors[event.anchor] = node
+        return node
+
+    def _items(self, depth: int) -> Iterator[_Node]:
+        while not isinstance(event := next(self._events), yaml.SequenceEndEvent):
+            yield self._node(event, depth)
+
+    def _entries(self, depth: int) -> Iterator[tuple[_Node, _Node]]:
+        while not isinstance(event := next(self._events), yaml.MappingEndEvent):
+            key = self._node(event, depth)
+            yield key, self._node(next(self._events), depth)
+
+
+def _place(mark: Any) -> Place:
+    return Place(1, 1) if mark is None else Place(mark.line + 1, mark.column + 1)
+
+
+# ----------------------------------------------------------------------- reading
+
+
+class _Reader:
+    """Turns nodes into plain data, and writes down where everything stands."""
+
+    def __init__(self, document: Document, substitution: Substitution) -> None:
+        self._document = document
+        self._substitution = substitution
+        self._nodes = 0
+
+    def value(self, node: _Node, path: TreePath) -> Any:
+        """Return what a node means."""
+        self._nodes += 1
+        if self._nodes > NODES_MAX:
+            hint = "aliases count with everything below them"
+            raise _Stop(node.place, f"more than {NODES_MAX} values", hint)
+        self._document.values[path] = node.place
+        if node.tag not in _TEXT_TAGS or (node.tag and not isinstance(node, _Scalar)):
+            hint = "write plain values; quotes make a text"
+            self._document.find(node.place, f"the tag {node.tag!r} is not supported", hint)
+        if isinstance(node, _Scalar):
+            return self._scalar(node, path)
+        if isinstance(node, _Sequence):
+            return [self.value(item, (*path, index)) for index, item in enumerate(node.items)]
+        return self._mapping(node, path)
+
+    def _mapping(self, node: _Mapping, path: TreePath) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for key, value in node.entries:
+            if not isinstance(key, _Scalar):
+                self._document.find(key.place, "a key is text, not a list or a mapping")
+                continue
+            name = key.text
+            if name == "<<" and key.plain:
+                hint = "repeat the keys, or use an alias for the whole value: `key: *name`"
+                self._document.find(key.place, "merge keys are not supported", hint)
+                continue
+            if name in found:
+                first = self._document.keys[*path, name]
+                message = f"the key {name!r} is here twice"
+                hint = f"it stands in line {first.line} already"
+                self._document.find(key.place, message, hint)
+                continue
+            self._document.keys[*path, name] = key.place
+            found[name] = self.value(value, (*path, name))
+        return found
+
+    def _scalar(self, node: _Scalar, path: TreePath) -> Any:
+        if "${" not in node.text:
+            return resolve(node.text) if node.plain and not node.tag else node.text
+        for bare in bare_references(node.text):
+            message = f"{bare} is not replaced"
+            hint = f"write ${{env:{bare[2:-1]}}} for the variable, or $${bare[1:]} for this text"
+            self._document.find(node.place, message, hint, is_warning=True)
+        if whole_reference(node.text):
+            self._document.references[path] = node.text
+        try:
+            return self._substitution.apply(node.text)
+        except BadReference as error:
+            self._document.find(node.place, error.message, error.hint)
+            return node.text

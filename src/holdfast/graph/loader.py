@@ -1,0 +1,146 @@
+"""From a file to a graph: read, check everything, and tell all that is wrong at once."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from holdfast.errors import BadConfig, ConfigFinding, HoldfastError
+from holdfast.graph.checks import check_graph
+from holdfast.graph.document import Document, TreePath, read_document
+from holdfast.graph.model import Graph, GraphFile, HandlerSettings, Node, NodeSettings
+from holdfast.graph.registry import Component, Kind, Registry
+from holdfast.graph.substitution import Substitution
+from holdfast.graph.validation import nearest, validated
+from holdfast.settings import Settings
+
+# One file can have very many; a reader needs the first ones.
+FINDINGS_MAX = 1000
+
+
+class Loaded(NamedTuple):
+    """A graph, what is odd about it, and the file it is from."""
+
+    graph: Graph
+    warnings: tuple[ConfigFinding, ...]
+    document: Document
+
+
+def load(
+    path: str | os.PathLike[str],
+    *,
+    registry: Registry | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> Loaded:
+    """Return the graph of a file; raises `BadConfig` with every finding if anything is wrong."""
+    file = Path(os.path.abspath(path))
+    variables = os.environ if environment is None else environment
+    document = read_document(file, Substitution(variables, file.parent))
+    document.file = os.fspath(path)
+    graph = None
+    if not document.findings or document.value is not None:
+        graph = _Loader(document, registry or Registry.standard()).graph(file)
+    findings = sorted(document.findings, key=lambda found: (found.line, found.column))
+    errors = [found for found in findings if found.severity == "error"]
+    if errors or graph is None:
+        count = f"{len(errors)} errors" if len(errors) > 1 else "1 error"
+        raise BadConfig(
+            f"the configuration has {count}",
+            hint="mend it, and look again with `holdfast validate`",
+            path=document.file,
+            findings=findings[:FINDINGS_MAX],
+        )
+    return Loaded(graph, tuple(findings), document)
+
+
+class _Loader:
+    """Checks one document."""
+
+    def __init__(self, document: Document, registry: Registry) -> None:
+        self._document = document
+        self._registry = registry
+
+    def graph(self, file: Path) -> Graph | None:
+        """Return the graph, or None if it has no shape at all."""
+        settings = validated(GraphFile, self._document.value, self._document, ())
+        if settings is None:
+            self._look_at_configs()
+            return None
+        nodes = {name: self._node(name, one) for name, one in settings.nodes.items()}
+        handlers = {
+            name: self._handler(name, one) for name, one in settings.dead_letters.handlers.items()
+        }
+        known = {name: node for name, node in nodes.items() if node is not None}
+        told = {name: node for name, node in handlers.items() if node is not None}
+        graph = Graph(file, settings, known, told)
+        # A name whose node is wrong is still a name: nobody needs to hear that it is unknown.
+        check_graph(graph, self._document, names=set(nodes))
+        return graph if len(known) + len(told) == len(nodes) + len(handlers) else None
+
+    def _node(self, name: str, settings: NodeSettings) -> Node | None:
+        at: TreePath = ("nodes", name)
+        key = "type" if settings.type else "plugin_urn"
+        component = self._component(settings.kind, settings.type or settings.plugin_urn, at, key)
+        if component is None:
+            return None
+        config = self._config(component, settings.config, at)
+        if config is None:
+            return None
+        processor = None
+        if component.kind == "processor" and hasattr(component.code, "make"):
+            try:
+                processor = component.code.make(config)
+            except (HoldfastError, ValueError) as error:
+                place = self._document.value_place((*at, "config"))
+                self._document.find(place, f"it cannot be made: {error}")
+                return None
+        return Node(name, component, config, settings.ports, settings.delivery, processor)
+
+    def _handler(self, name: str, settings: HandlerSettings) -> Node | None:
+        at: TreePath = ("dead_letters", "handlers", name)
+        component = self._component("exporter", settings.type, at, "type")
+        config = None if component is None else self._config(component, settings.config, at)
+        if component is None or config is None:
+            return None
+        return Node(name, component, config, delivery=settings.delivery)
+
+    def _component(self, kind: Kind, name: str, at: TreePath, key: str) -> Component | None:
+        component = self._registry.find(kind, name)
+        if component is not None:
+            return component
+        place = self._document.value_place((*at, key))
+        others = [one.kind for one in self._registry if name in (one.type, *one.aliases)]
+        hint = nearest(name, self._registry.types(kind), f"known {kind}s")
+        if others:
+            hint = f"{name!r} is a type of {others[0]}: change `kind`, or `type`"
+        self._document.find(place, f"there is no {kind} of type {name!r}", hint)
+        return None
+
+    def _config(
+        self, component: Component, value: Mapping[str, Any], at: TreePath
+    ) -> Settings | None:
+        try:
+            model = component.config_model
+        except ImportError as error:
+            extra = f"pip install 'holdfast[{component.extra}]'" if component.extra else str(error)
+            message = f"the {component.kind} {component.type!r} is not installed"
+            self._document.find(self._document.key_place(at), message, extra)
+            return None
+        return validated(model, dict(value), self._document, (*at, "config"))
+
+    def _look_at_configs(self) -> None:
+        """Check the nodes of a file whose shape is wrong elsewhere: all errors at once."""
+        value = self._document.value
+        nodes = value.get("nodes") if isinstance(value, dict) else None
+        for name, node in nodes.items() if isinstance(nodes, dict) else ():
+            if not isinstance(node, dict):
+                continue
+            kind, named = node.get("kind"), node.get("type") or node.get("plugin_urn")
+            config = {} if node.get("config") is None else node["config"]
+            if not (isinstance(kind, str) and isinstance(named, str) and isinstance(config, dict)):
+                continue  # told already
+            component = self._registry.find(kind, named)
+            if component is not None:
+                self._config(component, config, ("nodes", name))

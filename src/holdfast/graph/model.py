@@ -1,0 +1,228 @@
+"""What a graph file may say, key by key; and the graph that it describes, ready to be run.
+
+Two steps, because the settings of a node depend on its type: `GraphFile` is the file with each
+node's `config` still plain data, `Graph` has them checked by the component's own model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+
+from holdfast.deadletter.office import DeadLettersSettings
+from holdfast.deliver.destination import DeliverySettings
+from holdfast.edge.processor import Processor, Router
+from holdfast.graph.registry import Component, Kind
+from holdfast.quiver.subscriber import NAME_PATTERN
+from holdfast.settings import DurationS, Settings, SizeBytes
+
+WORKERS_MAX = 64
+# Where `to:` leads.
+DEFAULT_PORT = "out"
+
+
+def _node_name(name: str) -> str:
+    if not NAME_PATTERN.fullmatch(name):
+        raise ValueError(
+            "a name has 1 to 64 letters, digits, '_', '-' or '.', and begins with none of '-' '.'"
+        )
+    return name
+
+
+def _as_list(value: object) -> object:
+    return [value] if isinstance(value, str) else value
+
+
+def _as_mapping(value: object) -> object:
+    # `config:` with nothing behind it.
+    return {} if value is None else value
+
+
+Name = Annotated[str, AfterValidator(_node_name)]
+Names = Annotated[list[str], BeforeValidator(_as_list)]
+ComponentConfig = Annotated[dict[str, Any], BeforeValidator(_as_mapping)]
+
+
+class PortSettings(Settings):
+    """Where a port of a node leads."""
+
+    destinations: Names
+    """The nodes behind it."""
+    dispatch_strategy: Literal["broadcast", "round_robin"] = "broadcast"
+    """Every destination gets every event, or the exporters behind the port take turns."""
+
+
+class NodeSettings(Settings):
+    """A component, its settings, and where its events go."""
+
+    kind: Kind
+    """Receivers take events in, processors hold or change them, exporters send them out."""
+    type: str = ""
+    """Which one: `holdfast components` lists them."""
+    plugin_urn: str = ""
+    """Another way to write `type`."""
+    config: ComponentConfig = Field(default_factory=dict)
+    """The settings of the component."""
+    to: Names = Field(default_factory=list)
+    """The nodes behind it."""
+    out_ports: dict[Name, PortSettings] = Field(default_factory=dict)
+    """The same port by port, for a processor with several ways out."""
+    delivery: DeliverySettings | None = None
+    """How an exporter's events are delivered: order, retries, limits."""
+
+    @model_validator(mode="after")
+    def _says_things_once(self) -> NodeSettings:
+        if bool(self.type) == bool(self.plugin_urn):
+            raise ValueError("give either `type` or `plugin_urn`")
+        if self.to and self.out_ports:
+            raise ValueError("give either `to` or `out_ports`")
+        return self
+
+    @property
+    def ports(self) -> Mapping[str, PortSettings]:
+        """Where its events go, whichever way it is written."""
+        if self.to:
+            return {DEFAULT_PORT: PortSettings(destinations=self.to)}
+        return self.out_ports
+
+
+class HandlerSettings(Settings):
+    """What is done with events that were not accepted: an exporter of rejected events."""
+
+    type: str
+    """Any exporter: `log`, `http`, `files`, `python`, …"""
+    config: ComponentConfig = Field(default_factory=dict)
+    """The settings of the exporter."""
+    delivery: DeliverySettings | None = None
+    """How the letters are delivered."""
+
+
+class DeadLettersSection(DeadLettersSettings):
+    """Events that were not accepted, or that a destination will never take."""
+
+    path: str | None = None
+    """Their directory, relative to the file; by default `dead_letters` in `data_dir`."""
+    handlers: dict[Name, HandlerSettings] = Field(default_factory=dict)
+    """Who is told of events that were not accepted; each gets all of them."""
+
+
+class AdminSettings(Settings):
+    """The port for `/healthz`, `/readyz` and `/metrics`."""
+
+    listen: str | None = "127.0.0.1:8480"
+    """Its address; null turns it off."""
+
+
+class StatsdSettings(Settings):
+    """The figures of `/metrics`, pushed over UDP."""
+
+    address: str = "127.0.0.1:8125"
+    """Where the statsd server listens."""
+    interval: DurationS = Field(default=10.0, ge=0.1, le=3600)
+    """How often the figures are sent."""
+    labels: Literal["tags", "names"] = "tags"
+    """Labels as tags (`|#destination:marquez`), or as parts of the name for servers without."""
+    max_packets: int = Field(default=200, ge=1, le=10_000)
+    """Datagrams of one push; figures beyond them wait for the next one."""
+
+
+class LoggingSettings(Settings):
+    """Holdfast's own log, on standard error."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    """The least severity that is told."""
+    format: Literal["auto", "json", "console"] = "auto"
+    """Lines of JSON, or for people; `auto` is for people on a terminal only."""
+    max_lines_per_s: int = Field(default=100, ge=1, le=100_000)
+    """More lines than this are counted, and not told."""
+    max_line: SizeBytes = Field(default=8192, ge=256, le=1024 * 1024)
+    """A longer line is cut."""
+
+
+class GraphFile(Settings):
+    """The whole file."""
+
+    data_dir: str = "./holdfast_data"
+    """The directory for everything durable, relative to the file."""
+    workers: int = Field(default=1, ge=1, le=WORKERS_MAX)
+    """So many processes share the ports; each has a quiver of its own, and order is kept within
+    each."""
+    drain: DurationS = Field(default=30.0, le=3600)
+    """How long a stop waits for requests and deliveries that are under way."""
+    admin: AdminSettings = AdminSettings()
+    """The port for `/healthz`, `/readyz` and `/metrics`."""
+    logging: LoggingSettings = LoggingSettings()
+    """Holdfast's own log."""
+    statsd: StatsdSettings | None = None
+    """Figures over UDP; by default none."""
+    dead_letters: DeadLettersSection = DeadLettersSection()
+    """Events that were not accepted, or that a destination will never take."""
+    nodes: dict[Name, NodeSettings] = Field(min_length=1)
+    """The components, by name, and how they are connected."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node whose type is known and whose settings are checked."""
+
+    name: str
+    component: Component
+    config: Settings
+    ports: Mapping[str, PortSettings] = field(default_factory=dict)
+    delivery: DeliverySettings | None = None
+    # What a processor does; None for everything else, which is made when it is started.
+    processor: Processor | Router | None = None
+
+    @property
+    def routes(self) -> bool:
+        """Whether its ports get different events."""
+        return hasattr(self.processor, "port")
+
+    @property
+    def kind(self) -> Kind:
+        """Receiver, processor or exporter."""
+        return self.component.kind
+
+    @property
+    def is_quiver(self) -> bool:
+        """Whether it holds events, instead of passing them on."""
+        return self.component.type == "quiver"
+
+    @property
+    def destinations(self) -> list[str]:
+        """The names of the nodes behind it."""
+        return [name for port in self.ports.values() for name in port.destinations]
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A graph that can be run."""
+
+    file: Path
+    settings: GraphFile
+    nodes: Mapping[str, Node]
+    # Exporters of rejected events.
+    handlers: Mapping[str, Node]
+
+    @property
+    def base_dir(self) -> Path:
+        """Where relative paths begin."""
+        return self.file.parent
+
+    @property
+    def data_dir(self) -> Path:
+        """Where everything durable is, unless a node says otherwise."""
+        return self.base_dir / self.settings.data_dir
+
+    def of_kind(self, kind: Kind) -> list[Node]:
+        """Return the nodes of a kind; quivers are not among the processors."""
+        return [n for n in self.nodes.values() if n.kind == kind and not n.is_quiver]
+
+    @property
+    def quivers(self) -> list[Node]:
+        """The nodes that hold events."""
+        return [node for node in self.nodes.values() if node.is_quiver]

@@ -1,0 +1,156 @@
+"""The ways through a graph: which receivers fill a quiver, and by which processors events leave it.
+
+Receivers lead to a quiver, a quiver to exporters, by processors on the way. A file without a quiver
+has one all the same, between its receivers and what they lead to. Each exporter is one destination
+with all the *chains* that lead to it; exporters that take turns behind a port are one destination
+together, under the name of that port.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from holdfast.deliver.destination import DeliverySettings
+from holdfast.graph import quiver_node
+from holdfast.graph.model import Graph, Node, PortSettings
+
+IMPLICIT_QUIVER = "quiver"
+DEAD_LETTERS_DIR = "dead_letters"
+
+
+@dataclass(frozen=True)
+class Step:
+    """A processor on the way, and the port by which events leave it if its ports differ."""
+
+    node: Node
+    port: str | None = None
+
+
+Chain = tuple[Step, ...]
+
+
+@dataclass(frozen=True)
+class DestinationPlan:
+    """One subscriber of a quiver: who sends, and what happens to events on the way."""
+
+    name: str
+    # Several take turns.
+    exporters: tuple[Node, ...]
+    chains: tuple[Chain, ...]
+
+    @property
+    def delivery(self) -> DeliverySettings:
+        """How events are delivered to it."""
+        return self.exporters[0].delivery or DeliverySettings()
+
+
+@dataclass(frozen=True)
+class QuiverPlan:
+    """One buffer, what fills it, and what empties it."""
+
+    name: str
+    directory: Path
+    config: quiver_node.Config
+    receivers: tuple[Node, ...]
+    destinations: tuple[DestinationPlan, ...]
+
+
+@dataclass
+class _Found:
+    """Destinations as they are found, chain by chain."""
+
+    exporters: dict[str, tuple[Node, ...]] = field(default_factory=dict)
+    chains: dict[str, list[Chain]] = field(default_factory=dict)
+
+    def add(self, name: str, exporters: tuple[Node, ...], chain: Chain) -> None:
+        self.exporters[name] = exporters
+        chains = self.chains.setdefault(name, [])
+        if chain not in chains:
+            chains.append(chain)
+
+    def plans(self) -> tuple[DestinationPlan, ...]:
+        return tuple(
+            DestinationPlan(name, exporters, tuple(self.chains[name]))
+            for name, exporters in self.exporters.items()
+        )
+
+
+def plan(graph: Graph) -> tuple[QuiverPlan, ...]:
+    """Return what to run. The graph is sound: every name is known, and nothing goes in a circle."""
+    if not graph.quivers:
+        return (_implicit(graph),)
+    return tuple(_explicit(graph, node) for node in graph.quivers)
+
+
+def quiver_directory(graph: Graph, name: str, config: quiver_node.Config) -> Path:
+    """Return where a quiver's data is."""
+    return graph.data_dir / name if config.path is None else graph.base_dir / config.path
+
+
+def dead_letters_directory(graph: Graph) -> Path:
+    """Return where dead letters are kept."""
+    path = graph.settings.dead_letters.path
+    return graph.data_dir / DEAD_LETTERS_DIR if path is None else graph.base_dir / path
+
+
+def group_name(node: Node, port: str) -> str:
+    """Return the destination that exporters behind a port are together."""
+    return f"{node.name}.{port}"
+
+
+def takes_turns(port: PortSettings) -> bool:
+    """Whether what is behind a port is one destination."""
+    return port.dispatch_strategy == "round_robin" and len(port.destinations) > 1
+
+
+def _explicit(graph: Graph, node: Node) -> QuiverPlan:
+    config = node.config
+    assert isinstance(config, quiver_node.Config), f"BUG: {node}"
+    receivers = tuple(one for one in graph.of_kind("receiver") if node.name in one.destinations)
+    found = _Found()
+    _walk(graph, node, (), found)
+    directory = quiver_directory(graph, node.name, config)
+    return QuiverPlan(node.name, directory, config, receivers, found.plans())
+
+
+def _implicit(graph: Graph) -> QuiverPlan:
+    config = quiver_node.Config()
+    receivers = tuple(graph.of_kind("receiver"))
+    found = _Found()
+    # All receivers lead to the same nodes, so the first one speaks for them.
+    for receiver in receivers[:1]:
+        _walk(graph, receiver, (), found)
+    directory = quiver_directory(graph, IMPLICIT_QUIVER, config)
+    return QuiverPlan(IMPLICIT_QUIVER, directory, config, receivers, found.plans())
+
+
+def _walk(graph: Graph, node: Node, chain: Chain, found: _Found) -> None:
+    for port_name, port in node.ports.items():
+        if node.processor is not None:
+            further = (*chain, Step(node, port_name if node.routes else None))
+        else:
+            further = chain
+        behind = [graph.nodes[name] for name in port.destinations]
+        if takes_turns(port):
+            found.add(group_name(node, port_name), tuple(behind), further)
+            continue
+        for target in behind:
+            if target.kind == "exporter":
+                found.add(target.name, (target,), further)
+            else:
+                _walk(graph, target, further, found)
+
+
+def reached(graph: Graph, start: Node) -> Iterator[Node]:
+    """Yield every node behind another one, once."""
+    seen: set[str] = set()
+    waiting = list(start.destinations)
+    while waiting:
+        name = waiting.pop()
+        if name in seen or name not in graph.nodes:
+            continue
+        seen.add(name)
+        yield graph.nodes[name]
+        waiting += graph.nodes[name].destinations

@@ -1,0 +1,148 @@
+"""The node `quiver`: the seed's keys of a persistence processor, and ours beside them."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from holdfast.errors import BadInput
+from holdfast.quiver.config import (
+    AppendConfig,
+    QuiverConfig,
+    RetentionConfig,
+    SegmentConfig,
+    WalConfig,
+)
+from holdfast.quiver.engine import check_caps
+from holdfast.settings import DurationS, Settings, SizeBytes
+
+_APPEND, _WAL, _SEGMENT, _RETENTION = (
+    AppendConfig(),
+    WalConfig(),
+    SegmentConfig(),
+    RetentionConfig(),
+)
+
+
+class _Section(Settings):
+    """A part that becomes a part of the quiver's own configuration, which checks its bounds."""
+
+    @model_validator(mode="after")
+    def _bounds_hold(self) -> Self:
+        try:
+            self.as_config()
+        except BadInput as error:
+            raise ValueError(error.hint) from None
+        return self
+
+    def as_config(self) -> object:
+        """Return it as the quiver takes it."""
+        raise NotImplementedError
+
+
+class AppendSettings(_Section):
+    """How many events may wait for the disk."""
+
+    max_pending: SizeBytes = _APPEND.max_pending_bytes
+    """Payload that was received and is not yet written; more waits."""
+    timeout: DurationS = _APPEND.timeout_s
+    """How long an append waits for room before the sender is refused."""
+
+    def as_config(self) -> AppendConfig:
+        """Return it as the quiver takes it."""
+        return AppendConfig(max_pending_bytes=self.max_pending, timeout_s=self.timeout)
+
+
+class SegmentSettings(_Section):
+    """The immutable files that events end up in."""
+
+    target_size: SizeBytes = _SEGMENT.target_size_bytes
+    """A segment is sealed at this size, 1MB to 256MB; memory holds at most two of them."""
+    max_open_duration: DurationS = _SEGMENT.max_open_duration_s
+    """A segment is sealed at this age, however small it is."""
+    compression: Literal["none", "lz4", "zstd"] = _SEGMENT.compression
+    """Compression saves disk and costs reads without copies."""
+
+    def as_config(self) -> SegmentConfig:
+        """Return it as the quiver takes it."""
+        return SegmentConfig(
+            target_size_bytes=self.target_size,
+            max_open_duration_s=self.max_open_duration,
+            compression=self.compression,
+        )
+
+
+class WalSettings(_Section):
+    """The write-ahead log."""
+
+    max_size: SizeBytes = _WAL.max_size_bytes
+    """All log files together; at this size receivers wait for segments to be sealed."""
+    file_size: SizeBytes = _WAL.file_size_bytes
+    """A log file is closed and the next one begun at this size."""
+    flush_interval: DurationS = _WAL.flush_interval_s
+    """The longest time that events acknowledged as `written` stay unsynced."""
+
+    def as_config(self) -> WalConfig:
+        """Return it as the quiver takes it."""
+        return WalConfig(
+            file_size_bytes=min(self.file_size, self.max_size),
+            max_size_bytes=self.max_size,
+            flush_interval_s=self.flush_interval,
+        )
+
+
+class RetentionSettings(_Section):
+    """What is kept, and what happens when there is no room."""
+
+    size_cap: SizeBytes = _RETENTION.size_cap_bytes
+    """Everything in the directory together, over all workers."""
+    size_cap_policy: Literal["backpressure", "drop_oldest"] = _RETENTION.size_cap_policy
+    """At the cap: refuse what comes in, or drop the oldest, whoever waits for it."""
+    max_retain_after_ingestion_hours: float | None = Field(default=None, gt=0, le=24 * 366 * 100)
+    """Events older than this go, whoever waits for them; by default none do."""
+    orphan_ttl: DurationS | None = _RETENTION.orphan_ttl_s
+    """A destination that is no longer in the configuration is forgotten after this time."""
+
+    def as_config(self) -> RetentionConfig:
+        """Return it as the quiver takes it."""
+        hours = self.max_retain_after_ingestion_hours
+        return RetentionConfig(
+            size_cap_bytes=self.size_cap,
+            size_cap_policy=self.size_cap_policy,
+            max_age_s=None if hours is None else hours * 3600,
+            orphan_ttl_s=self.orphan_ttl,
+        )
+
+
+class Config(Settings):
+    """The durable buffer between receivers and destinations."""
+
+    path: str | None = None
+    """Its directory, relative to the file; by default a folder of `data_dir`. Each worker has a
+    quiver of its own in it: `core-00`, `core-01`, …"""
+    append: AppendSettings = AppendSettings()
+    """How many events may wait for the disk."""
+    segment: SegmentSettings = SegmentSettings()
+    """The immutable files that events end up in."""
+    wal: WalSettings = WalSettings()
+    """The write-ahead log."""
+    retention: RetentionSettings = RetentionSettings()
+    """What is kept, and what happens when there is no room."""
+
+    @model_validator(mode="after")
+    def _caps_hold(self) -> Self:
+        try:
+            check_caps(self.as_config())
+        except BadInput as error:
+            raise ValueError(f"{error.message}; {error.hint}") from None
+        return self
+
+    def as_config(self) -> QuiverConfig:
+        """Return it as the quiver takes it; it describes all workers together."""
+        return QuiverConfig(
+            append=self.append.as_config(),
+            wal=self.wal.as_config(),
+            segment=self.segment.as_config(),
+            retention=self.retention.as_config(),
+        )

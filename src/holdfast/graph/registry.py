@@ -1,0 +1,141 @@
+"""Every component by its type: where its code is, and one line about it.
+
+A component is a module with a `Config` (its settings) and a function `make`. It is imported when a
+graph names it, so that a sidecar does not load Kafka's client to write files. Others bring theirs
+through the entry-point groups `holdfast.receivers`, `holdfast.processors` and `holdfast.exporters`:
+the name of the entry point is the type, its value the module.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable, Iterator
+from functools import cached_property
+from importlib.metadata import entry_points
+from typing import Any, Literal, NamedTuple
+
+from holdfast.settings import Settings
+
+Kind = Literal["receiver", "processor", "exporter"]
+ConfigModel = type[Settings]
+KINDS: tuple[Kind, ...] = ("receiver", "processor", "exporter")
+
+
+class Component(NamedTuple):
+    """One type of node."""
+
+    type: str
+    kind: Kind
+    module: str
+    summary: str
+    # Other names for it, such as the seed's URNs.
+    aliases: tuple[str, ...] = ()
+    # What `pip install holdfast[…]` adds it, if the base does not have it.
+    extra: str | None = None
+
+    @property
+    def code(self) -> Any:
+        """Its module; importing it may raise `ImportError`."""
+        return importlib.import_module(self.module)
+
+    @property
+    def config_model(self) -> ConfigModel:
+        """The model of its settings."""
+        model: ConfigModel = self.code.Config
+        return model
+
+
+QUIVER = Component(
+    "quiver",
+    "processor",
+    "holdfast.graph.quiver_node",
+    "Holds every event until each destination has it; receivers lead to one.",
+    ("urn:otap:processor:persistence", "persistence"),
+)
+
+COMPONENTS: tuple[Component, ...] = (
+    Component(
+        "openlineage",
+        "receiver",
+        "holdfast.receive.openlineage",
+        "Takes OpenLineage events over HTTP.",
+        ("urn:holdfast:openlineage:receiver",),
+    ),
+    QUIVER,
+    Component(
+        "filter", "processor", "holdfast.edge.filter", "Lets events through, or not, by patterns."
+    ),
+    Component(
+        "route", "processor", "holdfast.edge.route", "Sends each event out by the port of a rule."
+    ),
+    Component(
+        "redact", "processor", "holdfast.edge.redact", "Removes secrets from SQL, URIs and fields."
+    ),
+    Component("rename", "processor", "holdfast.edge.rename", "Renames namespaces."),
+    Component("trim", "processor", "holdfast.edge.trim", "Replaces facets above a size."),
+    Component(
+        "http",
+        "exporter",
+        "holdfast.deliver.exporters.http",
+        "Posts events to a backend: Marquez, DataHub, OpenMetadata, or your own.",
+    ),
+    Component(
+        "files", "exporter", "holdfast.deliver.exporters.files", "Writes NDJSON or Parquet files."
+    ),
+    Component(
+        "kafka",
+        "exporter",
+        "holdfast.deliver.exporters.kafka",
+        "Produces to Kafka, with the keys of the OpenLineage clients.",
+        extra="kafka",
+    ),
+    Component(
+        "python", "exporter", "holdfast.deliver.exporters.python", "Calls a function of yours."
+    ),
+    Component("console", "exporter", "holdfast.deliver.exporters.console", "Prints events."),
+    Component(
+        "log",
+        "exporter",
+        "holdfast.graph.log_exporter",
+        "Writes one line to Holdfast's own log per event, without its payload.",
+    ),
+)
+
+
+class Registry:
+    """The components that a graph may use."""
+
+    def __init__(self, components: Iterable[Component]) -> None:
+        self._components = list(components)
+
+    @classmethod
+    def standard(cls) -> Registry:
+        """Return Holdfast's own components, and those that installed packages bring."""
+        return cls([*COMPONENTS, *_installed()])
+
+    def __iter__(self) -> Iterator[Component]:
+        return iter(self._components)
+
+    @cached_property
+    def _by_name(self) -> dict[tuple[str, str], Component]:
+        # The first one of a name stays: a package cannot replace what Holdfast brings.
+        found: dict[tuple[str, str], Component] = {}
+        for component in self._components:
+            for name in (component.type, *component.aliases):
+                found.setdefault((component.kind, name), component)
+        return found
+
+    def find(self, kind: str, name: str) -> Component | None:
+        """Return the component of a kind by its type or one of its aliases."""
+        return self._by_name.get((kind, name))
+
+    def types(self, kind: str) -> list[str]:
+        """Return the types of a kind."""
+        return [component.type for component in self._components if component.kind == kind]
+
+
+def _installed() -> Iterator[Component]:
+    for kind in KINDS:
+        for entry in entry_points(group=f"holdfast.{kind}s"):
+            summary = f"From the package {entry.dist.name}." if entry.dist else "Installed."
+            yield Component(entry.name, kind, entry.value, summary)

@@ -1,0 +1,112 @@
+"""From what pydantic finds wrong to findings with a line, a column and the nearest valid key.
+
+Pydantic names the place of an error by a path (`nodes`, `marquez`, `config`, `timeout`); the
+document knows where that path stands in the file. Values never appear in a message unless a
+setting's own check puts them there: they may be secret.
+"""
+
+from __future__ import annotations
+
+import difflib
+import types
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from holdfast.graph.document import Document, Place, TreePath
+from holdfast.settings import Settings
+
+Model = TypeVar("Model", bound=Settings)
+
+
+def validated(model: type[Model], value: object, document: Document, at: TreePath) -> Model | None:
+    """Return the settings that stand at a path; None, and findings in the document, if wrong."""
+    try:
+        return model.model_validate(value)
+    except ValidationError as error:
+        told = set()
+        for details in error.errors(include_url=False, include_input=False, include_context=False):
+            found = _finding(model, details, document, at)
+            if found not in told:  # members of a union fail one by one, often in the same way
+                told.add(found)
+                document.find(*found)
+        return None
+
+
+def nearest(name: str, known: Iterable[str], what: str) -> str:
+    """Return a hint: the known name that was probably meant, or all of them."""
+    names = sorted(known)
+    close = difflib.get_close_matches(name, names, n=1)
+    if close:
+        return f"did you mean {close[0]!r}?"
+    return f"{what}: {', '.join(names)}" if names else ""
+
+
+def _finding(
+    model: type[BaseModel], details: ErrorDetails, document: Document, at: TreePath
+) -> tuple[Place, str, str]:
+    kind, loc = details["type"], details["loc"]
+    path = _path_of(document, at, loc)
+    name = ".".join(str(part) for part in path[len(at) :])
+    if kind == "extra_forbidden":
+        key = str(loc[-1])
+        hint = nearest(key, _keys_at(model, loc[:-1]), "known keys")
+        return document.key_place(path), f"there is no key {key!r} here", hint
+    if kind == "missing":
+        return document.key_place(path), f"the key {str(loc[-1])!r} is missing", "add it"
+    message = details["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
+    message = message[:1].lower() + message[1:] if message.startswith("Input ") else message
+    is_key = bool(loc) and loc[-1] == "[key]"
+    place = document.key_place(path) if is_key else document.value_place(path)
+    return place, f"{name}: {message}" if name else message, ""
+
+
+def _path_of(document: Document, at: TreePath, loc: Sequence[str | int]) -> TreePath:
+    """Return the path of the file that pydantic means: without the names of union members."""
+    path = at
+    for part in loc:
+        if (*path, part) in document.values:
+            path = (*path, part)
+    return path
+
+
+# ------------------------------------------------------------------- known keys
+
+
+def _keys_at(model: type[BaseModel], loc: Sequence[str | int]) -> set[str]:
+    shapes: list[Any] = [model]
+    for part in loc:
+        shapes = [inner for shape in shapes for inner in _step(shape, part)]
+    models = [shape for outer in shapes for shape in _members(outer) if _is_model(shape)]
+    return {field.alias or name for one in models for name, field in one.model_fields.items()}
+
+
+def _is_model(shape: Any) -> bool:
+    return isinstance(shape, type) and issubclass(shape, BaseModel)
+
+
+def _members(shape: Any) -> list[Any]:
+    """Return what a type may be: the members of a union, without its annotations."""
+    origin = get_origin(shape)
+    if origin is Annotated:
+        return _members(get_args(shape)[0])
+    if origin in (Union, types.UnionType):
+        return [inner for member in get_args(shape) for inner in _members(member)]
+    return [shape]
+
+
+def _step(shape: Any, part: str | int) -> list[Any]:
+    """Return the types one step further down a path."""
+    found = []
+    for member in _members(shape):
+        origin = get_origin(member)
+        if _is_model(member) and part in member.model_fields:
+            found.append(member.model_fields[part].annotation)
+        elif isinstance(origin, type) and issubclass(origin, Mapping):
+            found.append(get_args(member)[1])
+        elif isinstance(origin, type) and issubclass(origin, Sequence) and isinstance(part, int):
+            found.append(get_args(member)[0])
+    # What is no key is the name of a union's member: it leads to where we are.
+    return found or [shape]
