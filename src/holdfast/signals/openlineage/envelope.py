@@ -1,0 +1,42 @@
+"""The envelope of an OpenLineage event: time, run and job, as columns beside the payload."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime
+
+import orjson
+import pyarrow as pa
+
+from holdfast.signals.openlineage.names import event_time, job_name, run_id
+
+_FIELDS = pa.schema(
+    [
+        pa.field("event_time", pa.timestamp("us", tz="UTC")),
+        pa.field("run_id", pa.string()),
+        pa.field("job", pa.string()),
+    ]
+)
+
+
+class OpenLineageExtractor:
+    """Reads `event_time`, `run_id` and `job` (`namespace/name`); null where there is none."""
+
+    def extract(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Return one row for each payload; one that cannot be read costs only its own row."""
+        found = list(_read(rows.column("payload")))
+        columns = zip(*found, strict=True) if found else [()] * len(_FIELDS)
+        arrays = [
+            pa.array(column, field.type) for column, field in zip(columns, _FIELDS, strict=True)
+        ]
+        return pa.record_batch(arrays, schema=_FIELDS)
+
+
+def _read(payloads: pa.Array) -> Iterator[tuple[datetime | None, str | None, str | None]]:
+    for payload in payloads:
+        try:
+            document = orjson.loads(payload.as_py() or b"")
+        except orjson.JSONDecodeError:
+            yield None, None, None
+        else:
+            yield event_time(document), run_id(document), job_name(document)

@@ -1,0 +1,210 @@
+"""Findings: what the checker reports about an event, as errors and warnings people can act on.
+
+The schema is stricter than any level. Here it is decided what a failure means: what is only odd
+becomes a warning, what a deleted facet need not have is dropped, and the rest is an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+from jsonschema_rs import ValidationError
+
+from holdfast.signals.openlineage.facts import DELETABLE, FACETS, PLACES, Slot
+from holdfast.signals.openlineage.json_text import large_integer
+from holdfast.signals.openlineage.names import read_time
+from holdfast.signals.openlineage.problem import Problem, pointer_to
+from holdfast.signals.openlineage.schema import FACETS_FIELD, misplaced_keys
+
+# How many errors, and how many warnings, are told of one event; the rest is counted.
+MAX_PROBLEMS = 50
+
+Override: TypeAlias = Literal["reject", "warn", "ignore"]
+Path: TypeAlias = "list[str | int]"
+
+# Legal, and most often a mistake.
+_ODD_RULES = {"misplaced", "large_integer"}
+_BASE_FIELDS = {"_producer", "_schemaURL", "_deleted"}
+_MISPLACED = {slot: misplaced_keys(slot) for slot in Slot}
+
+_FORMATS = {
+    "date-time": (
+        "a date-time with a time zone",
+        "Send RFC 3339, such as 2026-01-31T12:00:00.000Z.",
+    ),
+    "uuid": ("a UUID", "Send a UUID with hyphens, such as 0195fdc1-7bc9-7a27-8d92-9a6f1b0f6a41."),
+    "uri": ("an absolute URI", "Send a URI with a scheme, such as https://example.com/producer."),
+}
+_JSON_TYPES = {
+    dict: "an object",
+    list: "an array",
+    str: "a string",
+    bool: "a boolean",
+    int: "an integer",
+    float: "a number",
+    type(None): "null",
+}
+_ARTICLES = {"object": "an object", "array": "an array", "integer": "an integer"}
+
+
+@dataclass
+class Findings:
+    """Errors and warnings of one event, as many as are told."""
+
+    errors: list[Problem] = field(default_factory=list)
+    warnings: list[Problem] = field(default_factory=list)
+    _untold: dict[str, int] = field(default_factory=lambda: {"errors": 0, "warnings": 0})
+
+    def add(self, severity: Literal["errors", "warnings"], problem: Problem) -> None:
+        """Take one problem, or count it."""
+        kept = self.errors if severity == "errors" else self.warnings
+        if len(kept) < MAX_PROBLEMS:
+            kept.append(problem)
+        else:
+            self._untold[severity] += 1
+
+    def finish(self) -> None:
+        """Say how many were only counted."""
+        for severity, kept in (("errors", self.errors), ("warnings", self.warnings)):
+            if self._untold[severity]:
+                message = f"and {self._untold[severity]} more {severity}"
+                kept.append(Problem("", None, "more", message, "Mend the ones above first."))
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What the level and the user's overrides make of a failure."""
+
+    strict: bool
+    overrides: Mapping[tuple[Slot, str], Override]
+
+    def judge(
+        self, document: dict[str, Any], failures: Iterable[ValidationError], into: Findings
+    ) -> None:
+        """Sort failures of one event into errors and warnings."""
+        for failure in failures:
+            path = failure.instance_path
+            place = facet_at(path)
+            if place is not None and self._is_waived(document, failure, place):
+                continue
+            problem = _problem(document, failure, place)
+            warn = place is not None and self.overrides.get((place.slot, place.key)) == "warn"
+            lenient = warn or problem.rule in _ODD_RULES or self._is_loose(document, failure)
+            into.add("warnings" if lenient else "errors", problem)
+
+    def _is_waived(
+        self, document: dict[str, Any], failure: ValidationError, place: FacetPlace
+    ) -> bool:
+        """Say whether a failure is one of a deleted facet, of which only the base is checked."""
+        if place.slot not in DELETABLE:
+            return False
+        facet = value_at(document, failure.instance_path[: place.depth])
+        if not isinstance(facet, dict) or facet.get("_deleted") is not True:
+            return False
+        below = failure.instance_path[place.depth :]
+        named = below[0] if below else getattr(failure.kind, "property", None)
+        return named not in _BASE_FIELDS
+
+    def _is_loose(self, document: dict[str, Any], failure: ValidationError) -> bool:
+        """Say whether a format is missed without harm: any may be, but a time must be readable."""
+        if self.strict or failure.kind.name != "format":
+            return False
+        if failure.kind.value != "date-time":
+            return True
+        return read_time(value_at(document, failure.instance_path)) is not None
+
+
+@dataclass(frozen=True)
+class FacetPlace:
+    """Which facet a path leads into, and how many steps lead to it."""
+
+    slot: Slot
+    key: str
+    depth: int
+
+    @property
+    def name(self) -> str:
+        """The facet as overrides name it."""
+        return pointer_to((f"{self.slot}.{self.key}",))[1:]
+
+
+def facet_at(path: Path) -> FacetPlace | None:
+    """Return the facet that a path leads to or into."""
+    match path:
+        case ["run" | "job" | "dataset" as thing, "facets", str(key), *_]:
+            return FacetPlace(Slot(thing), key, 3)
+        case ["inputs" | "outputs", int(), "facets", str(key), *_]:
+            return FacetPlace(Slot.DATASET, key, 4)
+        case ["inputs", int(), "inputFacets", str(key), *_]:
+            return FacetPlace(Slot.INPUT, key, 4)
+        case ["outputs", int(), "outputFacets", str(key), *_]:
+            return FacetPlace(Slot.OUTPUT, key, 4)
+    return None
+
+
+def value_at(document: Any, path: Path) -> Any:
+    """Return what stands at a path of the document."""
+    for step in path:
+        document = document[step]
+    return document
+
+
+def _problem(
+    document: dict[str, Any], failure: ValidationError, place: FacetPlace | None
+) -> Problem:
+    path = failure.instance_path
+    pointer = pointer_to(path)
+    facet = None if place is None else place.name
+    kind = failure.kind
+    match kind.name:
+        case "required" | "dependentRequired":
+            return _missing(pointer, facet, getattr(kind, "property"), place)  # noqa: B009
+        case "type":
+            return _wrong_type(pointer, facet, getattr(kind, "types"), value_at(document, path))  # noqa: B009
+        case "format":
+            what, hint = _FORMATS.get(
+                kind.value, (f"of the format {kind.value}", "Mend the value.")
+            )
+            return Problem(pointer, facet, "format", f"must be {what}", hint)
+        case "enum":
+            options = ", ".join(str(option) for option in kind.value)
+            hint = "Values are case-sensitive."
+            return Problem(pointer, facet, "enum", f"must be one of {options}", hint)
+        case "falseSchema" if (better := _better_place(path, place)) is not None:
+            message = "looks like a standard facet, but is none in this place, and was not checked"
+            return Problem(pointer, facet, "misplaced", message, better)
+        case "minimum" | "maximum" if place is not None and (place.slot, place.key) in FACETS:
+            return large_integer(pointer, facet)
+    message = f"breaks the rule `{kind.name}` of its schema"
+    hint = "See the facet's schema in facet_dirs."
+    return Problem(pointer, facet, kind.name, message, hint)
+
+
+def _missing(pointer: str, facet: str | None, name: str, place: FacetPlace | None) -> Problem:
+    hint = f"Add `{name}`."
+    if name in ("_producer", "_schemaURL"):
+        hint = f"Every facet needs `_producer` and `_schemaURL`; add `{name}`."
+    elif place is not None and place.slot in DELETABLE:
+        hint = f'Add `{name}`; to take a facet back, send it with `"_deleted": true`.'
+    return Problem(pointer, facet, "required", f"`{name}` is missing", hint)
+
+
+def _wrong_type(pointer: str, facet: str | None, types: list[str], value: object) -> Problem:
+    expected = " or ".join(_ARTICLES.get(name, f"a {name}") for name in types)
+    found = _JSON_TYPES.get(type(value), "something else")
+    hint = f"Send {expected}."
+    if value is None:
+        hint = "Leave the field out instead of sending null."
+    return Problem(pointer, facet, "type", f"must be {expected}, not {found}", hint)
+
+
+def _better_place(path: Path, place: FacetPlace | None) -> str | None:
+    """Return a hint if a path leads to something that is legal there, but meant for elsewhere."""
+    if place is not None:
+        return _MISPLACED[place.slot].get(place.key) if len(path) == place.depth else None
+    for slot in (Slot.INPUT, Slot.OUTPUT):
+        if path and path[-1] == FACETS_FIELD[slot]:
+            return f"They are read as {PLACES[slot]} only."
+    return None

@@ -1,0 +1,133 @@
+"""Names: what an event is about, read from a parsed document of any shape without ever raising.
+
+What is not there, or not of its type, counts as absent: with validation off an event may be
+anything.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any, Literal
+
+from holdfast.signals.openlineage.facts import EventKind
+
+OrderBy = Literal["root_job", "job", "run"]
+
+
+def kind_of(document: object) -> EventKind | None:
+    """Return what an event is by its shape, as the specification's `oneOf` would decide."""
+    if not isinstance(document, dict):
+        return None
+    if "run" in document:
+        if "dataset" in document and "job" not in document:
+            return EventKind.DATASET
+        return EventKind.RUN
+    if "job" in document:
+        return EventKind.JOB
+    return EventKind.DATASET if "dataset" in document else None
+
+
+def run_id(document: object) -> str | None:
+    """Return the id of the run."""
+    return _text(_at(document, "run"), "runId")
+
+
+def job_namespace(document: object) -> str | None:
+    """Return the namespace of the job."""
+    return _text(_at(document, "job"), "namespace")
+
+
+def namespaces(document: object) -> set[str]:
+    """Return the namespaces of the job and of all datasets that an event speaks for."""
+    return {
+        namespace
+        for thing in _things(document)
+        if (namespace := _text(thing, "namespace")) is not None
+    }
+
+
+def _things(document: object) -> Iterator[object]:
+    yield _at(document, "job")
+    yield _at(document, "dataset")
+    for field in ("inputs", "outputs"):
+        datasets = _at(document, field)
+        if isinstance(datasets, list):
+            yield from datasets
+
+
+def kafka_key(document: object) -> str:
+    """Return the message key that the OpenLineage clients give this event; "" if it has no names.
+
+    Runs have the job at the root of their chain, so that a run, its children and all runs of the
+    same job stay in order.
+    """
+    kind = kind_of(document)
+    if kind is EventKind.RUN:
+        return _named("run", _chain_job(document) or _at(document, "job"))
+    return _named(kind, _at(document, kind)) if kind is not None else ""
+
+
+def order_key(document: object, by: OrderBy) -> str:
+    """Return a key such that events of equal keys must stay in order.
+
+    By `run`, events without a run are kept in order by their job. Events of datasets have the
+    dataset's name, whatever is asked for.
+    """
+    if by == "run" and (run := run_id(document)) is not None:
+        return f"run:{run}"
+    job = (_chain_job(document) if by == "root_job" else None) or _at(document, "job")
+    return _named("job", job) or _named("dataset", _at(document, "dataset"))
+
+
+def job_name(document: object) -> str | None:
+    """Return `namespace/name` of the job."""
+    return _named("", _at(document, "job"))[1:] or None
+
+
+def event_time(document: object) -> datetime | None:
+    """Return when the event happened, in UTC."""
+    text = _text(document, "eventTime")
+    return None if text is None else read_time(text)
+
+
+# 23:59:60 is a valid time, and so is the zone that Java writes behind an offset.
+_LEAP_SECOND = re.compile(r"(?<=:\d\d):60")
+_ZONE_NAME = re.compile(r"\[[A-Za-z0-9_+\-/]+\]$")
+_DATE_CHARS = len("2026-01-31")
+
+
+def read_time(text: str) -> datetime | None:
+    """Read an ISO 8601 date and time; one without a time zone is taken as UTC."""
+    text = _ZONE_NAME.sub("", text.strip().upper())
+    whole, leaped = _LEAP_SECOND.subn(":59", text)
+    if len(whole) <= _DATE_CHARS:
+        return None
+    try:
+        time = datetime.fromisoformat(whole) + timedelta(seconds=leaped)
+        return time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)
+    except (ValueError, OverflowError):
+        return None
+
+
+def _chain_job(document: object) -> object:
+    """Return the job at the root of a run's chain, else its parent, if that has a full name."""
+    parent = _at(_at(_at(document, "run"), "facets"), "parent")
+    job = _at(_at(parent, "root") or parent, "job")
+    return job if _text(job, "namespace") and _text(job, "name") else None
+
+
+def _at(thing: object, field: str) -> Any:
+    return thing.get(field) if isinstance(thing, dict) else None
+
+
+def _text(thing: object, field: str) -> str | None:
+    value = _at(thing, field)
+    return value if isinstance(value, str) else None
+
+
+def _named(prefix: str, thing: object) -> str:
+    """Return `prefix:namespace/name`, or "" if one of them is missing."""
+    namespace, name = _text(thing, "namespace"), _text(thing, "name")
+    return f"{prefix}:{namespace}/{name}" if namespace is not None and name is not None else ""

@@ -1,0 +1,240 @@
+"""Validation: is this an OpenLineage event, and if not, why not.
+
+    off        any JSON object
+    core       the specification without the standard facets: every facet has what all facets have
+    standard   with all standard facets; formats are lenient (a naive time, a producer without URI)
+    strict     with all standard facets and formats, as the specification has it
+
+An event that is beyond reproach costs one parse and one call of the compiled schema. Only one that
+fails it is looked at again, to say what is an error and what a warning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal
+
+import jsonschema_rs
+import orjson
+from pydantic import Field
+
+from holdfast.settings import Settings
+from holdfast.signals.openlineage.facet_files import FacetFiles, read_facet_files
+from holdfast.signals.openlineage.facts import FACETS, EventKind, Slot
+from holdfast.signals.openlineage.findings import MAX_PROBLEMS, Findings, Override, Policy
+from holdfast.signals.openlineage.json_text import compact, oddities, too_deep, unreadable
+from holdfast.signals.openlineage.names import kind_of
+from holdfast.signals.openlineage.problem import Problem
+from holdfast.signals.openlineage.schema import Schema, event_schema, facet_schema, misplaced_keys
+
+__all__ = ["EventKind", "ValidationSettings", "Validator", "Verdict"]
+
+Level = Literal["off", "core", "standard", "strict"]
+
+_EVENT_NAMES = {
+    EventKind.RUN: "RunEvent",
+    EventKind.JOB: "JobEvent",
+    EventKind.DATASET: "DatasetEvent",
+}
+_OTHER_ENDINGS = {
+    kind: tuple(f"/{name}" for other, name in _EVENT_NAMES.items() if other is not kind)
+    for kind in EventKind
+}
+
+
+class ValidationSettings(Settings):
+    """How closely OpenLineage events are checked."""
+
+    level: Level = "standard"
+    """How much is checked: `off` (any JSON object), `core` (without the standard facets),
+    `standard` (with them; formats are lenient) or `strict` (the whole specification, formats
+    included)."""
+
+    facets: dict[str, Override] = Field(default_factory=dict)
+    """What to do about single facets, by key (`sql`) or by place and key (`job.sql`, places are
+    run, job, dataset, input, output): `reject` checks it at level `core` too, `warn` makes its
+    errors warnings, `ignore` does not look at it."""
+
+    facet_dirs: list[str] = Field(default_factory=list)
+    """Folders with JSON Schema files of your own facets; relative ones start at the graph file."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What was found about one event. With warnings only it is good."""
+
+    kind: EventKind | None
+    errors: tuple[Problem, ...] = ()
+    warnings: tuple[Problem, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Whether the event is accepted."""
+        return not self.errors
+
+
+_FAULTLESS: Mapping[EventKind | None, Verdict] = {
+    kind: Verdict(kind) for kind in (None, *EventKind)
+}
+
+
+class Validator:
+    """Checks events. Compiling takes some milliseconds; make one and keep it."""
+
+    # What the user should know of the facet schemas and overrides, said once, at start.
+    notices: tuple[str, ...]
+
+    def __init__(
+        self, settings: ValidationSettings | None = None, base_dir: Path | None = None
+    ) -> None:
+        settings = settings or ValidationSettings()
+        folders = [(base_dir or Path()) / folder for folder in settings.facet_dirs]
+        files = read_facet_files(folders)
+        facets = _Facets(settings, files)
+        self.notices = (*files.notices, *facets.notices)
+        self._policy = Policy(settings.level == "strict", facets.overrides)
+        self._compiled: dict[EventKind, jsonschema_rs.Validator] = {}
+        if settings.level != "off":
+            self._compiled = {kind: facets.compile(kind) for kind in EventKind}
+
+    def check(self, document: object) -> Verdict:
+        """Check a parsed event."""
+        kind = kind_of(document)
+        if not isinstance(document, dict) or kind is None or not self._compiled:
+            return self._check_shape(document, kind)
+        if kind is EventKind.JOB and "dataset" in document:
+            return self._check_both(document)
+        if self._compiled[kind].is_valid(document) and not _url_disagrees(document, kind):
+            return _FAULTLESS[kind]
+        return self._explain(document, kind)
+
+    def parse_and_check(self, raw: bytes, *, thorough: bool = False) -> tuple[object, Verdict]:
+        """Parse an event and check it; the document is None if it cannot be read.
+
+        A key that stands twice is found by what is missing when the document is written again.
+        Large integers outside the standard facets are looked for only by a thorough check.
+        """
+        try:
+            document = orjson.loads(raw)
+        except orjson.JSONDecodeError as error:
+            return None, Verdict(None, (unreadable(raw, error),))
+        written = compact(document)
+        if written is None:
+            return None, Verdict(None, (too_deep(),))
+        verdict = self.check(document)
+        if thorough or written.count(b":") != raw.count(b":"):
+            verdict = _with_oddities(verdict, raw)
+        return document, verdict
+
+    def _check_shape(self, document: object, kind: EventKind | None) -> Verdict:
+        """Judge what no schema is asked about: level off, and what is no event at all."""
+        if not isinstance(document, dict):
+            message = "an event must be a JSON object"
+            hint = "Send one event; arrays of events go to the batch endpoint."
+            return Verdict(None, (Problem("", None, "type", message, hint),))
+        if not self._compiled or kind is not None:
+            return _FAULTLESS[kind]
+        message = "`run`, `job` and `dataset` are all missing"
+        hint = "A run event has `run` and `job`, a job event `job`, a dataset event `dataset`."
+        return Verdict(None, (Problem("", None, "shape", message, hint),))
+
+    def _check_both(self, document: dict[str, Any]) -> Verdict:
+        """Check an event with a job and a dataset but no run: it must be exactly one of the two."""
+        as_job = self._explain(document, EventKind.JOB)
+        as_dataset = self._explain(document, EventKind.DATASET)
+        if as_job.ok and as_dataset.ok:
+            message = "a job and a dataset, but no run: both a job event and a dataset event"
+            hint = "Send two events, or add the `run`."
+            return Verdict(None, (Problem("", None, "shape", message, hint),))
+        return as_dataset if as_dataset.ok else as_job
+
+    def _explain(self, document: dict[str, Any], kind: EventKind) -> Verdict:
+        findings = Findings()
+        self._policy.judge(document, self._compiled[kind].iter_errors(document), findings)
+        if _url_disagrees(document, kind):
+            findings.add("warnings", _disagreement(kind))
+        findings.finish()
+        return Verdict(kind, tuple(findings.errors), tuple(findings.warnings))
+
+
+class _Facets:
+    """Which facets are looked into, from the table, the user's files and the overrides."""
+
+    def __init__(self, settings: ValidationSettings, files: FacetFiles) -> None:
+        self._files = files
+        self._level = settings.level
+        self.overrides: dict[tuple[Slot, str], Override] = {}
+        self.notices: list[str] = []
+        known = {key for _, key in (*FACETS, *files.references)}
+        # Those with a place come last, and win.
+        for name, override in sorted(settings.facets.items(), key=lambda item: "." in item[0]):
+            slots, key = _places_of(name)
+            self.overrides.update({(slot, key): override for slot in slots})
+            if key not in known:
+                self.notices.append(
+                    f"facets: `{key}` is neither a standard facet nor in facet_dirs"
+                )
+
+    def compile(self, kind: EventKind) -> jsonschema_rs.Validator:
+        """Compile the schema of a kind of event."""
+        schema = event_schema(
+            kind, {slot: self._schemas(slot) for slot in Slot}, lint=self._level != "core"
+        )
+        return jsonschema_rs.validator_for(
+            schema,
+            registry=self._files.registry(),
+            validate_formats=True,
+            offline=True,
+            mask="[…]",  # no event's content in any message, not even in one we do not use
+        )
+
+    def _schemas(self, slot: Slot) -> dict[str, Schema]:
+        own: dict[str, Schema] = {
+            key: facet_schema(slot, facet.fields)
+            for (place, key), facet in FACETS.items()
+            if place is slot
+        }
+        users: dict[str, Schema] = {
+            key: {"$ref": uri}
+            for (place, key), uri in self._files.references.items()
+            if place is slot
+        }
+        known = {**users, **own}
+        overrides = {key: each for (place, key), each in self.overrides.items() if place is slot}
+        if self._level == "core":
+            known = {key: schema for key, schema in known.items() if overrides.get(key) == "reject"}
+        else:
+            known = {**dict.fromkeys(misplaced_keys(slot), _also_base(slot)), **known}
+        ignored = [key for key, override in overrides.items() if override == "ignore"]
+        return {**known, **dict.fromkeys(ignored, True)}
+
+
+def _also_base(slot: Slot) -> Schema:
+    """Return a schema that nothing fulfils, and that reports what is wrong with a custom facet."""
+    return {"allOf": [facet_schema(slot, {}), False]}
+
+
+def _places_of(name: str) -> tuple[list[Slot], str]:
+    """Return where an override holds; a key may have dots of its own (`spark.logicalPlan`)."""
+    place, _, key = name.partition(".")
+    return ([Slot(place)], key) if key and place in set(Slot) else (list(Slot), name)
+
+
+def _url_disagrees(document: dict[str, Any], kind: EventKind) -> bool:
+    url = document.get("schemaURL")
+    return isinstance(url, str) and url.endswith(_OTHER_ENDINGS[kind])
+
+
+def _disagreement(kind: EventKind) -> Problem:
+    message = f"names another kind of event; by its fields this is a {_EVENT_NAMES[kind]}"
+    hint = "Some backends believe the schemaURL and not the fields; make them agree."
+    return Problem("/schemaURL", None, "schema_url", message, hint)
+
+
+def _with_oddities(verdict: Verdict, raw: bytes) -> Verdict:
+    known = {problem.pointer for problem in verdict.warnings if problem.rule == "large_integer"}
+    found = (odd for odd in oddities(raw) if odd.pointer not in known)
+    return replace(verdict, warnings=(*verdict.warnings, *islice(found, MAX_PROBLEMS)))
