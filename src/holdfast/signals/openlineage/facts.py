@@ -53,9 +53,9 @@ class Slot(StrEnum):
 PLACES = {
     Slot.RUN: "run.facets",
     Slot.JOB: "job.facets",
-    Slot.DATASET: "facets of a dataset",
-    Slot.INPUT: "inputFacets of an input dataset",
-    Slot.OUTPUT: "outputFacets of an output dataset",
+    Slot.DATASET: "the facets of a dataset",
+    Slot.INPUT: "the inputFacets of an input",
+    Slot.OUTPUT: "the outputFacets of an output",
 }
 
 # Proposal 1837: `"_deleted": true` takes back a facet that was sent before.

@@ -160,7 +160,7 @@ def _problem(
     kind = failure.kind
     match kind.name:
         case "required" | "dependentRequired":
-            return _missing(pointer, facet, getattr(kind, "property"), place)  # noqa: B009
+            return _missing(path, facet, getattr(kind, "property"), place)  # noqa: B009
         case "type":
             return _wrong_type(pointer, facet, getattr(kind, "types"), value_at(document, path))  # noqa: B009
         case "format":
@@ -173,7 +173,7 @@ def _problem(
             hint = "Values are case-sensitive."
             return Problem(pointer, facet, "enum", f"must be one of {options}", hint)
         case "falseSchema" if (better := _better_place(path, place)) is not None:
-            message = "looks like a standard facet, but is none in this place, and was not checked"
+            message = "allowed, but not read as the standard has it: wrong place or wrong spelling"
             return Problem(pointer, facet, "misplaced", message, better)
         case "minimum" | "maximum" if place is not None and (place.slot, place.key) in FACETS:
             return large_integer(pointer, facet)
@@ -182,13 +182,13 @@ def _problem(
     return Problem(pointer, facet, kind.name, message, hint)
 
 
-def _missing(pointer: str, facet: str | None, name: str, place: FacetPlace | None) -> Problem:
+def _missing(path: Path, facet: str | None, name: str, place: FacetPlace | None) -> Problem:
     hint = f"Add `{name}`."
     if name in ("_producer", "_schemaURL"):
         hint = f"Every facet needs `_producer` and `_schemaURL`; add `{name}`."
-    elif place is not None and place.slot in DELETABLE:
+    elif place is not None and place.slot in DELETABLE and len(path) == place.depth:
         hint = f'Add `{name}`; to take a facet back, send it with `"_deleted": true`.'
-    return Problem(pointer, facet, "required", f"`{name}` is missing", hint)
+    return Problem(pointer_to(path), facet, "required", f"`{name}` is missing", hint)
 
 
 def _wrong_type(pointer: str, facet: str | None, types: list[str], value: object) -> Problem:
@@ -206,5 +206,5 @@ def _better_place(path: Path, place: FacetPlace | None) -> str | None:
         return _MISPLACED[place.slot].get(place.key) if len(path) == place.depth else None
     for slot in (Slot.INPUT, Slot.OUTPUT):
         if path and path[-1] == FACETS_FIELD[slot]:
-            return f"They are read as {PLACES[slot]} only."
+            return f"They belong in {PLACES[slot]}."
     return None
