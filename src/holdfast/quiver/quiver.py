@@ -355,6 +355,10 @@ class Quiver:
         if failure:
             raise failure[0]
 
+    def refusal(self) -> HoldfastError | None:
+        """Return why an append would fail or have to wait now; None if it would be taken."""
+        return self._writer.failure or self._engine.retention.refusal(1)
+
     def statistics(self) -> Statistics:
         """Return a picture of this moment."""
         return gather(self._engine, self._staging.staged_bytes, accepting=not self._closed)
