@@ -1,0 +1,132 @@
+"""The answers over HTTP: what each refusal is called, its status, and what its sender can do.
+
+Clients decide by the status whether they send an event again, so the choice is narrow. 503 with
+`Retry-After` is what OpenLineage clients repeat: whatever may go well later is a 503. 204 breaks
+the Java client, a redirect turns a POST into a GET, few repeat a 429: none of these is ever given.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Awaitable, Callable, MutableMapping
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+import orjson
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
+Headers = tuple[tuple[bytes, bytes], ...]
+
+_JSON = (b"content-type", b"application/json")
+# What a sender is asked to wait when nothing better is known, and at most.
+RETRY_AFTER_S = 1.0
+RETRY_AFTER_MAX_S = 60.0
+
+
+class Reason(StrEnum):
+    """Why an event was not accepted: the label of a metric, and part of the answer."""
+
+    INVALID = "invalid"
+    MALFORMED_BODY = "malformed_body"
+    UNAUTHORIZED = "unauthorized"
+    FORBIDDEN = "forbidden"
+    NOT_FOUND = "not_found"
+    METHOD = "method"
+    TIMEOUT = "timeout"
+    TOO_LARGE = "too_large"
+    CONTENT_TYPE = "content_type"
+    ENCODING = "encoding"
+    HEADER_TOO_LARGE = "header_too_large"
+    BUSY = "busy"
+    RATE = "rate"
+    UNAVAILABLE = "unavailable"
+    STOPPING = "stopping"
+    DISCONNECTED = "disconnected"
+
+
+STATUS_OF = {
+    Reason.INVALID: 400,
+    Reason.MALFORMED_BODY: 400,
+    Reason.UNAUTHORIZED: 401,
+    Reason.FORBIDDEN: 403,
+    Reason.NOT_FOUND: 404,
+    Reason.METHOD: 405,
+    Reason.TIMEOUT: 408,
+    Reason.TOO_LARGE: 413,
+    Reason.CONTENT_TYPE: 415,
+    Reason.ENCODING: 415,
+    Reason.HEADER_TOO_LARGE: 431,
+    Reason.BUSY: 503,
+    Reason.RATE: 503,
+    Reason.UNAVAILABLE: 503,
+    Reason.STOPPING: 503,
+}
+
+
+class Answer(NamedTuple):
+    """One HTTP response, complete."""
+
+    status: int
+    body: bytes
+    headers: Headers = ()
+
+
+class Refused(Exception):
+    """A request is not taken; carries the answer. Raised and caught within one request."""
+
+    def __init__(
+        self,
+        reason: Reason,
+        message: str,
+        hint: str,
+        *,
+        retry_after_s: float | None = None,
+        headers: Headers = (),
+    ) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.answer = refusal(reason, message, hint, retry_after_s=retry_after_s, headers=headers)
+
+
+class Disconnected(Exception):
+    """The client went away in the middle of its request: nobody to answer."""
+
+
+def json_answer(status: int, document: object, headers: Headers = ()) -> Answer:
+    """Return an answer with a JSON body."""
+    return Answer(status, orjson.dumps(document), headers)
+
+
+def refusal(
+    reason: Reason,
+    message: str,
+    hint: str,
+    *,
+    retry_after_s: float | None = None,
+    headers: Headers = (),
+    **more: object,
+) -> Answer:
+    """Return the answer to a request that is not taken."""
+    status = STATUS_OF[reason]
+    if status == 503:  # noqa: PLR2004
+        headers = (*headers, (b"retry-after", b"%d" % whole_seconds(retry_after_s)))
+    fields = {"status": "rejected", "reason": reason, "message": message, "hint": hint, **more}
+    return json_answer(status, fields, headers)
+
+
+def whole_seconds(retry_after_s: float | None) -> int:
+    """Return what `Retry-After` can say: seconds, at least one."""
+    wait_s = RETRY_AFTER_S if retry_after_s is None else retry_after_s
+    return max(1, math.ceil(min(wait_s, RETRY_AFTER_MAX_S)))
+
+
+async def send_answer(send: Send, answer: Answer) -> None:
+    """Send a whole response."""
+    status, body, headers = answer
+    length = (b"content-length", b"%d" % len(body))
+    start = {"type": "http.response.start", "status": status, "headers": [_JSON, length, *headers]}
+    await send(start)
+    await send({"type": "http.response.body", "body": body})

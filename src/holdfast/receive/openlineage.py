@@ -1,0 +1,130 @@
+"""Receives OpenLineage events over HTTP, and answers once they are in the quiver."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import field_validator, model_validator
+
+from holdfast.receive.connection import ConnectionSettings
+from holdfast.receive.http_server import HttpServer
+from holdfast.receive.listening import AddressText, TlsSettings, parse_address
+from holdfast.receive.openlineage_app import OpenLineageApp
+from holdfast.receive.receiver import Receiver, ReceiverContext, ReceiverStatistics
+from holdfast.receive.request_limits import RequestLimits
+from holdfast.receive.tokens import TokenSettings, read_token_file
+from holdfast.settings import Settings
+from holdfast.signals.openlineage.validation import ValidationSettings
+
+__all__ = ["Config", "OpenLineageApp", "OpenLineageReceiver", "make"]
+
+DEFAULT_PATH = "/api/v1/lineage"
+# Where clients send that are configured for DataHub, OpenMetadata or Gravitino.
+BACKEND_PATHS = (
+    "/openapi/openlineage/api/v1/lineage",
+    "/api/v1/openlineage/lineage",
+    "/api/lineage",
+)
+
+
+class Config(Settings):
+    """An OpenLineage receiver."""
+
+    listen: AddressText = "127.0.0.1:5000"
+    """Host and port; port 0 takes any that is free. Elsewhere than on this machine's own
+    addresses, `tokens`, `token_file` or client certificates are asked for."""
+    path: str = DEFAULT_PATH
+    """Where events are sent; batches go to `PATH/batch`, dry runs to `PATH/validate`."""
+    aliases: tuple[str, ...] = BACKEND_PATHS
+    """Other paths that mean the same; by default those of DataHub, OpenMetadata and Gravitino."""
+    prefixes: tuple[str, ...] = ()
+    """Prefixes under which all these paths exist too, such as `/lineage-gateway`."""
+    level: Literal["memory", "written", "fsynced"] = "fsynced"
+    """What 200 promises: the event is in memory (a crash loses it), with the operating system
+    (a power cut may lose it), or on stable storage."""
+    validation: ValidationSettings = ValidationSettings()
+    """How closely events are checked."""
+    tokens: tuple[TokenSettings, ...] = ()
+    """Producers that may send; with none (and no `token_file`) anybody may."""
+    token_file: str | None = None
+    """A file with more of them, `NAME TOKEN [NAMESPACE …]` in each line."""
+    tls: TlsSettings | None = None
+    """Speak HTTPS."""
+    allow_anonymous: bool = False
+    """Listen for other machines though anybody may send. Whoever reaches the port can then fill
+    the buffer."""
+    limits: RequestLimits = RequestLimits()
+    """Bounds of requests."""
+    connections: ConnectionSettings = ConnectionSettings()
+    """Bounds of connections."""
+
+    @field_validator("path", "aliases", "prefixes")
+    @classmethod
+    def _is_path(cls, value: str | tuple[str, ...]) -> str | tuple[str, ...]:
+        for path in [value] if isinstance(value, str) else value:
+            if not path.startswith("/") or path.endswith("/") or "?" in path:
+                raise ValueError(f"{path!r} is not a path; begin with '/', and end without")
+        return value
+
+    @model_validator(mode="after")
+    def _is_protected(self) -> Self:
+        mutual = self.tls is not None and self.tls.client_ca_file is not None
+        asks = bool(self.tokens) or self.token_file is not None or mutual
+        if not asks and not self.allow_anonymous and not parse_address(self.listen).is_loopback:
+            raise ValueError(
+                f"listen: {self.listen} is open to other machines and nobody is asked who they are;"
+                " set tokens, token_file or tls.client_ca_file, or allow_anonymous: true"
+            )
+        return self
+
+    @property
+    def all_paths(self) -> list[str]:
+        """Every path for single events, the first being the proper one."""
+        paths = [self.path, *self.aliases]
+        return list(
+            dict.fromkeys([*paths, *(fix + path for fix in self.prefixes for path in paths)])
+        )
+
+
+class OpenLineageReceiver:
+    """The app on its port."""
+
+    def __init__(self, config: Config, context: ReceiverContext) -> None:
+        tokens = list(config.tokens)
+        if config.token_file is not None:
+            tokens += read_token_file(context.base_dir / config.token_file)
+        self.app = OpenLineageApp(
+            context,
+            paths=config.all_paths,
+            level=config.level,
+            limits=config.limits,
+            tokens=tokens,
+            validation=config.validation,
+        )
+        self._server = HttpServer(
+            self.app,
+            config.listen,
+            config.tls,
+            config.connections,
+            base_dir=context.base_dir,
+            reuse_port=context.reuse_port,
+        )
+
+    @property
+    def addresses(self) -> list[str]:
+        return self._server.addresses
+
+    async def start(self) -> None:
+        await self._server.start()
+
+    async def stop(self, drain_s: float) -> None:
+        self.app.refuse_from_now_on()
+        await self._server.stop(drain_s)
+
+    def statistics(self) -> ReceiverStatistics:
+        return self.app.statistics()._replace(connections=self._server.connections)
+
+
+def make(config: Config, context: ReceiverContext) -> Receiver:
+    """Make the receiver of a node."""
+    return OpenLineageReceiver(config, context)

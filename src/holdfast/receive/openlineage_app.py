@@ -1,0 +1,505 @@
+"""The OpenLineage endpoints as an ASGI app: check, append, answer.
+
+    path, method, token, rate, headers     refused at once, nothing read
+    body                                   read and unpacked within bounds
+    parse, validate, namespaces            what is wrong goes to the dead letters: 400
+    append                                 one bundle per request, in the commit group of the moment
+    200                                    after the sync
+
+No framework stands between uvicorn and this: a request is one pass through `__call__`. What it
+stores are the bytes that came, never a re-serialisation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import lru_cache
+
+import orjson
+
+from holdfast.deadletter.letter import Letter
+from holdfast.errors import BundleTooLarge, NotAccepted
+from holdfast.quiver.config import AckLevel
+from holdfast.receive.admission import Admission, Slot
+from holdfast.receive.answers import (
+    Answer,
+    Disconnected,
+    Reason,
+    Receive,
+    Refused,
+    Scope,
+    Send,
+    json_answer,
+    refusal,
+    send_answer,
+)
+from holdfast.receive.batches import NotABatch, split_json, split_lines
+from holdfast.receive.body import encodings_of, read_body
+from holdfast.receive.openapi import openapi_document
+from holdfast.receive.receiver import ReceiverContext, ReceiverStatistics
+from holdfast.receive.request_limits import RequestLimits
+from holdfast.receive.tokens import Client, Tokens, TokenSettings
+from holdfast.signals.openlineage.names import namespaces
+from holdfast.signals.openlineage.problem import Problem
+from holdfast.signals.openlineage.validation import ValidationSettings, Validator, Verdict
+
+SLOT = "openlineage"
+OPENAPI_PATH = "/openapi.json"
+
+_JSON_TYPES = {b"", b"application/json", b"text/json"}
+_LINES_TYPES = {b"application/x-ndjson", b"application/ndjson", b"application/jsonl"}
+_CHARSETS = {b"utf-8", b"utf8", b"us-ascii"}
+# An announced length with more digits than this is too large whatever they are.
+_LENGTH_DIGITS_MAX = 18
+# After so many events of a batch, others get their turn.
+_TURN_EVENTS = 64
+# A quiver that takes nothing, or a fault of ours, is told of so often.
+_WARNING_INTERVAL_S = 60.0
+
+log = logging.getLogger("holdfast.receive")
+
+
+class Route(StrEnum):
+    """What a path is for."""
+
+    SINGLE = "single"
+    BATCH = "batch"
+    VALIDATE = "validate"
+    OPENAPI = "openapi"
+
+
+@dataclass(slots=True)
+class _Request:
+    """What the headers of one request say."""
+
+    client: Client
+    headers: Sequence[tuple[bytes, bytes]]
+    is_lines: bool
+    encodings: list[bytes]
+    announced_bytes: int
+    # How many events are lost to the client if it is refused now.
+    events: int = 1
+
+
+class OpenLineageApp:
+    """Takes events for one quiver. Usable without a socket."""
+
+    def __init__(
+        self,
+        context: ReceiverContext,
+        *,
+        paths: Sequence[str],
+        level: str = "fsynced",
+        limits: RequestLimits | None = None,
+        tokens: Sequence[TokenSettings] = (),
+        validation: ValidationSettings | None = None,
+    ) -> None:
+        self._name = context.name
+        self._quiver = context.quiver
+        self._dead_letters = context.dead_letters
+        self._clock = context.seam.clock
+        self._limits = limits or RequestLimits()
+        self._body_limits = self._limits.body
+        self._level = AckLevel[level.upper()]
+        self._tokens = Tokens(tokens, context.seam)
+        self._validator = Validator(validation, context.base_dir)
+        self._admission = Admission(self._limits.max_requests, self._limits.max_in_flight_bytes)
+        self._routes = _routes(paths)
+        self._openapi = Answer(200, orjson.dumps(openapi_document(paths, asks_token=bool(tokens))))
+        self._accepted_head = b'{"status":"accepted","level":"%s","position":"%s/' % (
+            level.encode(),
+            context.quiver.quiver_id.encode(),
+        )
+        self._stopping = False
+        self._requests = 0
+        self._accepted_events = 0
+        self._accepted_bytes = 0
+        self._rejected: Counter[str] = Counter()
+        self._warned_s: float | None = None
+        for notice in self._validator.notices:
+            log.warning("%s: %s", self._name, notice)
+
+    def refuse_from_now_on(self) -> None:
+        """Answer every new request with 503; what is under way goes on."""
+        self._stopping = True
+
+    def statistics(self) -> ReceiverStatistics:
+        """Return a picture of this moment; connections are the server's."""
+        return ReceiverStatistics(
+            received=self._accepted_events + self._rejected.total(),
+            accepted=self._accepted_events,
+            rejected={str(reason): count for reason, count in self._rejected.items() if count},
+            received_bytes=self._admission.received_bytes,
+            accepted_bytes=self._accepted_bytes,
+            requests=self._requests,
+            in_flight_requests=self._admission.in_flight_requests,
+            in_flight_bytes=self._admission.in_flight_bytes,
+            connections=0,
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await _refuse_other(scope, receive, send)
+            return
+        self._requests += 1
+        try:
+            answer = await self._answer(scope, receive)
+        except Disconnected:
+            return
+        await send_answer(send, answer)
+
+    # ------------------------------------------------------------- one request
+
+    async def _answer(self, scope: Scope, receive: Receive) -> Answer:
+        """Return the answer to a request, whatever happens."""
+        method: str = scope["method"]
+        route = self._routes.get(scope["path"]) or self._tolerant_route(scope["path"])
+        if route is None:
+            if method == "POST":
+                self._rejected[Reason.NOT_FOUND] += 1
+            return self._not_found()
+        if route is Route.OPENAPI:
+            return self._openapi if method in ("GET", "HEAD") else _wrong_method(b"GET, HEAD")
+        if method != "POST":
+            return _wrong_method(b"POST")
+        counted = self._rejected if route is not Route.VALIDATE else Counter[str]()
+        request: _Request | None = None
+        try:
+            request = self._examine(scope, route)
+            return await self._take(route, request, receive)
+        except Refused as refused:
+            counted[refused.reason] += request.events if request else 1
+            return refused.answer
+        except Disconnected:
+            counted[Reason.DISCONNECTED] += 1
+            raise
+        except NotAccepted as error:
+            counted[Reason.UNAVAILABLE] += request.events if request else 1
+            self._warn("events are not accepted: %s", error.message)
+            return refusal(
+                Reason.UNAVAILABLE, error.message, error.hint, retry_after_s=error.retry_after_s
+            )
+        except Exception as error:
+            # A fault of ours. The event may be fine, and its sender keeps it.
+            counted[Reason.UNAVAILABLE] += request.events if request else 1
+            self._warn("BUG: a request failed: %s", type(error).__name__, exc_info=error)
+            return refusal(
+                Reason.UNAVAILABLE,
+                "the gateway failed to handle this request",
+                "send it again; the gateway's log says what happened",
+            )
+
+    def _examine(self, scope: Scope, route: Route) -> _Request:
+        """Read the headers, and refuse at once what can be refused by them."""
+        if self._stopping:
+            raise Refused(
+                Reason.STOPPING,
+                "the gateway is stopping",
+                "send it again",
+                headers=((b"connection", b"close"),),
+            )
+        authorization = content_type = content_encoding = b""
+        announced_bytes = 0
+        headers = scope["headers"]
+        for name, value in headers:
+            if name == b"content-type":
+                content_type = value
+            elif name == b"content-length":
+                announced_bytes = _length(value)
+            elif name == b"content-encoding":
+                content_encoding = b"%s,%s" % (content_encoding, value)
+            elif name == b"authorization":
+                authorization = value
+        client = self._tokens.client(authorization)
+        if client.bucket is not None and route is not Route.VALIDATE:
+            _hold_to_rate(client)
+        return _Request(
+            client=client,
+            headers=headers,
+            is_lines=_is_lines(content_type, route),
+            encodings=encodings_of(content_encoding) if content_encoding else [],
+            announced_bytes=announced_bytes,
+        )
+
+    async def _take(self, route: Route, request: _Request, receive: Receive) -> Answer:
+        slot = self._admission.enter(min(request.announced_bytes, self._limits.max_body_bytes))
+        try:
+            body = await read_body(
+                receive, request.announced_bytes, request.encodings, self._body_limits, slot
+            )
+            if route is Route.SINGLE:
+                return await self._take_one(body, request)
+            if route is Route.BATCH:
+                return await self._take_batch(body, request, slot)
+            return self._dry_run(body)
+        except BundleTooLarge as error:
+            raise Refused(Reason.TOO_LARGE, error.message, error.hint) from error
+        finally:
+            slot.leave()
+
+    # ------------------------------------------------------------- single event
+
+    async def _take_one(self, body: bytes, request: _Request) -> Answer:
+        document, verdict = self._validator.parse_and_check(body)
+        if verdict.errors:
+            return await self._reject_one(body, verdict, request)
+        client = request.client
+        if client.namespaces is not None and client.forbidden(namespaces(document)):
+            raise _forbidden()
+        stored = client.event_headers
+        receipt = await self._quiver.append_raw_async(
+            body, slot=SLOT, headers=None if stored is None else [stored], level=self._level
+        )
+        self._accepted_events += 1
+        self._accepted_bytes += len(body)
+        if verdict.warnings:
+            return Answer(
+                200,
+                b'%s%d/0","warnings":%s}'
+                % (self._accepted_head, receipt.seq, _fields(verdict.warnings)),
+            )
+        return Answer(200, b'%s%d/0"}' % (self._accepted_head, receipt.seq))
+
+    async def _reject_one(self, body: bytes, verdict: Verdict, request: _Request) -> Answer:
+        kept = await self._dead_letters.reject([self._letter(body, verdict.errors, request)])
+        self._rejected[Reason.INVALID] += 1
+        return refusal(
+            Reason.INVALID,
+            "the event is not valid",
+            "see errors; the event was not accepted",
+            kept=kept,
+            errors=[problem.to_fields() for problem in verdict.errors],
+            warnings=[problem.to_fields() for problem in verdict.warnings],
+        )
+
+    def _dry_run(self, body: bytes) -> Answer:
+        _, verdict = self._validator.parse_and_check(body, thorough=True)
+        return json_answer(
+            200,
+            {
+                "valid": verdict.ok,
+                "kind": verdict.kind,
+                "errors": [problem.to_fields() for problem in verdict.errors],
+                "warnings": [problem.to_fields() for problem in verdict.warnings],
+            },
+        )
+
+    # -------------------------------------------------------------------- batch
+
+    async def _take_batch(self, body: bytes, request: _Request, slot: Slot) -> Answer:
+        """Append all good events as one bundle; only then set the bad ones aside.
+
+        In this order, because a batch that is refused as a whole is sent again as a whole.
+        """
+        slot.hold(len(body))  # its events are copies
+        try:
+            events = self._split(body, request)
+        except NotABatch as error:
+            return await self._reject_batch(body, str(error), request)
+        request.events = max(1, len(events))
+        if request.client.bucket is not None:
+            request.client.bucket.charge(len(events) - 1)
+        good, failed, letters = await self._sort(events, request)
+        if good:
+            stored = request.client.event_headers
+            headers = None if stored is None else [stored] * len(good)
+            await self._quiver.append_raw_async(good, slot=SLOT, headers=headers, level=self._level)
+        self._accepted_events += len(good)
+        self._accepted_bytes += sum(map(len, good))
+        self._rejected[Reason.INVALID] += len(letters)
+        self._rejected[Reason.FORBIDDEN] += len(failed) - len(letters)
+        kept = await self._dead_letters.reject(letters) if letters else True
+        return _batch_answer(len(events), failed, kept=kept)
+
+    def _split(self, body: bytes, request: _Request) -> list[bytes]:
+        events = []
+        for event in split_lines(body) if request.is_lines else split_json(body):
+            events.append(event)
+            if len(events) > self._limits.max_batch_events:
+                raise Refused(
+                    Reason.TOO_LARGE,
+                    f"the batch has more than {self._limits.max_batch_events} events",
+                    "send smaller batches, or raise limits.max_batch_events",
+                )
+        return events
+
+    async def _sort(
+        self, events: Sequence[bytes], request: _Request
+    ) -> tuple[list[bytes], dict[int, str], list[Letter]]:
+        """Return the good events, why each of the others failed, and what is to be kept of them."""
+        good: list[bytes] = []
+        failed: dict[int, str] = {}
+        letters = []
+        client = request.client
+        for index, event in enumerate(events):
+            if index % _TURN_EVENTS == _TURN_EVENTS - 1:
+                await asyncio.sleep(0)
+            document, verdict = self._validator.parse_and_check(event)
+            if verdict.errors:
+                failed[index] = _summary(verdict.errors)
+                letters.append(self._letter(event, verdict.errors, request))
+            elif client.namespaces is not None and client.forbidden(namespaces(document)):
+                failed[index] = "forbidden: this producer may not speak for one of its namespaces"
+            else:
+                good.append(event)
+        return good, failed, letters
+
+    async def _reject_batch(self, body: bytes, message: str, request: _Request) -> Answer:
+        hint = 'send a JSON array, {"events": […]}, or NDJSON as application/x-ndjson'
+        problem = Problem("", None, "batch", message, hint)
+        kept = await self._dead_letters.reject([self._letter(body, (problem,), request)])
+        self._rejected[Reason.INVALID] += 1
+        return refusal(
+            Reason.INVALID, message, hint, kept=kept, errors=[problem.to_fields()], warnings=[]
+        )
+
+    # ----------------------------------------------------------------- in here
+
+    def _letter(self, payload: bytes, problems: Sequence[Problem], request: _Request) -> Letter:
+        headers = {
+            name.decode("latin-1"): value.decode("latin-1") for name, value in request.headers
+        }
+        return Letter(
+            payload=payload,
+            reason=Reason.INVALID,
+            origin=self._name,
+            problems=tuple(problem.to_fields() for problem in problems),
+            headers={**headers, **(request.client.event_headers or {})},
+            received_ns=self._clock.wall_ns(),
+            slot=SLOT,
+        )
+
+    def _tolerant_route(self, path: str) -> Route | None:
+        """Find a path that was put together with a slash too many."""
+        if "//" not in path:
+            return None
+        return self._routes.get("/" + "/".join(part for part in path.split("/") if part))
+
+    def _not_found(self) -> Answer:
+        proper = next(iter(self._routes))
+        return refusal(
+            Reason.NOT_FOUND,
+            "nothing is here",
+            f"send events to {proper}; other paths: `aliases` and `prefixes`, or {OPENAPI_PATH}",
+        )
+
+    def _warn(self, message: str, *words: object, exc_info: BaseException | None = None) -> None:
+        """Say what goes wrong, now and then."""
+        now_s = self._clock.monotonic_s()
+        if self._warned_s is None or now_s - self._warned_s >= _WARNING_INTERVAL_S:
+            self._warned_s = now_s
+            log.warning(f"%s: {message}", self._name, *words, exc_info=exc_info)  # noqa: G004
+
+
+def _routes(paths: Sequence[str]) -> Mapping[str, Route]:
+    routes = {}
+    for path in paths:
+        for suffix, route in (
+            ("", Route.SINGLE),
+            ("/batch", Route.BATCH),
+            ("/validate", Route.VALIDATE),
+        ):
+            routes[path + suffix] = route
+            # No redirect: it would turn a POST into a GET.
+            routes[path + suffix + "/"] = route
+    return {**routes, OPENAPI_PATH: Route.OPENAPI}
+
+
+@lru_cache(maxsize=64)
+def _is_lines(content_type: bytes, route: Route) -> bool:
+    """Whether the body is NDJSON; raises `Refused` if it is nothing we read."""
+    kind, *parameters = [part.strip().lower() for part in content_type.split(b";")]
+    for parameter in parameters:
+        name, _, value = parameter.partition(b"=")
+        if name.strip() == b"charset" and value.strip().strip(b'"') not in _CHARSETS:
+            raise Refused(Reason.CONTENT_TYPE, "the charset is not UTF-8", "send JSON as UTF-8")
+    if kind in _JSON_TYPES or (kind.startswith(b"application/") and kind.endswith(b"+json")):
+        return False
+    if kind in _LINES_TYPES and route is Route.BATCH:
+        return True
+    hint = "send Content-Type: application/json"
+    if kind in _LINES_TYPES:
+        hint = "send several events to the batch endpoint"
+    raise Refused(Reason.CONTENT_TYPE, "the content type is not supported", hint)
+
+
+def _length(value: bytes) -> int:
+    if not value.isdigit():
+        return 0
+    return int(value[: _LENGTH_DIGITS_MAX + 1])
+
+
+def _hold_to_rate(client: Client) -> None:
+    assert client.bucket is not None
+    wait_s = client.bucket.wait_s()
+    if wait_s > 0:
+        raise Refused(
+            Reason.RATE,
+            "this producer sends faster than it may",
+            "send it again after the seconds in Retry-After; see tokens.events_per_s",
+            retry_after_s=wait_s,
+        )
+    client.bucket.charge(1)
+
+
+def _forbidden() -> Refused:
+    return Refused(
+        Reason.FORBIDDEN,
+        "this producer may not speak for one of the namespaces in the event",
+        "see `namespaces` of its token",
+    )
+
+
+def _wrong_method(allowed: bytes) -> Answer:
+    return refusal(
+        Reason.METHOD,
+        "this method is not allowed here",
+        f"use {allowed.decode()}",
+        headers=((b"allow", allowed),),
+    )
+
+
+def _fields(problems: Sequence[Problem]) -> bytes:
+    return orjson.dumps([problem.to_fields() for problem in problems])
+
+
+def _summary(problems: Sequence[Problem]) -> str:
+    """Return what is wrong with an event of a batch, in one line."""
+    first = problems[0]
+    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+    return f"invalid: {first.pointer or '/'}: {first.message}{more}. {first.hint}"
+
+
+def _batch_answer(received: int, failed: Mapping[int, str], *, kept: bool) -> Answer:
+    """Return the answer that the OpenLineage specification gives to a batch."""
+    document: dict[str, object] = {
+        "status": "partial_success" if failed else "success",
+        "summary": {
+            "received": received,
+            "successful": received - len(failed),
+            "failed": len(failed),
+            "retriable": 0,
+            "non_retriable": len(failed),
+        },
+    }
+    if failed:
+        note = "" if kept else " Not all invalid events were kept as dead letters."
+        document["failed_events"] = [
+            {"index": index, "reason": reason + note, "retriable": False}
+            for index, reason in failed.items()
+        ]
+    return json_answer(200, document)
+
+
+async def _refuse_other(scope: Scope, receive: Receive, send: Send) -> None:
+    """Let a server start and stop around the app; there are no WebSockets."""
+    if scope["type"] == "lifespan":
+        await receive()
+        await send({"type": "lifespan.startup.complete"})
+        await receive()
+        await send({"type": "lifespan.shutdown.complete"})

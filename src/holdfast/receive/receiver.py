@@ -1,0 +1,64 @@
+"""What a receiver is: something that listens, answers, and puts what it accepted into a quiver."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from holdfast.deadletter.office import DeadLetters
+from holdfast.quiver import Quiver
+from holdfast.seam import Seam
+
+
+@dataclass(frozen=True)
+class ReceiverContext:
+    """What a receiver needs of the gateway around it."""
+
+    # The name of its node: it stands in dead letters and in metrics.
+    name: str
+    quiver: Quiver
+    dead_letters: DeadLetters
+    seam: Seam
+    # The folder of the configuration file; paths in it are relative to this.
+    base_dir: Path
+    # Several gateway processes listen on one port, and the kernel spreads connections over them.
+    reuse_port: bool = False
+
+
+class ReceiverStatistics(NamedTuple):
+    """A receiver at this moment. Totals count since it was made, in events unless they say other.
+
+    Every event that was received and is no longer in flight was accepted or rejected. A request
+    that was refused before its events could be counted counts as one.
+    """
+
+    received: int
+    accepted: int
+    # By reason, see docs/reference/http-api.md.
+    rejected: dict[str, int]
+    # Bytes of request bodies as they came, and of the events that were accepted.
+    received_bytes: int
+    accepted_bytes: int
+    requests: int
+    # Now.
+    in_flight_requests: int
+    in_flight_bytes: int
+    connections: int
+
+
+class Receiver(Protocol):
+    """A way in."""
+
+    @property
+    def addresses(self) -> list[str]:
+        """Where it listens, such as `http://127.0.0.1:5000`; empty before `start`."""
+
+    async def start(self) -> None:
+        """Listen. Raises a `HoldfastError` if that cannot be."""
+
+    async def stop(self, drain_s: float) -> None:
+        """Refuse what is new, finish what is under way for at most `drain_s`, and close."""
+
+    def statistics(self) -> ReceiverStatistics:
+        """Return a picture of this moment."""
