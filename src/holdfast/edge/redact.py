@@ -1,0 +1,297 @@
+"""`redact`: takes secrets out of an event before a destination sees it.
+
+Four ways, each on its own, all of them on texts and keys anywhere in the event:
+
+    names        members whose name speaks of a secret (`"db_password": …`), pairs of a name and a
+                 value (environment variables, parameters), and `password=…` inside of texts
+    credentials  user and password in URIs, bearer tokens, private keys, AWS key ids
+    patterns     your own RE2 expressions
+    paths        whole values at places you name
+
+A marker takes the place of a secret. It holds no character that would make a URI invalid. What is
+taken for a secret and is none is a nuisance, the opposite an incident: where a text leaves it open
+how far a secret reaches, more goes rather than less.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from typing import Annotated, Any, Self
+
+import pyarrow as pa
+from pydantic import AfterValidator, Field, model_validator
+
+from holdfast.edge.document import Path, changed, document_of, places_at
+from holdfast.edge.match import glob
+from holdfast.edge.regex import Substitution, checked_regex
+from holdfast.edge.secrets import CREDENTIALS, without_assignments, without_credentials
+from holdfast.settings import Settings
+from holdfast.signals.event import Event
+
+RULES_MAX = 200
+# Keys of objects for which is remembered whether they are, or hold, a secret.
+REMEMBERED_MAX = 4096
+REMEMBERED_CHARACTERS_MAX = 256
+
+DEFAULT_NAMES = (
+    "*password*",
+    "*passwd*",
+    "*pwd",
+    "*passphrase*",
+    "*secret*",
+    "*token",
+    "*api_key*",
+    "*api-key*",
+    "*apikey*",
+    "*access_key*",
+    "*access-key*",
+    "*accesskey*",
+    "*account_key*",
+    "*private_key*",
+    "*credential*",
+    "authorization",
+)
+
+Name = Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[A-Za-z0-9_.*?\-]+$")]
+Expression = Annotated[str, Field(min_length=1, max_length=4096), AfterValidator(checked_regex)]
+JsonPointer = Annotated[str, Field(pattern=r"^(/[^/]+)+$", max_length=1024)]
+
+
+class Pattern(Settings):
+    """Something to look for in all texts, and what takes its place."""
+
+    regex: Expression
+    """An RE2 expression (no look-around, no back-references)."""
+    replacement: str | None = Field(default=None, max_length=256)
+    """The marker by default; `\\1` is the first group of the expression."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        Substitution(self.regex, self.replacement or "")
+        return self
+
+
+class Config(Settings):
+    """What a destination must not see."""
+
+    names: tuple[Name, ...] = Field(default=DEFAULT_NAMES, max_length=RULES_MAX)
+    """Globs, without case, for names of secrets. Texts and numbers under such a name go; so does
+    the `value` beside such a `name` or `key`."""
+    assignments: bool = True
+    """Also look for `name=value`, `name: value`, `name 'value'` and `--name value` inside of texts,
+    such as SQL, options and query strings."""
+    credentials: bool = True
+    """Look for user and password in URIs, bearer tokens, private keys, AWS key ids and
+    `IDENTIFIED BY '…'`."""
+    patterns: tuple[Pattern, ...] = Field(default=(), max_length=RULES_MAX)
+    """Your own."""
+    paths: tuple[JsonPointer, ...] = Field(default=(), max_length=RULES_MAX)
+    """JSON pointers to values that go as a whole, such as `/job/facets/sql/query`; `*` is every
+    member or item: `/inputs/*/facets/dataSource/uri`."""
+    marker: str = Field(default="REDACTED", pattern=r"^[A-Za-z0-9_.\-]{1,64}$")
+    """What takes the place of a secret."""
+
+
+class Redact:
+    """Replaces secrets by a marker."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._marker = config.marker
+        self._paths: list[Path] = [_steps(pointer) for pointer in config.paths]
+        self._names = glob(config.names, re.IGNORECASE) if config.names else None
+        self._patterns = [
+            Substitution(one.regex, config.marker if one.replacement is None else one.replacement)
+            for one in config.patterns
+        ]
+        # A text without any of these, in lower case, holds nothing that Holdfast itself knows.
+        self._words = _words(config)
+        self._is_known_secret = lru_cache(REMEMBERED_MAX)(self._look_at_name)
+        self._clean_known_key = lru_cache(REMEMBERED_MAX)(self._look_at_key)
+
+    def process(self, event: Event) -> Event | None:
+        """Return the event without secrets; the same one if it has none.
+
+        None if it has some and cannot be written again: then nobody sees it.
+        """
+        document = document_of(event)
+        if document is None:
+            return event
+        values, keys = self._findings(document)
+        at_paths = any(
+            container[step] != self._marker
+            for path in self._paths
+            for container, step in places_at(document, path)
+        )
+        if not values and not keys and not at_paths:
+            return event
+
+        def redact(copy: dict[str, Any]) -> None:
+            places = list(_places(copy, self._is_secret))
+            for number, value in values.items():
+                places[number].container[places[number].step] = value
+            for path in self._paths:
+                for container, step in places_at(copy, path):
+                    container[step] = self._marker
+            # Last: a path is written with the keys as they were.
+            _rename([(places[number], key) for number, key in keys.items()])
+
+        return changed(event, redact)
+
+    def _findings(self, document: dict[str, Any]) -> tuple[dict[int, str], dict[int, str]]:
+        """Return new values and new keys by the number of their place."""
+        values: dict[int, str] = {}
+        keys: dict[int, str] = {}
+        texts: list[str] = []
+        numbers: list[int] = []
+        for number, place in enumerate(_places(document, self._is_secret)):
+            if place.secret:
+                if place.value != self._marker:
+                    values[number] = self._marker
+            elif isinstance(place.value, str):
+                texts.append(place.value)
+                numbers.append(number)
+            if isinstance(place.step, str):
+                key = self._clean_key(place.step)
+                if key != place.step:
+                    keys[number] = key
+        for index, text in self._clean(texts).items():
+            values[numbers[index]] = text
+        return values, keys
+
+    # -------------------------------------------------------------------- texts
+
+    def _clean(self, texts: list[str]) -> dict[int, str]:
+        """Return the texts that change, by index."""
+        clean = {}
+        # Most events hold nothing at all: one look at all texts together tells.
+        if self._may_hold_one("\0".join(texts).casefold()):
+            for index, text in enumerate(texts):
+                cleaned = self._clean_text(text)
+                if cleaned != text:
+                    clean[index] = cleaned
+        if self._patterns and texts:
+            before = [clean.get(index, text) for index, text in enumerate(texts)]
+            after = pa.array(before, pa.large_string())
+            for pattern in self._patterns:
+                after = pattern.apply_all(after)
+            texts_after = enumerate(after.to_pylist())
+            clean |= {index: text for index, text in texts_after if text != before[index]}
+        return clean
+
+    def _may_hold_one(self, folded: str) -> bool:
+        return any(word in folded for word in self._words)
+
+    def _clean_text(self, text: str) -> str:
+        """Return a text without what Holdfast itself knows of secrets."""
+        folded = text.casefold()
+        if not self._may_hold_one(folded):
+            return text
+        if self._config.credentials:
+            text = without_credentials(text, folded, self._marker)
+        if self._config.assignments:
+            text = without_assignments(text, self._is_secret, self._marker)
+        return text
+
+    def _clean_key(self, key: str) -> str:
+        known = len(key) <= REMEMBERED_CHARACTERS_MAX
+        return self._clean_known_key(key) if known else self._look_at_key(key)
+
+    def _look_at_key(self, key: str) -> str:
+        return self._clean([key]).get(0, key)
+
+    # -------------------------------------------------------------------- names
+
+    def _is_secret(self, name: object) -> bool:
+        """Whether a name speaks of a secret."""
+        if not isinstance(name, str) or self._names is None:
+            return False
+        known = len(name) <= REMEMBERED_CHARACTERS_MAX
+        return self._is_known_secret(name) if known else self._look_at_name(name)
+
+    def _look_at_name(self, name: str) -> bool:
+        return self._names is not None and self._names.match(name) is not None
+
+
+def _words(config: Config) -> frozenset[str]:
+    words: set[str] = set()
+    if config.credentials:
+        words |= {credential.needs for credential in CREDENTIALS}
+    if config.assignments:
+        # The longest part of a glob without a star is in every name that it fits.
+        words |= {max(re.split(r"[*?]+", name.casefold()), key=len) for name in config.names}
+    return frozenset(words)
+
+
+def _steps(pointer: str) -> Path:
+    return tuple(s.replace("~1", "/").replace("~0", "~") for s in pointer[1:].split("/"))
+
+
+class _Place:
+    """One member of an object or item of an array."""
+
+    __slots__ = ("container", "secret", "step", "value")
+
+    def __init__(self, container: Any, step: str | int, value: Any, secret: bool) -> None:
+        self.container = container
+        self.step = step
+        self.value = value
+        # It goes as a whole, because of a name.
+        self.secret = secret
+
+
+def _places(document: dict[str, Any], is_secret: Callable[[object], bool]) -> Iterator[_Place]:
+    """Yield every place in a document, in an order that depends on nothing but its shape.
+
+    Not recursive: how deeply it is nested is its producer's choice.
+    """
+    # What is still to be looked into, and whether the name above it speaks of a secret.
+    stack: list[tuple[Any, bool]] = [(document, False)]
+    while stack:
+        container, below_secret = stack.pop()
+        is_pair = False
+        if isinstance(container, dict):
+            is_pair = is_secret(container.get("name")) or is_secret(container.get("key"))
+            members = iter(container.items())
+        else:
+            members = enumerate(container)
+        for step, value in members:
+            named = below_secret or (is_pair and step == "value") or is_secret(step)
+            yield _Place(container, step, value, named and _is_scalar(value))
+            if isinstance(value, dict):
+                # A column may be called `password`: what describes it is no secret.
+                stack.append((value, False))
+            elif isinstance(value, list):
+                stack.append((value, named))
+
+
+def _is_scalar(value: object) -> bool:
+    return isinstance(value, str | int | float) and not isinstance(value, bool)
+
+
+def _rename(renamed: list[tuple[_Place, str]]) -> None:
+    """Give members new keys; the order of an object's members stays."""
+    objects: dict[int, tuple[dict[str, Any], dict[Any, str]]] = {}
+    for place, key in renamed:
+        _, new_keys = objects.setdefault(id(place.container), (place.container, {}))
+        new_keys[place.step] = key
+    for container, new_keys in objects.values():
+        members = list(container.items())
+        container.clear()
+        for key, value in members:
+            container[_free(new_keys.get(key, key), container)] = value
+
+
+def _free(key: str, container: dict[str, Any]) -> str:
+    """Return a key that is not taken yet: two secrets may have the same marker."""
+    free, number = key, 2
+    while free in container:
+        free, number = f"{key}.{number}", number + 1
+    return free
+
+
+def make(config: Config) -> Redact:
+    """Return a processor that redacts."""
+    return Redact(config)
