@@ -9,6 +9,7 @@ from typing import BinaryIO
 
 import click
 
+from holdfast.errors import BadInput
 from holdfast.operate.cli.output import json_option, print_json
 from holdfast.signals.openlineage.json_text import elements_of
 from holdfast.signals.openlineage.problem import Problem
@@ -82,14 +83,22 @@ def lint(file: BinaryIO, level: str, facet_dirs: tuple[str, ...], as_json: bool)
 def _events_in(content: bytes) -> Iterator[tuple[str, bytes]]:
     """Yield the place and the bytes of every event, as they stand in the input."""
     lines = [(n, line) for n, line in enumerate(content.splitlines(), start=1) if line.strip()]
-    if content.lstrip().startswith(b"["):
-        for number, element in enumerate(elements_of(content)):
+    if elements := _elements_in(content):
+        for number, element in enumerate(elements):
             yield f"element {number}", element
     elif len(lines) > 1 and all(line.lstrip().startswith(b"{") for _, line in lines[:2]):
         for number, line in lines:
             yield f"line {number}", line
     else:
         yield "event", content
+
+
+def _elements_in(content: bytes) -> list[bytes]:
+    """Return the elements of an array; of one that cannot be read none: its error tells more."""
+    try:
+        return elements_of(content) if content.lstrip().startswith(b"[") else []
+    except BadInput:
+        return []
 
 
 def _tell(found: _Found) -> None:
