@@ -39,6 +39,10 @@ class AckLevel(IntEnum):
     SEGMENT = 4
 
 
+# Looked at by every append that names its level.
+_LEVELS = tuple(AckLevel)
+
+
 def _require(holds: bool, option: str, value: object, rule: str) -> None:
     if not holds:
         raise BadInput(f"{option} is {value}", hint=f"{option} must be {rule}")
@@ -50,7 +54,7 @@ def _require_s(seconds: float, option: str, at_most_s: float) -> None:
 
 def check_level(level: AckLevel) -> AckLevel:
     """Return the level if it is one."""
-    _require(level in tuple(AckLevel), "level", level, "one of AckLevel")
+    _require(level in _LEVELS, "level", level, "one of AckLevel")
     return AckLevel(level)
 
 
