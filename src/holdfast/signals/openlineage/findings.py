@@ -18,7 +18,7 @@ from holdfast.signals.openlineage.names import read_time
 from holdfast.signals.openlineage.problem import Problem, pointer_to
 from holdfast.signals.openlineage.schema import FACETS_FIELD, misplaced_keys
 
-# How many errors, and how many warnings, are told of one event; the rest is counted.
+# How many errors, and how many warnings, are told of one event.
 MAX_PROBLEMS = 50
 
 Override: TypeAlias = Literal["reject", "warn", "ignore"]
@@ -51,26 +51,24 @@ _ARTICLES = {"object": "an object", "array": "an array", "integer": "an integer"
 
 @dataclass
 class Findings:
-    """Errors and warnings of one event, as many as are told."""
+    """Errors and warnings of one event, as many as are told; then one that says there are more."""
 
     errors: list[Problem] = field(default_factory=list)
     warnings: list[Problem] = field(default_factory=list)
-    _untold: dict[str, int] = field(default_factory=lambda: {"errors": 0, "warnings": 0})
 
-    def add(self, severity: Literal["errors", "warnings"], problem: Problem) -> None:
-        """Take one problem, or count it."""
-        kept = self.errors if severity == "errors" else self.warnings
+    def add(self, severity: Literal["error", "warning"], problem: Problem) -> None:
+        """Take one problem."""
+        kept = self.errors if severity == "error" else self.warnings
         if len(kept) < MAX_PROBLEMS:
             kept.append(problem)
-        else:
-            self._untold[severity] += 1
+        elif len(kept) == MAX_PROBLEMS:
+            hint = "Mend the ones above first."
+            kept.append(Problem("", None, "more", f"there are more {severity}s", hint))
 
-    def finish(self) -> None:
-        """Say how many were only counted."""
-        for severity, kept in (("errors", self.errors), ("warnings", self.warnings)):
-            if self._untold[severity]:
-                message = f"and {self._untold[severity]} more {severity}"
-                kept.append(Problem("", None, "more", message, "Mend the ones above first."))
+    @property
+    def is_full(self) -> bool:
+        """Whether nothing that comes can change the verdict or what is told of errors."""
+        return len(self.errors) > MAX_PROBLEMS
 
 
 @dataclass(frozen=True)
@@ -84,36 +82,26 @@ class Policy:
         self, document: dict[str, Any], failures: Iterable[ValidationError], into: Findings
     ) -> None:
         """Sort failures of one event into errors and warnings."""
+        locator = Locator(document)
         for failure in failures:
-            path = failure.instance_path
+            if into.is_full:
+                break
+            path, value = locator.locate(failure.instance_path)
             place = facet_at(path)
-            if place is not None and self._is_waived(document, failure, place):
+            if place is not None and _is_waived(locator, failure, path, place):
                 continue
-            problem = _problem(document, failure, place)
+            problem = _problem(failure, path, value, place)
             warn = place is not None and self.overrides.get((place.slot, place.key)) == "warn"
-            lenient = warn or problem.rule in _ODD_RULES or self._is_loose(document, failure)
-            into.add("warnings" if lenient else "errors", problem)
+            lenient = warn or problem.rule in _ODD_RULES or self._is_loose(failure, value)
+            into.add("warning" if lenient else "error", problem)
 
-    def _is_waived(
-        self, document: dict[str, Any], failure: ValidationError, place: FacetPlace
-    ) -> bool:
-        """Say whether a failure is one of a deleted facet, of which only the base is checked."""
-        if place.slot not in DELETABLE:
-            return False
-        facet = value_at(document, failure.instance_path[: place.depth])
-        if not isinstance(facet, dict) or facet.get("_deleted") is not True:
-            return False
-        below = failure.instance_path[place.depth :]
-        named = below[0] if below else getattr(failure.kind, "property", None)
-        return named not in _BASE_FIELDS
-
-    def _is_loose(self, document: dict[str, Any], failure: ValidationError) -> bool:
+    def _is_loose(self, failure: ValidationError, value: object) -> bool:
         """Say whether a format is missed without harm: any may be, but a time must be readable."""
         if self.strict or failure.kind.name != "format":
             return False
         if failure.kind.value != "date-time":
             return True
-        return read_time(value_at(document, failure.instance_path)) is not None
+        return isinstance(value, str) and read_time(value) is not None
 
 
 @dataclass(frozen=True)
@@ -144,17 +132,66 @@ def facet_at(path: Path) -> FacetPlace | None:
     return None
 
 
-def value_at(document: Any, path: Path) -> Any:
-    """Return what stands at a path of the document."""
-    for step in path:
-        document = document[step]
-    return document
+class Locator:
+    """Finds what reported paths of one document stand for.
+
+    jsonschema-rs reports keys that look like numbers ("1", "01", "+1") as numbers, and leaves out
+    the empty key. Where that makes a path ambiguous it is followed as far as it goes.
+    """
+
+    def __init__(self, document: Any) -> None:
+        self._document = document
+        # By the identity of an object: its keys that look like numbers.
+        self._numbers: dict[int, dict[str, str]] = {}
+
+    def locate(self, reported: Path) -> tuple[Path, Any]:
+        """Return the real path, and what is there."""
+        path: Path = []
+        value = self._document
+        for step in reported:
+            while (real := self._step(value, step)) is None and isinstance(value, dict):
+                if "" not in value:
+                    break
+                path.append("")
+                value = value[""]
+            if real is None:
+                break
+            path.append(real)
+            value = value[real]
+        return path, value
+
+    def _step(self, value: Any, step: str | int) -> str | int | None:
+        if isinstance(value, list):
+            return step if isinstance(step, int) and step < len(value) else None
+        if not isinstance(value, dict):
+            return None
+        if str(step) in value:
+            return str(step)
+        return self._numbers_of(value).get(str(step)) if isinstance(step, int) else None
+
+    def _numbers_of(self, value: dict[str, Any]) -> dict[str, str]:
+        if id(value) not in self._numbers:
+            self._numbers[id(value)] = {
+                key.lstrip("+0") or "0": key for key in value if key[:1] in ("+", "0")
+            }
+        return self._numbers[id(value)]
+
+
+def _is_waived(locator: Locator, failure: ValidationError, path: Path, place: FacetPlace) -> bool:
+    """Say whether a failure is one of a deleted facet, of which only the base is checked."""
+    if place.slot not in DELETABLE:
+        return False
+    _, facet = locator.locate(path[: place.depth])
+    if not isinstance(facet, dict) or facet.get("_deleted") is not True:
+        return False
+    below = path[place.depth :]
+    named = below[0] if below else getattr(failure.kind, "property", None)
+    return named not in _BASE_FIELDS
 
 
 def _problem(
-    document: dict[str, Any], failure: ValidationError, place: FacetPlace | None
+    failure: ValidationError, path: Path, value: object, place: FacetPlace | None
 ) -> Problem:
-    path = failure.instance_path
     pointer = pointer_to(path)
     facet = None if place is None else place.name
     kind = failure.kind
@@ -162,7 +199,7 @@ def _problem(
         case "required" | "dependentRequired":
             return _missing(path, facet, getattr(kind, "property"), place)  # noqa: B009
         case "type":
-            return _wrong_type(pointer, facet, getattr(kind, "types"), value_at(document, path))  # noqa: B009
+            return _wrong_type(pointer, facet, getattr(kind, "types"), value)  # noqa: B009
         case "format":
             what, hint = _FORMATS.get(
                 kind.value, (f"of the format {kind.value}", "Mend the value.")

@@ -155,8 +155,7 @@ class Validator:
         findings = Findings()
         self._policy.judge(document, self._compiled[kind].iter_errors(document), findings)
         if _url_disagrees(document, kind):
-            findings.add("warnings", _disagreement(kind))
-        findings.finish()
+            findings.add("warning", _disagreement(kind))
         return Verdict(kind, tuple(findings.errors), tuple(findings.warnings))
 
 
