@@ -8,4 +8,9 @@ from pydantic import BaseModel, ConfigDict
 class Settings(BaseModel):
     """A part of the configuration. Its field names are the keys of the file."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        use_attribute_docstrings=True,
+        hide_input_in_errors=True,  # what was given in a secret's place may be the secret
+    )

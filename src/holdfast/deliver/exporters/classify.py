@@ -17,6 +17,7 @@ from __future__ import annotations
 import email.utils
 import http
 import math
+import os
 import ssl
 from datetime import UTC
 
@@ -108,7 +109,7 @@ def failure_of_exception(error: Exception) -> Failure:
 def _not_connected(error: aiohttp.ClientConnectorError) -> Failure:
     if isinstance(error, aiohttp.ClientConnectorDNSError):
         return _transient("the host name is not known here; check `url`", "dns")
-    why = f": {error.os_error.strerror}" if error.os_error.strerror else ""
+    why = f": {os.strerror(error.errno)}" if error.errno else ""
     if isinstance(error, aiohttp.ClientProxyConnectionError):
         return _transient(f"no connection to the proxy{why}", "proxy_connect")
     return _transient(f"no connection{why}", "connect")

@@ -7,7 +7,6 @@ whatever a token endpoint answers is judged by its status and its fields, and ne
 from __future__ import annotations
 
 import asyncio
-import base64
 import math
 import re
 from collections.abc import Mapping
@@ -20,7 +19,12 @@ from yarl import URL
 
 from holdfast.deliver.exporter import Failure, FailureClass
 from holdfast.deliver.exporters.classify import SendFailed, failure_of_status, is_success
-from holdfast.deliver.exporters.http_client import HttpClient, Reply, checked_url
+from holdfast.deliver.exporters.http_client import (
+    HttpClient,
+    Reply,
+    basic_authorization,
+    checked_url,
+)
 from holdfast.errors import BadConfig
 from holdfast.seam.clock import Clock
 from holdfast.settings import DurationS, Secret, Settings
@@ -194,7 +198,7 @@ class OAuth2Credentials:
         if self._settings.client_auth == "basic":
             # RFC 6749, 2.3.1: both are form-encoded before they are joined.
             secret = self._settings.client_secret.get_secret_value().strip()
-            headers["Authorization"] = _basic(
+            headers["Authorization"] = basic_authorization(
                 quote_plus(self._settings.client_id), quote_plus(secret)
             )
         return headers
@@ -220,7 +224,7 @@ def _fixed_headers(settings: ApiKeyAuth | BearerAuth | BasicAuth | None) -> dict
         return {"Authorization": f"Bearer {_header_value('auth.token', settings.token)}"}
     if isinstance(settings, BasicAuth):
         password = settings.password.get_secret_value().rstrip("\r\n")
-        return {"Authorization": _basic(settings.username, password)}
+        return {"Authorization": basic_authorization(settings.username, password)}
     return {}
 
 
@@ -242,10 +246,6 @@ def _header_value(key: str, secret: Secret) -> str:
             hint="check the variable or the file it is read from",
         )
     return value
-
-
-def _basic(username: str, password: str) -> str:
-    return "Basic " + base64.b64encode(f"{username}:{password}".encode()).decode("ascii")
 
 
 def _token_of(reply: Reply) -> tuple[str, float]:

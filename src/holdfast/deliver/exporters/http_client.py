@@ -9,6 +9,10 @@ again; otherwise the connection is closed.
 from __future__ import annotations
 
 import asyncio
+import base64
+import io
+import math
+import socket
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -26,6 +30,9 @@ from holdfast.settings import DurationS, Secret, Settings, SizeBytes
 
 # How long the rest of an answer may take that nobody reads.
 UNNEEDED_BODY_S = 1.0
+
+# Smaller bodies are handed over whole.
+WHOLE_BODY_BYTES = 512 * 1024
 
 
 class TlsSettings(Settings):
@@ -128,23 +135,26 @@ class HttpClient:
     def __init__(self, settings: HttpClientSettings, context: ExporterContext) -> None:
         self._settings = settings
         self._ssl = _ssl_context(settings.tls, context)
+        # Waiting for a free connection is not a slow connect, so it happens before the clocks run.
+        self._free = asyncio.Semaphore(settings.max_connections)
         self._session: aiohttp.ClientSession | None = None
 
     async def start(self) -> None:
         """Get ready; connects to nobody yet."""
-        limit, proxy = self._settings.max_connections, self._settings.proxy
+        limit = self._settings.max_connections
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=limit, ssl=self._ssl),
+            connector=aiohttp.TCPConnector(
+                limit=limit, ssl=self._ssl, socket_factory=self._impatient_socket
+            ),
             cookie_jar=aiohttp.DummyCookieJar(),
             auto_decompress=False,
             timeout=aiohttp.ClientTimeout(
                 total=self._settings.total_timeout,
+                connect=self._settings.connect_timeout,
                 sock_connect=self._settings.connect_timeout,
                 sock_read=self._settings.read_timeout,
             ),
             headers={"User-Agent": f"holdfast/{__version__}", "Accept-Encoding": "identity"},
-            proxy=URL(proxy.url) if proxy else None,
-            proxy_auth=_proxy_auth(proxy),
         )
 
     async def close(self) -> None:
@@ -153,6 +163,18 @@ class HttpClient:
             await self._session.close()
             self._session = None
 
+    def _impatient_socket(self, address: aiohttp.AddrInfoType) -> socket.socket:
+        """Return a socket that the kernel gives up if its bytes are not taken.
+
+        A connection that is closed while a backend does not read would stay until it does.
+        """
+        family, kind, protocol, _, _ = address
+        made = socket.socket(family, kind, protocol)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):
+            longest_ms = math.ceil(self._settings.total_timeout * 1000)
+            made.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, longest_ms)
+        return made
+
     async def post(
         self, url: URL, body: bytes, headers: Mapping[str, str], *, needs_body: bool
     ) -> Reply:
@@ -160,26 +182,42 @@ class HttpClient:
 
         `needs_body`: a 2xx counts only with its whole body. Of other answers the status is enough.
         """
+        async with self._free:
+            response = await self._request(url, body, headers)
+            needed, read = needs_body and is_success(response.status), None
+            try:
+                read = await (self._all_of(response) if needed else self._rest_of(response))
+            except (aiohttp.ClientError, OSError) as error:
+                if needed:
+                    raise SendFailed(failure_of_exception(error)) from None
+            finally:
+                if read is None:
+                    response.close()
+                else:
+                    response.release()
+        return Reply(response.status, response.headers, read)
+
+    async def _request(
+        self, url: URL, body: bytes, headers: Mapping[str, str]
+    ) -> aiohttp.ClientResponse:
+        """Return the head of an answer."""
         if self._session is None:
             raise AssertionError("BUG: the client was not started")
+        proxy, to_proxy = self._settings.proxy, _proxy_headers(self._settings.proxy)
+        if url.scheme == "http":  # no tunnel: the proxy reads the headers of the request itself
+            headers = {**headers, **to_proxy}
         try:
-            response = await self._session.post(
-                url, data=body, headers=headers, allow_redirects=False
+            return await self._session.post(
+                url,
+                # aiohttp sends a large body in pieces only if it looks like a file.
+                data=io.BytesIO(body) if len(body) > WHOLE_BODY_BYTES else body,
+                headers=headers,
+                allow_redirects=False,
+                proxy=URL(proxy.url) if proxy else None,
+                proxy_headers=to_proxy,
             )
         except (aiohttp.ClientError, OSError) as error:
             raise SendFailed(failure_of_exception(error)) from None
-        needed, read = needs_body and is_success(response.status), None
-        try:
-            read = await (self._all_of(response) if needed else self._rest_of(response))
-        except (aiohttp.ClientError, OSError) as error:
-            if needed:
-                raise SendFailed(failure_of_exception(error)) from None
-        finally:
-            if read is None:
-                response.close()
-            else:
-                response.release()
-        return Reply(response.status, response.headers, read)
 
     async def _rest_of(self, response: aiohttp.ClientResponse) -> bytes | None:
         """Read what the status has already answered."""
@@ -196,11 +234,16 @@ class HttpClient:
         return bytes(body)
 
 
-def _proxy_auth(proxy: ProxySettings | None) -> aiohttp.BasicAuth | None:
+def _proxy_headers(proxy: ProxySettings | None) -> dict[str, str]:
     if proxy is None or proxy.username is None:
-        return None
-    password = proxy.password.get_secret_value() if proxy.password else ""
-    return aiohttp.BasicAuth(proxy.username, password.rstrip("\r\n"), encoding="utf-8")
+        return {}
+    password = proxy.password.get_secret_value().rstrip("\r\n") if proxy.password else ""
+    return {"Proxy-Authorization": basic_authorization(proxy.username, password)}
+
+
+def basic_authorization(username: str, password: str) -> str:
+    """Return the value of a header that holds a user and a password."""
+    return "Basic " + base64.b64encode(f"{username}:{password}".encode()).decode("ascii")
 
 
 def _ssl_context(settings: TlsSettings, context: ExporterContext) -> ssl.SSLContext:
