@@ -1,4 +1,4 @@
-"""Proofs: real processes, real kill -9, and a checker that trusts only the clients' journals."""
+"""Proofs: real processes, real kill -9, and a checker that trusts only the journals of others."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 NAMES = {
     "quiver": "kill a process that appends to a quiver; everything it answered must be there",
+    "gateway": "kill a gateway and its backends under load; all that was accepted must arrive",
 }
 
 Progress = Callable[[str], None]
@@ -15,15 +16,22 @@ Progress = Callable[[str], None]
 
 def run(name: str, *, kills: int, seed: int, directory: Path, progress: Progress) -> dict[str, Any]:
     """Run one proof in an empty directory and return its findings; `ok` is the verdict."""
-    from holdfast.prove.quiver import prove_quiver
-
-    assert name == "quiver", f"BUG: no proof {name}"
-    return prove_quiver(kills=kills, seed=seed, directory=directory, progress=progress)
+    assert name in NAMES, f"BUG: no proof {name}"
+    if name == "gateway":
+        from holdfast.prove.gateway import prove_gateway as prove
+    else:
+        from holdfast.prove.quiver import prove_quiver as prove
+    return prove(kills=kills, seed=seed, directory=directory, progress=progress)
 
 
 def points(name: str) -> list[tuple[str, str]]:
     """Return the named fault points of a proof, with what happens at each."""
     from holdfast.quiver.points import DESCRIPTIONS
 
-    assert name == "quiver", f"BUG: no proof {name}"
-    return [(str(point), description) for point, description in DESCRIPTIONS.items()]
+    assert name in NAMES, f"BUG: no proof {name}"
+    listed = [(str(point), text) for point, text in DESCRIPTIONS.items()]
+    if name == "gateway":
+        from holdfast.deliver.points import DESCRIPTIONS as MOMENTS
+
+        listed += [(str(point), text) for point, text in MOMENTS.items()]
+    return listed
