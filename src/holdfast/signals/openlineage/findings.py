@@ -46,6 +46,7 @@ _JSON_TYPES = {
     float: "a number",
     type(None): "null",
 }
+_NO_NULL = "Leave the field out instead of sending null."
 _ARTICLES = {"object": "an object", "array": "an array", "integer": "an integer"}
 
 
@@ -207,7 +208,7 @@ def _problem(
             return Problem(pointer, facet, "format", f"must be {what}", hint)
         case "enum":
             options = ", ".join(str(option) for option in kind.value)
-            hint = "Values are case-sensitive."
+            hint = _NO_NULL if value is None else "Values are case-sensitive."
             return Problem(pointer, facet, "enum", f"must be one of {options}", hint)
         case "falseSchema" if (better := _better_place(path, place)) is not None:
             message = "allowed, but not read as the standard has it: wrong place or wrong spelling"
@@ -231,9 +232,7 @@ def _missing(path: Path, facet: str | None, name: str, place: FacetPlace | None)
 def _wrong_type(pointer: str, facet: str | None, types: list[str], value: object) -> Problem:
     expected = " or ".join(_ARTICLES.get(name, f"a {name}") for name in types)
     found = _JSON_TYPES.get(type(value), "something else")
-    hint = f"Send {expected}."
-    if value is None:
-        hint = "Leave the field out instead of sending null."
+    hint = _NO_NULL if value is None else f"Send {expected}."
     return Problem(pointer, facet, "type", f"must be {expected}, not {found}", hint)
 
 

@@ -60,7 +60,7 @@ def schema_of(shape: Shape) -> dict[str, Any]:
         case Plain():
             return _PLAIN[shape]
         case OneOf():
-            return {"type": "string", "enum": list(shape)}
+            return {"enum": list(shape)}
         case Each(inner):
             return {"type": "object", "additionalProperties": schema_of(inner)}
         case Ref(name):
