@@ -1,0 +1,463 @@
+"""Delivering: from one attachment to the quiver until it ends. The rules of order are kept here.
+
+    feed ──▶ window ──▶ lanes ──pause?──▶ exporter ──▶ judge ──▶ settle: dead letters, the ledger
+
+Every lane is a task that does one thing after another: wait until it may send, send, judge the
+answer, settle. It sends again only when what was decided is in the ledger, so that a crash may
+repeat no more than one send of every lane.
+
+Order. Events of a lane are sent in order, and a send begins after the last one was answered. Two
+things may still come out of order, both by the destination's own answer: when it takes a batch in
+part, what it took behind a failed event is before it; and what was set aside as a dead letter comes
+when somebody replays it. Nothing that was delivered, or set aside, is ever sent again by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import logging
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from holdfast.deadletter.letter import Letter
+from holdfast.deliver.breaker import BreakerState
+from holdfast.deliver.exporter import Answer, Exporter
+from holdfast.deliver.feed import Feed
+from holdfast.deliver.judge import Judge
+from holdfast.deliver.lanes import Lane
+from holdfast.deliver.points import Point
+from holdfast.deliver.sending import Sender
+from holdfast.deliver.settings import DeliverySettings
+from holdfast.deliver.statistics import Counters
+from holdfast.deliver.timer import Bell, Timer
+from holdfast.deliver.window import Decision, Item, TrackedBundle, Window
+from holdfast.errors import HoldfastError, ReaderError
+from holdfast.quiver import Outcome
+from holdfast.seam import Seam
+from holdfast.signals.event import Event
+
+# Fewer events than this in hand: read more, while the destination works; and while it does not.
+LOW_WATER_EVENTS = 32
+LOW_WATER_WHEN_DOWN_EVENTS = 2
+# Events that processors are given at once, so that a filter that takes nothing does not keep
+# everyone else from the event loop.
+PREPARED_EVENTS_MAX = 100
+# Dead letters that are stored together.
+LETTERS_MAX = 100
+# Of a reason in the ledger.
+REASON_CHARACTERS_MAX = 200
+# After a wait this long since the last look: is what we hold still wanted?
+LOOK_AGAIN_S = 1.0
+
+Path = Callable[[Event], Event | None]
+
+log = logging.getLogger("holdfast.deliver")
+
+
+class UndeliveredLetters(Protocol):
+    """Where an event goes that will not be delivered."""
+
+    async def undelivered(self, letters: Sequence[Letter]) -> None:
+        """Store them durably, or raise."""
+
+
+@dataclass(frozen=True)
+class Route:
+    """What a destination is made of."""
+
+    name: str
+    exporter: Exporter
+    settings: DeliverySettings
+    dead_letters: UndeliveredLetters
+    # Ways through processors; see `process`.
+    paths: Sequence[Path]
+    seam: Seam
+
+
+class Delivery:
+    """One destination while it is attached."""
+
+    def __init__(self, route: Route, feed: Feed, timer: Timer, counters: Counters) -> None:
+        self.window = Window()
+        self.lanes: dict[str, Lane] = {}
+        settings, randomness = route.settings, route.seam.randomness
+        self.judge = Judge(route.name, settings, randomness, counters, self._decide)
+        # What does not take what has to be written, and what it says.
+        self.blocked: dict[str, str] = {}
+        self.in_flight_events = 0
+        self._route = route
+        self._settings = settings
+        self._exporter = route.exporter
+        self._reached = route.seam.reached
+        self._feed = feed
+        self._timer = timer
+        self._counters = counters
+        self._sender = Sender(route.exporter, timer, settings.send_timeout_s)
+        self._slots = asyncio.Semaphore(settings.parallel_sends)
+        self._settling = asyncio.Lock()
+        # Rung when something changed that all lanes look at; and when there may be room for more.
+        self._bell, self._room = Bell(), Bell()
+        self._looked_s = timer.now_s()
+        self._stopping = False
+        self._group: asyncio.TaskGroup | None = None
+        self._feeder: asyncio.Task[None] | None = None
+
+    # --------------------------------------------------------------------- running
+
+    async def run(self) -> None:
+        """Deliver until `stop`; raises what ended it otherwise."""
+        try:
+            async with asyncio.TaskGroup() as self._group:
+                self._feeder = self._group.create_task(self._keep_fed())
+                if self._stopping:
+                    self._feeder.cancel()
+        except BaseExceptionGroup as several:
+            raise next(_leaves(several)) from several
+
+    def stop(self) -> None:
+        """Begin no more sends; `run` returns when those under way are settled."""
+        self._stopping = True
+        if self._feeder is not None:
+            self._feeder.cancel()
+        self.look_again()
+
+    def look_again(self) -> None:
+        """Let every lane see whether it may send."""
+        self._bell.ring()
+        self._room.ring()
+
+    def try_now(self) -> None:
+        """Do not wait any longer after a failure."""
+        self.judge.breaker.try_now()
+        for lane in self.lanes.values():
+            lane.retry_at_s = self._timer.now_s()
+        self.look_again()
+
+    @property
+    def is_backing_off(self) -> bool:
+        """Whether there is something to send, and all of it waits after failures."""
+        now_s = self._timer.now_s()
+        if self.judge.breaker.state is not BreakerState.CLOSED:
+            return True
+        lanes = self.lanes.values()
+        return bool(lanes) and all(lane.retry_at_s > now_s for lane in lanes)
+
+    @property
+    def stuck_key(self) -> str | None:
+        """The key that others are as far ahead of as they may be."""
+        if self._settings.order != "key" or self.window.ahead_bytes < self._settings.ahead_bytes:
+            return None
+        oldest = self.window.oldest()
+        lane = None if oldest is None else self.lanes.get(oldest.key)
+        return lane.key if lane is not None and lane.failures else None
+
+    async def redrive(self, events: Sequence[Event]) -> Answer:
+        """Send events besides the others, once, and out of order; decides nothing."""
+        async with self._slots:
+            return await self._sender.send(events)
+
+    async def _keep_fed(self) -> None:
+        while True:
+            while not self._wants_more():
+                await self._wait(None, self._room)
+            bundles = await self._load()
+            self._deal(self.window.add(bundles))
+            if any(bundle.whole for bundle in bundles):
+                self._settle_unsendable(bundles)
+
+    async def _load(self) -> list[TrackedBundle]:
+        """Read some more; waits until there is something, and until it can be read."""
+        loaded: list[TrackedBundle] = []
+
+        async def load() -> None:
+            room_bytes = self._settings.ahead_bytes - self.window.ahead_bytes
+            room_events = self._settings.window_events - self.window.pending_events
+            loaded.extend(await self._feed.load(max(1, room_events), max(1, room_bytes)))
+
+        await self._persist("the quiver cannot be read", load)
+        return loaded
+
+    def _wants_more(self) -> bool:
+        """Whether to read on: not further than allowed, and not much while nothing goes out."""
+        works = self.judge.breaker.state is BreakerState.CLOSED
+        if self.window.ahead_bytes >= self._settings.ahead_bytes:
+            return False
+        low_water = LOW_WATER_WHEN_DOWN_EVENTS
+        if works and self._settings.order == "key":
+            low_water = self._settings.window_events
+        elif works:
+            low_water = max(LOW_WATER_EVENTS, 2 * self._exporter.max_batch_events)
+        return self.window.pending_events < min(low_water, self._settings.window_events)
+
+    def _deal(self, items: Sequence[Item]) -> None:
+        """Give events to their lanes."""
+        assert self._group is not None, "BUG: not running"
+        for item in items:
+            lane = self.lanes.get(item.key)
+            if lane is None:
+                batch_events = max(1, self._exporter.max_batch_events)
+                lane = Lane(item.key, batch_events, self._settings.poison_attempts)
+                self.lanes[item.key] = lane
+                self._group.create_task(self._drive(lane))
+            lane.add(item)
+            lane.bell.ring()
+
+    def _settle_unsendable(self, bundles: Sequence[TrackedBundle]) -> None:
+        assert self._group is not None, "BUG: not running"
+        for bundle in bundles:
+            if bundle.whole is not None and bundle.whole.outcome is Outcome.FILTERED:
+                self._counters.filtered += bundle.events - bundle.recorded
+        # Not by the feeder, which a stop cancels: others may rely on what it writes.
+        self._group.create_task(self._settle())
+
+    # ---------------------------------------------------------------------- a lane
+
+    async def _drive(self, lane: Lane) -> None:
+        """Send everything in a lane, then end."""
+        while not self._stopping:
+            if lane.is_empty:
+                del self.lanes[lane.key]
+                return
+            pause_s = self._pause_s(lane)
+            if pause_s is None or pause_s > 0:
+                await self._wait(pause_s, lane.bell, self._bell)
+                await self._forget_gone()
+                continue
+            if self.judge.refuses_everything:
+                self.judge.refusals.take_back()
+            if lane.head() is not None:
+                await self._take_turn(lane)
+            else:
+                await self._hold(lane)
+
+    def _pause_s(self, lane: Lane) -> float | None:
+        """Return how long a lane may not send; None: until something happens."""
+        now_s = self._timer.now_s()
+        if self._feed.is_paused:
+            return None
+        closed_off_s = self.judge.breaker.seconds_closed_off(now_s)
+        if closed_off_s is None or closed_off_s > 0:
+            return closed_off_s
+        if self.judge.refuses_everything and self.in_flight_events:
+            return None  # if that is taken, the verdicts stand after all
+        return max(0.0, lane.retry_at_s - now_s)
+
+    async def _hold(self, lane: Lane) -> None:
+        """Wait for what tells about a lane's last events, all of which were refused."""
+        hold_s = self.judge.refusals.hold_left_s(self._timer.now_s())
+        if hold_s is None or hold_s > 0:
+            await self._wait(hold_s, lane.bell, self._bell)
+        self.judge.let_verdicts_stand(self._timer.now_s())
+        await self._settle()
+
+    async def _take_turn(self, lane: Lane) -> None:
+        """Send once from a lane, if nothing came between, and settle what came of it."""
+        async with self._slots:
+            if self._stopping or self._pause_s(lane) != 0:
+                return
+            batch = self._next_batch(lane)
+            if batch:
+                await self._send_batch(lane, batch)
+        await self._settle()
+
+    async def _send_batch(self, lane: Lane, batch: Sequence[Item]) -> None:
+        breaker = self.judge.breaker
+        was_probe = breaker.begin()
+        try:
+            answer = await self._send(batch)
+        finally:
+            breaker.end(was_probe=was_probe)
+        before = breaker.state
+        self.judge.judge(lane, batch, answer, self._timer.now_s())
+        await self._probe_if_due(lane)
+        if was_probe or breaker.state is not before or self.judge.refusals.is_proven:
+            self._bell.ring()
+
+    def _next_batch(self, lane: Lane) -> list[Item]:
+        """Return what to send next; may decide events on the way, and leave nothing to send."""
+        alone = self.judge.breaker.state is BreakerState.HALF_OPEN
+        limit_events = 1 if alone else lane.limit_events
+        batch: list[Item] = []
+        size_bytes, looked_at = 0, 0
+        for item in lane.sendable():
+            looked_at += 1
+            if item.ready is None and not self._prepare(item):
+                if looked_at >= PREPARED_EVENTS_MAX:
+                    break
+                continue
+            assert item.ready is not None, "BUG: prepared, and not ready"
+            size_bytes += len(item.ready.payload)
+            if batch and size_bytes > self._exporter.max_batch_bytes:
+                break
+            batch.append(item)
+            if len(batch) == limit_events:
+                break
+        return batch
+
+    def _prepare(self, item: Item) -> bool:
+        """Lead an event through the processors; False if it is not to be sent."""
+        try:
+            item.ready = process(self._route.paths, item.event)
+        except Exception as error:
+            self.judge.cannot_process(item, error)
+            return False
+        if item.ready is None:
+            self._counters.filtered += 1
+            self._decide(item, Decision(Outcome.FILTERED))
+            return False
+        return True
+
+    async def _send(self, batch: Sequence[Item]) -> Answer:
+        self.in_flight_events += len(batch)
+        self._counters.sends += 1
+        for item in batch:
+            item.attempts += 1
+        try:
+            answer = await self._sender.send([item.ready for item in batch if item.ready])
+        finally:
+            self.in_flight_events -= len(batch)
+        self._reached(Point.SENT)
+        return answer
+
+    async def _probe_if_due(self, lane: Lane) -> None:
+        """Try the second event of a lane at once, if the first one failed too often."""
+        if self._settings.strict_order or self._stopping or not lane.streak.is_probe_due:
+            return
+        waiting = lane.sendable()
+        head = next(waiting, None)
+        if head is None or head.position != lane.streak.position:
+            return
+        for probe in waiting:
+            if probe.ready is not None or self._prepare(probe):
+                lane.streak.probed()
+                answer = await self._send([probe])
+                self.judge.judge_probe(lane, head, probe, answer, self._timer.now_s())
+                return
+
+    async def _forget_gone(self) -> None:
+        """After a long wait: leave out what retention, or an operator, has decided meanwhile."""
+        now_s = self._timer.now_s()
+        if now_s < self._looked_s + LOOK_AGAIN_S:
+            return
+        self._looked_s = now_s
+        ranges = self.window.ranges()
+        waiting = await self._feed.waiting(ranges)
+        # What is under way has an outcome of its own soon, and the ledger keeps the first.
+        if not self.in_flight_events and not self._settling.locked():
+            self.window.forget_all_but(waiting, of=ranges)
+            self.judge.forget_decided()
+            self._room.ring()
+
+    def _decide(self, item: Item, decision: Decision) -> None:
+        self.window.decide(item, decision)
+        lane = self.lanes.get(item.key)
+        if lane is not None:
+            lane.bell.ring()
+
+    # --------------------------------------------------------------------- settling
+
+    async def _settle(self) -> None:
+        """Store dead letters that are due, then write to the ledger what was decided."""
+        async with self._settling:
+            if await self._bury():
+                await self._record()
+        self._room.ring()
+
+    async def _bury(self) -> bool:
+        """Make dead letters of the events whose verdicts stand; False if that cannot be.
+
+        Before anything else is written: what was delivered behind such an event must not be known
+        without its letter, or a restart would send the event after it.
+        """
+        due = self.judge.due
+        while due:
+            some = due[:LETTERS_MAX]
+            letters = [letter_of(item, self._route.name) for item in some]
+            store = functools.partial(self._route.dead_letters.undelivered, letters)
+            if not await self._persist("the dead letters do not take it", store):
+                return False
+            self._reached(Point.DEAD_LETTER_STORED)
+            del due[: len(some)]
+            for item in some:
+                assert item.verdict is not None, "BUG: a dead letter without a verdict"
+                self._counters.dead_lettered[item.verdict.word] += 1
+                reason = ": ".join(item.verdict)[:REASON_CHARACTERS_MAX]
+                self._decide(item, Decision(Outcome.DEAD_LETTERED, reason))
+        return True
+
+    async def _record(self) -> None:
+        """Write what was decided to the ledger; nothing is sent before that."""
+        pieces = self.window.pieces()
+        if not pieces:
+            return
+
+        async def write() -> None:
+            while pieces:
+                done = await self._feed.commit(pieces)
+                self.window.recorded(pieces[:done])
+                del pieces[:done]
+
+        if await self._persist("the ledger cannot be written", write):
+            self._reached(Point.COMMITTED)
+        else:
+            self.window.not_recorded(pieces)
+
+    async def _persist(self, what: str, work: Callable[[], Awaitable[None]]) -> bool:
+        """Do something until it is done; False if it cannot be, and we are stopping."""
+        failures = 0
+        while True:
+            try:
+                await work()
+            except ReaderError:
+                raise
+            except Exception as error:
+                if self._stopping:
+                    return False
+                failures += 1
+                says = str(error) if isinstance(error, HoldfastError) else type(error).__name__
+                self.blocked[what] = self._counters.last_error = f"{what}: {says}"
+                if failures == 1:
+                    log.warning("%s: %s", self._route.name, self.blocked[what])
+                await self._wait(self.judge.backoff.pause_s(failures), self._bell)
+            else:
+                self.blocked.pop(what, None)
+                return True
+
+    async def _wait(self, timeout_s: float | None, *bells: Bell) -> None:
+        with contextlib.ExitStack() as stack:
+            futures = [stack.enter_context(bell.listening()) for bell in bells]
+            await self._timer.wait(futures, timeout_s)
+
+
+def process(paths: Sequence[Path], event: Event) -> Event | None:
+    """Return the event as the first path that lets it through gives it; None if none does.
+
+    An event goes to a destination once, however many ways lead there.
+    """
+    if not paths:
+        return event
+    return next((out for path in paths if (out := path(event)) is not None), None)
+
+
+def letter_of(item: Item, destination: str) -> Letter:
+    """Return the dead letter of an event: as it was accepted, not as processors left it."""
+    assert item.verdict is not None, "BUG: a dead letter without a verdict"
+    word, code, message = item.verdict
+    return Letter.of_event(
+        item.event,
+        reason=word,
+        destination=destination,
+        attempts=item.attempts,
+        problems=[{"rule": code, "message": message}],
+    )
+
+
+def _leaves(several: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
+    for error in several.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from _leaves(error)
+        else:
+            yield error

@@ -1,0 +1,280 @@
+"""A destination: an exporter, its subscriber, and the task that brings the two together.
+
+    destination = Destination(name, quiver, exporter, settings, dead_letters, paths, seam)
+    task = asyncio.create_task(destination.run())
+    …
+    await destination.stop(drain_s=10.0)
+
+Making one registers its subscriber and attaches to it, which touches the disk: do it before the
+event loop has other work, and before anything is received. From then on everything accepted waits
+for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+
+from holdfast.deliver.backoff import Backoff
+from holdfast.deliver.breaker import BreakerState, Cause
+from holdfast.deliver.delivery import Delivery, Path, Route, UndeliveredLetters, process
+from holdfast.deliver.exporter import Answer, Exporter, Failure, FailureClass
+from holdfast.deliver.feed import Feed
+from holdfast.deliver.settings import DeliverySettings
+from holdfast.deliver.statistics import Counters, DestinationStatistics, State
+from holdfast.deliver.timer import Bell, LoopTimer, Timer
+from holdfast.errors import BadInput, ReaderError
+from holdfast.quiver import Quiver, Statistics
+from holdfast.seam import Seam
+from holdfast.signals.event import Event
+
+__all__ = ["DeliverySettings", "Destination", "DestinationStatistics", "State"]
+
+# How long an exporter may take to let go.
+CLOSE_TIMEOUT_S = 5.0
+
+_FILTERED = Failure(FailureClass.PERMANENT, "a processor filters it", code="filtered")
+
+log = logging.getLogger("holdfast.deliver")
+
+
+class Destination:
+    """Delivers everything in a quiver to one exporter. Used from one event loop."""
+
+    def __init__(
+        self,
+        name: str,
+        quiver: Quiver,
+        exporter: Exporter,
+        settings: DeliverySettings,
+        dead_letters: UndeliveredLetters,
+        paths: Sequence[Path],
+        seam: Seam,
+        key_of: Callable[[Event], str] | None = None,
+    ) -> None:
+        if settings.order == "key" and key_of is None:
+            raise BadInput(
+                f"destination {name!r} has order: key, and nothing that finds the key",
+                hint="use order: received for events that have no keys",
+            )
+        self.name = name
+        # By what it waits; a test sets another before `run`.
+        self.timer: Timer = LoopTimer()
+        self._quiver = quiver
+        self._exporter = exporter
+        self._settings = settings
+        self._route = Route(name, exporter, settings, dead_letters, tuple(paths), seam)
+        self._key_of = key_of if settings.order == "key" else None
+        self._backoff = Backoff(settings, seam.randomness)
+        self._counters = Counters()
+        self._feed: Feed | None = self._attach()
+        self._delivery: Delivery | None = None
+        # Why it is not attached any more.
+        self._detached_by: str | None = None
+        self._bell = Bell()
+        self._stopping = False
+        self._task: asyncio.Task[None] | None = None
+
+    def _attach(self) -> Feed:
+        options = self._settings.subscriber_options()
+        return Feed(self._quiver, self.name, options, self._key_of)
+
+    # --------------------------------------------------------------------- running
+
+    async def run(self) -> None:
+        """Deliver until `stop`."""
+        self._task = asyncio.get_running_loop().create_task(self._run())
+        try:
+            await asyncio.wait({self._task})
+        except asyncio.CancelledError:
+            self._task.cancel()
+            await asyncio.wait({self._task})
+            raise
+        if not self._task.cancelled():
+            self._task.result()
+
+    async def stop(self, drain_s: float) -> None:
+        """Finish what is under way within `drain_s`, then cut it off; the rest waits on disk."""
+        self._stopping = True
+        self._bell.ring()
+        if self._delivery is not None:
+            self._delivery.stop()
+        if self._task is None:
+            await self._detach()
+            return
+        await self.timer.wait({self._task}, drain_s)
+        self._task.cancel()
+        await asyncio.wait({self._task})
+
+    async def _run(self) -> None:
+        try:
+            await self._start_exporter()
+            while not self._stopping:
+                try:
+                    await self._deliver()
+                except ReaderError as error:
+                    await self._lost_place(error)
+        finally:
+            await self._detach()
+            await self._close_exporter()
+
+    async def _deliver(self) -> None:
+        if self._feed is None:
+            self._feed, self._detached_by = self._attach(), None
+        self._delivery = Delivery(self._route, self._feed, self.timer, self._counters)
+        await self._delivery.run()
+
+    async def _lost_place(self, error: ReaderError) -> None:
+        """Wait to be resumed after somebody dropped the subscriber, or attached in our place."""
+        log.error("%s: %s", self.name, error)
+        self._detached_by = self._counters.last_error = str(error)
+        await self._detach()
+        while self._is_detached and not self._stopping:
+            with self._bell.listening() as rung:
+                await self.timer.wait({rung}, None)
+
+    @property
+    def _is_detached(self) -> bool:
+        return self._detached_by is not None
+
+    async def _detach(self) -> None:
+        feed, self._feed, self._delivery = self._feed, None, None
+        if feed is not None:
+            await feed.close()
+
+    async def _start_exporter(self) -> None:
+        failures = 0
+        while not self._stopping:
+            try:
+                await self._exporter.start()
+            except Exception as error:
+                failures += 1
+                self._counters.last_error = f"the exporter did not start: {type(error).__name__}"
+                log.warning("%s: %s", self.name, self._counters.last_error)
+                with self._bell.listening() as rung:
+                    await self.timer.wait({rung}, self._backoff.pause_s(failures))
+            else:
+                return
+
+    async def _close_exporter(self) -> None:
+        closing = asyncio.get_running_loop().create_task(self._exporter.close())
+        await asyncio.wait({closing}, timeout=CLOSE_TIMEOUT_S)
+        if not closing.done():
+            closing.cancel()
+            log.warning("%s: the exporter did not close in %g s", self.name, CLOSE_TIMEOUT_S)
+        elif not closing.cancelled() and (error := closing.exception()) is not None:
+            log.warning("%s: the exporter failed to close: %s", self.name, type(error).__name__)
+
+    # ------------------------------------------------------------------- operating
+
+    def pause(self) -> None:
+        """Send nothing more, also after a restart, until `resume`."""
+        if self._feed is not None:
+            self._feed.pause()
+
+    def resume(self) -> None:
+        """Go on after a pause; after a failure, try at once."""
+        self._detached_by = None
+        if self._feed is not None:
+            self._feed.resume()
+        if self._delivery is not None:
+            self._delivery.try_now()
+        self._bell.ring()
+
+    async def redrive(self, events: Sequence[Event]) -> Answer:
+        """Send events once, through the processors, besides everything else and out of order.
+
+        For dead letters that somebody replays. Nothing is tried again, and nothing is written.
+        """
+        delivery = self._delivery
+        if delivery is None:
+            raise BadInput(
+                f"destination {self.name!r} is not running", hint="start it, then try again"
+            )
+        failed: dict[int, Failure] = {}
+        for index, event in enumerate(events):
+            failure = await self._redrive_one(delivery, event)
+            if failure is not None:
+                failed[index] = failure
+        return Answer(failed)
+
+    async def _redrive_one(self, delivery: Delivery, event: Event) -> Failure | None:
+        try:
+            ready = process(self._route.paths, event)
+        except Exception as error:
+            reason = f"a processor raised {type(error).__name__}"
+            return Failure(FailureClass.PERMANENT, reason, code="processor")
+        if ready is None:
+            return _FILTERED
+        return (await delivery.redrive([ready])).failed.get(0)
+
+    def statistics(self, of_quiver: Statistics | None = None) -> DestinationStatistics:
+        """Return a picture of this moment; `of_quiver` saves counting the quiver once more."""
+        whole = of_quiver or self._quiver.statistics()
+        account = next((one for one in whole.subscribers if one.name == self.name), None)
+        counters, delivery = self._counters, self._delivery
+        breaker = None if delivery is None else delivery.judge.breaker
+        outcomes = {} if account is None else account.outcomes
+        lost = {name: outcomes[name].events for name in _LOSSES if name in outcomes}
+        return DestinationStatistics(
+            name=self.name,
+            state=self._state(),
+            stalled_by=self._stalled_by(),
+            stuck_key=self._stuck_key(),
+            last_error=counters.last_error,
+            breaker=BreakerState.CLOSED if breaker is None else breaker.state,
+            breaker_opened_total=0 if breaker is None else breaker.opened_total,
+            sends=counters.sends,
+            sent_events=counters.sent_events,
+            sent_bytes=counters.sent_bytes,
+            failed=dict(counters.failed),
+            filtered=counters.filtered,
+            dead_lettered=sum(counters.dead_lettered.values()),
+            dead_lettered_by_reason=dict(counters.dead_lettered),
+            lost_events=lost,
+            lag_events=0 if account is None else account.pending.events,
+            lag_bytes=0 if account is None else account.pending_bytes,
+            oldest_age_s=None if account is None else account.oldest_age_s,
+            in_flight_events=0 if delivery is None else delivery.in_flight_events,
+            active_lanes=0 if delivery is None else len(delivery.lanes),
+        )
+
+    def _state(self) -> State:
+        running = self._task is not None and not self._task.done()
+        if not running or self._stopping:
+            return State.STOPPED
+        if self._is_paused():
+            return State.PAUSED
+        delivery = self._delivery
+        if delivery is not None and delivery.judge.breaker.cause is Cause.AUTH:
+            return State.AUTH_FAILED
+        if self._stalled_by() is not None:
+            return State.STALLED
+        if delivery is None or delivery.is_backing_off:
+            return State.BACKING_OFF
+        return State.RUNNING
+
+    def _is_paused(self) -> bool:
+        try:
+            return self._feed is not None and self._feed.is_paused
+        except ReaderError:
+            return False
+
+    def _stalled_by(self) -> str | None:
+        """Say what somebody has to do something about."""
+        delivery = self._delivery
+        if self._detached_by is not None or delivery is None:
+            return self._detached_by
+        if delivery.blocked:
+            return "; ".join(delivery.blocked.values())
+        if delivery.judge.breaker.cause is Cause.REFUSALS:
+            return f"it refuses everything: {self._counters.last_error}"
+        key = self._stuck_key()
+        return None if key is None else f"the others are max_ahead_bytes ahead of key {key!r}"
+
+    def _stuck_key(self) -> str | None:
+        return None if self._delivery is None else self._delivery.stuck_key
+
+
+_LOSSES = ("dropped", "expired", "damaged")

@@ -1,0 +1,61 @@
+"""A lane: events that have to stay in order among themselves, and how their sending goes.
+
+With `order: received` there is one lane; with `order: key` one for each key that has something to
+send. A lane has one send under way at most.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+
+from holdfast.deliver.poison import Streak
+from holdfast.deliver.timer import Bell
+from holdfast.deliver.window import Item
+
+
+class Lane:
+    """The events of one key that are not decided, oldest first."""
+
+    def __init__(self, key: str, max_batch_events: int, poison_attempts: int) -> None:
+        self.key = key
+        # Rung when something comes, or is decided by others.
+        self.bell = Bell()
+        # Failures of the head in a row, and when it may be tried again.
+        self.failures = 0
+        self.retry_at_s = 0.0
+        self.streak = Streak(poison_attempts)
+        self.limit_events = max_batch_events
+        self._max_batch_events = max_batch_events
+        self._items: deque[Item] = deque()
+
+    def add(self, item: Item) -> None:
+        """Take an event behind all others."""
+        self._items.append(item)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether all of it is decided."""
+        while self._items and self._items[0].decision is not None:
+            self._items.popleft()
+        return not self._items
+
+    def sendable(self) -> Iterator[Item]:
+        """Yield what may be sent, in order: neither decided nor held."""
+        if self.is_empty:
+            return
+        for item in self._items:
+            if item.decision is None and item.verdict is None:
+                yield item
+
+    def head(self) -> Item | None:
+        """Return the first event that may be sent."""
+        return next(self.sendable(), None)
+
+    def shrink(self, sent_events: int) -> None:
+        """Send half as many at once, because it is not known which of them is at fault."""
+        self.limit_events = max(1, sent_events // 2)
+
+    def grow(self) -> None:
+        """Send twice as many at once again, because a send went through."""
+        self.limit_events = min(self._max_batch_events, 2 * self.limit_events)

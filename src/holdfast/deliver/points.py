@@ -1,0 +1,24 @@
+"""The named moments of a delivery at which a test or a proof ends the process.
+
+None of them is a disk call: each lies between two effects, one outside of the process and one in
+the ledger. `Seam.reached` is called with the value.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Point(StrEnum):
+    """One moment between two effects."""
+
+    SENT = "deliver-sent"
+    DEAD_LETTER_STORED = "deliver-dead-letter-stored"
+    COMMITTED = "deliver-committed"
+
+
+DESCRIPTIONS: dict[Point, str] = {
+    Point.SENT: "the destination has answered, the outcome is not written yet",
+    Point.DEAD_LETTER_STORED: "the dead letter is durable, the outcome is not written yet",
+    Point.COMMITTED: "the outcome is written; a power cut may still take it back",
+}

@@ -1,0 +1,83 @@
+"""What a destination may be told: order, limits, and how it takes a no."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from holdfast.quiver import SubscriberOptions
+from holdfast.settings import DurationS, Settings, SizeBytes
+
+MB = 1024 * 1024
+
+
+class DeliverySettings(Settings):
+    """How one destination is delivered to."""
+
+    order: Literal["received", "key"] = "received"
+    """`received`: one after another, as they came. `key`: in order for each key, in parallel."""
+    key: Literal["root_job", "job", "run"] = "root_job"
+    """With `order: key`: what has to stay in order."""
+    lanes: int = Field(default=8, ge=1, le=256)
+    """With `order: key`: how many sends may be under way at once."""
+    max_ahead_bytes: SizeBytes = Field(default=16 * MB, ge=1)
+    """With `order: key`: how far other keys may run ahead of one that is stuck; then the
+    destination stalls, and says which key it is."""
+    window_bytes: SizeBytes = Field(default=4 * MB, ge=1)
+    """With `order: received`: payload bytes that are read ahead (or one larger request)."""
+    window_events: int = Field(default=2000, ge=1)
+    """Events that are read ahead (or one larger request)."""
+    strict_order: bool = False
+    """Never try the next event while one fails: one that makes the destination fail blocks it."""
+
+    retention_hours: float = Field(default=72.0, gt=0)
+    """Events that waited longer are given up, or block receivers: see `on_full`."""
+    retention_bytes: SizeBytes | None = Field(default=1024 * MB, gt=0)
+    """Payload bytes that may wait; null: no limit but the quiver's own."""
+    on_full: Literal["block", "drop_oldest"] = "drop_oldest"
+    """At a limit: `drop_oldest` loses the oldest of this destination, and says so; `block` refuses
+    new events for everyone until there is room."""
+
+    send_timeout_s: DurationS = Field(default=30.0, gt=0)
+    """How long one send may take."""
+    retry_initial_s: DurationS = Field(default=0.5, gt=0)
+    """The pause after the first failure is at most this long; each further one doubles that."""
+    retry_max_s: DurationS = Field(default=60.0, gt=0)
+    """No pause between tries is longer, unless the destination asks for it."""
+    max_retry_after_s: DurationS = Field(default=300.0, gt=0)
+    """A longer Retry-After is not believed."""
+    auth_retry_s: DurationS = Field(default=300.0, gt=0)
+    """After our credentials were refused: when to try again without being told to resume."""
+    breaker_failures: int = Field(default=5, ge=1)
+    """So many failed sends without a success between them stop all sending for a while."""
+    breaker_open_s: DurationS = Field(default=10.0, gt=0)
+    """For how long; then one event is tried."""
+    poison_attempts: int = Field(default=5, ge=1)
+    """An event that fails so often with a server error, while the next one is taken, is set aside
+    as a dead letter. Not with `strict_order`."""
+    refusals_max: int = Field(default=10, ge=0)
+    """So many different events in a row, refused for good with the same code, are taken for the
+    destination's fault: it stalls, and nothing is set aside. 0: each goes to the dead letters."""
+    refusal_retry_s: DurationS = Field(default=60.0, gt=0)
+    """How long until a destination that refused everything is tried again."""
+    refusal_hold_s: DurationS = Field(default=10.0, gt=0)
+    """How long a refused event waits for what the next one's answer tells about it."""
+
+    @property
+    def ahead_bytes(self) -> int:
+        """How much may be read ahead of the oldest event that has no outcome."""
+        return self.max_ahead_bytes if self.order == "key" else self.window_bytes
+
+    @property
+    def parallel_sends(self) -> int:
+        """How many sends may be under way at once."""
+        return self.lanes if self.order == "key" else 1
+
+    def subscriber_options(self) -> SubscriberOptions:
+        """Return the limits as the quiver keeps them."""
+        return SubscriberOptions(
+            max_bytes=self.retention_bytes,
+            max_age_s=self.retention_hours * 3600.0,
+            on_full=self.on_full,
+        )

@@ -1,0 +1,249 @@
+"""What was read and has no outcome in the ledger yet: events, what was decided, and what to write.
+
+A bundle is one request of a producer, an event one row of it. Events get decided in any order:
+lanes run in parallel, a batch may be taken in part. The ledger takes bundles in any order, but the
+events of one bundle only in theirs. So `pieces` gives, for every bundle, the decided events up to
+the first undecided one, in runs of the same outcome; consecutive bundles share a run. What is
+decided behind an undecided event of its own bundle is remembered here alone, and sent again after a
+crash: it counts as in flight until then.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from holdfast.quiver import Outcome, Position, Range
+from holdfast.signals.event import Event
+
+# Counted for every bundle, so that very many without a payload are bounded too.
+BUNDLE_OVERHEAD_BYTES = 256
+
+
+class Verdict(NamedTuple):
+    """Why an event will not be delivered; final once it is a dead letter."""
+
+    # The word of its dead letter: permanent, too_large, poison, processor.
+    word: str
+    # The same for the same cause.
+    code: str
+    # For people; never holds a payload or a secret.
+    message: str
+
+
+class Decision(NamedTuple):
+    """What became of an event, for the ledger."""
+
+    outcome: Outcome
+    reason: str = ""
+
+
+DELIVERED = Decision(Outcome.ACKED)
+# Somebody else has written its outcome.
+GONE = Decision(Outcome.DROPPED)
+
+
+@dataclass(slots=True, eq=False)
+class Item:
+    """An event on its way."""
+
+    event: Event
+    key: str
+    bundle: TrackedBundle
+    # How often it was sent.
+    attempts: int = 0
+    # As it left the processors.
+    ready: Event | None = None
+    # It was refused; held until it is known whether that was the event's fault.
+    verdict: Verdict | None = None
+    decision: Decision | None = None
+
+    @property
+    def position(self) -> Position:
+        """Where it stands in the quiver."""
+        return self.event.position
+
+
+@dataclass(slots=True, eq=False)
+class TrackedBundle:
+    """A bundle that was read."""
+
+    planned: Range
+    # Its place in `planned.refs`.
+    place: int
+    # Events before this row are in the ledger.
+    recorded: int
+    items: list[Item] = field(default_factory=list)
+    # For a bundle without events that could be sent.
+    whole: Decision | None = None
+    is_done: bool = False
+
+    @property
+    def seq(self) -> int:
+        """The bundle's number."""
+        return self.planned.refs[self.place].seq
+
+    @property
+    def events(self) -> int:
+        """How many events it has."""
+        return self.planned.refs[self.place].events
+
+    @property
+    def size_bytes(self) -> int:
+        """Its payload, and about what it costs to remember it."""
+        return self.planned.refs[self.place].size_bytes + BUNDLE_OVERHEAD_BYTES
+
+
+@dataclass(slots=True)
+class Piece:
+    """One line for the ledger: consecutive events of one range with the same outcome."""
+
+    planned: Range
+    since: Position
+    through: Position
+    decision: Decision
+    # The bundles it touches, and up to which row.
+    parts: list[tuple[TrackedBundle, int]]
+
+    def spans(self) -> list[tuple[Position, Position]]:
+        """Return what it covers, bundle by bundle."""
+        starts = [self.since, *(Position(bundle.seq) for bundle, _ in self.parts[1:])]
+        ends = [*(Position(bundle.seq + 1) for bundle, _ in self.parts[:-1]), self.through]
+        return list(zip(starts, ends, strict=True))
+
+    def joins(self, bundle: TrackedBundle, since: Position, decision: Decision) -> bool:
+        """Whether a run that begins a bundle goes on with this one."""
+        last = self.parts[-1][0]
+        return (
+            self.planned is bundle.planned
+            and self.decision == decision
+            and self.through == Position(last.seq + 1)
+            and bundle.place == last.place + 1
+            and since.row == 0
+        )
+
+
+class Window:
+    """All bundles from the oldest without an outcome to the newest that was read."""
+
+    def __init__(self) -> None:
+        # Those in the middle that are done stay until everything before them is.
+        self._bundles: deque[TrackedBundle] = deque()
+        self._by_seq: dict[int, TrackedBundle] = {}
+        self._dirty: set[int] = set()
+        # Bytes from the oldest without an outcome on.
+        self.ahead_bytes = 0
+        # Events that are not decided.
+        self.pending_events = 0
+
+    def add(self, bundles: Sequence[TrackedBundle]) -> list[Item]:
+        """Take bundles that were read; return the events to send.
+
+        One that is here already (after an operator asked for a replay) is not taken twice.
+        """
+        items: list[Item] = []
+        for bundle in bundles:
+            if bundle.seq in self._by_seq:
+                continue
+            self._by_seq[bundle.seq] = bundle
+            self._bundles.append(bundle)
+            self.ahead_bytes += bundle.size_bytes
+            items += bundle.items
+            if not bundle.items:
+                self._dirty.add(bundle.seq)
+        self.pending_events += len(items)
+        return items
+
+    def decide(self, item: Item, decision: Decision) -> None:
+        """Note what became of an event, once."""
+        assert item.decision is None, "BUG: an event is decided twice"
+        item.decision, item.ready = decision, None
+        self.pending_events -= 1
+        self._dirty.add(item.bundle.seq)
+
+    def oldest(self) -> Item | None:
+        """Return the oldest event that is not decided."""
+        for bundle in self._bundles:
+            for item in bundle.items:
+                if item.decision is None:
+                    return item
+        return None
+
+    def ranges(self) -> list[Range]:
+        """Return the planned ranges of which something is not decided."""
+        found = {id(b.planned): b.planned for b in self._bundles if not b.is_done}
+        return list(found.values())
+
+    def forget_all_but(self, seqs: Collection[int], of: Collection[Range]) -> None:
+        """Take out the bundles of some ranges that got an outcome from somebody else meanwhile."""
+        ranges = {id(planned) for planned in of}
+        for bundle in self._bundles:
+            if bundle.is_done or bundle.seq in seqs or id(bundle.planned) not in ranges:
+                continue
+            for item in bundle.items:
+                if item.decision is None:
+                    self.decide(item, GONE)
+            self._finish(bundle)
+        self._shrink()
+
+    # ------------------------------------------------------------------ recording
+
+    def pieces(self) -> list[Piece]:
+        """Return what can be written to the ledger now."""
+        pieces: list[Piece] = []
+        for seq in sorted(self._dirty):
+            bundle = self._by_seq[seq]
+            for first, end, decision in _runs(bundle):
+                since = Position(seq, first)
+                through = Position(seq + 1) if end == bundle.events else Position(seq, end)
+                if pieces and pieces[-1].joins(bundle, since, decision):
+                    pieces[-1].through = through
+                    pieces[-1].parts.append((bundle, end))
+                else:
+                    part = [(bundle, end)]
+                    pieces.append(Piece(bundle.planned, since, through, decision, part))
+        self._dirty.clear()
+        return pieces
+
+    def recorded(self, pieces: Sequence[Piece]) -> None:
+        """Note that pieces are in the ledger."""
+        for piece in pieces:
+            for bundle, end in piece.parts:
+                bundle.recorded = max(bundle.recorded, end)
+                if bundle.recorded == bundle.events and not bundle.is_done:
+                    self._finish(bundle)
+        self._shrink()
+
+    def not_recorded(self, pieces: Sequence[Piece]) -> None:
+        """Note that pieces could not be written, and have to be given again."""
+        self._dirty.update(bundle.seq for piece in pieces for bundle, _ in piece.parts)
+
+    def _finish(self, bundle: TrackedBundle) -> None:
+        bundle.is_done = True
+        bundle.items.clear()
+        del self._by_seq[bundle.seq]
+        self._dirty.discard(bundle.seq)
+
+    def _shrink(self) -> None:
+        while self._bundles and self._bundles[0].is_done:
+            self.ahead_bytes -= self._bundles.popleft().size_bytes
+
+
+def _runs(bundle: TrackedBundle) -> Iterator[tuple[int, int, Decision]]:
+    """Yield first row, end row and decision of what is decided and not recorded, in order."""
+    if bundle.whole is not None:
+        yield bundle.recorded, bundle.events, bundle.whole
+        return
+    first_row = bundle.events - len(bundle.items)
+    start, end, current = bundle.recorded, bundle.recorded, None
+    for item in bundle.items[bundle.recorded - first_row :]:
+        if item.decision is None:
+            break
+        if current is not None and item.decision != current:
+            yield start, end, current
+            start = end
+        current, end = item.decision, end + 1
+    if current is not None:
+        yield start, end, current
