@@ -47,7 +47,7 @@ from holdfast.deliver.exporters.http_client import (
     Reply,
     checked_url,
 )
-from holdfast.settings import DurationS, Secret, SizeBytes
+from holdfast.settings import Secret, SizeBytes
 from holdfast.signals.event import Event
 
 IDEMPOTENCY_NAMES = {"header": "Idempotency-Key", "query": "requestId"}
@@ -55,6 +55,9 @@ IDEMPOTENCY_NAMES = {"header": "Idempotency-Key", "query": "requestId"}
 # Larger bodies are compressed in a thread, so that other destinations are not kept waiting.
 COMPRESSED_INLINE_BYTES = 64 * 1024
 GZIP_LEVEL = 6
+
+# No longer wait is passed on; the delivery loop has its own, shorter limit.
+MAX_RETRY_AFTER_S = 3600.0
 
 _BATCH_NAMESPACE = uuid.UUID("0c1d1b0e-52a5-5d8f-9c37-6f7f0d1b8f3e")
 _UNAUTHORIZED = 401
@@ -95,9 +98,6 @@ class Config(HttpClientSettings):
 
     idempotency_name: str | None = None
     """Name of that header or parameter, if it is not `Idempotency-Key` or `requestId`."""
-
-    max_retry_after: DurationS = Field(default=300.0, ge=0)
-    """The longest wait that a backend may ask for with Retry-After."""
 
     auth: AuthSettings | None = None
     """Credentials, by `type`: `api_key`, `bearer`, `basic`, `oauth2`."""
@@ -214,7 +214,7 @@ class HttpExporter:
             wait_s = parse_retry_after_s(
                 reply.headers.get("Retry-After"),
                 self._clock.wall_ns(),
-                self._config.max_retry_after,
+                MAX_RETRY_AFTER_S,
             )
             failure = failure_of_status(
                 reply.status, location=reply.headers.get("Location", ""), retry_after_s=wait_s

@@ -81,11 +81,12 @@ class HttpClientSettings(Settings):
     connect_timeout: DurationS = Field(default=5.0, gt=0)
     """How long connecting may take: name, TCP, proxy and TLS."""
 
-    read_timeout: DurationS = Field(default=30.0, gt=0)
+    read_timeout: DurationS = Field(default=20.0, gt=0)
     """How long the backend may send nothing."""
 
-    total_timeout: DurationS = Field(default=60.0, gt=0)
-    """How long a request may take altogether."""
+    total_timeout: DurationS = Field(default=25.0, gt=0)
+    """How long a request may take altogether. Shorter than the destination's `send_timeout_s`, so
+    that the reason is told."""
 
     max_connections: int = Field(default=8, ge=1, le=1000)
     """How many connections may be open at once."""
