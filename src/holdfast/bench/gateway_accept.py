@@ -1,0 +1,120 @@
+"""Accepting: events per second and CPU, at both levels, and against JetStream that syncs too."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+from holdfast.bench.figures import Figures
+from holdfast.bench.gateway_load import Load
+from holdfast.bench.gateway_process import GatewayProcess, ServerProcess, running
+from holdfast.bench.gateway_scale import GatewayScale
+from holdfast.bench.jetstream import JetStream, nats_server
+from holdfast.bench.rounds import interleave
+
+SENDERS = 64
+# Nobody reads here: what was accepted may go again.
+QUIVER = {"retention": {"size_cap": "4GB", "size_cap_policy": "drop_oldest"}}
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """One run of a load against one server."""
+
+    events: int
+    wall_s: float
+    client_cpu_s: float
+    p50_ms: float
+    p99_ms: float
+    server_cpu_s: float
+    syncs: float
+
+    @property
+    def per_s(self) -> float:
+        """Events per second."""
+        return self.events / self.wall_s
+
+    @property
+    def cpu_us(self) -> float:
+        """CPU of the server per event."""
+        return self.server_cpu_s / self.events * 1e6
+
+
+def run_load(load: Load) -> dict[str, Any]:
+    """Run a load in its own process and return what it measured."""
+    done = subprocess.run(load.command(), capture_output=True, check=True, text=True)
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def measure_accept(
+    folder: Path, scale: GatewayScale, figures: Figures, progress: Callable[[str], None]
+) -> None:
+    """Measure what a sender sees, and what it costs."""
+    progress(f"accept: {SENDERS} senders, 1.9 kB events, {scale.rounds} rounds")
+    durable = GatewayProcess(folder / "durable", quiver=QUIVER)
+    memory = GatewayProcess(folder / "memory", level="memory", quiver=QUIVER)
+    servers: dict[str, ServerProcess] = {"durable": durable, "memory": memory}
+    if nats_server() and importlib.util.find_spec("nats"):
+        servers["jetstream"] = JetStream(folder / "jetstream")
+    else:
+        figures.note("vs_jetstream_sync", None)
+        progress("no nats-server or nats-py here: JetStream is left out")
+
+    def contend(name: str, rate_per_s: float | None = None) -> Accepted:
+        return _accept(servers[name], scale.seconds, rate_per_s)
+
+    with running(*servers.values()):
+        full = interleave({name: partial(contend, name) for name in servers}, scale.rounds)
+        _note_full(full, figures)
+        half_per_s = figures.spreads["durable_events_per_s"].median / 2
+        progress(f"accept: half load, {half_per_s:,.0f} events/s")
+        half = interleave(
+            {name: partial(contend, name, half_per_s) for name in ("durable", "memory")},
+            scale.rounds,
+        )
+    pairs = zip(half["durable"], half["memory"], strict=True)
+    figures.add("memory_level_ratio", [one.cpu_us / other.cpu_us for one, other in pairs])
+    figures.add("half_load_cpu_us_per_event", [one.cpu_us for one in half["durable"]])
+    figures.add("half_load_p50_ms", [one.p50_ms for one in half["durable"]])
+    figures.add("half_load_p99_ms", [one.p99_ms for one in half["durable"]])
+
+
+def _accept(server: ServerProcess, seconds: float, rate_per_s: float | None) -> Accepted:
+    to: Literal["http", "nats"] = "nats" if isinstance(server, JetStream) else "http"
+    assert isinstance(server, JetStream | GatewayProcess)
+    load = Load(to, server.port, seconds, SENDERS, rate_per_s)
+    began_syncs, began_cpu_s = _syncs(server), server.cpu_s()
+    found = run_load(load)
+    cpu_s = server.cpu_s() - began_cpu_s
+    return Accepted(**found, server_cpu_s=cpu_s, syncs=_syncs(server) - began_syncs)
+
+
+def _syncs(server: ServerProcess) -> float:
+    if not isinstance(server, GatewayProcess):
+        return 0.0
+    return server.metric("quiver_wal_syncs_total")
+
+
+def _note_full(full: dict[str, list[Accepted]], figures: Figures) -> None:
+    durable = full["durable"]
+    figures.add("durable_events_per_s", [one.per_s for one in durable])
+    figures.add("cpu_us_per_event", [one.cpu_us for one in durable])
+    figures.add("syncs_per_event", [one.syncs / one.events for one in durable])
+    figures.add("p50_ms", [one.p50_ms for one in durable])
+    figures.add("p99_ms", [one.p99_ms for one in durable])
+    figures.add("client_cpu_us_per_event", [one.client_cpu_s / one.events * 1e6 for one in durable])
+    figures.add("memory_events_per_s", [one.per_s for one in full["memory"]])
+    if "jetstream" in full:
+        peers = full["jetstream"]
+        figures.add("jetstream_events_per_s", [one.per_s for one in peers])
+        figures.add("jetstream_cpu_us_per_event", [one.cpu_us for one in peers])
+        figures.add("jetstream_p50_ms", [one.p50_ms for one in peers])
+        pairs = zip(durable, peers, strict=True)
+        figures.add("vs_jetstream_sync", [one.per_s / other.per_s for one, other in pairs])
