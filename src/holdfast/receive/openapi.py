@@ -172,6 +172,7 @@ _SCHEMAS: dict[str, Schema] = {
             ),
         },
         {
+            "position": _TEXT,
             "failed_events": {
                 "type": "array",
                 "items": _object(

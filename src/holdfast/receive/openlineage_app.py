@@ -305,16 +305,20 @@ class OpenLineageApp:
         if request.client.bucket is not None:
             request.client.bucket.charge(len(events) - 1)
         good, failed, letters = await self._sort(events, request)
+        position = None
         if good:
             stored = request.client.event_headers
             headers = None if stored is None else [stored] * len(good)
-            await self._quiver.append_raw_async(good, slot=SLOT, headers=headers, level=self._level)
+            receipt = await self._quiver.append_raw_async(
+                good, slot=SLOT, headers=headers, level=self._level
+            )
+            position = f"{receipt.quiver_id}/{receipt.seq}/0"
         self._accepted_events += len(good)
         self._accepted_bytes += sum(map(len, good))
         self._rejected[Reason.INVALID] += len(letters)
         self._rejected[Reason.FORBIDDEN] += len(failed) - len(letters)
         kept = await self._dead_letters.reject(letters) if letters else True
-        return _batch_answer(len(events), failed, kept=kept)
+        return _batch_answer(len(events), failed, position, kept=kept)
 
     def _split(self, body: bytes, request: _Request) -> list[bytes]:
         events = []
@@ -475,8 +479,13 @@ def _summary(problems: Sequence[Problem]) -> str:
     return f"invalid: {first.pointer or '/'}: {first.message}{more}. {first.hint}"
 
 
-def _batch_answer(received: int, failed: Mapping[int, str], *, kept: bool) -> Answer:
-    """Return the answer that the OpenLineage specification gives to a batch."""
+def _batch_answer(
+    received: int, failed: Mapping[int, str], position: str | None, *, kept: bool
+) -> Answer:
+    """Return the answer that the OpenLineage specification gives to a batch.
+
+    Beside what it asks for: where the first accepted event is; the others follow it.
+    """
     document: dict[str, object] = {
         "status": "partial_success" if failed else "success",
         "summary": {
@@ -487,6 +496,8 @@ def _batch_answer(received: int, failed: Mapping[int, str], *, kept: bool) -> An
             "non_retriable": len(failed),
         },
     }
+    if position is not None:
+        document["position"] = position
     if failed:
         note = "" if kept else " Not all invalid events were kept as dead letters."
         document["failed_events"] = [
