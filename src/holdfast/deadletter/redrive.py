@@ -188,6 +188,7 @@ def parse_request(request: Mapping[str, Any]) -> Selection:
         destination=destination,
         reason=reason,
         since_ns=_number(request.get("since_ns")),
+        before_ns=_number(request.get("before_ns")),
         seqs=frozenset(number for seq in seqs if (number := _number(seq)) is not None),
         from_seq=_number(request.get("from_seq")) or 0,
         end_seq=_number(request.get("end_seq")),

@@ -60,8 +60,9 @@ class Selection:
 
     destination: str | None = None
     reason: str | None = None
-    # Filed at this moment or later.
+    # Filed at this moment or later, and before this one.
     since_ns: int | None = None
+    before_ns: int | None = None
     seqs: frozenset[int] = field(default_factory=frozenset)
     from_seq: int = 0
     end_seq: int | None = None
@@ -73,6 +74,7 @@ class Selection:
             (self.destination is None or letter.destination == self.destination)
             and (self.reason is None or letter.reason == self.reason)
             and (self.since_ns is None or stored.filed_ns >= self.since_ns)
+            and (self.before_ns is None or stored.filed_ns < self.before_ns)
         )
 
     def covers_seq(self, seq: int) -> bool:

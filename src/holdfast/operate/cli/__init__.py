@@ -21,6 +21,7 @@ COMMANDS = {
     "quiver": ("cmd_quiver", "Look into a data directory, check it, change it, copy it."),
     "explain": ("cmd_explain", "Say what became of a bundle, from receipt to outcome."),
     "lineage": ("cmd_lineage", "Check OpenLineage events without sending them anywhere."),
+    "dlq": ("cmd_dlq", "Look at dead letters: correct them, try them again, give them up."),
     "prove": ("cmd_prove", "Prove durability on this machine's disk, with real kills."),
     "bench": ("cmd_bench", "Measure speed on this machine."),
     "doctor": ("cmd_doctor", "Say what this machine has, and what it lacks."),

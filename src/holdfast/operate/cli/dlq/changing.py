@@ -1,0 +1,313 @@
+"""`holdfast dlq fix | replay | purge`: give letters another way, or none."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path, PurePath
+from typing import Any, BinaryIO
+
+import click
+
+from holdfast.deadletter.office import REJECTED_DIR, UNDELIVERED_DIR
+from holdfast.deadletter.redrive import VERB, replay_request
+from holdfast.deadletter.shelf import LetterId, Selection, StoredLetter
+from holdfast.errors import BadInput, OwnerGone
+from holdfast.operate.cli.dlq.looking import destination_option, reason_option, store_option
+from holdfast.operate.cli.dlq.place import (
+    STORES,
+    Place,
+    level_option,
+    place_argument,
+    worker_option,
+)
+from holdfast.operate.cli.dlq.submission import Submitter
+from holdfast.operate.cli.dlq.telling import echo_verdict
+from holdfast.operate.cli.output import json_option, print_json, print_table, size
+from holdfast.operate.cli.quiver.options import Directory, as_ns, time_option
+from holdfast.quiver import Outcome
+from holdfast.signals.openlineage.validation import Validator
+
+url_option = click.option(
+    "--url", help="Where the gateway takes events; by default it is asked, or its quiver is used."
+)
+quiver_option = click.option(
+    "--quiver", type=Directory(), help="Without a gateway: the quiver that takes the event."
+)
+
+# --------------------------------------------------------------------------- fix
+
+
+@click.command("fix")
+@place_argument
+@click.argument("letter")
+@click.option("--file", type=click.File("rb"), help="The corrected event; - is standard input.")
+@click.option("--everywhere", is_flag=True, help="An undelivered event goes to ALL destinations.")
+@level_option
+@url_option
+@quiver_option
+@worker_option
+@json_option
+def fix_command(  # noqa: PLR0913, PLR0917  (its options)
+    place: Path,
+    letter: str,
+    file: BinaryIO | None,
+    everywhere: bool,
+    level: str | None,
+    url: str | None,
+    quiver: PurePath | None,
+    worker: int,
+    as_json: bool,
+) -> None:
+    """Correct one letter and submit it as a new event; the letter is then resolved.
+
+    Without --file your editor is opened. Nothing is submitted before it is valid.
+    """
+    office = Place.find(place, worker)
+    stored = office.letter(LetterId.parse(letter))
+    if stored.id.store == UNDELIVERED_DIR and not everywhere:
+        raise BadInput(
+            "as a new event it would go to every destination, also to those that have it",
+            hint="say --everywhere if it should, or `holdfast dlq replay` to send it to its own",
+        )
+    validator = office.validator(level, stored.letter.origin)
+    with Submitter.to(office, url, quiver) as submitter:
+        payload = _edited(stored, validator) if file is None else _checked(file.read(), validator)
+        submitter.submit(payload)
+    office.resolve(stored.id.store, [stored.id.seq], Outcome.ACKED, "fixed, submitted anew")
+    if as_json:
+        print_json({"letter": letter, "submitted_to": submitter.target})
+    else:
+        click.echo(f"{letter} was submitted to {submitter.target}, and is resolved")
+
+
+def _edited(stored: StoredLetter, validator: Validator) -> bytes:
+    """Let a person correct a letter until it is valid, or until they give up."""
+    try:
+        text = stored.letter.payload.decode()
+    except UnicodeDecodeError:
+        raise BadInput(
+            "the payload is no text, an editor would not keep it",
+            hint="write it with `holdfast dlq show --raw`, correct it, and say --file",
+        ) from None
+    while True:
+        edited = click.edit(text, extension=".json", require_save=False)
+        if edited is None:
+            raise click.Abort
+        _, verdict = validator.parse_and_check(edited.encode(), thorough=True)
+        if verdict.ok:
+            return edited.encode()
+        echo_verdict(verdict)
+        click.confirm("It is still invalid. Edit again?", default=True, abort=True)
+        text = edited
+
+
+def _checked(payload: bytes, validator: Validator) -> bytes:
+    _, verdict = validator.parse_and_check(payload, thorough=True)
+    if not verdict.ok:
+        first = verdict.errors[0]
+        raise BadInput(
+            f"{len(verdict.errors)} errors, the first at {first.pointer or '/'}: {first.message}",
+            hint="`holdfast lineage lint FILE` shows them all",
+        )
+    return payload
+
+
+# ------------------------------------------------------------------------ replay
+
+
+@click.command("replay")
+@place_argument
+@click.argument("letters", nargs=-1)
+@click.option("--rejected", is_flag=True, help="Whatever is valid by now of what was rejected.")
+@destination_option
+@reason_option
+@time_option("--since", "Filed at this time or later, with a zone.")
+@level_option
+@url_option
+@quiver_option
+@worker_option
+@json_option
+def replay_command(  # noqa: PLR0913, PLR0917  (its options)
+    place: Path,
+    letters: tuple[str, ...],
+    rejected: bool,
+    destination: str | None,
+    reason: str | None,
+    since: datetime | None,
+    level: str | None,
+    url: str | None,
+    quiver: PurePath | None,
+    worker: int,
+    as_json: bool,
+) -> None:
+    """Try letters again: LETTERS by name, or all of --destination, or --rejected.
+
+    An undelivered letter goes to the destination that did not take it, out of order, through the
+    running gateway. A rejected one is checked again and submitted as a new event.
+    """
+    office = Place.find(place, worker)
+    if sum([bool(letters), rejected, destination is not None]) != 1:
+        raise BadInput(
+            "it is not clear what to replay",
+            hint="name letters, or a --destination, or say --rejected",
+        )
+    chosen = Selection(destination=destination, reason=reason, since_ns=as_ns(since))
+    ids = [LetterId.parse(letter) for letter in letters]
+    told: dict[str, Any] = {}
+    for one in _undelivered(office, ids, chosen):
+        told[f"to {one.destination}"] = _replay(office, one)
+    seqs = frozenset(one.seq for one in ids if one.store == REJECTED_DIR)
+    if rejected or seqs:
+        with Submitter.to(office, url, quiver) as submitter:
+            again = replace(chosen, seqs=seqs)
+            told["rejected"] = _submit_valid(office, again, submitter, level)
+    if as_json:
+        print_json(told)
+        return
+    for what, counts in told.items():
+        figures = [f"{name} {value}" for name, value in counts.items() if value is not None]
+        click.echo(f"{what}: {', '.join(figures)}")
+
+
+def _undelivered(office: Place, ids: Sequence[LetterId], chosen: Selection) -> Iterator[Selection]:
+    """Yield what to replay, destination by destination."""
+    if chosen.destination is not None:
+        yield chosen
+    by_destination: dict[str, set[int]] = {}
+    for letter_id in ids:
+        if letter_id.store == UNDELIVERED_DIR:
+            destination = office.letter(letter_id).letter.destination or ""
+            by_destination.setdefault(destination, set()).add(letter_id.seq)
+    for destination, seqs in by_destination.items():
+        yield replace(chosen, destination=destination, seqs=frozenset(seqs))
+
+
+def _replay(office: Place, selection: Selection) -> dict[str, Any]:
+    """Ask the gateway to send letters, in as many turns as it takes."""
+    total: Counter[str] = Counter()
+    while True:
+        told = office.ask_gateway(VERB, **replay_request(selection), worker=office.worker)
+        if told is None:
+            raise OwnerGone(
+                "no gateway runs here, and only it can send to its destinations",
+                hint="start it with `holdfast up`, then try again",
+                path=str(office.data_dir),
+            )
+        names = ("delivered", "filtered", "filed_again", "skipped")
+        total.update({name: told[name] for name in names})
+        if told["next_seq"] is None:
+            return {**{name: total[name] for name in names}, "stopped_by": told["stopped_by"]}
+        selection = replace(selection, from_seq=told["next_seq"], end_seq=told["end_seq"])
+
+
+def _submit_valid(
+    office: Place, selection: Selection, submitter: Submitter, level: str | None
+) -> dict[str, Any]:
+    """Submit what is valid by the present rules; what is not stays."""
+    validators: dict[str, Validator] = {}
+    submitted: list[int] = []
+    still_invalid = 0
+    try:
+        for stored in office.letters(REJECTED_DIR, selection):
+            letter = stored.letter
+            if letter.origin not in validators:
+                validators[letter.origin] = office.validator(level, letter.origin)
+            _, verdict = validators[letter.origin].parse_and_check(letter.payload)
+            if verdict.ok:
+                submitter.submit(letter.payload)
+                submitted.append(stored.id.seq)
+            else:
+                still_invalid += 1
+    finally:
+        # Also what was submitted before something went wrong.
+        if submitted:
+            reason = "valid now, submitted anew"
+            office.resolve(REJECTED_DIR, submitted, Outcome.ACKED, reason)
+    return {"submitted": len(submitted), "still_invalid": still_invalid}
+
+
+# ------------------------------------------------------------------------- purge
+
+
+@click.command("purge")
+@place_argument
+@click.argument("letters", nargs=-1)
+@store_option
+@destination_option
+@reason_option
+@time_option("--before", "Filed before this time, with a zone.")
+@click.option("--all", "everything", is_flag=True, help="Every letter there is.")
+@click.option(
+    "--because", default="purged by an operator", show_default=True, help="For the ledger."
+)
+@click.option("--yes", is_flag=True, help="Do it, and do not ask.")
+@worker_option
+@json_option
+def purge_command(  # noqa: PLR0913, PLR0917  (its options)
+    place: Path,
+    letters: tuple[str, ...],
+    store: str | None,
+    destination: str | None,
+    reason: str | None,
+    before: datetime | None,
+    everything: bool,
+    because: str,
+    yes: bool,
+    worker: int,
+    as_json: bool,
+) -> None:
+    """Give letters up: LETTERS by name, or by filters. Without --yes it only says what would go."""
+    office = Place.find(place, worker)
+    chosen = Selection(destination=destination, reason=reason, before_ns=as_ns(before))
+    if not (letters or everything or store or chosen != Selection()):
+        raise BadInput("it is not clear what to purge", hint="name letters, a filter, or --all")
+    ids = [LetterId.parse(letter) for letter in letters]
+    planned = list(_planned(office, [store] if store else list(STORES), ids, chosen))
+    if not as_json:
+        _tell_plan(planned)
+    if planned and (yes or (not as_json and _may_ask() and _confirmed(planned))):
+        for one in STORES:
+            seqs = [stored.id.seq for stored in planned if stored.id.store == one]
+            if seqs:
+                office.resolve(one, seqs, Outcome.GIVEN_UP, because)
+        purged = len(planned)
+    else:
+        purged = 0
+    if as_json:
+        names = [str(stored.id) for stored in planned]
+        print_json({"planned": names, "purged": purged})
+    else:
+        click.echo(f"{purged} purged" + ("" if purged or not planned else "; say --yes"))
+
+
+def _planned(
+    office: Place, stores: Sequence[str], ids: Sequence[LetterId], chosen: Selection
+) -> Iterator[StoredLetter]:
+    for store in stores:
+        seqs = frozenset(one.seq for one in ids if one.store == store)
+        if seqs or not ids:
+            yield from office.letters(store, replace(chosen, seqs=seqs))
+
+
+def _tell_plan(planned: Sequence[StoredLetter]) -> None:
+    counts: Counter[tuple[str, str, str]] = Counter()
+    sizes: Counter[tuple[str, str, str]] = Counter()
+    for stored in planned:
+        letter = stored.letter
+        key = (stored.id.store, letter.destination or "", letter.reason)
+        counts[key] += 1
+        sizes[key] += len(letter.payload)
+    rows = [(*key, count, size(sizes[key])) for key, count in sorted(counts.items())]
+    print_table("to be given up", ("store", "destination", "reason", "letters", "size"), rows)
+
+
+def _may_ask() -> bool:
+    return sys.stdin.isatty()
+
+
+def _confirmed(planned: Sequence[StoredLetter]) -> bool:
+    return click.confirm(f"Give {len(planned)} letters up for good?")

@@ -1,0 +1,121 @@
+"""Where dead letters lie: found from a configuration, a data directory, or their own directory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+from typing import Any
+
+import click
+
+from holdfast.deadletter.office import KEEPER, REJECTED_DIR, UNDELIVERED_DIR
+from holdfast.deadletter.shelf import LetterId, Selection, StoredLetter, letters_at
+from holdfast.errors import BadInput, CannotOpen
+from holdfast.graph.loader import load
+from holdfast.graph.model import Graph
+from holdfast.graph.paths import DEAD_LETTERS_DIR, dead_letters_directory, plan
+from holdfast.operate.cli.output import Command
+from holdfast.quiver import Outcome, names
+from holdfast.quiver.frame import Totals
+from holdfast.quiver.tools import changes
+from holdfast.receive.openlineage import Config as OpenLineageConfig
+from holdfast.seam import Seam
+from holdfast.signals.openlineage.validation import ValidationSettings, Validator
+
+STORES = (REJECTED_DIR, UNDELIVERED_DIR)
+
+place_argument: Callable[[Command], Command] = click.argument(
+    "place", type=click.Path(exists=True, path_type=Path)
+)
+worker_option: Callable[[Command], Command] = click.option(
+    "--worker",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="Of several workers, each has its own dead letters.",
+)
+level_option: Callable[[Command], Command] = click.option(
+    "--level",
+    type=click.Choice(["off", "core", "standard", "strict"]),
+    help="How closely events are checked; by default as the receiver of the configuration does.",
+)
+
+
+@dataclass(frozen=True)
+class Place:
+    """An office, and the gateway it belongs to."""
+
+    # Holds the two stores.
+    office: PurePath
+    # Where the gateway listens for tools, if it runs.
+    data_dir: PurePath
+    worker: int
+    # None if a directory was named, not a configuration.
+    graph: Graph | None
+
+    @classmethod
+    def find(cls, path: Path, worker: int) -> Place:
+        """Return what a user named."""
+        if path.is_file():
+            graph = load(path).graph
+            office = _of_worker(dead_letters_directory(graph), worker)
+            return cls(PurePath(office), PurePath(graph.data_dir), worker, graph)
+        directory = path.resolve()
+        for office, data_dir in (
+            (_of_worker(directory / DEAD_LETTERS_DIR, worker), directory),
+            (directory, directory.parent),
+        ):
+            if any((office / store).is_dir() for store in STORES):
+                return cls(PurePath(office), PurePath(data_dir), worker, None)
+        raise CannotOpen(
+            "there are no dead letters here",
+            hint="name a configuration, its data directory, or the directory of dead letters",
+            path=str(path),
+        )
+
+    def letters(self, store: str, selection: Selection) -> Iterator[StoredLetter]:
+        """Yield the letters of a store that are meant, oldest first."""
+        if not Path(self.office / store).is_dir():
+            return iter(())
+        return letters_at(Seam(), self.office, store, selection)
+
+    def letter(self, letter_id: LetterId) -> StoredLetter:
+        """Return one letter."""
+        selection = Selection(seqs=frozenset({letter_id.seq}), from_seq=letter_id.seq)
+        found = next(self.letters(letter_id.store, selection), None)
+        if found is None:
+            raise BadInput(
+                f"there is no letter {letter_id}, or no longer",
+                hint="`holdfast dlq ls` lists those that are there",
+                path=str(self.office),
+            )
+        return found
+
+    def resolve(self, store: str, seqs: list[int], outcome: Outcome, reason: str) -> Totals:
+        """Decide letters, through the gateway if it runs."""
+        return changes.resolve(Seam(), self.office / store, KEEPER, seqs, outcome, reason)
+
+    def ask_gateway(self, verb: str, **fields: Any) -> dict[str, Any] | None:
+        """Ask the running gateway; None if there is none."""
+        return changes.ask_owner(Seam(), self.data_dir, verb, timeout_s=120.0, **fields)
+
+    def validator(self, level: str | None, origin: str = "") -> Validator:
+        """Return what checks events: as asked for, or as the receiver that rejected them does."""
+        if level is not None:
+            return Validator(ValidationSettings.model_validate({"level": level}))
+        for node in self.graph.of_kind("receiver") if self.graph else ():
+            if isinstance(node.config, OpenLineageConfig) and origin in ("", node.name):
+                base_dir = self.graph.base_dir if self.graph else None
+                return Validator(node.config.validation, base_dir)
+        return Validator()
+
+    def quiver_directory(self) -> PurePath | None:
+        """Return the quiver that events are submitted to without a gateway; None if unknown."""
+        if self.graph is None:
+            return None
+        return PurePath(plan(self.graph)[0].directory / names.core_dir(self.worker))
+
+
+def _of_worker(office: Path, worker: int) -> Path:
+    return office.with_name(f"{office.name}-{worker:02d}") if worker else office
