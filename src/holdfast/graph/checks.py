@@ -7,7 +7,7 @@ from pathlib import Path
 
 from holdfast.errors import BadInput
 from holdfast.graph import quiver_node
-from holdfast.graph.addresses import Address, addresses_in, parse_address
+from holdfast.graph.addresses import addresses_in, clash, reaches
 from holdfast.graph.document import Document, Place, TreePath
 from holdfast.graph.model import Graph, Node
 from holdfast.graph.paths import (
@@ -22,6 +22,7 @@ from holdfast.graph.paths import (
 from holdfast.graph.validation import nearest
 from holdfast.quiver.shares import check_count
 from holdfast.quiver.subscriber import NAME_PATTERN
+from holdfast.receive.listening import Address, parse_address
 
 BEHIND_HINT = (
     "let receivers lead to the quiver and the quiver to {name!r}: what a processor does not let "
@@ -274,7 +275,7 @@ class _Checker:
         for node in self._graph.of_kind("exporter"):
             for address in addresses_in(node.config.model_dump(mode="json")):
                 for name, (_, listener) in listening.items():
-                    if address.reaches(listener):
+                    if reaches(address, listener):
                         message = f"{node.name!r} sends to {name!r} of this same file"
                         hint = "events would come back for ever; name another address"
                         self._warn(self._node_place(node.name), message, hint)
@@ -284,30 +285,24 @@ class _Checker:
     def _listening(self) -> Iterator[tuple[str, tuple[Place, Address]]]:
         admin = self._graph.settings.admin.listen
         at: TreePath = ("admin", "listen")
-        if admin is not None and (address := parse_address(admin)) is not None:
-            yield "admin", (self._document.value_place(at), address)
+        if admin is not None:
+            yield "admin", (self._document.value_place(at), parse_address(admin))
         for node in self._graph.of_kind("receiver"):
             at = ("nodes", node.name, "config", "listen")
-            address = parse_address(str(getattr(node.config, "listen", "")))
-            if address is not None:
+            listen = getattr(node.config, "listen", None)
+            if listen is not None:
                 place = self._document.value_place(at)
                 written = at in self._document.values
-                yield node.name, (place if written else self._node_place(node.name), address)
+                if not written:
+                    place = self._node_place(node.name)
+                yield node.name, (place, parse_address(listen))
 
     def addresses(self) -> None:
-        """Addresses can be read, and two listeners do not share one."""
-        at: TreePath = ("admin", "listen")
-        admin = self._graph.settings.admin.listen
-        if admin is not None and parse_address(admin) is None:
-            self._error(self._document.value_place(at), "not an address", "write host:port")
-        statsd = self._graph.settings.statsd
-        if statsd is not None and parse_address(statsd.address) is None:
-            place = self._document.value_place(("statsd", "address"))
-            self._error(place, "not an address", "write host:port")
+        """Two listeners do not share an address."""
         seen: list[tuple[str, Address]] = []
         for name, (place, address) in self._listening():
             for other, taken in seen:
-                if address.clashes_with(taken):
+                if clash(address, taken):
                     self._error(place, f"{other!r} listens there already", "use another port")
             seen.append((name, address))
 

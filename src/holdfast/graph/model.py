@@ -14,10 +14,11 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from holdfast.deadletter.office import DeadLettersSettings
-from holdfast.deliver.destination import DeliverySettings
+from holdfast.deliver.settings import DeliverySettings
 from holdfast.edge.processor import Processor, Router
 from holdfast.graph.registry import Component, Kind
 from holdfast.quiver.subscriber import NAME_PATTERN
+from holdfast.receive.listening import AddressText
 from holdfast.settings import DurationS, Settings, SizeBytes
 
 WORKERS_MAX = 64
@@ -113,14 +114,14 @@ class DeadLettersSection(DeadLettersSettings):
 class AdminSettings(Settings):
     """The port for `/healthz`, `/readyz` and `/metrics`."""
 
-    listen: str | None = "127.0.0.1:8480"
+    listen: AddressText | None = "127.0.0.1:8480"
     """Its address; null turns it off."""
 
 
 class StatsdSettings(Settings):
     """The figures of `/metrics`, pushed over UDP."""
 
-    address: str = "127.0.0.1:8125"
+    address: AddressText = "127.0.0.1:8125"
     """Where the statsd server listens."""
     interval: DurationS = Field(default=10.0, ge=0.1, le=3600)
     """How often the figures are sent."""

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from holdfast.deliver.destination import DeliverySettings
+from holdfast.deliver.settings import DeliverySettings
 from holdfast.graph import quiver_node
 from holdfast.graph.model import Graph, Node, PortSettings
 
@@ -38,7 +38,8 @@ class DestinationPlan:
     name: str
     # Several take turns.
     exporters: tuple[Node, ...]
-    chains: tuple[Chain, ...]
+    # One that is empty: nothing on the way.
+    chains: tuple[Chain, ...] = ((),)
 
     @property
     def delivery(self) -> DeliverySettings:

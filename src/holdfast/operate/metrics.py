@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from operator import attrgetter
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
 from holdfast.quiver.outcome import Outcome
 from holdfast.quiver.retention import REASONS
@@ -23,6 +23,22 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 Labels = Mapping[str, str]
 StatisticsByQuiver = Mapping[str, Statistics | Iterable[Statistics]]
 _Read = Callable[[Statistics], Iterable[tuple[Labels, float]]]
+
+
+class Described(Protocol):
+    """What the text format needs to know of a metric."""
+
+    @property
+    def name(self) -> str:
+        """With dots."""
+
+    @property
+    def type(self) -> str:
+        """Counter or gauge."""
+
+    @property
+    def help(self) -> str:
+        """One sentence."""
 
 
 class Metric(NamedTuple):
@@ -451,9 +467,14 @@ def records(statistics_by_quiver: StatisticsByQuiver) -> Iterator[Record]:
 
 def render(statistics_by_quiver: StatisticsByQuiver) -> str:
     """Return all figures in Prometheus' text format."""
+    return exposition(METRICS, records(statistics_by_quiver))
+
+
+def exposition(metrics: Iterable[Described], told: Iterable[Record]) -> str:
+    """Return records in Prometheus' text format; those of one name stand together."""
     lines: list[str] = []
-    described = {metric.name: metric for metric in METRICS}
-    for record in records(statistics_by_quiver):
+    described = {metric.name: metric for metric in metrics}
+    for record in told:
         name = prometheus_name(record.name)
         metric = described.pop(record.name, None)
         if metric is not None:

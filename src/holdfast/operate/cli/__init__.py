@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from holdfast import __version__
-from holdfast.errors import HoldfastError
+from holdfast.errors import BadConfig, ConfigFinding, HoldfastError
 
 # Command, its module, one line for the help. The order is the order of the help.
 COMMANDS = {
@@ -18,6 +18,14 @@ COMMANDS = {
         "cmd_demo",
         "Watch it keep its promise: load, kill -9, recovery, a table that adds up.",
     ),
+    "up": ("cmd_up", "Run a gateway: receive, hold and deliver, as a graph file says."),
+    "validate": ("cmd_validate", "Check a graph file; everything that is wrong, at once."),
+    "print-config": ("cmd_print_config", "Print a graph file with every default filled in."),
+    "config": ("cmd_config", "Describe graph files: their JSON Schema."),
+    "components": ("cmd_components", "List receivers, processors and exporters."),
+    "graph": ("cmd_graph", "Draw a graph file as text or as a Mermaid chart."),
+    "destination": ("cmd_destination", "Look at the destinations of a gateway; pause, resume."),
+    "tap": ("cmd_tap", "Look at events on their way to a destination, live."),
     "quiver": ("cmd_quiver", "Look into a data directory, check it, change it, copy it."),
     "explain": ("cmd_explain", "Say what became of a bundle, from receipt to outcome."),
     "lineage": ("cmd_lineage", "Check OpenLineage events without sending them anywhere."),
@@ -73,11 +81,22 @@ def main() -> None:
     sys.exit(outcome if isinstance(outcome, int) else 0)
 
 
+def finding_line(found: ConfigFinding) -> str:
+    """Return a finding as compilers write theirs, so that editors can jump to it."""
+    color = "red" if found.severity == "error" else "yellow"
+    where = f"{found.file}:{found.line}:{found.column}: {click.style(found.severity, fg=color)}"
+    return f"{where}: {found.message}" + (f"; {found.hint}" if found.hint else "")
+
+
 def _tell(error: HoldfastError) -> None:
+    findings = error.findings if isinstance(error, BadConfig) else ()
     if "--json" in sys.argv:
         fields = {"error": type(error).__name__, "message": error.message, "hint": error.hint}
-        click.echo(json.dumps({**fields, "path": error.path}), err=True)
+        told = {"findings": [found._asdict() for found in findings]} if findings else {}
+        click.echo(json.dumps({**fields, "path": error.path, **told}), err=True)
         return
+    for found in findings:
+        click.echo(finding_line(found), err=True)
     where = f" [{error.path}]" if error.path else ""
     click.echo(f"{click.style('error', fg='red')}: {error.message}{where}", err=True)
     click.echo(f"{click.style('next', fg='yellow')}: {error.hint}", err=True)

@@ -1,0 +1,116 @@
+"""What tools may ask of a running gateway, over a control socket in its data directory.
+
+The socket is the quivers' own (quiver/control.py): one line of JSON asks, one answers. It serves
+from a thread; everything here is handed to the event loop that owns the gateway.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import os
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import asdict
+from typing import Any
+
+from holdfast.deadletter.redrive import TURN_S
+from holdfast.deadletter.redrive import VERB as REPLAY_VERB
+from holdfast.errors import BadInput, Overloaded
+from holdfast.graph.runtime import Gateway
+from holdfast.quiver.control import Verb, Verbs
+
+# How long a verb may take before its asker is told to try again; a replay takes its turns.
+ANSWER_S = 10.0
+REPLAY_ANSWER_S = TURN_S + 40.0
+
+
+def gateway_verbs(gateway: Gateway, loop: asyncio.AbstractEventLoop) -> Verbs:
+    """Return what a gateway does on request."""
+    verbs = _GatewayVerbs(gateway)
+
+    def on_loop(work: Callable[[dict[str, Any]], Awaitable[dict[str, Any]]], wait_s: float) -> Verb:
+        def verb(request: dict[str, Any]) -> dict[str, Any]:
+            running: Coroutine[Any, Any, dict[str, Any]] = _awaited(work(request))
+            future = asyncio.run_coroutine_threadsafe(running, loop)
+            try:
+                return future.result(wait_s)
+            except concurrent.futures.TimeoutError:
+                future.cancel()
+                raise Overloaded(
+                    f"the gateway did not answer within {wait_s:g} s", hint="try again in a moment"
+                ) from None
+
+        return verb
+
+    return {
+        "ping": on_loop(verbs.ping, ANSWER_S),
+        "status": on_loop(verbs.status, ANSWER_S),
+        "pause": on_loop(verbs.pause, ANSWER_S),
+        "resume": on_loop(verbs.resume, ANSWER_S),
+        "tap": on_loop(verbs.tap, ANSWER_S),
+        REPLAY_VERB: on_loop(gateway.replay_dead_letters, REPLAY_ANSWER_S),
+    }
+
+
+async def _awaited(work: Awaitable[dict[str, Any]]) -> dict[str, Any]:
+    return await work
+
+
+class _GatewayVerbs:
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    async def ping(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Say who is there."""
+        return {"process": os.getpid(), "worker": self._gateway.worker}
+
+    async def status(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Say how it is: receivers, destinations, dead letters, and why it is not ready."""
+        gateway = self._gateway
+        told = await asyncio.to_thread(gateway.statistics)
+        reasons = await asyncio.to_thread(gateway.not_ready)
+        letters = told.dead_letters
+        return {
+            "process": os.getpid(),
+            "worker": gateway.worker,
+            "state": told.state,
+            "ready": not reasons,
+            "reasons": reasons,
+            "uptime_s": told.uptime_s,
+            "addresses": gateway.addresses,
+            "receivers": {name: one._asdict() for name, one in told.receivers.items()},
+            "destinations": [
+                {**one.figures._asdict(), "quiver": one.quiver, "core_id": one.core_id}
+                for one in told.destinations
+            ],
+            "dead_letters": {}
+            if letters is None
+            else {name: store.events for name, store in letters._asdict().items()},
+            "quivers": {
+                name: [asdict(core) for core in cores] for name, cores in told.quivers.items()
+            },
+        }
+
+    async def pause(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Deliver nothing to a destination until it is resumed."""
+        self._gateway.pause(_text(request, "destination"))
+        return {}
+
+    async def resume(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Go on delivering to a destination."""
+        self._gateway.resume(_text(request, "destination"))
+        return {}
+
+    async def tap(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Return samples of events on their way to a destination."""
+        after = request.get("after") or 0
+        if not isinstance(after, int):
+            raise BadInput("`after` is not what a tap gave", hint="send `next` of the last answer")
+        return self._gateway.tap(_text(request, "destination"), after)
+
+
+def _text(request: dict[str, Any], name: str) -> str:
+    value = request.get(name)
+    if not isinstance(value, str):
+        raise BadInput(f"`{name}` is missing", hint="send text")
+    return value

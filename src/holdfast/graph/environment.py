@@ -1,0 +1,66 @@
+"""Whether this machine can run a graph: directories that can be written, ports that are free."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+from holdfast.errors import ConfigFinding
+from holdfast.graph.document import TreePath
+from holdfast.graph.loader import Loaded
+from holdfast.graph.paths import dead_letters_directory, plan
+from holdfast.receive.listening import parse_address
+
+
+def missing_in_environment(loaded: Loaded) -> list[ConfigFinding]:
+    """Return what would keep the graph from starting here and now."""
+    document = loaded.document
+    return [
+        ConfigFinding(document.file, *document.value_place(at), message, hint)
+        for at, message, hint in [*_directories(loaded), *_ports(loaded)]
+    ]
+
+
+def _directories(loaded: Loaded) -> Iterator[tuple[TreePath, str, str]]:
+    graph = loaded.graph
+    wanted: list[tuple[TreePath, Path]] = [
+        (("data_dir",), graph.data_dir),
+        (("dead_letters", "path"), dead_letters_directory(graph)),
+    ]
+    wanted += [(("nodes", one.name, "config", "path"), one.directory) for one in plan(graph)]
+    for at, directory in wanted:
+        there = next(path for path in (directory, *directory.parents) if path.exists())
+        if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+            hint = "make it, and let the user who runs Holdfast write there"
+            yield at, f"the directory {directory} cannot be written", hint
+
+
+def _ports(loaded: Loaded) -> Iterator[tuple[TreePath, str, str]]:
+    graph = loaded.graph
+    wanted: list[tuple[TreePath, str]] = []
+    if graph.settings.admin.listen is not None:
+        wanted.append((("admin", "listen"), graph.settings.admin.listen))
+    for node in graph.of_kind("receiver"):
+        listen = getattr(node.config, "listen", None)
+        if listen is not None:
+            wanted.append((("nodes", node.name, "config", "listen"), listen))
+    for at, text in wanted:
+        problem = _cannot_listen(text)
+        if problem is not None:
+            yield at, f"cannot listen on {text}: {problem}", "who has it? `ss -ltnp` says"
+
+
+def _cannot_listen(text: str) -> str | None:
+    host, port = parse_address(text)
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        for family, kind, protocol, _, address in found:
+            with socket.socket(family, kind, protocol) as listening:
+                listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                listening.bind(address)
+                listening.listen(1)
+    except OSError as error:
+        return error.strerror or str(error)
+    return None

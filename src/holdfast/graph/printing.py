@@ -1,0 +1,85 @@
+"""A graph as a file again: every default filled in, every secret hidden.
+
+What is printed can be loaded, and means the same; a secret that was written as `${env:…}` or
+`${file:…}` is printed so, any other as asterisks.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import yaml
+
+from holdfast.graph.document import TreePath, resolve
+from holdfast.graph.loader import Loaded
+from holdfast.graph.model import Node
+from holdfast.graph.substitution import escaped
+from holdfast.settings import Secret
+
+MASK = str(Secret("hidden"))
+_PASSWORD_IN_URL = re.compile(r"(?<=://)([^/@\s:]*):[^/@\s]+(?=@)")
+
+
+def printed(loaded: Loaded) -> dict[str, Any]:
+    """Return the whole file as plain data."""
+    graph = loaded.graph
+    tree = graph.settings.model_dump(mode="json")
+    for name, node in graph.nodes.items():
+        tree["nodes"][name] = _printed_node(node, tree["nodes"][name])
+    for name, node in graph.handlers.items():
+        tree["dead_letters"]["handlers"][name] |= _settings_of(node)
+    shown: dict[str, Any] = _shown(tree, (), loaded.document.references)
+    return shown
+
+
+def as_yaml(tree: dict[str, Any]) -> str:
+    """Return plain data as a file."""
+    text: str = yaml.dump(tree, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
+    return text
+
+
+def _printed_node(node: Node, written: dict[str, Any]) -> dict[str, Any]:
+    shown: dict[str, Any] = {"kind": node.kind, "type": node.component.type}
+    shown |= {key: written[key] for key in ("to", "out_ports") if written[key]}
+    return shown | _settings_of(node)
+
+
+def _settings_of(node: Node) -> dict[str, Any]:
+    shown = {"config": node.config.model_dump(mode="json")}
+    if node.delivery is not None:
+        shown["delivery"] = node.delivery.model_dump(mode="json")
+    return shown
+
+
+def _shown(value: Any, at: TreePath, references: dict[TreePath, str]) -> Any:
+    if isinstance(value, dict):
+        return {key: _shown(inner, (*at, key), references) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_shown(inner, (*at, index), references) for index, inner in enumerate(value)]
+    if value == MASK:
+        return references.get(at, MASK)
+    return escaped(_PASSWORD_IN_URL.sub(rf"\1:{MASK}", value)) if isinstance(value, str) else value
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes what `document.resolve` reads back as it was."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    # Quotes for what another YAML would take for a text, and we for a number.
+    style = None if isinstance(resolve(text), str) else "'"
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+def _represent_number(dumper: yaml.SafeDumper, number: float) -> yaml.ScalarNode:
+    if number != number or number in (float("inf"), float("-inf")):  # noqa: PLR0124
+        return dumper.represent_float(number)
+    return dumper.represent_scalar("tag:yaml.org,2002:float", repr(number))
+
+
+_Dumper.add_representer(str, _represent_text)
+_Dumper.add_representer(float, _represent_number)

@@ -1,0 +1,121 @@
+"""Applying a changed file to a running gateway, as far as that is safe.
+
+A destination is a subscriber with its progress in the ledger, so one can be ended and begun again
+with other settings at any time: nothing is lost, and what was under way is sent again at most. That
+makes everything about exporters, their `delivery` and the processors before them safe to change,
+and so are handlers of rejected events, tokens of receivers, `drain` and `logging.level`. What a
+listening socket, a directory or a number of processes depends on needs a restart, and is told so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from holdfast.graph.model import Graph, Node
+from holdfast.graph.paths import DestinationPlan, QuiverPlan, plan
+from holdfast.graph.runtime import HANDLERS, Gateway
+
+# Keys of the file that are read when they are needed, or applied by whoever reloads.
+LIVE_KEYS = ("drain", "logging.level")
+
+
+@dataclass
+class Reloaded:
+    """What a reload did, and what it could not do."""
+
+    applied: list[str] = field(default_factory=list)
+    needs_restart: list[str] = field(default_factory=list)
+
+
+async def reload(gateway: Gateway, new: Graph) -> Reloaded:
+    """Apply what is new; everything that needs a restart stays as it was."""
+    old, report = gateway.graph, Reloaded()
+    _compare_settings(old, new, report)
+    before = {one.name: one for one in gateway.running()}
+    after = {one.name: one for one in plan(new)}
+    report.needs_restart += [f"the quiver {name}" for name in sorted(before.keys() ^ after.keys())]
+    for name in before.keys() & after.keys():
+        _compare_quivers(gateway, before[name], after[name], report)
+        here, there = before[name].destinations, after[name].destinations
+        await _replace(gateway, name, here, there, report)
+    handlers = [DestinationPlan(name, (node,)) for name, node in new.handlers.items()]
+    await _replace(gateway, HANDLERS, gateway.running_handlers(), handlers, report)
+    live = {"drain": new.settings.drain, "logging": new.settings.logging}
+    gateway.graph = replace(old, settings=old.settings.model_copy(update=live))
+    return report
+
+
+def _compare_settings(old: Graph, new: Graph, report: Reloaded) -> None:
+    here, there = old.settings.model_dump(mode="json"), new.settings.model_dump(mode="json")
+    for tree in (here, there):
+        tree.pop("nodes")
+        tree["dead_letters"].pop("handlers")
+    for key in here:
+        inner = isinstance(here[key], dict) and isinstance(there[key], dict)
+        keys = [f"{key}.{part}" for part in here[key]] if inner else [key]
+        for name in keys:
+            part = name.rpartition(".")[2]
+            changed = here[key][part] != there[key][part] if inner else here[key] != there[key]
+            if changed:
+                (report.applied if name in LIVE_KEYS else report.needs_restart).append(name)
+
+
+def _compare_quivers(
+    gateway: Gateway, here: QuiverPlan, there: QuiverPlan, report: Reloaded
+) -> None:
+    if (here.directory, here.config) != (there.directory, there.config):
+        report.needs_restart.append(f"the settings of the quiver {here.name}")
+    before = {node.name: node for node in here.receivers}
+    after = {node.name: node for node in there.receivers}
+    for name in sorted(before.keys() ^ after.keys()):
+        report.needs_restart.append(f"the receiver {name}")
+    for name in sorted(before.keys() & after.keys()):
+        if _same(before[name], after[name]):
+            continue
+        applied = gateway.reload_receiver(here.name, after[name])
+        (report.applied if applied else report.needs_restart).append(f"the receiver {name}")
+
+
+async def _replace(
+    gateway: Gateway,
+    quiver: str,
+    here: Sequence[DestinationPlan],
+    there: Sequence[DestinationPlan],
+    report: Reloaded,
+) -> None:
+    before, after = {one.name: one for one in here}, {one.name: one for one in there}
+    for name in [*before, *(name for name in after if name not in before)]:
+        if name not in after:
+            await gateway.remove_destination(quiver, name)
+            report.applied.append(f"the destination {name} is gone")
+        elif name not in before:
+            await gateway.add_destination(quiver, after[name])
+            report.applied.append(f"the destination {name} is new")
+        elif not _same_way(before[name], after[name]):
+            await gateway.remove_destination(quiver, name)
+            await gateway.add_destination(quiver, after[name])
+            report.applied.append(f"the destination {name}")
+
+
+def _same(one: Node, other: Node) -> bool:
+    return (one.component, one.config, one.delivery) == (
+        other.component,
+        other.config,
+        other.delivery,
+    )
+
+
+def _same_way(one: DestinationPlan, other: DestinationPlan) -> bool:
+    if len(one.exporters) != len(other.exporters):
+        return False
+    if not all(map(_same, one.exporters, other.exporters)):
+        return False
+    return _settings_on(one) == _settings_on(other)
+
+
+def _settings_on(way: DestinationPlan) -> list[list[object]]:
+    return [
+        [(step.node.name, step.node.component, step.node.config, step.port) for step in chain]
+        for chain in way.chains
+    ]

@@ -1,0 +1,409 @@
+"""The gateway: opens the quivers, delivers what they hold, and then lets receivers fill them.
+
+    start     quivers and dead letters (replaying what a crash left), destinations, receivers last:
+              when the first event is accepted, everyone who waits for it is registered
+    stop      receivers first, then destinations, within one deadline; then the quivers are closed
+
+Whatever is accepted is on disk before its sender hears of it, so a stop that hurries, and a kill,
+lose nothing; a stop that has time sends what is under way and leaves nothing to replay.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Awaitable, Iterable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from holdfast.deadletter.office import DeadLetters, DeadLettersStatistics
+from holdfast.deadletter.redrive import Way as ReplayWay
+from holdfast.deadletter.redrive import serve_replay
+from holdfast.deliver.exporter_context import ExporterContext
+from holdfast.deliver.statistics import DestinationStatistics
+from holdfast.errors import BadInput
+from holdfast.graph.delivery import Courier, Surroundings
+from holdfast.graph.model import Graph, Node
+from holdfast.graph.paths import DestinationPlan, QuiverPlan, dead_letters_directory, plan
+from holdfast.graph.store import Store
+from holdfast.graph.taps import Taps
+from holdfast.quiver import Statistics
+from holdfast.receive.receiver import Receiver, ReceiverContext, ReceiverStatistics
+from holdfast.seam import Seam
+
+# How often the cap is shared anew among a quiver and those that are being drained beside it.
+SHARE_CAP_S = 5.0
+
+# The name of the dead letters where others have the name of a quiver.
+HANDLERS = "dead_letters"
+
+log = logging.getLogger("holdfast.graph")
+
+State = Literal["new", "replaying", "running", "stopping", "stopped"]
+
+
+@dataclass(frozen=True)
+class DestinationFigures:
+    """One destination of one quiver."""
+
+    name: str
+    quiver: str
+    core_id: int
+    figures: DestinationStatistics
+
+
+@dataclass(frozen=True)
+class GatewayStatistics:
+    """A moment's picture of one gateway process."""
+
+    worker: int
+    state: State
+    uptime_s: float
+    quivers: dict[str, tuple[Statistics, ...]]
+    receivers: dict[str, ReceiverStatistics]
+    destinations: tuple[DestinationFigures, ...]
+    dead_letters: DeadLettersStatistics | None
+    # Why it would refuse an event right now, by quiver.
+    refusing: dict[str, str]
+    # Memory and processor time of the process.
+    resident_bytes: int
+    cpu_seconds: float
+
+
+@dataclass
+class _Buffer:
+    """A quiver of the graph while it is open, and what is connected to it."""
+
+    plan: QuiverPlan
+    store: Store
+    couriers: list[Courier]
+    receivers: dict[str, Receiver]
+
+
+class Gateway:
+    """A graph in this process. One event loop uses it."""
+
+    def __init__(self, graph: Graph, seam: Seam | None = None, *, worker: int = 0) -> None:
+        self.graph = graph
+        self.worker = worker
+        self.state: State = "new"
+        self._seam = seam or Seam()
+        self._started_s = self._seam.clock.monotonic_s()
+        self.taps = Taps(self._seam.clock)
+        self._buffers: list[_Buffer] = []
+        self._handlers: list[Courier] = []
+        self._dead_letters: DeadLetters | None = None
+        self._opened = ExitStack()
+        self._housekeeping: asyncio.Task[None] | None = None
+        # How many events waited for each destination when it was stopped.
+        self.left_events: dict[str, int] = {}
+
+    # ------------------------------------------------------------------ starting
+
+    async def start(self) -> None:
+        """Open everything and go; raises a `HoldfastError` and leaves nothing open if it cannot."""
+        self.state = "replaying"
+        try:
+            await asyncio.to_thread(self._open)
+            await asyncio.to_thread(self._make_couriers)
+            self._tell_policies()
+            for courier in self._couriers():
+                courier.start()
+            for buffer in self._buffers:
+                await self._start_receivers(buffer)
+        except BaseException:
+            await self.stop(0.0)
+            raise
+        self._housekeeping = asyncio.create_task(self._keep_house())
+        self.state = "running"
+
+    def _open(self) -> None:
+        """Open every quiver, replaying what a crash left; blocks."""
+        workers = self.graph.settings.workers
+        for one in plan(self.graph):
+            config = one.config.as_config()
+            store = Store.open(one.directory, config, self.worker, workers, self._seam)
+            self._opened.callback(store.close)
+            self._buffers.append(_Buffer(one, store, [], {}))
+        self._dead_letters = DeadLetters.open(
+            self._dead_letters_directory(), self.graph.settings.dead_letters, seam=self._seam
+        )
+        self._opened.callback(self._dead_letters.close)
+
+    def _dead_letters_directory(self) -> Path:
+        directory = dead_letters_directory(self.graph)
+        if self.worker == 0:
+            return directory
+        return directory.with_name(f"{directory.name}-{self.worker:02d}")
+
+    def _make_couriers(self) -> None:
+        for buffer in self._buffers:
+            buffer.couriers = [
+                courier
+                for one in buffer.plan.destinations
+                for courier in self._couriers_of(buffer.plan.name, one)
+            ]
+        self._handlers = [
+            courier
+            for name, node in self.graph.handlers.items()
+            for courier in self._couriers_of(HANDLERS, DestinationPlan(name, (node,)))
+        ]
+        self._tell_leftovers()
+
+    def _couriers_of(self, quiver: str, one: DestinationPlan) -> list[Courier]:
+        """Return what delivers to a destination: one per quiver that may hold its events."""
+        around = self._surroundings()
+        if quiver == HANDLERS:
+            return [Courier(one, around.dead_letters.rejected, around)]
+        cores = self._buffer(quiver).store.cores
+        return [Courier(one, core.quiver, around, core.core_id) for core in cores]
+
+    def _surroundings(self) -> Surroundings:
+        assert self._dead_letters is not None, "BUG: not open"
+        return Surroundings(self._dead_letters, self.taps, self._seam, self._exporter_context)
+
+    def _exporter_context(self, name: str) -> ExporterContext:
+        return ExporterContext(name, self._seam, self.graph.base_dir)
+
+    def _buffer(self, quiver: str) -> _Buffer:
+        return next(buffer for buffer in self._buffers if buffer.plan.name == quiver)
+
+    def _couriers(self) -> Iterator[Courier]:
+        for buffer in self._buffers:
+            yield from buffer.couriers
+        yield from self._handlers
+
+    def _tell_leftovers(self) -> None:
+        """Say which subscribers hold data back without being in the graph."""
+        self._surroundings().dead_letters.keep_only(self.graph.handlers.keys())
+        for buffer in self._buffers:
+            known = {one.name for one in buffer.plan.destinations}
+            for name in sorted(set(buffer.store.quiver.subscribers()) - known):
+                log.warning(
+                    "%s is no longer a destination of %s, and what waits for it is kept until "
+                    "retention.orphan_ttl; drop it with `holdfast quiver drop-subscriber %s %s`",
+                    name,
+                    buffer.plan.name,
+                    buffer.store.main.engine.root,
+                    name,
+                )
+
+    def _tell_policies(self) -> None:
+        """Say for every destination what happens at its limits, before anything does."""
+        for courier in self._couriers():
+            settings = courier.settings
+            size = "no limit" if settings.retention_bytes is None else settings.retention_bytes
+            log.info(
+                "destination %s: waits for at most %g hours and %s bytes, then %s",
+                courier.name,
+                settings.retention_hours,
+                size,
+                "drops its oldest events"
+                if settings.on_full == "drop_oldest"
+                else "blocks: receivers answer 503",
+            )
+
+    async def _start_receivers(self, buffer: _Buffer) -> None:
+        assert self._dead_letters is not None, "BUG: not open"
+        for node in buffer.plan.receivers:
+            context = ReceiverContext(
+                name=node.name,
+                quiver=buffer.store.quiver,
+                dead_letters=self._dead_letters,
+                seam=self._seam,
+                base_dir=self.graph.base_dir,
+                reuse_port=self.graph.settings.workers > 1,
+            )
+            receiver: Receiver = node.component.code.make(node.config, context)
+            buffer.receivers[node.name] = receiver
+            await receiver.start()
+            log.info("receiver %s: listens on %s", node.name, ", ".join(receiver.addresses))
+
+    async def _keep_house(self) -> None:
+        while True:
+            await asyncio.sleep(SHARE_CAP_S)
+            for buffer in self._buffers:
+                if buffer.store.adopted:
+                    buffer.store.share_cap()
+
+    # ------------------------------------------------------------------ stopping
+
+    async def stop(self, drain_s: float | None = None) -> None:
+        """Stop receivers, then destinations, within `drain_s` together; then close the quivers.
+
+        Cancelled, it hurries: what is under way is left, and the quivers are closed at once.
+        """
+        if drain_s is None:
+            drain_s = self.graph.settings.drain
+        self.state = "stopping"
+        clock = self._seam.clock
+        deadline_s = clock.monotonic_s() + drain_s
+        if self._housekeeping is not None:
+            self._housekeeping.cancel()
+        try:
+            receivers = [one for buffer in self._buffers for one in buffer.receivers.values()]
+            await _all(receiver.stop(drain_s) for receiver in receivers)
+            left_s = max(0.0, deadline_s - clock.monotonic_s())
+            await _all(courier.stop(left_s) for courier in self._couriers())
+            self.left_events = await asyncio.to_thread(self.lag_events)
+        finally:
+            # A cancelled stop still closes: that is what "at once" leaves to do.
+            await asyncio.shield(asyncio.to_thread(self._opened.close))
+            self.state = "stopped"
+
+    # ------------------------------------------------------------------ changing
+
+    def running(self) -> list[QuiverPlan]:
+        """Return what runs now, with the destinations of this moment."""
+        return [
+            replace(buffer.plan, destinations=tuple(_plans_of(buffer.couriers)))
+            for buffer in self._buffers
+        ]
+
+    def running_handlers(self) -> list[DestinationPlan]:
+        """Return the handlers of rejected events that run now."""
+        return _plans_of(self._handlers)
+
+    async def add_destination(self, quiver: str, one: DestinationPlan) -> None:
+        """Begin to deliver to a destination, where it was if it is known, else from the oldest."""
+        couriers = await asyncio.to_thread(self._couriers_of, quiver, one)
+        for courier in couriers:
+            courier.start()
+        (self._handlers if quiver == HANDLERS else self._buffer(quiver).couriers).extend(couriers)
+
+    async def remove_destination(self, quiver: str, name: str) -> None:
+        """Stop delivering to a destination; what waits for it is kept."""
+        held = self._handlers if quiver == HANDLERS else self._buffer(quiver).couriers
+        leaving = [courier for courier in held if courier.name == name]
+        await _all(courier.stop(self.graph.settings.drain) for courier in leaving)
+        held[:] = [courier for courier in held if courier.name != name]
+
+    def reload_receiver(self, quiver: str, node: Node) -> bool:
+        """Give a receiver new settings; whether it could take them without a restart."""
+        receiver = self._buffer(quiver).receivers.get(node.name)
+        take = getattr(receiver, "reload", None)
+        return take is not None and bool(take(node.config))
+
+    # ----------------------------------------------------------------- operating
+
+    @property
+    def addresses(self) -> dict[str, list[str]]:
+        """Where each receiver listens."""
+        return {
+            name: receiver.addresses
+            for buffer in self._buffers
+            for name, receiver in buffer.receivers.items()
+        }
+
+    def statistics(self) -> GatewayStatistics:
+        """Return a picture of this moment; may be called from any thread."""
+        is_open = self.state in ("running", "stopping")
+        buffers = self._buffers if is_open else []
+        letters = self._dead_letters if is_open else None
+        quivers = {one.plan.name: one.store.statistics() for one in buffers}
+        return GatewayStatistics(
+            worker=self.worker,
+            state=self.state,
+            uptime_s=self._seam.clock.monotonic_s() - self._started_s,
+            quivers=quivers,
+            receivers={
+                name: receiver.statistics()
+                for buffer in buffers
+                for name, receiver in buffer.receivers.items()
+            },
+            destinations=tuple(self._figures(quivers)) if is_open else (),
+            dead_letters=None if letters is None else letters.statistics(),
+            refusing=self.refusing() if is_open else {},
+            resident_bytes=_resident_bytes(),
+            cpu_seconds=time.process_time(),
+        )
+
+    def _figures(self, quivers: dict[str, tuple[Statistics, ...]]) -> Iterator[DestinationFigures]:
+        for buffer in self._buffers:
+            name = buffer.plan.name
+            counted = {one.core_id: one for one in quivers[name]}
+            for one in buffer.couriers:
+                figures = one.statistics(counted.get(one.core_id))
+                yield DestinationFigures(one.name, name, one.core_id, figures)
+        for one in self._handlers:
+            yield DestinationFigures(one.name, HANDLERS, 0, one.statistics())
+
+    def refusing(self) -> dict[str, str]:
+        """Return why events would be refused right now, by quiver."""
+        found = {}
+        for buffer in self._buffers:
+            refusal = buffer.store.quiver.refusal()
+            if refusal is not None:
+                found[buffer.plan.name] = refusal.message
+        return found
+
+    def not_ready(self) -> list[str]:
+        """Return why senders should not be sent here right now; empty if they should."""
+        if self.state != "running":
+            return [f"the gateway is {self.state}"]
+        return [f"{name} refuses: {why}" for name, why in self.refusing().items()]
+
+    def lag_events(self) -> dict[str, int]:
+        """Return how many events wait for each destination; may be called from any thread."""
+        found: dict[str, int] = {}
+        for courier in self._couriers():
+            found[courier.name] = found.get(courier.name, 0) + courier.statistics().lag_events
+        return found
+
+    def _named(self, name: str) -> list[Courier]:
+        found = [courier for courier in self._couriers() if courier.name == name]
+        if not found:
+            known = ", ".join(sorted({courier.name for courier in self._couriers()}))
+            raise BadInput(f"there is no destination {name!r}"[:200], hint=f"known: {known}")
+        return found
+
+    def pause(self, name: str) -> None:
+        """Deliver nothing to a destination until `resume`; events wait for it."""
+        for courier in self._named(name):
+            courier.destination.pause()
+
+    def resume(self, name: str) -> None:
+        """Go on delivering."""
+        for courier in self._named(name):
+            courier.destination.resume()
+
+    def tap(self, name: str, after: int) -> dict[str, Any]:
+        """Return samples of the events on their way to a destination."""
+        self._named(name)
+        return dict(self.taps.read(name, after))
+
+    async def replay_dead_letters(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Send undelivered letters of one destination once more, beside its own loop."""
+        if self._dead_letters is None:
+            raise BadInput("the gateway is not open yet", hint="try again in a moment")
+
+        def way_to(name: str) -> ReplayWay | None:
+            couriers = (courier for courier in self._couriers() if courier.name == name)
+            courier = next(couriers, None)
+            return None if courier is None else courier.replay_way()
+
+        return await serve_replay(self._dead_letters, request, way_to)
+
+
+def _plans_of(couriers: Iterable[Courier]) -> list[DestinationPlan]:
+    """Return the destinations of couriers; several of one name deliver to the same."""
+    return list({courier.name: courier.plan for courier in couriers}.values())
+
+
+def _resident_bytes() -> int:
+    try:
+        with open("/proc/self/statm", encoding="ascii") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError):
+        return 0  # not Linux
+
+
+async def _all(work: Iterable[Awaitable[None]]) -> None:
+    """Do everything at once and to its end; a failure of one is told, and stops no other."""
+    for outcome in await asyncio.gather(*work, return_exceptions=True):
+        if isinstance(outcome, Exception):
+            log.error("something did not stop cleanly", exc_info=outcome)

@@ -1,0 +1,33 @@
+"""`holdfast graph`: a graph file as a drawing."""
+
+from __future__ import annotations
+
+import click
+
+from holdfast.graph.drawing import arrows, as_mermaid, as_text
+from holdfast.graph.loader import load
+from holdfast.operate.cli.gateway_options import config_argument
+from holdfast.operate.cli.output import json_option, print_json
+
+
+@click.command()
+@config_argument
+@click.option(
+    "--format", "form", type=click.Choice(["text", "mermaid"]), default="text", show_default=True
+)
+@json_option
+def command(config: str, form: str, as_json: bool) -> None:
+    """Draw CONFIG: which node leads to which."""
+    graph = load(config).graph
+    if as_json:
+        nodes = [
+            {"name": one.name, "kind": one.kind, "type": one.component.type}
+            for one in graph.nodes.values()
+        ]
+        connections = [
+            {"from": source, "to": target, "label": label}
+            for source, target, label in arrows(graph)
+        ]
+        print_json({"nodes": nodes, "connections": connections})
+    else:
+        click.echo(as_mermaid(graph) if form == "mermaid" else as_text(graph), nl=False)

@@ -1,0 +1,71 @@
+"""`holdfast up`: run a gateway."""
+
+from __future__ import annotations
+
+import asyncio
+
+import click
+
+from holdfast.errors import BadConfig
+from holdfast.graph.environment import missing_in_environment
+from holdfast.graph.loader import Loaded, load
+from holdfast.operate.cli import finding_line
+from holdfast.operate.cli.gateway_options import config_argument
+from holdfast.operate.cli.output import json_option
+
+
+@click.command()
+@config_argument
+@click.option(
+    "--check",
+    is_flag=True,
+    help="Only check the file, its directories and whether its ports are free; start nothing.",
+)
+@click.option("--worker", type=int, hidden=True)
+@json_option
+def command(config: str, check: bool, worker: int | None, as_json: bool) -> None:
+    """Run a gateway until it is told to stop: receive, hold, deliver.
+
+    SIGTERM stops it within `drain`, a second one at once; SIGHUP reads CONFIG again. With --json
+    the log is in JSON whatever CONFIG says.
+    """
+    loaded = load(config)
+    if check:
+        _check(loaded)
+        return
+    _run(loaded, worker, as_json)
+
+
+def _check(loaded: Loaded) -> None:
+    findings = missing_in_environment(loaded)
+    if findings:
+        raise BadConfig(
+            "the machine is not ready for this configuration",
+            hint="mend what is named above",
+            path=loaded.document.file,
+            findings=findings,
+        )
+    for found in loaded.warnings:
+        click.echo(finding_line(found), err=True)
+
+
+def _run(loaded: Loaded, worker: int | None, as_json: bool) -> None:
+    import uvloop
+
+    from holdfast.operate import logs
+    from holdfast.operate.supervisor import Supervisor
+    from holdfast.operate.up import GatewayProcess, tell_warnings
+
+    settings = loaded.graph.settings.logging
+    if as_json:
+        settings = settings.model_copy(update={"format": "json"})
+    handler = logs.set_up(settings, worker=worker)
+    try:
+        alone = worker is not None or loaded.graph.settings.workers == 1
+        if worker is None:
+            tell_warnings(loaded)
+        process = GatewayProcess(loaded, worker=worker) if alone else Supervisor(loaded)
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(process.run())
+    finally:
+        handler.close()

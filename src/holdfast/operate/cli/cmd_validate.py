@@ -1,0 +1,35 @@
+"""`holdfast validate`: check a graph file."""
+
+from __future__ import annotations
+
+import click
+
+from holdfast.errors import BadConfig
+from holdfast.graph.loader import load
+from holdfast.operate.cli import finding_line
+from holdfast.operate.cli.gateway_options import config_argument
+from holdfast.operate.cli.output import json_option, print_json
+
+
+@click.command()
+@config_argument
+@json_option
+def command(config: str, as_json: bool) -> int:
+    """Check CONFIG and say everything that is wrong with it, each with its line and column.
+
+    Environment variables and files that it refers to are looked up. Ends with 78 if anything is
+    wrong; warnings alone end with 0.
+    """
+    try:
+        findings, ok = load(config).warnings, True
+    except BadConfig as error:
+        findings, ok = error.findings, False
+    if as_json:
+        print_json({"ok": ok, "findings": [found._asdict() for found in findings]})
+    else:
+        for found in findings:
+            click.echo(finding_line(found))
+        errors = sum(found.severity == "error" for found in findings)
+        warnings = len(findings) - errors
+        click.echo(f"{config}: {errors} errors, {warnings} warnings")
+    return 0 if ok else BadConfig.exit_code

@@ -1,0 +1,166 @@
+"""Holdfast's own log: lines of JSON, or for people, on standard error, and never in the way.
+
+Everything logs through the standard library; structlog makes the lines. A line is cut at a length,
+each severity has so many lines per second, and a thread of its own writes them, because whoever
+reads the log may be slow and an event loop must not wait. What is left out is counted, and told.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import queue
+import sys
+import threading
+import time
+from typing import Any, TextIO
+
+import orjson
+import structlog
+
+from holdfast.graph.model import LoggingSettings
+
+# Lines that wait for the writing thread.
+WAITING_LINES_MAX = 1000
+# How long `close` waits for them.
+CLOSE_S = 2.0
+_CUT = " …cut"
+
+
+class LogHandler(logging.Handler):
+    """Formats, bounds, and hands over to a thread that writes."""
+
+    def __init__(self, stream: TextIO, settings: LoggingSettings) -> None:
+        super().__init__()
+        self.left_out = 0
+        self._stream = stream
+        self._max_lines_per_s = settings.max_lines_per_s
+        self._max_line_bytes = settings.max_line
+        # Lines of the current second, by severity: a flood of one does not hide the others.
+        self._second = 0
+        self._counts: dict[int, int] = {}
+        self._untold = 0
+        self._lines: queue.Queue[bytes | None] = queue.Queue(WAITING_LINES_MAX)
+        self._thread = threading.Thread(target=self._write, name="log", daemon=True)
+        self._thread.start()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Take one record; the caller holds the handler's lock."""
+        second = int(time.monotonic())
+        if second != self._second:
+            self._second, self._counts = second, {}
+        self._counts[record.levelno] = self._counts.get(record.levelno, 0) + 1
+        if self._counts[record.levelno] > self._max_lines_per_s:
+            self._leave_out()
+            return
+        if self._untold:
+            untold, self._untold = self._untold, 0
+            self._put(self._line(_left_out_record(untold)))
+        try:
+            line = self._line(record)
+        except Exception:
+            self.handleError(record)
+            return
+        self._put(line)
+
+    def _line(self, record: logging.LogRecord) -> bytes:
+        line = self.format(record).encode("utf-8", "backslashreplace")
+        if len(line) > self._max_line_bytes:
+            # JSON that is cut is no JSON: the formatter's own fields are short, the message is not.
+            room = self._max_line_bytes // 4
+            record = logging.makeLogRecord({**record.__dict__, "exc_info": None, "args": None})
+            record.msg = record.getMessage()[:room] + _CUT
+            line = self.format(record).encode("utf-8", "backslashreplace")[: self._max_line_bytes]
+        return line + b"\n"
+
+    def _put(self, line: bytes) -> None:
+        try:
+            self._lines.put_nowait(line)
+        except queue.Full:
+            self._leave_out()
+
+    def _leave_out(self) -> None:
+        self.left_out += 1
+        self._untold += 1
+
+    def _write(self) -> None:
+        raw = getattr(self._stream, "buffer", None)
+        while (line := self._lines.get()) is not None:
+            with contextlib.suppress(OSError, ValueError):  # nobody reads it any more
+                if raw is not None:
+                    raw.write(line)
+                    raw.flush()
+                else:
+                    self._stream.write(line.decode("utf-8", "replace"))
+                    self._stream.flush()
+
+    def close(self) -> None:
+        """Write what waits, for a moment at most."""
+        super().close()
+        with contextlib.suppress(queue.Full):
+            self._lines.put(None, timeout=CLOSE_S)
+        self._thread.join(CLOSE_S)
+
+
+def _left_out_record(count: int) -> logging.LogRecord:
+    fields = {"msg": f"{count} lines were left out", "levelno": logging.WARNING}
+    return logging.makeLogRecord({**fields, "levelname": "WARNING", "name": "holdfast.log"})
+
+
+def set_up(
+    settings: LoggingSettings, *, worker: int | None = None, stream: TextIO | None = None
+) -> LogHandler:
+    """Send everything that is logged from now on to a stream, by default standard error."""
+    stream = stream or sys.stderr
+    people = settings.format == "console" or (settings.format == "auto" and stream.isatty())
+    handler = LogHandler(stream, settings)
+    handler.setFormatter(_formatter(people, stream, worker))
+    root = logging.getLogger()
+    for old in [one for one in root.handlers if isinstance(one, LogHandler)]:
+        root.removeHandler(old)
+        old.close()
+    root.addHandler(handler)
+    set_level(settings)
+    return handler
+
+
+def set_level(settings: LoggingSettings) -> None:
+    """Tell this much from now on."""
+    level = logging.getLevelNamesMapping()[settings.level.upper()]
+    logging.getLogger("holdfast").setLevel(level)
+    # Other people's libraries speak of themselves at length.
+    logging.getLogger().setLevel(max(level, logging.WARNING))
+
+
+def _formatter(people: bool, stream: TextIO, worker: int | None) -> logging.Formatter:
+    def add_worker(logger: Any, method: str, event: Any) -> Any:
+        if worker is not None:
+            event["worker"] = worker
+        return event
+
+    shared: list[Any] = [
+        structlog.stdlib.add_log_level,
+        structlog.stdlib.add_logger_name,
+        structlog.stdlib.ExtraAdder(),
+        add_worker,
+        structlog.processors.TimeStamper(fmt="iso", utc=True, key="time"),
+    ]
+    ending: list[Any]
+    if people:
+        colors = stream.isatty() and "NO_COLOR" not in os.environ
+        ending = [structlog.dev.ConsoleRenderer(colors=colors, timestamp_key="time")]
+    else:
+        ending = [
+            structlog.processors.format_exc_info,
+            structlog.processors.EventRenamer("message"),
+            structlog.processors.JSONRenderer(serializer=_as_json),
+        ]
+    return structlog.stdlib.ProcessorFormatter(
+        foreign_pre_chain=shared,
+        processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *ending],
+    )
+
+
+def _as_json(event: Any, default: Any = None, **_: Any) -> str:
+    return orjson.dumps(event, default=str).decode()

@@ -1,0 +1,259 @@
+"""Several workers: one parent that starts them, restarts them, and speaks for all of them.
+
+Every worker is a whole gateway in a process of its own, on the same ports (the kernel spreads
+connections over them) and with a quiver of its own. The parent serves the admin port and the
+control socket by asking the workers over theirs. A worker that ends is begun again after a pause
+that grows; one that says its configuration is wrong ends all. A worker stops when its parent is
+gone: the parent holds the other end of its standard input.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import Sequence
+from pathlib import Path, PurePath
+from typing import Any
+
+from holdfast import __version__
+from holdfast.deadletter.redrive import VERB as REPLAY_VERB
+from holdfast.errors import BadConfig, BadInput, HoldfastError
+from holdfast.graph.control import REPLAY_ANSWER_S
+from holdfast.graph.loader import Loaded
+from holdfast.operate.metrics import Record
+from holdfast.operate.sd_notify import Notifier
+from holdfast.operate.up import STATUS_S, Signals, end, observed, worker_directory
+from holdfast.quiver.control import Verbs, ask, serve
+from holdfast.seam.clock import RealClock
+
+# Before a worker that ended is begun again: doubles from the first to the second, and is the first
+# again for one that ran this long.
+RESTART_MIN_S = 0.5
+RESTART_MAX_S = 30.0
+STEADY_S = 60.0
+# How long workers have, beyond `drain`, to end by themselves.
+GRACE_S = 10.0
+# How long one worker may take to answer, and how often the parent asks whether all are ready.
+ANSWER_S = 15.0
+POLL_S = 0.2
+
+log = logging.getLogger("holdfast.operate")
+
+
+class Workers:
+    """The workers as tools and the admin port see them: one gateway."""
+
+    def __init__(self, data_dir: Path, count: int) -> None:
+        self._directories = [PurePath(worker_directory(data_dir, n)) for n in range(count)]
+
+    def ask_one(
+        self, worker: int, verb: str, *, timeout_s: float = ANSWER_S, **fields: Any
+    ) -> dict[str, Any]:
+        """Ask one worker; raises what it answers, or that it is not there."""
+        answer = ask(self._directories[worker], verb, timeout_s=timeout_s, **fields)
+        if answer is None:
+            raise BadInput(f"worker {worker} is not running", hint="try again in a moment")
+        return answer
+
+    def ask_all(self, verb: str, **fields: Any) -> list[dict[str, Any]]:
+        """Ask every worker."""
+        return [self.ask_one(n, verb, **fields) for n in range(len(self._directories))]
+
+    async def not_ready(self) -> Sequence[str]:
+        """Return why senders should not be sent here: one worker is enough to be one."""
+        return await asyncio.to_thread(self._not_ready)
+
+    def _not_ready(self) -> list[str]:
+        reasons = []
+        for number in range(len(self._directories)):
+            try:
+                told = self.ask_one(number, "status")["reasons"]
+            except HoldfastError as error:
+                told = [error.message]
+            reasons += [f"worker {number}: {reason}" for reason in told]
+        return reasons
+
+    async def records(self) -> Sequence[Record]:
+        """Return every figure of all workers that answer."""
+        return await asyncio.to_thread(self._records)
+
+    def _records(self) -> list[Record]:
+        found: list[Record] = []
+        for number in range(len(self._directories)):
+            with contextlib.suppress(HoldfastError):
+                told = self.ask_one(number, "metrics")["records"]
+                found += [Record(*record) for record in told]
+        return found
+
+    def verbs(self) -> Verbs:
+        """Return what the parent does on request: ask the workers."""
+        return {
+            "ping": lambda request: {"process": os.getpid(), "workers": len(self._directories)},
+            "status": self._status,
+            "metrics": lambda request: {"records": [list(record) for record in self._records()]},
+            "pause": lambda request: self._to_all("pause", request),
+            "resume": lambda request: self._to_all("resume", request),
+            "tap": self._tap,
+            REPLAY_VERB: self._replay,
+        }
+
+    def _to_all(self, verb: str, request: dict[str, Any]) -> dict[str, Any]:
+        self.ask_all(verb, **_fields(request))
+        return {}
+
+    def _status(self, request: dict[str, Any]) -> dict[str, Any]:
+        reasons = self._not_ready()
+        workers = []
+        for number in range(len(self._directories)):
+            with contextlib.suppress(HoldfastError):
+                workers.append(self.ask_one(number, "status"))
+        return {
+            "process": os.getpid(),
+            "ready": not reasons,
+            "reasons": reasons,
+            "workers": workers,
+        }
+
+    def _tap(self, request: dict[str, Any]) -> dict[str, Any]:
+        fields = _fields(request)
+        after = fields.pop("after", None) or {}
+        if not isinstance(after, dict):
+            raise BadInput("`after` is not what a tap gave", hint="send `next` of the last answer")
+        told = {
+            str(number): self.ask_one(number, "tap", after=after.get(str(number), 0), **fields)
+            for number in range(len(self._directories))
+        }
+        events = [{"worker": int(n), **event} for n, one in told.items() for event in one["events"]]
+        return {
+            "passed": sum(one["passed"] for one in told.values()),
+            "events": events,
+            "next": {number: one["next"] for number, one in told.items()},
+        }
+
+    def _replay(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Dead letters lie with the worker that could not deliver them: `worker` says which."""
+        fields = _fields(request)
+        worker = fields.pop("worker", 0)
+        if not isinstance(worker, int) or not 0 <= worker < len(self._directories):
+            hint = f"use 0 to {len(self._directories) - 1}"
+            raise BadInput(f"there is no worker {worker!r}"[:200], hint=hint)
+        return self.ask_one(worker, REPLAY_VERB, timeout_s=REPLAY_ANSWER_S, **fields)
+
+
+def _fields(request: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in request.items() if name not in ("verb", "timeout_s")}
+
+
+class Supervisor:
+    """The parent of all workers."""
+
+    def __init__(self, loaded: Loaded) -> None:
+        self._loaded = loaded
+        self._count = loaded.graph.settings.workers
+        self._workers = Workers(loaded.graph.data_dir, self._count)
+        self._processes: dict[int, Process] = {}
+        self._notifier = Notifier()
+        self._failure: int | None = None
+
+    async def run(self) -> None:
+        """Start the workers, and keep them going until told to stop."""
+        signals = Signals()
+        for number in range(self._count):
+            directory = worker_directory(self._loaded.graph.data_dir, number)
+            directory.mkdir(parents=True, exist_ok=True)
+        async with contextlib.AsyncExitStack() as held:
+            await held.enter_async_context(observed(self._loaded, self._workers))
+            root = PurePath(self._loaded.graph.data_dir)
+            control = serve(root, self._workers.verbs(), RealClock())
+            if control is not None:
+                held.callback(control.close)
+            keepers = [asyncio.create_task(self._keep(n, signals)) for n in range(self._count)]
+            telling = asyncio.create_task(self._tell_status())
+            held.push_async_callback(end, telling)
+            while await signals.next() == "reload":
+                self._send(signal.SIGHUP)
+            await self._stop(signals, keepers)
+        if self._failure is not None:
+            raise BadConfig("a worker could not start", hint="its own lines in the log say why")
+
+    async def _keep(self, number: int, signals: Signals) -> None:
+        """Run one worker, again and again."""
+        loop = asyncio.get_running_loop()
+        pause_s = RESTART_MIN_S
+        while not signals.stop.is_set():
+            started_s = loop.time()
+            process = self._processes[number] = await self._spawn(number)
+            code = await process.wait()
+            if process.stdin is not None:
+                process.stdin.close()
+            if signals.stop.is_set():
+                return
+            if code == BadConfig.exit_code:
+                self._failure = code
+                signals.ask_to_stop()
+                return
+            if loop.time() - started_s >= STEADY_S:
+                pause_s = RESTART_MIN_S
+            log.error("worker %d ended with %d; again in %g s", number, code, pause_s)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(signals.stop.wait(), pause_s)
+            pause_s = min(2 * pause_s, RESTART_MAX_S)
+
+    async def _spawn(self, number: int) -> Process:
+        environment = {n: value for n, value in os.environ.items() if n != "NOTIFY_SOCKET"}
+        return await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "holdfast",
+            "up",
+            self._loaded.document.file,
+            "--worker",
+            str(number),
+            stdin=PIPE,
+            env=environment,
+        )
+
+    async def _tell_status(self) -> None:
+        while reasons := await self._workers.not_ready():
+            log.debug("not ready: %s", "; ".join(reasons))
+            await asyncio.sleep(POLL_S)
+        self._notifier.ready(f"{self._count} workers")
+        log.info("holdfast %s is ready, process %d", __version__, os.getpid())
+        while True:
+            await asyncio.sleep(self._notifier.watchdog_s or STATUS_S)
+            reasons = await self._workers.not_ready()
+            self._notifier.alive("; ".join(reasons) or f"{self._count} workers")
+
+    async def _stop(self, signals: Signals, keepers: Sequence[asyncio.Task[None]]) -> None:
+        self._notifier.stopping("stopping")
+        self._send(signal.SIGTERM)
+        hurrying = asyncio.create_task(signals.hurry.wait())
+        everyone = asyncio.ensure_future(_finished(keepers))
+        patience_s = self._loaded.graph.settings.drain + GRACE_S
+        await asyncio.wait(
+            [everyone, hurrying], timeout=patience_s, return_when=asyncio.FIRST_COMPLETED
+        )
+        if not everyone.done() and signals.hurry.is_set():
+            self._send(signal.SIGTERM)  # the second one: at once
+            await asyncio.wait([everyone], timeout=GRACE_S)
+        if not everyone.done():
+            log.error("a worker does not end, and is killed")
+            self._send(signal.SIGKILL)
+            await everyone
+        hurrying.cancel()
+
+    def _send(self, number: signal.Signals) -> None:
+        """Send a signal to every worker that runs."""
+        for process in self._processes.values():
+            if process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    process.send_signal(number)
+
+
+async def _finished(tasks: Sequence[asyncio.Task[None]]) -> None:
+    await asyncio.wait(tasks)

@@ -1,0 +1,230 @@
+"""`holdfast up`: a gateway as a process, from its signals to its last line.
+
+    SIGTERM, SIGINT   stop: receivers first, then destinations, within `drain`
+    the same again    stop at once; what is under way is sent again after the next start
+    SIGHUP            read the file again, and apply what can be (graph/reload.py)
+
+With several workers this is what each of them runs; their parent is in supervisor.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path, PurePath
+
+from holdfast import __version__
+from holdfast.errors import BadConfig
+from holdfast.graph.control import gateway_verbs
+from holdfast.graph.loader import Loaded, load
+from holdfast.graph.reload import reload
+from holdfast.graph.runtime import Gateway
+from holdfast.operate import logs
+from holdfast.operate.admin import AdminApp, Watched
+from holdfast.operate.gateway_metrics import COUNTERS, gateway_records
+from holdfast.operate.metrics import Record
+from holdfast.operate.sd_notify import Notifier
+from holdfast.operate.statsd import Statsd
+from holdfast.quiver.control import ControlServer, serve
+from holdfast.receive.http_server import HttpServer
+from holdfast.seam import Seam
+
+# How often `systemctl status` hears something, without a watchdog.
+STATUS_S = 10.0
+
+log = logging.getLogger("holdfast.operate")
+
+
+def worker_directory(data_dir: Path, worker: int) -> Path:
+    """Return where a worker listens to tools, when there are several."""
+    return data_dir / f"worker-{worker:02d}"
+
+
+def tell_warnings(loaded: Loaded) -> None:
+    """Log what is odd about a configuration."""
+    for found in loaded.warnings:
+        log.warning("%s:%d:%d: %s", found.file, found.line, found.column, found.message)
+
+
+class GatewayWatch:
+    """A gateway as the admin port sees it."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    async def not_ready(self) -> Sequence[str]:
+        """Return why senders should not be sent here."""
+        return await asyncio.to_thread(self._gateway.not_ready)
+
+    async def records(self) -> Sequence[Record]:
+        """Return every figure."""
+        return gateway_records(await asyncio.to_thread(self._gateway.statistics))
+
+
+class Signals:
+    """What the operator asked for, by signal."""
+
+    def __init__(self) -> None:
+        self.stop = asyncio.Event()
+        self.hurry = asyncio.Event()
+        self.reload = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.ask_to_stop)
+        loop.add_signal_handler(signal.SIGHUP, self.reload.set)
+
+    def ask_to_stop(self) -> None:
+        """Stop, or at once if that was asked for already."""
+        if self.stop.is_set():
+            self.hurry.set()
+        self.stop.set()
+
+    async def next(self) -> str:
+        """Return what is asked for next: `stop` or `reload`."""
+        waits = {asyncio.ensure_future(e.wait()): e for e in (self.stop, self.reload)}
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+        if self.stop.is_set():
+            return "stop"
+        self.reload.clear()
+        return "reload"
+
+
+@contextlib.asynccontextmanager
+async def observed(loaded: Loaded, watched: Watched) -> AsyncIterator[None]:
+    """Serve the admin port, and push to statsd, while something runs."""
+    settings = loaded.graph.settings
+    async with contextlib.AsyncExitStack() as held:
+        if settings.admin.listen is not None:
+            server = HttpServer(AdminApp(watched), settings.admin.listen)
+            await server.start()
+            held.push_async_callback(server.stop, 1.0)
+            log.info("admin: listens on %s", ", ".join(server.addresses))
+        if settings.statsd is not None:
+            task = asyncio.create_task(Statsd(settings.statsd, COUNTERS, watched.records).run())
+            held.push_async_callback(end, task)
+        yield
+
+
+async def end(task: asyncio.Task[None]) -> None:
+    """Cancel a task, and wait until it is over."""
+    task.cancel()
+    await asyncio.wait([task])
+
+
+class GatewayProcess:
+    """One gateway, until it is told to stop."""
+
+    def __init__(self, loaded: Loaded, *, worker: int | None = None) -> None:
+        self._loaded = loaded
+        self._worker = worker
+        self._gateway = Gateway(loaded.graph, Seam(), worker=worker or 0)
+        self._notifier = Notifier({} if worker is not None else None)
+
+    async def run(self) -> None:
+        """Start, serve, stop."""
+        signals = Signals()
+        watched = GatewayWatch(self._gateway)
+        async with contextlib.AsyncExitStack() as held:
+            if self._worker is None:
+                await held.enter_async_context(observed(self._loaded, watched))
+            else:
+                held.push_async_callback(end, asyncio.create_task(_follow_parent(signals)))
+            if not await self._start(signals):
+                return
+            control = self._listen_to_tools()
+            if control is not None:
+                held.callback(control.close)
+            self._notifier.ready(await self._status())
+            log.info("holdfast %s is ready, process %d", __version__, os.getpid())
+            held.push_async_callback(end, asyncio.create_task(self._tell_status()))
+            while await signals.next() == "reload":
+                await self._reload()
+            await self._stop(signals)
+
+    async def _start(self, signals: Signals) -> bool:
+        """Start the gateway; False if it was told to stop before it had."""
+        starting = asyncio.create_task(self._gateway.start())
+        stopping = asyncio.create_task(signals.stop.wait())
+        await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        if not starting.done():
+            starting.cancel()
+            await asyncio.wait([starting])
+            return False
+        await starting
+        return True
+
+    def _listen_to_tools(self) -> ControlServer | None:
+        directory = self._loaded.graph.data_dir
+        if self._worker is not None:
+            directory = worker_directory(directory, self._worker)
+        directory.mkdir(parents=True, exist_ok=True)
+        verbs = dict(gateway_verbs(self._gateway, asyncio.get_running_loop()))
+        verbs["metrics"] = self._metrics
+        return serve(PurePath(directory), verbs, Seam().clock)
+
+    def _metrics(self, request: dict[str, object]) -> dict[str, object]:
+        """Return every figure, for the parent of several workers."""
+        return {"records": [list(one) for one in gateway_records(self._gateway.statistics())]}
+
+    async def _tell_status(self) -> None:
+        while True:
+            await asyncio.sleep(self._notifier.watchdog_s or STATUS_S)
+            self._notifier.alive(await self._status())
+
+    async def _status(self) -> str:
+        lag = await asyncio.to_thread(self._gateway.lag_events)
+        waiting = ", ".join(f"{count} events wait for {name}" for name, count in lag.items())
+        return f"{self._gateway.state}; {waiting or 'no destinations'}"
+
+    async def _reload(self) -> None:
+        self._notifier.reloading()
+        try:
+            loaded = await asyncio.to_thread(load, self._loaded.document.file)
+        except BadConfig as error:
+            log.error("not reloaded: %s", error.message)
+            for found in error.findings:
+                log.error("%s:%d:%d: %s", found.file, found.line, found.column, found.message)
+        else:
+            tell_warnings(loaded)
+            logs.set_level(loaded.graph.settings.logging)
+            report = await reload(self._gateway, loaded.graph)
+            for what in report.applied:
+                log.info("reloaded: %s", what)
+            for what in report.needs_restart:
+                log.warning("not reloaded, needs a restart: %s", what)
+        self._notifier.ready(await self._status())
+
+    async def _stop(self, signals: Signals) -> None:
+        self._notifier.stopping("stopping")
+        log.info("stopping, within %g s", self._gateway.graph.settings.drain)
+        stopping = asyncio.create_task(self._gateway.stop())
+        hurrying = asyncio.create_task(signals.hurry.wait())
+        await asyncio.wait([stopping, hurrying], return_when=asyncio.FIRST_COMPLETED)
+        hurrying.cancel()
+        if not stopping.done():
+            log.warning("stopping at once")
+            stopping.cancel()
+        await asyncio.wait([stopping])
+        left = ", ".join(f"{name} {n}" for name, n in self._gateway.left_events.items() if n)
+        log.info("stopped; %s", f"kept for the next start: {left}" if left else "nothing waits")
+
+
+async def _follow_parent(signals: Signals) -> None:
+    """Stop when the parent is gone: it holds the other end of our standard input."""
+    loop = asyncio.get_running_loop()
+    reader = asyncio.StreamReader()
+    with contextlib.suppress(OSError):
+        await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+        await reader.read()
+        log.warning("the parent process is gone")
+        signals.ask_to_stop()
