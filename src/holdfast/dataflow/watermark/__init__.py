@@ -1,0 +1,10 @@
+"""The watermark: a promise that no accepted event with an earlier time is still to be processed.
+
+    gateways ──statements──▶ claims ──C──▶ the source's offsets ──_wm──▶ Spark's watermark
+
+Spark's own watermark is the newest event time less a delay, over everything a batch has read: a
+fast input makes the rows of a slow one late, silently, and without input it stands still. Here the
+source *claims* a watermark, from what every gateway says about data that was not read yet, and
+drives Spark's with it (`drive.py`). A row is late only against a claim that was made before it
+came, and late rows are data too: they are counted or kept, never dropped silently (`late.py`).
+"""

@@ -1,0 +1,54 @@
+"""What one gateway says about event time, and how far the watermark may go on its account."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+Reason = Literal["pending", "newest", "idle", "producers", "unheard", "unreachable"]
+
+
+class Statement(NamedTuple):
+    """What a gateway holds from a position on, said at one moment. Times are µs since 1970."""
+
+    # The earliest event time that waits there: sealed, open, or to be tried again. Events that were
+    # late already when they came do not count. None: nothing waits.
+    pending_us: int | None
+    # The newest event time it ever saw, of events that were not dated in the future.
+    newest_us: int | None
+    # Nothing waits, and nothing came for `idle_after`. Nobody but the gateway itself can know that.
+    idle: bool
+    # Its wall clock.
+    clock_us: int
+    # Where its events come from pipelines that state a watermark: the earliest of those.
+    producers_us: int | None = None
+
+
+class Bound(NamedTuple):
+    """How far one gateway lets the watermark go, and why no further."""
+
+    # None: nothing is known yet, so not at all.
+    us: int | None
+    reason: Reason
+
+
+def bound_of(statement: Statement, max_delay_us: int) -> Bound:
+    """Return how far a gateway's own statement lets the watermark go.
+
+    Everything that it will accept later and that is older than this is late, by definition.
+    """
+    ahead = _ahead(statement, max_delay_us)
+    if statement.pending_us is not None and (ahead.us is None or statement.pending_us < ahead.us):
+        # Without anything seen the delay is unknown, and so is what else may still come.
+        return Bound(None if ahead.us is None else statement.pending_us, "pending")
+    return ahead
+
+
+def _ahead(statement: Statement, max_delay_us: int) -> Bound:
+    if statement.producers_us is not None:
+        return Bound(statement.producers_us, "producers")
+    if statement.idle:
+        return Bound(statement.clock_us - max_delay_us, "idle")
+    if statement.newest_us is None:
+        return Bound(None, "unheard")
+    # An event dated a little ahead of the clock says nothing about the time of the others.
+    return Bound(min(statement.newest_us, statement.clock_us) - max_delay_us, "newest")

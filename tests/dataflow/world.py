@@ -1,0 +1,184 @@
+"""A world without Spark: gateways, a planner with claims, and windows that close as Spark's do.
+
+What is durable survives `restart`: the gateways' events, the last planned offset (Spark's offset
+log), the retry lane, the open windows as of the last committed batch. Times are small integers in
+µs, but claims are whole milliseconds, so one step is one millisecond.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from holdfast.dataflow.watermark.claims import END_OF_TIME_US, Claims, Silence
+from holdfast.dataflow.watermark.late import is_late, last_end_us
+from holdfast.dataflow.watermark.settings import WatermarkSettings
+from holdfast.dataflow.watermark.statement import Statement
+from holdfast.dataflow.watermark.tracker import Tracker
+
+STEP_US = 1000
+LANE = "retry lane"
+
+
+class Event(NamedTuple):
+    """One accepted event, and whether it came in time."""
+
+    number: int
+    event_us: int
+    in_time: bool
+
+
+@dataclass
+class Gateway:
+    """Accepts events, and speaks about them while it is reachable."""
+
+    events: list[Event] = field(default_factory=list)
+    reachable: bool = True
+    appended_us: int = 0
+
+    def statement(
+        self, position: int, claimed_us: int, clock_us: int, idle_after_us: int
+    ) -> Statement:
+        waiting = [e.event_us for e in self.events[position:]]
+        is_idle = not waiting and clock_us >= self.appended_us + idle_after_us
+        newest = max((e.event_us for e in self.events), default=None)
+        in_time = [time_us for time_us in waiting if time_us >= claimed_us]
+        return Statement(min(in_time, default=None), newest, is_idle, clock_us)
+
+
+class Offset(NamedTuple):
+    """How far every gateway is read, and the claim that goes with it."""
+
+    positions: tuple[int, ...]
+    claim_us: int
+
+
+@dataclass
+class State:
+    """What Spark keeps: open windows, closed ones, late rows, rows to be tried again."""
+
+    open: Counter[int] = field(default_factory=Counter)
+    closed: dict[int, int] = field(default_factory=dict)
+    late: int = 0
+    lane: dict[int, tuple[Event, int]] = field(default_factory=dict)
+    # The watermark that the last batch evicted by: Spark's late filter of the next.
+    evicted_by_us: int = 0
+    processed: set[int] = field(default_factory=set)
+
+
+class World:
+    """Random gateways, delays, failures and restarts, with the promise checked at every step."""
+
+    def __init__(
+        self, gateways: int, window_us: int, settings: WatermarkSettings, retries: bool
+    ) -> None:
+        self.gateways = [Gateway() for _ in range(gateways)]
+        self.settings = settings
+        self.window_us = window_us
+        self.retries = retries
+        self.clock_us = 100 * STEP_US
+        self.start = Offset((0,) * gateways, 0)
+        self.state = State()
+        self.accepted = 0
+        self.claims = Claims(settings)
+
+    def append(self, gateway: int, event_us: int) -> None:
+        in_time = event_us >= self.claims.claimed_us
+        self.gateways[gateway].events.append(Event(self.accepted, event_us, in_time))
+        self.gateways[gateway].appended_us = self.clock_us
+        self.accepted += 1
+
+    def plan(self, limit: int) -> Offset:
+        """Return where the next batch ends: what the source's `latestOffset` does."""
+        ends = tuple(
+            min(len(gateway.events), position + limit) if gateway.reachable else position
+            for gateway, position in zip(self.gateways, self.start.positions, strict=True)
+        )
+        # A row of this batch may fail and come again: where there are retries it holds too.
+        asked = self.start.positions if self.retries else ends
+        heard: dict[str, Statement | Silence] = {
+            f"gateway {number}": gateway.statement(
+                asked[number],
+                self.claims.claimed_us,
+                self.clock_us,
+                int(self.settings.idle_after * 1e6),
+            )
+            if gateway.reachable
+            else Silence(self.clock_us)
+            for number, gateway in enumerate(self.gateways)
+        }
+        heard[LANE] = Statement(self._lane_us(), None, False, self.clock_us, END_OF_TIME_US)
+        return Offset(ends, self.claims.update(heard).us)
+
+    def _lane_us(self) -> int | None:
+        tracker = Tracker(int(self.settings.max_hold * 1e6))
+        for event, failed_us in self.state.lane.values():
+            tracker.insert(event.number, event.event_us, failed_us=failed_us)
+        return tracker.pending_us(self.clock_us)
+
+    def run(self, end: Offset, failing: frozenset[int] = frozenset()) -> State:
+        """Return the state after the batch; nothing is kept until it is committed."""
+        state = copy.deepcopy(self.state)
+        rows = [
+            event
+            for gateway, first, last in zip(
+                self.gateways, self.start.positions, end.positions, strict=True
+            )
+            for event in gateway.events[first:last]
+        ]
+        again = [event for event, _ in state.lane.values()]
+        for event in (*rows, *again):
+            if event.number in failing and self.retries:
+                _, failed_us = state.lane.get(event.number, (event, self.clock_us))
+                state.lane[event.number] = (event, failed_us)
+                continue
+            state.lane.pop(event.number, None)
+            self._count(state, event)
+        self._evict(state, self.start.claim_us)
+        return state
+
+    def _count(self, state: State, event: Event) -> None:
+        assert event.number not in state.processed, "an event was counted twice"
+        state.processed.add(event.number)
+        window_end = last_end_us(event.event_us, self.window_us)
+        if is_late(window_end, self.start.claim_us):
+            state.late += 1
+            return
+        assert window_end > state.evicted_by_us, "Spark would have dropped the row silently"
+        state.open[window_end] += 1
+
+    def _evict(self, state: State, watermark_us: int) -> None:
+        self.check_promise(state, watermark_us)
+        for window_end in [end for end in state.open if end <= watermark_us]:
+            assert window_end not in state.closed, "a window was emitted twice"
+            state.closed[window_end] = state.open.pop(window_end)
+        state.evicted_by_us = watermark_us
+
+    def commit(self, end: Offset, state: State, *, no_data_batch: bool) -> None:
+        self.start, self.state = end, state
+        if no_data_batch:
+            self._evict(self.state, end.claim_us)
+
+    def restart(self) -> None:
+        """Forget what only the process knew; the last claim is in the offset log."""
+        self.claims = Claims(self.settings, self.start.claim_us)
+
+    def check_promise(self, state: State, watermark_us: int) -> None:
+        """No event that came in time is passed while it waits, unless it was held too long."""
+        overdue_us = self.clock_us - int(self.settings.max_hold * 1e6)
+        for gateway in self.gateways:
+            for event in gateway.events:
+                waits = event.in_time and event.number not in state.processed
+                _, failed_us = state.lane.get(event.number, (event, self.clock_us))
+                if waits and failed_us > overdue_us:
+                    assert watermark_us <= event.event_us, f"{watermark_us} passed {event}"
+
+    def finish(self) -> None:
+        """Read everything, then claim the end of time: all windows close."""
+        for gateway in self.gateways:
+            gateway.reachable = True
+        end = Offset(tuple(len(g.events) for g in self.gateways), self.start.claim_us)
+        self.commit(end, self.run(end), no_data_batch=False)
+        self.commit(end._replace(claim_us=self.claims.close().us), self.state, no_data_batch=True)
