@@ -35,16 +35,19 @@ class Store(Protocol):
     def freed(self) -> None:
         """Something was resolved: data may go, and whoever waits for room may look again."""
 
+    def hasten(self) -> None:
+        """Somebody waits for sealed data."""
+
 
 class Attachment:
     """A subscriber in use by one reader."""
 
-    def __init__(self, store: Store, name: str) -> None:
+    def __init__(self, store: Store, name: str, resumed: int | None = None) -> None:
         self.name = name
         self._store = store
         self._ledger = store.ledger
         self._closed = False
-        self.generation = store.ledger.attach(name)
+        self.generation = store.ledger.attach(name, resumed)
         # Whoever waits under this name is fenced off, and should know.
         store.arrivals.notify()
 

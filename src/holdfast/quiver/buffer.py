@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from holdfast.errors import HoldfastError
 from holdfast.quiver.bundle import ENVELOPE_BYTES
+from holdfast.quiver.config import SegmentConfig
 from holdfast.quiver.frame import HEADER_BYTES, Kind
 
 
@@ -36,6 +37,8 @@ class OpenBuffer:
     opened_at_s: float
     bundles: list[Held] = field(default_factory=list)
     size_bytes: int = 0
+    # A reader waits for it to be sealed.
+    is_wanted: bool = False
     # Called once the segment is durable, or with an error if it cannot be: answers appends that
     # asked for level `segment`, and `flush`.
     on_sealed: list[Callable[[HoldfastError | None], None]] = field(default_factory=list)
@@ -48,6 +51,12 @@ class OpenBuffer:
             [len(held.payload) + HEADER_BYTES + held.events * ENVELOPE_BYTES for held in bundles]
         )
         self.bundles.extend(bundles)
+
+    def due_s(self, config: SegmentConfig) -> float:
+        """Return when it is to be sealed, however small it is."""
+        longest_s = config.max_open_duration_s
+        wait_s = min(config.min_open_duration_s, longest_s) if self.is_wanted else longest_s
+        return self.opened_at_s + wait_s
 
     @property
     def first_seq(self) -> int:

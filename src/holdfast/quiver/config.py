@@ -113,6 +113,8 @@ class SegmentConfig:
     target_size_bytes: int = 32 * MB
     # The open buffer is sealed at this age, however small it is.
     max_open_duration_s: float = 5.0
+    # A reader that waits for sealed data has it sealed at this age already.
+    min_open_duration_s: float = 0.25
     # Files of one segment; rarer schemas beyond it share one file as opaque IPC streams.
     max_files: int = 64
     # Compression saves disk and gives up zero-copy reads.
@@ -127,6 +129,8 @@ class SegmentConfig:
             MB <= size <= 256 * MB, "segment.target_size_bytes", size, "between 1 MB and 256 MB"
         )
         _require_s(self.max_open_duration_s, "segment.max_open_duration_s", WAIT_MAX_S)
+        shortest = self.min_open_duration_s
+        _require(shortest >= 0, "segment.min_open_duration_s", shortest, "0 or more")
         _require_s(self.retry_max_s, "segment.retry_max_s", WAIT_MAX_S)
         _require_s(self.retry_min_s, "segment.retry_min_s", self.retry_max_s)
         files = self.max_files

@@ -8,6 +8,10 @@ A plan is a promise: it writes a durable pin, and until it is committed (or `ret
 has passed) neither age nor a size cap takes its data, so the same range reads the same rows after a
 crash. Plans may be made ahead of commits. A commit may stop at any event inside its range, and
 begin at any bundle: events of one bundle are resolved in order, bundles in any.
+
+A reader that keeps its own account of what it planned (a Spark checkpoint does) says where a plan
+begins, and after a crash asks for exactly the same range with `replan`. It gets all of it or an
+error: what was dropped meanwhile is `DataLoss`, what is committed already `UnknownPosition`.
 """
 
 from __future__ import annotations
@@ -22,8 +26,10 @@ import pyarrow as pa
 from holdfast.errors import BadInput, Damaged, DataLoss, UnknownPosition
 from holdfast.quiver.attachment import Attachment, Store
 from holdfast.quiver.frame import NOTHING, Totals
+from holdfast.quiver.intervals import IntervalSet
 from holdfast.quiver.outcome import Outcome, Position
 from holdfast.quiver.segment import Bundle, Ref
+from holdfast.quiver.shelf import SEQ_MAX
 
 OnDataLoss = Literal["fail", "count"]
 
@@ -42,10 +48,12 @@ class Range:
 class Cursor(Attachment):
     """Reads a subscriber's data in order. One thread at a time."""
 
-    def __init__(self, store: Store, name: str, on_data_loss: OnDataLoss) -> None:
+    def __init__(
+        self, store: Store, name: str, on_data_loss: OnDataLoss, resumed: int | None = None
+    ) -> None:
         if on_data_loss not in ("fail", "count"):
             raise BadInput(f"on_data_loss is {on_data_loss!r}", hint="use 'fail' or 'count'")
-        super().__init__(store, name)
+        super().__init__(store, name, resumed)
         self._on_data_loss = on_data_loss
         self._planned = self.subscriber.position
         self._reopened = self.subscriber.reopened
@@ -62,9 +70,14 @@ class Cursor(Attachment):
         max_bytes: int = 64 << 20,
         wait_s: float = 0.0,
         durable: bool = True,
+        start: Position | None = None,
+        sealed_only: bool = False,
     ) -> Range | None:
         """Return the next range, at least one bundle; None if nothing came within `wait_s`.
 
+        It begins behind the last plan, or at `start` (but never before `position`). With
+        `sealed_only` it ends where sealed segments do; if there is nothing sealed, what is open is
+        sealed early, at the age of `segment.min_open_duration_s`.
         With `durable=False` the pin is not synced at once but with the next lines of the ledger: a
         power cut may forget it, a crash of the process does not.
         """
@@ -74,7 +87,9 @@ class Cursor(Attachment):
         while True:
             seen = self._store.arrivals.version
             self._require_current()
-            planned = self._plan_now(max_events, max_bytes, durable)
+            planned = self._plan_now(max_events, max_bytes, durable, start, sealed_only)
+            if planned is None and sealed_only:
+                self._store.hasten()
             remaining_s = deadline_s - self._store.clock.monotonic_s()
             if planned is not None or remaining_s <= 0:
                 return planned
@@ -93,7 +108,14 @@ class Cursor(Attachment):
                 return planned
             await self._store.arrivals.wait_async(seen, remaining_s)
 
-    def _plan_now(self, max_events: int, max_bytes: int, durable: bool) -> Range | None:
+    def _plan_now(
+        self,
+        max_events: int,
+        max_bytes: int,
+        durable: bool,
+        start: Position | None,
+        sealed_only: bool,
+    ) -> Range | None:
         with self._ledger.lock:
             subscriber = self.subscriber
             if subscriber.paused:
@@ -101,26 +123,29 @@ class Cursor(Attachment):
             self._tell_losses()
             if self._reopened != subscriber.reopened:
                 self._reopened, self._planned = subscriber.reopened, subscriber.position
-            start = max(self._planned, subscriber.position)
-            refs = self._collect(start, max_events, max_bytes)
+            start = max(self._planned if start is None else start, subscriber.position)
+            refs = self._collect(start, max_events, max_bytes, sealed_only)
             if not refs:
                 return None
-            end = Position(refs[-1].seq + 1)
-            now_ns = self._ledger.steady.now_ns()
-            self._ledger.change(
-                "pin", self.name, first_seq=start.seq, end_seq=end.seq, since_ns=now_ns
-            )
-            if durable:
-                self._ledger.sync()
-            self._planned = end
+            planned = self._pinned(start, Position(refs[-1].seq + 1), refs, durable)
+            self._planned = planned.end
+            return planned
+
+    def _pinned(self, start: Position, end: Position, refs: list[Ref], durable: bool) -> Range:
+        now_ns = self._ledger.steady.now_ns()
+        self._ledger.change("pin", self.name, first_seq=start.seq, end_seq=end.seq, since_ns=now_ns)
+        if durable:
+            self._ledger.sync()
         events = sum(ref.events for ref in refs) - (start.row if refs[0].seq == start.seq else 0)
         return Range(start, end, events, sum(ref.size_bytes for ref in refs), tuple(refs))
 
-    def _collect(self, start: Position, max_events: int, max_bytes: int) -> list[Ref]:
+    def _collect(
+        self, start: Position, max_events: int, max_bytes: int, sealed_only: bool = False
+    ) -> list[Ref]:
         refs: list[Ref] = []
         events, size_bytes = 0, 0
         resolved = self.subscriber.resolved
-        for ref in self._store.shelf.refs(start.seq):
+        for ref in self._store.shelf.refs(start.seq, sealed_only=sealed_only):
             if ref.seq in resolved:
                 continue
             events, size_bytes = events + ref.events, size_bytes + ref.size_bytes
@@ -129,8 +154,51 @@ class Cursor(Attachment):
             refs.append(ref)
         return refs
 
-    def _tell_losses(self) -> None:
-        losses = self.subscriber.losses
+    def replan(self, start: Position, end: Position) -> Range:
+        """Return exactly the range from `start` to `end`, planned before, and pin it again.
+
+        Raises `DataLoss` if some of it was lost since, and `UnknownPosition` if it was never handed
+        out like that, or some of it is committed. Only what `on_data_loss="count"` or
+        `accept_losses` let go may be missing.
+        """
+        with self._ledger.lock:
+            self._require_current()
+            self._tell_losses(start.seq, end.seq)
+            self._require_replannable(start, end)
+            refs = []
+            for ref in self._store.shelf.refs(start.seq):
+                if ref.seq >= end.seq:
+                    break
+                if ref.seq not in self.subscriber.resolved:
+                    refs.append(ref)
+            if not refs:
+                return Range(start, end, 0, 0, ())
+            if refs[0].seq == start.seq and start.row > refs[0].events:
+                raise _not_planned(start, end, f"bundle {start.seq} has {refs[0].events} events")
+            planned = self._pinned(start, end, refs, durable=True)
+            self._planned = max(self._planned, end)
+            return planned
+
+    def _require_replannable(self, start: Position, end: Position) -> None:
+        subscriber = self.subscriber
+        if start.row < 0 or start > end or end.row:
+            raise _not_planned(start, end, "a range begins at an event and ends behind a bundle")
+        newest_seq = self._store.shelf.newest_seq()
+        if end.seq > newest_seq + 1:
+            raise _not_planned(start, end, f"the newest bundle is {newest_seq}")
+        done = subscriber.position
+        if start == end or start >= done:
+            return
+        lost = IntervalSet((first, until) for first, until, _ in subscriber.losses)
+        if not lost.covers(start.seq, min(done.seq, end.seq)) or (done.row and done < end):
+            raise _not_planned(start, end, f"all before {done} is resolved")
+
+    def _tell_losses(self, first_seq: int = 0, end_seq: int = SEQ_MAX) -> None:
+        losses = [
+            (first, end, outcome)
+            for first, end, outcome in self.subscriber.losses
+            if first < end_seq and first_seq < end
+        ]
         if not losses or self._on_data_loss == "count":
             return
         ranges = [(first, end, outcome.name.lower()) for first, end, outcome in losses]
@@ -268,6 +336,13 @@ class Cursor(Attachment):
                 for ref in planned.refs
                 if ref.seq not in subscriber.resolved
             }
+
+
+def _not_planned(start: Position, end: Position, why: str) -> UnknownPosition:
+    return UnknownPosition(
+        f"no range from {start} to {end} to plan again: {why}",
+        hint="go on from the cursor's position, if the caller's own account is of this quiver",
+    )
 
 
 def _seq_of(ref: Ref) -> int:

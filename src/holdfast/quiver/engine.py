@@ -23,7 +23,7 @@ from dataclasses import replace
 from pathlib import PurePath
 from typing import TypeVar
 
-from holdfast.errors import BadInput, CannotOpen, DirectoryLocked, HoldfastError
+from holdfast.errors import BadInput, CannotOpen, DirectoryLocked, HoldfastError, NotAccepted
 from holdfast.quiver import names
 from holdfast.quiver.attachment import Attachment
 from holdfast.quiver.backup_marker import refuse_backup
@@ -147,6 +147,7 @@ class Engine:
         segments_dir = self.root / names.SEGMENTS_DIR
         self.builder = SegmentBuilder(disk, segments_dir, self.quiver_id, self.config)
         self.sealer = Sealer(self.seam, self.config, self.builder, self.catalog, wal_dir)
+        self.sealer.on_sealed = self.arrivals.notify
         for path, last_seq, size_bytes in recovered.wal_files:
             self.sealer.wal_files.add(path, last_seq, size_bytes)
         self.sealer.preload(recovered.backlog)
@@ -209,6 +210,11 @@ class Engine:
         """Something was resolved: data may go, and whoever waits for room may look again."""
         self.keeper.freed()
         self.retention.notify_freed()
+
+    def hasten(self) -> None:
+        """Somebody waits for sealed data."""
+        with contextlib.suppress(NotAccepted):  # it is closing, or failed: nothing will be sealed
+            self.writer.hasten()
 
     def attached(self, reader: Attached) -> Attached:
         """Remember a reader: retention leaves alone what it has in hand, and `stop` closes it."""

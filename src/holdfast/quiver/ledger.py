@@ -122,7 +122,10 @@ def _change_subscriber(subscriber: Subscriber, verb: str, change: dict[str, Any]
     elif verb in ("pause", "resume"):
         subscriber.paused = verb == "pause"
     elif verb == "pin":
-        subscriber.pins.append(Pin(change["first_seq"], change["end_seq"], change["since_ns"]))
+        pin = Pin(change["first_seq"], change["end_seq"], change["since_ns"])
+        # Planned once more, a range is pinned from now on.
+        others = [p for p in subscriber.pins if (p.first_seq, p.end_seq) != pin.seqs]
+        subscriber.pins = [*others, pin]
     elif verb == "accept_losses":
         subscriber.losses = []
     elif verb == "reopen":
@@ -209,11 +212,16 @@ class Ledger:
             self.change("register", state=fresh.to_fields())
             self.sync()
 
-    def attach(self, name: str) -> int:
-        """Begin a new generation; whoever was attached before is fenced off."""
+    def attach(self, name: str, resumed: int | None = None) -> int:
+        """Begin a new generation; whoever was attached before is fenced off.
+
+        An earlier one is resumed if nobody began another since.
+        """
         with self.lock:
             self.subscriber(name)
-            generation = self.state.last_generation + 1
+            if resumed is not None:
+                self._check_generation(name, resumed)
+            generation = self.state.last_generation + 1 if resumed is None else resumed
             self.change("attach", name, generation=generation)
             self.sync()
             return generation

@@ -294,10 +294,16 @@ class Quiver:
         start: StartPosition = "oldest",
         options: SubscriberOptions | None = None,
         on_data_loss: OnDataLoss = "fail",
+        generation: int | None = None,
     ) -> Cursor:
-        """Attach a cursor, registering the subscriber if it is new; an older reader is fenced."""
-        register_if_new(self._engine, name, start, options)
-        return self._engine.attached(Cursor(self._engine, name, on_data_loss))
+        """Attach a cursor, registering the subscriber if it is new; an older reader is fenced.
+
+        With `generation` an earlier cursor's place is taken up again, across a restart too; if
+        another reader attached since, that raises `Fenced`.
+        """
+        if generation is None:
+            register_if_new(self._engine, name, start, options)
+        return self._engine.attached(Cursor(self._engine, name, on_data_loss, generation))
 
     def lease(
         self,

@@ -45,6 +45,8 @@ class Sealer:
     ) -> None:
         self.counters = SealCounters()
         self.last_error: str | None = None
+        # Called when a segment became visible.
+        self.on_sealed: Callable[[], None] = lambda: None
         self.wal_files = ClosedWalFiles(seam.disk, wal_dir)
         self._wal_dir = wal_dir
         self._clock = seam.clock
@@ -177,6 +179,7 @@ class Sealer:
         self.counters.segments += 1
         self.counters.seconds += self._clock.monotonic_s() - started_s
         self._tell(buffer, None)
+        self.on_sealed()
         try:
             self.wal_files.remove_sealed(buffer.last_seq)
         except OSError as error:

@@ -63,10 +63,12 @@ class Shelf:
         sealed = {segment.summary.first_seq for segment in segments}
         return segments, [held for first_seq, held in tail if first_seq not in sealed]
 
-    def refs(self, from_seq: int) -> Iterator[Ref]:
-        """Yield the readable bundles from a seq on, in order."""
+    def refs(self, from_seq: int, *, sealed_only: bool = False) -> Iterator[Ref]:
+        """Yield the readable bundles from a seq on, in order, up to the first not sealed."""
         end = from_seq
         for part in self._parts(from_seq):
+            if sealed_only and isinstance(part, list):
+                return
             places, ref_at = self._look_into(part, from_seq, SEQ_MAX)
             for place in places:
                 ref = ref_at(place, end)

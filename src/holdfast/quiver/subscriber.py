@@ -70,6 +70,11 @@ class Pin:
     end_seq: int
     time_ns: int
 
+    @property
+    def seqs(self) -> tuple[int, int]:
+        """The range."""
+        return self.first_seq, self.end_seq
+
 
 @dataclass
 class Subscriber:

@@ -133,6 +133,12 @@ class Writer:
         """Seal the open buffer and call `done` when it is durable, or cannot be."""
         self.inbox.request(lambda: self._flush(done))
 
+    def hasten(self) -> None:
+        """Seal the open buffer soon: a reader waits for it."""
+        if self.buffer.bundles and not self.buffer.is_wanted:
+            self.buffer.is_wanted = True
+            self.inbox.request(lambda: None)  # so that the writer looks at its timers again
+
     def stop(self) -> None:
         """Write, sync and hand over everything accepted, then end the thread."""
         self._stopping = True
@@ -192,7 +198,7 @@ class Writer:
             return 0.0
         due = [] if self._sync_due_s is None else [self._sync_due_s]
         if self.buffer.bundles:
-            due.append(self.buffer.opened_at_s + self._config.segment.max_open_duration_s)
+            due.append(self.buffer.due_s(self._config.segment))
         if self._carried and self.failure is None:
             due.append(self._clock.monotonic_s() + CARRIED_RETRY_S)
         return max(0.0, min(due) - self._clock.monotonic_s()) if due else None
@@ -209,7 +215,7 @@ class Writer:
             if self._sync_due_s is not None and now_s >= self._sync_due_s:
                 self._sync_or_rescue()
             full = self.buffer.size_bytes >= segment.target_size_bytes
-            old = now_s - self.buffer.opened_at_s >= segment.max_open_duration_s
+            old = now_s >= self.buffer.due_s(segment)
             if self.buffer.bundles and (full or old) and not self._hand_over() and old:
                 # The sealer is busy: look again after another period, not in a hot loop.
                 self.buffer.opened_at_s = now_s

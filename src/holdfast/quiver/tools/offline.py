@@ -102,6 +102,9 @@ class Offline:
     def freed(self) -> None:
         """Nobody waits for room here."""
 
+    def hasten(self) -> None:
+        """Nothing is sealed here."""
+
     def drop_subscriber(self, name: str, reason: str) -> Totals:
         """Forget a subscriber; what waited for it is given up."""
         retention = Retention(
