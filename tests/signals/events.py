@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from hypothesis import strategies as st
 from tests.signals.client_classes import TIME, URI, UUID, class_samples, facet_classes
 
 BASE = {"eventTime": TIME, "producer": URI, "schemaURL": URI}
@@ -12,6 +13,15 @@ FACET = {"_producer": URI, "_schemaURL": URI}
 RUN = {"runId": UUID}
 JOB = {"namespace": "jobs", "name": "a job"}
 DATASET = {"namespace": "data", "name": "a dataset"}
+
+
+# Documents whose keys are hard to report: empty, like numbers, or names that mean something.
+ODD_KEYS = st.sampled_from(["", "0", "01", "+1", "1", "facets", "run", "x/y", "~", "fields", "min"])
+ODD_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(ODD_KEYS, inner, max_size=4),
+    max_leaves=20,
+)
 
 
 def own(document: dict[str, Any]) -> dict[str, Any]:

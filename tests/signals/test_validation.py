@@ -15,6 +15,8 @@ from tests.signals.events import (
     DATASET,
     FACET,
     JOB,
+    ODD_JSON,
+    ODD_KEYS,
     RUN,
     dataset_event,
     event_with,
@@ -373,14 +375,6 @@ def test_keys_that_look_like_numbers_are_found() -> None:
         (problem,) = STANDARD.check(event_with("input", {"dataQualityMetrics": metrics})).errors
         facet = "/inputs/0/inputFacets/dataQualityMetrics"
         assert problem.pointer == f"{facet}/columnMetrics/{key}/min"
-
-
-ODD_KEYS = st.sampled_from(["", "0", "01", "+1", "1", "facets", "run", "x/y", "~", "fields", "min"])
-ODD_JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(max_size=3),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(ODD_KEYS, inner, max_size=4),
-    max_leaves=20,
-)
 
 
 @given(

@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 from urllib.parse import urljoin
 
 import jsonschema_rs
@@ -37,6 +37,15 @@ _BASES = {
 }
 _DEFINITIONS = ("$defs", "definitions")
 
+# In what a file may be written. A dialect that is not built in would have to be fetched.
+_DIALECTS = {
+    "http://json-schema.org/draft-04/schema",
+    "http://json-schema.org/draft-06/schema",
+    "http://json-schema.org/draft-07/schema",
+    "https://json-schema.org/draft/2019-09/schema",
+    DIALECT,
+}
+
 # How many references a definition may pass through on its way to its base.
 MAX_REFERENCES = 32
 
@@ -53,7 +62,7 @@ class FacetFiles:
 
     def registry(self) -> jsonschema_rs.Registry:
         """Return everything a reference may name."""
-        return jsonschema_rs.Registry(list(self.resources.items()))
+        return _registry(self.resources)
 
 
 def read_facet_files(folders: Sequence[Path]) -> FacetFiles:
@@ -72,11 +81,20 @@ def read_facet_files(folders: Sequence[Path]) -> FacetFiles:
             continue
         found.resources[uri] = content
         paths[uri] = path
+    for uri in paths:
+        _add_core_files(found, uri)
     for uri, path in paths.items():
-        _add_core_files(found, uri, path)
-    for uri, path in paths.items():
+        _try_out(found, uri, path)
         _add_facets(found, uri, path)
     return found
+
+
+def _registry(resources: dict[str, Any]) -> jsonschema_rs.Registry:
+    return jsonschema_rs.Registry(list(resources.items()), retriever=_fetch_nothing)
+
+
+def _fetch_nothing(uri: str) -> NoReturn:
+    raise LookupError(f"{uri} is in none of facet_dirs, and nothing is fetched")
 
 
 def _schema_paths(folders: Sequence[Path]) -> Iterator[Path]:
@@ -97,9 +115,11 @@ def _read(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise _broken(path, "is no JSON Schema: it must be an object")
     content = {"$schema": DIALECT, **content}
+    if str(content["$schema"]).rstrip("#") not in _DIALECTS:
+        raise _broken(path, "is written in a dialect of JSON Schema that is not built in")
     try:
         jsonschema_rs.meta.validate(content)
-    except ValueError as error:
+    except (ValueError, jsonschema_rs.ReferencingError) as error:
         raise _broken(path, f"is no JSON Schema: {_first_line(error)}") from error
     return content
 
@@ -113,17 +133,33 @@ def _first_line(error: Exception) -> str:
     return str(error).partition("\n")[0]
 
 
-def _add_core_files(found: FacetFiles, uri: str, path: Path) -> None:
-    for reference in _references_in(found.resources[uri]):
-        target = _absolute(uri, reference).partition("#")[0]
+def _add_core_files(found: FacetFiles, uri: str) -> None:
+    for target in _targets(found, uri):
         if _CORE_FILE.search(target):
             found.resources.setdefault(target, core_file())
+
+
+def _try_out(found: FacetFiles, uri: str, path: Path) -> None:
+    """Compile a file with what it refers to and nothing else, so that its error is its own."""
+    needed: dict[str, Any] = {}
+    waiting = [uri]
+    while waiting:
+        target = waiting.pop()
+        if target in found.resources and target not in needed:
+            needed[target] = found.resources[target]
+            waiting += _targets(found, target)
     try:
         jsonschema_rs.validator_for(
-            {"$schema": DIALECT, "$ref": uri}, registry=found.registry(), offline=True
+            {"$schema": DIALECT, "$ref": uri}, registry=_registry(needed), offline=True
         )
-    except ValueError as error:
+    except (ValueError, jsonschema_rs.ReferencingError) as error:
         raise _broken(path, f"cannot be used: {_first_line(error)}") from error
+
+
+def _targets(found: FacetFiles, uri: str) -> list[str]:
+    """Return the addresses of the files that a file refers to."""
+    references = _references_in(found.resources[uri])
+    return [_absolute(uri, reference).partition("#")[0] for reference in references]
 
 
 def core_file() -> dict[str, Any]:
