@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import os
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from typing import Any
 
@@ -24,32 +24,36 @@ ANSWER_S = 10.0
 REPLAY_ANSWER_S = TURN_S + 40.0
 
 
+Work = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
+
+
 def gateway_verbs(gateway: Gateway, loop: asyncio.AbstractEventLoop) -> Verbs:
     """Return what a gateway does on request."""
     verbs = _GatewayVerbs(gateway)
-
-    def on_loop(work: Callable[[dict[str, Any]], Awaitable[dict[str, Any]]], wait_s: float) -> Verb:
-        def verb(request: dict[str, Any]) -> dict[str, Any]:
-            running: Coroutine[Any, Any, dict[str, Any]] = _awaited(work(request))
-            future = asyncio.run_coroutine_threadsafe(running, loop)
-            try:
-                return future.result(wait_s)
-            except concurrent.futures.TimeoutError:
-                future.cancel()
-                raise Overloaded(
-                    f"the gateway did not answer within {wait_s:g} s", hint="try again in a moment"
-                ) from None
-
-        return verb
-
     return {
-        "ping": on_loop(verbs.ping, ANSWER_S),
-        "status": on_loop(verbs.status, ANSWER_S),
-        "pause": on_loop(verbs.pause, ANSWER_S),
-        "resume": on_loop(verbs.resume, ANSWER_S),
-        "tap": on_loop(verbs.tap, ANSWER_S),
-        REPLAY_VERB: on_loop(gateway.replay_dead_letters, REPLAY_ANSWER_S),
+        "ping": on_loop(loop, verbs.ping),
+        "status": on_loop(loop, verbs.status),
+        "pause": on_loop(loop, verbs.pause),
+        "resume": on_loop(loop, verbs.resume),
+        "tap": on_loop(loop, verbs.tap),
+        REPLAY_VERB: on_loop(loop, gateway.replay_dead_letters, REPLAY_ANSWER_S),
     }
+
+
+def on_loop(loop: asyncio.AbstractEventLoop, work: Work, wait_s: float = ANSWER_S) -> Verb:
+    """Return a verb that does its work on an event loop, while its own thread waits."""
+
+    def verb(request: dict[str, Any]) -> dict[str, Any]:
+        future = asyncio.run_coroutine_threadsafe(_awaited(work(request)), loop)
+        try:
+            return future.result(wait_s)
+        except concurrent.futures.TimeoutError:
+            future.cancel()
+            raise Overloaded(
+                f"the gateway did not answer within {wait_s:g} s", hint="try again in a moment"
+            ) from None
+
+    return verb
 
 
 async def _awaited(work: Awaitable[dict[str, Any]]) -> dict[str, Any]:
@@ -67,8 +71,7 @@ class _GatewayVerbs:
     async def status(self, request: dict[str, Any]) -> dict[str, Any]:
         """Say how it is: receivers, destinations, dead letters, and why it is not ready."""
         gateway = self._gateway
-        told = await asyncio.to_thread(gateway.statistics)
-        reasons = await asyncio.to_thread(gateway.not_ready)
+        told, reasons = await gateway.statistics(), await gateway.not_ready()
         letters = told.dead_letters
         return {
             "process": os.getpid(),

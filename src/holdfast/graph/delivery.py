@@ -19,12 +19,11 @@ from holdfast.deliver.destination import Destination
 from holdfast.deliver.exporter import Exporter
 from holdfast.deliver.exporter_context import ExporterContext
 from holdfast.deliver.settings import DeliverySettings
-from holdfast.deliver.statistics import DestinationStatistics
 from holdfast.graph.chains import Way, first_of, follow, tapped
 from holdfast.graph.paths import DestinationPlan
 from holdfast.graph.taps import Taps
 from holdfast.graph.turns import TakingTurns
-from holdfast.quiver import Quiver, Statistics
+from holdfast.quiver import Quiver
 from holdfast.seam import Seam
 from holdfast.signals.event import Event
 from holdfast.signals.openlineage.names import order_key
@@ -123,10 +122,6 @@ class Courier:
         finally:
             self._task.cancel()
             await asyncio.wait([self._task])
-
-    def statistics(self, of_quiver: Statistics | None = None) -> DestinationStatistics:
-        """Return a picture of this moment; `of_quiver` saves counting the quiver once more."""
-        return self.destination.statistics(of_quiver)
 
     def replay_way(self) -> ReplayWay:
         """Return how dead letters reach the destination: through its processors, out of order."""

@@ -74,6 +74,16 @@ class GatewayStatistics:
     cpu_seconds: float
 
 
+@dataclass(frozen=True)
+class _Stored:
+    """The part of the statistics that is counted off the loop."""
+
+    quivers: dict[str, tuple[Statistics, ...]]
+    dead_letters: DeadLettersStatistics | None
+    refusing: dict[str, str]
+    rejected: Statistics | None = None
+
+
 @dataclass
 class _Buffer:
     """A quiver of the graph while it is open, and what is connected to it."""
@@ -237,6 +247,8 @@ class Gateway:
 
         Cancelled, it hurries: what is under way is left, and the quivers are closed at once.
         """
+        if self.state == "stopped":
+            return
         if drain_s is None:
             drain_s = self.graph.settings.drain
         self.state = "stopping"
@@ -249,7 +261,7 @@ class Gateway:
             await _all(receiver.stop(drain_s) for receiver in receivers)
             left_s = max(0.0, deadline_s - clock.monotonic_s())
             await _all(courier.stop(left_s) for courier in self._couriers())
-            self.left_events = await asyncio.to_thread(self.lag_events)
+            self.left_events = await self.lag_events()
         finally:
             # A cancelled stop still closes: that is what "at once" leaves to do.
             await asyncio.shield(asyncio.to_thread(self._opened.close))
@@ -299,41 +311,49 @@ class Gateway:
             for name, receiver in buffer.receivers.items()
         }
 
-    def statistics(self) -> GatewayStatistics:
-        """Return a picture of this moment; may be called from any thread."""
+    async def statistics(self) -> GatewayStatistics:
+        """Return a picture of this moment."""
         is_open = self.state in ("running", "stopping")
-        buffers = self._buffers if is_open else []
-        letters = self._dead_letters if is_open else None
-        quivers = {one.plan.name: one.store.statistics() for one in buffers}
+        # Counting what waits takes locks and time: not on the loop.
+        stored = await asyncio.to_thread(self._stored) if is_open else _Stored({}, None, {})
         return GatewayStatistics(
             worker=self.worker,
             state=self.state,
             uptime_s=self._seam.clock.monotonic_s() - self._started_s,
-            quivers=quivers,
+            quivers=stored.quivers,
             receivers={
                 name: receiver.statistics()
-                for buffer in buffers
+                for buffer in self._buffers
                 for name, receiver in buffer.receivers.items()
             },
-            destinations=tuple(self._figures(quivers)) if is_open else (),
-            dead_letters=None if letters is None else letters.statistics(),
-            refusing=self.refusing() if is_open else {},
+            destinations=tuple(self._figures(stored)) if is_open else (),
+            dead_letters=stored.dead_letters,
+            refusing=stored.refusing,
             resident_bytes=_resident_bytes(),
             cpu_seconds=time.process_time(),
         )
 
-    def _figures(self, quivers: dict[str, tuple[Statistics, ...]]) -> Iterator[DestinationFigures]:
+    def _stored(self) -> _Stored:
+        letters = self._surroundings().dead_letters
+        return _Stored(
+            {one.plan.name: one.store.statistics() for one in self._buffers},
+            letters.statistics(),
+            self._refusing(),
+            letters.rejected.statistics() if self._handlers else None,
+        )
+
+    def _figures(self, stored: _Stored) -> Iterator[DestinationFigures]:
         for buffer in self._buffers:
             name = buffer.plan.name
-            counted = {one.core_id: one for one in quivers[name]}
+            counted = {one.core_id: one for one in stored.quivers[name]}
             for one in buffer.couriers:
-                figures = one.statistics(counted.get(one.core_id))
+                figures = one.destination.statistics(counted.get(one.core_id))
                 yield DestinationFigures(one.name, name, one.core_id, figures)
         for one in self._handlers:
-            yield DestinationFigures(one.name, HANDLERS, 0, one.statistics())
+            figures = one.destination.statistics(stored.rejected)
+            yield DestinationFigures(one.name, HANDLERS, 0, figures)
 
-    def refusing(self) -> dict[str, str]:
-        """Return why events would be refused right now, by quiver."""
+    def _refusing(self) -> dict[str, str]:
         found = {}
         for buffer in self._buffers:
             refusal = buffer.store.quiver.refusal()
@@ -341,17 +361,18 @@ class Gateway:
                 found[buffer.plan.name] = refusal.message
         return found
 
-    def not_ready(self) -> list[str]:
+    async def not_ready(self) -> list[str]:
         """Return why senders should not be sent here right now; empty if they should."""
         if self.state != "running":
             return [f"the gateway is {self.state}"]
-        return [f"{name} refuses: {why}" for name, why in self.refusing().items()]
+        refusing = await asyncio.to_thread(self._refusing)
+        return [f"{name} refuses: {why}" for name, why in refusing.items()]
 
-    def lag_events(self) -> dict[str, int]:
-        """Return how many events wait for each destination; may be called from any thread."""
+    async def lag_events(self) -> dict[str, int]:
+        """Return how many events wait for each destination."""
         found: dict[str, int] = {}
-        for courier in self._couriers():
-            found[courier.name] = found.get(courier.name, 0) + courier.statistics().lag_events
+        for one in (await self.statistics()).destinations:
+            found[one.name] = found.get(one.name, 0) + one.figures.lag_events
         return found
 
     def _named(self, name: str) -> list[Courier]:

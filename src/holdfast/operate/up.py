@@ -17,10 +17,11 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path, PurePath
+from typing import Any
 
 from holdfast import __version__
 from holdfast.errors import BadConfig
-from holdfast.graph.control import gateway_verbs
+from holdfast.graph.control import gateway_verbs, on_loop
 from holdfast.graph.loader import Loaded, load
 from holdfast.graph.reload import reload
 from holdfast.graph.runtime import Gateway
@@ -59,11 +60,11 @@ class GatewayWatch:
 
     async def not_ready(self) -> Sequence[str]:
         """Return why senders should not be sent here."""
-        return await asyncio.to_thread(self._gateway.not_ready)
+        return await self._gateway.not_ready()
 
     async def records(self) -> Sequence[Record]:
         """Return every figure."""
-        return gateway_records(await asyncio.to_thread(self._gateway.statistics))
+        return gateway_records(await self._gateway.statistics())
 
 
 class Signals:
@@ -140,6 +141,8 @@ class GatewayProcess:
                 held.push_async_callback(end, asyncio.create_task(_follow_parent(signals)))
             if not await self._start(signals):
                 return
+            # However this ends: nothing stays open.
+            held.push_async_callback(self._gateway.stop, 0.0)
             control = self._listen_to_tools()
             if control is not None:
                 held.callback(control.close)
@@ -168,13 +171,17 @@ class GatewayProcess:
         if self._worker is not None:
             directory = worker_directory(directory, self._worker)
         directory.mkdir(parents=True, exist_ok=True)
-        verbs = dict(gateway_verbs(self._gateway, asyncio.get_running_loop()))
-        verbs["metrics"] = self._metrics
+        loop = asyncio.get_running_loop()
+        verbs = {
+            **gateway_verbs(self._gateway, loop),
+            "metrics": on_loop(loop, self._metrics),
+        }
         return serve(PurePath(directory), verbs, Seam().clock)
 
-    def _metrics(self, request: dict[str, object]) -> dict[str, object]:
+    async def _metrics(self, request: dict[str, Any]) -> dict[str, Any]:
         """Return every figure, for the parent of several workers."""
-        return {"records": [list(one) for one in gateway_records(self._gateway.statistics())]}
+        records = gateway_records(await self._gateway.statistics())
+        return {"records": [list(record) for record in records]}
 
     async def _tell_status(self) -> None:
         while True:
@@ -182,7 +189,7 @@ class GatewayProcess:
             self._notifier.alive(await self._status())
 
     async def _status(self) -> str:
-        lag = await asyncio.to_thread(self._gateway.lag_events)
+        lag = await self._gateway.lag_events()
         waiting = ", ".join(f"{count} events wait for {name}" for name, count in lag.items())
         return f"{self._gateway.state}; {waiting or 'no destinations'}"
 
