@@ -28,6 +28,7 @@ PLACE_CHARACTERS_MAX = 256
 TEXT_CHARACTERS_MAX = 500
 PROBLEMS_MAX = 32
 HEADERS_MAX = 32
+HEADERS_LOOKED_AT_MAX = 1000
 # All headers of a letter together, and all its problems.
 HEADERS_CHARACTERS_MAX = 8 * 1024
 PROBLEMS_CHARACTERS_MAX = 16 * 1024
@@ -51,7 +52,7 @@ def safe_headers(headers: Mapping[str, str]) -> dict[str, str]:
     """Return the headers that may be stored: no credentials, and bounded in number and length."""
     safe = [
         (_text(name, WORD_CHARACTERS_MAX), _text(value, TEXT_CHARACTERS_MAX))
-        for name, value in headers.items()
+        for name, value in itertools.islice(headers.items(), HEADERS_LOOKED_AT_MAX)
         if not any(secret in name.lower() for secret in SECRET_NAMES)
     ]
     sizes = [len(name) + len(value) for name, value in safe]
@@ -197,8 +198,8 @@ def _how_many(sizes: Sequence[int], count_max: int, total_max: int) -> int:
 
 def _text(text: str, characters_max: int) -> str:
     """Return a text that UTF-8 can hold, cut where it is too long."""
-    whole = text.encode("utf-8", "replace").decode()
-    return whole if len(whole) <= characters_max else whole[: characters_max - 1] + "…"
+    kept = text[:characters_max].encode("utf-8", "replace").decode()
+    return kept if len(text) <= characters_max else kept[:-1] + "…"
 
 
 def _dumped(value: list[dict[str, str]] | dict[str, str]) -> str:

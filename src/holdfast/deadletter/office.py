@@ -22,7 +22,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path, PurePath
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import ClassVar, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
@@ -52,7 +52,7 @@ SEGMENT_OPEN_S = 300.0
 # Of the office's cap; what is written must also fit once more, while it is sealed.
 LETTER_SHARE_MAX = 8
 # What the headers of a letter add to its payload, with room to spare.
-ENVELOPE_BYTES = 256 * 1024
+ENVELOPE_BYTES = 512 * 1024
 # Letters that are stored together; more wait for the next group.
 GROUP_LETTERS_MAX = 1000
 # Reasons and destinations that are counted apart; the rest is counted as "other".
@@ -66,18 +66,27 @@ log = logging.getLogger("holdfast.deadletter")
 class _StoreSettings(Settings):
     """What both quivers of the office have."""
 
+    letter_bytes_by_default: ClassVar[int] = 16 * MB
+
     max_bytes: SizeBytes = Field(default=256 * MB, ge=32 * MB)
     """Everything stored, together. At least 32 MB."""
-    max_letter_bytes: SizeBytes = Field(default=16 * MB, ge=1)
-    """The largest event that is kept; at most an eighth of `max_bytes`."""
+    max_letter_bytes: SizeBytes | None = Field(default=None, ge=1)
+    """The largest event that is kept, at most an eighth of `max_bytes`. By default 16 MB, or that
+    eighth if it is less."""
     timeout_s: DurationS = Field(default=5.0, gt=0)
     """How long a letter may take to be on stable storage."""
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
-        if self.max_letter_bytes > self.max_bytes // LETTER_SHARE_MAX:
+        if (self.max_letter_bytes or 0) > self.max_bytes // LETTER_SHARE_MAX:
             raise ValueError("max_letter_bytes must be at most an eighth of max_bytes")
         return self
+
+    @property
+    def largest_bytes(self) -> int:
+        """The largest event that is kept."""
+        by_default = min(self.letter_bytes_by_default, self.max_bytes // LETTER_SHARE_MAX)
+        return self.max_letter_bytes or by_default
 
 
 class RejectedSettings(_StoreSettings):
@@ -96,11 +105,13 @@ class RejectedSettings(_StoreSettings):
 class UndeliveredSettings(_StoreSettings):
     """Accepted events that a destination will not take. Full, the destination stalls."""
 
+    letter_bytes_by_default: ClassVar[int] = 64 * MB
+
     max_bytes: SizeBytes = Field(default=1024 * MB, ge=32 * MB)
     """Everything stored, together. At least 32 MB."""
-    max_letter_bytes: SizeBytes = Field(default=64 * MB, ge=1)
-    """The largest event that is kept; at most an eighth of `max_bytes`. One that is larger stalls
-    its destination: keep it above what receivers accept."""
+    max_letter_bytes: SizeBytes | None = Field(default=None, ge=1)
+    """The largest event that is kept, at most an eighth of `max_bytes`. By default 64 MB, or that
+    eighth if it is less. A larger one stalls its destination: receivers should accept none."""
     timeout_s: DurationS = Field(default=30.0, gt=0)
     """How long a letter may take to be on stable storage."""
 
@@ -206,13 +217,13 @@ class DeadLetters:
         limits, counters = self.settings.rejected, self._rejected_counters
         taken, filed = [], 0
         for letter in letters:
-            if len(letter.payload) > limits.max_letter_bytes:
+            if len(letter.payload) > limits.largest_bytes:
                 counters.refused["too_large"] += 1
             elif not self._rate.take(len(letter.payload)):
                 counters.refused["rate"] += 1
             else:
                 taken.append(letter)
-        for group in _groups(taken, limits.max_letter_bytes):
+        for group in _groups(taken, limits.largest_bytes):
             try:
                 await _append(self.rejected, group)
             except NotAccepted as error:
@@ -232,7 +243,7 @@ class DeadLetters:
         must not go on without them. Filed again they may then lie there twice.
         """
         limits = self.settings.undelivered
-        for group in _groups(letters, limits.max_letter_bytes):
+        for group in _groups(letters, limits.largest_bytes):
             try:
                 await _append(self.undelivered_quiver, group)
             except NotAccepted:
@@ -241,7 +252,7 @@ class DeadLetters:
             except BundleTooLarge as error:
                 self._undelivered_counters.refused["too_large"] += len(group)
                 raise NotAccepted(
-                    f"an event is over {limits.max_letter_bytes} bytes, the largest that "
+                    f"an event is over {limits.largest_bytes} bytes, the largest that "
                     "dead letters keep",
                     hint="raise dead_letters.undelivered.max_letter_bytes",
                 ) from error
@@ -307,8 +318,8 @@ def _config(
 ) -> QuiverConfig:
     return QuiverConfig(
         append=AppendConfig(
-            max_bundle_bytes=settings.max_letter_bytes + ENVELOPE_BYTES,
-            max_pending_bytes=settings.max_letter_bytes + ENVELOPE_BYTES,
+            max_bundle_bytes=settings.largest_bytes + ENVELOPE_BYTES,
+            max_pending_bytes=settings.largest_bytes + ENVELOPE_BYTES,
             timeout_s=settings.timeout_s,
         ),
         wal=WalConfig(file_size_bytes=SEGMENT_BYTES),
