@@ -1,4 +1,4 @@
-"""Write docs/reference/metrics.md from the table of metrics.
+"""Write docs/reference/metrics.md from the tables of metrics.
 
     python scripts/metrics_page.py
 
@@ -7,9 +7,11 @@ Run it after a change of a metric; a test fails while the page and the code disa
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 
+from holdfast.operate.gateway_metrics import GATEWAY_METRICS, GatewayMetric
 from holdfast.operate.metrics import METRICS, Metric, prometheus_name
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "metrics.md"
@@ -17,9 +19,23 @@ PAGE = Path(__file__).parents[1] / "docs" / "reference" / "metrics.md"
 HEAD = """\
 # Metrics
 
-Every figure that a quiver tells about itself, made of `quiver.statistics()` and of nothing else.
-This page is written by `scripts/metrics_page.py` from the table in
-`src/holdfast/operate/metrics.py`.
+Every figure that a gateway and its quivers tell about themselves, made of their `statistics()` and
+of nothing else. This page is written by `scripts/metrics_page.py` from the tables in
+`src/holdfast/operate/metrics.py` and `gateway_metrics.py`.
+
+A running gateway serves all of them as Prometheus' text at `/metrics` of its admin port
+(`admin.listen`, 127.0.0.1:8480), and pushes them over UDP if `statsd:` is configured.
+
+- statsd has the same names with dots, counters as what they grew by since the last push, gauges as
+  they are; labels are DogStatsD tags, or with `labels: names` parts of the name.
+- The figures named `gateway_…` have the label `worker`, the number of the process, beside those in
+  the tables below. With several workers the admin port tells of all of them.
+
+GATEWAY_TABLES
+
+# Quivers
+
+A quiver that you embed tells the same of itself as one in a gateway:
 
 ```sh
 holdfast quiver metrics DIR      # of a directory that nobody has open
@@ -54,17 +70,21 @@ accepted_total = sum by (outcome) of outcome_total + lag
 
 def page() -> str:
     """Return the whole page."""
-    sections = groupby(METRICS, key=lambda metric: metric.name.split(".")[1])
-    return HEAD + "".join(_section(area, list(metrics)) for area, metrics in sections)
+    return HEAD.replace("GATEWAY_TABLES\n", _sections(GATEWAY_METRICS)) + _sections(METRICS)
 
 
-def _section(area: str, metrics: list[Metric]) -> str:
+def _sections(table: Sequence[Metric | GatewayMetric]) -> str:
+    areas = groupby(table, key=lambda metric: metric.name.split(".")[1])
+    return "".join(_section(area, list(metrics)) for area, metrics in areas)
+
+
+def _section(area: str, metrics: Sequence[Metric | GatewayMetric]) -> str:
     rows = "".join(_row(metric) for metric in metrics)
     head = "| metric | type | unit | what it is | what to look for |\n|---|---|---|---|---|\n"
     return f"\n## {area}\n\n{head}{rows}"
 
 
-def _row(metric: Metric) -> str:
+def _row(metric: Metric | GatewayMetric) -> str:
     labels = f"{{{', '.join(metric.labels)}}}" if metric.labels else ""
     name = f"`{prometheus_name(metric.name)}{labels}`"
     return f"| {name} | {metric.type} | {metric.unit} | {metric.help} | {metric.watch} |\n"

@@ -55,6 +55,12 @@ class _Checker:
     def _node_place(self, name: str) -> Place:
         return self._document.key_place(("nodes", name))
 
+    def _setting_place(self, node: Node, key: str) -> Place:
+        """Return where a setting of a node is written, or the node if it is a default."""
+        at: TreePath = ("nodes", node.name, "config", key)
+        written = at in self._document.values
+        return self._document.value_place(at) if written else self._node_place(node.name)
+
     def _arrows(self, node: Node) -> Iterator[tuple[Place, str]]:
         """Yield where each destination of a node is written, and its name."""
         short = ("nodes", node.name, "to") in self._document.values
@@ -284,23 +290,22 @@ class _Checker:
 
     def _listening(self) -> Iterator[tuple[str, tuple[Place, Address]]]:
         admin = self._graph.settings.admin.listen
-        at: TreePath = ("admin", "listen")
         if admin is not None:
-            yield "admin", (self._document.value_place(at), parse_address(admin))
+            place = self._document.value_place(("admin", "listen"))
+            yield "admin", (place, parse_address(admin))
         for node in self._graph.of_kind("receiver"):
-            at = ("nodes", node.name, "config", "listen")
             listen = getattr(node.config, "listen", None)
             if listen is not None:
-                place = self._document.value_place(at)
-                written = at in self._document.values
-                if not written:
-                    place = self._node_place(node.name)
+                place = self._setting_place(node, "listen")
                 yield node.name, (place, parse_address(listen))
 
     def addresses(self) -> None:
-        """Two listeners do not share an address."""
+        """Two listeners do not share an address, and workers can share theirs."""
         seen: list[tuple[str, Address]] = []
         for name, (place, address) in self._listening():
+            if address.port == 0 and name != "admin" and self._graph.settings.workers > 1:
+                message = "workers share a port, and port 0 is another one for each of them"
+                self._error(place, message, "name a port")
             for other, taken in seen:
                 if clash(address, taken):
                     self._error(place, f"{other!r} listens there already", "use another port")
@@ -310,20 +315,17 @@ class _Checker:
         """Every directory has one owner."""
         seen: list[tuple[str, Path]] = [("dead_letters", dead_letters_directory(self._graph))]
         for node in self._graph.nodes.values():
-            at: TreePath = ("nodes", node.name, "config", "path")
+            key, directory = "directory", None
             if isinstance(node.config, quiver_node.Config):
-                directory = quiver_directory(self._graph, node.name, node.config)
-            elif node.kind == "exporter" and isinstance(
-                path := getattr(node.config, "path", None), str
-            ):
+                key, directory = "path", quiver_directory(self._graph, node.name, node.config)
+            elif isinstance(path := getattr(node.config, key, None), str):
                 directory = self._graph.base_dir / path
-            else:
+            if directory is None:
                 continue
-            written = at in self._document.values
-            place = self._document.value_place(at) if written else self._node_place(node.name)
+            place = self._setting_place(node, key)
             for other, taken in seen:
                 if _overlap(directory.resolve(), taken.resolve()):
-                    message = f"its directory is also that of {other!r}, or inside it"
+                    message = f"its directory is also that of {other!r}, or one is inside the other"
                     self._error(place, message, "give each a directory of its own")
             seen.append((node.name, directory))
 

@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from holdfast.errors import BadInput
 from holdfast.quiver.config import (
+    MB,
     AppendConfig,
     QuiverConfig,
     RetentionConfig,
@@ -101,6 +102,9 @@ class RetentionSettings(_Section):
     """At the cap: refuse what comes in, or drop the oldest, whoever waits for it."""
     max_retain_after_ingestion_hours: float | None = Field(default=None, gt=0, le=24 * 366 * 100)
     """Events older than this go, whoever waits for them; by default none do."""
+    keep_delivered: SizeBytes = 64 * MB
+    """What every destination has is kept up to this size (and an eighth of `size_cap`), so that
+    `holdfast explain` and replays still find it."""
     orphan_ttl: DurationS | None = _RETENTION.orphan_ttl_s
     """A destination that is no longer in the configuration is forgotten after this time."""
 
@@ -111,6 +115,7 @@ class RetentionSettings(_Section):
             size_cap_bytes=self.size_cap,
             size_cap_policy=self.size_cap_policy,
             max_age_s=None if hours is None else hours * 3600,
+            steady_state_headroom_bytes=min(self.keep_delivered, self.size_cap // 8),
             orphan_ttl_s=self.orphan_ttl,
         )
 

@@ -52,7 +52,8 @@ class _Table:
         required = schema.get("required", ())
         for name, field in schema.get("properties", {}).items():
             key = f"{prefix}{name}"
-            text = " ".join(field.get("description", "").split())
+            text = field.get("description") or self._resolved(field).get("description", "")
+            text = " ".join(text.split())
             yield Setting(key, self._type(field), self._default(field, name in required), text)
             for mark, inner in self._inside(field):
                 yield from self.rows(inner, f"{key}{mark}.")
@@ -103,7 +104,7 @@ class _Table:
         if default is None:
             return "" if "default" not in schema else "null"
         kind = self._type(schema)
-        if kind == _SIZE and isinstance(default, int):
+        if kind.startswith(_SIZE) and isinstance(default, int):
             return _written_size(default)
         if kind.startswith(_DURATION) and isinstance(default, int | float):
             return _written_duration(default)

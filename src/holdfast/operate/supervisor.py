@@ -176,7 +176,9 @@ class Supervisor:
             telling = asyncio.create_task(self._tell_status())
             held.push_async_callback(end, telling)
             while await signals.next() == "reload":
+                self._notifier.reloading()
                 self._send(signal.SIGHUP)
+                self._notifier.ready(f"{self._count} workers")
             await self._stop(signals, keepers)
         if self._failure is not None:
             raise BadConfig("a worker could not start", hint="its own lines in the log say why")

@@ -1,34 +1,105 @@
-"""`holdfast explain`: from receipt to outcome, the story of one bundle."""
+"""`holdfast explain`: from receipt to outcome, the story of a bundle, or of all that a run left."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from itertools import islice
-from pathlib import PurePath
+from pathlib import Path, PurePath
+from typing import NamedTuple
 
 import click
 
+from holdfast.deadletter.shelf import STORES
+from holdfast.graph.loader import load
+from holdfast.graph.paths import dead_letters_directory, plan
 from holdfast.operate.cli.output import json_option, moment, print_json, print_table, size
 from holdfast.operate.cli.quiver.options import Directory
+from holdfast.quiver.cores import core_ids
 from holdfast.quiver.inspect import Inventory, inspect
+from holdfast.quiver.names import core_dir
 from holdfast.quiver.tools.explain import Explanation, Fate, explain
 from holdfast.quiver.tools.search import Match, search
 from holdfast.seam import Seam
 
 
 @click.command()
-@click.argument("what", metavar="SEQ|TEXT")
-@click.argument("directory", type=Directory(), default=".")
+@click.argument("what", metavar="RUN_ID|TEXT|SEQ")
+@click.argument("where", metavar="[CONFIG|DIR]", type=Directory(), default=".")
 @click.option("--text", "is_text", is_flag=True, help="Search for digits, too.")
-@click.option("--limit", type=click.IntRange(min=1), default=5, show_default=True)
+@click.option(
+    "--limit",
+    type=click.IntRange(min=1),
+    default=5,
+    show_default=True,
+    help="Bundles to tell of, of each quiver.",
+)
 @json_option
-def command(what: str, directory: PurePath, is_text: bool, limit: int, as_json: bool) -> int:
-    """Say what became of a bundle, by its number or by a text in one of its events.
+def command(what: str, where: PurePath, is_text: bool, limit: int, as_json: bool) -> int:
+    """Say which bundles mention a run, and what became of them for every destination.
 
-    DIRECTORY is the data directory, by default the current one.
+    Instead of the id of a run, any text in an event will do, or the number of a bundle. Without a
+    CONFIG or a directory, the data directory is the current one.
     """
     seam = Seam()
-    inventory = inspect(seam.disk, directory)
+    found = [_look(seam, place, what, is_text, limit) for place in _places(seam, where)]
+    if as_json:
+        if len(found) == 1 and not found[0].name:
+            print_json(found[0].fields())
+        else:
+            print_json({"quivers": [{"quiver": one.name, **one.fields()} for one in found]})
+    else:
+        _tell(what, found, limit)
+    return 0 if any(one.stories for one in found) else 1
+
+
+class _Place(NamedTuple):
+    """A data directory; the name is for whoever has several."""
+
+    name: str
+    directory: PurePath
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What one quiver knows."""
+
+    name: str
+    inventory: Inventory
+    stories: list[Explanation]
+    matches: list[Match]
+    # Whether there is more than was asked for.
+    more: bool
+
+    def fields(self) -> dict[str, object]:
+        """Return it as JSON can hold it."""
+        told = [match._asdict() for match in self.matches]
+        return {"matches": told, "explanations": [asdict(story) for story in self.stories]}
+
+
+def _places(seam: Seam, where: PurePath) -> list[_Place]:
+    """Return the quiver in a directory, those under a root, or all of a gateway's."""
+    if Path(where).is_file():
+        graph = load(where).graph
+        roots = [(one.name, PurePath(one.directory)) for one in plan(graph)]
+        letters = dead_letters_directory(graph)
+        offices = [letters, *sorted(letters.parent.glob(f"{letters.name}-[0-9][0-9]"))]
+        stores = [
+            _Place(f"{office.name}/{store}", PurePath(office) / store)
+            for office in offices
+            for store in STORES
+        ]
+        cores = [place for name, root in roots for place in _cores(seam, name, root)]
+        return [one for one in (*cores, *stores) if seam.disk.exists(one.directory)]
+    return _cores(seam, where.name, where) or [_Place("", where)]
+
+
+def _cores(seam: Seam, name: str, root: PurePath) -> list[_Place]:
+    found = core_ids(seam.disk, root) if seam.disk.exists(root) else []
+    return [_Place(f"{name}/{core_dir(one)}", root / core_dir(one)) for one in found]
+
+
+def _look(seam: Seam, place: _Place, what: str, is_text: bool, limit: int) -> _Found:
+    inventory = inspect(seam.disk, place.directory)
     matches: list[Match] = []
     if what.isdecimal() and not is_text:
         seqs = [int(what)]
@@ -36,31 +107,23 @@ def command(what: str, directory: PurePath, is_text: bool, limit: int, as_json: 
         matches = list(islice(search(inventory, what), limit + 1))
         seqs = sorted({match.seq for match in matches[:limit]})
     stories = [explain(seam.disk, inventory, seq) for seq in seqs]
-    if as_json:
-        told = [match._asdict() for match in matches[:limit]]
-        print_json({"matches": told, "explanations": [asdict(story) for story in stories]})
-    else:
-        _tell(what, inventory, stories, matches, limit)
-    return 0 if stories else 1
+    return _Found(place.name, inventory, stories, matches[:limit], len(matches) > limit)
 
 
-def _tell(
-    what: str,
-    inventory: Inventory,
-    stories: list[Explanation],
-    matches: list[Match],
-    limit: int,
-) -> None:
-    if not stories:
-        deleted = inventory.ledger.state.deleted.bundles
+def _tell(what: str, found: list[_Found], limit: int) -> None:
+    if not any(one.stories for one in found):
+        deleted = sum(one.inventory.ledger.state.deleted.bundles for one in found)
         click.echo(f"nothing that is still there contains {what!r}")
         click.echo(f"{deleted:,} bundles are gone by now; their story is told by their numbers")
-    for match in matches[:limit]:
-        click.echo(f"bundle {match.seq}, slot {match.slot}, event {match.row}: {match.excerpt}")
-    if len(matches) > limit:
-        click.echo(f"there are more; --limit shows more than {limit}")
-    for story in stories:
-        _tell_story(story)
+    for one in found:
+        if one.name and one.stories:
+            click.secho(f"\nin {one.name}", bold=True)
+        for match in one.matches:
+            click.echo(f"bundle {match.seq}, slot {match.slot}, event {match.row}: {match.excerpt}")
+        if one.more:
+            click.echo(f"there are more; --limit shows more than {limit}")
+        for story in one.stories:
+            _tell_story(story)
 
 
 def _tell_story(story: Explanation) -> None:

@@ -1,0 +1,117 @@
+"""Write docs/reference/config.md from the models of the configuration.
+
+    python scripts/config_page.py
+
+Run it after a change of a setting; a test fails while the page and the code disagree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from holdfast.deliver.settings import DeliverySettings
+from holdfast.graph.model import GraphFile
+from holdfast.graph.registry import COMPONENTS, Component
+from holdfast.graph.reload import LIVE_KEYS
+from holdfast.graph.settings_table import Setting, settings_of
+
+PAGE = Path(__file__).parents[1] / "docs" / "reference" / "config.md"
+
+HEAD = """\
+# The graph file
+
+One YAML file says what a gateway receives, where it holds it, and where it goes. This page is
+written by `scripts/config_page.py` from the models in the code.
+
+```sh
+holdfast validate CONFIG          # everything that is wrong, at once, with line and column
+holdfast print-config CONFIG      # with every default filled in, and secrets hidden
+holdfast config schema            # JSON Schema, for editors
+holdfast graph CONFIG             # a drawing
+holdfast up CONFIG                # run it
+```
+
+- Sizes are written `32MB` (powers of 1024; a plain number counts bytes), durations `25ms`, `10s`,
+  `5m`, `72h`, `3d` (a plain number counts seconds).
+- `${env:NAME}`, `${env:NAME:-default}` and `${file:PATH}` stand for the text of a variable or a
+  file, in values only. The text is never read as YAML. `$${` is a plain `${`.
+- Relative paths begin at the folder of the file.
+- The file is YAML 1.2: `on`, `yes` and `12:30` are text. A key that nobody knows, or that stands
+  there twice, is an error.
+
+**Connections.** A receiver leads to a quiver, a quiver to exporters, by processors if you like:
+`to: [a, b]`, or port by port with `out_ports`, as a `route` needs it. Processors stand behind the
+quiver, so what they do not let through is an outcome in the ledger. Without a node of type `quiver`
+there is one all the same, in `data_dir`. With `dispatch_strategy: round_robin` the exporters behind
+a port are one destination (`NODE.PORT`) and take turns.
+
+**Several workers.** Each has its own quiver (`core-00`, `core-01`, … in the quiver's directory) and
+its own dead letters (`dead_letters`, `dead_letters-01`, …); the kernel spreads connections over
+them. Order is kept within a worker, so `order: received` with several is an error. The caps of the
+quiver are those of all workers together; those in `delivery` are per worker. With fewer workers
+than before, the others deliver what the missing ones left.
+
+**Signals.** `SIGTERM` stops within `drain`, a second one at once. `SIGHUP` reads the file again.
+Applied without a restart:
+
+- everything about exporters, their `delivery`, the processors before them, and handlers of dead
+  letters: a destination that changed is ended and begun again where it was;
+- what a receiver can take while it listens (`openlineage`: `tokens`, `token_file`);
+- {live}.
+
+Anything else is named in the log, and needs a restart. A file with errors changes nothing.
+"""
+
+COLUMNS = "| key | type | default | what it is |\n|---|---|---|---|\n"
+
+
+def page() -> str:
+    """Return the whole page."""
+    live = " and ".join(f"`{key}`" for key in LIVE_KEYS)
+    whole = [row for row in settings_of(GraphFile) if ".delivery." not in row.key]
+    parts = [
+        HEAD.replace("{live}", live),
+        _section("The file", "", whole),
+        _section(
+            "delivery",
+            "How the events of an exporter are delivered; a destination is one exporter.",
+            settings_of(DeliverySettings),
+        ),
+    ]
+    parts += [_component(one) for one in COMPONENTS]
+    return "\n".join(parts)
+
+
+def _component(one: Component) -> str:
+    aliases = f" Also: {', '.join(f'`{name}`' for name in one.aliases)}." if one.aliases else ""
+    extra = f" Needs `pip install 'holdfast[{one.extra}]'`." if one.extra else ""
+    text = f"{one.summary}{aliases}{extra}"
+    return _section(f"{one.kind} `{one.type}`", text, settings_of(one.config_model))
+
+
+def _section(title: str, text: str, rows: Iterable[Setting]) -> str:
+    intro = f"{text}\n\n" if text else ""
+    lines = "".join(
+        f"| `{row.key}` | {_cell(row.type)} | {_code(row.default)} | {_cell(row.text)} |\n"
+        for row in rows
+    )
+    return f"## {title}\n\n{intro}{COLUMNS}{lines}"
+
+
+def _code(text: str) -> str:
+    return f"`{_cell(text)}`" if text and text != "required" else text
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def main() -> None:
+    """Write the page."""
+    PAGE.parent.mkdir(parents=True, exist_ok=True)
+    PAGE.write_text(page())
+
+
+if __name__ == "__main__":
+    main()
