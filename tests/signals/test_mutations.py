@@ -92,25 +92,11 @@ def difference(before: Any, after: Any) -> str | None:
     return next((name for name, rule in DIFFERENCES.items() if rule(before, after)), None)
 
 
-def outlines(document: Any, path: str = "") -> set[str]:
-    """Return what fields there are, and where; both sides of a condition are alike."""
-    if isinstance(document, dict):
-        case = f"<{document.get('type')}>"
-        named = [(name.replace("right", "left"), value) for name, value in document.items()]
-        return {line for name, value in named for line in outlines(value, f"{path}{case}.{name}")}
-    if isinstance(document, list):
-        return {line for item in document for line in outlines(item, f"{path}[]")}
-    return {path}
-
-
 def samples() -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield an event for every facet and case, and one for every kind of event."""
     for slot, key in facet_classes():
-        seen: set[str] = set()
         for number, facet in enumerate(events.full_facets(slot, key)):
-            if not outlines(facet) <= seen:  # otherwise only a combination of what came before
-                yield f"{slot}.{key}-{number}", events.event_with(slot, {key: facet})
-            seen |= outlines(facet)
+            yield f"{slot}.{key}-{number}", events.event_with(slot, {key: facet})
     yield "run", events.run_event()
     yield "job", events.job_event(inputs=[events.DATASET])
     yield "dataset", events.dataset_event()

@@ -38,6 +38,9 @@ class EventKind(StrEnum):
     DATASET = "dataset"
     JOB = "job"
 
+    # Enum's own is written in Python, and this is a key that is looked up for every event.
+    __hash__ = str.__hash__
+
 
 class Slot(StrEnum):
     """A place where facets stand."""

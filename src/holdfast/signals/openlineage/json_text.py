@@ -28,14 +28,6 @@ _SAFE_DIGITS = 18
 _JSON_HINT = "Send one JSON object, encoded in UTF-8."
 
 
-def compact(document: object) -> bytes | None:
-    """Return a parsed document as JSON again, or None if it is nested beyond MAX_DEPTH."""
-    try:
-        return orjson.dumps(document)
-    except TypeError:  # what came from a parser has no other reason
-        return None
-
-
 def too_deep() -> Problem:
     """Return the problem of a document nested beyond MAX_DEPTH."""
     message = f"the event is nested more than {MAX_DEPTH} levels deep"

@@ -13,6 +13,8 @@ from typing import Any, Literal
 
 from holdfast.signals.openlineage.facts import EventKind
 
+_RUN, _JOB, _DATASET = EventKind.RUN, EventKind.JOB, EventKind.DATASET
+
 OrderBy = Literal["root_job", "job", "run"]
 
 
@@ -21,12 +23,10 @@ def kind_of(document: object) -> EventKind | None:
     if not isinstance(document, dict):
         return None
     if "run" in document:
-        if "dataset" in document and "job" not in document:
-            return EventKind.DATASET
-        return EventKind.RUN
+        return _DATASET if "job" not in document and "dataset" in document else _RUN
     if "job" in document:
-        return EventKind.JOB
-    return EventKind.DATASET if "dataset" in document else None
+        return _JOB
+    return _DATASET if "dataset" in document else None
 
 
 def run_id(document: object) -> str | None:
@@ -64,7 +64,7 @@ def kafka_key(document: object) -> str:
     same job stay in order.
     """
     kind = kind_of(document)
-    if kind is EventKind.RUN:
+    if kind is _RUN:
         return _named("run", _chain_job(document) or _at(document, "job"))
     return _named(kind, _at(document, kind)) if kind is not None else ""
 

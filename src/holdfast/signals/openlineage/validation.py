@@ -25,7 +25,7 @@ from holdfast.settings import Settings
 from holdfast.signals.openlineage.facet_files import FacetFiles, read_facet_files
 from holdfast.signals.openlineage.facts import FACETS, EventKind, Slot
 from holdfast.signals.openlineage.findings import MAX_PROBLEMS, Findings, Override, Policy
-from holdfast.signals.openlineage.json_text import compact, oddities, too_deep, unreadable
+from holdfast.signals.openlineage.json_text import oddities, too_deep, unreadable
 from holdfast.signals.openlineage.names import kind_of
 from holdfast.signals.openlineage.problem import Problem
 from holdfast.signals.openlineage.schema import Schema, event_schema, facet_schema, misplaced_keys
@@ -39,7 +39,9 @@ _EVENT_NAMES = {
     EventKind.JOB: "JobEvent",
     EventKind.DATASET: "DatasetEvent",
 }
-_OTHER_ENDINGS = {
+_JOB = EventKind.JOB
+# How the schemaURL of another kind ends.
+_OTHERS = {
     kind: tuple(f"/{name}" for other, name in _EVENT_NAMES.items() if other is not kind)
     for kind in EventKind
 }
@@ -96,36 +98,38 @@ class Validator:
         facets = _Facets(settings, files)
         self.notices = (*files.notices, *facets.notices)
         self._policy = Policy(settings.level == "strict", facets.overrides)
-        self._compiled: dict[EventKind, jsonschema_rs.Validator] = {}
+        self._compiled: dict[EventKind | None, jsonschema_rs.Validator] = {}
         if settings.level != "off":
             self._compiled = {kind: facets.compile(kind) for kind in EventKind}
 
     def check(self, document: object) -> Verdict:
         """Check a parsed event."""
         kind = kind_of(document)
-        if not isinstance(document, dict) or kind is None or not self._compiled:
+        compiled = self._compiled.get(kind)
+        if compiled is None or kind is None or not isinstance(document, dict):
             return self._check_shape(document, kind)
-        if kind is EventKind.JOB and "dataset" in document:
+        if kind is _JOB and "dataset" in document:
             return self._check_both(document)
-        if self._compiled[kind].is_valid(document) and not _url_disagrees(document, kind):
+        if compiled.is_valid(document) and not document["schemaURL"].endswith(_OTHERS[kind]):
             return _FAULTLESS[kind]
         return self._explain(document, kind)
 
     def parse_and_check(self, raw: bytes, *, thorough: bool = False) -> tuple[object, Verdict]:
         """Parse an event and check it; the document is None if it cannot be read.
 
-        A key that stands twice is found by what is missing when the document is written again.
-        Large integers outside the standard facets are looked for only by a thorough check.
+        A key that stands twice is found by the comma that is missing when the document is written
+        again. Large integers outside the standard facets are looked for only by a thorough check.
         """
         try:
             document = orjson.loads(raw)
         except orjson.JSONDecodeError as error:
             return None, Verdict(None, (unreadable(raw, error),))
-        written = compact(document)
-        if written is None:
+        try:
+            written = orjson.dumps(document)
+        except TypeError:  # what came from a parser has no other reason
             return None, Verdict(None, (too_deep(),))
         verdict = self.check(document)
-        if thorough or written.count(b":") != raw.count(b":"):
+        if thorough or written.count(b",") != raw.count(b","):
             verdict = _with_oddities(verdict, raw)
         return document, verdict
 
@@ -224,7 +228,7 @@ def _places_of(name: str) -> tuple[list[Slot], str]:
 
 def _url_disagrees(document: dict[str, Any], kind: EventKind) -> bool:
     url = document.get("schemaURL")
-    return isinstance(url, str) and url.endswith(_OTHER_ENDINGS[kind])
+    return isinstance(url, str) and url.endswith(_OTHERS[kind])
 
 
 def _disagreement(kind: EventKind) -> Problem:

@@ -1,0 +1,33 @@
+"""The benchmark of validation: its events are what it says they are, and its figures are there."""
+
+from __future__ import annotations
+
+import orjson
+
+from holdfast.bench.figures import Figures
+from holdfast.bench.lineage_validation import lineage_event, measure_lineage_validation
+from holdfast.signals.openlineage import EventKind, ValidationSettings, Validator, Verdict
+
+
+def test_the_events_are_valid_distinct_and_of_the_promised_size() -> None:
+    strict = Validator(ValidationSettings(level="strict"))
+    events = [lineage_event(number) for number in (0, 1, 999_999)]
+    assert len(set(events)) == len(events)
+    for event in events:
+        assert strict.parse_and_check(event) == (orjson.loads(event), Verdict(EventKind.RUN))
+        assert 1_800 <= len(event) <= 2_000
+
+
+def test_every_figure_is_there() -> None:
+    figures = Figures()
+    told: list[str] = []
+    measure_lineage_validation(figures, told.append, events=200, rounds=3)
+    assert told
+    assert set(figures.spreads) == {
+        "parse_events_per_s",
+        "validate_events_per_s",
+        "validation_vs_parse",
+    }
+    assert all(spread.rounds == 3 for spread in figures.spreads.values())
+    # Validation includes the parsing, so it cannot be cheaper.
+    assert figures.spreads["validation_vs_parse"].median > 1
