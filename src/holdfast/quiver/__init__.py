@@ -25,6 +25,7 @@ from holdfast.quiver.lease import Delivery, Lease, LeaseOptions
 from holdfast.quiver.outcome import Outcome, Position
 from holdfast.quiver.quiver import Quiver
 from holdfast.quiver.segment import Bundle
+from holdfast.quiver.statement import EventTimeStatement
 from holdfast.quiver.statistics import Statistics
 from holdfast.quiver.subscriber import SubscriberOptions
 from holdfast.quiver.transaction import Transaction
@@ -38,6 +39,7 @@ __all__ = [
     "Cores",
     "Cursor",
     "Delivery",
+    "EventTimeStatement",
     "Extractor",
     "Lease",
     "LeaseOptions",

@@ -37,10 +37,11 @@ from holdfast.quiver.control import ControlServer, serve
 from holdfast.quiver.cursor import Cursor, OnDataLoss
 from holdfast.quiver.decisions import resolve_bundles, waiting_refs
 from holdfast.quiver.engine import Engine
+from holdfast.quiver.event_times import EventTimes
 from holdfast.quiver.frame import Kind, Totals
 from holdfast.quiver.inbox import Append, Receipt
 from holdfast.quiver.lease import Lease, LeaseOptions
-from holdfast.quiver.outcome import Outcome
+from holdfast.quiver.outcome import Outcome, Position
 from holdfast.quiver.producers import check_producer, check_watermark
 from holdfast.quiver.recovery import RecoveryReport
 from holdfast.quiver.registration import (
@@ -53,6 +54,7 @@ from holdfast.quiver.registration import (
 from holdfast.quiver.scan import OnDamage, TimeRange, scan
 from holdfast.quiver.segment import Bundle, Segment
 from holdfast.quiver.segment_table import TableMaker
+from holdfast.quiver.statement import EventTimeStatement
 from holdfast.quiver.statistics import Statistics, gather
 from holdfast.quiver.subscriber import SubscriberOptions
 from holdfast.quiver.transaction import Staging, Transaction
@@ -72,6 +74,7 @@ class Quiver:
         self._closing = threading.Lock()
         self._closed = False
         self._staging = Staging(engine.config.transactions, engine.clock)
+        self._event_times = EventTimes(engine)
         self._control: ControlServer | None = None
 
     @classmethod
@@ -254,6 +257,15 @@ class Quiver:
     def bundle(self, seq: int) -> Bundle | None:
         """Return one bundle by its seq, or None if there is none."""
         return self._engine.shelf.bundle(seq)
+
+    def statement(
+        self, position: Position | None = None, *, claim_us: int | None = None
+    ) -> EventTimeStatement:
+        """Return what is known of the event times beyond a position; see `statement.py`.
+
+        `claim_us` is the watermark that was claimed on the ground of earlier statements.
+        """
+        return self._event_times.statement(position or Position(0), claim_us)
 
     def segments(self) -> tuple[Segment, ...]:
         """Return the sealed segments, oldest first."""

@@ -39,26 +39,29 @@ class Shelf:
         """Return the synced bundles from a seq on that are not in segments, by buffer."""
         return [held for _, held in self._tail(from_seq)]
 
-    def _tail(self, from_seq: int) -> list[tuple[int, list[Held]]]:
+    def _tail(self, from_seq: int, *, synced_only: bool = True) -> list[tuple[int, list[Held]]]:
         """Return, oldest first, each buffer's first seq and what of it can be read."""
         # The open buffer before the sealer's: if it is handed over meanwhile, it is found there.
         synced_seq, open_bundles = self._writer.synced_seq, self._writer.buffer.bundles
+        newest_seq = synced_seq if synced_only else SEQ_MAX
         lists = [buffer.bundles for buffer in self._sealer.sealing()]
         if open_bundles and all(open_bundles is not bundles for bundles in lists):
             lists.append(open_bundles)
         tail = []
         for bundles in lists:
             first = bisect.bisect_left(bundles, from_seq, key=_seq_of)
-            end = bisect.bisect_right(bundles, synced_seq, key=_seq_of)
+            end = bisect.bisect_right(bundles, newest_seq, key=_seq_of)
             if first < end:
                 tail.append((bundles[0].seq, bundles[first:end]))
         return tail
 
-    def snapshot(self, from_seq: int = 0) -> tuple[tuple[Segment, ...], list[list[Held]]]:
+    def snapshot(
+        self, from_seq: int = 0, *, synced_only: bool = True
+    ) -> tuple[tuple[Segment, ...], list[list[Held]]]:
         """Return segments and tail such that no bundle is in both and none is missed."""
         # The tail first: a buffer sealed in between is then in the catalog as well, and left out,
         # by its first seq: it may have grown since we looked.
-        tail = self._tail(from_seq)
+        tail = self._tail(from_seq, synced_only=synced_only)
         segments = self._catalog.snapshot()
         sealed = {segment.summary.first_seq for segment in segments}
         return segments, [held for first_seq, held in tail if first_seq not in sealed]
