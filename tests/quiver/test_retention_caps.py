@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from tests.readers.setting import (
     StillMachine,
@@ -19,6 +21,7 @@ from holdfast.errors import DataLoss, Overloaded
 from holdfast.quiver import LeaseOptions, Outcome, Quiver, SubscriberOptions
 from holdfast.quiver.config import KB, MB
 from holdfast.quiver.frame import Totals
+from holdfast.quiver.shelf import Shelf
 
 # Four of these are within a cap of one megabyte, five are not.
 QUARTER_BYTES = 240 * KB
@@ -91,6 +94,46 @@ def test_a_subscriber_that_keeps_up_loses_nothing(still: StillMachine) -> None:
         list(drain(lease))
         keep(quiver)
     assert check_books(quiver)["one"].outcomes[Outcome.ACKED] == Totals(20, 20)
+
+
+def test_what_waits_for_a_dead_subscriber_at_its_cap_is_counted_once(
+    still: StillMachine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quiver = capped(still, DROPPING)
+    append(quiver, 5, size_bytes=QUARTER_BYTES)
+    keep(quiver)
+    counts = 0
+    count = Shelf.waiting
+
+    def counted(*arguments: Any) -> tuple[Totals, int]:
+        nonlocal counts
+        counts += 1
+        return count(*arguments)
+
+    monkeypatch.setattr(Shelf, "waiting", counted)
+    for _ in range(20):
+        append(quiver, 2, size_bytes=QUARTER_BYTES)
+        keep(quiver)
+    assert counts == 0
+    balance = check_books(quiver)["one"]
+    assert balance.outcomes[Outcome.DROPPED] == Totals(41, 41)
+    assert list(drain(quiver.lease("one"))) == [41, 42, 43, 44]
+
+
+def test_what_a_subscriber_resolved_meanwhile_is_not_dropped_in_its_place(
+    still: StillMachine,
+) -> None:
+    quiver = capped(still, DROPPING)
+    append(quiver, 5, size_bytes=QUARTER_BYTES)
+    keep(quiver)
+    with quiver.lease("one") as lease:
+        for _ in range(3):
+            must_poll(lease).ack()
+    append(quiver, 3, size_bytes=QUARTER_BYTES)
+    keep(quiver)
+    balance = check_books(quiver)["one"]
+    assert balance.outcomes[Outcome.DROPPED] == Totals(1, 1)
+    assert list(drain(quiver.lease("one"))) == [4, 5, 6, 7]
 
 
 def test_what_is_too_old_for_one_subscriber_expires_for_that_one_alone(

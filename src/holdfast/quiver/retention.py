@@ -26,6 +26,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
+from typing import NamedTuple
 
 from holdfast.errors import HoldfastError, Overloaded
 from holdfast.quiver import names
@@ -43,6 +44,8 @@ from holdfast.seam import Seam
 
 # Why a segment goes: everyone has resolved it, it is too old, the size cap, the number of segments.
 REASONS = ("processed", "age", "size", "segments")
+# How long a look at the real usage of the disk is believed while somebody waits for room.
+LOOK_AGAIN_S = 1.0
 
 
 @dataclass
@@ -55,6 +58,15 @@ class RetentionCounters:
     throttled: int = 0
     subscriber_dropped_segments: int = 0
     dropped_segments: int = 0
+
+
+class Lag(NamedTuple):
+    """What waited for a subscriber when it was last counted."""
+
+    waiting_bytes: int
+    # By then the quiver had accepted so much, and the subscriber resolved so much.
+    accepted_bytes: int
+    resolved: Totals
 
 
 @dataclass(frozen=True)
@@ -100,9 +112,9 @@ class Retention:
         self._trash = Trash(seam.disk, root)
         self._quarantined_bytes = 0
         self._correction_bytes = 0
-        # By subscriber, until outcomes are taken back: bytes that waited when last counted, and
-        # what was accepted by then.
-        self._lag_bytes: dict[tuple[str, int], tuple[int, int]] = {}
+        self._looked_s = -LOOK_AGAIN_S
+        # By subscriber, until outcomes are taken back.
+        self._lags: dict[tuple[str, int], Lag] = {}
         # Nothing that waits was ingested before this.
         self._oldest_ns: dict[tuple[str, int], int] = {}
         self._held_until_s = seam.clock.monotonic_s()
@@ -127,6 +139,7 @@ class Retention:
     def look_at_disk(self) -> int:
         """Compare the account with what the disk says; return the real usage."""
         with self._lock:
+            self._looked_s = self._seam.clock.monotonic_s()
             self._correction_bytes = 0
             quarantine = self._root / names.QUARANTINE_DIR
             exists = self._seam.disk.exists(quarantine)
@@ -135,6 +148,10 @@ class Retention:
             # Only ever upwards: what is being written right now may not be on disk yet.
             self._correction_bytes = max(0, real - self.used_bytes())
             return real
+
+    def _may_look_again(self) -> bool:
+        """Whether the last look is old: whoever waits for room asks many times a second."""
+        return self._seam.clock.monotonic_s() - self._looked_s >= LOOK_AGAIN_S
 
     def now_ns(self) -> int:
         """Return the time by which the age of data is measured; see `SteadyTime`."""
@@ -149,7 +166,7 @@ class Retention:
             # A failing disk must not end the writer: the keeper tells, and there is no room.
             with contextlib.suppress(HoldfastError, OSError):
                 self.enforce(size_bytes)
-                if self._correction_bytes:
+                if self._correction_bytes and self._may_look_again():
                     self.look_at_disk()  # it may be out of date by now
             if self._must_shrink(size_bytes):
                 return self._no_room()
@@ -220,16 +237,25 @@ class Retention:
                 )
         return None
 
-    def _lag(self, subscriber: Subscriber, max_bytes: int) -> bool:
-        """Whether more bytes wait for a subscriber; they are counted only when it may be so."""
+    def _lag(self, subscriber: Subscriber, max_bytes: int) -> int:
+        """Return how many bytes more than `max_bytes` wait for a subscriber; 0 if not more.
+
+        They are counted only when it may be so. Of a subscriber that resolves nothing, such as a
+        dead one at its cap, they are known without counting: what was accepted since waits for it.
+        """
         key, accepted = _key_of(subscriber), self._shelf.accepted_payload_bytes()
-        counted, at = self._lag_bytes.get(key, (max_bytes + 1, accepted))
-        if counted + accepted - at <= max_bytes:
-            return False
+        lag = self._lags.get(key)
+        if lag is not None:
+            waiting_bytes = lag.waiting_bytes + accepted - lag.accepted_bytes
+            if waiting_bytes <= max_bytes:
+                return 0
+            if lag.resolved == subscriber.resolved_totals:
+                return waiting_bytes - max_bytes
         with self._ledger.lock:
+            accepted = self._shelf.accepted_payload_bytes()
             _, waiting_bytes = self._shelf.waiting(subscriber)
-        self._lag_bytes[key] = (waiting_bytes, accepted)
-        return waiting_bytes > max_bytes
+            self._lags[key] = Lag(waiting_bytes, accepted, subscriber.resolved_totals)
+        return max(0, waiting_bytes - max_bytes)
 
     def _is_late(self, subscriber: Subscriber, max_age_s: float) -> bool:
         """Whether something older waits for a subscriber; looked up only when it may be so."""
@@ -244,7 +270,7 @@ class Retention:
 
     def _forget(self, name: str) -> None:
         """Forget the lag of a subscriber: more may wait for the next one of that name."""
-        self._lag_bytes = {k: lag for k, lag in self._lag_bytes.items() if k[0] != name}
+        self._lags = {key: lag for key, lag in self._lags.items() if key[0] != name}
         self._oldest_ns = {k: oldest for k, oldest in self._oldest_ns.items() if k[0] != name}
 
     # ------------------------------------------------------------------ keeping
@@ -461,28 +487,35 @@ class Retention:
     def _drop_beyond_caps(self, subscriber: Subscriber) -> None:
         """Resolve the oldest bundles of a subscriber until it is within its own caps."""
         options = subscriber.options
-        if options.max_bytes is None and options.max_age_s is None:
-            return
         # Before the ledger's lock: a lease takes its own first, and the ledger's second.
         leased = self._leased(subscriber.name)
         with self._ledger.lock:
-            _, excess_bytes = self._shelf.waiting(subscriber)
-            excess_bytes -= options.max_bytes if options.max_bytes is not None else excess_bytes
-            oldest_ns = None
-            if options.max_age_s is not None:
+            over_bytes = (
+                0 if options.max_bytes is None else self._lag(subscriber, options.max_bytes)
+            )
+            oldest_ns = 0
+            if options.max_age_s is not None and self._is_late(subscriber, options.max_age_s):
                 oldest_ns = self.now_ns() - int(options.max_age_s * 1e9)
             lines: list[Resolution] = []
+            dropped_bytes = 0
             for ref in self._shelf.refs(subscriber.high_water_seq):
-                too_old = oldest_ns is not None and ref.ingestion_ns < oldest_ns
-                if not too_old and excess_bytes <= 0:
+                too_old = ref.ingestion_ns < oldest_ns
+                if not too_old and dropped_bytes >= over_bytes:
                     break
                 if ref.seq in subscriber.resolved or ref.seq in leased:
                     continue
                 if not self._is_pinned(subscriber, ref.seq, ref.seq + 1):
-                    excess_bytes -= ref.size_bytes
+                    dropped_bytes += ref.size_bytes
                     self._add_line(lines, subscriber, ref, too_old=too_old)
-            if lines:
-                self._ledger.resolve(lines)
+            if not lines:
+                return
+            key, resolved = _key_of(subscriber), subscriber.resolved_totals
+            self._ledger.resolve(lines)
+            lag = self._lags.get(key)
+            if lag is not None and lag.resolved == resolved:
+                # It is still counted: nothing but this was resolved since.
+                left_bytes = lag.waiting_bytes - dropped_bytes
+                self._lags[key] = Lag(left_bytes, lag.accepted_bytes, subscriber.resolved_totals)
 
     def _add_line(
         self, lines: list[Resolution], subscriber: Subscriber, ref: Ref, *, too_old: bool
