@@ -52,9 +52,10 @@ class Slot:
         self._held_bytes = 0
 
     def received(self, size_bytes: int) -> None:
-        """Count bytes as they came, and hold them."""
+        """Count bytes as they came, and hold them, or raise `Refused`."""
         self._admission.received_bytes += size_bytes
-        self.hold(size_bytes)
+        self._admission._take(size_bytes)
+        self._held_bytes += size_bytes
 
     def hold(self, size_bytes: int) -> None:
         """Hold some more bytes, or raise `Refused`."""

@@ -30,7 +30,7 @@ class Reason(StrEnum):
     """Why an event was not accepted: the label of a metric, and part of the answer."""
 
     INVALID = "invalid"
-    MALFORMED_BODY = "malformed_body"
+    MALFORMED = "malformed"
     UNAUTHORIZED = "unauthorized"
     FORBIDDEN = "forbidden"
     NOT_FOUND = "not_found"
@@ -49,7 +49,7 @@ class Reason(StrEnum):
 
 STATUS_OF = {
     Reason.INVALID: 400,
-    Reason.MALFORMED_BODY: 400,
+    Reason.MALFORMED: 400,
     Reason.UNAUTHORIZED: 401,
     Reason.FORBIDDEN: 403,
     Reason.NOT_FOUND: 404,

@@ -73,23 +73,21 @@ async def read_body(
         raise _too_large(limits.max_expanded_bytes, "limits.max_expanded_bytes") from None
     except Undecodable as error:
         raise Refused(
-            Reason.MALFORMED_BODY, str(error), "check Content-Encoding against what is sent"
+            Reason.MALFORMED, str(error), "check Content-Encoding against what is sent"
         ) from None
 
 
 async def _read_plain(
     receive: Receive, limits: BodyLimits, slot: Slot, timer: asyncio.Timeout
 ) -> bytes:
-    body, more = await _next_piece(receive, slot)
-    if not more:
-        return _not_too_large(body, limits)
     pace = _Pace(limits, timer)
-    pace.came(len(body))
+    body, more = await _next_piece(receive, slot, pace)
+    if not more:
+        return body
     whole = bytearray(body)
     while more:
-        piece, more = await _next_piece(receive, slot)
+        piece, more = await _next_piece(receive, slot, pace)
         whole += piece
-        pace.came(len(piece))
     return bytes(whole)
 
 
@@ -101,8 +99,7 @@ async def _read_packed(
     turn_ends_bytes = _TURN_BYTES
     more = True
     while more:
-        packed, more = await _next_piece(receive, slot)
-        pace.came(len(packed))
+        packed, more = await _next_piece(receive, slot, pace)
         for piece in decoding.feed(packed):
             slot.hold(len(piece))
             whole += piece
@@ -113,13 +110,15 @@ async def _read_packed(
     return bytes(whole)
 
 
-async def _next_piece(receive: Receive, slot: Slot) -> tuple[bytes, bool]:
+async def _next_piece(receive: Receive, slot: Slot, pace: _Pace) -> tuple[bytes, bool]:
     message = await receive()
     if message["type"] != "http.request":
         raise Disconnected
     piece: bytes = message.get("body", b"")
+    more: bool = message.get("more_body", False)
+    pace.came(len(piece), more=more)
     slot.received(len(piece))
-    return piece, message.get("more_body", False)
+    return piece, more
 
 
 class _Pace:
@@ -135,19 +134,14 @@ class _Pace:
         self._started_s = self._loop.time()
         self._came_bytes = 0
 
-    def came(self, size_bytes: int) -> None:
+    def came(self, size_bytes: int, *, more: bool) -> None:
         limits = self._limits
         self._came_bytes += size_bytes
         if self._came_bytes > limits.max_body_bytes:
             raise _too_large(limits.max_body_bytes, "limits.max_body_bytes")
-        slowest_s = self._started_s + self._came_bytes / limits.min_bytes_per_s
-        self._timer.reschedule(min(self._loop.time(), slowest_s) + limits.timeout_s)
-
-
-def _not_too_large(body: bytes, limits: BodyLimits) -> bytes:
-    if len(body) > limits.max_body_bytes:
-        raise _too_large(limits.max_body_bytes, "limits.max_body_bytes")
-    return body
+        if more:
+            slowest_s = self._started_s + self._came_bytes / limits.min_bytes_per_s
+            self._timer.reschedule(min(self._loop.time(), slowest_s) + limits.timeout_s)
 
 
 def _too_large(limit_bytes: int, option: str) -> Refused:

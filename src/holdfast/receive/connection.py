@@ -39,7 +39,7 @@ _NEVER_S = math.inf
 REFUSED_AT_ONCE_MAX = 64
 
 _UNREADABLE = refusal(
-    Reason.MALFORMED_BODY, "this is not a valid HTTP request", "speak HTTP/1.1; check the framing"
+    Reason.MALFORMED, "this is not a valid HTTP request", "speak HTTP/1.1; check the framing"
 )
 _HEADER_TOO_LARGE = refusal(
     Reason.HEADER_TOO_LARGE,
@@ -153,9 +153,8 @@ class BoundedConnection(HttpToolsProtocol):
         was_in_head = self._phase is _Phase.HEAD
         try:
             self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            # Some clients offer HTTP/2 with a first request that is complete in itself.
-            self._break_off(None)
+        except httptools.HttpParserUpgrade as offer:
+            self._pass_over(data[offer.args[0] :])
         except httptools.HttpParserError as error:
             self._break_off(self._complaint(error))
         else:
@@ -218,6 +217,8 @@ class BoundedConnection(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return  # the parser takes what follows for another protocol: see `_pass_over`
         self._phase = _Phase.IDLE
         if self.cycle.response_complete:
             self._deadline_s = self.loop.time() + self._settings.keep_alive_s
@@ -288,6 +289,26 @@ class BoundedConnection(HttpToolsProtocol):
         elif not self._is_answering():
             self._close()
 
+    def _pass_over(self, rest: bytes) -> None:
+        """Read the body of a request that offers another protocol, as if it did not.
+
+        Java's own HTTP client offers HTTP/2 with the first POST it sends. An offer may be passed
+        over; the event in that request may not.
+        """
+        framing = [
+            name + b": " + value + b"\r\n"
+            for name, value in self.headers
+            if name in (b"content-length", b"transfer-encoding")
+        ]
+        self.cycle.keep_alive = False
+        self.parser = httptools.HttpRequestParser(_BodyOnly(self))
+        self.data_received(b"".join([b"POST / HTTP/1.1\r\n", *framing, b"\r\n", rest]))
+
+    def end_of_body_only(self) -> None:
+        """Take the body as complete, and nothing behind it."""
+        self.on_message_complete()
+        self._deaf = True
+
     def _close(self) -> None:
         if self._last_words:
             self.transport.write(self._last_words)
@@ -305,6 +326,22 @@ class BoundedConnection(HttpToolsProtocol):
         transport.write(response_bytes(_TOO_MANY_CONNECTIONS))
         # What the client sends meanwhile is forgotten; a close with unread bytes would be a reset.
         self.loop.call_later(self._settings.unread_timeout_s, transport.close)
+
+
+class _BodyOnly:
+    """What a parser tells of a request whose head is known already: its body, once."""
+
+    def __init__(self, connection: BoundedConnection) -> None:
+        self._connection: BoundedConnection | None = connection
+
+    def on_body(self, body: bytes) -> None:
+        if self._connection is not None:
+            self._connection.on_body(body)
+
+    def on_message_complete(self) -> None:
+        if self._connection is not None:
+            self._connection.end_of_body_only()
+            self._connection = None
 
 
 def response_bytes(answer: Answer) -> bytes:

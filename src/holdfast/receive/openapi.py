@@ -115,6 +115,10 @@ def _object(description: str, required: Schema, optional: Schema | None = None) 
     }
 
 
+_POSITION: Schema = {
+    "type": "string",
+    "description": "Quiver id / number of the bundle / row in it, of the first accepted event",
+}
 _PROBLEMS: Schema = {"type": "array", "items": _named("Problem")}
 _THING: Schema = {
     "type": "object",
@@ -154,10 +158,7 @@ _SCHEMAS: dict[str, Schema] = {
         {
             "status": {"const": "accepted"},
             "level": {"enum": ["memory", "written", "fsynced"]},
-            "position": {
-                "type": "string",
-                "description": "quiver id / number of the bundle / row in it",
-            },
+            "position": _POSITION,
         },
         {"warnings": _PROBLEMS},
     ),
@@ -172,14 +173,14 @@ _SCHEMAS: dict[str, Schema] = {
             ),
         },
         {
-            "position": _TEXT,
+            "position": _POSITION,
             "failed_events": {
                 "type": "array",
                 "items": _object(
                     "One event that was not accepted",
                     {"index": _COUNT, "reason": _TEXT, "retriable": {"type": "boolean"}},
                 ),
-            }
+            },
         },
     ),
     "Verdict": _object(

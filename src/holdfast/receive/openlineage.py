@@ -101,7 +101,7 @@ class OpenLineageReceiver:
             tokens=tokens,
             validation=config.validation,
         )
-        self._server = HttpServer(
+        self.server = HttpServer(
             self.app,
             config.listen,
             config.tls,
@@ -112,17 +112,17 @@ class OpenLineageReceiver:
 
     @property
     def addresses(self) -> list[str]:
-        return self._server.addresses
+        return self.server.addresses
 
     async def start(self) -> None:
-        await self._server.start()
+        await self.server.start()
 
     async def stop(self, drain_s: float) -> None:
         self.app.refuse_from_now_on()
-        await self._server.stop(drain_s)
+        await self.server.stop(drain_s)
 
     def statistics(self) -> ReceiverStatistics:
-        return self.app.statistics()._replace(connections=self._server.connections)
+        return self.app.statistics()._replace(connections=self.server.connections)
 
 
 def make(config: Config, context: ReceiverContext) -> Receiver:

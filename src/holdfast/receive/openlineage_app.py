@@ -25,7 +25,7 @@ import orjson
 from holdfast.deadletter.letter import Letter
 from holdfast.errors import BundleTooLarge, NotAccepted
 from holdfast.quiver.config import AckLevel
-from holdfast.receive.admission import Admission, Slot
+from holdfast.receive.admission import Admission
 from holdfast.receive.answers import (
     Answer,
     Disconnected,
@@ -235,7 +235,7 @@ class OpenLineageApp:
             if route is Route.SINGLE:
                 return await self._take_one(body, request)
             if route is Route.BATCH:
-                return await self._take_batch(body, request, slot)
+                return await self._take_batch(body, request)
             return self._dry_run(body)
         except BundleTooLarge as error:
             raise Refused(Reason.TOO_LARGE, error.message, error.hint) from error
@@ -291,12 +291,11 @@ class OpenLineageApp:
 
     # -------------------------------------------------------------------- batch
 
-    async def _take_batch(self, body: bytes, request: _Request, slot: Slot) -> Answer:
+    async def _take_batch(self, body: bytes, request: _Request) -> Answer:
         """Append all good events as one bundle; only then set the bad ones aside.
 
         In this order, because a batch that is refused as a whole is sent again as a whole.
         """
-        slot.hold(len(body))  # its events are copies
         try:
             events = self._split(body, request)
         except NotABatch as error:

@@ -1,0 +1,147 @@
+"""Bodies are read within bounds of bytes and time."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from holdfast.receive.admission import Admission
+from holdfast.receive.answers import Disconnected, Reason, Refused
+from holdfast.receive.body import BodyLimits, encodings_of, read_body
+from holdfast.receive.encodings import ENCODINGS_MAX
+
+LIMITS = BodyLimits(
+    max_body_bytes=1000, max_expanded_bytes=2000, timeout_s=30.0, min_bytes_per_s=1.0
+)
+
+
+def read(
+    chunks: list[bytes], *, announced_bytes: int = 0, encodings: tuple[bytes, ...] = ()
+) -> tuple[bytes, int]:
+    """Return the body, and how many chunks were read for it (also if it was refused)."""
+    waiting = list(chunks)
+    taken = 0
+
+    async def receive() -> dict[str, Any]:
+        nonlocal taken
+        taken += 1
+        return {"type": "http.request", "body": waiting.pop(0), "more_body": bool(waiting)}
+
+    admission = Admission(10, 10_000)
+    slot = admission.enter(0)
+    try:
+        body = asyncio.run(read_body(receive, announced_bytes, [*encodings], LIMITS, slot))
+    except Refused as refused:
+        refused.add_note(str(taken))
+        raise
+    finally:
+        slot.leave()
+        assert admission.in_flight_bytes == 0
+    return body, taken
+
+
+def refusal_of(call: Callable[[], object]) -> Refused:
+    with pytest.raises(Refused) as refused:
+        call()
+    return refused.value
+
+
+@pytest.mark.parametrize("chunks", [[b""], [b"text"], [b"te", b"", b"xt"], [b"x"] * 1000])
+def test_a_plain_body_is_put_together(chunks: list[bytes]) -> None:
+    assert read(chunks) == (b"".join(chunks), len(chunks))
+
+
+def test_a_packed_body_is_unpacked() -> None:
+    packed = gzip.compress(b"text" * 500)
+    pieces = [packed[:5], packed[5:9], packed[9:]]
+    assert read(pieces, encodings=(b"gzip",)) == (b"text" * 500, 3)
+
+
+def test_a_body_that_announces_too_much_is_not_read() -> None:
+    refused = refusal_of(lambda: read([b""], announced_bytes=1001))
+    assert refused.reason is Reason.TOO_LARGE
+    assert refused.__notes__ == ["0"]
+
+
+def test_a_body_is_read_no_further_than_its_bound() -> None:
+    refused = refusal_of(lambda: read([b"x" * 400] * 100))
+    assert refused.reason is Reason.TOO_LARGE
+    assert refused.__notes__ == ["3"]
+    refused = refusal_of(lambda: read([b"x" * 1001]))
+    assert refused.reason is Reason.TOO_LARGE
+
+
+def test_an_unpacked_body_has_its_own_bound() -> None:
+    refused = refusal_of(lambda: read([gzip.compress(bytes(2001))], encodings=(b"gzip",)))
+    assert refused.reason is Reason.TOO_LARGE
+    assert "max_expanded_bytes" in refused.answer.body.decode()
+    assert len(read([gzip.compress(bytes(2000))], encodings=(b"gzip",))[0]) == 2000
+
+
+def test_a_body_that_is_not_what_it_says_is_refused() -> None:
+    refused = refusal_of(lambda: read([b"text"], encodings=(b"gzip",)))
+    assert refused.reason is Reason.MALFORMED
+    assert refused.answer.status == 400
+
+
+def test_a_client_that_goes_away_is_noticed() -> None:
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.disconnect"}
+
+    with pytest.raises(Disconnected):
+        asyncio.run(read_body(receive, 0, [], LIMITS, Admission(1, 1).enter(0)))
+
+
+def slow(limits: BodyLimits, pause_s: float, encodings: list[bytes]) -> int:
+    """Read a body that comes byte by byte; return how many came before it was refused."""
+    came = 0
+
+    async def receive() -> dict[str, Any]:
+        nonlocal came
+        await asyncio.sleep(pause_s)
+        came += 1
+        return {"type": "http.request", "body": b"x", "more_body": True}
+
+    refused = refusal_of(
+        lambda: asyncio.run(read_body(receive, 0, encodings, limits, Admission(1, 9999).enter(0)))
+    )
+    assert refused.reason is Reason.TIMEOUT
+    assert refused.answer.status == 408
+    return came
+
+
+def test_a_client_that_sends_nothing_is_given_up() -> None:
+    limits = BodyLimits(1000, 1000, timeout_s=0.05, min_bytes_per_s=1)
+    assert slow(limits, 3600, []) == 0
+    assert slow(limits, 3600, [b"zstd"]) == 0
+
+
+def test_a_client_that_sends_too_slowly_is_given_up() -> None:
+    # Every pause is short enough, but all together are not.
+    limits = BodyLimits(1000, 1000, timeout_s=0.5, min_bytes_per_s=100_000)
+    assert slow(limits, 0.02, []) > 0
+
+
+@pytest.mark.parametrize(
+    ("header", "names"),
+    [
+        (b"gzip", [b"gzip"]),
+        (b" GZIP , identity,Zstd,", [b"gzip", b"zstd"]),
+        (b"identity", []),
+        (b",".join([b"gzip"] * ENCODINGS_MAX), [b"gzip"] * ENCODINGS_MAX),
+    ],
+)
+def test_encodings_are_read(header: bytes, names: list[bytes]) -> None:
+    assert encodings_of(header) == names
+
+
+@pytest.mark.parametrize(
+    "header", [b"br", b"gzip, br", b"gzip;q=1", b",".join([b"gzip"] * (ENCODINGS_MAX + 1))]
+)
+def test_unknown_encodings_are_refused(header: bytes) -> None:
+    refused = refusal_of(lambda: encodings_of(header))
+    assert refused.answer.status == 415

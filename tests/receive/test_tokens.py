@@ -1,0 +1,101 @@
+"""Tokens: who sends, for which namespaces, how fast."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from holdfast.errors import BadConfig
+from holdfast.receive.answers import Refused
+from holdfast.receive.tokens import ANYBODY, Tokens, TokenSettings, read_token_file
+from holdfast.seam import Seam
+from holdfast.settings import Secret
+
+
+def token(name: str, secret: str, *namespaces: str) -> TokenSettings:
+    return TokenSettings(name=name, token=Secret(secret), namespaces=namespaces or ("*",))
+
+
+def test_without_tokens_anybody_may_send() -> None:
+    assert Tokens([], Seam()).client(b"") is ANYBODY
+    assert Tokens([], Seam()).client(b"Bearer whatever") is ANYBODY
+    assert not ANYBODY.forbidden({"any"})
+
+
+@pytest.mark.parametrize("scheme", [b"Bearer ", b"bearer ", b"BEARER  "])
+def test_a_token_names_its_producer(scheme: bytes) -> None:
+    tokens = Tokens([token("airflow", "s3cret"), token("spark", "other")], Seam())
+    assert tokens.client(scheme + b"s3cret").name == "airflow"
+    assert tokens.client(scheme + b"other").event_headers == {"client": "spark"}
+
+
+@pytest.mark.parametrize(
+    "header",
+    [b"", b"Bearer", b"Bearer ", b"Bearer s3cre", b"Bearer s3cret2", b"Basic s3cret", b"s3cret",
+     b"Bearer S3CRET", b"Bearer \xff\x00", b"Bearer " + b"x" * 60_000],
+)  # fmt: skip
+def test_a_wrong_token_is_refused(header: bytes) -> None:
+    with pytest.raises(Refused) as refused:
+        Tokens([token("airflow", "s3cret")], Seam()).client(header)
+    answer = refused.value.answer
+    assert answer.status == 401
+    assert dict(answer.headers)[b"www-authenticate"].startswith(b"Bearer")
+    assert b"s3c" not in answer.body
+
+
+def test_no_token_is_kept_in_the_clear() -> None:
+    tokens = Tokens([token("airflow", "s3cret")], Seam())
+    assert "s3cret" not in repr(vars(tokens))
+    assert "s3cret" not in repr(token("airflow", "s3cret"))
+
+
+def test_two_producers_do_not_share_a_token() -> None:
+    with pytest.raises(BadConfig, match="'spark'"):
+        Tokens([token("airflow", "same"), token("spark", "same")], Seam())
+
+
+@pytest.mark.parametrize(
+    ("patterns", "namespaces", "forbidden"),
+    [
+        (("*",), {"any", ""}, False),
+        (("airflow",), {"airflow"}, False),
+        (("airflow",), {"airflow2"}, True),
+        (("airflow",), {"Airflow"}, True),
+        (("airflow",), set[str](), False),
+        (("air*", "s3://lake-?/*"), {"airflow", "s3://lake-1/raw"}, False),
+        (("air*", "s3://lake-?/*"), {"airflow", "s3://pond/raw"}, True),
+        (("a.c",), {"abc"}, True),
+        (("team\n*",), {"team\nx"}, False),
+    ],
+)
+def test_namespaces_are_matched(
+    patterns: tuple[str, ...], namespaces: set[str], forbidden: bool
+) -> None:
+    client = Tokens([token("t", "x", *patterns)], Seam()).client(b"Bearer x")
+    assert client.forbidden(namespaces) is forbidden
+
+
+def test_a_token_file_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "tokens"
+    path.write_text("# producers\n\nairflow abc#1\nspark  xyz  spark* s3://*\n")
+    first, second = read_token_file(path)
+    assert (first.name, first.token.get_secret_value(), first.namespaces) == (
+        "airflow",
+        "abc#1",
+        ("*",),
+    )
+    assert (second.name, second.namespaces) == ("spark", ("spark*", "s3://*"))
+
+
+def test_a_bad_token_file_says_where(tmp_path: Path) -> None:
+    path = tmp_path / "tokens"
+    with pytest.raises(BadConfig, match="cannot be read"):
+        read_token_file(path)
+    path.write_text("airflow abc\ns3cret\n")
+    with pytest.raises(BadConfig, match="line 2") as error:
+        read_token_file(path)
+    assert "s3cret" not in str(error.value)
+    path.write_bytes(b"\xff\xfe\n")
+    with pytest.raises(BadConfig, match="cannot be read"):
+        read_token_file(path)
