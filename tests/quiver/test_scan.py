@@ -351,8 +351,8 @@ def test_a_buffer_that_grows_and_is_sealed_during_a_scan_is_not_read_twice(
         shelf = quiver._engine.shelf
         look_at_tail = shelf._tail
 
-        def tail_then_seal(from_seq: int) -> list[tuple[int, list[Held]]]:
-            seen = look_at_tail(from_seq)
+        def tail_then_seal(from_seq: int, **which: bool) -> list[tuple[int, list[Held]]]:
+            seen = look_at_tail(from_seq, **which)
             quiver.append(numbers(2))
             quiver.flush()
             return seen

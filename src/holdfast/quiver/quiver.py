@@ -51,7 +51,7 @@ from holdfast.quiver.registration import (
     replay_range,
     set_options,
 )
-from holdfast.quiver.scan import OnDamage, TimeRange, scan
+from holdfast.quiver.scan import OnDamage, Span, TimeRange, scan
 from holdfast.quiver.segment import Bundle, Segment
 from holdfast.quiver.segment_table import TableMaker
 from holdfast.quiver.statement import EventTimeStatement
@@ -238,11 +238,14 @@ class Quiver:
         slot: str | None = None,
         since: datetime | None = None,
         until: datetime | None = None,
+        start: Position | None = None,
+        end: Position | None = None,
         on_damage: OnDamage = "fail",
     ) -> pa.RecordBatchReader:
         """Return everything stored in a slot, up to the last sync, as a stream of Arrow batches.
 
-        `since` (inclusive) and `until` (exclusive), both with a time zone, bound the event time.
+        `since` (inclusive) and `until` (exclusive), both with a time zone, bound the event time;
+        `start` (inclusive) and `end` (exclusive) the position.
         Damaged batches raise `Damaged`, or are left out with `on_damage="skip"`.
         """
         if on_damage not in ("fail", "skip"):
@@ -252,7 +255,8 @@ class Quiver:
         segments, tail = self._engine.shelf.snapshot()
         tables = TableMaker(self._config)
         made = [table for held in tail for table in tables.tables(held)]
-        return scan(segments, made, slot, columns, TimeRange.of(since, until), on_damage)
+        times, span = TimeRange.of(since, until), Span(start, end)
+        return scan(segments, made, slot, columns, times, on_damage, span)
 
     def bundle(self, seq: int) -> Bundle | None:
         """Return one bundle by its seq, or None if there is none."""

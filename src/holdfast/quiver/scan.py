@@ -7,11 +7,12 @@ schema drifted, the stream has all columns; rows that lack one have nulls there.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import reduce
-from itertools import groupby
+from itertools import accumulate, groupby
 from typing import Literal
 
 import pyarrow as pa
@@ -22,6 +23,7 @@ from holdfast.quiver.arrow_types import can_be_filtered, has_dictionary
 from holdfast.quiver.bundle import one_batch, read_stream
 from holdfast.quiver.dictionaries import plain_type
 from holdfast.quiver.envelope import TIME_TYPE
+from holdfast.quiver.outcome import Position
 from holdfast.quiver.segment import DataFile, Segment
 from holdfast.quiver.segment_rows import ARROW, OPAQUE, RAW_FIELDS
 from holdfast.quiver.segment_table import GroupTable
@@ -79,6 +81,57 @@ def _as_us(moment: datetime | None) -> int | None:
 
 
 @dataclass(frozen=True)
+class Span:
+    """Positions from `start` up to, not including, `end`; None is open."""
+
+    start: Position | None = None
+    end: Position | None = None
+
+    def covers(self, first_seq: int, last_seq: int) -> bool:
+        """Whether all bundles between the two (inclusive) are in it as a whole."""
+        begins = self.start is None or self.start <= Position(first_seq)
+        return begins and (self.end is None or Position(last_seq + 1) <= self.end)
+
+    def overlaps(self, first_seq: int, last_seq: int) -> bool:
+        """Whether bundles between the two (inclusive) may have rows in it."""
+        begins = self.start is None or self.start.seq <= last_seq
+        return begins and (self.end is None or Position(first_seq) < self.end)
+
+    def cut(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the rows of a batch that are in it; rows are stored in order."""
+        seqs, rows = batch.column("_seq"), batch.column("_row")
+
+        def position(place: int) -> Position:
+            return Position(seqs[place].as_py(), rows[place].as_py())
+
+        places = range(batch.num_rows)
+        first = 0 if self.start is None else bisect_left(places, self.start, key=position)
+        end = batch.num_rows if self.end is None else bisect_left(places, self.end, key=position)
+        return batch.slice(first, max(0, end - first))
+
+    def kept(self, segment: Segment) -> dict[int, tuple[int, int]] | None:
+        """Return, by file, the first row and the end of what is in it; None: everything."""
+        summary = segment.summary
+        if self.covers(summary.first_seq, summary.last_seq):
+            return None
+        table = segment.bundle_table
+        seqs, masks = table.column("seq"), []
+        if self.start is not None:
+            masks.append(pc.greater_equal(seqs, self.start.seq))
+        if self.end is not None:
+            masks.append(pc.less(seqs, self.end.seq + (self.end.row > 0)))
+        places = table.column("places").filter(reduce(pc.and_, masks)).flatten()
+        files, first_rows, counts = places.flatten()
+        found = pa.table({"file": files, "first": first_rows, "end": pc.add(first_rows, counts)})
+        found = found.group_by("file").aggregate([("first", "min"), ("end", "max")])
+        rows = found.select(["file", "first_min", "end_max"]).to_pylist()
+        return {row["file"]: (row["first_min"], row["end_max"]) for row in rows}
+
+
+EVERYTHING = Span()
+
+
+@dataclass(frozen=True)
 class Part:
     """Some stored rows of the slot: their schema, and how to read them."""
 
@@ -93,25 +146,35 @@ def scan(
     columns: Sequence[str] | None,
     times: TimeRange,
     on_damage: OnDamage,
+    span: Span = EVERYTHING,
+    *,
+    nulls_for_unknown: bool = False,
 ) -> pa.RecordBatchReader:
-    """Return a reader over the slot's rows in `segments` and in the unsealed `tail`."""
+    """Return a reader over the slot's rows in `segments` and in the unsealed `tail`.
+
+    With `nulls_for_unknown` a column that no row has is not an error.
+    """
+    segments = [s for s in segments if span.overlaps(s.summary.first_seq, s.summary.last_seq)]
     slot = slot or _only_slot(segments, tail, on_damage)
     parts: list[Part] = []
     for segment in segments:
-        parts += _segment_parts(segment, slot, times, on_damage)
+        parts += _segment_parts(segment, slot, times, on_damage, span)
     for made in tail:
         parts += _tail_parts(made, slot)
-    schema = _common_schema([part.schema for part in parts], columns)
-    return pa.RecordBatchReader.from_batches(schema, _batches(parts, schema, times))
+    known = [part.schema for part in parts]
+    schema = _common_schema(known, columns, nulls_for_unknown=nulls_for_unknown)
+    return pa.RecordBatchReader.from_batches(schema, _batches(parts, schema, times, span))
 
 
 def _batches(
-    parts: Sequence[Part], schema: pa.Schema, times: TimeRange
+    parts: Sequence[Part], schema: pa.Schema, times: TimeRange, span: Span
 ) -> Iterator[pa.RecordBatch]:
     for part in parts:
         for batch in part.read():
-            mask = times.mask(batch.column("_event_time"))
-            yield from _keep(_fit(batch, schema), mask)
+            rows = batch if span == EVERYTHING else span.cut(batch)
+            if rows.num_rows:
+                mask = times.mask(rows.column("_event_time"))
+                yield from _keep(_fit(rows, schema), mask)
 
 
 def _keep(batch: pa.RecordBatch, mask: pa.Array | None) -> Iterator[pa.RecordBatch]:
@@ -156,16 +219,20 @@ def _only_slot(segments: Sequence[Segment], tail: Sequence[GroupTable], on_damag
 
 
 def _segment_parts(
-    segment: Segment, slot: str, times: TimeRange, on_damage: OnDamage
+    segment: Segment, slot: str, times: TimeRange, on_damage: OnDamage, span: Span
 ) -> Iterator[Part]:
-    for file in segment.files:
+    rows = span.kept(segment)
+    for number, file in enumerate(segment.files):
         summary = file.summary
         if summary.kind != OPAQUE and summary.slot != slot:
             continue
+        wanted = (0, summary.rows) if rows is None else rows.get(number, (0, 0))
         kept = [
             place
-            for place, batch in enumerate(summary.batches)
-            if times.may_overlap(batch.min_event_us, batch.max_event_us)
+            for place, (batch, first) in enumerate(zip(summary.batches, _firsts(file), strict=True))
+            if first < wanted[1]
+            and wanted[0] < first + batch.rows
+            and times.may_overlap(batch.min_event_us, batch.max_event_us)
         ]
         try:
             if summary.kind == OPAQUE:
@@ -176,6 +243,11 @@ def _segment_parts(
         except Damaged:
             if on_damage == "fail":
                 raise
+
+
+def _firsts(file: DataFile) -> Iterator[int]:
+    """Return the number of the first row of each batch."""
+    return accumulate((batch.rows for batch in file.summary.batches[:-1]), initial=0)
 
 
 def _read(file: DataFile, places: Sequence[int], on_damage: OnDamage) -> Iterator[pa.RecordBatch]:
@@ -217,7 +289,9 @@ def _unwrap(row: pa.Table) -> pa.RecordBatch:
 # ---------------------------------------------------------------------- schemas
 
 
-def _common_schema(schemas: Sequence[pa.Schema], columns: Sequence[str] | None) -> pa.Schema:
+def _common_schema(
+    schemas: Sequence[pa.Schema], columns: Sequence[str] | None, *, nulls_for_unknown: bool
+) -> pa.Schema:
     fields: dict[str, pa.Field] = {field.name: field for field in ENVELOPE_SCHEMA}
     distinct: dict[str, pa.Schema] = {s.to_string(show_schema_metadata=False): s for s in schemas}
     for schema in distinct.values():
@@ -227,7 +301,7 @@ def _common_schema(schemas: Sequence[pa.Schema], columns: Sequence[str] | None) 
     if columns is None:
         return pa.schema(list(fields.values()), _common_metadata(schemas))
     unknown = [name for name in columns if name not in fields]
-    if unknown and schemas:
+    if unknown and schemas and not nulls_for_unknown:
         known = sorted({name for schema in distinct.values() for name in schema.names})
         raise BadInput(
             f"no column {', '.join(unknown)} in this slot", hint=f"it has {', '.join(known)}"
