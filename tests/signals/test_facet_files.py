@@ -117,6 +117,22 @@ def test_a_file_without_an_id_is_used(folder: Path) -> None:
     assert not validator(folder).check(event_with("run", {"mine": FACET})).ok
 
 
+@pytest.mark.parametrize("address", [None, "mine.json"])
+def test_files_of_one_name_without_full_addresses_are_two(
+    folder: Path, address: str | None
+) -> None:
+    for key in ("mine", "yours"):
+        content = {**schema(key), "$id": address}
+        if address is None:
+            del content["$id"]
+        write(folder / key, content)
+    own = validator(folder)
+    assert own.notices == ()
+    for key in ("mine", "yours"):
+        assert own.check(event_with("run", {key: {**FACET, "cost": 1}})).ok
+        assert not own.check(event_with("run", {key: FACET})).ok
+
+
 def test_files_may_refer_to_each_other(folder: Path) -> None:
     shared = {
         "$schema": DIALECT,
@@ -174,8 +190,8 @@ def test_a_definition_without_a_base_is_told(folder: Path) -> None:
 
 def test_references_that_go_in_circles_end(folder: Path) -> None:
     content = schema("mine")
-    content["$defs"]["Mine"] = {"$ref": "#/$defs/Again"}
-    content["$defs"]["Again"] = {"$ref": "#/$defs/Mine"}
+    content["$defs"]["Mine"] = {"allOf": [{"$ref": "#/$defs/Again"}] * 9}
+    content["$defs"]["Again"] = {"anyOf": [{"$ref": "#/$defs/Mine"}] * 9 + [{"$ref": "#"}]}
     write(folder, content)
     assert "extends no base facet" in validator(folder).notices[0]
 

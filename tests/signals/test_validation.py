@@ -176,6 +176,16 @@ def test_custom_facets_and_keys_with_dots_have_overrides_too() -> None:
     assert any("spark.logicalPlan" in notice for notice in validator.notices)
 
 
+def test_a_place_wins_over_a_key_with_dots_in_any_order() -> None:
+    overrides: list[tuple[str, Override]] = [("spark.plan", "ignore"), ("run.spark.plan", "warn")]
+    for ordered in (overrides, overrides[::-1]):
+        validator = with_overrides(dict(ordered))
+        assert rules(validator.check(event_with("run", {"spark.plan": 1})).warnings) == [
+            ("/run/facets/spark.plan", "type")
+        ]
+        assert validator.check(event_with("job", {"spark.plan": 1})) == Verdict(EventKind.RUN)
+
+
 def test_ignoring_a_key_in_the_wrong_place_silences_the_lint() -> None:
     event = event_with("run", {"sql": FACET})
     assert STANDARD.check(event).warnings

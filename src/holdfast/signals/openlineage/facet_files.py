@@ -46,9 +46,6 @@ _DIALECTS = {
     DIALECT,
 }
 
-# How many references a definition may pass through on its way to its base.
-MAX_REFERENCES = 32
-
 
 @dataclass
 class FacetFiles:
@@ -71,11 +68,10 @@ def read_facet_files(folders: Sequence[Path]) -> FacetFiles:
     paths: dict[str, Path] = {}
     for path in _schema_paths(folders):
         content = _read(path)
-        uri = content.get("$id") if isinstance(content.get("$id"), str) else f"urn:file:{path.name}"
-        assert isinstance(uri, str), "BUG: an address that is no text"
-        if _CORE_FILE.search(uri) or _CORE_FILE.search(str(path)):
+        # A file without an address of its own has that of its place; nobody ever reads it there.
+        uri = urljoin(path.absolute().as_uri(), content.get("$id", "")).partition("#")[0]
+        if _CORE_FILE.search(uri):
             continue  # its content is in our table
-        uri = uri.partition("#")[0]
         if uri in found.resources:
             found.notices.append(f"{path}: has the same $id as {paths[uri]}, and is not used")
             continue
@@ -196,7 +192,7 @@ def _add_facets(found: FacetFiles, uri: str, path: Path) -> None:
         found.notices.append(f"{path}: names no facet under `properties`; it is used by reference")
         return
     for key, schema in keys.items():
-        slots = _slots_of(found, uri, schema, MAX_REFERENCES)
+        slots = _slots_of(found, uri, schema, set())
         if not slots:
             found.notices.append(f"{path}: `{key}` extends no base facet, and is not used")
         for slot in sorted(slots):
@@ -208,23 +204,25 @@ def _add_facets(found: FacetFiles, uri: str, path: Path) -> None:
                 found.references[slot, key] = f"{uri}#{pointer_to(('properties', key))}"
 
 
-def _slots_of(found: FacetFiles, uri: str, schema: object, references_left: int) -> set[Slot]:
+def _slots_of(found: FacetFiles, uri: str, schema: object, followed: set[str]) -> set[Slot]:
     """Return the slots whose base a schema extends, through references and combinations."""
-    if not isinstance(schema, dict) or references_left == 0:
+    if not isinstance(schema, dict):
         return set()
     slots = set()
     reference = schema.get("$ref")
-    if isinstance(reference, str):
-        target, _, pointer = _absolute(uri, reference).partition("#")
+    address = _absolute(uri, reference) if isinstance(reference, str) else uri
+    if address != uri and address not in followed:
+        followed.add(address)
+        target, _, pointer = address.partition("#")
         base = _BASES.get(pointer.rpartition("/")[2])
         if base is not None and _CORE_FILE.search(target):
             slots.add(base)
         else:
             referred = _look_up(found.resources.get(target), pointer)
-            slots |= _slots_of(found, target, referred, references_left - 1)
+            slots |= _slots_of(found, target, referred, followed)
     for combination in ("allOf", "anyOf", "oneOf"):
         for part in schema.get(combination, ()):
-            slots |= _slots_of(found, uri, part, references_left - 1)
+            slots |= _slots_of(found, uri, part, followed)
     return slots
 
 

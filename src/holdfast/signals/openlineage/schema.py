@@ -11,7 +11,7 @@ integer beyond 64 bits are errors. That makes "nothing to say about this event" 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 from holdfast.signals.openlineage.facts import (
@@ -99,50 +99,15 @@ def _cases_schema(cases: Cases) -> dict[str, Any]:
     return {**schema, "allOf": branches}
 
 
-def base_facet(slot: Slot) -> dict[str, Any]:
-    """Return the JSON Schema of what all facets of a slot share."""
-    return object_schema(_facet_fields(slot, {}))
-
-
 def facet_schema(slot: Slot, fields: Fields) -> dict[str, Any]:
     """Return the JSON Schema of one facet, what all facets share included."""
-    return object_schema(_facet_fields(slot, fields))
-
-
-def _facet_fields(slot: Slot, fields: Fields) -> Fields:
     deleted: Fields = {"_deleted": Plain.BOOLEAN} if slot in DELETABLE else {}
-    return {**_BASE_FACET, **deleted, **fields}
+    return object_schema({**_BASE_FACET, **deleted, **fields})
 
 
-def event_schema(
-    kind: EventKind, facets: Mapping[Slot, Mapping[str, Schema]], *, lint: bool
-) -> dict[str, Any]:
-    """Return the JSON Schema of a kind of event, given which facets to look into."""
-
-    def thing(fields: Fields, *slots: Slot) -> dict[str, Any]:
-        schema = object_schema(fields)
-        for slot in slots:
-            schema["properties"][FACETS_FIELD[slot]] = {"$ref": f"#/$defs/facets_of_{slot}"}
-        for slot in {Slot.INPUT, Slot.OUTPUT} - set(slots) if lint and len(slots) > 1 else ():
-            schema["properties"][FACETS_FIELD[slot]] = False
-        return schema
-
-    parts: dict[str, Callable[[], dict[str, Any]]] = {
-        "run": lambda: thing({"runId*": Plain.UUID}, Slot.RUN),
-        "job": lambda: thing(_BASE_NAME, Slot.JOB),
-        "dataset": lambda: thing(_BASE_NAME, Slot.DATASET),
-        "inputs": lambda: _array(thing(_BASE_NAME, Slot.DATASET, Slot.INPUT)),
-        "outputs": lambda: _array(thing(_BASE_NAME, Slot.DATASET, Slot.OUTPUT)),
-    }
-    required, optional = PARTS[kind]
-    fields = {**_BASE_EVENT, "eventType": EVENT_TYPES} if kind is EventKind.RUN else _BASE_EVENT
-    schema = object_schema(fields)
-    schema["properties"].update({name: parts[name]() for name in required + optional})
-    schema["required"] += required
-    shapes = {name: schema_of(shape) for name, shape in SHAPES.items()}
-    slots = {f"facets_of_{slot}": _facets_schema(slot, facets[slot]) for slot in Slot}
-    others = {f"facets_of_other_{slot}": _facets_schema(slot, {}) for slot in (Slot.RUN, Slot.JOB)}
-    return {"$schema": DIALECT, **schema, "$defs": {**shapes, **slots, **others}}
+def base_facet(slot: Slot) -> dict[str, Any]:
+    """Return the JSON Schema of what all facets of a slot share."""
+    return facet_schema(slot, {})
 
 
 # The field that holds a slot's facets.
@@ -154,16 +119,52 @@ FACETS_FIELD = {
     Slot.OUTPUT: "outputFacets",
 }
 
-# What each kind of event has beside the fields of all events: required, optional.
-PARTS: dict[EventKind, tuple[list[str], list[str]]] = {
+# The parts of events: what they are made of, and the slots of their facets.
+_PARTS: dict[str, tuple[Fields, list[Slot]]] = {
+    "run": ({"runId*": Plain.UUID}, [Slot.RUN]),
+    "job": (_BASE_NAME, [Slot.JOB]),
+    "dataset": (_BASE_NAME, [Slot.DATASET]),
+    "inputs": (_BASE_NAME, [Slot.DATASET, Slot.INPUT]),
+    "outputs": (_BASE_NAME, [Slot.DATASET, Slot.OUTPUT]),
+}
+_LISTS = {"inputs": Slot.OUTPUT, "outputs": Slot.INPUT}  # and whose facets stand there by mistake
+
+# Which parts each kind of event has: required, optional.
+_PARTS_OF: dict[EventKind, tuple[list[str], list[str]]] = {
     EventKind.RUN: (["run", "job"], ["inputs", "outputs"]),
     EventKind.JOB: (["job"], ["inputs", "outputs"]),
     EventKind.DATASET: (["dataset"], []),
 }
 
 
-def _array(items: dict[str, Any]) -> dict[str, Any]:
-    return {"type": "array", "items": items}
+def event_schema(
+    kind: EventKind, facets: Mapping[Slot, Mapping[str, Schema]], *, lint: bool
+) -> dict[str, Any]:
+    """Return the JSON Schema of a kind of event, given which facets to look into.
+
+    With `lint`, what is legal but most often a mistake fails too.
+    """
+    fields = {**_BASE_EVENT, "eventType": EVENT_TYPES} if kind is EventKind.RUN else _BASE_EVENT
+    schema = object_schema(fields)
+    required, optional = _PARTS_OF[kind]
+    schema["properties"].update({name: _part(name, lint=lint) for name in required + optional})
+    schema["required"] += required
+    shapes = {name: schema_of(shape) for name, shape in SHAPES.items()}
+    slots = {f"facets_of_{slot}": _facets_schema(slot, facets[slot]) for slot in Slot}
+    others = {f"facets_of_other_{slot}": _facets_schema(slot, {}) for slot in (Slot.RUN, Slot.JOB)}
+    return {"$schema": DIALECT, **schema, "$defs": {**shapes, **slots, **others}}
+
+
+def _part(name: str, *, lint: bool) -> dict[str, Any]:
+    fields, slots = _PARTS[name]
+    schema = object_schema(fields)
+    for slot in slots:
+        schema["properties"][FACETS_FIELD[slot]] = {"$ref": f"#/$defs/facets_of_{slot}"}
+    if name not in _LISTS:
+        return schema
+    if lint:
+        schema["properties"][FACETS_FIELD[_LISTS[name]]] = False
+    return {"type": "array", "items": schema}
 
 
 def _facets_schema(slot: Slot, known: Mapping[str, Schema]) -> dict[str, Any]:

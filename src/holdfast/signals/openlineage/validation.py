@@ -28,7 +28,13 @@ from holdfast.signals.openlineage.findings import MAX_PROBLEMS, Findings, Overri
 from holdfast.signals.openlineage.json_text import oddities, too_deep, unreadable
 from holdfast.signals.openlineage.names import kind_of
 from holdfast.signals.openlineage.problem import Problem
-from holdfast.signals.openlineage.schema import Schema, event_schema, facet_schema, misplaced_keys
+from holdfast.signals.openlineage.schema import (
+    Schema,
+    base_facet,
+    event_schema,
+    facet_schema,
+    misplaced_keys,
+)
 
 __all__ = ["EventKind", "ValidationSettings", "Validator", "Verdict"]
 
@@ -103,7 +109,7 @@ class Validator:
             self._compiled = {kind: facets.compile(kind) for kind in EventKind}
 
     def check(self, document: object) -> Verdict:
-        """Check a parsed event."""
+        """Check a parsed event. How deep it is nested shows only when it is parsed."""
         kind = kind_of(document)
         compiled = self._compiled.get(kind)
         if compiled is None or kind is None or not isinstance(document, dict):
@@ -172,9 +178,9 @@ class _Facets:
         self.overrides: dict[tuple[Slot, str], Override] = {}
         self.notices: list[str] = []
         known = {key for _, key in (*FACETS, *files.references)}
-        # Those with a place come last, and win.
-        for name, override in sorted(settings.facets.items(), key=lambda item: "." in item[0]):
-            slots, key = _places_of(name)
+        named = [(*_places_of(name), override) for name, override in settings.facets.items()]
+        # Those for all places first, so that those for one place win.
+        for slots, key, override in sorted(named, key=lambda each: -len(each[0])):
             self.overrides.update({(slot, key): override for slot in slots})
             if key not in known:
                 self.notices.append(
@@ -217,7 +223,7 @@ class _Facets:
 
 def _also_base(slot: Slot) -> Schema:
     """Return a schema that nothing fulfils, and that reports what is wrong with a custom facet."""
-    return {"allOf": [facet_schema(slot, {}), False]}
+    return {"allOf": [base_facet(slot), False]}
 
 
 def _places_of(name: str) -> tuple[list[Slot], str]:
