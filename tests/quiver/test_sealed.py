@@ -15,6 +15,7 @@ from tests.readers.setting import StillMachine, calm, keep, must_plan
 
 from holdfast.errors import BadInput, Damaged, UnknownPosition, WrongQuiver
 from holdfast.quiver import ColumnExtractor, Position, Quiver, QuiverConfig
+from holdfast.quiver.config import MB
 from holdfast.quiver.sealed import SealedRead, names_between, scan_sealed
 
 Cell = tuple[int, int, int | None]
@@ -92,7 +93,9 @@ def test_the_segments_of_a_range_are_named(still: StillMachine) -> None:
 
 
 def test_only_the_record_batches_of_the_range_are_read(still: StillMachine) -> None:
-    quiver = still.start()
+    config = calm()
+    segments = replace(config.segment, target_size_bytes=16 * MB)
+    quiver = still.start(replace(config, segment=segments))
     for _ in range(2):
         quiver.append(numbers(*range(70_000)))
     segment = seal(quiver)
