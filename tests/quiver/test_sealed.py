@@ -97,15 +97,15 @@ def test_only_the_record_batches_of_the_range_are_read(still: StillMachine) -> N
     segments = replace(config.segment, target_size_bytes=16 * MB)
     quiver = still.start(replace(config, segment=segments))
     for _ in range(2):
-        quiver.append(numbers(*range(70_000)))
+        quiver.append(numbers(*range(150_000)))
     segment = seal(quiver)
     first, *_, last = segment.files[0].summary.batches
     assert first is not last
     (path,) = data_paths(segment)
     still.flip(path, 8 * (first.offset + first.length // 2))
     wanted = read_of(quiver, columns=("_seq", "_row", "n"))
-    rest = replace(wanted, start=Position(1, 69_990))
-    assert sealed_cells(still, rest) == [(1, row, row) for row in range(69_990, 70_000)]
+    rest = replace(wanted, start=Position(1, 149_990))
+    assert sealed_cells(still, rest) == [(1, row, row) for row in range(149_990, 150_000)]
     with pytest.raises(Damaged):
         sealed_cells(still, wanted)
 
