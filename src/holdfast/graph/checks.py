@@ -61,8 +61,8 @@ class _Checker:
         written = at in self._document.values
         return self._document.value_place(at) if written else self._node_place(node.name)
 
-    def _arrows(self, node: Node) -> Iterator[tuple[Place, str]]:
-        """Yield where each destination of a node is written, and its name."""
+    def _arrows(self, node: Node) -> Iterator[tuple[str, Place, str]]:
+        """Yield each destination of a node: its port, where it is written, and its name."""
         short = ("nodes", node.name, "to") in self._document.values
         for port_name, port in node.ports.items():
             at: TreePath = (
@@ -71,7 +71,7 @@ class _Checker:
                 else ("nodes", node.name, "out_ports", port_name, "destinations")
             )
             for index, name in enumerate(port.destinations):
-                yield self._document.value_place((*at, index)), name
+                yield port_name, self._document.value_place((*at, index)), name
 
     def _error(self, place: Place, message: str, hint: str = "") -> None:
         self._document.find(place, message, hint)
@@ -91,11 +91,11 @@ class _Checker:
     def connections(self) -> None:
         """Every destination is a node that events can go to."""
         for node in self._graph.nodes.values():
-            seen: set[str] = set()
-            for place, name in self._arrows(node):
-                if name in seen:
+            seen: set[tuple[str, str]] = set()
+            for port, place, name in self._arrows(node):
+                if (port, name) in seen:
                     self._error(place, f"{name!r} is named twice", "an event goes there once")
-                seen.add(name)
+                seen.add((port, name))
                 self._check_arrow(node, place, name)
 
     def _check_arrow(self, node: Node, place: Place, name: str) -> None:
@@ -157,7 +157,7 @@ class _Checker:
             )
             told.update(circle)
             message = f"events would go in a circle: {', '.join(circle)}"
-            place = next(place for place, name in self._arrows(node) if name in circle)
+            place = next(place for _, place, name in self._arrows(node) if name in circle)
             self._error(place, message, "remove one of these connections")
         return bool(told)
 
@@ -171,7 +171,7 @@ class _Checker:
 
     def _flow_by_quivers(self) -> None:
         for node in self._graph.nodes.values():
-            into = [self._graph.nodes[name] for _, name in self._arrows(node)]
+            into = [self._graph.nodes[name] for name in node.destinations]
             if node.kind == "receiver":
                 if not any(target.is_quiver for target in into):
                     message = f"the receiver {node.name!r} does not lead to a quiver"
@@ -181,7 +181,7 @@ class _Checker:
                     message = f"the receiver {node.name!r} leads to two quivers"
                     hint = "an event is accepted by one; let that one lead to all destinations"
                     self._error(self._node_place(node.name), message, hint)
-            for place, name in self._arrows(node):
+            for _, place, name in self._arrows(node):
                 self._check_step(node, place, self._graph.nodes[name])
 
     def _check_step(self, node: Node, place: Place, target: Node) -> None:
@@ -206,7 +206,7 @@ class _Checker:
                 self._error(self._node_place(node.name), message, hint)
 
     def _unused(self) -> None:
-        sources = self._graph.quivers or self._graph.of_kind("receiver")
+        sources = [*self._graph.quivers, *self._graph.of_kind("receiver")]
         used = {one.name for source in sources for one in reached(self._graph, source)}
         for node in self._graph.nodes.values():
             if node.kind != "receiver" and not node.is_quiver and node.name not in used:

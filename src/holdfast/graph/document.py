@@ -42,7 +42,7 @@ _BOOL = re.compile(r"(?P<yes>true|True|TRUE)|false|False|FALSE")
 # Longer ones are no number that any setting could mean.
 _INT = re.compile(r"[-+]?[0-9]{1,300}")
 _OTHER_INT = re.compile(r"0o[0-7]{1,300}|0x[0-9a-fA-F]{1,300}")
-_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
+_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]{1,300}(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 _SPECIAL_FLOAT = re.compile(r"(?P<infinite>[-+]?\.(inf|Inf|INF))|\.(nan|NaN|NAN)")
 _TEXT_TAGS = (None, "!", "tag:yaml.org,2002:str")
 

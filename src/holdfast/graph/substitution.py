@@ -96,7 +96,7 @@ def bare_references(text: str) -> list[str]:
 def whole_reference(text: str) -> bool:
     """Whether the text is one reference and nothing else, and tells no default."""
     found = _REFERENCE.fullmatch(text)
-    return found is not None and found["scheme"] is not None and ":-" not in text
+    return found is not None and bool(found["end"]) and ":-" not in text
 
 
 def escaped(text: str) -> str:
