@@ -25,8 +25,8 @@ from holdfast.operate.cli.dlq.place import (
     worker_option,
 )
 from holdfast.operate.cli.dlq.submission import Submitter
-from holdfast.operate.cli.dlq.telling import echo_verdict
-from holdfast.operate.cli.output import json_option, print_json, print_table, size
+from holdfast.operate.cli.dlq.telling import echo_table, echo_verdict
+from holdfast.operate.cli.output import json_option, print_json, size
 from holdfast.operate.cli.quiver.options import Directory, as_ns, time_option
 from holdfast.quiver import Outcome
 from holdfast.signals.openlineage.validation import Validator
@@ -267,7 +267,7 @@ def purge_command(  # noqa: PLR0913, PLR0917  (its options)
         raise BadInput("it is not clear what to purge", hint="name letters, a filter, or --all")
     ids = [LetterId.parse(letter) for letter in letters]
     planned = list(_planned(office, [store] if store else list(STORES), ids, chosen))
-    if not as_json:
+    if planned and not as_json:
         _tell_plan(planned)
     if planned and (yes or (not as_json and _may_ask() and _confirmed(planned))):
         for one in STORES:
@@ -302,7 +302,7 @@ def _tell_plan(planned: Sequence[StoredLetter]) -> None:
         counts[key] += 1
         sizes[key] += len(letter.payload)
     rows = [(*key, count, size(sizes[key])) for key, count in sorted(counts.items())]
-    print_table("to be given up", ("store", "destination", "reason", "letters", "size"), rows)
+    echo_table("to be given up", ("store", "destination", "reason", "letters", "size"), rows)
 
 
 def _may_ask() -> bool:

@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import click
 import orjson
 
 from holdfast.deadletter.shelf import StoredLetter
-from holdfast.operate.cli.output import moment, size
+from holdfast.operate.cli.output import moment, print_table, size
 from holdfast.signals.openlineage.validation import Verdict
 
 
 def printable(text: str) -> str:
     """Return a text without characters that a terminal would obey."""
     return "".join(c if c.isprintable() or c in "\n\t" else f"\\u{ord(c):04x}" for c in text)
+
+
+def echo_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Print a table of what others sent."""
+    shown = [[printable(one) if isinstance(one, str) else one for one in row] for row in rows]
+    print_table(title, columns, shown)
 
 
 def letter_fields(stored: StoredLetter) -> dict[str, Any]:
@@ -67,7 +74,7 @@ def letter_row(stored: StoredLetter) -> tuple[object, ...]:
         letter.destination or letter.origin,
         letter.attempts,
         size(len(letter.payload)),
-        printable(what),
+        what,
     )
 
 
