@@ -44,8 +44,6 @@ from holdfast.seam import Seam
 
 # Why a segment goes: everyone has resolved it, it is too old, the size cap, the number of segments.
 REASONS = ("processed", "age", "size", "segments")
-# How long a look at the real usage of the disk is believed while somebody waits for room.
-LOOK_AGAIN_S = 1.0
 
 
 @dataclass
@@ -112,7 +110,6 @@ class Retention:
         self._trash = Trash(seam.disk, root)
         self._quarantined_bytes = 0
         self._correction_bytes = 0
-        self._looked_s = -LOOK_AGAIN_S
         # By subscriber, until outcomes are taken back.
         self._lags: dict[tuple[str, int], Lag] = {}
         # Nothing that waits was ingested before this.
@@ -139,7 +136,6 @@ class Retention:
     def look_at_disk(self) -> int:
         """Compare the account with what the disk says; return the real usage."""
         with self._lock:
-            self._looked_s = self._seam.clock.monotonic_s()
             self._correction_bytes = 0
             quarantine = self._root / names.QUARANTINE_DIR
             exists = self._seam.disk.exists(quarantine)
@@ -148,10 +144,6 @@ class Retention:
             # Only ever upwards: what is being written right now may not be on disk yet.
             self._correction_bytes = max(0, real - self.used_bytes())
             return real
-
-    def _may_look_again(self) -> bool:
-        """Whether the last look is old: whoever waits for room asks many times a second."""
-        return self._seam.clock.monotonic_s() - self._looked_s >= LOOK_AGAIN_S
 
     def now_ns(self) -> int:
         """Return the time by which the age of data is measured; see `SteadyTime`."""
@@ -166,7 +158,7 @@ class Retention:
             # A failing disk must not end the writer: the keeper tells, and there is no room.
             with contextlib.suppress(HoldfastError, OSError):
                 self.enforce(size_bytes)
-                if self._correction_bytes and self._may_look_again():
+                if self._correction_bytes:
                     self.look_at_disk()  # it may be out of date by now
             if self._must_shrink(size_bytes):
                 return self._no_room()
