@@ -1,0 +1,11 @@
+"""The source: `spark.read` and `spark.readStream` over quivers, as `format("holdfast")`.
+
+    query ── offsets ──▶ stream.py ── plan, pin ──▶ cursor of every quiver (gateway.py)
+                            │                          └─ statements ──▶ the claim (watermark/)
+                            ▼ partitions
+    executor ◀──────── reading.py: maps sealed segments, adds the watermark columns
+
+One query is one subscriber of each quiver it reads. What Spark has in its offset log is pinned in
+the quivers' ledgers, so that a batch that is run again reads the same rows; what Spark has in its
+commit log is acknowledged.
+"""

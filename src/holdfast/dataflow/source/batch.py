@@ -1,0 +1,48 @@
+"""`spark.read`: everything that is sealed now, without a subscriber and without a trace."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.types import StructType
+
+from holdfast.dataflow.source.folder import sealed_segments
+from holdfast.dataflow.source.gateway import Piece
+from holdfast.dataflow.source.options import SourceOptions
+from holdfast.dataflow.source.reading import SourcePartition, read, split
+from holdfast.dataflow.source.schema import WATERMARK_COLUMNS
+from holdfast.errors import BadConfig
+from holdfast.quiver.scan import TimeRange
+
+
+class BatchReader(DataSourceReader):
+    """Reads the sealed segments of some data directories, pruned by event time."""
+
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
+        if options.watermark:
+            raise BadConfig(
+                f"a batch has no watermark, so no {', '.join(WATERMARK_COLUMNS)}",
+                hint="leave out option watermark, or use readStream",
+            )
+        self._options = options
+        self._schema = schema
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """Return groups of segments that may hold rows of the asked times."""
+        times = TimeRange.of(*self._options.times)
+        pieces = []
+        for path in self._options.path:
+            for segment in sealed_segments(path):
+                batches = [batch for file in segment.summary.files for batch in file.batches]
+                if any(times.may_overlap(b.min_event_us, b.max_event_us) for b in batches):
+                    summary = segment.summary
+                    first, end = summary.first_seq, summary.last_seq + 1
+                    pieces.append(Piece(str(segment.path), first, end, 0, summary.size_bytes))
+        return [SourcePartition(group) for group in split(pieces, self._options.partition_bytes)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of some segments."""
+        assert isinstance(partition, SourcePartition), "BUG: not a partition of this source"
+        return read(partition, self._schema, self._options)

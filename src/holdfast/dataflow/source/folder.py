@@ -1,0 +1,43 @@
+"""The sealed segments of a data directory, seen from outside, beside whoever owns it."""
+
+from __future__ import annotations
+
+from pathlib import PurePath
+
+from holdfast.errors import Damaged
+from holdfast.quiver import manifest, names
+from holdfast.quiver.inspect import require_quiver
+from holdfast.quiver.rivals import choices
+from holdfast.quiver.segment import Segment
+from holdfast.seam.disk import Disk, RealDisk
+
+
+def open_segment(path: str, disk: Disk | None = None) -> Segment:
+    """Return one sealed segment."""
+    disk, folder = disk or RealDisk(), PurePath(path)
+    try:
+        summary = manifest.decode(disk.read(folder / names.MANIFEST))
+    except (OSError, manifest.ManifestFault) as error:
+        raise Damaged(
+            "a segment that was planned cannot be opened",
+            hint="it was removed or damaged since; `holdfast quiver fsck` says which",
+            path=path,
+        ) from error
+    return Segment(disk, folder, summary)
+
+
+def sealed_segments(root: str) -> list[Segment]:
+    """Return the segments in a data directory, oldest first."""
+    disk, folder = RealDisk(), PurePath(root) / names.SEGMENTS_DIR
+    require_quiver(disk, PurePath(root))
+    found = []
+    for entry in disk.list(folder) if disk.exists(folder) else []:
+        if names.parse_segment_dir(entry.name) is None:
+            continue
+        try:
+            found.append(open_segment(str(folder / entry.name), disk))
+        except Damaged:
+            if disk.exists(folder / entry.name):
+                raise
+    kept = [choice.kept for choice in choices(found)]
+    return sorted(kept, key=lambda segment: segment.summary.first_seq)

@@ -1,0 +1,133 @@
+"""What `.option(…)` of the source understands."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Annotated, Any, Literal
+
+from pydantic import AwareDatetime, BeforeValidator, Field, ValidationError
+
+from holdfast.dataflow.watermark.settings import WatermarkSettings
+from holdfast.errors import BadConfig
+from holdfast.settings import DurationS, Settings, SizeBytes
+
+
+def _names(value: object) -> object:
+    """Return the parts of a list written with commas."""
+    if isinstance(value, str):
+        return tuple(part.strip() for part in value.split(",") if part.strip())
+    return value
+
+
+Names = Annotated[tuple[str, ...], BeforeValidator(_names)]
+
+
+class SourceOptions(Settings):
+    """Options of the source; lists are written with commas, sizes and durations with units."""
+
+    path: Names
+    """Data directories of the quivers to read."""
+
+    slot: str | None = None
+    """The slot to read; without it the only one there is."""
+
+    columns: Names | None = None
+    """The columns to read; without it all. Nothing else is read from disk."""
+
+    since: AwareDatetime | None = None
+    """Only events with this time or a later one."""
+
+    until: AwareDatetime | None = None
+    """Only events before this time."""
+
+    subscriber: str = ""
+    """The name under which a stream's progress is kept in every quiver."""
+
+    checkpoint: str = ""
+    """The stream's checkpoint folder: what it says is committed is acknowledged at once."""
+
+    start: Literal["oldest", "latest"] | AwareDatetime = "oldest"
+    """Where a subscriber that is new begins."""
+
+    max_rows: Annotated[int, Field(ge=1)] = 1_000_000
+    """Rows of one batch, unless one bundle has more."""
+
+    max_bytes: SizeBytes = 256 * 1024 * 1024
+    """Stored bytes of one batch, unless one bundle has more."""
+
+    partition_bytes: SizeBytes = 32 * 1024 * 1024
+    """Stored bytes that one task reads, at least one segment."""
+
+    on_data_loss: Literal["fail", "count"] = "fail"
+    """What happens when data is gone that was not read yet."""
+
+    on_rewind: Literal["refuse", "trim"] = "refuse"
+    """A checkpoint that lost its last batches: refuse it, or leave out what is acknowledged.
+
+    Only a query without state may be trimmed.
+    """
+
+    quiver_config: str = ""
+    """`module:name` of the QuiverConfig (or of a function that returns it) of `path`."""
+
+    watermark: bool = False
+    """Add `_wm`, `_wm_prev` and `_control`, and one control row per batch: see `drive.claimed`."""
+
+    max_delay: DurationS = 10.0
+    """See WatermarkSettings."""
+
+    idle_after: DurationS = 5.0
+    """See WatermarkSettings."""
+
+    max_hold: DurationS = 600.0
+    """See WatermarkSettings."""
+
+    unreachable: Literal["hold", "release"] = "hold"
+    """See WatermarkSettings."""
+
+    producers: Names = ()
+    """Pipelines that write into the quivers: the watermark is theirs, not `max_delay` behind."""
+
+    horizon: DurationS | None = None
+    """How long after an event its windows may be open: until then an idle source sends heartbeats.
+
+    Without it (a query that has no windows) there are none.
+    """
+
+    heartbeat_every: DurationS = 1.0
+    """The shortest time between two heartbeats."""
+
+    retries: bool = False
+    """Rows of a batch may fail and come again: they hold the watermark until they are done."""
+
+    close: bool = False
+    """When everything is read, claim the end of time, so that all windows close."""
+
+    @property
+    def claims(self) -> WatermarkSettings:
+        """What the claims need to know."""
+        return WatermarkSettings(
+            max_delay=self.max_delay,
+            idle_after=self.idle_after,
+            max_hold=self.max_hold,
+            unreachable=self.unreachable,
+        )
+
+    @property
+    def times(self) -> tuple[datetime | None, datetime | None]:
+        """The bounds of event time."""
+        return self.since, self.until
+
+
+def parse_options(options: Mapping[str, Any]) -> SourceOptions:
+    """Return the options of a source; raise `BadConfig` with everything that is wrong."""
+    try:
+        return SourceOptions.model_validate(dict(options))
+    except ValidationError as error:
+        wrong = [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()]
+        known = ", ".join(SourceOptions.model_fields)
+        raise BadConfig(
+            f"the source cannot be read like this: {'; '.join(wrong)}",
+            hint=f"options of the source are {known}",
+        ) from None

@@ -1,0 +1,124 @@
+"""Columns for Spark: which Arrow types it takes, and how the others become one of these."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import pyarrow as pa
+import pyarrow.types as kinds
+
+from holdfast.dataflow.source.folder import sealed_segments
+from holdfast.dataflow.source.options import SourceOptions
+from holdfast.errors import BadInput
+from holdfast.quiver.envelope import TIME_TYPE
+from holdfast.quiver.scan import TimeRange, scan
+
+# What a stream adds to the stored columns: its claim, the claim of the batch before, and whether
+# the row is no event but only carries the claim.
+WATERMARK_COLUMNS = ("_wm", "_wm_prev", "_control")
+WATERMARK_FIELDS = (
+    pa.field("_wm", TIME_TYPE),
+    pa.field("_wm_prev", TIME_TYPE),
+    pa.field("_control", pa.bool_()),
+)
+
+_PLAIN: dict[pa.DataType, pa.DataType] = {
+    pa.uint8(): pa.int16(),
+    pa.uint16(): pa.int32(),
+    pa.uint32(): pa.int64(),
+    pa.uint64(): pa.decimal128(20, 0),
+    pa.float16(): pa.float32(),
+    pa.large_string(): pa.string(),
+    pa.string_view(): pa.string(),
+    pa.large_binary(): pa.binary(),
+    pa.binary_view(): pa.binary(),
+    pa.date64(): pa.date32(),
+    pa.null(): pa.string(),
+}
+_AS_THEY_ARE = (
+    kinds.is_boolean, kinds.is_signed_integer, kinds.is_float32, kinds.is_float64,
+    kinds.is_decimal128, kinds.is_string, kinds.is_binary, kinds.is_date32,
+)  # fmt: skip
+
+
+def spark_type(kind: pa.DataType) -> pa.DataType | None:
+    """Return the Arrow type in which Spark reads a column; None if there is none."""
+    if kinds.is_dictionary(kind) or kinds.is_run_end_encoded(kind):
+        return spark_type(kind.value_type)
+    if kinds.is_timestamp(kind):
+        return pa.timestamp("us", tz="UTC" if kind.tz else None)
+    if kinds.is_fixed_size_binary(kind):
+        return pa.binary()
+    if any(is_kind(kind) for is_kind in _AS_THEY_ARE):
+        return kind
+    return _PLAIN[kind] if kind in _PLAIN else _nested(kind)
+
+
+def _nested(kind: pa.DataType) -> pa.DataType | None:
+    if kinds.is_list(kind) or kinds.is_large_list(kind) or kinds.is_fixed_size_list(kind):
+        value = spark_type(kind.value_type)
+        return None if value is None else pa.list_(pa.field("element", value))
+    if kinds.is_map(kind):
+        key, item = spark_type(kind.key_type), spark_type(kind.item_type)
+        return None if key is None or item is None else pa.map_(key, item)
+    if kinds.is_struct(kind):
+        fields = [(field.name, spark_type(field.type)) for field in kind]
+        return None if any(t is None for _, t in fields) else pa.struct(fields)
+    return None
+
+
+def stored_schema(options: SourceOptions) -> pa.Schema:
+    """Return the schema of what is stored, in types that Spark takes, watermark included."""
+    segments = [segment for path in options.path for segment in sealed_segments(path)]
+    stored = scan(segments, (), options.slot, options.columns, TimeRange(), "fail").schema
+    if not any(s.summary.files for s in segments):
+        raise BadInput(
+            "nothing is sealed yet, so the columns are not known",
+            hint="give them with .schema(…), or start when there is data",
+        )
+    fields = list(_readable(stored, must=options.columns is not None))
+    return pa.schema([*fields, *WATERMARK_FIELDS] if options.watermark else fields)
+
+
+def _readable(stored: pa.Schema, *, must: bool) -> Iterable[pa.Field]:
+    for field in stored:
+        kind = spark_type(field.type)
+        if kind is not None:
+            yield pa.field(field.name, kind)
+        elif must:
+            raise BadInput(
+                f"Spark has no type for column {field.name!r}, which is {field.type}",
+                hint="leave it out of `columns`",
+            )
+
+
+def fitter(wanted: pa.Schema) -> Callable[[pa.RecordBatch], pa.RecordBatch]:
+    """Return what gives a batch exactly the columns of a schema; those it lacks are null."""
+
+    def fit(batch: pa.RecordBatch) -> pa.RecordBatch:
+        arrays = []
+        for field in wanted:
+            place = batch.schema.get_field_index(field.name)
+            if place < 0:
+                arrays.append(pa.nulls(batch.num_rows, field.type))
+            else:
+                arrays.append(_cast(batch.column(place), field))
+        return pa.RecordBatch.from_arrays(arrays, schema=wanted)
+
+    return fit
+
+
+def _cast(column: pa.Array, field: pa.Field) -> pa.Array:
+    if column.type == field.type:
+        return column
+    if kinds.is_null(column.type):
+        return pa.nulls(len(column), field.type)
+    try:
+        # Nanoseconds are cut to microseconds, as everywhere in Holdfast.
+        return column.cast(field.type, safe=not kinds.is_timestamp(column.type))
+    except pa.ArrowException as error:
+        raise BadInput(
+            f"column {field.name!r} has values of type {column.type} that do not fit "
+            f"{field.type}, the type it had when the query began",
+            hint="start the query again with a wider .schema(…), or leave the column out",
+        ) from error

@@ -1,0 +1,125 @@
+"""`spark.readStream`: plans batches over the cursors of all quivers, and claims the watermark.
+
+The reader lives in a process of its own beside the driver; `read` runs in executors, on another
+copy, so nothing is opened before the first question. Order of events for a batch N, and what is
+durable when the driver dies in between:
+
+    latestOffset   pins the range in every quiver's ledger, durably
+    (Spark)        writes offsets/N: positions, claim, heartbeat
+    partitions     the pieces of exactly that range, planned now or, after a restart, again
+    (Spark)        runs the batch, the sink commits it, writes commits/N
+    acknowledge    what commits/N covers is acked: at the next question, at `stop`, or at the
+                   next start. Spark's own `commit` comes only when the next batch is planned, and
+                   never for the last one; the commit log in the checkpoint says it earlier.
+
+An acknowledgement always follows a commit, so a crash anywhere costs reading again, nothing else.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from holdfast.dataflow.source.checkpoint import Checkpoint
+from holdfast.dataflow.source.gateway import Gateway
+from holdfast.dataflow.source.offset import Offset
+from holdfast.dataflow.source.options import SourceOptions
+from holdfast.dataflow.source.planner import Planner
+from holdfast.dataflow.source.reading import SourcePartition, read
+from holdfast.errors import BadConfig
+from holdfast.quiver.subscriber import check_name
+from holdfast.seam import Seam
+
+log = logging.getLogger("holdfast.dataflow")
+
+
+def open_gateways(options: SourceOptions, seam: Seam) -> list[Gateway]:
+    """Attach to every quiver that the options name."""
+    from holdfast.dataflow.source.local import LocalGateway
+
+    gateways: list[Gateway] = []
+    try:
+        for path in options.path:
+            gateways.append(LocalGateway(path, options, seam))  # noqa: PERF401
+    except BaseException:
+        for gateway in gateways:
+            gateway.close()
+        raise
+    return gateways
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Reads quivers as a stream."""
+
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
+        if not options.subscriber:
+            raise BadConfig(
+                "a stream needs a subscriber",
+                hint="name it with option subscriber: its progress is kept under that name",
+            )
+        check_name(options.subscriber)
+        self._options = options
+        self._schema = schema
+        self._planner: Planner | None = None
+
+    @property
+    def planner(self) -> Planner:
+        """What knows the quivers; made when it is first asked."""
+        if self._planner is None:
+            options, seam = self._options, Seam()
+            checkpoint = Checkpoint(options.checkpoint) if options.checkpoint else None
+            self._planner = Planner(options, open_gateways(options, seam), checkpoint, seam)
+        return self._planner
+
+    # Spark gives these methods their names.
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802
+        """Return where a query without a checkpoint begins."""
+        return self.planner.initial().to_fields()
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        """Return the bound of one batch; bytes are bounded beside it."""
+        return ReadMaxRows(self._options.max_rows)
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        """Read what is there now, in as many batches as the limits ask for, and end."""
+        self.planner.stop_at_newest()
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+        """Plan the next batch; the same offset again if there is nothing to do."""
+        rows = self._options.max_rows
+        if isinstance(limit, ReadMaxRows):
+            rows = min(rows, limit.max_rows)
+        elif not isinstance(limit, ReadAllAvailable):
+            log.debug("the read limit %r is not used, max_rows is", limit)
+        return self.planner.next(Offset.from_fields(start), rows).to_fields()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """Return what executors read of a batch."""
+        return self.planner.partitions(Offset.from_fields(start), Offset.from_fields(end))
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of a partition; runs in executors."""
+        assert isinstance(partition, SourcePartition), "BUG: not a partition of this source"
+        return read(partition, self._schema, self._options)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Acknowledge a batch that is committed."""
+        self.planner.acknowledge(Offset.from_fields(end))
+
+    def stop(self) -> None:
+        """Acknowledge the last batch, and detach."""
+        if self._planner is not None:
+            self._planner.close()
+            self._planner = None
