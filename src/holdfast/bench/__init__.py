@@ -1,4 +1,4 @@
-"""Benchmarks: what Holdfast costs on this machine, beside the bare disk.
+"""Benchmarks: what Holdfast costs on this machine, beside the bare disk and its peers.
 
 Every comparison is interleaved (A B A B …) within one run and reported as a median with its spread;
 docs/benchmarks.md says how to read the figures.
@@ -13,6 +13,7 @@ from holdfast.errors import BadInput
 
 NAMES: dict[str, str] = {
     "quiver": "append, acknowledge, seal, recover and start, against the bare disk",
+    "gateway": "accept, forward and hold lineage events, beside NATS JetStream",
 }
 
 
@@ -26,6 +27,8 @@ def run(
     """
     if name not in NAMES:
         raise BadInput(f"there is no benchmark {name!r}", hint=f"choose one of: {', '.join(NAMES)}")
-    from holdfast.bench.quiver import run_quiver
-
-    return run_quiver(quick=quick, progress=progress, directory=directory)
+    if name == "gateway":
+        from holdfast.bench.gateway import run_gateway as run_it
+    else:
+        from holdfast.bench.quiver import run_quiver as run_it
+    return run_it(quick=quick, progress=progress, directory=directory)

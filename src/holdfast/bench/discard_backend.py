@@ -11,6 +11,7 @@ import os
 import re
 import sys
 import time
+from typing import cast
 
 _ANSWER = b"HTTP/1.1 201 Created\r\nContent-Length: 0\r\n\r\n"
 _BATCH_ANSWER = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
@@ -26,8 +27,7 @@ class DiscardBackend(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keep the way back."""
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
         """Answer every request that is complete."""

@@ -10,6 +10,7 @@ from holdfast.bench.gateway_accept import measure_accept
 from holdfast.bench.gateway_forward import measure_forward
 from holdfast.bench.gateway_memory import measure_memory
 from holdfast.bench.gateway_scale import FULL, QUICK
+from holdfast.bench.lineage_validation import measure_lineage_validation
 from holdfast.bench.machine import describe
 from holdfast.bench.scratch import scratch
 
@@ -32,6 +33,9 @@ def run_gateway(
         machine = describe(folder)
         for measure in SECTIONS:
             measure(folder, scale, figures, progress)
+    measure_lineage_validation(
+        figures, progress, events=scale.validated_events, rounds=scale.rounds
+    )
     bars = {
         bar.figure: bar.judge(figures.spreads[bar.figure])
         for bar in BARS

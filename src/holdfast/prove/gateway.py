@@ -24,6 +24,8 @@ from typing import Any
 
 from holdfast.deliver.points import Point as DeliverPoint
 from holdfast.errors import CheckFailed
+from holdfast.graph.loader import load
+from holdfast.graph.paths import plan
 from holdfast.prove.gateway_checker import KILLS, GatewayVerdict, check_gateway
 from holdfast.prove.gateway_victim import BATCH, EVENTS_PER_REQUEST, SINGLE, GatewayTask, graph_file
 from holdfast.prove.quiver import KILL_SITES as QUIVER_SITES
@@ -194,8 +196,9 @@ class GatewayProof:
         return verdict
 
     def _books_balance(self) -> bool:
-        (directory,) = (self.directory / "data").rglob("segments")
-        with Quiver.open(directory.parent) as quiver:
+        (buffer,) = plan(load(self.config_path).graph)
+        (core,) = buffer.directory.glob("core-*")
+        with Quiver.open(core) as quiver:
             accounts = [quiver.balance(name) for name in quiver.subscribers()]
         return len(accounts) == len(EVENTS_PER_REQUEST) and all(
             account.holds and account.pending.events == 0 for account in accounts
