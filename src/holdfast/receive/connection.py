@@ -20,6 +20,7 @@ from __future__ import annotations
 import asyncio
 import math
 import socket
+from collections import Counter
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from http import HTTPStatus
@@ -38,17 +39,19 @@ _NEVER_S = math.inf
 # Connections beyond the bound that are being told so; more of them are cut without a word.
 REFUSED_AT_ONCE_MAX = 64
 
-_UNREADABLE = refusal(
-    Reason.MALFORMED, "this is not a valid HTTP request", "speak HTTP/1.1; check the framing"
-)
-_HEADER_TOO_LARGE = refusal(
-    Reason.HEADER_TOO_LARGE,
-    "the request's headers are too large",
-    "send fewer or smaller headers, or raise connections.max_header_bytes",
-)
-_TOO_MANY_CONNECTIONS = refusal(
-    Reason.BUSY, "too many connections are open", "reuse connections, or try again later"
-)
+_COMPLAINTS = {
+    Reason.MALFORMED: refusal(
+        Reason.MALFORMED, "this is not a valid HTTP request", "speak HTTP/1.1; check the framing"
+    ),
+    Reason.HEADER_TOO_LARGE: refusal(
+        Reason.HEADER_TOO_LARGE,
+        "the request's headers are too large",
+        "send fewer or smaller headers, or raise connections.max_header_bytes",
+    ),
+    Reason.BUSY: refusal(
+        Reason.BUSY, "too many connections are open", "reuse connections, or try again later"
+    ),
+}
 
 
 class ConnectionSettings(Settings):
@@ -81,8 +84,8 @@ class ConnectionCounts:
 
     # Those beyond the bound, while they are told so.
     refused: set[BoundedConnection] = field(default_factory=set)
-    refused_total: int = 0
-    expired_total: int = 0
+    # Requests that no app saw, by reason; a refused connection counts as one.
+    rejected: Counter[str] = field(default_factory=Counter)
     # Bytes of bodies that nobody wanted any more.
     unread_bytes: int = 0
 
@@ -156,13 +159,13 @@ class BoundedConnection(HttpToolsProtocol):
         except httptools.HttpParserUpgrade as offer:
             self._pass_over(data[offer.args[0] :])
         except httptools.HttpParserError as error:
-            self._break_off(self._complaint(error))
+            self._break_off(_complaint(error))
         else:
             # The parser shows a header only once it is complete.
             if was_in_head and self._phase is _Phase.HEAD:
                 self._head_bytes += len(data)
                 if self._head_bytes > self._settings.max_header_bytes:
-                    self._break_off(_HEADER_TOO_LARGE)
+                    self._break_off(Reason.HEADER_TOO_LARGE)
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """Stay open for an answer that is under way: some clients close their side early."""
@@ -248,11 +251,11 @@ class BoundedConnection(HttpToolsProtocol):
     def expire(self, now_s: float) -> None:
         """Close the connection if its client had its time."""
         if now_s >= self._write_deadline_s:
-            self._counts.expired_total += 1
             self.transport.abort()
         elif now_s >= self._deadline_s:
-            self._counts.expired_total += 1
             self._deadline_s = _NEVER_S
+            if self._phase is _Phase.HEAD:
+                self._counts.rejected[Reason.TIMEOUT] += 1
             self._break_off(None)
 
     # ----------------------------------------------------------------- in here
@@ -266,17 +269,12 @@ class BoundedConnection(HttpToolsProtocol):
         # uvicorn says that it is never None; before the first request it is.
         return self.cycle is not None and not self.cycle.response_complete  # type: ignore[redundant-expr]
 
-    def _complaint(self, error: httptools.HttpParserError) -> Answer | None:
-        if isinstance(error.__context__, _TooManyPipelined):
-            return None
-        if isinstance(error.__context__, _HeadTooLarge):
-            return _HEADER_TOO_LARGE
-        return _UNREADABLE
-
-    def _break_off(self, complaint: Answer | None) -> None:
+    def _break_off(self, complaint: Reason | None) -> None:
         """Read nothing more; give the answers that are due, complain, and close."""
         self._deaf = True
-        self._last_words = response_bytes(complaint) if complaint is not None else b""
+        if complaint is not None:
+            self._counts.rejected[complaint] += 1
+            self._last_words = response_bytes(_COMPLAINTS[complaint])
         if self._phase is _Phase.BODY and self._is_answering():
             if not self.pipeline:
                 # The app waits for the rest of this very request; closing tells it.
@@ -319,13 +317,22 @@ class BoundedConnection(HttpToolsProtocol):
         self._refused = self._deaf = True
         self.transport = transport
         self._counts.refused.add(self)
-        self._counts.refused_total += 1
+        self._counts.rejected[Reason.BUSY] += 1
         if len(self._counts.refused) > REFUSED_AT_ONCE_MAX:
             transport.abort()
             return
-        transport.write(response_bytes(_TOO_MANY_CONNECTIONS))
+        transport.write(response_bytes(_COMPLAINTS[Reason.BUSY]))
         # What the client sends meanwhile is forgotten; a close with unread bytes would be a reset.
         self.loop.call_later(self._settings.unread_timeout_s, transport.close)
+
+
+def _complaint(error: httptools.HttpParserError) -> Reason | None:
+    """Return what to say about a request that the parser, or a bound in here, stopped at."""
+    if isinstance(error.__context__, _TooManyPipelined):
+        return None
+    if isinstance(error.__context__, _HeadTooLarge):
+        return Reason.HEADER_TOO_LARGE
+    return Reason.MALFORMED
 
 
 class _BodyOnly:

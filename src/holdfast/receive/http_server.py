@@ -117,6 +117,8 @@ class HttpServer:
         await self._until_empty(drain_s)
         for connection in [*self._state.connections, *self._counts.refused]:
             connection.transport.abort()
+        # Apps learn that their client is gone; only one that does not care is cancelled.
+        await self._until_empty(_CUT_GRACE_S)
         for task in list(self._state.tasks):
             task.cancel()
         await self._until_empty(_CUT_GRACE_S)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Literal, Self
 
 from pydantic import field_validator, model_validator
@@ -122,7 +123,15 @@ class OpenLineageReceiver:
         await self.server.stop(drain_s)
 
     def statistics(self) -> ReceiverStatistics:
-        return self.app.statistics()._replace(connections=self.server.connections)
+        """Return the app's figures, with those of connections whose requests it never saw."""
+        seen = self.app.statistics()
+        unseen = self.server.counts.rejected
+        rejected = Counter(seen.rejected) + unseen
+        return seen._replace(
+            received=seen.received + unseen.total(),
+            rejected={str(reason): count for reason, count in rejected.items()},
+            connections=self.server.connections,
+        )
 
 
 def make(config: Config, context: ReceiverContext) -> Receiver:

@@ -216,7 +216,7 @@ class OpenLineageApp:
             elif name == b"authorization":
                 authorization = value
         client = self._tokens.client(authorization)
-        if client.bucket is not None and route is not Route.VALIDATE:
+        if client.bucket is not None:
             _hold_to_rate(client)
         return _Request(
             client=client,
