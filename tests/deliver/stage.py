@@ -11,12 +11,14 @@ import pytest
 from tests.deliver.backend import Backend, Letters
 from tests.deliver.virtual import VirtualTimer, watch_threads
 from tests.readers.setting import StillMachine, calm, check_books
+from tests.readers.world import ArmedDisk
 
 from holdfast.deliver.destination import DeliverySettings, Destination, DestinationStatistics
 from holdfast.quiver import Outcome, Quiver, QuiverConfig
 from holdfast.quiver.frame import Totals
 from holdfast.seam import Seam
 from holdfast.seam.randomness import seeded_randomness
+from holdfast.seam.simulated import SimulatedDisk
 from holdfast.signals.event import Event
 
 NAME = "backend"
@@ -32,10 +34,12 @@ class Stage:
 
     def __init__(self, patch: pytest.MonkeyPatch, config: QuiverConfig | None = None) -> None:
         self.machine = StillMachine()
+        self.disk: ArmedDisk | None = None
         self.timer = VirtualTimer(self.machine.clock.pass_time)
         self.backend = Backend()
         self.letters = Letters()
         self.paths: Sequence[Callable[[Event], Event | None]] = ()
+        self.key_of = key_of
         self.reached: Callable[[str], None] = lambda point: None
         self.destination: Destination | None = None
         self._config = config or calm()
@@ -46,9 +50,13 @@ class Stage:
     def quiver(self) -> Quiver:
         """The quiver, opened if need be."""
         if self.machine.quiver is None:
-            self._quiver = self.machine.start(self._config)
+            self._quiver = self.machine.start(self._config, through=self._arm)
         assert self._quiver is not None
         return self._quiver
+
+    def _arm(self, disk: SimulatedDisk) -> ArmedDisk:
+        self.disk = ArmedDisk(disk)
+        return self.disk
 
     def append(self, *payloads: bytes) -> int:
         """Append one bundle; return its seq."""
@@ -63,9 +71,8 @@ class Stage:
         self, settings: DeliverySettings | None = None, *, name: str = NAME, **others: Any
     ) -> Destination:
         """Return a destination, attached."""
-        seam = Seam(
-            self.machine.disk, self.machine.clock, seeded_randomness(7), lambda p: self.reached(p)
-        )
+        machine, randomness = self.machine, seeded_randomness(7)
+        seam = Seam(machine.disk, machine.clock, randomness, self._reached)
         destination = Destination(
             name,
             self.quiver,
@@ -74,10 +81,13 @@ class Stage:
             self.letters,
             self.paths,
             seam,
-            key_of,
+            self.key_of,
         )
         destination.timer = self.timer
         return destination
+
+    def _reached(self, point: str) -> None:
+        self.reached(point)
 
     @contextlib.asynccontextmanager
     async def running(
@@ -89,8 +99,14 @@ class Stage:
         try:
             yield destination
         finally:
-            await asyncio.wait({asyncio.ensure_future(destination.stop(30.0)), task})
-            task.result()
+            await self.stop(destination, task)
+
+    async def stop(self, destination: Destination, task: asyncio.Task[None]) -> None:
+        """Stop a destination, and let the time pass that this takes."""
+        stopping = asyncio.ensure_future(destination.stop(30.0))
+        await self.timer.until(stopping.done)
+        await stopping
+        await task
 
     def deliver_all(self, settings: DeliverySettings | None = None, **others: Any) -> None:
         """Run a destination until nothing is pending."""

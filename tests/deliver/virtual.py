@@ -7,10 +7,11 @@ import heapq
 import itertools
 import time
 from collections.abc import Callable, Collection
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import pytest
+
+from holdfast.deliver.feed import Feed
 
 # Long enough for any machine, short enough that a hanging test ends by itself.
 PATIENCE_S = 60.0
@@ -44,14 +45,18 @@ class VirtualTimer:
 
     def advance(self) -> bool:
         """Let time pass until the next deadline; False if there is none."""
-        while self._deadlines:
-            deadline_s, _, over = heapq.heappop(self._deadlines)
-            if not over.done():
-                self._on_advance(max(0.0, deadline_s - self._now_s))
-                self._now_s = max(self._now_s, deadline_s)
-                over.set_result(None)
-                return True
-        return False
+        if self._next_deadline_s() is None:
+            return False
+        deadline_s, _, over = heapq.heappop(self._deadlines)
+        self._on_advance(max(0.0, deadline_s - self._now_s))
+        self._now_s = max(self._now_s, deadline_s)
+        over.set_result(None)
+        return True
+
+    def _next_deadline_s(self) -> float | None:
+        while self._deadlines and self._deadlines[0][2].done():
+            heapq.heappop(self._deadlines)
+        return self._deadlines[0][0] if self._deadlines else None
 
     async def quiet(self) -> None:
         """Return when nothing is under way but waits for time."""
@@ -78,32 +83,30 @@ class VirtualTimer:
         """Let so much time pass, and everything happen that is due by then."""
         end_s = self._now_s + seconds
         await self.quiet()
-        while self._deadlines and self._deadlines[0][0] <= end_s:
+        while (deadline_s := self._next_deadline_s()) is not None and deadline_s <= end_s:
             self.advance()
             await self.quiet()
         self._on_advance(end_s - self._now_s)
         self._now_s = end_s
 
 
+async def really(holds: Callable[[], bool]) -> None:
+    """Wait in real time until something holds; the timer's time stands still."""
+    give_up_s = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < give_up_s, "it does not come true"
+        await asyncio.sleep(0.001)
+
+
 def watch_threads(patch: pytest.MonkeyPatch, timer: VirtualTimer) -> None:
     """Let a timer know of the work that destinations give to their threads."""
+    in_thread = Feed._in_thread
 
-    class Watched(ThreadPoolExecutor):
-        def submit(self, *args: Any, **kwargs: Any) -> Future[Any]:
-            loop = asyncio.get_running_loop()
-            timer.busy += 1
-            future = super().submit(*args, **kwargs)
+    async def watched(feed: Feed, work: Callable[[], Any]) -> Any:
+        timer.busy += 1
+        try:
+            return await in_thread(feed, work)
+        finally:
+            timer.busy -= 1
 
-            def done(_: object) -> None:
-                timer.busy -= 1
-
-            def tell(_: object) -> None:
-                try:
-                    loop.call_soon_threadsafe(done, None)
-                except RuntimeError:
-                    done(None)  # the loop ended first
-
-            future.add_done_callback(tell)
-            return future
-
-    patch.setattr("holdfast.deliver.feed.ThreadPoolExecutor", Watched)
+    patch.setattr(Feed, "_in_thread", watched)

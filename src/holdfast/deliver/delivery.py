@@ -3,8 +3,8 @@
     feed ──▶ window ──▶ lanes ──pause?──▶ exporter ──▶ judge ──▶ settle: dead letters, the ledger
 
 Every lane is a task that does one thing after another: wait until it may send, send, judge the
-answer, settle. It sends again only when what was decided is in the ledger, so that a crash may
-repeat no more than one send of every lane.
+answer, settle. It sends again only when what was decided is in the ledger, so that a crash repeats
+no more than what was under way.
 
 Order. Events of a lane are sent in order, and a send begins after the last one was answered. Two
 things may still come out of order, both by the destination's own answer: when it takes a batch in
@@ -261,7 +261,8 @@ class Delivery:
             batch = self._next_batch(lane)
             if batch:
                 await self._send_batch(lane, batch)
-        await self._settle()
+            # With the slot still taken: so many sends, and no more, are answered and not recorded.
+            await self._settle()
 
     async def _send_batch(self, lane: Lane, batch: Sequence[Item]) -> None:
         breaker = self.judge.breaker

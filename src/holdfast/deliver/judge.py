@@ -154,13 +154,18 @@ class Judge:
         """Stop all sending at once if trying on would do harm."""
         auth = next((f for f in failed.values() if f.kind is FailureClass.AUTH), None)
         if auth is not None:
-            log.error("%s: our credentials were refused: %s", self._name, auth.reason)
+            self._tell(Cause.AUTH, f"our credentials were refused: {auth.reason}")
             self.breaker.trip(Cause.AUTH, now_s, self._settings.auth_retry_s)
         elif self.refusals.is_proven and self.refusals.held:
             verdict = self.refusals.held[-1].verdict
             assert verdict is not None, "BUG: held without a verdict"
-            log.error("%s: it refuses everything: %s", self._name, verdict.message)
+            self._tell(Cause.REFUSALS, f"it refuses everything: {verdict.message}")
             self.breaker.trip(Cause.REFUSALS, now_s, self._settings.refusal_retry_s)
+
+    def _tell(self, cause: Cause, what: str) -> None:
+        """Raise the alarm, once until it works again."""
+        if self.breaker.cause is not cause:
+            log.error("%s: %s", self._name, what)
 
     def _count(self, failed: Mapping[int, Failure]) -> None:
         for failure in failed.values():

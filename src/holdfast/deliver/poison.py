@@ -10,6 +10,8 @@ delivered between two failures of the head tells the same.
 
 from __future__ import annotations
 
+import re
+
 from holdfast.deliver.exporter import Failure, FailureClass
 from holdfast.quiver import Position
 
@@ -17,18 +19,17 @@ from holdfast.quiver import Position
 # that may well be one event.
 EXCEPTION_CODE = "exception "
 
-_SERVER_ERROR_DIGITS = 3
+_SERVER_ERROR = re.compile(r"5\d\d")
+# By its meaning it is about the server; one that sheds load says it to some and not to others.
+_UNAVAILABLE = "503"
 
 
 def is_suspect(failure: Failure) -> bool:
     """Whether a failure may be the event's doing: a server error, or an exception while sending."""
-    if failure.kind is not FailureClass.TRANSIENT:
+    if failure.kind is not FailureClass.TRANSIENT or failure.code == _UNAVAILABLE:
         return False
-    code = failure.code
-    is_server_error = (
-        len(code) == _SERVER_ERROR_DIGITS and code.isdecimal() and code.startswith("5")
-    )
-    return is_server_error or code.startswith(EXCEPTION_CODE)
+    is_server_error = _SERVER_ERROR.fullmatch(failure.code) is not None
+    return is_server_error or failure.code.startswith(EXCEPTION_CODE)
 
 
 class Streak:

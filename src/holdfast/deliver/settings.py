@@ -54,8 +54,8 @@ class DeliverySettings(Settings):
     breaker_open_s: DurationS = Field(default=10.0, gt=0)
     """For how long; then one event is tried."""
     poison_attempts: int = Field(default=5, ge=1)
-    """An event that fails so often with a server error, while the next one is taken, is set aside
-    as a dead letter. Not with `strict_order`."""
+    """An event that fails so often with a server error (5xx but 503), while the next one is taken,
+    is set aside as a dead letter. Not with `strict_order`."""
     refusals_max: int = Field(default=10, ge=0)
     """So many different events in a row, refused for good with the same code, are taken for the
     destination's fault: it stalls, and nothing is set aside. 0: each goes to the dead letters."""

@@ -1,0 +1,313 @@
+"""Whatever a destination answers, and wherever the gateway dies: nothing is lost, order is kept.
+
+One example is a gateway's whole life: what it accepts, what the backend answers to one send after
+another, whether the dead letters take what they get, and after how many steps the process is
+killed, each time. The backend's own journal is compared with what was accepted and with the ledger.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import HealthCheck, given, note, settings
+from hypothesis import strategies as st
+from tests.deliver.backend import (
+    BAD,
+    BROKEN,
+    DOWN,
+    NOT_FOUND,
+    TOO_LARGE,
+    UNAUTHORIZED,
+    Backend,
+    Behaviour,
+    fails,
+    hangs,
+    raises,
+)
+from tests.deliver.stage import NAME, Stage
+
+from holdfast.deliver.destination import DeliverySettings
+from holdfast.deliver.exporter import Answer, Failure, all_failed
+from holdfast.quiver import Outcome
+from holdfast.seam.simulated import SimulatedCrash
+from holdfast.signals.event import Event
+
+FAILURES = {
+    "down": DOWN,
+    "broken": BROKEN,
+    "bad": BAD,
+    "missing": NOT_FOUND,
+    "auth": UNAUTHORIZED,
+    "huge": TOO_LARGE,
+}
+# What an event does by itself, whatever the script says.
+NATURES = ("good", "good", "good", "bad", "huge", "poison", "filtered", "fragile")
+# So much time passes in one life; then it is stopped as it should be.
+LIFE_S = 3000.0
+
+
+@dataclass(frozen=True)
+class Case:
+    order: str
+    # Of each request: the key and the nature of its events.
+    requests: list[list[tuple[str, str]]]
+    batch_events: int
+    script: list[str]
+    letter_refusals: int
+    # After so many steps a process dies.
+    deaths: list[int]
+    refusals_max: int
+    poison_attempts: int
+    lanes: int
+    window_events: int
+    strict_order: bool
+
+    @property
+    def may_be_partial(self) -> bool:
+        return any(step.startswith("part") for step in self.script)
+
+    def events(self) -> list[list[bytes]]:
+        """Return the payloads, request by request; each is unique."""
+        numbers = iter(range(1_000_000))
+        return [
+            [f"{key}:{next(numbers)}:{nature}".encode() for key, nature in request]
+            for request in self.requests
+        ]
+
+    def delivery(self, *, at_last: bool) -> DeliverySettings:
+        return DeliverySettings.model_validate(
+            {
+                "order": self.order,
+                "retention_bytes": None,
+                "refusals_max": 0 if at_last else self.refusals_max,
+                "poison_attempts": self.poison_attempts,
+                "lanes": self.lanes,
+                "window_events": self.window_events,
+                "strict_order": self.strict_order,
+            }
+        )
+
+
+steps = st.sampled_from(["ok", *FAILURES, "hang", "hang taken", "raise", "raise taken"])
+partial_steps = st.builds(
+    lambda kind, mask: f"part {kind} {mask}", st.sampled_from(sorted(FAILURES)), st.integers(1, 15)
+)
+cases = st.builds(
+    Case,
+    order=st.sampled_from(["received", "key"]),
+    requests=st.lists(
+        st.lists(
+            st.tuples(st.sampled_from("abc"), st.sampled_from(NATURES)), min_size=1, max_size=3
+        )
+        | st.lists(st.tuples(st.sampled_from("abc"), st.just("good")), min_size=1, max_size=1),
+        min_size=1,
+        max_size=12,
+    ),
+    batch_events=st.integers(1, 4),
+    script=st.lists(steps, max_size=12) | st.lists(steps | partial_steps, max_size=12),
+    letter_refusals=st.integers(0, 2),
+    deaths=st.lists(st.integers(0, 12), max_size=3),
+    refusals_max=st.integers(0, 3),
+    poison_attempts=st.integers(1, 3),
+    lanes=st.integers(1, 3),
+    window_events=st.sampled_from([1, 3, 50]),
+    strict_order=st.booleans(),
+)
+
+
+def by_nature(backend: Backend, events: Sequence[Event], at_last: bool) -> Answer:
+    """Answer as the events' natures demand: of several, the first that fails decides for all."""
+    for event in events:
+        nature = event.payload.rpartition(b":")[2]
+        failure = {b"bad": BAD, b"huge": TOO_LARGE, b"poison": BROKEN}.get(nature)
+        if failure is not None and not (nature == b"poison" and at_last):
+            return all_failed(len(events), failure)
+    return backend.take(events)
+
+
+def partly(kind: str, mask: int) -> Behaviour:
+    def behave(backend: Backend, events: Sequence[Event]) -> Answer:
+        failed: dict[int, Failure] = {
+            index: FAILURES[kind] for index in range(len(events)) if mask >> index & 1
+        }
+        backend.take(event for index, event in enumerate(events) if index not in failed)
+        return Answer(failed)
+
+    return behave
+
+
+def behaviour_of(step: str) -> Behaviour:
+    kind, *words = step.split()
+    if kind == "part":
+        return partly(words[0], int(words[1]))
+    if kind == "hang":
+        return hangs(taken=bool(words))
+    if kind == "raise":
+        return raises(taken=bool(words))
+    if kind == "ok":
+        return lambda backend, events: backend.take(events)
+    return fails(FAILURES[kind])
+
+
+def processed(event: Event) -> Event | None:
+    nature = event.payload.rpartition(b":")[2]
+    if nature == b"fragile":
+        raise ValueError
+    return None if nature == b"filtered" else event
+
+
+class Life:
+    """All lives of one gateway, and the account of what may have come twice."""
+
+    def __init__(self, case: Case, stage: Stage) -> None:
+        self.case = case
+        self.stage = stage
+        self.requests = case.events()
+        self.accepted = [payload for request in self.requests for payload in request]
+        self.excused: Counter[bytes] = Counter()
+        self.deaths = 0
+        self._steps_left: int | None = None
+        stage.paths = [processed]
+        stage.backend = Backend(max_batch_events=case.batch_events)
+        stage.backend.script = [behaviour_of(step) for step in case.script]
+        stage.letters.refusals = case.letter_refusals
+        stage.reached = self._reached
+        self.at_last = False
+        stage.backend.otherwise = lambda backend, events: by_nature(backend, events, self.at_last)
+        stage.quiver.register(NAME)
+        self.seqs = {stage.append(*request): request for request in self.requests}
+
+    def _reached(self, point: str) -> None:
+        if self._steps_left is None:
+            return
+        self._steps_left -= 1
+        if self._steps_left < 0:
+            self.stage.machine.disk.kill()
+            raise SimulatedCrash
+
+    def live(self, steps: int | None) -> None:
+        """Run until everything has an outcome, the time is over, or the process dies."""
+        self._steps_left = steps
+        stage, deadline_s = self.stage, self.stage.timer.now_s() + LIFE_S
+
+        async def main() -> None:
+            destination = stage.make(self.case.delivery(at_last=self.at_last))
+            task = asyncio.get_running_loop().create_task(destination.run())
+
+            def is_over() -> bool:
+                is_late = stage.timer.now_s() > deadline_s and not self.at_last
+                return task.done() or is_late or stage.pending() == 0
+
+            await stage.timer.until(is_over)
+            if not task.done():
+                await stage.stop(destination, task)
+            task.result()
+
+        try:
+            asyncio.run(main())
+        except SimulatedCrash:
+            self.deaths += 1
+            stage.kill()
+            self._count_in_flight()
+        else:
+            self._count_left_behind()
+        stage.check()
+
+    def _unresolved(self) -> Iterator[list[bytes]]:
+        """Yield, of each request, the events that the ledger does not know of."""
+        subscriber = self.stage.quiver._engine.ledger.subscriber(NAME)
+        for seq, request in self.seqs.items():
+            if seq not in subscriber.resolved:
+                yield request[subscriber.partial.get(seq, 0) :]
+
+    def _count_in_flight(self) -> None:
+        """Note what may come again after a crash: it was taken, and the ledger does not know."""
+        taken = set(self.stage.backend.taken)
+        in_flight = [p for events in self._unresolved() for p in events if p in taken]
+        self.excused.update(in_flight)
+        told = [payload for payload in in_flight if payload not in self.stage.backend.untold]
+        if all(len(request) == 1 for request in self.requests) and not self.case.may_be_partial:
+            sends = self.case.lanes if self.case.order == "key" else 1
+            # The send, and a probe behind it.
+            assert len(told) <= sends * (self.case.batch_events + 1), "more than was in flight"
+
+    def _count_left_behind(self) -> None:
+        """Note what may come again after a stop: it is behind an undecided event of its request."""
+        taken = set(self.stage.backend.taken)
+        for first, *behind in self._unresolved():
+            assert first not in taken or first in self.stage.backend.untold, "not recorded"
+            self.excused.update(payload for payload in behind if payload in taken)
+
+    def finish(self) -> None:
+        """Let the backend be well, and every refusal stand."""
+        self.at_last = True
+        self.stage.backend.script.clear()
+        self.live(None)
+
+    # ------------------------------------------------------------------ the verdict
+
+    def check(self) -> None:
+        """Compare the backend's journal, the letters and the ledger with what was accepted."""
+        stage = self.stage
+        taken, letters = Counter(stage.backend.taken), Counter(stage.letters.payloads)
+        filtered = {p for p in self.accepted if p.endswith(b":filtered")}
+        assert stage.pending() == 0
+        for payload in self.accepted:
+            assert payload in taken or payload in letters or payload in filtered, "lost"
+        assert stage.events(Outcome.FILTERED) == len(filtered)
+        dead = stage.events(Outcome.DEAD_LETTERED)
+        assert stage.events(Outcome.ACKED) == len(self.accepted) - len(filtered) - dead
+        assert dead <= len(letters)
+        untold = Counter(stage.backend.untold)
+        for payload, times in taken.items():
+            assert times <= 1 + untold[payload] + self.excused[payload], "delivered again"
+        if not self.deaths and not self.case.letter_refusals:
+            assert letters.total() == dead, "one letter for each"
+            assert all(taken[p] <= untold[p] for p in letters), "delivered, and set aside"
+        if not self.case.may_be_partial:
+            for lane in self._lanes():
+                # What was taken without our knowing, and refused when it came again, has no place.
+                kept = [payload for payload in lane if payload not in letters]
+                last = {p: place for place, p in enumerate(stage.backend.taken) if p in kept}
+                came = sorted(last, key=last.__getitem__)
+                assert came == [payload for payload in kept if payload in last], "out of order"
+
+    def _lanes(self) -> Iterator[list[bytes]]:
+        if self.case.order == "received":
+            yield self.accepted
+            return
+        for key in (b"a", b"b", b"c"):
+            yield [payload for payload in self.accepted if payload.startswith(key)]
+
+
+def play(case: Case) -> None:
+    note(repr(case))
+    with pytest.MonkeyPatch.context() as patch:
+        stage = Stage(patch)
+        try:
+            life = Life(case, stage)
+            for steps in case.deaths:
+                life.live(steps)
+            life.live(None)
+            life.finish()
+            life.check()
+        finally:
+            stage.close()
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+@given(cases)
+def test_nothing_is_lost_and_order_is_kept(case: Case) -> None:
+    play(case)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@settings(max_examples=1500, suppress_health_check=[HealthCheck.too_slow])
+@given(cases)
+def test_nothing_is_lost_and_order_is_kept_over_many_lives(case: Case) -> None:
+    play(case)
