@@ -71,7 +71,8 @@ class QuiverWriter(DataSourceStreamArrowWriter):
                 raise records.other_range(batch) from error
         assert group.receipt is not None, "BUG: a committed transaction has a receipt"
         if group.receipt.duplicate and known != span:
-            # It was there before, and not with these rows.
+            # It was there before, and not with these rows: the next try must find that out too.
+            records.record(batch, known)
             raise records.other_range(batch)
         if known != span:
             records.record(batch, span)

@@ -68,9 +68,12 @@ class BatchRecords:
             "what the sink has; nothing was written",
         )
 
-    def record(self, batch: int, span: Span) -> None:
-        """Write down a batch, durably."""
-        self._spans[batch] = span
+    def record(self, batch: int, span: Span | None) -> None:
+        """Write down a batch, durably; without a range, that nothing is known of it."""
+        if span is None:
+            self._spans.pop(batch, None)
+        else:
+            self._spans[batch] = span
         for old in sorted(self._spans)[:-KEPT_MAX]:
             del self._spans[old]
         self._path.parent.mkdir(parents=True, exist_ok=True)

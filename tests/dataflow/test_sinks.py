@@ -1,0 +1,219 @@
+"""Sinks: a batch counts once, also when it is run again, and never with other rows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql.datasource import DataSourceStreamArrowWriter
+from tests.dataflow.driver import QUERY_ID
+from tests.dataflow.quivers import CONFIG, batch
+
+from holdfast.dataflow.sink import files_writer
+from holdfast.dataflow.sink.files_writer import FilesWriter
+from holdfast.dataflow.sink.options import parse_sink_options
+from holdfast.dataflow.sink.quiver_writer import QuiverWriter, producer_name
+from holdfast.dataflow.sink.records import KEPT_MAX, BatchRecords
+from holdfast.errors import BadConfig, UnknownPosition
+from holdfast.quiver import Quiver
+
+WRITERS = ["quiver", "files"]
+
+
+class Sink:
+    """A writer on a checkpoint folder whose offset log the test writes."""
+
+    def __init__(self, kind: str, root: Path, **options: Any) -> None:
+        self.kind, self.root = kind, root
+        self.checkpoint = root / "checkpoint"
+        (self.checkpoint / "offsets").mkdir(parents=True, exist_ok=True)
+        (self.checkpoint / "metadata").write_text(json.dumps({"id": QUERY_ID}))
+        place = {"path": root / "out"} if kind == "quiver" else {"files": root / "out"}
+        config = {"quiver_config": "tests.dataflow.quivers:CONFIG"}
+        given = {**place, **config, "checkpointLocation": self.checkpoint, **options}
+        self.options = parse_sink_options({name: str(value) for name, value in given.items()})
+
+    def writer(self) -> DataSourceStreamArrowWriter:
+        """Return a writer as a new process would have it."""
+        return QuiverWriter(self.options) if self.kind == "quiver" else FilesWriter(self.options)
+
+    def plan(self, number: int, end: int) -> None:
+        """Write the offsets of a batch, as Spark does before it runs it."""
+        text = f'v1\n{{"batchTimestampMs":{number}}}\n{json.dumps({"end": end})}'
+        (self.checkpoint / "offsets" / str(number)).write_text(text)
+
+    def write(self, number: int, *tasks: list[int]) -> None:
+        """Run the tasks of a batch, and commit it."""
+        self.writer().commit([self.writer().write(rows(numbers)) for numbers in tasks], number)
+
+    def contents(self) -> list[int]:
+        """Return what is in the sink."""
+        out = self.root / "out"
+        if self.kind == "files":
+            tables = [pq.read_table(path) for path in sorted(out.glob("part-*.parquet"))]
+            return sorted(n for table in tables for n in table.column("number").to_pylist())
+        with Quiver.open(out, CONFIG) as quiver:
+            stored = quiver.scan(["number"], slot="events").read_all()
+            return sorted(stored.column("number").to_pylist())
+
+
+def rows(numbers: list[int]) -> Iterator[pa.RecordBatch]:
+    return iter([batch([(float(number), "k", number) for number in numbers])])
+
+
+@pytest.fixture(params=WRITERS)
+def sink(request: pytest.FixtureRequest, tmp_path: Path) -> Sink:
+    return Sink(request.param, tmp_path)
+
+
+def test_a_batch_that_is_run_again_changes_nothing(sink: Sink) -> None:
+    sink.plan(0, 10)
+    sink.write(0, [1, 2], [], [3])
+    sink.write(0, [1], [2, 3])  # other tasks, the same rows
+    assert sink.contents() == [1, 2, 3]
+    sink.plan(1, 20)
+    sink.write(1, [4])
+    sink.write(1, [4])
+    assert sink.contents() == [1, 2, 3, 4]
+
+
+def test_the_same_number_with_another_range_is_refused(sink: Sink) -> None:
+    sink.plan(0, 10)
+    sink.write(0, [1, 2])
+    sink.plan(0, 15)  # the offset log lost its tail, and more had come
+    with pytest.raises(UnknownPosition, match="another range"):
+        sink.write(0, [1, 2, 3])
+    assert sink.contents() == [1, 2]
+
+
+def test_a_batch_from_before_what_is_there_is_refused(sink: Sink) -> None:
+    for number in range(3):
+        sink.plan(number, 10 * number)
+        sink.write(number, [number])
+    sink.plan(1, 11)
+    with pytest.raises(UnknownPosition, match="another range"):
+        sink.write(1, [1])
+    assert sink.contents() == [0, 1, 2]
+
+
+def test_an_empty_batch_is_nothing(sink: Sink) -> None:
+    sink.plan(0, 10)
+    sink.write(0, [], [])
+    sink.plan(1, 20)
+    sink.write(1, [7])
+    assert sink.contents() == [7]
+
+
+def test_a_driver_that_died_before_publishing_loses_nothing(sink: Sink) -> None:
+    sink.plan(0, 10)
+    sink.writer().write(rows([1, 2]))  # staged, and never committed
+    sink.write(0, [1, 2])
+    assert sink.contents() == [1, 2]
+
+
+def test_files_of_a_batch_that_was_half_published_are_replaced(tmp_path: Path) -> None:
+    sink = Sink("files", tmp_path)
+    sink.plan(0, 10)
+    sink.write(0, [1], [2])
+    for record in (tmp_path / "out" / "_holdfast").glob("*.json"):
+        record.unlink()  # it died before the record, and after some renames
+    (next((tmp_path / "out").glob("*-00001.parquet"))).unlink()
+    sink.write(0, [1, 2])
+    assert sink.contents() == [1, 2]
+
+
+def test_a_crash_between_record_and_append_is_made_good(tmp_path: Path) -> None:
+    sink = Sink("quiver", tmp_path)
+    sink.plan(0, 10)
+    records = BatchRecords(sink.checkpoint / "holdfast", f"quiver-{QUERY_ID}")
+    records.record(0, [[], [{"end": 10}]])
+    sink.write(0, [1, 2])
+    assert sink.contents() == [1, 2]
+
+
+def test_a_range_that_was_recorded_and_not_appended_may_become_another(tmp_path: Path) -> None:
+    sink = Sink("quiver", tmp_path)
+    records = BatchRecords(sink.checkpoint / "holdfast", f"quiver-{QUERY_ID}")
+    records.record(0, [[], [{"end": 10}]])
+    sink.plan(0, 15)
+    sink.write(0, [1, 2, 3])
+    sink.write(0, [1, 2, 3])
+    assert sink.contents() == [1, 2, 3]
+
+
+def test_records_that_are_gone_cannot_lose_rows(tmp_path: Path) -> None:
+    sink = Sink("quiver", tmp_path)
+    sink.plan(0, 10)
+    sink.write(0, [1])
+    for record in (sink.checkpoint / "holdfast").glob("*.json"):
+        record.unlink()
+    for _ in range(2):
+        with pytest.raises(UnknownPosition, match="another range"):
+            sink.write(0, [1, 2])
+    assert sink.contents() == [1]
+
+
+def test_what_is_large_is_staged_and_removed(tmp_path: Path) -> None:
+    sink = Sink("quiver", tmp_path, inline_bytes="1")
+    sink.plan(0, 10)
+    staged = sink.writer().write(rows([1, 2]))
+    left = sink.writer().write(rows([3]))
+    staging = sink.checkpoint / "holdfast" / "staging"
+    assert len(list(staging.iterdir())) == 2
+    sink.writer().commit([staged], 0)
+    sink.writer().abort([left, None], 0)
+    assert list(staging.iterdir()) == []
+    assert sink.contents() == [1, 2]
+
+
+def test_old_staged_files_are_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sink = Sink("files", tmp_path)
+    sink.plan(0, 10)
+    sink.writer().write(rows([1]))
+    monkeypatch.setattr(files_writer, "STALE_AFTER_S", -60.0)
+    sink.write(0, [2])
+    assert list((tmp_path / "out" / "_holdfast" / "staging").iterdir()) == []
+    assert sink.contents() == [2]
+
+
+def test_the_quiver_knows_who_wrote(tmp_path: Path) -> None:
+    sink = Sink("quiver", tmp_path)
+    sink.plan(0, 10)
+    sink.write(0, [1])
+    with Quiver.open(tmp_path / "out", CONFIG) as quiver:
+        bundle = quiver.bundle(0)
+        assert bundle is not None
+        assert (bundle.producer, bundle.epoch) == (producer_name(QUERY_ID), 1)
+
+
+def test_records_are_bounded(tmp_path: Path) -> None:
+    records = BatchRecords(tmp_path, "query")
+    for number in range(KEPT_MAX + 5):
+        records.record(number, [[], [{"end": number}]])
+    again = BatchRecords(tmp_path, "query")
+    assert (again.span(4), again.last()) == (None, KEPT_MAX + 4)
+    assert again.check(KEPT_MAX, [[], [{"end": KEPT_MAX}]])
+    with pytest.raises(UnknownPosition):
+        again.check(4, [[], [{"end": 4}]])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"path": "a"}, {"checkpoint": "c"}, {"path": "a", "files": "b", "checkpoint": "c"},
+     {"path": "a", "checkpoint": "c", "slots": "x"}],
+)  # fmt: skip
+def test_wrong_options_are_told(options: dict[str, str]) -> None:
+    with pytest.raises(BadConfig):
+        parse_sink_options(options)
+
+
+def test_a_sink_that_cannot_see_its_checkpoint_says_so(tmp_path: Path) -> None:
+    sink = Sink("files", tmp_path)
+    (sink.checkpoint / "metadata").unlink()
+    with pytest.raises(UnknownPosition, match="local or mounted"):
+        sink.write(0, [1])
