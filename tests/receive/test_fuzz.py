@@ -170,7 +170,7 @@ def check_stored(place: Place, exchange: Exchange, body: bytes, reply: Reply, fi
         assert reply.document["position"] == f"{place.quiver.quiver_id}/{first}/0"
 
 
-@settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=3 * settings().max_examples, suppress_health_check=[HealthCheck.too_slow])
 @given(requests())
 def test_any_request_is_answered_as_described(
     app: OpenLineageApp, place: Place, request: tuple[Exchange, bytes | None]
@@ -195,7 +195,7 @@ def test_any_request_is_answered_as_described(
         check_stored(place, exchange, body, reply, first)
 
 
-@settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=settings().max_examples // 3, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(requests(), min_size=2, max_size=20))
 def test_many_requests_at_once_leave_nothing(
     app: OpenLineageApp, requests: list[tuple[Exchange, bytes | None]]
