@@ -54,6 +54,10 @@ class Stage:
         assert self._quiver is not None
         return self._quiver
 
+    def use(self, quiver: Quiver) -> None:
+        """Use a quiver that was opened on the machine in another way."""
+        self._quiver = quiver
+
     def _arm(self, disk: SimulatedDisk) -> ArmedDisk:
         self.disk = ArmedDisk(disk)
         return self.disk
