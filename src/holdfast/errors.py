@@ -20,6 +20,7 @@
     │   ├── UnknownFormat     it was written by another format version
     │   └── WrongQuiver       it is not the quiver that was asked for
     ├── BadConfig             the configuration is wrong; `findings` says where, all of them at once
+    ├── NotAllowed            a server does not know the caller, or does not let it do that
     ├── OwnerGone             the process that owns the directory ended, or did not answer in time
     ├── Damaged               bytes on disk do not match their checksum
     └── CheckFailed           `prove` or `bench` found a broken promise
@@ -188,6 +189,12 @@ class BadConfig(HoldfastError):
     ) -> None:
         super().__init__(message, hint=hint, path=path)
         self.findings = tuple(findings)
+
+
+class NotAllowed(HoldfastError):
+    """A server does not know the caller, or does not let it do what it asked for."""
+
+    exit_code = 77
 
 
 class OwnerGone(HoldfastError):

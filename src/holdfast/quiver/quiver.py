@@ -59,6 +59,7 @@ from holdfast.quiver.statistics import Statistics, gather
 from holdfast.quiver.subscriber import SubscriberOptions
 from holdfast.quiver.transaction import Staging, Transaction
 from holdfast.quiver.verbs import owner_verbs
+from holdfast.quiver.wakeup import Signal
 from holdfast.seam import Seam
 
 
@@ -101,6 +102,16 @@ class Quiver:
     def quiver_id(self) -> str:
         """The identity of this store; with a seq it names a bundle for ever."""
         return self._engine.quiver_id
+
+    @property
+    def directory(self) -> PurePath:
+        """Where it is."""
+        return self._engine.root
+
+    @property
+    def arrivals(self) -> Signal:
+        """News: data arrived or was sealed, a subscriber was resumed, or a reader came or went."""
+        return self._engine.arrivals
 
     @property
     def recovery(self) -> RecoveryReport:

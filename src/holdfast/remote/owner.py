@@ -1,0 +1,352 @@
+"""The Flight service of the process that owns the quivers: everything but reading rows.
+
+What is asked here is small and needs the owner: plans, commits, statements, appends. Rows are read
+elsewhere (reader.py), where Python that sends 100 MB does not stop Python that accepts events.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import pyarrow as pa
+from pyarrow import flight
+
+from holdfast.errors import BadInput
+from holdfast.quiver import Outcome, Quiver, Range, SubscriberOptions
+from holdfast.quiver.cursor import OnDataLoss
+from holdfast.quiver.registration import StartPosition
+from holdfast.quiver.sealed import SealedRead, names_between
+from holdfast.remote.faults import answering, told
+from holdfast.remote.gate import GATE, Gate, client_of
+from holdfast.remote.puts import put
+from holdfast.remote.reader import Secrets, location
+from holdfast.remote.sessions import LOOK_S, Session, Sessions
+from holdfast.remote.settings import FlightSettings, Right
+from holdfast.remote.wire import (
+    Fields,
+    PlannedRange,
+    encode,
+    encode_ticket,
+    receipt_fields,
+    statement_fields,
+)
+from holdfast.seam.clock import Clock
+
+Answer = dict[str, Any]
+# How long is left to wait, in seconds; not positive: answer now.
+Patience = Callable[[], float]
+
+
+class OwnerService(flight.FlightServerBase):  # type: ignore[misc]
+    """Answers for some quivers, by name."""
+
+    def __init__(
+        self,
+        quivers: Mapping[str, Quiver],
+        settings: FlightSettings,
+        address: tuple[str, int],
+        gate: Gate,
+        secrets: Secrets,
+        reader: Callable[[], str],
+        clock: Clock,
+    ) -> None:
+        """`reader` returns the location of the process that serves sealed data."""
+        self._quivers = dict(quivers)
+        self._settings = settings
+        self._gate = gate
+        self._reader = reader
+        self._clock = clock
+        self._stopping = False
+        self._sessions = {
+            name: Sessions(quiver, settings.max_attachments) for name, quiver in quivers.items()
+        }
+        self._actions: dict[str, tuple[Right, Callable[[Fields, Patience], Answer]]] = {
+            "quivers": ("read", self._list),
+            "reader": ("read", self._where_to_read),
+            "statement": ("read", self._statement),
+            "wait": ("read", self._wait),
+            "heartbeat": ("append", self._heartbeat),
+            "flush": ("append", self._flush),
+            "attach": ("subscribe", self._attach),
+            "position": ("subscribe", self._position),
+            "plan": ("subscribe", self._plan),
+            "replan": ("subscribe", self._replan),
+            "commit": ("subscribe", self._commit),
+            "accept_losses": ("subscribe", self._accept_losses),
+            "detach": ("subscribe", self._detach),
+            "unregister": ("subscribe", self._unregister),
+        }
+        where = location(*address, encrypted=secrets.certificate is not None)
+        super().__init__(where, middleware={GATE: gate}, **secrets.tls)
+
+    def stop(self) -> None:
+        """End all waits, then the service."""
+        self._stopping = True
+        for quiver in self._quivers.values():
+            quiver.arrivals.notify()
+        self.shutdown()
+
+    # ------------------------------------------------------------------ methods
+
+    @answering
+    def do_action(
+        self, context: flight.ServerCallContext, action: flight.Action
+    ) -> list[flight.Result]:
+        """Do what an action asks for."""
+        known = self._actions.get(action.type)
+        if known is None:
+            raise BadInput(
+                f"no action {action.type!r}", hint=f"there are {', '.join(self._actions)}"
+            )
+        right, act = known
+        client_of(context).require(right)
+        fields = self._decode(action.body)
+        wait_s = min(max(0.0, fields.number("wait_s", 0.0)), self._settings.max_wait)
+        with self._gate.waiting(wait_s) as allowed_s:
+            deadline_s = self._clock.monotonic_s() + allowed_s
+
+            def remaining_s() -> float:
+                if self._stopping or context.is_cancelled():
+                    return 0.0
+                return deadline_s - self._clock.monotonic_s()
+
+            return [flight.Result(encode(act(fields, remaining_s)))]
+
+    @answering
+    def do_put(
+        self,
+        context: flight.ServerCallContext,
+        descriptor: flight.FlightDescriptor,
+        reader: flight.MetadataRecordBatchReader,
+        writer: flight.FlightMetadataWriter,
+    ) -> None:
+        """Append what a stream holds, and answer with the receipt."""
+        client_of(context).require("append")
+        fields = self._decode(descriptor.command or b"")
+        batches = (chunk.data for chunk in reader if chunk.data is not None)
+        receipt = put(self._quiver(fields), fields, batches, self._settings.max_message)
+        writer.write(encode(receipt_fields(receipt)))
+
+    @answering
+    def do_get(self, context: flight.ServerCallContext, ticket: flight.Ticket) -> None:
+        """Send the client where rows are."""
+        raise BadInput(
+            "rows are served by another process", hint=f"send the ticket to {self._reader()}"
+        )
+
+    def list_actions(self, context: flight.ServerCallContext) -> list[tuple[str, str]]:
+        """Name the actions."""
+        return [(name, f"needs the right {right!r}") for name, (right, _) in self._actions.items()]
+
+    def list_flights(
+        self, context: flight.ServerCallContext, criteria: bytes
+    ) -> Iterator[flight.FlightInfo]:
+        """Yield every slot of every quiver."""
+        with told():
+            client_of(context).require("read")
+            for name, quiver in self._quivers.items():
+                slots = {slot for s in quiver.segments() for slot in s.summary.slots if slot}
+                for slot in sorted(slots):
+                    yield self._info(name, quiver, slot)
+
+    @answering
+    def get_flight_info(
+        self, context: flight.ServerCallContext, descriptor: flight.FlightDescriptor
+    ) -> flight.FlightInfo:
+        """Describe one slot, named by the path [quiver, slot]: its schema, and how to read it."""
+        client_of(context).require("read")
+        return self._info(*self._slot_of(descriptor))
+
+    @answering
+    def get_schema(
+        self, context: flight.ServerCallContext, descriptor: flight.FlightDescriptor
+    ) -> flight.SchemaResult:
+        """Return the newest schema of a slot."""
+        client_of(context).require("read")
+        _, quiver, slot = self._slot_of(descriptor)
+        return flight.SchemaResult(_newest_schema(quiver, slot))
+
+    # ------------------------------------------------------------------ actions
+
+    def _list(self, fields: Fields, patience: Patience) -> Answer:
+        return {
+            "quivers": [
+                {
+                    "name": name,
+                    "quiver_id": quiver.quiver_id,
+                    "directory": str(quiver.directory),
+                    "subscribers": list(quiver.subscribers()),
+                }
+                for name, quiver in self._quivers.items()
+            ]
+        }
+
+    def _where_to_read(self, fields: Fields, patience: Patience) -> Answer:
+        return {"location": self._reader()}
+
+    def _statement(self, fields: Fields, patience: Patience) -> Answer:
+        position = fields.position_or_none("position")
+        claim_us = fields.whole_or_none("claim_us")
+        return statement_fields(self._quiver(fields).statement(position, claim_us=claim_us))
+
+    def _wait(self, fields: Fields, patience: Patience) -> Answer:
+        """Wait for news beyond a version; the first time for none."""
+        arrivals = self._quiver(fields).arrivals
+        seen = fields.whole_or_none("seen")
+        while arrivals.version == seen and (remaining_s := patience()) > 0:
+            arrivals.wait(seen, min(remaining_s, LOOK_S))
+        return {"seen": arrivals.version}
+
+    def _heartbeat(self, fields: Fields, patience: Patience) -> Answer:
+        producer, watermark_ns = fields.text("producer"), fields.whole("watermark_ns")
+        return receipt_fields(self._quiver(fields).heartbeat(producer, watermark_ns))
+
+    def _flush(self, fields: Fields, patience: Patience) -> Answer:
+        self._quiver(fields).flush()
+        return {}
+
+    def _attach(self, fields: Fields, patience: Patience) -> Answer:
+        quiver, name = self._quiver(fields), fields.text("subscriber")
+        start, options = _start(fields), _options(fields)
+        on_data_loss = _on_data_loss(fields)
+
+        session = self._sessions[fields.text("quiver")].attach(
+            name,
+            lambda: quiver.cursor(name, start=start, options=options, on_data_loss=on_data_loss),
+        )
+        return {
+            "quiver_id": quiver.quiver_id,
+            "generation": session.generation,
+            "position": session.position,
+        }
+
+    def _position(self, fields: Fields, patience: Patience) -> Answer:
+        return {"position": self._session(fields).position}
+
+    def _plan(self, fields: Fields, patience: Patience) -> Answer:
+        planned = self._session(fields).plan(
+            fields.position_or_none("start"),
+            fields.whole("max_events"),
+            fields.whole("max_bytes"),
+            patience,
+        )
+        return {"range": None if planned is None else self._range(fields, planned)}
+
+    def _replan(self, fields: Fields, patience: Patience) -> Answer:
+        start, end = fields.position("start"), fields.position("end")
+        return {"range": self._range(fields, self._session(fields).replan(start, end))}
+
+    def _commit(self, fields: Fields, patience: Patience) -> Answer:
+        start, end = fields.position("start"), fields.position("end")
+        through = fields.position_or_none("through") or end
+        outcome = fields.one_of("outcome", list(Outcome.__members__), Outcome.ACKED.name)
+        reason = fields.text("reason", "")
+        session = self._session(fields)
+        session.commit(start, end, through, Outcome[outcome], reason)
+        return {"position": session.position}
+
+    def _accept_losses(self, fields: Fields, patience: Patience) -> Answer:
+        self._session(fields).accept_losses()
+        return {}
+
+    def _detach(self, fields: Fields, patience: Patience) -> Answer:
+        self._quiver(fields)
+        sessions = self._sessions[fields.text("quiver")]
+        sessions.detach(fields.text("subscriber"), fields.whole("generation"))
+        return {}
+
+    def _unregister(self, fields: Fields, patience: Patience) -> Answer:
+        self._quiver(fields).unregister(
+            fields.text("subscriber"), reason=fields.text("reason", "unregistered")
+        )
+        return {}
+
+    # ------------------------------------------------------------------- finding
+
+    def _decode(self, body: bytes | pa.Buffer) -> Fields:
+        if len(body) > self._settings.max_message:
+            raise BadInput(
+                f"a request of {len(body)} bytes", hint="at most max_message bytes are taken"
+            )
+        return Fields.decode(memoryview(body))
+
+    def _quiver(self, fields: Fields) -> Quiver:
+        return self._named(fields.text("quiver"))
+
+    def _named(self, name: str) -> Quiver:
+        quiver = self._quivers.get(name)
+        if quiver is None:
+            raise BadInput(
+                f"no quiver {name!r} is served",
+                hint=f"there are {', '.join(self._quivers) or 'none'}",
+            )
+        return quiver
+
+    def _session(self, fields: Fields) -> Session:
+        self._quiver(fields)
+        return self._sessions[fields.text("quiver")].find(
+            fields.text("subscriber"), fields.whole("generation"), _on_data_loss(fields)
+        )
+
+    def _range(self, fields: Fields, planned: Range) -> Answer:
+        quiver = self._quiver(fields)
+        names = names_between(quiver.segments(), planned.start, planned.end)
+        return PlannedRange(
+            quiver.quiver_id,
+            planned.start,
+            planned.end,
+            planned.events,
+            planned.size_bytes,
+            tuple(names),
+        ).to_fields()
+
+    def _slot_of(self, descriptor: flight.FlightDescriptor) -> tuple[str, Quiver, str]:
+        path = [part.decode(errors="replace") for part in descriptor.path or []]
+        if len(path) != len(("quiver", "slot")):
+            raise BadInput("the descriptor is no path of two", hint="name a slot as [quiver, slot]")
+        return path[0], self._named(path[0]), path[1]
+
+    def _info(self, name: str, quiver: Quiver, slot: str) -> flight.FlightInfo:
+        """Describe what is sealed of a slot: one endpoint per segment."""
+        endpoints, rows = [], 0
+        for segment in quiver.segments():
+            files = [file for file in segment.summary.files if file.slot == slot]
+            if files:
+                rows += sum(file.rows for file in files)
+                wanted = SealedRead(quiver.quiver_id, (segment.path.name,), slot)
+                ticket = flight.Ticket(encode_ticket(name, wanted))
+                endpoints.append(flight.FlightEndpoint(ticket, [self._reader()]))
+        schema = _newest_schema(quiver, slot)
+        descriptor = flight.FlightDescriptor.for_path(name, slot)
+        return flight.FlightInfo(schema, descriptor, endpoints, rows, -1)
+
+
+def _newest_schema(quiver: Quiver, slot: str) -> pa.Schema:
+    for segment in reversed(quiver.segments()):
+        for file in segment.files:
+            if file.summary.slot == slot:
+                schema: pa.Schema = file.schema
+                return schema
+    raise BadInput(f"nothing is sealed in slot {slot!r}", hint="append to it, or name another")
+
+
+def _start(fields: Fields) -> StartPosition:
+    return (
+        "latest" if fields.one_of("start", ("oldest", "latest"), "oldest") == "latest" else "oldest"
+    )
+
+
+def _on_data_loss(fields: Fields) -> OnDataLoss:
+    return (
+        "count" if fields.one_of("on_data_loss", ("fail", "count"), "fail") == "count" else "fail"
+    )
+
+
+def _options(fields: Fields) -> SubscriberOptions | None:
+    given = fields.values.get("options")
+    if given is None:
+        return None
+    if not isinstance(given, dict):
+        raise BadInput("'options' is not an object", hint="give max_bytes, max_age_s, on_full")
+    return SubscriberOptions.from_fields(given)

@@ -1,0 +1,154 @@
+"""A Flight server for quivers: two processes that look like one.
+
+    clients ──plan, commit, statement, append──▶ owner (OwnerService, threads of the gateway)
+       │                                            │ names of segments
+       └──tickets─────────────────────────────▶ reader (ReaderService, a process of its own)
+                                                    │ maps segment files, read-only
+
+Sending rows is work for Python, and much of it; in the owner's interpreter every batch for a Spark
+task would be a pause for somebody who waits for an acknowledgement. So the owner answers only what
+needs it, and a child serves the bulk. The child knows directories and tokens, nothing else; it may
+be killed at any time, and is started again. What that costs a client is its call, which it repeats.
+
+Stop the server before its quivers are closed: then whoever waits gets no answer, and knows that the
+server went; a reader of a quiver that is closed would be told that it was fenced off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from holdfast.errors import BadConfig
+from holdfast.quiver import Quiver
+from holdfast.remote.child import ReaderProcess
+from holdfast.remote.gate import Credential, Gate
+from holdfast.remote.orders import Orders
+from holdfast.remote.owner import OwnerService
+from holdfast.remote.reader import Secrets, location
+from holdfast.remote.settings import FlightSettings, is_loopback, split_address
+from holdfast.seam import Seam
+
+_KEY_BYTES = 32
+
+
+class QuiverServer:
+    """Serves quivers, by name, until it is stopped."""
+
+    def __init__(
+        self,
+        quivers: Mapping[str, Quiver],
+        settings: FlightSettings | None = None,
+        *,
+        base_dir: Path | None = None,
+        seam: Seam | None = None,
+    ) -> None:
+        """Do not listen yet."""
+        self._settings = settings or FlightSettings()
+        self._quivers = dict(quivers)
+        self._seam = seam or Seam()
+        self._host, self._port = split_address(self._settings.listen)
+        self._secrets = _secrets(self._settings, base_dir or Path())
+        if not (self._settings.tokens or self._secrets.client_ca or is_loopback(self._host)):
+            raise BadConfig(
+                f"anybody who reaches {self._settings.listen} could read and append",
+                hint="set tokens, or tls.client_ca_file, or listen on 127.0.0.1",
+            )
+        key = self._seam.randomness.randbytes(_KEY_BYTES)
+        self._gate = Gate(self._secrets.credentials, self._settings.max_calls, key)
+        self._service: OwnerService | None = None
+        orders = Orders(
+            directories={name: str(quiver.directory) for name, quiver in quivers.items()},
+            host=self._host,
+            port=self._settings.reader_port,
+            max_calls=self._settings.max_calls,
+            message_bytes=self._settings.read_message,
+            secrets=self._secrets,
+        )
+        restarts = self._settings.restart_min, self._settings.restart_max
+        self.reader = ReaderProcess(orders, self._seam.clock, *restarts)
+
+    def start(self) -> None:
+        """Start the reading process, and listen."""
+        self.reader.start()
+        try:
+            self._service = OwnerService(
+                self._quivers,
+                self._settings,
+                (self._host, self._port),
+                self._gate,
+                self._secrets,
+                self._reader_location,
+                self._seam.clock,
+            )
+        except BaseException as error:
+            self.reader.stop()
+            if not isinstance(error, OSError):
+                raise
+            raise BadConfig(
+                f"{self._settings.listen} cannot be listened on",
+                hint="is the port taken, or the address not this machine's? do the keys match?",
+            ) from error
+
+    def stop(self) -> None:
+        """End all calls, and the reading process."""
+        if self._service is not None:
+            self._service.stop()
+            self._service = None
+        self.reader.stop()
+
+    @property
+    def location(self) -> str:
+        """Where it answers, as clients write it."""
+        assert self._service is not None, "it is not started"
+        return self._at(self._service.port)
+
+    @property
+    def calls(self) -> int:
+        """How many calls the owner answers at this moment."""
+        return self._gate.calls
+
+    def _reader_location(self) -> str:
+        return self._at(self.reader.port(patience_s=self._settings.max_wait))
+
+    def _at(self, port: int) -> str:
+        host = self._settings.advertise_host or self._host
+        return location(host, port, encrypted=self._secrets.certificate is not None)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+
+def _secrets(settings: FlightSettings, base_dir: Path) -> Secrets:
+    credentials = tuple(
+        Credential(one.name, one.token.get_secret_value(), one.rights) for one in settings.tokens
+    )
+    tls = settings.tls
+    if tls is None:
+        return Secrets(credentials)
+    ca_file = tls.client_ca_file
+    return Secrets(
+        credentials,
+        (_read("cert_file", base_dir / tls.cert_file), _read("key_file", base_dir / tls.key_file)),
+        None if ca_file is None else _read("client_ca_file", base_dir / ca_file),
+    )
+
+
+def _read(option: str, path: Path) -> str:
+    try:
+        return path.read_text()
+    except (OSError, ValueError) as error:
+        raise BadConfig(
+            f"tls.{option} cannot be read", hint="it must be a PEM file", path=str(path)
+        ) from error

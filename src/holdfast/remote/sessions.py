@@ -1,0 +1,146 @@
+"""Subscribers attached from afar: their cursors, found by name and generation.
+
+A client names its generation in every call. If the owner was restarted meanwhile, the cursor went
+with the process but the generation is in the ledger: it is resumed without the client noticing. If
+another reader attached under the name, the generation is not the current one, and the client is
+fenced off, as it would be on the spot.
+
+A client also says where a plan begins, so that a call whose answer was lost can be repeated; and
+names the range it commits. The bundles of a range are remembered here for a while, and planned
+again if need be.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+
+from holdfast.errors import Overloaded
+from holdfast.quiver import Cursor, Outcome, Position, Quiver, Range
+from holdfast.quiver.cursor import OnDataLoss
+
+# Ranges of one subscriber whose bundles are remembered.
+RANGES_MAX = 16
+# How often a call that waits looks whether its client is still there.
+LOOK_S = 1.0
+
+
+class Session:
+    """One attached subscriber. Safe to use from many threads."""
+
+    def __init__(self, cursor: Cursor) -> None:
+        self._cursor = cursor
+        self._lock = threading.Lock()
+        self._ranges: OrderedDict[tuple[Position, Position], Range] = OrderedDict()
+
+    @property
+    def generation(self) -> int:
+        """Its generation."""
+        return self._cursor.generation
+
+    @property
+    def position(self) -> Position:
+        """The first event that is not committed."""
+        return self._cursor.position
+
+    def plan(
+        self,
+        start: Position | None,
+        max_events: int,
+        max_bytes: int,
+        goes_on: Callable[[], float],
+    ) -> Range | None:
+        """Return the next sealed range; waits as long as `goes_on` says, in seconds."""
+        arrivals = self._cursor.arrivals
+        while True:
+            seen = arrivals.version
+            with self._lock:
+                planned = self._cursor.plan(
+                    max_events=max_events, max_bytes=max_bytes, start=start, sealed_only=True
+                )
+                if planned is not None:
+                    return self._remember(planned)
+            remaining_s = goes_on()
+            if remaining_s <= 0:
+                return None
+            arrivals.wait(seen, min(remaining_s, LOOK_S))
+
+    def replan(self, start: Position, end: Position) -> Range:
+        """Return exactly this range, pinned anew."""
+        with self._lock:
+            return self._remember(self._cursor.replan(start, end))
+
+    def commit(
+        self, start: Position, end: Position, through: Position, outcome: Outcome, reason: str
+    ) -> None:
+        """Resolve a range up to `through`; what is resolved already stays so."""
+        with self._lock:
+            done = self._cursor.position
+            planned = self._ranges.get((start, end))
+            if planned is None:
+                if through <= done:
+                    return
+                planned = self._remember(self._cursor.replan(max(start, done), end))
+            since = max(planned.start, done)
+            if since < through:
+                self._cursor.commit(
+                    planned, since=since, through=through, outcome=outcome, reason=reason
+                )
+
+    def accept_losses(self) -> None:
+        """Go on behind what was lost."""
+        with self._lock:
+            self._cursor.accept_losses()
+
+    def close(self) -> None:
+        """Detach."""
+        self._cursor.close()
+
+    def _remember(self, planned: Range) -> Range:
+        self._ranges[planned.start, planned.end] = planned
+        while len(self._ranges) > RANGES_MAX:
+            self._ranges.popitem(last=False)
+        return planned
+
+
+class Sessions:
+    """All subscribers of one quiver that are attached from afar."""
+
+    def __init__(self, quiver: Quiver, max_count: int) -> None:
+        self._quiver = quiver
+        self._max_count = max_count
+        self._lock = threading.Lock()
+        self._sessions: dict[str, Session] = {}
+
+    def attach(self, name: str, make: Callable[[], Cursor]) -> Session:
+        """Attach under a name; whoever was attached before is fenced off."""
+        with self._lock:
+            self._require_room(name)
+            session = self._sessions[name] = Session(make())
+            return session
+
+    def find(self, name: str, generation: int, on_data_loss: OnDataLoss) -> Session:
+        """Return an attached subscriber; one of before a restart is resumed."""
+        with self._lock:
+            session = self._sessions.get(name)
+            if session is None or session.generation != generation:
+                self._require_room(name)
+                cursor = self._quiver.cursor(name, generation=generation, on_data_loss=on_data_loss)
+                session = self._sessions[name] = Session(cursor)
+            return session
+
+    def detach(self, name: str, generation: int) -> None:
+        """Detach; doing it again changes nothing."""
+        with self._lock:
+            session = self._sessions.get(name)
+            if session is not None and session.generation == generation:
+                self._sessions.pop(name).close()
+
+    def _require_room(self, name: str) -> None:
+        if name not in self._sessions and len(self._sessions) >= self._max_count:
+            raise Overloaded(
+                f"{len(self._sessions)} subscribers are attached, the bound is max_attachments",
+                hint="detach some, or raise it",
+                retry_after_s=1.0,
+            )
