@@ -21,6 +21,7 @@ from tests.deadletter.letters import (
     payloads,
     poison,
 )
+from tests.quiver.machine import GatedDisk
 from tests.quiver.waiting import wait_until
 
 from holdfast.deadletter import office as office_module
@@ -198,6 +199,28 @@ def takes(office: DeadLetters, letter: Letter) -> bool:
     except NotAccepted:
         return False
     return True
+
+
+def test_while_the_disk_stalls_only_so_many_wait_for_it() -> None:
+    disk = SimulatedDisk()
+    with open_office(disk):
+        pass
+    gated = GatedDisk(disk, "wal.sync")
+    gated.gate.set()
+    with open_office(gated, rejected={"timeout_s": PATIENCE_S}) as office:
+        gated.gate.clear()
+
+        async def flood() -> list[bool]:
+            waiting = [asyncio.ensure_future(office.reject([invalid()])) for _ in range(70)]
+            _, pending = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            assert len(pending) >= office_module.WAITING_MAX
+            gated.gate.set()
+            return await asyncio.gather(*waiting)
+
+        kept = asyncio.run(flood())
+        assert (kept.count(True), kept.count(False)) == (64, 6)
+        assert office.statistics().rejected.refused == {"busy": 6}
+        assert reject(office, invalid()), "and then as before"
 
 
 @pytest.mark.parametrize("kind", [FaultKind.ENOSPC, FaultKind.EIO])

@@ -213,6 +213,12 @@ def test_two_keys_that_become_equal_both_stay() -> None:
     assert list(found.values()) == [1, 2, 3]
 
 
+def test_very_many_keys_that_become_equal_do_not_take_for_ever() -> None:
+    document = {f"k{number}": number for number in range(50_000)}
+    found = redacted({"facets": document}, patterns=[{"regex": "k[0-9]+"}])
+    assert list(found["facets"].values()) == list(range(50_000))
+
+
 def test_paths_take_whole_values() -> None:
     document = {
         "job": {"facets": {"sql": {"query": "select 1"}}},

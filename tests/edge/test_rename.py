@@ -65,6 +65,14 @@ def test_the_facets_of_a_dataset_event_are_renamed() -> None:
     assert set(namespaces(found)) == {"lake"}
 
 
+def test_a_column_may_be_called_like_a_wildcard() -> None:
+    field = {"inputFields": [{"namespace": "a", "name": "n", "field": "*"}]}
+    fields = {"*": field, "other": field}
+    document = {"inputs": [{"namespace": "a", "facets": {"columnLineage": {"fields": fields}}}]}
+    found = renamed(event_of(document), {"exact": "a", "to": "b"})
+    assert namespaces(found) == ["b", "b", "b"]
+
+
 def test_facets_outside_the_specification_are_left() -> None:
     document = {"job": {"namespace": "a", "facets": {"my_own": {"namespace": "a"}}}}
     found = renamed(event_of(document), {"exact": "a", "to": "b"})

@@ -82,7 +82,8 @@ class Gateway:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(60)
 
     def _status(self, request: dict[str, Any]) -> dict[str, Any]:
-        return {"addresses": {"ingest": [self.url]}}
+        # Nobody listens at the first: whoever asks must take the receiver that the letter names.
+        return {"addresses": {"another": ["http://127.0.0.1:9"], "ingest": [self.url]}}
 
     def _replay(self, request: dict[str, Any]) -> dict[str, Any]:
         way_to: Callable[[str], Way | None] = {"marquez": Way(self._send)}.get

@@ -255,7 +255,8 @@ def test_a_letter_stays_when_nobody_answers(data: Path) -> None:
 
 
 def test_fix_of_an_undelivered_letter_has_to_be_meant(gateway: Gateway) -> None:
-    arguments = ("fix", gateway.data_dir, "undelivered/0", "--file", "-")
+    url = f"{gateway.url}/api/v1/lineage"
+    arguments = ("fix", gateway.data_dir, "undelivered/0", "--file", "-", "--url", url)
     with pytest.raises(BadInput, match="every destination"):
         dlq(*arguments, stdin=VALID)
     dlq(*arguments, "--everywhere", stdin=VALID)
@@ -325,6 +326,32 @@ def test_fix_without_a_gateway_appends_to_its_quiver(data: Path, config: Path) -
     with Quiver.open(directory) as quiver:
         assert payloads(quiver, "marquez") == [b"{}", VALID]
     assert "rejected/0" not in names(data)
+
+
+def test_an_event_goes_to_the_quiver_of_the_receiver_that_rejected_it(tmp_path: Path) -> None:
+    config = tmp_path / "two.yaml"
+    config.write_text(
+        """
+        data_dir: data
+        nodes:
+          other: {kind: receiver, type: openlineage, to: [first]}
+          ingest:
+            {kind: receiver, type: openlineage, config: {listen: "127.0.0.1:5001"}, to: [second]}
+          first: {kind: processor, type: quiver, to: [a]}
+          second: {kind: processor, type: quiver, to: [b]}
+          a: {kind: exporter, type: console}
+          b: {kind: exporter, type: console}
+        """
+    )
+    with Gateway(tmp_path / "data") as running:
+        running.reject(invalid(VALID), invalid(VALID))
+    for name in ("first", "second"):
+        with Quiver.open(tmp_path / "data" / name / "core-00"):
+            pass
+    told("fix", config, "rejected/0", "--file", "-", stdin=VALID)
+    told("replay", config, "--rejected")
+    with Quiver.open(tmp_path / "data" / "second" / "core-00") as quiver:
+        assert quiver.statistics().accepted_events == 2
 
 
 def test_fix_without_a_gateway_needs_to_know_where(data: Path) -> None:

@@ -54,7 +54,10 @@ LETTER_SHARE_MAX = 8
 # What the headers of a letter add to its payload, with room to spare.
 ENVELOPE_BYTES = 512 * 1024
 # Letters that are stored together; more wait for the next group.
-GROUP_LETTERS_MAX = 1000
+GROUP_LETTERS_MAX = 100
+# Calls of `reject` that wait for the disk; one more is refused. While it stalls, requests with bad
+# events must not hold all the places that good ones need.
+WAITING_MAX = 64
 # Reasons and destinations that are counted apart; the rest is counted as "other".
 LABELS_MAX = 64
 # A flood of refused letters is told of so often.
@@ -138,7 +141,7 @@ class StoreStatistics(NamedTuple):
     max_bytes: int
     # Filed, by (destination, reason); the destination is "" for what was never accepted.
     filed: dict[tuple[str, str], int]
-    # Not filed, by why: rate, too_large, store.
+    # Not filed, by why: rate, too_large, store (it did not take them), busy (too many wait for it).
     refused: dict[str, int]
     # Ever, from the ledger: what the cap and the age took unseen, and what operators decided.
     dropped: int
@@ -184,6 +187,7 @@ class DeadLetters:
         limits = settings.rejected
         self._rate = RateLimit(seam.clock, limits.events_per_s, limits.bytes_per_s, limits.burst_s)
         self._rejected_counters, self._undelivered_counters = _Counters(), _Counters()
+        self._waiting = 0
         self._warned_s: float | None = None
 
     @classmethod
@@ -223,18 +227,30 @@ class DeadLetters:
                 counters.refused["rate"] += 1
             else:
                 taken.append(letter)
-        for group in _groups(taken, limits.largest_bytes):
-            try:
-                await _append(self.rejected, group)
-            except NotAccepted as error:
-                counters.refused["store"] += len(group)
-                self._warn(error.message)
-            else:
-                counters.count_filed(group)
-                filed += len(group)
         if len(taken) < len(letters):
             self._warn("over dead_letters.rejected.events_per_s, bytes_per_s or max_letter_bytes")
+        if self._waiting >= WAITING_MAX:
+            counters.refused["busy"] += len(taken)
+            self._warn("the disk is too slow")
+            return not letters
+        self._waiting += 1
+        try:
+            for group in _groups(taken, limits.largest_bytes):
+                filed += await self._file_rejected(group)
+        finally:
+            self._waiting -= 1
         return filed == len(letters)
+
+    async def _file_rejected(self, group: Sequence[Letter]) -> int:
+        """File letters together; return how many are filed: all, or none."""
+        try:
+            await _append(self.rejected, group)
+        except NotAccepted as error:
+            self._rejected_counters.refused["store"] += len(group)
+            self._warn(error.message)
+            return 0
+        self._rejected_counters.count_filed(group)
+        return len(group)
 
     async def undelivered(self, letters: Sequence[Letter]) -> None:
         """File accepted events that a destination will not take; returns once they are durable.

@@ -16,6 +16,7 @@ how far a secret reaches, more goes rather than less.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import Annotated, Any, Self
@@ -280,15 +281,18 @@ def _rename(renamed: list[tuple[_Place, str]]) -> None:
     for container, new_keys in objects.values():
         members = list(container.items())
         container.clear()
+        taken: Counter[str] = Counter()
         for key, value in members:
-            container[_free(new_keys.get(key, key), container)] = value
+            container[_free(new_keys.get(key, key), container, taken)] = value
 
 
-def _free(key: str, container: dict[str, Any]) -> str:
+def _free(key: str, container: dict[str, Any], taken: Counter[str]) -> str:
     """Return a key that is not taken yet: two secrets may have the same marker."""
-    free, number = key, 2
+    free = key
     while free in container:
-        free, number = f"{key}.{number}", number + 1
+        # Counted, so that very many of them do not try all numbers again.
+        taken[key] += 1
+        free = f"{key}.{taken[key] + 1}"
     return free
 
 

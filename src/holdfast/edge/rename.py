@@ -7,13 +7,13 @@ or a dataset. Facets outside the specification are not searched.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from holdfast.edge.document import Path, changed, document_of, values_at
+from holdfast.edge.document import ANY, Path, changed, document_of
 from holdfast.edge.regex import Substitution, checked_regex
 from holdfast.settings import Settings
 from holdfast.signals.event import Event
@@ -130,12 +130,33 @@ class Rename:
         return namespace
 
 
-def _places(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
+class _Branch:
+    """The places behind one step, as a tree: an event has few of the places there are."""
+
+    __slots__ = ("is_place", "steps")
+
+    def __init__(self, paths: Iterable[Path]) -> None:
+        paths = list(paths)
+        self.is_place = () in paths
+        first_steps = dict.fromkeys(path[0] for path in paths if path)
+        self.steps = {
+            step: _Branch(path[1:] for path in paths if path[:1] == (step,)) for step in first_steps
+        }
+
+
+_TREE = _Branch(PLACES)
+
+
+def _places(found: object, branch: _Branch = _TREE) -> Iterator[dict[str, Any]]:
     """Yield every object that has a namespace, each once."""
-    for path in PLACES:
-        for place in values_at(document, path):
-            if isinstance(place, dict) and isinstance(place.get(NAMESPACE), str):
-                yield place
+    if branch.is_place and isinstance(found, dict) and isinstance(found.get(NAMESPACE), str):
+        yield found
+    for step, behind in branch.steps.items():
+        if step == ANY and isinstance(found, dict | list):
+            for value in found.values() if isinstance(found, dict) else found:
+                yield from _places(value, behind)
+        elif step != ANY and isinstance(found, dict) and step in found:
+            yield from _places(found[step], behind)
 
 
 def make(config: Config) -> Rename:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path, PurePath
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import click
 
@@ -74,7 +75,7 @@ def fix_command(  # noqa: PLR0913, PLR0917  (its options)
             hint="say --everywhere if it should, or `holdfast dlq replay` to send it to its own",
         )
     validator = office.validator(level, stored.letter.origin)
-    with Submitter.to(office, url, quiver) as submitter:
+    with Submitter.to(office, url, quiver, stored.letter.origin) as submitter:
         payload = _edited(stored, validator) if file is None else _checked(file.read(), validator)
         submitter.submit(payload)
     office.resolve(stored.id.store, [stored.id.seq], Outcome.ACKED, "fixed, submitted anew")
@@ -162,9 +163,13 @@ def replay_command(  # noqa: PLR0913, PLR0917  (its options)
         told[f"to {one.destination}"] = _replay(office, one)
     seqs = frozenset(one.seq for one in ids if one.store == REJECTED_DIR)
     if rejected or seqs:
-        with Submitter.to(office, url, quiver) as submitter:
+        with ExitStack() as held:
+
+            def submitter_for(receiver: str) -> Submitter:
+                return held.enter_context(Submitter.to(office, url, quiver, receiver))
+
             again = replace(chosen, seqs=seqs)
-            told["rejected"] = _submit_valid(office, again, submitter, level)
+            told["rejected"] = _submit_valid(office, again, submitter_for, level)
     if as_json:
         print_json(told)
         return
@@ -205,18 +210,24 @@ def _replay(office: Place, selection: Selection) -> dict[str, Any]:
 
 
 def _submit_valid(
-    office: Place, selection: Selection, submitter: Submitter, level: str | None
+    office: Place,
+    selection: Selection,
+    submitter_for: Callable[[str], Submitter],
+    level: str | None,
 ) -> dict[str, Any]:
     """Submit what is valid by the present rules; what is not stays."""
-    validators: dict[str, Validator] = {}
+    # By the receiver that rejected it.
+    ways: dict[str, tuple[Validator, Submitter]] = {}
     submitted: list[int] = []
     still_invalid = 0
     try:
         for stored in office.letters(REJECTED_DIR, selection):
             letter = stored.letter
-            if letter.origin not in validators:
-                validators[letter.origin] = office.validator(level, letter.origin)
-            _, verdict = validators[letter.origin].parse_and_check(letter.payload)
+            origin = letter.origin
+            if origin not in ways:
+                ways[origin] = (office.validator(level, origin), submitter_for(origin))
+            validator, submitter = ways[origin]
+            _, verdict = validator.parse_and_check(letter.payload)
             if verdict.ok:
                 submitter.submit(letter.payload)
                 submitted.append(stored.id.seq)
@@ -266,41 +277,55 @@ def purge_command(  # noqa: PLR0913, PLR0917  (its options)
     if not (letters or everything or store or chosen != Selection()):
         raise BadInput("it is not clear what to purge", hint="name letters, a filter, or --all")
     ids = [LetterId.parse(letter) for letter in letters]
-    planned = list(_planned(office, [store] if store else list(STORES), ids, chosen))
+    # Without their payloads: there may be more letters than memory.
+    planned = [_Doomed.of(one) for one in _planned(office, store, ids, chosen)]
     if planned and not as_json:
         _tell_plan(planned)
     if planned and (yes or (not as_json and _may_ask() and _confirmed(planned))):
         for one in STORES:
-            seqs = [stored.id.seq for stored in planned if stored.id.store == one]
+            seqs = [doomed.id.seq for doomed in planned if doomed.id.store == one]
             if seqs:
                 office.resolve(one, seqs, Outcome.GIVEN_UP, because)
         purged = len(planned)
     else:
         purged = 0
     if as_json:
-        names = [str(stored.id) for stored in planned]
+        names = [str(doomed.id) for doomed in planned]
         print_json({"planned": names, "purged": purged})
     else:
         click.echo(f"{purged} purged" + ("" if purged or not planned else "; say --yes"))
 
 
+class _Doomed(NamedTuple):
+    """A letter to be given up."""
+
+    id: LetterId
+    destination: str
+    reason: str
+    size_bytes: int
+
+    @classmethod
+    def of(cls, stored: StoredLetter) -> _Doomed:
+        letter = stored.letter
+        return cls(stored.id, letter.destination or "", letter.reason, len(letter.payload))
+
+
 def _planned(
-    office: Place, stores: Sequence[str], ids: Sequence[LetterId], chosen: Selection
+    office: Place, only: str | None, ids: Sequence[LetterId], chosen: Selection
 ) -> Iterator[StoredLetter]:
-    for store in stores:
+    for store in STORES if only is None else (only,):
         seqs = frozenset(one.seq for one in ids if one.store == store)
         if seqs or not ids:
             yield from office.letters(store, replace(chosen, seqs=seqs))
 
 
-def _tell_plan(planned: Sequence[StoredLetter]) -> None:
+def _tell_plan(planned: Sequence[_Doomed]) -> None:
     counts: Counter[tuple[str, str, str]] = Counter()
     sizes: Counter[tuple[str, str, str]] = Counter()
-    for stored in planned:
-        letter = stored.letter
-        key = (stored.id.store, letter.destination or "", letter.reason)
+    for doomed in planned:
+        key = (doomed.id.store, doomed.destination, doomed.reason)
         counts[key] += 1
-        sizes[key] += len(letter.payload)
+        sizes[key] += doomed.size_bytes
     rows = [(*key, count, size(sizes[key])) for key, count in sorted(counts.items())]
     echo_table("to be given up", ("store", "destination", "reason", "letters", "size"), rows)
 
@@ -309,5 +334,5 @@ def _may_ask() -> bool:
     return sys.stdin.isatty()
 
 
-def _confirmed(planned: Sequence[StoredLetter]) -> bool:
+def _confirmed(planned: Sequence[_Doomed]) -> bool:
     return click.confirm(f"Give {len(planned)} letters up for good?")

@@ -110,11 +110,15 @@ class Place:
                 return Validator(node.config.validation, base_dir)
         return Validator()
 
-    def quiver_directory(self) -> PurePath | None:
-        """Return the quiver that events are submitted to without a gateway; None if unknown."""
+    def quiver_directory(self, receiver: str) -> PurePath | None:
+        """Return the quiver that a receiver fills, or the first one; None if it is not known."""
         if self.graph is None:
             return None
-        return PurePath(plan(self.graph)[0].directory / names.core_dir(self.worker))
+        first, *others = plan(self.graph)
+        for one in others:
+            if receiver in {node.name for node in one.receivers}:
+                first = one
+        return PurePath(first.directory / names.core_dir(self.worker))
 
 
 def _of_worker(office: Path, worker: int) -> Path:

@@ -36,16 +36,16 @@ class Submitter:
         self._quiver: Quiver | None = None
 
     @classmethod
-    def to(cls, place: Place, url: str | None, quiver: PurePath | None) -> Submitter:
-        """Return the way to a gateway: the URL given, the one that runs, or its quiver."""
+    def to(cls, place: Place, url: str | None, quiver: PurePath | None, receiver: str) -> Submitter:
+        """Return the way to a gateway: the URL given, the receiver if it runs, or its quiver."""
         if url is not None:
             if not url.startswith(("http://", "https://")):
                 raise BadInput(f"{url!r} is no HTTP address", hint="write http://HOST:PORT/PATH")
             return cls(url, None)
         status = place.ask_gateway("status")
         if status is not None:
-            return cls(_address(status, place), None)
-        directory = quiver or place.quiver_directory()
+            return cls(_address(status, place, receiver), None)
+        directory = quiver or place.quiver_directory(receiver)
         if directory is None:
             raise OwnerGone(
                 "no gateway runs here",
@@ -82,18 +82,16 @@ class Submitter:
             self._quiver.close()
 
 
-def _address(status: dict[str, Any], place: Place) -> str:
-    """Return where a running gateway takes OpenLineage events."""
+def _address(status: dict[str, Any], place: Place, receiver: str) -> str:
+    """Return where a running gateway takes OpenLineage events: the same receiver, or any."""
     workers = status.get("workers")
     told = workers[0] if isinstance(workers, list) and workers else status
-    addresses = told.get("addresses") or {}
-    graph = place.graph
-    for name, urls in addresses.items():
-        node = graph.nodes.get(name) if graph else None
-        config = node.config if node else None
-        if urls and (node is None or isinstance(config, OpenLineageConfig)):
-            path = config.path if isinstance(config, OpenLineageConfig) else None
-            return f"{urls[0]}{path or OpenLineageConfig().path}"
+    addresses: dict[str, list[str]] = told.get("addresses") or {}
+    nodes = place.graph.nodes if place.graph else {}
+    for name in sorted(addresses, key=lambda name: name != receiver):
+        config = nodes[name].config if name in nodes else OpenLineageConfig()
+        if addresses[name] and isinstance(config, OpenLineageConfig):
+            return f"{addresses[name][0]}{config.path}"
     raise BadInput(
         "the gateway has no receiver for OpenLineage events",
         hint="say --url, the address of one",
