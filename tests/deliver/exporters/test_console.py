@@ -52,7 +52,7 @@ def test_the_event_itself(capfdbinary: pytest.CaptureFixture[bytes], stream: str
         (b"[1]", "event, 3 bytes"),
         (b'{"job": 3, "run": null, "eventType": {}}', "event, 40 bytes"),
         (b"{", "not JSON, 1 bytes"),
-        (b'{"eventType":"\\u001b[2J\\nx"}', "\\x1b[2J\\nx, 29 bytes"),
+        (b'{"eventType":"\\u001b[2J\\nx"}', "\\x1b[2J\\nx, 28 bytes"),
         (b'{"eventType":"%s"}' % (b"x" * 500), f"{'x' * 100}, 516 bytes"),
     ],
 )

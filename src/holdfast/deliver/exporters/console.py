@@ -18,7 +18,7 @@ from holdfast.deliver.exporter import (
     all_failed,
 )
 from holdfast.deliver.exporter_context import ExporterContext
-from holdfast.deliver.exporters.dialects import one_line
+from holdfast.deliver.exporters.dialects import is_json, one_line
 from holdfast.deliver.exporters.threads import in_thread
 from holdfast.settings import Settings
 from holdfast.signals.event import Event
@@ -83,23 +83,16 @@ class ConsoleExporter:
 
 
 def _json(event: Event) -> bytes:
-    try:
-        _ = event.document
-    except orjson.JSONDecodeError:
-        return orjson.dumps({"not_json": event.payload.decode("utf-8", "backslashreplace")})
-    return one_line(event.payload)
+    if is_json(event):
+        return one_line(event.payload)
+    return orjson.dumps({"not_json": event.payload.decode("utf-8", "backslashreplace")})
 
 
 def _compact(event: Event) -> bytes:
     received = datetime.fromtimestamp(event.ingestion_ns // 1000 / 1e6, UTC)
     seq, row = event.position
     words = [received.strftime("%Y-%m-%dT%H:%M:%S.%fZ"), f"{seq}/{row}"]
-    try:
-        document = event.document
-    except orjson.JSONDecodeError:
-        words.append("not JSON,")
-    else:
-        words += _words(document)
+    words += _words(event.document) if is_json(event) else ["not JSON,"]
     return " ".join([*words, f"{len(event.payload)} bytes"]).encode("utf-8", "replace")
 
 

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
-import orjson
 from pydantic import Field, field_validator
 from yarl import URL
 
@@ -39,6 +38,7 @@ from holdfast.deliver.exporters.dialects import (
     UNREADABLE_ANSWER,
     DialectName,
     PresetName,
+    is_json,
     read_batch_answer,
 )
 from holdfast.deliver.exporters.http_client import (
@@ -166,7 +166,7 @@ class HttpExporter:
     async def send(self, events: Sequence[Event]) -> Answer:
         if self._dialect.many:
             # One event that is not JSON would make the whole batch unreadable.
-            broken = {i: _NOT_JSON for i, event in enumerate(events) if not _is_json(event)}
+            broken = {i: _NOT_JSON for i, event in enumerate(events) if not is_json(event)}
             if broken:
                 return await self._send_others(events, broken)
         elif len(events) != 1:
@@ -236,13 +236,6 @@ def _endpoint(address: str, path: str) -> URL:
     whole = url.raw_path.rstrip("/") + path if path else url.raw_path
     query = f"?{url.raw_query_string}" if url.raw_query_string else ""
     return URL(f"{url.origin()}{whole}{query}", encoded=True)
-
-
-def _is_json(event: Event) -> bool:
-    try:
-        return event.document is not None
-    except orjson.JSONDecodeError:
-        return False
 
 
 def _idempotency_key(events: Sequence[Event]) -> str:

@@ -1,0 +1,259 @@
+"""Writes events into NDJSON or Parquet files, each of which appears only when it is complete."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import os
+import re
+import socket
+from collections.abc import Callable, Sequence
+from pathlib import PurePath
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from holdfast.deliver.exporter import (
+    Answer,
+    Exporter,
+    Failure,
+    FailureClass,
+    all_failed,
+)
+from holdfast.deliver.exporter_context import ExporterContext
+from holdfast.deliver.exporters.dialects import is_json
+from holdfast.deliver.exporters.file_journal import Identity, frame_of, identity_of
+from holdfast.deliver.exporters.file_publishing import FileFormat, Publisher
+from holdfast.deliver.exporters.file_staging import FileLimits, Staging
+from holdfast.deliver.exporters.threads import in_thread
+from holdfast.seam.disk import DISK_IS_FULL, LockHeld
+from holdfast.settings import DurationS, Settings, SizeBytes
+from holdfast.signals.event import Event
+
+# Journals are here, below the directory of the files; readers of a data lake skip such names.
+STAGING = ".holdfast"
+# After files could not be written, how long until it is tried again.
+PUBLISH_RETRY_S = 5.0
+
+log = logging.getLogger("holdfast.deliver")
+
+
+class Config(Settings):
+    """A directory that fills with files of events."""
+
+    directory: str
+    """Where the files go; relative to the configuration file. Made if it is missing."""
+
+    format: Literal["ndjson", "parquet"] = "ndjson"
+    """`ndjson`: one event in each line. `parquet`: one event in each row, with its position."""
+
+    content: Literal["payload", "record"] = "payload"
+    """What a line of NDJSON holds: the event alone, or a record with its position around it."""
+
+    compression: Literal["zstd", "snappy", "none"] = "zstd"
+    """How columns of Parquet are compressed."""
+
+    partition_by: Literal["none", "day", "hour"] = "none"
+    """Folders by the time an event was received (UTC): `date=2025-06-15`, `hour=15`."""
+
+    max_file_bytes: SizeBytes = Field(default=64 * 2**20, ge=1)
+    """A file is completed at this size (of its events; a compressed file is smaller)."""
+
+    max_file_events: int = Field(default=100_000, ge=1)
+    """A file is completed with this many events."""
+
+    max_file_age: DurationS = Field(default=300.0, gt=0)
+    """A file is completed when its first event has been there for so long."""
+
+    max_total_bytes: SizeBytes | None = Field(default=None, ge=1)
+    """The oldest files are removed above this; null: never."""
+
+    max_batch_events: int = Field(default=1000, ge=1, le=10_000)
+    """How many events are made durable by one sync."""
+
+    max_batch_bytes: SizeBytes = Field(default=8 * 2**20, ge=1)
+    """How many bytes are made durable by one sync; one event alone may be larger."""
+
+    @model_validator(mode="after")
+    def _keys_fit_the_format(self) -> Self:
+        if self.format == "parquet" and "content" in self.model_fields_set:
+            raise ValueError("`content` is for ndjson; Parquet always has the position in columns")
+        if self.format == "ndjson" and "compression" in self.model_fields_set:
+            raise ValueError("`compression` is for parquet")
+        return self
+
+
+def make(config: Config, context: ExporterContext) -> Exporter:
+    """Return the exporter; the directory is looked at when the first event comes."""
+    return FilesExporter(config, context)
+
+
+class _Busy(Exception):
+    """An earlier call is still with the disk."""
+
+
+class FilesExporter:
+    """One directory. One call at a time is with the disk, in a thread."""
+
+    def __init__(self, config: Config, context: ExporterContext) -> None:
+        self._config = config
+        self._context = context
+        self._directory = PurePath(context.base_dir, config.directory)
+        self._staging: Staging | None = None
+        # Events that are durable here, although nobody heard so: passed over once.
+        self._known: set[Identity] = set()
+        self._turn = asyncio.Lock()
+        self._running: asyncio.Future[None] | None = None
+        self._changed = asyncio.Event()
+        self._keeper: asyncio.Task[None] | None = None
+        self.max_batch_events = config.max_batch_events
+        self.max_batch_bytes = config.max_batch_bytes
+
+    async def start(self) -> None:
+        """Publish what quivers that are gone left behind; begin to watch the age of journals."""
+        with contextlib.suppress(OSError, _Busy):
+            await self._on_disk(self._adopt)
+        self._keeper = asyncio.create_task(self._keep())
+
+    async def send(self, events: Sequence[Event]) -> Answer:
+        failed: dict[int, Failure] = {}
+        if self._config.format == "ndjson" and self._config.content == "payload":
+            failed = {i: _NOT_JSON for i, event in enumerate(events) if not is_json(event)}
+        wanted = [event for i, event in enumerate(events) if i not in failed]
+        try:
+            await self._on_disk(lambda: self._append(wanted), wanted)
+        except _Busy:
+            return all_failed(len(events), _BUSY)
+        except LockHeld as held:
+            return all_failed(len(events), _held(held))
+        except OSError as error:
+            return all_failed(len(events), _disk_failure(error))
+        self._changed.set()
+        return Answer(failed)
+
+    async def close(self) -> None:
+        """Complete the last file; if that fails, the next start does it."""
+        if self._keeper is not None:
+            self._keeper.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._keeper
+        if self._running is not None:
+            await asyncio.wait({self._running})
+        try:
+            await self._on_disk(self._close)
+        except _Busy:
+            log.warning("%s: the disk is still busy; the next start completes", self._context.name)
+        except OSError as error:
+            log.warning("%s: the last file is not complete: %s", self._context.name, error.strerror)
+
+    async def _keep(self) -> None:
+        """Complete files when they are old enough, without waiting for the next event."""
+        while True:
+            due_in_s = self._staging.due_in_s() if self._staging else None
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(due_in_s):
+                    await self._changed.wait()
+            self._changed.clear()
+            if self._staging is None or self._staging.due_in_s() != 0.0:
+                continue
+            try:
+                await self._on_disk(self._staging.publish_if_due)
+            except _Busy:
+                await asyncio.sleep(PUBLISH_RETRY_S)
+            except OSError as error:
+                name = self._context.name
+                log.warning("%s: a file cannot be completed yet: %s", name, error.strerror)
+                await asyncio.sleep(PUBLISH_RETRY_S)
+
+    # ------------------------------------------------- with the disk, in a thread
+
+    async def _on_disk(self, call: Callable[[], None], events: Sequence[Event] = ()) -> None:
+        """Run a call in a thread, alone.
+
+        A send that is cancelled leaves its call running. Then the next one is told to come back,
+        and if the call succeeds after all, its events are known and not written twice.
+        """
+        async with self._turn:
+            if self._running is not None and not self._running.done():
+                raise _Busy
+            running = asyncio.ensure_future(in_thread(f"exporter {self._context.name}", call))
+            self._running = running
+            try:
+                await asyncio.shield(running)
+            except asyncio.CancelledError:
+                running.add_done_callback(lambda done: self._ended_unheard(done, events))
+                raise
+
+    def _ended_unheard(self, done: asyncio.Future[None], events: Sequence[Event]) -> None:
+        if not done.cancelled() and done.exception() is None:
+            self._known.update(identity_of(event) for event in events)
+
+    def _append(self, events: Sequence[Event]) -> None:
+        if not events:
+            return
+        if self._staging is None:
+            staging = self._staging_of(self._folder_name(events[0].quiver_id))
+            self._known |= staging.open(_owner())
+            self._staging = staging
+        new = [event for event in events if identity_of(event) not in self._known]
+        if new:
+            self._staging.append([frame_of(event) for event in new])
+        self._known.difference_update(identity_of(event) for event in events)
+
+    def _adopt(self) -> None:
+        """Publish what other quivers left behind here, under the name of this exporter."""
+        root = self._directory / STAGING
+        disk = self._context.seam.disk
+        if not disk.exists(root):
+            return
+        for entry in disk.list(root):
+            if entry.is_dir and entry.name.startswith(self._folder_name("")):
+                staging = self._staging_of(entry.name)
+                with contextlib.suppress(LockHeld):  # a worker beside us is at work there
+                    staging.open(_owner())
+                    staging.release()
+
+    def _close(self) -> None:
+        if self._staging is not None:
+            staging, self._staging = self._staging, None
+            try:
+                staging.close(self._known)
+            except BaseException:
+                staging.release()
+                raise
+
+    def _staging_of(self, folder_name: str) -> Staging:
+        config, seam = self._config, self._context.seam
+        file_format = FileFormat(
+            config.format, config.content, config.compression, config.partition_by
+        )
+        publisher = Publisher(seam.disk, self._directory, file_format, config.max_total_bytes)
+        limits = FileLimits(config.max_file_bytes, config.max_file_events, config.max_file_age)
+        folder = self._directory / STAGING / folder_name
+        return Staging(seam.disk, seam.clock, folder, publisher, limits)
+
+    def _folder_name(self, quiver_id: str) -> str:
+        return re.sub(r"[^\w-]", "_", self._context.name) + "." + re.sub(r"[^\w-]", "_", quiver_id)
+
+
+_NOT_JSON = Failure(
+    FailureClass.PERMANENT, "not JSON; write it with `content: record` or as Parquet", "json"
+)
+_BUSY = Failure(FailureClass.TRANSIENT, "the disk has not finished an earlier call", "busy")
+
+
+def _owner() -> str:
+    return f"{socket.gethostname()} {os.getpid()}"
+
+
+def _held(held: LockHeld) -> Failure:
+    reason = f"another process writes here: {held.owner}"
+    return Failure(FailureClass.TRANSIENT, reason, "locked")
+
+
+def _disk_failure(error: OSError) -> Failure:
+    reason = "the disk is full" if error.errno in DISK_IS_FULL else "the disk failed"
+    code = errno.errorcode.get(error.errno or 0, "disk")
+    return Failure(FailureClass.TRANSIENT, f"{reason}: {error.strerror or code}", code)
