@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 from textwrap import dedent
+from typing import Any
 
 from holdfast.errors import BadConfig
 from holdfast.graph.loader import Loaded, load
 from holdfast.graph.registry import QUIVER, Component, Registry
+from holdfast.graph.substitution import escaped
 
 TOYS = Registry(
     [
@@ -45,3 +47,12 @@ def hints(folder: Path, text: str) -> list[str]:
     except BadConfig as error:
         found = error.findings
     return [one.hint for one in found]
+
+
+def escaped_tree(value: Any) -> Any:
+    """Return plain data in which no text is taken for a reference."""
+    if isinstance(value, dict):
+        return {key: escaped_tree(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [escaped_tree(inner) for inner in value]
+    return escaped(value) if isinstance(value, str) else value

@@ -126,7 +126,8 @@ class _Checker:
                     self._error(place, error.message, error.hint)
 
     def _check_order(self, node: Node, at: TreePath) -> None:
-        if node.delivery is not None and node.delivery.order != "received":
+        assert node.delivery is not None, "BUG: an exporter without delivery settings"
+        if node.delivery.order != "received":
             return
         written = at in self._document.values
         place = self._document.value_place(at) if written else self._node_place(node.name)
@@ -255,7 +256,7 @@ class _Checker:
             if any(one.kind != "exporter" for one in members):
                 hint = "put processors before this node, or use broadcast"
                 self._error(place, "only exporters can take turns", hint)
-            if len({repr(one.delivery) for one in members}) > 1:
+            elif any(one.delivery != members[0].delivery for one in members):
                 hint = "give them the same `delivery`"
                 self._error(place, "exporters that take turns are one destination", hint)
             if not NAME_PATTERN.fullmatch(name := group_name(node, port_name)):

@@ -41,8 +41,8 @@ _NULL = re.compile(r"~|null|Null|NULL|")
 _BOOL = re.compile(r"(?P<yes>true|True|TRUE)|false|False|FALSE")
 # Longer ones are no number that any setting could mean.
 _INT = re.compile(r"[-+]?[0-9]{1,300}")
-_OTHER_INT = re.compile(r"0o[0-7]{1,300}|0x[0-9a-fA-F]{1,300}")
-_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]{1,300}(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
+OTHER_INT = re.compile(r"0o[0-7]{1,300}|0x[0-9a-fA-F]{1,300}")
+FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]{1,300}(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 _SPECIAL_FLOAT = re.compile(r"(?P<infinite>[-+]?\.(inf|Inf|INF))|\.(nan|NaN|NAN)")
 _TEXT_TAGS = (None, "!", "tag:yaml.org,2002:str")
 
@@ -124,9 +124,9 @@ def resolve(text: str) -> Any:
         return found["yes"] is not None
     if _INT.fullmatch(text):
         return int(text)
-    if _OTHER_INT.fullmatch(text):
+    if OTHER_INT.fullmatch(text):
         return int(text, 0)
-    if _FLOAT.fullmatch(text):
+    if FLOAT.fullmatch(text):
         return float(text)
     if (found := _SPECIAL_FLOAT.fullmatch(text)) is not None:
         return float(text.replace(".", "")) if found["infinite"] else float("nan")

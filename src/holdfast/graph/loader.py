@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from holdfast.deliver.settings import DeliverySettings
 from holdfast.errors import BadConfig, ConfigFinding, HoldfastError
 from holdfast.graph.checks import check_graph
 from holdfast.graph.document import Document, TreePath, read_document
@@ -96,7 +97,10 @@ class _Loader:
                 place = self._document.value_place((*at, "config"))
                 self._document.find(place, f"it cannot be made: {error}")
                 return None
-        return Node(name, component, config, settings.ports, settings.delivery, processor)
+        delivery = settings.delivery
+        if component.kind == "exporter":
+            delivery = delivery or DeliverySettings()
+        return Node(name, component, config, settings.ports, delivery, processor)
 
     def _handler(self, name: str, settings: HandlerSettings) -> Node | None:
         at: TreePath = ("dead_letters", "handlers", name)
@@ -104,7 +108,7 @@ class _Loader:
         config = None if component is None else self._config(component, settings.config, at)
         if component is None or config is None:
             return None
-        return Node(name, component, config, delivery=settings.delivery)
+        return Node(name, component, config, delivery=settings.delivery or DeliverySettings())
 
     def _component(self, kind: Kind, name: str, at: TreePath, key: str) -> Component | None:
         component = self._registry.find(kind, name)

@@ -44,7 +44,9 @@ class DestinationPlan:
     @property
     def delivery(self) -> DeliverySettings:
         """How events are delivered to it."""
-        return self.exporters[0].delivery or DeliverySettings()
+        delivery = self.exporters[0].delivery
+        assert delivery is not None, "BUG: an exporter without delivery settings"
+        return delivery
 
 
 @dataclass(frozen=True)

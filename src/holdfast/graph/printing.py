@@ -6,18 +6,20 @@ What is printed can be loaded, and means the same; a secret that was written as 
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any
 
 import yaml
 
-from holdfast.graph.document import TreePath, resolve
+from holdfast.graph.document import FLOAT, OTHER_INT, TreePath
 from holdfast.graph.loader import Loaded
 from holdfast.graph.model import Node
 from holdfast.graph.substitution import escaped
 from holdfast.settings import Secret
 
 MASK = str(Secret("hidden"))
+_LINE_ENDS = re.compile("[\r\x85\u2028\u2029]")
 _PASSWORD_IN_URL = re.compile(r"(?<=://)([^/@\s:]*):[^/@\s]+(?=@)")
 
 
@@ -70,16 +72,20 @@ class _Dumper(yaml.SafeDumper):
 
 
 def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    # Quotes for what another YAML would take for a text, and we for a number.
-    style = None if isinstance(resolve(text), str) else "'"
+    # Line ends other than "\n" survive within double quotes only, as escapes.
+    style = '"' if _LINE_ENDS.search(text) else None
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 
 def _represent_number(dumper: yaml.SafeDumper, number: float) -> yaml.ScalarNode:
-    if number != number or number in (float("inf"), float("-inf")):  # noqa: PLR0124
+    if math.isnan(number) or math.isinf(number):
         return dumper.represent_float(number)
     return dumper.represent_scalar("tag:yaml.org,2002:float", repr(number))
 
 
 _Dumper.add_representer(str, _represent_text)
 _Dumper.add_representer(float, _represent_number)
+# Beside what YAML 1.1 takes for a number: text that looks like one is put into quotes.
+for kind, form, first in (("float", FLOAT, "-+.0123456789"), ("int", OTHER_INT, "0")):
+    whole = re.compile(rf"(?:{form.pattern})\Z")
+    _Dumper.add_implicit_resolver(f"tag:yaml.org,2002:{kind}", whole, list(first))
