@@ -219,6 +219,17 @@ def test_very_many_keys_that_become_equal_do_not_take_for_ever() -> None:
     assert list(found["facets"].values()) == list(range(50_000))
 
 
+def test_keys_are_remembered_and_only_so_many() -> None:
+    processor = made(redact, patterns=[{"regex": "k[0-9]+"}])
+    for _ in range(2):
+        passed = processor.process(event_of({"k1": 1, "clean": 2}))
+        assert passed is not None
+        assert passed.document == {MARKER: 1, "clean": 2}
+    for first in range(0, 10_000, 500):
+        processor.process(event_of({f"x{number}": 1 for number in range(first, first + 500)}))
+    assert len(processor._clean_keys) <= redact.REMEMBERED_MAX
+
+
 def test_paths_take_whole_values() -> None:
     document = {
         "job": {"facets": {"sql": {"query": "select 1"}}},

@@ -110,7 +110,7 @@ class Redact:
         # A text without any of these, in lower case, holds nothing that Holdfast itself knows.
         self._words = _words(config)
         self._is_known_secret = lru_cache(REMEMBERED_MAX)(self._look_at_name)
-        self._clean_known_key = lru_cache(REMEMBERED_MAX)(self._look_at_key)
+        self._clean_keys: dict[str, str] = {}
 
     def process(self, event: Event) -> Event | None:
         """Return the event without secrets; the same one if it has none.
@@ -145,8 +145,10 @@ class Redact:
         """Return new values and new keys by the number of their place."""
         values: dict[int, str] = {}
         keys: dict[int, str] = {}
+        # Texts and keys that are looked at together, and the numbers of their places.
         texts: list[str] = []
         numbers: list[int] = []
+        unknown: dict[int, str] = {}
         for number, place in enumerate(_places(document, self._is_secret)):
             if place.secret:
                 if place.value != self._marker:
@@ -155,12 +157,28 @@ class Redact:
                 texts.append(place.value)
                 numbers.append(number)
             if isinstance(place.step, str):
-                key = self._clean_key(place.step)
-                if key != place.step:
-                    keys[number] = key
+                clean_key = self._clean_keys.get(place.step)
+                if clean_key is None:
+                    unknown[number] = place.step
+                elif clean_key != place.step:
+                    keys[number] = clean_key
         for index, text in self._clean(texts).items():
             values[numbers[index]] = text
+        if unknown:
+            keys |= self._new_keys(unknown)
         return values, keys
+
+    def _new_keys(self, unknown: dict[int, str]) -> dict[int, str]:
+        """Return the keys that change, by number, and remember those that come often."""
+        different = list(dict.fromkeys(unknown.values()))
+        clean = dict(zip(different, different, strict=True))
+        clean |= {different[index]: text for index, text in self._clean(different).items()}
+        short = [key for key in different if len(key) <= REMEMBERED_CHARACTERS_MAX]
+        if len(self._clean_keys) + len(short) > REMEMBERED_MAX:
+            self._clean_keys.clear()  # what comes often is soon here again
+        if len(short) <= REMEMBERED_MAX:
+            self._clean_keys |= {key: clean[key] for key in short}
+        return {number: clean[key] for number, key in unknown.items() if clean[key] != key}
 
     # -------------------------------------------------------------------- texts
 
@@ -195,13 +213,6 @@ class Redact:
         if self._config.assignments:
             text = without_assignments(text, self._is_secret, self._marker)
         return text
-
-    def _clean_key(self, key: str) -> str:
-        known = len(key) <= REMEMBERED_CHARACTERS_MAX
-        return self._clean_known_key(key) if known else self._look_at_key(key)
-
-    def _look_at_key(self, key: str) -> str:
-        return self._clean([key]).get(0, key)
 
     # -------------------------------------------------------------------- names
 
