@@ -39,7 +39,8 @@ from holdfast.quiver import Outcome
 from holdfast.seam import Seam
 from holdfast.signals.event import Event
 
-# Fewer events than this in hand: read more, while the destination works; and while it does not.
+# Fewer events than this in hand, for every send that may be under way: read more. And while the
+# destination does not work: one to try, and one to probe with.
 LOW_WATER_EVENTS = 32
 LOW_WATER_WHEN_DOWN_EVENTS = 2
 # Events that processors are given at once, so that a filter that takes nothing does not keep
@@ -181,16 +182,20 @@ class Delivery:
         return loaded
 
     def _wants_more(self) -> bool:
-        """Whether to read on: not further than allowed, and not much while nothing goes out."""
-        works = self.judge.breaker.state is BreakerState.CLOSED
+        """Whether to read on: not further than allowed, and in large steps, for each costs."""
         if self.window.ahead_bytes >= self._settings.ahead_bytes:
             return False
-        low_water = LOW_WATER_WHEN_DOWN_EVENTS
-        if works and self._settings.order == "key":
-            low_water = self._settings.window_events
-        elif works:
-            low_water = max(LOW_WATER_EVENTS, 2 * self._exporter.max_batch_events)
-        return self.window.pending_events < min(low_water, self._settings.window_events)
+        if self.window.pending_events >= self._settings.window_events:
+            return False
+        if self.judge.breaker.state is not BreakerState.CLOSED:
+            return self.window.pending_events < LOW_WATER_WHEN_DOWN_EVENTS
+        each = max(LOW_WATER_EVENTS, 2 * self._exporter.max_batch_events)
+        low_water = each * self._settings.parallel_sends
+        if self.window.pending_events < low_water:
+            return True
+        # What waits behind a failure is no work for the others.
+        stuck = sum(len(lane) for lane in self.lanes.values() if lane.failures)
+        return self._settings.order == "key" and self.window.pending_events - stuck < low_water
 
     def _deal(self, items: Sequence[Item]) -> None:
         """Give events to their lanes."""

@@ -33,6 +33,10 @@ class Lane:
         """Take an event behind all others."""
         self._items.append(item)
 
+    def __len__(self) -> int:
+        """How many events it has, at most: some may be decided already."""
+        return len(self._items)
+
     @property
     def is_empty(self) -> bool:
         """Whether all of it is decided."""
