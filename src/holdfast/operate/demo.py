@@ -1,144 +1,264 @@
-"""The demo: clients append, readers read, everybody is killed, nothing is lost.
+"""The demo: a gateway between OpenLineage's own client and two backends, with real kills.
 
-No configuration, no network: a temporary folder, one process at a time, real kill -9. One of the
-two readers is dead for a whole life and catches up in the next.
+No configuration, no network but the loopback, a temporary folder. One backend dies and returns, the
+gateway itself is killed and restarted, and in the end the journals of the client and of both
+backends are compared with each other and with the ledger.
 """
 
 from __future__ import annotations
 
-import random
+import http.client
+import itertools
+import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from holdfast.errors import CheckFailed
-from holdfast.prove.checker import Verdict
-from holdfast.prove.quiver import drain_and_check
-from holdfast.prove.readers import CURSOR, LEASE
-from holdfast.prove.victim import Task
-from holdfast.quiver import Balance
+import yaml
 
-CLIENTS = 8
-KILLS = 3
-# In this life one of the readers is not there.
-LIFE_WITHOUT_LEASE = 2
-SECONDS_PER_LIFE = 2.0
-START_SECONDS_MAX = 30.0
-REFRESH_SECONDS = 0.1
+from holdfast.errors import CheckFailed
+from holdfast.graph.loader import load
+from holdfast.graph.paths import plan
+from holdfast.prove.gateway import free_ports
+from holdfast.prove.journal import whole_lines
+from holdfast.quiver import Balance, Quiver
+
+STEADY, FLAKY = "backend-a", "backend-b"
+REFRESH_S = 0.1
+READY_SECONDS_MAX = 30.0
+CATCH_UP_SECONDS_MAX = 120.0
 
 
 @dataclass
 class Scene:
     """What the audience sees at one moment."""
 
-    life: int = 0
-    state: str = "starting"
-    answered: int = 0
-    answered_per_s: float = 0.0
+    act: str = "starting"
+    client: str = ""
+    accepted: int = 0
+    accepted_per_s: float = 0.0
+    # By backend: different events that arrived.
+    delivered: dict[str, int] = field(default_factory=dict)
+    dead: set[str] = field(default_factory=set)
     kills: int = 0
-    # By subscriber: bundles it acknowledged.
-    acknowledged: dict[str, int] = field(default_factory=dict)
-    dead_readers: tuple[str, ...] = ()
 
 
-class LineCounter:
-    """Counts facts in journals as they grow."""
+@dataclass
+class Reckoning:
+    """How it ended."""
 
-    def __init__(self, directory: Path, pattern: str, fact: bytes) -> None:
-        self._directory = directory
-        self._pattern = pattern
-        self._fact = fact
-        self._offsets: dict[Path, int] = {}
-        self._bundles = 0
+    client: str
+    kills: int
+    accepted: int
+    delivered: dict[str, int]
+    # By backend: events that arrived more than once, because they were in flight at a kill.
+    repeated: dict[str, int]
+    lost: int
+    out_of_order: int
+    # Arrived although the client was never told that they were accepted: cut off by a kill.
+    unanswered: int
+    accounts: list[Balance]
 
-    def update(self) -> int:
-        """Read what is new and return the count of all bundles told of."""
-        for path in self._directory.glob(self._pattern):
-            with path.open("rb") as file:
-                file.seek(self._offsets.get(path, 0))
-                text = file.read()
-            whole = text.rfind(b"\n") + 1
-            self._offsets[path] = self._offsets.get(path, 0) + whole
-            for line in text[:whole].splitlines():
-                if line.startswith(self._fact):
-                    self._bundles += 3 if b"-transaction" in line else 1
-        return self._bundles
+    @property
+    def ok(self) -> bool:
+        """Whether everything accepted arrived everywhere, in order, and the ledger agrees."""
+        books = all(one.holds and one.pending.events == 0 for one in self.accounts)
+        return self.lost == 0 and self.out_of_order == 0 and books and len(self.accounts) > 0
+
+
+class Journal:
+    """The names in one file of a process that is still writing it."""
+
+    def __init__(self, directory: Path, pattern: str) -> None:
+        self._directory, self._pattern = directory, pattern
+
+    def names(self) -> list[str]:
+        """Return the last word of every line, in order."""
+        paths = sorted(self._directory.glob(self._pattern))
+        return [line.rpartition(" ")[2] for path in paths for line in whole_lines(path)]
 
 
 class Play:
     """One performance."""
 
-    def __init__(self, directory: Path, show: Callable[[Scene], None], seed: int) -> None:
+    def __init__(
+        self, directory: Path, show: Callable[[Scene], None], seconds_per_act: float
+    ) -> None:
         self.scene = Scene()
         self._directory = directory
-        self._journals = directory / "journals"
-        self._journals.mkdir(parents=True)
         self._show = show
-        self._dice = random.Random(seed)
-        self._answers = LineCounter(self._journals, "*.journal", b"A ")
-        self._readers = {
-            name: LineCounter(self._journals, f"*.{name}", b"K ") for name in (CURSOR, LEASE)
+        self._seconds_per_act = seconds_per_act
+        self._port, self._admin, *ports = free_ports(4)
+        self._ports = dict(zip((STEADY, FLAKY), ports, strict=True))
+        self._children: dict[str, subprocess.Popen[bytes]] = {}
+        self._lives = 0
+        self._config = directory / "gateway.yaml"
+        self._config.write_text(self._graph_file())
+        self._accepted = Journal(directory, "client.journal")
+        self._arrived = {name: Journal(directory, f"*.{name}") for name in self._ports}
+
+    def run(self) -> Reckoning:
+        """Play all acts, and count."""
+        try:
+            self._begin()
+            self._act("everything is up")
+            self._kill(FLAKY)
+            self._act(f"{FLAKY} is dead (kill -9); its events wait, {STEADY} does not")
+            self._kill("gateway")
+            self._start_gateway()
+            self._act("the gateway was killed, too (kill -9), and is back")
+            self._start_backend(FLAKY)
+            self._act(f"{FLAKY} is back, and catches up in order")
+            self._stop("client")
+            self._wait_until_delivered()
+            self._stop("gateway")
+            return self._reckon()
+        finally:
+            for child in self._children.values():
+                child.kill()
+                child.wait()
+
+    # ------------------------------------------------------------------- stage
+
+    def _graph_file(self) -> str:
+        exporters = {
+            name: {
+                "kind": "exporter",
+                "type": "http",
+                "config": {"url": f"http://127.0.0.1:{port}"},
+                "delivery": {"retry_max_s": "500ms", "breaker_open_s": "500ms"},
+            }
+            for name, port in self._ports.items()
         }
+        listen = {"listen": f"127.0.0.1:{self._port}"}
+        nodes = {
+            "lineage": {
+                "kind": "receiver",
+                "type": "openlineage",
+                "config": listen,
+                "to": ["buffer"],
+            },
+            "buffer": {"kind": "processor", "type": "quiver", "to": list(exporters)},
+            **exporters,
+        }
+        admin = {"listen": f"127.0.0.1:{self._admin}"}
+        return yaml.safe_dump({"data_dir": "data", "admin": admin, "nodes": nodes})
 
-    def run(self) -> tuple[Verdict, list[Balance]]:
-        """Play all lives; return the checker's verdict and the subscribers' accounts."""
-        for life in range(1, KILLS + 2):
-            self.scene.life = life
-            self.scene.dead_readers = (LEASE,) if life == LIFE_WITHOUT_LEASE else ()
-            self._live(last=life == KILLS + 1)
-        self._tell("reading what is left, and checking every answer")
-        result = drain_and_check(self._task(KILLS + 2, 0.0))
-        self._tell("done")
-        return result
+    def _start(self, name: str, *command: str) -> subprocess.Popen[bytes]:
+        with (self._directory / f"{name}.log").open("ab") as log:
+            child = subprocess.Popen(
+                [sys.executable, "-m", *command], stdout=subprocess.PIPE, stderr=log
+            )
+        self._children[name] = child
+        self.scene.dead.discard(name)
+        return child
 
-    def _task(self, life: int, seconds: float) -> Task:
-        readers = tuple(n for n in (CURSOR, LEASE) if n not in self.scene.dead_readers)
-        return Task(
-            quiver_dir=str(self._directory / "quiver"),
-            journal_dir=str(self._journals),
-            incarnation=life,
-            clients=CLIENTS,
-            seconds=seconds,
-            seed=self._dice.getrandbits(32),
-            readers=readers,
+    def _begin(self) -> None:
+        for name in self._ports:
+            self._start_backend(name)
+        self._start_gateway()
+        url, journal = f"http://127.0.0.1:{self._port}", str(self._directory / "client.journal")
+        client = self._start("client", "holdfast.operate.demo_producer", url, journal)
+        assert client.stdout is not None
+        self.scene.client = client.stdout.readline().decode().strip()
+
+    def _start_backend(self, name: str) -> None:
+        self._lives += 1
+        journal = str(self._directory / f"{self._lives:02d}.{name}")
+        port = str(self._ports[name])
+        child = self._start(name, "holdfast.prove.backend", port, journal, "run")
+        assert child.stdout is not None
+        if not child.stdout.readline():
+            raise CheckFailed("a backend ended at its start", hint="run `holdfast doctor`")
+
+    def _start_gateway(self) -> None:
+        child = self._start("gateway", "holdfast", "up", str(self._config))
+        deadline_s = time.monotonic() + READY_SECONDS_MAX
+        while child.poll() is None and time.monotonic() < deadline_s:
+            if self._is_ready():
+                return
+            time.sleep(REFRESH_S / 4)
+        log = (self._directory / "gateway.log").read_text(errors="replace")[-2000:]
+        raise CheckFailed(f"the gateway did not start: {log}", hint="run `holdfast doctor`")
+
+    def _is_ready(self) -> bool:
+        connection = http.client.HTTPConnection("127.0.0.1", self._admin, timeout=5)
+        try:
+            connection.request("GET", "/readyz")
+            return connection.getresponse().status == http.HTTPStatus.OK
+        except OSError:
+            return False
+        finally:
+            connection.close()
+
+    def _kill(self, name: str) -> None:
+        self._children[name].kill()
+        self._children[name].wait()
+        self.scene.dead.add(name)
+        self.scene.kills += 1
+
+    def _stop(self, name: str) -> None:
+        child = self._children[name]
+        child.send_signal(signal.SIGTERM)
+        code = child.wait(READY_SECONDS_MAX * 2)
+        if code not in (0, -signal.SIGTERM):
+            log = (self._directory / f"{name}.log").read_text(errors="replace")[-2000:]
+            raise CheckFailed(f"{name} ended with {code}: {log}", hint="run `holdfast doctor`")
+
+    # --------------------------------------------------------------------- acts
+
+    def _act(self, title: str) -> None:
+        self.scene.act = title
+        until_s = time.monotonic() + self._seconds_per_act
+        while time.monotonic() < until_s:
+            self._look()
+            time.sleep(REFRESH_S)
+
+    def _look(self) -> None:
+        before = self.scene.accepted
+        self.scene.accepted = len(self._accepted.names())
+        self.scene.accepted_per_s = (self.scene.accepted - before) / REFRESH_S
+        self.scene.delivered = {
+            name: len(set(journal.names())) for name, journal in self._arrived.items()
+        }
+        self._show(self.scene)
+
+    def _wait_until_delivered(self) -> None:
+        self.scene.act = "the client has stopped; the rest arrives"
+        accepted = set(self._accepted.names())
+        deadline_s = time.monotonic() + CATCH_UP_SECONDS_MAX
+        while time.monotonic() < deadline_s:
+            self._look()
+            if all(accepted <= set(journal.names()) for journal in self._arrived.values()):
+                return
+            time.sleep(REFRESH_S)
+
+    def _reckon(self) -> Reckoning:
+        accepted = self._accepted.names()
+        arrived = {name: journal.names() for name, journal in self._arrived.items()}
+        different = {name: list(dict.fromkeys(names)) for name, names in arrived.items()}
+        (buffer,) = plan(load(self._config).graph)
+        (core,) = buffer.directory.glob("core-*")
+        with Quiver.open(core) as quiver:
+            accounts = [quiver.balance(name) for name in quiver.subscribers()]
+        return Reckoning(
+            client=self.scene.client,
+            kills=self.scene.kills,
+            accepted=len(accepted),
+            delivered={name: len(names) for name, names in different.items()},
+            repeated={name: len(arrived[name]) - len(different[name]) for name in arrived},
+            lost=sum(len(set(accepted) - set(names)) for names in arrived.values()),
+            out_of_order=sum(_out_of_order(accepted, names) for names in different.values()),
+            unanswered=len(set(different[STEADY]) - set(accepted)),
+            accounts=accounts,
         )
 
-    def _live(self, *, last: bool) -> None:
-        """Run one process: to its end if it is the last, else until it is killed."""
-        self._tell("opening" if self.scene.life == 1 else "recovering")
-        task = self._task(self.scene.life, SECONDS_PER_LIFE if last else START_SECONDS_MAX)
-        process = subprocess.Popen(task.command(), stdout=subprocess.PIPE)
-        assert process.stdout is not None
-        try:
-            if not process.stdout.readline():
-                raise CheckFailed("the process ended at its start", hint="run `holdfast doctor`")
-            self._watch(process, last)
-            if not last:
-                process.kill()
-                self.scene.kills += 1
-                self._tell("killed (kill -9)")
-        finally:
-            process.kill()
-            process.wait()
-            process.stdout.close()
 
-    def _watch(self, process: subprocess.Popen[bytes], last: bool) -> None:
-        self.scene.state = "under load"
-        until_s = time.monotonic() + SECONDS_PER_LIFE * self._dice.uniform(0.6, 1.2)
-        while process.poll() is None and (last or time.monotonic() < until_s):
-            before = self.scene.answered
-            time.sleep(REFRESH_SECONDS)
-            self._count()
-            self.scene.answered_per_s = (self.scene.answered - before) / REFRESH_SECONDS
-            self._show(self.scene)
-
-    def _count(self) -> None:
-        self.scene.answered = self._answers.update()
-        self.scene.acknowledged = {name: c.update() for name, c in self._readers.items()}
-
-    def _tell(self, state: str) -> None:
-        self._count()
-        self.scene.state = state
-        self._show(self.scene)
+def _out_of_order(accepted: list[str], arrived: list[str]) -> int:
+    """Return how many events arrived before one that was accepted earlier."""
+    places = {name: place for place, name in enumerate(accepted)}
+    order = [places[name] for name in arrived if name in places]
+    return sum(later < earlier for earlier, later in itertools.pairwise(order))

@@ -46,3 +46,12 @@ def name_of(payload: bytes) -> str | None:
     except (ValueError, LookupError, TypeError):
         return None
     return name if isinstance(name, str) and event_of(name) == payload else None
+
+
+def run_name_of(payload: bytes) -> str | None:
+    """Return the name of an event that somebody else made: its run and what it says of it."""
+    try:
+        event = json.loads(payload)
+        return f"{event['run']['runId']}-{event['eventType']}"
+    except (ValueError, LookupError, TypeError):
+        return None

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import random
 import tempfile
-from dataclasses import asdict
 from pathlib import Path
 
 import click
@@ -12,34 +10,32 @@ from rich.live import Live
 from rich.table import Table
 
 from holdfast.operate.cli.output import json_option, print_json, print_table, stdout
-from holdfast.operate.demo import Play, Scene
-from holdfast.prove.checker import Verdict
+from holdfast.operate.demo import Play, Reckoning, Scene
 from holdfast.quiver import Balance, Outcome
 
 
 @click.command()
-@click.option("--seed", type=int, help="Repeat the choices of another run (not its timing).")
+@click.option(
+    "--seconds", default=3.0, show_default=True, type=click.FloatRange(0.2, 3600), help="Per act."
+)
 @json_option
-def command(seed: int | None, as_json: bool) -> int:
-    """Append and read under load, kill -9, recover; then a table that adds up."""
-    chosen = random.SystemRandom().getrandbits(32) if seed is None else seed
+def command(seconds: float, as_json: bool) -> int:
+    """Send lineage through a gateway, kill a backend and the gateway; then a table that adds up."""
     with tempfile.TemporaryDirectory(prefix="holdfast-demo-") as temporary:
+        directory = Path(temporary)
         if as_json:
-            play = Play(Path(temporary), lambda _: None, chosen)
-            verdict, accounts = play.run()
-            print_json(_fields(play.scene, verdict, accounts))
-            return 0 if verdict.ok else 3
+            reckoning = Play(directory, lambda _: None, seconds).run()
+            print_json(_fields(reckoning))
+            return 0 if reckoning.ok else 3
         if stdout.is_terminal:
             with Live(console=stdout, auto_refresh=False) as live:
-                play = Play(
-                    Path(temporary), lambda now: live.update(_picture(now), refresh=True), chosen
-                )
-                verdict, accounts = play.run()
+                reckoning = Play(
+                    directory, lambda scene: live.update(_picture(scene), refresh=True), seconds
+                ).run()
         else:
-            play = Play(Path(temporary), _Narrator(), chosen)
-            verdict, accounts = play.run()
-    _print_balance(play.scene, verdict, accounts)
-    return 0 if verdict.ok else 3
+            reckoning = Play(directory, _Narrator(), seconds).run()
+    _print(reckoning)
+    return 0 if reckoning.ok else 3
 
 
 class _Narrator:
@@ -49,47 +45,46 @@ class _Narrator:
         self._told = ""
 
     def __call__(self, scene: Scene) -> None:
-        told = f"life {scene.life}: {scene.state}"
-        if told != self._told:
-            self._told = told
-            readers = ", ".join(f"{n} {c:,}" for n, c in scene.acknowledged.items())
-            dead = f" ({', '.join(scene.dead_readers)} is dead)" if scene.dead_readers else ""
-            click.echo(f"{told}{dead}; bundles answered {scene.answered:,}, read {readers}")
+        if scene.act != self._told:
+            self._told = scene.act
+            arrived = ", ".join(f"{name} {count:,}" for name, count in scene.delivered.items())
+            click.echo(f"{scene.act}; accepted {scene.accepted:,}, arrived: {arrived}")
 
 
 def _picture(scene: Scene) -> Table:
-    table = Table(title="holdfast demo", title_justify="left", title_style="bold", min_width=72)
-    for name in ("process", "state", "answered", "per second", "kills"):
-        table.add_column(name, justify="left" if name == "state" else "right", no_wrap=True)
-    rate = f"{scene.answered_per_s:,.0f}"
-    life = f"life {scene.life}"
-    table.add_row(life, scene.state, f"{scene.answered:,}", rate, str(scene.kills))
-    for name, count in scene.acknowledged.items():
-        behind = f"{max(0, scene.answered - count):,} behind"
-        state = "dead" if name in scene.dead_readers else behind
-        table.add_row(name, state, f"{count:,}", "", "")
+    table = Table(title=scene.act, title_justify="left", title_style="bold", min_width=72)
+    for name in ("", "state", "events", "behind"):
+        table.add_column(name, justify="left" if name in ("", "state") else "right", no_wrap=True)
+    state = "killed" if "gateway" in scene.dead else f"{scene.accepted_per_s:,.0f} events/s"
+    table.add_row(f"accepted from {scene.client}", state, f"{scene.accepted:,}", "")
+    for name, count in scene.delivered.items():
+        behind = max(0, scene.accepted - count)
+        state = "dead" if name in scene.dead else "up"
+        table.add_row(f"arrived at {name}", state, f"{count:,}", f"{behind:,}")
+    table.caption = f"{scene.kills} kills so far"
     return table
 
 
-def _print_balance(scene: Scene, verdict: Verdict, accounts: list[Balance]) -> None:
-    rows = [
-        ("accepted (answered with success)", verdict.accepted),
-        ("+ unanswered, yet stored before the kill", verdict.unanswered_found),
-        ("= read back by each reader, with its right content", verdict.recovered),
-        ("lost", verdict.lost),
-        ("read again after it was acknowledged", verdict.duplicated),
-        ("read again because it was in flight at a kill", verdict.redelivered_in_flight),
-        ("kills (kill -9)", scene.kills),
+def _print(reckoning: Reckoning) -> None:
+    rows: list[tuple[str, object]] = [
+        (f"accepted from {reckoning.client}", reckoning.accepted),
+        ("+ accepted, but a kill cut off the answer", reckoning.unanswered),
+    ]
+    rows += [(f"= arrived at {name}", count) for name, count in reckoning.delivered.items()]
+    rows += [
+        ("lost", reckoning.lost),
+        ("out of order", reckoning.out_of_order),
+        *((f"twice at {name} (in flight at a kill)", n) for name, n in reckoning.repeated.items()),
+        ("kills (kill -9)", reckoning.kills),
     ]
     print_table("every event accounted for", ("events", "count"), rows)
     names = [outcome.name.lower() for outcome in Outcome]
     print_table(
         "the ledger, in events: accepted = outcomes + pending",
-        ("subscriber", "accepted", *names, "pending", "holds"),
-        (_account_row(account) for account in accounts),
+        ("destination", "accepted", *names, "pending", "holds"),
+        (_account_row(account) for account in reckoning.accounts),
     )
-    good = verdict.ok and verdict.accepted + verdict.unanswered_found == verdict.recovered
-    click.secho("Nothing accepted was lost." if good else "A PROMISE WAS BROKEN", bold=True)
+    click.secho("Nothing accepted was lost." if reckoning.ok else "A PROMISE WAS BROKEN", bold=True)
 
 
 def _account_row(account: Balance) -> tuple[object, ...]:
@@ -98,7 +93,7 @@ def _account_row(account: Balance) -> tuple[object, ...]:
     return (account.subscriber, *events, account.holds)
 
 
-def _fields(scene: Scene, verdict: Verdict, accounts: list[Balance]) -> dict[str, object]:
+def _fields(reckoning: Reckoning) -> dict[str, object]:
     ledger = [
         {
             "subscriber": account.subscriber,
@@ -107,6 +102,17 @@ def _fields(scene: Scene, verdict: Verdict, accounts: list[Balance]) -> dict[str
             "pending": account.pending.events,
             "holds": account.holds,
         }
-        for account in accounts
+        for account in reckoning.accounts
     ]
-    return {"ok": verdict.ok, "kills": scene.kills, **asdict(verdict), "ledger": ledger}
+    return {
+        "ok": reckoning.ok,
+        "client": reckoning.client,
+        "kills": reckoning.kills,
+        "accepted": reckoning.accepted,
+        "unanswered": reckoning.unanswered,
+        "delivered": reckoning.delivered,
+        "repeated": reckoning.repeated,
+        "lost": reckoning.lost,
+        "out_of_order": reckoning.out_of_order,
+        "ledger": ledger,
+    }
