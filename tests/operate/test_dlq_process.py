@@ -1,0 +1,180 @@
+"""`holdfast dlq` and a real gateway: its process, its receiver, a backend, and kill -9."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from click.testing import CliRunner
+from tests.signals.events import run_event
+
+from holdfast.operate.cli import cmd_dlq
+
+pytestmark = pytest.mark.slow
+
+PATIENCE_S = 90.0
+
+
+class Backend:
+    """Refuses the job `bad` until it is healed."""
+
+    def __init__(self) -> None:
+        self.taken: list[str] = []
+        self.healed = False
+        backend = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = orjson.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                name = body["job"]["name"]
+                refuses = name == "bad" and not backend.healed
+                if not refuses:
+                    backend.taken.append(name)
+                self.send_response(422 if refuses else 200)
+                self.send_header("Content-Length", "2")
+                self.end_headers()
+                self.wfile.write(b"{}")
+
+            def log_message(self, format: str, *arguments: object) -> None:  # noqa: A002
+                """Say nothing."""
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.thread = threading.Thread(target=self.server.serve_forever, args=(0.02,))
+        self.thread.start()
+
+    def close(self) -> None:
+        self.server.shutdown()
+        self.server.server_close()
+        self.thread.join()
+
+
+@pytest.fixture
+def backend() -> Iterator[Backend]:
+    running = Backend()
+    yield running
+    running.close()
+
+
+@pytest.fixture
+def config(tmp_path: Path, backend: Backend) -> Path:
+    path = tmp_path / "gateway.yaml"
+    url = f"http://127.0.0.1:{backend.server.server_address[1]}/api/v1/lineage"
+    path.write_text(
+        f"""
+        data_dir: data
+        admin: {{listen: null}}
+        nodes:
+          ingest:
+            kind: receiver
+            type: openlineage
+            config: {{listen: "127.0.0.1:0"}}
+            to: [marquez]
+          marquez: {{kind: exporter, type: http, config: {{url: "{url}"}}}}
+        """
+    )
+    return path
+
+
+def named(name: str) -> bytes:
+    return orjson.dumps(run_event(job={"namespace": "jobs", "name": name}))
+
+
+def dlq(*arguments: object, stdin: bytes | None = None) -> Any:
+    words = [*map(str, arguments), "--json"]
+    result = CliRunner().invoke(cmd_dlq.command, words, input=stdin)
+    assert result.exit_code == 0, (result.output, result.exception)
+    return json.loads(result.stdout)
+
+
+def letters(config: Path) -> dict[str, str]:
+    return {one["letter"]: one["reason"] for one in dlq("ls", config)["letters"]}
+
+
+def wait_until(holds: Any) -> None:
+    deadline_s = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < deadline_s, "it did not happen"
+        time.sleep(0.05)
+
+
+def start(config: Path) -> tuple[subprocess.Popen[bytes], str]:
+    """Start a gateway; return it and the address of its receiver."""
+    log = config.with_suffix(".log")
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "holdfast", "up", str(config)],
+            stderr=file,
+            stdout=file,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        )
+    try:
+        wait_until(lambda: " is ready" in log.read_text() or process.poll() is not None)
+        found = re.search(r"listens on (http://[\d.:]+)", log.read_text())
+        assert found is not None, log.read_text()
+    except BaseException:
+        process.kill()
+        process.wait()
+        raise
+    return process, found[1]
+
+
+def post(address: str, body: bytes) -> int:
+    headers = {"Content-Type": "application/json"}
+    request = urllib.request.Request(f"{address}/api/v1/lineage", body, headers)
+    try:
+        with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
+            status: int = answer.status
+            return status
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code
+
+
+def test_letters_of_a_real_gateway_are_fixed_replayed_and_survive_a_kill(
+    config: Path, backend: Backend
+) -> None:
+    process, address = start(config)
+    try:
+        for name in ("one", "bad", "two", "three"):
+            assert post(address, named(name)) == 200
+        assert post(address, b'{"job": {}}') == 400
+        expected = {"rejected/0": "invalid", "undelivered/0": "permanent"}
+        wait_until(lambda: letters(config) == expected)
+        assert backend.taken == ["one", "two", "three"]
+
+        dlq("fix", config, "rejected/0", "--file", "-", stdin=named("fixed"))
+        wait_until(lambda: "fixed" in backend.taken)
+        assert letters(config) == {"undelivered/0": "permanent"}
+
+        again = dlq("replay", config, "--destination", "marquez")["to marquez"]
+        assert (again["delivered"], again["filed_again"]) == (0, 1)
+        (letter,) = dlq("ls", config)["letters"]
+        assert letter["attempts"] == 2
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    assert len(letters(config)) == 1, "nothing runs, and it is still there"
+
+    backend.healed = True
+    process, address = start(config)
+    try:
+        assert dlq("replay", config, "--destination", "marquez")["to marquez"]["delivered"] == 1
+        assert backend.taken.count("bad") == 1
+        assert letters(config) == {}
+    finally:
+        process.terminate()
+        process.wait()
