@@ -187,3 +187,5 @@ def test_a_taken_port_is_a_configuration_error(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         asyncio.run(scenario(f"127.0.0.1:{taken.getsockname()[1]}"))
     asyncio.run(scenario("192.0.2.1:5000"))
+    asyncio.run(scenario("no-such-host.invalid:5000"))
+    asyncio.run(scenario("x" * 300 + ":5000"))

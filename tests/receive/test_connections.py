@@ -13,6 +13,7 @@ import pytest
 from tests.receive.harness import (
     PATH,
     PATIENCE_S,
+    Place,
     Running,
     event_bytes,
     is_closed,
@@ -20,11 +21,14 @@ from tests.receive.harness import (
     request_bytes,
     running,
     send_until_refused,
+    until,
     wait_until,
 )
+from uvicorn.config import Config as UvicornConfig
+from uvicorn.server import ServerState
 
 from holdfast.quiver import Receipt
-from holdfast.receive.connection import ConnectionSettings
+from holdfast.receive.connection import BoundedConnection, ConnectionCounts, ConnectionSettings
 from holdfast.receive.openlineage import Config
 from holdfast.receive.request_limits import RequestLimits
 
@@ -213,6 +217,48 @@ def test_a_client_that_reads_no_answers_is_cut_off(tmp_path: Path) -> None:
         send_until_refused(client, request * 10)
         wait_until(lambda: server.receiver.statistics().connections == 0)
         client.close()
+
+
+def test_a_close_that_waits_for_its_client_ends(tmp_path: Path) -> None:
+    """A client has not read its last answer: too little to pause writing, too much to send."""
+
+    class StuckTransport(asyncio.Transport):
+        closing = aborted = False
+
+        def write(self, data: bytes) -> None:  # type: ignore[override]
+            pass
+
+        def is_closing(self) -> bool:
+            return self.closing
+
+        def close(self) -> None:
+            self.closing = True
+
+        def abort(self) -> None:
+            self.aborted = True
+
+        def get_extra_info(self, name: str, default: object = None) -> Any:
+            return None
+
+    async def scenario(request: bytes, app: Any) -> None:
+        asgi = UvicornConfig(app, interface="asgi3", ws="none", lifespan="off", log_config=None)
+        asgi.load()
+        settings = ConnectionSettings()
+        transport = StuckTransport()
+        connection = BoundedConnection(settings, ConnectionCounts(), asgi, ServerState(), {})
+        connection.connection_made(transport)
+        connection.data_received(request)
+        await until(transport.is_closing)
+        now_s = asyncio.get_running_loop().time()
+        connection.expire(now_s)
+        assert not transport.aborted
+        connection.expire(now_s + settings.send_timeout_s)
+        assert transport.aborted
+
+    place = Place(tmp_path)
+    for request in (request_bytes(event_bytes(), connection="close"), b"garbage\r\n\r\n"):
+        asyncio.run(scenario(request, place.app()))
+    place.close()
 
 
 def test_a_client_gone_in_the_middle_leaves_nothing(tmp_path: Path) -> None:

@@ -233,8 +233,8 @@ class BoundedConnection(HttpToolsProtocol):
         """Go on with what was sent ahead, or wait for what comes, until a deadline."""
         self.server_state.total_requests += 1
         if self.transport.is_closing():
-            return
-        if self.pipeline:
+            self._deadline_s = self.loop.time() + self._settings.send_timeout_s
+        elif self.pipeline:
             self.flow.resume_reading()
             cycle, app = self.pipeline.pop()
             self._start_asgi_task(cycle, app)
@@ -250,9 +250,12 @@ class BoundedConnection(HttpToolsProtocol):
 
     def expire(self, now_s: float) -> None:
         """Close the connection if its client had its time."""
-        if now_s >= self._write_deadline_s:
+        if now_s < min(self._deadline_s, self._write_deadline_s):
+            return
+        if now_s >= self._write_deadline_s or self.transport.is_closing():
+            # It reads nothing; a close that waits for it to do so would wait for ever.
             self.transport.abort()
-        elif now_s >= self._deadline_s:
+        else:
             self._deadline_s = _NEVER_S
             if self._phase is _Phase.HEAD:
                 self._counts.rejected[Reason.TIMEOUT] += 1
@@ -278,10 +281,9 @@ class BoundedConnection(HttpToolsProtocol):
         if self._phase is _Phase.BODY and self._is_answering():
             if not self.pipeline:
                 # The app waits for the rest of this very request; closing tells it.
-                if not self.cycle.response_started:
-                    self._close()
-                else:
-                    self.transport.close()
+                if self.cycle.response_started:
+                    self._last_words = b""
+                self._close()
                 return
             self.pipeline.popleft()  # the newest; it will never be complete
         elif not self._is_answering():
@@ -308,9 +310,11 @@ class BoundedConnection(HttpToolsProtocol):
         self._deaf = True
 
     def _close(self) -> None:
+        """Say the last words and close, as soon as the client has read them."""
         if self._last_words:
             self.transport.write(self._last_words)
         self.transport.close()
+        self._deadline_s = self.loop.time() + self._settings.send_timeout_s
 
     def _refuse(self, transport: asyncio.Transport) -> None:
         """Tell a client that there is no room; it is not one of the connections."""
@@ -323,7 +327,7 @@ class BoundedConnection(HttpToolsProtocol):
             return
         transport.write(response_bytes(_COMPLAINTS[Reason.BUSY]))
         # What the client sends meanwhile is forgotten; a close with unread bytes would be a reset.
-        self.loop.call_later(self._settings.unread_timeout_s, transport.close)
+        self.loop.call_later(self._settings.unread_timeout_s, transport.abort)
 
 
 def _complaint(error: httptools.HttpParserError) -> Reason | None:

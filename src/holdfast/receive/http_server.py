@@ -155,11 +155,12 @@ class HttpServer:
                     listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
                 listening.setblocking(False)
                 listening.bind(address)
-        except OSError as error:
+                listening.listen(self._limits.backlog)
+        except (OSError, UnicodeError) as error:
             for listening in bound:
                 listening.close()
             raise BadConfig(
-                f"cannot listen on {self._listen}: {error.strerror or error}",
+                f"cannot listen on {self._listen}: {getattr(error, 'strerror', None) or error}",
                 hint="is the port taken, or the address not this machine's? see `listen`",
             ) from error
         return bound

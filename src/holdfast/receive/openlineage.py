@@ -13,7 +13,7 @@ from holdfast.receive.listening import AddressText, TlsSettings, parse_address
 from holdfast.receive.openlineage_app import OpenLineageApp
 from holdfast.receive.receiver import Receiver, ReceiverContext, ReceiverStatistics
 from holdfast.receive.request_limits import RequestLimits
-from holdfast.receive.tokens import TokenSettings, read_token_file
+from holdfast.receive.tokens import Tokens, TokenSettings, read_token_file
 from holdfast.settings import Settings
 from holdfast.signals.openlineage.validation import ValidationSettings
 
@@ -91,9 +91,9 @@ class OpenLineageReceiver:
     """The app on its port."""
 
     def __init__(self, config: Config, context: ReceiverContext) -> None:
-        tokens = list(config.tokens)
-        if config.token_file is not None:
-            tokens += read_token_file(context.base_dir / config.token_file)
+        self._config = config
+        self._context = context
+        tokens = _tokens_of(config, context)
         self.app = OpenLineageApp(
             context,
             paths=config.all_paths,
@@ -122,6 +122,15 @@ class OpenLineageReceiver:
         self.app.refuse_from_now_on()
         await self.server.stop(drain_s)
 
+    def reload(self, config: Config) -> bool:
+        """Take new tokens while listening; False if anything else differs, which needs a start."""
+        tokens = {"tokens": config.tokens, "token_file": config.token_file}
+        if config != self._config.model_copy(update=tokens):
+            return False
+        self.app.use_tokens(Tokens(_tokens_of(config, self._context), self._context.seam))
+        self._config = config
+        return True
+
     def statistics(self) -> ReceiverStatistics:
         """Return the app's figures, with those of connections whose requests it never saw."""
         seen = self.app.statistics()
@@ -132,6 +141,13 @@ class OpenLineageReceiver:
             rejected={str(reason): count for reason, count in rejected.items()},
             connections=self.server.connections,
         )
+
+
+def _tokens_of(config: Config, context: ReceiverContext) -> list[TokenSettings]:
+    """Return the tokens of the configuration and those of its file, as it is now."""
+    if config.token_file is None:
+        return list(config.tokens)
+    return [*config.tokens, *read_token_file(context.base_dir / config.token_file)]
 
 
 def make(config: Config, context: ReceiverContext) -> Receiver:

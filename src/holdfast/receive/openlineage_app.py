@@ -120,13 +120,17 @@ class OpenLineageApp:
         self._accepted_events = 0
         self._accepted_bytes = 0
         self._rejected: Counter[str] = Counter()
-        self._warned_s: float | None = None
+        self._warned_s: dict[type[Exception], float] = {}
         for notice in self._validator.notices:
             log.warning("%s: %s", self._name, notice)
 
     def refuse_from_now_on(self) -> None:
         """Answer every new request with 503; what is under way goes on."""
         self._stopping = True
+
+    def use_tokens(self, tokens: Tokens) -> None:
+        """Ask for these from now on; what is under way is not asked again."""
+        self._tokens = tokens
 
     def statistics(self) -> ReceiverStatistics:
         """Return a picture of this moment; connections are the server's."""
@@ -180,14 +184,14 @@ class OpenLineageApp:
             raise
         except NotAccepted as error:
             counted[Reason.UNAVAILABLE] += request.events if request else 1
-            self._warn("events are not accepted: %s", error.message)
+            self._warn(f"events are not accepted: {error.message}", error)
             return refusal(
                 Reason.UNAVAILABLE, error.message, error.hint, retry_after_s=error.retry_after_s
             )
         except Exception as error:
             # A fault of ours. The event may be fine, and its sender keeps it.
             counted[Reason.UNAVAILABLE] += request.events if request else 1
-            self._warn("BUG: a request failed: %s", type(error).__name__, exc_info=error)
+            self._warn("BUG: a request failed", error, exc_info=error)
             return refusal(
                 Reason.UNAVAILABLE,
                 "the gateway failed to handle this request",
@@ -391,12 +395,15 @@ class OpenLineageApp:
             f"send events to {proper}; other paths: `aliases` and `prefixes`, or {OPENAPI_PATH}",
         )
 
-    def _warn(self, message: str, *words: object, exc_info: BaseException | None = None) -> None:
-        """Say what goes wrong, now and then."""
+    def _warn(
+        self, message: str, error: Exception, *, exc_info: BaseException | None = None
+    ) -> None:
+        """Say what goes wrong, each kind of it now and then."""
         now_s = self._clock.monotonic_s()
-        if self._warned_s is None or now_s - self._warned_s >= _WARNING_INTERVAL_S:
-            self._warned_s = now_s
-            log.warning(f"%s: {message}", self._name, *words, exc_info=exc_info)  # noqa: G004
+        warned_s = self._warned_s.get(type(error))
+        if warned_s is None or now_s - warned_s >= _WARNING_INTERVAL_S:
+            self._warned_s[type(error)] = now_s
+            log.warning("%s: %s", self._name, message, exc_info=exc_info)
 
 
 def _routes(paths: Sequence[str]) -> Mapping[str, Route]:
