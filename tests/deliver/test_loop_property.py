@@ -225,11 +225,11 @@ class Life:
                 yield request[subscriber.partial.get(seq, 0) :]
 
     def _count_in_flight(self) -> None:
-        """Note what may come again after a crash: it was taken, and the ledger does not know."""
-        taken = set(self.stage.backend.taken)
-        in_flight = [p for events in self._unresolved() for p in events if p in taken]
+        """Note what may come again after a crash: the ledger does not know what became of it."""
+        known = self._known()
+        in_flight = [p for events in self._unresolved() for p in events if p in known]
         self.excused.update(in_flight)
-        told = [payload for payload in in_flight if payload not in self.stage.backend.untold]
+        told = set(in_flight) & set(self.stage.backend.taken) - set(self.stage.backend.untold)
         if all(len(request) == 1 for request in self.requests) and not self.case.may_be_partial:
             sends = self.case.lanes if self.case.order == "key" else 1
             # The send, and a probe behind it.
@@ -237,10 +237,14 @@ class Life:
 
     def _count_left_behind(self) -> None:
         """Note what may come again after a stop: it is behind an undecided event of its request."""
-        taken = set(self.stage.backend.taken)
+        known, untold = self._known(), self.stage.backend.untold
         for first, *behind in self._unresolved():
-            assert first not in taken or first in self.stage.backend.untold, "not recorded"
-            self.excused.update(payload for payload in behind if payload in taken)
+            assert first not in known or first in untold or self.excused[first], "not recorded"
+            self.excused.update(payload for payload in behind if payload in known)
+
+    def _known(self) -> set[bytes]:
+        """What was delivered, or set aside, so far."""
+        return {*self.stage.backend.taken, *self.stage.letters.payloads}
 
     def finish(self) -> None:
         """Let the backend be well, and every refusal stand."""
@@ -263,11 +267,12 @@ class Life:
         assert stage.events(Outcome.ACKED) == len(self.accepted) - len(filtered) - dead
         assert dead <= len(letters)
         untold = Counter(stage.backend.untold)
-        for payload, times in taken.items():
-            assert times <= 1 + untold[payload] + self.excused[payload], "delivered again"
-        if not self.deaths and not self.case.letter_refusals:
-            assert letters.total() == dead, "one letter for each"
-            assert all(taken[p] <= untold[p] for p in letters), "delivered, and set aside"
+        for payload in self.accepted:
+            again = self.excused[payload]
+            assert taken[payload] <= 1 + untold[payload] + again, "delivered again"
+            assert letters[payload] <= 1 + again, "set aside again"
+            if payload in letters and not again:
+                assert taken[payload] <= untold[payload], "delivered, and set aside"
         if not self.case.may_be_partial:
             for lane in self._lanes():
                 # What was taken without our knowing, and refused when it came again, has no place.
