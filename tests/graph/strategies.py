@@ -41,7 +41,7 @@ deliveries = st.fixed_dictionaries(
     optional={
         "order": st.sampled_from(["received", "key"]),
         "retention_hours": st.floats(1, 1000),
-        "retention_bytes": st.none() | st.integers(1, 2**40),
+        "retention_bytes": st.none() | st.integers(2**25, 2**40),
         "retry_max_s": st.floats(0.1, 100),
         "on_full": st.sampled_from(["block", "drop_oldest"]),
         "strict_order": st.booleans(),

@@ -101,6 +101,8 @@ OUT = "out: {kind: exporter, type: memory}"
                head="workers: 2\n"),
          [("4:83 error retention.size_cap_bytes divided by 2 cores is 104857600, less than four "
           "segments (134217728 bytes)")]),
+        (nodes(IN, HOLD, "out: {kind: exporter, type: memory, delivery: {retention_bytes: 1MB}}"),
+         ["4:67 error retention_bytes is less than a segment (33554432 bytes)"]),
         # Several ways to one destination.
         (nodes(IN, "hold: {kind: processor, type: quiver, to: [a, out]}",
                "a: {kind: processor, type: drop, to: [out]}", OUT),

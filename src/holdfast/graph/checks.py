@@ -239,10 +239,20 @@ class _Checker:
                     message = f"several ways lead to {one.name!r}"
                     hint = "it gets an event as it comes by the first way that lets it through"
                     self._warn(self._node_place(one.exporters[0].name), message, hint)
+                self._check_limit(one.exporters[0], quiver.config)
         for node in self._graph.nodes.values():
             self._check_turns(node)
             self._check_routes(node)
         self._check_loops()
+
+    def _check_limit(self, node: Node, quiver: quiver_node.Config) -> None:
+        """What may wait is at least a segment: nothing smaller can be dropped."""
+        limit_bytes = None if node.delivery is None else node.delivery.retention_bytes
+        if limit_bytes is not None and limit_bytes < quiver.segment.target_size:
+            at: TreePath = ("nodes", node.name, "delivery", "retention_bytes")
+            message = f"retention_bytes is less than a segment ({quiver.segment.target_size} bytes)"
+            hint = "raise it, or lower `segment.target_size` of the quiver"
+            self._error(self._document.value_place(at), message, hint)
 
     def _check_turns(self, node: Node) -> None:
         for port_name, port in node.ports.items():

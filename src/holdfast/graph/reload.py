@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from holdfast.errors import HoldfastError
 from holdfast.graph.model import Graph, Node
 from holdfast.graph.paths import DestinationPlan, QuiverPlan, plan
 from holdfast.graph.runtime import HANDLERS, Gateway
@@ -71,10 +72,14 @@ def _compare_quivers(
     for name in sorted(before.keys() ^ after.keys()):
         report.needs_restart.append(f"the receiver {name}")
     for name in sorted(before.keys() & after.keys()):
-        if _same(before[name], after[name]):
-            continue
-        applied = gateway.reload_receiver(here.name, after[name])
-        (report.applied if applied else report.needs_restart).append(f"the receiver {name}")
+        what, problem = f"the receiver {name}", ""
+        try:
+            # Also one that is the same: a file that it names may have changed.
+            applied = gateway.reload_receiver(here.name, after[name])
+        except HoldfastError as error:
+            applied, problem = False, f": {error.message}"
+        if problem or not _same(before[name], after[name]):
+            (report.applied if applied else report.needs_restart).append(what + problem)
 
 
 async def _replace(

@@ -108,6 +108,8 @@ class Gateway:
         self._handlers: list[Courier] = []
         self._dead_letters: DeadLetters | None = None
         self._opened = ExitStack()
+        # Whether all quivers are open.
+        self._is_open = False
         self._housekeeping: asyncio.Task[None] | None = None
         # How many events waited for each destination when it was stopped.
         self.left_events: dict[str, int] = {}
@@ -120,6 +122,7 @@ class Gateway:
         try:
             await asyncio.to_thread(self._open)
             await asyncio.to_thread(self._make_couriers)
+            self._is_open = True
             self._tell_policies()
             for courier in self._couriers():
                 courier.start()
@@ -206,12 +209,12 @@ class Gateway:
         """Say for every destination what happens at its limits, before anything does."""
         for courier in self._couriers():
             settings = courier.settings
-            size = "no limit" if settings.retention_bytes is None else settings.retention_bytes
+            size_bytes = settings.retention_bytes
             log.info(
-                "destination %s: waits for at most %g hours and %s bytes, then %s",
+                "destination %s: waits for at most %g hours and %s, then %s",
                 courier.name,
                 settings.retention_hours,
-                size,
+                "any number of bytes" if size_bytes is None else _size(size_bytes),
                 "drops its oldest events"
                 if settings.on_full == "drop_oldest"
                 else "blocks: receivers answer 503",
@@ -263,6 +266,7 @@ class Gateway:
             await _all(courier.stop(left_s) for courier in self._couriers())
             self.left_events = await self.lag_events()
         finally:
+            self._is_open = False
             # A cancelled stop still closes: that is what "at once" leaves to do.
             await asyncio.shield(asyncio.to_thread(self._opened.close))
             self.state = "stopped"
@@ -296,9 +300,13 @@ class Gateway:
 
     def reload_receiver(self, quiver: str, node: Node) -> bool:
         """Give a receiver new settings; whether it could take them without a restart."""
-        receiver = self._buffer(quiver).receivers.get(node.name)
-        take = getattr(receiver, "reload", None)
-        return take is not None and bool(take(node.config))
+        buffer = self._buffer(quiver)
+        take = getattr(buffer.receivers.get(node.name), "reload", None)
+        if take is None or not take(node.config):
+            return False
+        receivers = [node if one.name == node.name else one for one in buffer.plan.receivers]
+        buffer.plan = replace(buffer.plan, receivers=tuple(receivers))
+        return True
 
     # ----------------------------------------------------------------- operating
 
@@ -313,9 +321,7 @@ class Gateway:
 
     async def statistics(self) -> GatewayStatistics:
         """Return a picture of this moment."""
-        is_open = self.state in ("running", "stopping")
-        # Counting what waits takes locks and time: not on the loop.
-        stored = await asyncio.to_thread(self._stored) if is_open else _Stored({}, None, {})
+        stored = await self._count_stored()
         return GatewayStatistics(
             worker=self.worker,
             state=self.state,
@@ -326,12 +332,18 @@ class Gateway:
                 for buffer in self._buffers
                 for name, receiver in buffer.receivers.items()
             },
-            destinations=tuple(self._figures(stored)) if is_open else (),
+            destinations=tuple(self._figures(stored)),
             dead_letters=stored.dead_letters,
             refusing=stored.refusing,
             resident_bytes=_resident_bytes(),
             cpu_seconds=time.process_time(),
         )
+
+    async def _count_stored(self) -> _Stored:
+        """Count what waits; that takes locks and time, so not on the loop."""
+        if not self._is_open:
+            return _Stored({}, None, {})
+        return await asyncio.to_thread(self._stored)
 
     def _stored(self) -> _Stored:
         letters = self._surroundings().dead_letters
@@ -343,6 +355,8 @@ class Gateway:
         )
 
     def _figures(self, stored: _Stored) -> Iterator[DestinationFigures]:
+        if not self._is_open:
+            return
         for buffer in self._buffers:
             name = buffer.plan.name
             counted = {one.core_id: one for one in stored.quivers[name]}
@@ -371,7 +385,7 @@ class Gateway:
     async def lag_events(self) -> dict[str, int]:
         """Return how many events wait for each destination."""
         found: dict[str, int] = {}
-        for one in (await self.statistics()).destinations:
+        for one in self._figures(await self._count_stored()):
             found[one.name] = found.get(one.name, 0) + one.figures.lag_events
         return found
 
@@ -413,6 +427,14 @@ class Gateway:
 def _plans_of(couriers: Iterable[Courier]) -> list[DestinationPlan]:
     """Return the destinations of couriers; several of one name deliver to the same."""
     return list({courier.name: courier.plan for courier in couriers}.values())
+
+
+def _size(size_bytes: int) -> str:
+    """Return a size as people write it, if it is a round one."""
+    for unit, factor in (("GB", 2**30), ("MB", 2**20), ("KB", 2**10)):
+        if size_bytes % factor == 0:
+            return f"{size_bytes // factor} {unit}"
+    return f"{size_bytes} bytes"
 
 
 def _resident_bytes() -> int:

@@ -1,0 +1,489 @@
+"""The gateway in this process: what it opens, delivers, tells, changes and closes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.graph.files import TOYS
+from tests.graph.lineage import post, run_event
+from tests.graph.toys.exporter import DELIVERED, REFUSING
+
+from holdfast.deadletter.redrive import replay_request
+from holdfast.deadletter.shelf import Selection
+from holdfast.errors import BadConfig, BadInput, CannotOpen
+from holdfast.graph.loader import load
+from holdfast.graph.registry import COMPONENTS, Registry
+from holdfast.graph.reload import reload
+from holdfast.graph.runtime import Gateway
+from holdfast.quiver import Quiver
+from holdfast.receive.receiver import ReceiverContext
+
+REGISTRY = Registry([*TOYS, *(one for one in COMPONENTS if one.type in ("openlineage", "log"))])
+
+DEADLINE_S = 30.0
+
+GRAPH = """\
+data_dir: data
+nodes:
+  lineage:
+    kind: receiver
+    type: openlineage
+    config: {listen: "127.0.0.1:0"}
+    to: [left, clean]
+  clean: {kind: processor, type: drop, config: {drop: "secret"}, to: [right]}
+  left: {kind: exporter, type: memory}
+  right: {kind: exporter, type: memory, config: {mark: ">"}}
+"""
+
+
+@pytest.fixture(autouse=True)
+def nothing_delivered() -> Iterator[None]:
+    DELIVERED.clear()
+    REFUSING.clear()
+    yield
+    DELIVERED.clear()
+    REFUSING.clear()
+
+
+def gateway_of(folder: Path, text: str = GRAPH, *, worker: int = 0) -> Gateway:
+    path = folder / "graph.yaml"
+    path.write_text(text)
+    return Gateway(load(path, registry=REGISTRY).graph, worker=worker)
+
+
+@asynccontextmanager
+async def running(gateway: Gateway) -> AsyncIterator[Gateway]:
+    await gateway.start()
+    try:
+        yield gateway
+    finally:
+        await gateway.stop(5.0)
+
+
+def address(gateway: Gateway) -> str:
+    return gateway.addresses["lineage"][0].removeprefix("http://")
+
+
+async def send(gateway: Gateway, *events: Any) -> list[int]:
+    return [(await asyncio.to_thread(post, address(gateway), one))[0] for one in events]
+
+
+async def until(holds: Callable[[], bool] | Callable[[], Awaitable[bool]]) -> None:
+    """Wait until something holds."""
+    loop = asyncio.get_running_loop()
+    deadline_s = loop.time() + DEADLINE_S
+    while True:
+        answer = holds()
+        if answer if isinstance(answer, bool) else await answer:
+            return
+        assert loop.time() < deadline_s, "it does not happen"
+        await asyncio.sleep(0.01)
+
+
+def jobs(payloads: list[bytes]) -> list[str]:
+    return [json.loads(payload.removeprefix(b">"))["job"]["name"] for payload in payloads]
+
+
+def test_events_reach_every_destination_by_its_way(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with running(gateway_of(tmp_path)) as gateway:
+            events = [run_event(job=name) for name in ("a", "a secret", "b")]
+            assert await send(gateway, *events) == [200, 200, 200]
+            await until(lambda: len(DELIVERED["left"]) == 3 and len(DELIVERED["right"]) == 2)
+            told = await gateway.statistics()
+            assert told.receivers["lineage"].accepted == 3
+            by_name = {one.name: one.figures for one in told.destinations}
+            assert by_name["right"].filtered == 1
+            assert by_name["left"].sent_events == 3
+            assert await gateway.not_ready() == []
+
+    asyncio.run(run())
+    assert jobs(DELIVERED["left"]) == ["a", "a secret", "b"]
+    assert jobs(DELIVERED["right"]) == ["a", "b"]
+    with Quiver.open(tmp_path / "data" / "quiver" / "core-00") as quiver:
+        assert set(quiver.subscribers()) == {"left", "right"}
+        assert quiver.balance("right").holds
+        assert quiver.balance("right").pending.events == 0
+
+
+def test_a_stopped_gateway_leaves_nothing_open_and_says_so(tmp_path: Path) -> None:
+    async def run() -> None:
+        gateway = gateway_of(tmp_path)
+        assert await gateway.not_ready() == ["the gateway is new"]
+        await gateway.start()
+        where = address(gateway)
+        await gateway.stop()
+        assert gateway.state == "stopped"
+        assert (await gateway.statistics()).quivers == {}
+        await gateway.stop()
+        with pytest.raises(OSError, match="refused"):
+            await asyncio.to_thread(post, where, run_event())
+
+    asyncio.run(run())
+    Quiver.open(tmp_path / "data" / "quiver" / "core-00").close()
+
+
+def test_what_one_run_did_not_deliver_the_next_one_does(tmp_path: Path) -> None:
+    async def first() -> None:
+        async with running(gateway_of(tmp_path)) as gateway:
+            gateway.pause("left")
+            assert await send(gateway, *(run_event(job=f"j{n}") for n in range(5))) == [200] * 5
+            await until(lambda: len(DELIVERED["right"]) == 5)
+            await gateway.stop()
+            assert gateway.left_events == {"left": 5, "right": 0}
+
+    async def second() -> None:
+        async with running(gateway_of(tmp_path)) as gateway:
+            figures = {one.name: one.figures for one in (await gateway.statistics()).destinations}
+            assert figures["left"].state == "paused"
+            gateway.resume("left")
+            await until(lambda: len(DELIVERED["left"]) == 5)
+
+    asyncio.run(first())
+    asyncio.run(second())
+    assert jobs(DELIVERED["left"]) == [f"j{n}" for n in range(5)]
+    assert len(DELIVERED["right"]) == 5
+
+
+def test_the_policy_of_every_destination_is_told_at_the_start(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    text = GRAPH.replace(
+        "left: {kind: exporter, type: memory}",
+        "left: {kind: exporter, type: memory, "
+        "delivery: {on_full: block, retention_hours: 5, retention_bytes: null}}",
+    )
+
+    async def run() -> None:
+        async with running(gateway_of(tmp_path, text)):
+            pass
+
+    with caplog.at_level(logging.INFO, "holdfast.graph"):
+        asyncio.run(run())
+    assert (
+        "destination left: waits for at most 5 hours and any number of bytes, then blocks: "
+        "receivers answer 503" in caplog.messages
+    )
+    assert (
+        "destination right: waits for at most 72 hours and 1 GB, then drops its oldest events"
+        in caplog.messages
+    )
+
+
+def test_a_start_that_fails_closes_what_it_opened(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with running(gateway_of(tmp_path)) as gateway:
+            port = address(gateway).rpartition(":")[2]
+            (tmp_path / "other").mkdir()
+            other = gateway_of(
+                tmp_path / "other", GRAPH.replace("127.0.0.1:0", f"127.0.0.1:{port}")
+            )
+            with pytest.raises(BadConfig, match="cannot listen"):
+                await other.start()
+            assert other.state == "stopped"
+
+    asyncio.run(run())
+    Quiver.open(tmp_path / "other" / "data" / "quiver" / "core-00").close()
+
+
+def test_two_gateways_cannot_have_one_directory(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with running(gateway_of(tmp_path)):
+            with pytest.raises(CannotOpen, match="in use"):
+                await gateway_of(tmp_path).start()
+
+    asyncio.run(run())
+
+
+# ------------------------------------------------------------------------- refusing
+
+
+def test_it_is_not_ready_while_a_quiver_refuses(tmp_path: Path) -> None:
+    text = GRAPH.replace("to: [left, clean]", "to: [hold]").replace(
+        "left: {kind: exporter, type: memory}",
+        "left: {kind: exporter, type: memory, delivery: {on_full: block, retention_bytes: 1MB}}",
+    )
+    text += "  hold: {kind: processor, type: quiver, config: {segment: {target_size: 1MB}}, "
+    text += "to: [left, clean]}\n"
+    large = run_event(job="x" * 600_000)
+
+    async def run() -> None:
+        async with running(gateway_of(tmp_path, text)) as gateway:
+            gateway.pause("left")
+            assert await send(gateway, large, large) == [200, 200]
+
+            async def refuses() -> bool:
+                return bool(await gateway.not_ready())
+
+            await until(refuses)
+            (reason,) = await gateway.not_ready()
+            assert reason.startswith("hold refuses: subscriber 'left' is more than 1048576 bytes")
+            assert "hold" in (await gateway.statistics()).refusing
+            gateway.resume("left")
+
+            async def takes() -> bool:
+                return not await gateway.not_ready()
+
+            await until(takes)
+
+    asyncio.run(run())
+
+
+# --------------------------------------------------------------------- dead letters
+
+
+def test_rejected_events_go_to_their_handlers(tmp_path: Path) -> None:
+    text = "dead_letters: {handlers: {tell: {type: memory}}}\n" + GRAPH
+
+    async def run() -> None:
+        async with running(gateway_of(tmp_path, text)) as gateway:
+            assert await send(gateway, {"wrong": 1}, run_event()) == [400, 200]
+            await until(lambda: DELIVERED["tell"] == [b'{"wrong": 1}'])
+            told = await gateway.statistics()
+            assert told.dead_letters is not None
+            assert told.dead_letters.rejected.events == 1
+            (handler,) = [one for one in told.destinations if one.name == "tell"]
+            assert handler.quiver == "dead_letters"
+
+    asyncio.run(run())
+
+
+def test_the_log_handler_says_why_without_the_payload(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    text = "dead_letters: {handlers: {tell: {type: log}}}\n" + GRAPH
+
+    async def run() -> None:
+        async with running(gateway_of(tmp_path, text)) as gateway:
+            await send(gateway, {"hunter2": 1})
+            await until(lambda: any("was not accepted" in line for line in caplog.messages))
+
+    asyncio.run(run())
+    (line,) = [line for line in caplog.messages if "was not accepted" in line]
+    assert "was not accepted by lineage: invalid" in line
+    assert "hunter2" not in line
+
+
+def test_dead_letters_are_replayed_to_their_destination_only(tmp_path: Path) -> None:
+    text = GRAPH.replace(
+        "left: {kind: exporter, type: memory}",
+        "left: {kind: exporter, type: memory, delivery: {refusals_max: 0}}",
+    )
+    request = replay_request(Selection(destination="left"))
+
+    async def run() -> None:
+        async with running(gateway_of(tmp_path, text)) as gateway:
+            REFUSING.add("left")
+            await send(gateway, run_event(job="x"))
+
+            async def filed() -> bool:
+                told = (await gateway.statistics()).dead_letters
+                return told is not None and told.undelivered.events == 1
+
+            await until(filed)
+            refused = await gateway.replay_dead_letters(request)
+            assert (refused["delivered"], refused["filed_again"]) == (0, 1)
+            REFUSING.clear()
+            replayed = await gateway.replay_dead_letters(request)
+            assert (replayed["delivered"], replayed["filed_again"]) == (1, 0)
+            with pytest.raises(BadInput, match="no destination"):
+                await gateway.replay_dead_letters({"destination": "nobody"})
+            told = (await gateway.statistics()).dead_letters
+            assert told is not None
+            assert told.undelivered.events == 0
+
+    asyncio.run(run())
+    assert jobs(DELIVERED["left"]) == ["x"]
+    assert len(DELIVERED["right"]) == 1
+
+
+# -------------------------------------------------------------------------- changing
+
+
+async def apply(gateway: Gateway, folder: Path, text: str) -> tuple[list[str], list[str]]:
+    (folder / "graph.yaml").write_text(text)
+    report = await reload(gateway, load(folder / "graph.yaml", registry=REGISTRY).graph)
+    return report.applied, report.needs_restart
+
+
+def test_a_reload_changes_destinations_and_processors(tmp_path: Path) -> None:
+    changed = GRAPH.replace('mark: ">"', 'mark: ">"').replace('drop: "secret"', 'drop: "other"')
+    changed += "  third: {kind: exporter, type: memory}\n"
+    changed = changed.replace("to: [left, clean]", "to: [third, clean]").replace(
+        "  left: {kind: exporter, type: memory}\n", ""
+    )
+
+    async def run() -> None:
+        async with running(gateway_of(tmp_path)) as gateway:
+            await send(gateway, run_event(job="a secret"))
+            await until(lambda: len(DELIVERED["left"]) == 1)
+            applied, restart = await apply(gateway, tmp_path, changed)
+            assert applied == [
+                "the destination left is gone",
+                "the destination right",
+                "the destination third is new",
+            ]
+            assert restart == []
+            await send(gateway, run_event(job="b secret"), run_event(job="c other"))
+            await until(lambda: len(DELIVERED["third"]) == 3)
+            await until(lambda: jobs(DELIVERED["right"]) == ["b secret"])
+            assert await apply(gateway, tmp_path, changed) == ([], [])
+
+    asyncio.run(run())
+    assert len(DELIVERED["left"]) == 1
+
+
+def test_a_reload_applies_limits_and_says_what_needs_a_restart(tmp_path: Path) -> None:
+    changed = (
+        "drain: 7s\nlogging: {level: debug, format: json}\nadmin: {listen: '127.0.0.1:9999'}\n"
+        + GRAPH.replace(
+            "left: {kind: exporter, type: memory}",
+            "left: {kind: exporter, type: memory, delivery: {retention_bytes: 64MB}}",
+        ).replace('listen: "127.0.0.1:0"', 'listen: "127.0.0.1:0", level: written')
+    )
+
+    async def run() -> None:
+        async with running(gateway_of(tmp_path)) as gateway:
+            applied, restart = await apply(gateway, tmp_path, changed)
+            assert applied == ["drain", "logging.level", "the destination left"]
+            assert restart == ["admin.listen", "logging.format", "the receiver lineage"]
+            assert gateway.graph.settings.drain == 7.0
+            again, _ = await apply(gateway, tmp_path, changed)
+            assert again == []
+
+    asyncio.run(run())
+    with Quiver.open(tmp_path / "data" / "quiver" / "core-00") as quiver:
+        options = quiver._engine.ledger.state.subscribers["left"].options
+        assert options.max_bytes == 64 * 1024**2
+
+
+def test_a_reload_gives_a_receiver_new_tokens(tmp_path: Path) -> None:
+    with_token = GRAPH.replace(
+        '"127.0.0.1:0"', '"127.0.0.1:0", tokens: [{name: a, token: first-token-1}]'
+    )
+    changed = with_token.replace("first-token-1", "second-token-2")
+
+    async def run() -> None:
+        async with running(gateway_of(tmp_path, with_token)) as gateway:
+
+            async def status(token: str) -> int:
+                return (await asyncio.to_thread(post, address(gateway), run_event(), token))[0]
+
+            assert (await status("first-token-1"), await status("second-token-2")) == (200, 401)
+            assert await apply(gateway, tmp_path, changed) == (["the receiver lineage"], [])
+            assert (await status("first-token-1"), await status("second-token-2")) == (401, 200)
+
+    asyncio.run(run())
+
+
+def test_handlers_come_and_go_with_a_reload(tmp_path: Path) -> None:
+    changed = "dead_letters: {handlers: {tell: {type: memory}}}\n" + GRAPH
+
+    async def run() -> None:
+        async with running(gateway_of(tmp_path)) as gateway:
+            await send(gateway, {"wrong": 1})
+            assert await apply(gateway, tmp_path, changed) == (
+                ["the destination tell is new"],
+                [],
+            )
+            await until(lambda: len(DELIVERED.get("tell", ())) == 1)
+            assert await apply(gateway, tmp_path, GRAPH) == (["the destination tell is gone"], [])
+
+    asyncio.run(run())
+
+
+def test_a_destination_that_is_gone_from_the_file_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    without = GRAPH.replace("to: [left, clean]", "to: [clean]").replace(
+        "  left: {kind: exporter, type: memory}\n", ""
+    )
+
+    async def run(text: str) -> None:
+        async with running(gateway_of(tmp_path, text)):
+            pass
+
+    asyncio.run(run(GRAPH))
+    with caplog.at_level(logging.WARNING, "holdfast.graph"):
+        asyncio.run(run(without))
+    (line,) = [line for line in caplog.messages if "no longer a destination" in line]
+    assert line.startswith("left is no longer a destination of quiver")
+    assert "holdfast quiver drop-subscriber" in line
+
+
+# ------------------------------------------------------------------------- workers
+
+
+WORKERS = GRAPH.replace("type: memory", "type: memory, delivery: {order: key}", 1).replace(
+    'memory, config: {mark: ">"}', 'memory, delivery: {order: key}, config: {mark: ">"}'
+)
+
+
+def test_what_a_former_worker_left_is_delivered_by_those_that_stay(tmp_path: Path) -> None:
+    two = "workers: 2\n" + WORKERS.replace("127.0.0.1:0", "127.0.0.1:1")
+
+    def second_worker() -> None:
+        """Leave two events for `left` in the quiver of a second worker."""
+        gateway = gateway_of(tmp_path, two, worker=1)
+        gateway._open()
+        gateway._make_couriers()
+        quiver = gateway._buffers[0].store.quiver
+        for name in ("x", "y"):
+            payload = json.dumps(run_event(job=name)).encode()
+            quiver.append_raw([payload], slot="openlineage")
+        gateway._opened.close()
+
+    async def one_worker() -> None:
+        async with running(gateway_of(tmp_path, WORKERS)) as gateway:
+            await until(lambda: len(DELIVERED["left"]) == len(DELIVERED["right"]) == 2)
+            told = await gateway.statistics()
+            cores = [(core.core_id, core.adopted) for core in told.quivers["quiver"]]
+            assert cores == [(0, False), (1, True)]
+            assert sum(core.size_cap_bytes for core in told.quivers["quiver"]) >= 0
+
+    async def again() -> None:
+        async with running(gateway_of(tmp_path, WORKERS)) as gateway:
+            cores = (await gateway.statistics()).quivers["quiver"]
+            assert [core.core_id for core in cores] == [0]
+
+    second_worker()
+    assert (tmp_path / "data" / "dead_letters-01").is_dir()
+    asyncio.run(one_worker())
+    assert sorted(jobs(DELIVERED["left"])) == ["x", "y"]
+    asyncio.run(again())
+    assert not (tmp_path / "data" / "quiver" / "core-01").exists()
+
+
+def test_receivers_of_several_workers_share_their_port(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    contexts: list[ReceiverContext] = []
+
+    class Quiet:
+        addresses: list[str] = []  # noqa: RUF012
+
+        async def start(self) -> None: ...
+
+        async def stop(self, drain_s: float) -> None: ...
+
+    def make(config: object, context: ReceiverContext) -> Quiet:
+        contexts.append(context)
+        return Quiet()
+
+    monkeypatch.setattr("holdfast.receive.openlineage.make", make)
+
+    async def run(text: str) -> None:
+        gateway = gateway_of(tmp_path, text)
+        await gateway.start()
+        await gateway.stop(0.0)
+
+    asyncio.run(run(WORKERS))
+    asyncio.run(run("workers: 2\n" + WORKERS.replace("127.0.0.1:0", "127.0.0.1:1")))
+    assert [context.reuse_port for context in contexts] == [False, True]
