@@ -20,7 +20,15 @@ _OPTION = re.compile(
 )
 _LINK = re.compile(r"\]\(([^)#]+)(#[\w-]+)?\)")
 # What only the command line raises.
-ELSEWHERE = {"HoldfastError", "NotAccepted", "ReaderError", "OwnerGone", "CheckFailed"}
+ELSEWHERE = {
+    "HoldfastError",
+    "NotAccepted",
+    "ReaderError",
+    "OwnerGone",
+    "CheckFailed",
+    "BadConfig",
+    "NotAllowed",
+}
 
 
 def snippets(text: str) -> list[tuple[int, str, str]]:
