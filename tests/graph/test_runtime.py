@@ -5,13 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from tests.graph.files import TOYS
+from tests.graph.gateways import GRAPH, REGISTRY, address, gateway_of, running, send, until
 from tests.graph.lineage import post, run_event
 from tests.graph.toys.exporter import DELIVERED, REFUSING
 
@@ -19,28 +17,10 @@ from holdfast.deadletter.redrive import replay_request
 from holdfast.deadletter.shelf import Selection
 from holdfast.errors import BadConfig, BadInput, CannotOpen
 from holdfast.graph.loader import load
-from holdfast.graph.registry import COMPONENTS, Registry
 from holdfast.graph.reload import reload
 from holdfast.graph.runtime import Gateway
 from holdfast.quiver import Quiver
 from holdfast.receive.receiver import ReceiverContext
-
-REGISTRY = Registry([*TOYS, *(one for one in COMPONENTS if one.type in ("openlineage", "log"))])
-
-DEADLINE_S = 30.0
-
-GRAPH = """\
-data_dir: data
-nodes:
-  lineage:
-    kind: receiver
-    type: openlineage
-    config: {listen: "127.0.0.1:0"}
-    to: [left, clean]
-  clean: {kind: processor, type: drop, config: {drop: "secret"}, to: [right]}
-  left: {kind: exporter, type: memory}
-  right: {kind: exporter, type: memory, config: {mark: ">"}}
-"""
 
 
 @pytest.fixture(autouse=True)
@@ -50,41 +30,6 @@ def nothing_delivered() -> Iterator[None]:
     yield
     DELIVERED.clear()
     REFUSING.clear()
-
-
-def gateway_of(folder: Path, text: str = GRAPH, *, worker: int = 0) -> Gateway:
-    path = folder / "graph.yaml"
-    path.write_text(text)
-    return Gateway(load(path, registry=REGISTRY).graph, worker=worker)
-
-
-@asynccontextmanager
-async def running(gateway: Gateway) -> AsyncIterator[Gateway]:
-    await gateway.start()
-    try:
-        yield gateway
-    finally:
-        await gateway.stop(5.0)
-
-
-def address(gateway: Gateway) -> str:
-    return gateway.addresses["lineage"][0].removeprefix("http://")
-
-
-async def send(gateway: Gateway, *events: Any) -> list[int]:
-    return [(await asyncio.to_thread(post, address(gateway), one))[0] for one in events]
-
-
-async def until(holds: Callable[[], bool] | Callable[[], Awaitable[bool]]) -> None:
-    """Wait until something holds."""
-    loop = asyncio.get_running_loop()
-    deadline_s = loop.time() + DEADLINE_S
-    while True:
-        answer = holds()
-        if answer if isinstance(answer, bool) else await answer:
-            return
-        assert loop.time() < deadline_s, "it does not happen"
-        await asyncio.sleep(0.01)
 
 
 def jobs(payloads: list[bytes]) -> list[str]:
@@ -168,11 +113,11 @@ def test_the_policy_of_every_destination_is_told_at_the_start(
     with caplog.at_level(logging.INFO, "holdfast.graph"):
         asyncio.run(run())
     assert (
-        "destination left: waits for at most 5 hours and any number of bytes, then blocks: "
-        "receivers answer 503" in caplog.messages
+        "destination left: events wait for at most 5 hours and any number of bytes, then receivers "
+        "answer 503" in caplog.messages
     )
     assert (
-        "destination right: waits for at most 72 hours and 1 GB, then drops its oldest events"
+        "destination right: events wait for at most 72 hours and 1 GB, then the oldest are dropped"
         in caplog.messages
     )
 

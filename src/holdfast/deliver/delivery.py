@@ -390,6 +390,8 @@ class Delivery:
             for item in some:
                 assert item.verdict is not None, "BUG: a dead letter without a verdict"
                 self._counters.dead_lettered[item.verdict.word] += 1
+                word, code, message = item.verdict
+                self.judge.news.set_aside(f"{word} {code}: {message}", self._timer.now_s())
                 reason = ": ".join(item.verdict)[:REASON_CHARACTERS_MAX]
                 self._decide(item, Decision(Outcome.DEAD_LETTERED, reason))
         return True

@@ -42,6 +42,11 @@ class Failure:
     # them it is about: sent one by one, all but one may be taken.
     shared: bool = False
 
+    def __str__(self) -> str:
+        """Return it as people read it: class, code, reason."""
+        code = f" {self.code}" if self.code else ""
+        return f"{self.kind.value}{code}: {self.reason}"
+
 
 @dataclass(frozen=True)
 class Answer:

@@ -6,7 +6,6 @@ become dead letters on the list `due`; what a lane may do next is in the lane an
 
 from __future__ import annotations
 
-import logging
 import random
 from collections.abc import Callable, Mapping, Sequence
 
@@ -14,6 +13,7 @@ from holdfast.deliver.backoff import Backoff
 from holdfast.deliver.breaker import Breaker, BreakerState, Cause
 from holdfast.deliver.exporter import Answer, Failure, FailureClass
 from holdfast.deliver.lanes import Lane
+from holdfast.deliver.news import News
 from holdfast.deliver.poison import is_suspect
 from holdfast.deliver.refusals import Refusals
 from holdfast.deliver.settings import DeliverySettings
@@ -21,8 +21,6 @@ from holdfast.deliver.statistics import Counters
 from holdfast.deliver.window import DELIVERED, Decision, Item, Verdict
 
 _REFUSALS = (FailureClass.PERMANENT, FailureClass.TOO_LARGE)
-
-log = logging.getLogger("holdfast.deliver")
 
 
 class Judge:
@@ -39,9 +37,9 @@ class Judge:
         self.breaker = Breaker(settings.breaker_failures, settings.breaker_open_s)
         self.refusals = Refusals(settings.refusals_max, settings.refusal_hold_s)
         self.backoff = Backoff(settings, randomness)
+        self.news = News(name, settings)
         # Events whose verdicts stand, and whose letters are not stored yet.
         self.due: list[Item] = []
-        self._name = name
         self._settings = settings
         self._counters = counters
         self._decide = decide
@@ -60,7 +58,7 @@ class Judge:
             elif failure.kind in _REFUSALS:
                 self._refused(lane, item, failure, len(batch), now_s)
         if len(failed) < len(batch):
-            self.breaker.succeeded()
+            self._works(now_s)
         if not failed:
             lane.grow()
         self._transient(lane, batch, failed, now_s)
@@ -77,7 +75,7 @@ class Judge:
         if not answer.failed:
             self._poisoned(lane, head)
             self._delivered(probe)
-            self.breaker.succeeded()
+            self._works(now_s)
             lane.failures, lane.retry_at_s = 0, now_s
 
     def cannot_process(self, item: Item, error: Exception) -> None:
@@ -137,9 +135,10 @@ class Judge:
         lane.failures += 1
         asked_s = max(failure.retry_after_s or 0.0 for failure in transient.values())
         lane.retry_at_s = now_s + self.backoff.pause_s(lane.failures, asked_s)
+        first = min(transient)
         if len(failed) == len(batch):
             self.breaker.failed(now_s)
-        first = min(transient)
+            self.news.failed(transient[first], now_s)
         if not is_suspect(transient[first]):
             return
         if len(batch) > 1 and len(failed) == len(batch):
@@ -150,28 +149,30 @@ class Judge:
         if lane.streak.is_proven and not self._settings.strict_order:
             self._poisoned(lane, suspect)
 
+    def _works(self, now_s: float) -> None:
+        self.breaker.succeeded()
+        self.news.worked(now_s)
+
     def _alarm(self, failed: Mapping[int, Failure], now_s: float) -> None:
         """Stop all sending at once if trying on would do harm."""
         auth = next((f for f in failed.values() if f.kind is FailureClass.AUTH), None)
         if auth is not None:
-            self._tell(Cause.AUTH, f"our credentials were refused: {auth.reason}")
-            self.breaker.trip(Cause.AUTH, now_s, self._settings.auth_retry_s)
+            what = f"our credentials were refused: {auth.reason}"
+            self._trip(Cause.AUTH, what, self._settings.auth_retry_s, now_s)
         elif self.refusals.is_proven and self.refusals.held:
             verdict = self.refusals.held[-1].verdict
             assert verdict is not None, "BUG: held without a verdict"
-            self._tell(Cause.REFUSALS, f"it refuses everything: {verdict.message}")
-            self.breaker.trip(Cause.REFUSALS, now_s, self._settings.refusal_retry_s)
+            what = f"it refuses everything: {verdict.message}"
+            self._trip(Cause.REFUSALS, what, self._settings.refusal_retry_s, now_s)
 
-    def _tell(self, cause: Cause, what: str) -> None:
-        """Raise the alarm, once until it works again."""
-        if self.breaker.cause is not cause:
-            log.error("%s: %s", self._name, what)
+    def _trip(self, cause: Cause, what: str, again_s: float, now_s: float) -> None:
+        self.breaker.trip(cause, now_s, again_s)
+        self.news.stopped(cause, what, again_s, now_s)
 
     def _count(self, failed: Mapping[int, Failure]) -> None:
         for failure in failed.values():
             self._counters.failed[failure.kind.value] += 1
-            code = f" {failure.code}" if failure.code else ""
-            self._counters.last_error = f"{failure.kind.value}{code}: {failure.reason}"
+            self._counters.last_error = str(failure)
 
     @property
     def refuses_everything(self) -> bool:

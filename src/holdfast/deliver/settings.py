@@ -8,6 +8,7 @@ from pydantic import Field
 
 from holdfast.quiver import SubscriberOptions
 from holdfast.settings import DurationS, Settings, SizeBytes
+from holdfast.settings.units import size_text
 
 MB = 1024 * 1024
 
@@ -73,6 +74,15 @@ class DeliverySettings(Settings):
     def parallel_sends(self) -> int:
         """How many sends may be under way at once."""
         return self.lanes if self.order == "key" else 1
+
+    @property
+    def limits(self) -> str:
+        """How much may wait, and what happens then, for people."""
+        size_bytes = self.retention_bytes
+        room = "any number of bytes" if size_bytes is None else size_text(size_bytes)
+        drops = self.on_full == "drop_oldest"
+        then = "the oldest are dropped" if drops else "receivers answer 503"
+        return f"at most {self.retention_hours:g} hours and {room}, then {then}"
 
     def subscriber_options(self) -> SubscriberOptions:
         """Return the limits as the quiver keeps them."""

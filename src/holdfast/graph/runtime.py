@@ -25,8 +25,9 @@ from holdfast.deadletter.redrive import Way as ReplayWay
 from holdfast.deadletter.redrive import serve_replay
 from holdfast.deliver.exporter_context import ExporterContext
 from holdfast.deliver.statistics import DestinationStatistics
-from holdfast.errors import BadInput
+from holdfast.errors import BadInput, HoldfastError
 from holdfast.graph.delivery import Courier, Surroundings
+from holdfast.graph.losses import Losses
 from holdfast.graph.model import Graph, Node
 from holdfast.graph.paths import DestinationPlan, QuiverPlan, dead_letters_directory, plan
 from holdfast.graph.store import Store
@@ -35,8 +36,9 @@ from holdfast.quiver import Statistics
 from holdfast.receive.receiver import Receiver, ReceiverContext, ReceiverStatistics
 from holdfast.seam import Seam
 
-# How often the cap is shared anew among a quiver and those that are being drained beside it.
-SHARE_CAP_S = 5.0
+# How often the cap is shared anew among a quiver and those that are being drained beside it, and
+# is looked whether a destination lost something.
+KEEP_HOUSE_S = 5.0
 
 # The name of the dead letters where others have the name of a quiver.
 HANDLERS = "dead_letters"
@@ -208,17 +210,7 @@ class Gateway:
     def _tell_policies(self) -> None:
         """Say for every destination what happens at its limits, before anything does."""
         for courier in self._couriers():
-            settings = courier.settings
-            size_bytes = settings.retention_bytes
-            log.info(
-                "destination %s: waits for at most %g hours and %s, then %s",
-                courier.name,
-                settings.retention_hours,
-                "any number of bytes" if size_bytes is None else _size(size_bytes),
-                "drops its oldest events"
-                if settings.on_full == "drop_oldest"
-                else "blocks: receivers answer 503",
-            )
+            log.info("destination %s: events wait for %s", courier.name, courier.settings.limits)
 
     async def _start_receivers(self, buffer: _Buffer) -> None:
         assert self._dead_letters is not None, "BUG: not open"
@@ -237,11 +229,26 @@ class Gateway:
             log.info("receiver %s: listens on %s", node.name, ", ".join(receiver.addresses))
 
     async def _keep_house(self) -> None:
+        losses = Losses()
         while True:
-            await asyncio.sleep(SHARE_CAP_S)
+            try:
+                await self._look_for(losses)
+            except (HoldfastError, OSError) as error:
+                log.warning("what destinations lost cannot be counted now: %s", error)
+            await asyncio.sleep(KEEP_HOUSE_S)
             for buffer in self._buffers:
                 if buffer.store.adopted:
                     buffer.store.share_cap()
+
+    async def _look_for(self, losses: Losses) -> None:
+        now_s = self._seam.clock.monotonic_s()
+        for one in self._figures(await self._count_stored()):
+            if one.quiver == HANDLERS:
+                continue
+            cores = self._buffer(one.quiver).store.cores
+            root = next(core.engine.root for core in cores if core.core_id == one.core_id)
+            which = (one.quiver, one.core_id, one.name)
+            losses.look(which, one.name, one.figures.lost_events, root, now_s)
 
     # ------------------------------------------------------------------ stopping
 
@@ -427,14 +434,6 @@ class Gateway:
 def _plans_of(couriers: Iterable[Courier]) -> list[DestinationPlan]:
     """Return the destinations of couriers; several of one name deliver to the same."""
     return list({courier.name: courier.plan for courier in couriers}.values())
-
-
-def _size(size_bytes: int) -> str:
-    """Return a size as people write it, if it is a round one."""
-    for unit, factor in (("GB", 2**30), ("MB", 2**20), ("KB", 2**10)):
-        if size_bytes % factor == 0:
-            return f"{size_bytes // factor} {unit}"
-    return f"{size_bytes} bytes"
 
 
 def _resident_bytes() -> int:

@@ -41,6 +41,14 @@ def parse_size_bytes(value: object) -> int:
     return math.floor(float(found["number"]) * _SIZE_UNITS[unit])
 
 
+def size_text(size_bytes: int) -> str:
+    """Return a size as people write it, if it is a round one."""
+    for unit, factor in (("GB", 2**30), ("MB", 2**20), ("KB", 2**10)):
+        if size_bytes and size_bytes % factor == 0:
+            return f"{size_bytes // factor} {unit}"
+    return f"{size_bytes} bytes"
+
+
 def parse_duration_s(value: object) -> float:
     """Return seconds from `25ms`, `10s`, `5m`, `72h`, `3d` or a plain number of seconds."""
     if isinstance(value, int | float) and not isinstance(value, bool):

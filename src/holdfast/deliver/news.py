@@ -1,0 +1,99 @@
+"""What the log is told of a destination: that it fails, that it works again, what is set aside.
+
+An outage is one line at its beginning, which says what happens next, and one at its end, however
+long it takes and however often is tried. A destination that fails now and then is told of once per
+`GAP_S`, and so are dead letters, with their number.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+
+from holdfast.deliver.breaker import Cause
+from holdfast.deliver.exporter import Failure
+from holdfast.deliver.settings import DeliverySettings
+
+# Between two lines of the same kind.
+GAP_S = 60.0
+
+log = logging.getLogger("holdfast.deliver")
+
+
+class Pace:
+    """Lets one through, and then none for a while."""
+
+    def __init__(self, gap_s: float = GAP_S) -> None:
+        self._gap_s = gap_s
+        self._next_s = -math.inf
+
+    def lets_through(self, now_s: float) -> bool:
+        """Whether to speak now."""
+        if now_s < self._next_s:
+            return False
+        self._next_s = now_s + self._gap_s
+        return True
+
+
+class News:
+    """Speaks for one destination."""
+
+    def __init__(self, name: str, settings: DeliverySettings) -> None:
+        self._name = name
+        self._settings = settings
+        self._paces = {cause: Pace() for cause in Cause}
+        self._pace_of_letters = Pace()
+        # Since when it fails, how many sends did, and what of that was told.
+        self._since_s: float | None = None
+        self._failures = 0
+        self._told: set[Cause] = set()
+        self._untold_letters = 0
+
+    def failed(self, failure: Failure, now_s: float) -> None:
+        """Note a failure that may pass."""
+        again_s = self._settings.retry_max_s
+        self._fails(
+            Cause.FAILURES,
+            str(failure),
+            f"it is tried again until it works, at most {again_s:g} s apart",
+            now_s,
+        )
+
+    def stopped(self, cause: Cause, what: str, again_s: float, now_s: float) -> None:
+        """Note something that somebody has to mend."""
+        resume = f"`holdfast destination resume {self._name}`"
+        next_ = f"nothing is sent for {again_s:g} s, or until {resume}"
+        self._fails(cause, what, next_, now_s)
+
+    def _fails(self, cause: Cause, what: str, next_: str, now_s: float) -> None:
+        if self._since_s is None:
+            self._since_s = now_s
+        self._failures += 1
+        if cause in self._told or not self._paces[cause].lets_through(now_s):
+            return
+        self._told.add(cause)
+        level = logging.WARNING if cause is Cause.FAILURES else logging.ERROR
+        self._log(level, f"fails, {what}; {next_}; events wait for {self._settings.limits}")
+
+    def worked(self, now_s: float) -> None:
+        """Note that something was taken."""
+        if self._since_s is None:
+            return
+        if self._told:
+            took = f"{self._failures} failed sends in {now_s - self._since_s:.0f} s"
+            self._log(logging.INFO, f"works again, after {took}")
+        self._since_s, self._failures = None, 0
+        self._told.clear()
+
+    def set_aside(self, why: str, now_s: float) -> None:
+        """Note that an event became a dead letter."""
+        self._untold_letters += 1
+        if not self._pace_of_letters.lets_through(now_s):
+            return
+        count, self._untold_letters = self._untold_letters, 0
+        are = "1 event is a dead letter" if count == 1 else f"{count} events are dead letters"
+        where = f"`holdfast dlq ls --destination {self._name}`"
+        self._log(logging.WARNING, f"{are} now, {why}; see {where}")
+
+    def _log(self, level: int, what: str) -> None:
+        log.log(level, "%s: %s", self._name, what, extra={"destination": self._name})
