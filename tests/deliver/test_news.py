@@ -39,13 +39,11 @@ def test_an_outage_is_told_once_with_what_happens_next_and_its_end(
     stage.append_each(b"a", b"b")
     stage.backend.script = [fails(DOWN)] * 20
     stage.deliver_all(DeliverySettings(retention_hours=5, retention_bytes=10 * 2**20))
-    (begin, end) = told(caplog)
+    (level, begin), end = told(caplog)
+    assert level == "WARNING"
     assert begin == (
-        "WARNING",
-        (
-            "backend: fails, transient 503: service unavailable; it is tried again until it works, at "
-            "most 60 s apart; events wait for at most 5 hours and 10 MB, then the oldest are dropped"
-        ),
+        "backend: fails, transient 503: service unavailable; it is tried again until it works, at "
+        "most 60 s apart; events wait for at most 5 hours and 10 MB, then the oldest are dropped"
     )
     assert end[0] == "INFO"
     assert end[1].startswith("backend: works again, after 20 failed sends in ")
