@@ -43,7 +43,7 @@ def build_session(folder: Path) -> SparkSession:
         "spark.driver.host": "127.0.0.1",
         "spark.local.dir": str(folder / "local"),
         "spark.sql.session.timeZone": "UTC",
-        "spark.sql.shuffle.partitions": "2",
+        "spark.sql.shuffle.partitions": "1",
         "spark.sql.streaming.stateStore.providerClass": (
             "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
         ),

@@ -44,7 +44,8 @@ class Sink:
 
     def plan(self, number: int, end: int) -> None:
         """Write the offsets of a batch, as Spark does before it runs it."""
-        text = f'v1\n{{"batchTimestampMs":{number}}}\n{json.dumps({"end": end})}'
+        head = {"batchTimestampMs": number, "batchWatermarkMs": 1000 * number}
+        text = f"v1\n{json.dumps(head)}\n{json.dumps({'end': end})}"
         (self.checkpoint / "offsets" / str(number)).write_text(text)
 
     def write(self, number: int, *tasks: list[int]) -> None:
@@ -189,6 +190,19 @@ def test_the_quiver_knows_who_wrote(tmp_path: Path) -> None:
         bundle = quiver.bundle(0)
         assert bundle is not None
         assert (bundle.producer, bundle.epoch) == (producer_name(QUERY_ID), 1)
+
+
+def test_the_watermark_of_a_query_is_told_with_and_without_rows(tmp_path: Path) -> None:
+    sink = Sink("quiver", tmp_path, watermark="true")
+    for number, tasks in enumerate([[[1]], [[2]], []]):
+        sink.plan(number, number)
+        sink.write(number, *tasks)
+        sink.write(number, *tasks)
+    with Quiver.open(tmp_path / "out", CONFIG) as quiver:
+        told = quiver.statement().producer_watermarks
+        assert told == {producer_name(QUERY_ID): 2_000_000_000}
+        assert quiver.statistics().accepted_bundles == 4
+    assert sink.contents() == [1, 2]
 
 
 def test_records_are_bounded(tmp_path: Path) -> None:

@@ -29,6 +29,12 @@ class SinkOptions(Settings):
     quiver_config: str = ""
     """`module:name` of the QuiverConfig (or of a function that returns it) of `path`."""
 
+    watermark: bool = False
+    """State the query's watermark in the quiver, for a source with option `producers`.
+
+    The event time of the results must not be before it: use the end of a window, less 1 ms.
+    """
+
     staging: str = ""
     """A folder that tasks and driver share, for what is too large to be sent to the driver."""
 

@@ -12,7 +12,7 @@ from holdfast.dataflow.sink.options import SinkOptions
 from holdfast.dataflow.sink.records import BatchRecords
 from holdfast.dataflow.sink.staged import Staged, stage
 from holdfast.dataflow.source.checkpoint import Checkpoint
-from holdfast.dataflow.source.local import load_config
+from holdfast.dataflow.source.gateway import load_config
 from holdfast.errors import StaleEpoch
 from holdfast.quiver import Quiver
 
@@ -30,6 +30,7 @@ class QuiverWriter(DataSourceStreamArrowWriter):
 
     def __init__(self, options: SinkOptions) -> None:
         self._options = options
+        self._checkpoint = Checkpoint(options.checkpoint)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Stage the rows of one task."""
@@ -37,45 +38,53 @@ class QuiverWriter(DataSourceStreamArrowWriter):
 
     @property
     def _staging(self) -> Path:
-        checkpoint = Checkpoint(self._options.checkpoint)
-        return Path(self._options.staging or checkpoint.folder / RECORDS_DIR / "staging")
+        return Path(self._options.staging or self._checkpoint.folder / RECORDS_DIR / "staging")
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Append a batch, all or nothing, once."""
-        staged = [message for message in messages if isinstance(message, Staged)]
-        if any(one.rows for one in staged):
-            self._append(staged, batchId)
+        staged = [one for one in messages if isinstance(one, Staged) and one.rows]
+        config = load_config(self._options.quiver_config)
+        if staged or self._options.watermark:
+            with Quiver.open(self._options.path, config) as quiver:
+                if staged:
+                    self._append(quiver, staged, batchId)
+                if self._options.watermark:
+                    self._promise(quiver, batchId)
         self._discard(messages)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Forget what was staged."""
         self._discard(messages)
 
-    def _append(self, staged: list[Staged], batch: int) -> None:
-        checkpoint = Checkpoint(self._options.checkpoint)
-        query_id, span = checkpoint.require_query_id(), checkpoint.span(batch)
-        records = BatchRecords(checkpoint.folder / RECORDS_DIR, f"quiver-{query_id}")
+    def _append(self, quiver: Quiver, staged: list[Staged], batch: int) -> None:
+        query_id, span = self._checkpoint.require_query_id(), self._checkpoint.span(batch)
+        records = BatchRecords(self._checkpoint.folder / RECORDS_DIR, f"quiver-{query_id}")
         known = records.span(batch)
         if known is None:
             records.check(batch, span)
             # Before the append: a batch that is in the quiver always has its range recorded.
             records.record(batch, span)
-        config = load_config(self._options.quiver_config)
-        with Quiver.open(self._options.path, config) as quiver:
-            try:
-                with quiver.transaction(producer=producer_name(query_id), epoch=batch + 1) as group:
-                    for one in staged:
-                        for rows in one.batches():
-                            group.append({self._options.slot: rows})
-            except StaleEpoch as error:
-                raise records.other_range(batch) from error
-        assert group.receipt is not None, "BUG: a committed transaction has a receipt"
-        if group.receipt.duplicate and known != span:
+        try:
+            with quiver.transaction(producer=producer_name(query_id), epoch=batch + 1) as group:
+                for one in staged:
+                    for rows in one.batches():
+                        group.append({self._options.slot: rows})
+            is_old = group.receipt is not None and group.receipt.duplicate
+        except StaleEpoch:
+            is_old = True
+        if is_old and known != span:
             # It was there before, and not with these rows: the next try must find that out too.
             records.record(batch, known)
             raise records.other_range(batch)
         if known != span:
             records.record(batch, span)
+
+    def _promise(self, quiver: Quiver, batch: int) -> None:
+        """Say how far the query's results are complete: whoever reads them claims no more."""
+        producer = producer_name(self._checkpoint.require_query_id())
+        reached_ns = (self._checkpoint.watermark_ms(batch) or 0) * 1_000_000
+        if reached_ns > quiver.statement().producer_watermarks.get(producer, 0):
+            quiver.heartbeat(producer, reached_ns)
 
     def _discard(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         for message in messages:

@@ -9,11 +9,12 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from holdfast.dataflow.source.folder import sealed_segments
-from holdfast.dataflow.source.gateway import Piece
 from holdfast.dataflow.source.options import SourceOptions
-from holdfast.dataflow.source.reading import SourcePartition, read, split
+from holdfast.dataflow.source.place import Place, places
+from holdfast.dataflow.source.reading import Piece, SourcePartition, read, split
 from holdfast.dataflow.source.schema import WATERMARK_COLUMNS
 from holdfast.errors import BadConfig
+from holdfast.quiver.outcome import Position
 from holdfast.quiver.scan import TimeRange
 
 
@@ -31,16 +32,26 @@ class BatchReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         """Return groups of segments that may hold rows of the asked times."""
-        times = TimeRange.of(*self._options.times)
-        pieces = []
-        for path in self._options.path:
-            for segment in sealed_segments(path):
-                batches = [batch for file in segment.summary.files for batch in file.batches]
-                if any(times.may_overlap(b.min_event_us, b.max_event_us) for b in batches):
-                    summary = segment.summary
-                    first, end = summary.first_seq, summary.last_seq + 1
-                    pieces.append(Piece(str(segment.path), first, end, 0, summary.size_bytes))
+        pieces = [
+            piece
+            for place in places(self._options)
+            for piece in self._pieces(place, TimeRange.of(*self._options.times))
+        ]
         return [SourcePartition(group) for group in split(pieces, self._options.partition_bytes)]
+
+    def _pieces(self, place: Place, times: TimeRange) -> Iterator[Piece]:
+        if place.location:
+            raise BadConfig(
+                f"{place.name} is at a server, and a batch reads directories",
+                hint="name its data directory with option path; its owner may go on meanwhile",
+            )
+        for segment in sealed_segments(place.directory):
+            summary = segment.summary
+            batches = [batch for file in summary.files for batch in file.batches]
+            if any(times.may_overlap(b.min_event_us, b.max_event_us) for b in batches):
+                start, end = Position(summary.first_seq), Position(summary.last_seq + 1)
+                name, quiver_id = segment.path.name, summary.quiver_id
+                yield Piece(place, quiver_id, name, start, end, summary.size_bytes)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of some segments."""

@@ -1,66 +1,270 @@
-"""What the source needs of a quiver, wherever it is: plans, pieces to read, statements."""
+"""What the planner needs of a quiver, and the two ways to get it: opened here, or over Flight.
+
+A quiver that the source opens itself is for data directories that no gateway has open: the process
+that plans the query owns the directory then. Everything else goes to the server beside the owner.
+`OwnerGone` is the only error that is not the end of a query: the gateway does not answer, its rows
+have to wait, and the watermark with them.
+"""
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+import importlib
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
+from holdfast.dataflow.source.newest_times import NewestTimes
+from holdfast.dataflow.source.options import SourceOptions
+from holdfast.dataflow.source.place import Place, connect, with_directory
+from holdfast.dataflow.watermark.claims import NOTHING_CLAIMED_US
 from holdfast.dataflow.watermark.statement import Statement
+from holdfast.errors import BadConfig
+from holdfast.quiver import EventTimeStatement, Position, Quiver, QuiverConfig, Range
+from holdfast.quiver.sealed import names_between
+from holdfast.remote import PlannedRange, RemoteCursor
+from holdfast.seam import Seam
 
 
-class Piece(NamedTuple):
-    """Some bundles of one sealed segment, to be read by an executor."""
+class Gateway(ABC):
+    """One quiver, attached as one subscriber when it is first needed. One thread."""
 
-    segment: str
-    first_seq: int
-    end_seq: int
-    # Events of the first bundle that are resolved already.
-    first_row: int
-    size_bytes: int
-
-
-class Planned(NamedTuple):
-    """A pinned range: it can be read again until it is committed."""
-
-    start_seq: int
-    end_seq: int
-    events: int
-    # The newest event time in it that is not dated in the future; None if there are no events.
-    newest_us: int | None
-
-
-class Gateway(Protocol):
-    """One quiver, attached as one subscriber. Everything raises `HoldfastError`."""
+    def __init__(self, place: Place, options: SourceOptions) -> None:
+        self.place = place
+        self._options = options
+        self._quiver_id: str | None = None
 
     @property
     def name(self) -> str:
         """How people call it."""
+        return self.place.name
 
     @property
-    def quiver_id(self) -> str:
-        """Its identity."""
+    def quiver_id(self) -> str | None:
+        """Its identity; None until it has answered once."""
+        return self._quiver_id
 
-    def position(self) -> int:
-        """Return the first seq that is not acknowledged."""
+    def reach(self) -> str:
+        """Return its identity, after attaching to it if that has not been done."""
+        if self._quiver_id is None:
+            self._quiver_id = self._attach()
+        return self._quiver_id
 
-    def newest(self) -> int:
-        """Return the end of what could be planned now."""
+    @abstractmethod
+    def _attach(self) -> str:
+        """Attach, and return the quiver's id."""
 
-    def plan(
-        self, start_seq: int, end_seq: int | None, max_rows: int, max_bytes: int
-    ) -> Planned | None:
-        """Pin the next sealed bundles from a seq on (and before another); None if there is none."""
+    @abstractmethod
+    def position(self) -> Position:
+        """Return the first event that is not acknowledged."""
 
-    def replan(self, start_seq: int, end_seq: int) -> Planned:
+    @abstractmethod
+    def newest_seq(self) -> int:
+        """Return the newest seq that is there, sealed or not; -1 if there is none."""
+
+    @abstractmethod
+    def plan(self, start: Position, max_rows: int, max_bytes: int) -> PlannedRange | None:
+        """Pin the next sealed bundles; None if there is none."""
+
+    @abstractmethod
+    def replan(self, start: Position, end: Position) -> PlannedRange:
         """Pin exactly a range that was planned before; raise if some of it is gone."""
 
-    def pieces(self, start_seq: int, end_seq: int) -> list[Piece]:
-        """Return what to read of a planned range."""
+    @abstractmethod
+    def commit(self, start: Position, end: Position) -> None:
+        """Acknowledge a range."""
 
-    def acknowledge(self, end_seq: int) -> None:
-        """Resolve everything before a seq; what was resolved before stays so."""
+    @abstractmethod
+    def known(self, position: Position, claim_us: int) -> EventTimeStatement:
+        """Return what the quiver states about event time."""
 
-    def statement(self, position_seq: int, claimed_us: int) -> Statement:
-        """Say what waits from a seq on; what is older than the claim is late, and does not hold."""
-
+    @abstractmethod
     def close(self) -> None:
         """Detach."""
+
+    def acknowledge(self, end: Position) -> None:
+        """Resolve everything before a position; what was resolved before stays so."""
+        position = self.position()
+        if position < end:
+            self.commit(position, end)
+
+    def statement(self, position: Position, claim_us: int) -> Statement:
+        """Say what waits from a position on; what is older than the claim does not hold it."""
+        known = self.known(position, claim_us)
+        is_idle = not known.pending_events and known.quiet_s >= self._options.idle_after
+        producers_us = _earliest_promise(known, self._options.producers)
+        newest_us, clock_us = self._newest_us(known), known.clock_ns // 1000
+        return Statement(known.min_event_us, newest_us, is_idle, clock_us, producers_us)
+
+    def _newest_us(self, known: EventTimeStatement) -> int | None:
+        """Return the newest event time that was seen.
+
+        A quiver counts what is dated in the future as its arrival and some minutes: that is beyond
+        the clock, and the claim stays behind the clock.
+        """
+        return known.max_event_us
+
+
+def _earliest_promise(known: EventTimeStatement, producers: Sequence[str]) -> int | None:
+    """Return how far the slowest of some producers has come; None if there are none."""
+    promised = [known.producer_watermarks.get(name, NOTHING_CLAIMED_US) for name in producers]
+    return min(promised) // 1000 if promised else None
+
+
+class LocalGateway(Gateway):
+    """A quiver in a directory, opened here. A second driver is refused by the directory's lock."""
+
+    def __init__(self, place: Place, options: SourceOptions, seam: Seam) -> None:
+        super().__init__(place, options)
+        self._seam = seam
+        # What `commit` needs, by where it ends.
+        self._ranges: dict[Position, Range] = {}
+        self._times = NewestTimes()
+        self._newest_seen_us: int | None = None
+
+    def _attach(self) -> str:
+        config = load_config(self._options.quiver_config)
+        self._quiver = Quiver.open(self.place.directory, config, seam=self._seam)
+        try:
+            self._quiver.flush()  # what a crash left in the log; nothing is appended here later
+            self._cursor = self._quiver.cursor(
+                self._options.subscriber,
+                start=self._options.start,
+                on_data_loss=self._options.on_data_loss,
+            )
+        except BaseException:
+            self._quiver.close()
+            raise
+        return self._quiver.quiver_id
+
+    def position(self) -> Position:
+        """See `Gateway`."""
+        return self._cursor.position
+
+    def newest_seq(self) -> int:
+        """See `Gateway`."""
+        return self._quiver.statement().through_seq
+
+    def plan(self, start: Position, max_rows: int, max_bytes: int) -> PlannedRange | None:
+        """See `Gateway`."""
+        planned = self._cursor.plan(
+            max_events=max_rows, max_bytes=max_bytes, start=start, sealed_only=True
+        )
+        return None if planned is None else self._keep(planned)
+
+    def replan(self, start: Position, end: Position) -> PlannedRange:
+        """See `Gateway`."""
+        return self._keep(self._cursor.replan(start, end))
+
+    def _keep(self, planned: Range) -> PlannedRange:
+        self._ranges[planned.end] = planned
+        names = names_between(self._quiver.segments(), planned.start, planned.end)
+        return PlannedRange(
+            self._quiver.quiver_id,
+            planned.start,
+            planned.end,
+            planned.events,
+            planned.size_bytes,
+            tuple(names),
+        )
+
+    def commit(self, start: Position, end: Position) -> None:
+        """See `Gateway`."""
+        planned = self._ranges.get(end)
+        if planned is None or planned.start != start:
+            planned = self._cursor.replan(start, end)
+        self._cursor.commit(planned)
+        self._ranges = {last: kept for last, kept in self._ranges.items() if last > end}
+
+    def known(self, position: Position, claim_us: int) -> EventTimeStatement:
+        """See `Gateway`."""
+        return self._quiver.statement(position, claim_us=claim_us)
+
+    def _newest_us(self, known: EventTimeStatement) -> int | None:
+        """Return the newest event time, without those that are dated in the future."""
+        newest_us = self._times.newest_us(self._quiver.segments())
+        if newest_us is not None:  # its segment may be deleted by the next time
+            self._newest_seen_us = max(newest_us, self._newest_seen_us or newest_us)
+        return self._newest_seen_us
+
+    def close(self) -> None:
+        """Let go of the directory."""
+        if self._quiver_id is not None:
+            self._quiver_id = None
+            self._quiver.close()
+
+
+class FlightGateway(Gateway):
+    """A quiver at a server. A driver that attaches later fences this one off."""
+
+    _cursor: RemoteCursor
+
+    def _attach(self) -> str:
+        if not isinstance(self._options.start, str):
+            raise BadConfig(
+                "a quiver at a server cannot be read from a moment on",
+                hint="use start=oldest or latest, and `since` for event times",
+            )
+        place = self.place
+        self._quiver = connect(place.location, place.quiver, self._options.client)
+        self.place = with_directory(place, self._quiver)
+        self._cursor = self._quiver.cursor(
+            self._options.subscriber,
+            start=self._options.start,
+            on_data_loss=self._options.on_data_loss,
+        )
+        return self._quiver.quiver_id
+
+    def position(self) -> Position:
+        """See `Gateway`."""
+        return self._cursor.position
+
+    def newest_seq(self) -> int:
+        """See `Gateway`."""
+        return self._quiver.statement().through_seq
+
+    def plan(self, start: Position, max_rows: int, max_bytes: int) -> PlannedRange | None:
+        """See `Gateway`."""
+        return self._cursor.plan(max_events=max_rows, max_bytes=max_bytes, start=start)
+
+    def replan(self, start: Position, end: Position) -> PlannedRange:
+        """See `Gateway`."""
+        return self._cursor.replan(start, end)
+
+    def commit(self, start: Position, end: Position) -> None:
+        """See `Gateway`."""
+        self._cursor.commit(self._cursor.replan(start, end))
+
+    def known(self, position: Position, claim_us: int) -> EventTimeStatement:
+        """See `Gateway`."""
+        return self._quiver.statement(position, claim_us=claim_us)
+
+    def close(self) -> None:
+        """Detach; the connection stays for whoever reads next."""
+        if self._quiver_id is not None:
+            self._quiver_id = None
+            self._cursor.close()
+
+
+def open_gateway(place: Place, options: SourceOptions, seam: Seam) -> Gateway:
+    """Return the gateway for a place; nothing is opened yet."""
+    return FlightGateway(place, options) if place.location else LocalGateway(place, options, seam)
+
+
+def load_config(reference: str) -> QuiverConfig:
+    """Return the configuration that `module:name` names; the default one without a name."""
+    if not reference:
+        return QuiverConfig()
+    module, _, name = reference.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise BadConfig(
+            f"there is no quiver_config {reference!r}: {error}",
+            hint="write module:name, of a QuiverConfig or of a function that returns one",
+        ) from error
+    config = found() if callable(found) else found
+    if not isinstance(config, QuiverConfig):
+        raise BadConfig(
+            f"quiver_config {reference!r} is {type(config).__name__}",
+            hint="name a QuiverConfig, or a function that returns one",
+        )
+    return config

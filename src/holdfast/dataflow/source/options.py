@@ -10,7 +10,8 @@ from pydantic import AwareDatetime, BeforeValidator, Field, ValidationError
 
 from holdfast.dataflow.watermark.settings import WatermarkSettings
 from holdfast.errors import BadConfig
-from holdfast.settings import DurationS, Settings, SizeBytes
+from holdfast.remote.settings import ClientSettings
+from holdfast.settings import DurationS, Secret, Settings, SizeBytes
 
 
 def _names(value: object) -> object:
@@ -26,8 +27,29 @@ Names = Annotated[tuple[str, ...], BeforeValidator(_names)]
 class SourceOptions(Settings):
     """Options of the source; lists are written with commas, sizes and durations with units."""
 
-    path: Names
-    """Data directories of the quivers to read."""
+    path: Names = ()
+    """Data directories of quivers that nobody has open (a batch does not mind)."""
+
+    quiver: Names = ()
+    """Quivers at Flight servers: `grpc://host:port/name` or `grpc+tls://host:port/name`."""
+
+    token: Secret | None = None
+    """The bearer token for the servers."""
+
+    ca_file: str | None = None
+    """Authorities (PEM) of the servers' certificates; default: the system's."""
+
+    cert_file: str | None = None
+    """The own certificate (PEM), where servers ask for one."""
+
+    key_file: str | None = None
+    """Its private key (PEM)."""
+
+    call_timeout: DurationS = 10.0
+    """How long a server may take to answer, before it counts as one that does not."""
+
+    local_reads: bool = True
+    """Map what lies on the reader's own machine, also if a server offers it."""
 
     slot: str | None = None
     """The slot to read; without it the only one there is."""
@@ -115,6 +137,17 @@ class SourceOptions(Settings):
         )
 
     @property
+    def client(self) -> ClientSettings:
+        """How servers are called."""
+        return ClientSettings(
+            token=self.token,
+            ca_file=self.ca_file,
+            cert_file=self.cert_file,
+            key_file=self.key_file,
+            timeout=self.call_timeout,
+        )
+
+    @property
     def times(self) -> tuple[datetime | None, datetime | None]:
         """The bounds of event time."""
         return self.since, self.until
@@ -123,7 +156,7 @@ class SourceOptions(Settings):
 def parse_options(options: Mapping[str, Any]) -> SourceOptions:
     """Return the options of a source; raise `BadConfig` with everything that is wrong."""
     try:
-        return SourceOptions.model_validate(dict(options))
+        parsed = SourceOptions.model_validate(dict(options))
     except ValidationError as error:
         wrong = [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()]
         known = ", ".join(SourceOptions.model_fields)
@@ -131,3 +164,8 @@ def parse_options(options: Mapping[str, Any]) -> SourceOptions:
             f"the source cannot be read like this: {'; '.join(wrong)}",
             hint=f"options of the source are {known}",
         ) from None
+    if not parsed.path and not parsed.quiver:
+        raise BadConfig(
+            "no quiver is named", hint="use option path (a directory) or quiver (an address)"
+        )
+    return parsed

@@ -2,26 +2,40 @@
 
 Everything it knows is in the offsets it is given, in the quivers' ledgers and in Spark's commit
 log, so that a new process plans as the old one would have. It is asked many times a second: a
-question that finds nothing new costs no disk writes.
+question that finds nothing new writes nothing.
+
+A gateway that does not answer stops nobody but itself: nothing is planned from it, the claim stays
+where it is, and the others are read on. One that did not answer since the start has not even told
+its quiver's id, so offsets are compared only with those that have.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 from holdfast.dataflow.source.checkpoint import Checkpoint
-from holdfast.dataflow.source.gateway import Gateway, Piece, Planned
+from holdfast.dataflow.source.gateway import Gateway
 from holdfast.dataflow.source.offset import Offset
 from holdfast.dataflow.source.options import SourceOptions
-from holdfast.dataflow.source.reading import Claimed, SourcePartition, split
+from holdfast.dataflow.source.reading import Claimed, Piece, SourcePartition, split
 from holdfast.dataflow.watermark.claims import END_OF_TIME_US, Claim, Claims, Silence
 from holdfast.dataflow.watermark.statement import Statement
-from holdfast.errors import Fenced, HoldfastError, OwnerGone, UnknownPosition, WrongQuiver
+from holdfast.errors import Fenced, OwnerGone, UnknownPosition, WrongQuiver
+from holdfast.quiver import Position
+from holdfast.remote import PlannedRange
 from holdfast.seam import Seam
 
+# Ranges that are kept until they are read; Spark has one or two at a time for each quiver.
+RANGES_MAX = 256
+# A gateway that did not answer is left alone for so long, so that the others need not wait for it.
+SILENCE_PAUSE_S = 1.0
+
 log = logging.getLogger("holdfast.dataflow")
+
+_Answer = TypeVar("_Answer")
 
 
 class Planner:
@@ -34,109 +48,154 @@ class Planner:
         checkpoint: Checkpoint | None,
         seam: Seam,
     ) -> None:
+        # The newest claim, with what holds it.
         self.claim: Claim | None = None
         self._options = options
-        self._gateways = {gateway.quiver_id: gateway for gateway in gateways}
+        self._gateways = list(gateways)
         self._checkpoint = checkpoint
         self._seam = seam
         self._claims: Claims | None = None
-        self._silent_since_us: dict[str, int] = {}
+        # By name: since when it is silent (wall clock), and when to ask again (monotonic).
+        self._silent: dict[str, tuple[int, float]] = {}
         # Where an `availableNow` run ends, by quiver.
         self._targets: dict[str, int] | None = None
-        self._heartbeat_s = -options.heartbeat_every
+        self._ranges: dict[tuple[str, int, int], PlannedRange] = {}
+        self._heartbeat_s = seam.clock.monotonic_s() - options.heartbeat_every
         self._acked_batch = -1
-        self.acknowledge_committed()
+
+    # ----------------------------------------------------------------- gateways
+
+    def _reached(self) -> dict[str, Gateway]:
+        """Return the gateways that have answered, by quiver; ask the others to."""
+        for gateway in self._gateways:
+            if gateway.quiver_id is None:
+                self._try(gateway, gateway.reach)
+        found = {g.quiver_id: g for g in self._gateways if g.quiver_id is not None}
+        if len(found) < sum(gateway.quiver_id is not None for gateway in self._gateways):
+            raise WrongQuiver(
+                "two of the quivers are one and the same", hint="name each quiver once"
+            )
+        return found
+
+    def _try(self, gateway: Gateway, ask: Callable[[], _Answer]) -> _Answer | None:
+        """Return what a gateway answers; None if it does not."""
+        now_s = self._seam.clock.monotonic_s()
+        since_us, again_s = self._silent.get(gateway.name, (0, now_s))
+        if now_s < again_s:
+            return None
+        try:
+            answer = ask()
+        except OwnerGone as error:
+            if gateway.name not in self._silent:
+                log.warning("%s does not answer: %s", gateway.name, error.message)
+                since_us = self._seam.clock.wall_ns() // 1000
+            pause_s = self._seam.clock.monotonic_s() + SILENCE_PAUSE_S
+            self._silent[gateway.name] = (since_us, pause_s)
+            return None
+        self._silent.pop(gateway.name, None)
+        return answer
 
     def initial(self) -> Offset:
         """Return the subscribers' own places."""
-        seqs = {quiver_id: gateway.position() for quiver_id, gateway in self._gateways.items()}
-        return Offset(self._options.subscriber, seqs)
+        return self._with_new_quivers(Offset(self._options.subscriber))
 
     def stop_at_newest(self) -> None:
         """Plan nothing beyond what is there now."""
-        self._targets = {one: gateway.newest() for one, gateway in self._gateways.items()}
+        self._targets = {
+            quiver_id: gateway.newest_seq() + 1 for quiver_id, gateway in self._reached().items()
+        }
 
     # ----------------------------------------------------------------- planning
 
     def next(self, start: Offset, max_rows: int) -> Offset:
         """Return where the batch from `start` on ends; `start` if there is no reason for one."""
         self.acknowledge_committed()
-        start = self._with_new_quivers(start)
-        planned = self._plan(start, max_rows)
-        seqs = dict(start.seqs) | {one: plan.end_seq for one, plan in planned.items()}
-        newest = [plan.newest_us for plan in planned.values() if plan.newest_us is not None]
-        end = replace(start, seqs=seqs, newest_us=max([start.newest_us, *newest]))
+        begun = self._with_new_quivers(start)
+        planned = self._plan(begun, max_rows)
+        end = replace(begun, seqs={**begun.seqs, **planned})
         if not self._options.watermark:
-            return end
-        claim_us = self._claim(start, end)
+            return end if planned else start
+        claim_us, newest_us = self._claim(begun, end)
         if planned:
-            return replace(end, claim_us=claim_us)
+            return replace(end, claim_us=claim_us, newest_us=max(newest_us, end.newest_us))
         if self._is_heartbeat_due(end, claim_us):
             return replace(end, claim_us=claim_us, heartbeat=end.heartbeat + 1)
-        return end
+        return start
 
     def _with_new_quivers(self, start: Offset) -> Offset:
         """Return the offset with quivers that were added since; refuse one that is of others."""
-        unknown = sorted(set(start.seqs) - set(self._gateways))
-        if unknown or start.subscriber != self._options.subscriber:
-            mine = ", ".join(sorted(f"{g.quiver_id} ({g.name})" for g in self._gateways.values()))
+        reached = self._reached()
+        unknown = sorted(set(start.seqs) - set(reached))
+        all_answered = len(reached) == len(self._gateways)
+        if start.subscriber != self._options.subscriber or (unknown and all_answered):
+            mine = ", ".join(sorted(f"{g.quiver_id} ({g.name})" for g in self._gateways))
             raise WrongQuiver(
                 f"the checkpoint is of subscriber {start.subscriber!r} and the quivers "
                 f"{', '.join(sorted(start.seqs))}; this query reads {mine} as "
                 f"{self._options.subscriber!r}",
                 hint="name the quivers and the subscriber as before, or use a new checkpoint",
             )
-        new = {one: g.position() for one, g in self._gateways.items() if one not in start.seqs}
+        new = {
+            quiver_id: position.seq
+            for quiver_id, gateway in reached.items()
+            if quiver_id not in start.seqs
+            and (position := self._try(gateway, gateway.position)) is not None
+        }
         return replace(start, seqs={**start.seqs, **new}) if new else start
 
-    def _plan(self, start: Offset, max_rows: int) -> dict[str, Planned]:
-        planned: dict[str, Planned] = {}
-        rows, size_bytes = max_rows, self._options.max_bytes
-        for quiver_id, gateway in self._gateways.items():
-            target = None if self._targets is None else self._targets.get(quiver_id)
+    def _plan(self, start: Offset, max_rows: int) -> dict[str, int]:
+        """Pin the next range of every quiver that has one; return where they end."""
+        ends = {}
+        rows = max_rows
+        for left, (quiver_id, gateway) in zip(
+            range(len(self._gateways), 0, -1), self._reached().items(), strict=False
+        ):
             # Each gets its part of what is left: one that is far behind must not starve the others.
-            others = len(self._gateways) - len(planned)
-            try:
-                plan = gateway.plan(
-                    start.seqs[quiver_id], target, max(1, rows // others), size_bytes // others or 1
-                )
-            except OwnerGone as error:
-                self._is_silent(gateway, error)
-                continue
-            if plan is not None:
-                planned[quiver_id] = plan
-                rows = max(0, rows - plan.events)
-        return planned
+            planned = self._plan_one(gateway, start.seqs.get(quiver_id), max(1, rows // left))
+            if planned is not None:
+                self._check_rewind(gateway, start.seqs[quiver_id], planned.start)
+                self._keep(planned, start.seqs[quiver_id])
+                ends[quiver_id] = planned.end.seq
+                rows = max(1, rows - planned.events)
+        return ends
+
+    def _plan_one(self, gateway: Gateway, seq: int | None, rows: int) -> PlannedRange | None:
+        quiver_id = gateway.reach()
+        target = None if self._targets is None else self._targets.get(quiver_id, 0)
+        if seq is None or (target is not None and seq >= target):
+            return None
+        size_bytes = max(1, self._options.max_bytes // len(self._gateways))
+        return self._try(gateway, lambda: gateway.plan(Position(seq), rows, size_bytes))
+
+    def _keep(self, planned: PlannedRange, start_seq: int) -> None:
+        self._ranges[planned.quiver_id, start_seq, planned.end.seq] = planned
+        while len(self._ranges) > RANGES_MAX:
+            del self._ranges[next(iter(self._ranges))]
 
     # ---------------------------------------------------------------- watermark
 
-    def _claim(self, start: Offset, end: Offset) -> int:
+    def _claim(self, start: Offset, end: Offset) -> tuple[int, int]:
+        """Return the claim beyond a batch, and the newest event time that anybody has seen."""
         if self._claims is None or self._claims.claimed_us < start.claim_us:
             self._claims = Claims(self._options.claims, start.claim_us)
         # Rows that may fail and come again hold the claim while their batch runs.
         position = start if self._options.retries else end
-        heard = {
-            gateway.name: self._ask(gateway, position.seqs[quiver_id], start.claim_us)
-            for quiver_id, gateway in self._gateways.items()
-        }
+        heard = {g.name: self._ask(g, position, start.claim_us) for g in self._gateways}
         self.claim = self._claims.update(heard)
         if self._options.close and self._targets is not None and start.seqs == end.seqs:
             self.claim = self._claims.close()
-        return self.claim.us
+        seen = [s.newest_us for s in heard.values() if isinstance(s, Statement) and s.newest_us]
+        return self.claim.us, max(seen, default=0)
 
-    def _ask(self, gateway: Gateway, seq: int, claimed_us: int) -> Statement | Silence:
-        try:
-            said = gateway.statement(seq, claimed_us)
-        except OwnerGone as error:
-            return self._is_silent(gateway, error)
-        self._silent_since_us.pop(gateway.name, None)
-        return said
-
-    def _is_silent(self, gateway: Gateway, error: HoldfastError) -> Silence:
-        now_us = self._seam.clock.wall_ns() // 1000
-        if gateway.name not in self._silent_since_us:
-            log.warning("%s does not answer: %s", gateway.name, error.message)
-        return Silence(self._silent_since_us.setdefault(gateway.name, now_us))
+    def _ask(self, gateway: Gateway, offset: Offset, claimed_us: int) -> Statement | Silence:
+        seq = None if gateway.quiver_id is None else offset.seqs.get(gateway.quiver_id)
+        if seq is not None:
+            position = Position(seq)
+            said = self._try(gateway, lambda: gateway.statement(position, claimed_us))
+            if said is not None:
+                return said
+        since_us, _ = self._silent.get(gateway.name, (self._seam.clock.wall_ns() // 1000, 0.0))
+        return Silence(since_us)
 
     def _is_heartbeat_due(self, end: Offset, claim_us: int) -> bool:
         """Whether windows may be waiting for a claim that no row will carry."""
@@ -158,14 +217,20 @@ class Planner:
 
     def partitions(self, start: Offset, end: Offset) -> list[SourcePartition]:
         """Return what executors read of a batch, the same for the same offsets."""
+        self.acknowledge_committed()
         start = self._with_new_quivers(start)
+        reached = self._reached()
         pieces: list[Piece] = []
-        for quiver_id, gateway in self._gateways.items():
-            first, last = start.seqs[quiver_id], end.seqs.get(quiver_id, start.seqs[quiver_id])
-            first = self._unread(gateway, first, last)
-            if first < last:
-                gateway.replan(first, last)
-                pieces += gateway.pieces(first, last)
+        for quiver_id, last in end.seqs.items():
+            first = start.seqs.get(quiver_id, last)
+            if first == last:
+                continue
+            if quiver_id not in reached:
+                raise OwnerGone(
+                    f"quiver {quiver_id} has rows of a batch that was begun, and does not answer",
+                    hint="start its gateway; the query goes on when it is started again",
+                )
+            pieces += self._pieces(reached[quiver_id], first, last)
         claimed = Claimed(end.claim_us, start.claim_us) if self._options.watermark else None
         groups = split(pieces, self._options.partition_bytes)
         partitions = [SourcePartition(group, claimed) for group in groups]
@@ -175,34 +240,51 @@ class Planner:
             partitions[0].control = True
         return partitions
 
-    def _unread(self, gateway: Gateway, first: int, last: int) -> int:
+    def _pieces(self, gateway: Gateway, first: int, last: int) -> list[Piece]:
+        planned = self._ranges.get((gateway.reach(), first, last))
+        if planned is None:
+            start = self._unread(gateway, first, last)
+            if start >= Position(last):
+                return []
+            planned = gateway.replan(start, Position(last))
+            self._keep(planned, first)
+        size_bytes = planned.size_bytes // max(1, len(planned.segments))
+        return [
+            Piece(gateway.place, planned.quiver_id, name, planned.start, planned.end, size_bytes)
+            for name in planned.segments
+        ]
+
+    def _unread(self, gateway: Gateway, first: int, last: int) -> Position:
         """Return where a batch begins, of what is not acknowledged."""
-        position = gateway.position()
-        if position <= first or first == last:
-            return first
-        if self._options.on_rewind == "trim":
-            log.warning(
-                "%s: the checkpoint goes back to %d, and all before %d is done: left out",
-                gateway.name, first, position,
-            )  # fmt: skip
-            return min(position, last)
-        raise UnknownPosition(
-            f"the checkpoint goes back to bundle {first} of {gateway.name}, and everything before "
-            f"{position} was processed and acknowledged",
-            hint="the checkpoint lost its last batches: restore it, or begin a new one; a query "
-            "without state may go on with option on_rewind=trim",
-        )
+        position, start = gateway.position(), Position(first)
+        self._check_rewind(gateway, first, position)
+        return min(max(start, position), Position(last))
+
+    def _check_rewind(self, gateway: Gateway, first: int, position: Position) -> None:
+        """Raise if a batch begins before what is acknowledged, unless it is to be trimmed."""
+        if position.seq <= first:
+            return
+        if self._options.on_rewind == "refuse":
+            raise UnknownPosition(
+                f"the checkpoint goes back to bundle {first} of {gateway.name}, and everything "
+                f"before {position.seq} was processed and acknowledged",
+                hint="the checkpoint lost its last batches: restore it, or begin a new one; a "
+                "query without state may go on with option on_rewind=trim",
+            )
+        log.warning(
+            "%s: the checkpoint goes back to %d, and all before %d is done: left out",
+            gateway.name, first, position.seq,
+        )  # fmt: skip
 
     # ------------------------------------------------------------ acknowledging
 
     def acknowledge(self, end: Offset) -> None:
         """Acknowledge everything before an offset that is committed."""
-        for quiver_id, gateway in self._gateways.items():
+        for quiver_id, gateway in self._reached().items():
             if quiver_id in end.seqs:
-                try:
-                    gateway.acknowledge(end.seqs[quiver_id])
-                except OwnerGone as error:
-                    self._is_silent(gateway, error)  # the next one covers it
+                # One that does not answer gets it with the next one, or at the next start.
+                position = Position(end.seqs[quiver_id])
+                self._try(gateway, lambda g=gateway, p=position: g.acknowledge(p))  # type: ignore[misc]
 
     def acknowledge_committed(self) -> None:
         """Acknowledge what the checkpoint's commit log covers, if it covers more than before."""
@@ -223,5 +305,5 @@ class Planner:
         except Fenced:
             log.warning("another driver has taken over; the last batch is its to acknowledge")
         finally:
-            for gateway in self._gateways.values():
-                gateway.close()
+            for gateway in self._gateways:
+                self._try(gateway, gateway.close)

@@ -1,26 +1,35 @@
-"""The executor's side: maps the segments of a partition and yields their rows."""
+"""The executor's side: reads the segments of a partition, and adds the watermark columns."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from holdfast.dataflow.source.folder import open_segment
-from holdfast.dataflow.source.gateway import Piece
 from holdfast.dataflow.source.options import SourceOptions
+from holdfast.dataflow.source.place import Place, read_sealed
 from holdfast.dataflow.source.schema import WATERMARK_COLUMNS, fitter
 from holdfast.quiver.envelope import TIME_TYPE
-from holdfast.quiver.scan import TimeRange, scan
-from holdfast.quiver.segment import Segment
-from holdfast.quiver.segment_rows import OPAQUE
+from holdfast.quiver.outcome import Position
+from holdfast.quiver.scan import TimeRange
+from holdfast.quiver.sealed import SealedRead
 
-_POSITION = ("_seq", "_row")
+
+class Piece(NamedTuple):
+    """Some bundles of one sealed segment, to be read by one task."""
+
+    place: Place
+    quiver_id: str
+    segment: str
+    start: Position
+    end: Position
+    # About: what a batch takes of a segment is not known before it is read.
+    size_bytes: int
 
 
 @dataclass(frozen=True)
@@ -73,47 +82,17 @@ def read(
 
 
 def _rows(piece: Piece, wanted: pa.Schema, options: SourceOptions) -> Iterator[pa.RecordBatch]:
-    segment = open_segment(piece.segment)
-    slot = options.slot or _only_slot(segment)
-    if slot is None:
-        return
-    columns = _present(segment, slot, wanted)
-    times = TimeRange.of(*options.times)
-    for batch in scan([segment], (), slot, columns, times, "fail"):
-        part = _between(batch, piece)
-        if part.num_rows:
-            yield part
-
-
-def _only_slot(segment: Segment) -> str | None:
-    """Return the segment's slot, if it has rows; `scan` refuses several."""
-    return next((file.summary.slot for file in segment.files), None)
-
-
-def _present(segment: Segment, slot: str, wanted: pa.Schema) -> list[str] | None:
-    """Return the wanted columns that the segment has, with those that say where a row is."""
-    if any(file.summary.kind == OPAQUE for file in segment.files):
-        return None
-    known = {
-        name for file in segment.files if file.summary.slot == slot for name in file.schema.names
-    }
-    return [*_POSITION, *(name for name in wanted.names if name in known - set(_POSITION))]
-
-
-def _between(batch: pa.RecordBatch, piece: Piece) -> pa.RecordBatch:
-    seqs = batch.column("_seq")
-    found = pc.min_max(seqs)
-    first, last = found["min"].as_py(), found["max"].as_py()
-    if first is None:
-        return batch
-    inside = piece.first_seq <= first and last < piece.end_seq
-    if inside and not (piece.first_row and first == piece.first_seq):
-        return batch
-    mask = pc.and_(pc.greater_equal(seqs, piece.first_seq), pc.less(seqs, piece.end_seq))
-    if piece.first_row:
-        rows = pc.greater_equal(batch.column("_row"), piece.first_row)
-        mask = pc.and_(mask, pc.or_(pc.greater(seqs, piece.first_seq), rows))
-    return batch.filter(mask)
+    columns = tuple(name for name in wanted.names if name not in WATERMARK_COLUMNS)
+    sealed = SealedRead(
+        piece.quiver_id,
+        (piece.segment,),
+        options.slot,
+        columns,
+        piece.start,
+        piece.end,
+        TimeRange.of(*options.times),
+    )
+    yield from read_sealed(piece.place, sealed, options)
 
 
 def _with_watermark(batch: pa.RecordBatch, claimed: Claimed | None) -> pa.RecordBatch:

@@ -9,6 +9,7 @@ import pyarrow.types as kinds
 
 from holdfast.dataflow.source.folder import sealed_segments
 from holdfast.dataflow.source.options import SourceOptions
+from holdfast.dataflow.source.place import connect, places, with_directory
 from holdfast.errors import BadInput
 from holdfast.quiver.envelope import TIME_TYPE
 from holdfast.quiver.scan import TimeRange, scan
@@ -69,7 +70,7 @@ def _nested(kind: pa.DataType) -> pa.DataType | None:
 
 def stored_schema(options: SourceOptions) -> pa.Schema:
     """Return the schema of what is stored, in types that Spark takes, watermark included."""
-    segments = [segment for path in options.path for segment in sealed_segments(path)]
+    segments = [s for folder in _folders(options) for s in sealed_segments(folder)]
     stored = scan(segments, (), options.slot, options.columns, TimeRange(), "fail").schema
     if not any(s.summary.files for s in segments):
         raise BadInput(
@@ -78,6 +79,19 @@ def stored_schema(options: SourceOptions) -> pa.Schema:
         )
     fields = list(_readable(stored, must=options.columns is not None))
     return pa.schema([*fields, *WATERMARK_FIELDS] if options.watermark else fields)
+
+
+def _folders(options: SourceOptions) -> Iterable[str]:
+    for place in places(options):
+        found = place
+        if place.location:
+            found = with_directory(place, connect(place.location, place.quiver, options.client))
+        if not found.is_here:
+            raise BadInput(
+                f"the columns of {place.name} cannot be looked up from this machine",
+                hint="give them with .schema(…)",
+            )
+        yield found.directory
 
 
 def _readable(stored: pa.Schema, *, must: bool) -> Iterable[pa.Field]:

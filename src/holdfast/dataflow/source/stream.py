@@ -32,9 +32,10 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from holdfast.dataflow.source.checkpoint import Checkpoint
-from holdfast.dataflow.source.gateway import Gateway
+from holdfast.dataflow.source.gateway import open_gateway
 from holdfast.dataflow.source.offset import Offset
 from holdfast.dataflow.source.options import SourceOptions
+from holdfast.dataflow.source.place import places
 from holdfast.dataflow.source.planner import Planner
 from holdfast.dataflow.source.reading import SourcePartition, read
 from holdfast.errors import BadConfig
@@ -42,21 +43,6 @@ from holdfast.quiver.subscriber import check_name
 from holdfast.seam import Seam
 
 log = logging.getLogger("holdfast.dataflow")
-
-
-def open_gateways(options: SourceOptions, seam: Seam) -> list[Gateway]:
-    """Attach to every quiver that the options name."""
-    from holdfast.dataflow.source.local import LocalGateway
-
-    gateways: list[Gateway] = []
-    try:
-        for path in options.path:
-            gateways.append(LocalGateway(path, options, seam))  # noqa: PERF401
-    except BaseException:
-        for gateway in gateways:
-            gateway.close()
-        raise
-    return gateways
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -79,7 +65,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._planner is None:
             options, seam = self._options, Seam()
             checkpoint = Checkpoint(options.checkpoint) if options.checkpoint else None
-            self._planner = Planner(options, open_gateways(options, seam), checkpoint, seam)
+            gateways = [open_gateway(place, options, seam) for place in places(options)]
+            self._planner = Planner(options, gateways, checkpoint, seam)
         return self._planner
 
     # Spark gives these methods their names.

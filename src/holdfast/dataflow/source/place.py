@@ -1,0 +1,80 @@
+"""Where a quiver is: a directory on this machine, or a name at a Flight server.
+
+Executors get places, not connections. What lies on their own machine they map, whoever owns it;
+everything else they read over Flight.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import PurePath
+from urllib.parse import urlsplit
+
+import pyarrow as pa
+
+from holdfast.dataflow.source.options import SourceOptions
+from holdfast.errors import BadConfig, WrongQuiver
+from holdfast.quiver.sealed import SealedRead, scan_sealed
+from holdfast.remote import ClientSettings, RemoteQuiver
+from holdfast.seam.disk import RealDisk
+
+# Connections that one process keeps open.
+CONNECTIONS_MAX = 16
+
+
+@dataclass(frozen=True)
+class Place:
+    """One quiver, for whoever has to find it again in another process."""
+
+    # How people call it.
+    name: str
+    # Of a server that has not answered yet: "".
+    directory: str
+    # Of the server, and the quiver's name there; "": whoever reads it opens the directory.
+    location: str = ""
+    quiver: str = ""
+
+    @property
+    def is_here(self) -> bool:
+        """Whether its directory can be seen from here."""
+        return bool(self.directory) and os.path.isdir(self.directory)
+
+
+def places(options: SourceOptions) -> Iterator[Place]:
+    """Yield the quivers that the options name."""
+    for path in options.path:
+        yield Place(path, path)
+    for address in options.quiver:
+        parts = urlsplit(address)
+        name = parts.path.strip("/")
+        if not (parts.scheme in ("grpc", "grpc+tls") and parts.netloc and name) or "/" in name:
+            raise BadConfig(
+                f"{address!r} is not the address of a quiver",
+                hint="write grpc://host:port/name, or grpc+tls://host:port/name",
+            )
+        yield Place(address, "", f"{parts.scheme}://{parts.netloc}", name)
+
+
+@functools.lru_cache(maxsize=CONNECTIONS_MAX)
+def connect(location: str, quiver: str, settings: ClientSettings) -> RemoteQuiver:
+    """Return the connection to a quiver; each process has one."""
+    return RemoteQuiver.open(location, quiver, settings)
+
+
+def read_sealed(place: Place, wanted: SealedRead, options: SourceOptions) -> pa.RecordBatchReader:
+    """Return sealed rows, mapped if they are on this machine."""
+    if place.is_here and (options.local_reads or not place.location):
+        try:
+            return scan_sealed(RealDisk(), PurePath(place.directory), wanted)
+        except WrongQuiver:
+            if not place.location:
+                raise
+    return connect(place.location, place.quiver, options.client).read(wanted)
+
+
+def with_directory(place: Place, quiver: RemoteQuiver) -> Place:
+    """Return the place as its server describes it."""
+    return replace(place, directory=quiver.directory)
