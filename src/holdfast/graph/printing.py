@@ -6,17 +6,19 @@ What is printed can be loaded, and means the same; a secret that was written as 
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 from typing import Any
 
 import yaml
+from pydantic import ValidationError
 
 from holdfast.graph.document import FLOAT, OTHER_INT, TreePath
 from holdfast.graph.loader import Loaded
 from holdfast.graph.model import Node
 from holdfast.graph.substitution import escaped
-from holdfast.settings import Secret
+from holdfast.settings import Secret, Settings
 
 MASK = str(Secret("hidden"))
 _LINE_ENDS = re.compile("[\r\x85\u2028\u2029]")
@@ -48,10 +50,22 @@ def _printed_node(node: Node, written: dict[str, Any]) -> dict[str, Any]:
 
 
 def _settings_of(node: Node) -> dict[str, Any]:
-    shown = {"config": node.config.model_dump(mode="json")}
+    shown = {"config": _filled_in(node.config)}
     if node.delivery is not None:
         shown["delivery"] = node.delivery.model_dump(mode="json")
     return shown
+
+
+def _filled_in(config: Settings) -> dict[str, Any]:
+    """Return settings with their defaults, but for those that may not be written beside others."""
+    kept = {key: getattr(config, key) for key in config.model_fields_set}
+    for key in type(config).model_fields:
+        with_default = {**kept, key: getattr(config, key)}
+        with contextlib.suppress(ValidationError):
+            type(config).model_validate(with_default)
+            kept = with_default
+    shown = config.model_dump(mode="json")
+    return {key: shown[key] for key in shown if key in kept}
 
 
 def _shown(value: Any, at: TreePath, references: dict[TreePath, str]) -> Any:

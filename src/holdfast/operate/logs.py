@@ -68,9 +68,9 @@ class LogHandler(logging.Handler):
         line = self.format(record).encode("utf-8", "backslashreplace")
         if len(line) > self._max_line_bytes:
             # JSON that is cut is no JSON: the formatter's own fields are short, the message is not.
-            room = self._max_line_bytes // 4
-            record = logging.makeLogRecord({**record.__dict__, "exc_info": None, "args": None})
-            record.msg = record.getMessage()[:room] + _CUT
+            message = record.getMessage()[: self._max_line_bytes // 4] + _CUT
+            changes = {"msg": message, "args": None, "exc_info": None}
+            record = logging.makeLogRecord({**record.__dict__, **changes})
             line = self.format(record).encode("utf-8", "backslashreplace")[: self._max_line_bytes]
         return line + b"\n"
 
@@ -98,8 +98,11 @@ class LogHandler(logging.Handler):
     def close(self) -> None:
         """Write what waits, for a moment at most."""
         super().close()
-        with contextlib.suppress(queue.Full):
+        try:
             self._lines.put(None, timeout=CLOSE_S)
+        except queue.Full:  # nobody reads: the oldest line makes room for the end
+            self._lines.get_nowait()
+            self._lines.put_nowait(None)
         self._thread.join(CLOSE_S)
 
 

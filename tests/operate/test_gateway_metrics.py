@@ -1,0 +1,136 @@
+"""Metrics of a gateway: every figure in the table, in the page, and in the text."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scripts import metrics_page
+from tests.graph.gateways import gateway_of, running, send, until
+from tests.graph.lineage import run_event
+from tests.graph.toys.exporter import DELIVERED
+from tests.operate.exposition import parse
+from tests.operate.test_metrics import sample
+
+from holdfast.deliver.statistics import DestinationStatistics
+from holdfast.graph.runtime import GatewayStatistics
+from holdfast.operate.gateway_metrics import (
+    ALL_METRICS,
+    COUNTERS,
+    GATEWAY_METRICS,
+    gateway_records,
+    render_records,
+)
+from holdfast.operate.metrics import prometheus_name
+from holdfast.receive.receiver import ReceiverStatistics
+
+# Told by `holdfast destination ls`, and no figures.
+NOT_SHOWN = {"name", "stalled_by", "stuck_key", "last_error", "dead_lettered"}
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> GatewayStatistics:
+    """The figures of a gateway that took one event and refused another."""
+    folder = tmp_path_factory.mktemp("gateway")
+
+    async def run() -> GatewayStatistics:
+        async with running(gateway_of(folder)) as gateway:
+            await send(gateway, run_event(), {"wrong": 1})
+            await until(lambda: len(DELIVERED["left"]) == len(DELIVERED["right"]) == 1)
+            return await gateway.statistics()
+
+    DELIVERED.clear()
+    return asyncio.run(run())
+
+
+def test_names_are_unique_and_every_metric_explains_itself() -> None:
+    assert len({metric.name for metric in ALL_METRICS}) == len(ALL_METRICS)
+    for metric in GATEWAY_METRICS:
+        assert metric.name.startswith("gateway.")
+        assert metric.name.endswith("_total") == (metric.type == "counter")
+        assert metric.help.endswith(".")
+        assert metric.unit
+        assert metric.watch
+        assert "|" not in metric.help + metric.watch, "it would break the table of the page"
+
+
+def test_every_figure_has_exactly_the_labels_of_the_table(told: GatewayStatistics) -> None:
+    labels = {metric.name: {"worker", *metric.labels} for metric in GATEWAY_METRICS}
+    own = [record for record in gateway_records(told) if record.name in labels]
+    assert [record for record in own if set(record.labels) != labels[record.name]] == []
+    silent = {"failed_events", "dead_lettered_events", "refused_events"}
+    missing = {name.split(".")[2].removesuffix("_total") for name in labels} - {
+        record.name.split(".")[2].removesuffix("_total") for record in own
+    }
+    assert missing == silent
+
+
+def test_the_text_is_sound_and_its_figures_are_those_of_the_statistics(
+    told: GatewayStatistics,
+) -> None:
+    families = parse(render_records(gateway_records(told)))
+    accepted = families["gateway_receiver_accepted_events_total"]
+    assert sample(accepted, receiver="lineage", worker="0") == 1
+    rejected = families["gateway_receiver_rejected_events_total"]
+    assert sample(rejected, receiver="lineage", reason="invalid") == 1
+    sent = families["gateway_destination_sent_events_total"]
+    assert sample(sent, destination="left") == sample(sent, destination="right") == 1
+    state = families["gateway_destination_state"]
+    assert sample(state, destination="left", state="running") == 1
+    assert sample(state, destination="left", state="paused") == 0
+    letters = families["gateway_dead_letters_events"]
+    assert (sample(letters, store="rejected"), sample(letters, store="undelivered")) == (1, 0)
+    assert sample(families["gateway_process_refusing"], quiver="quiver") == 0
+    assert sample(families["gateway_process_resident_bytes"]) > 1024**2
+    assert sample(families["quiver_ingest_accepted_events_total"], quiver="quiver") == 1
+
+
+def test_workers_stand_under_one_description(told: GatewayStatistics) -> None:
+    records = gateway_records(told)
+    other = [one._replace(labels={**one.labels, "worker": "1", "core_id": "1"}) for one in records]
+    families = parse(render_records([*records, *other]))
+    samples = families["gateway_receiver_accepted_events_total"].samples
+    assert {dict(labels)["worker"] for labels in samples} == {"0", "1"}
+
+
+@pytest.mark.parametrize("kind", [ReceiverStatistics, DestinationStatistics])
+def test_nothing_that_is_told_is_left_out_by_accident(
+    kind: type[ReceiverStatistics] | type[DestinationStatistics], told: GatewayStatistics
+) -> None:
+    shown = gateway_records(told)
+    hidden = set()
+    for field in kind._fields:
+        if kind is ReceiverStatistics:
+            one = told.receivers["lineage"]
+            receivers = {"lineage": one._replace(**{field: _other(getattr(one, field))})}
+            changed = replace(told, receivers=receivers)
+        else:
+            first, *rest = told.destinations
+            figures = first.figures._replace(**{field: _other(getattr(first.figures, field))})
+            changed = replace(told, destinations=(replace(first, figures=figures), *rest))
+        if gateway_records(changed) == shown:
+            hidden.add(field)
+    assert hidden == (NOT_SHOWN if kind is DestinationStatistics else set())
+
+
+def _other(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {**value, "other": 7}
+    if isinstance(value, str):
+        return "open" if value == "closed" else "paused"
+    return (value or 0) + 7 if isinstance(value, int | float | None) else value
+
+
+def test_counters_are_known_to_statsd() -> None:
+    assert "gateway.destination.sent_events_total" in COUNTERS
+    assert "gateway.destination.lag_events" not in COUNTERS
+    assert "quiver.ingest.accepted_events_total" in COUNTERS
+
+
+def test_the_page_names_every_metric(tmp_path: Path) -> None:
+    page = metrics_page.page()
+    for metric in ALL_METRICS:
+        assert page.count(f"| `{prometheus_name(metric.name)}") >= 1, metric.name
