@@ -31,8 +31,9 @@ from holdfast.quiver import (
     Receipt,
     SubscriberOptions,
 )
-from holdfast.quiver.bundle import DEFAULT_SLOT, BundleData, Headers, Payloads
+from holdfast.quiver.bundle import DEFAULT_SLOT, BundleData, Headers, Payloads, one_batch
 from holdfast.quiver.cursor import OnDataLoss
+from holdfast.quiver.dictionaries import unify
 from holdfast.quiver.scan import TimeRange
 from holdfast.quiver.sealed import SealedRead
 from holdfast.remote.connection import Connection
@@ -104,7 +105,7 @@ class RemoteQuiver:
         slots = data if isinstance(data, Mapping) else {DEFAULT_SLOT: data}
         if len(slots) == 1:
             ((slot, rows),) = slots.items()
-            return self._put(_as_batches(rows), kind="rows", slot=slot, **options)
+            return self._put([_as_batch(rows)], kind="rows", slot=slot, **options)
         streams = [_as_stream(rows) for rows in slots.values()]
         batch = pa.record_batch({"slot": list(slots), "stream": pa.array(streams, pa.binary())})
         return self._put([batch], kind="slots", **options)
@@ -343,14 +344,13 @@ def _append_options(
     }
 
 
-def _as_batches(rows: pa.RecordBatch | pa.Table) -> list[pa.RecordBatch]:
-    batches = rows.to_batches() if isinstance(rows, pa.Table) else [rows]
-    return batches or [pa.RecordBatch.from_pylist([], rows.schema)]
+def _as_batch(rows: pa.RecordBatch | pa.Table) -> pa.RecordBatch:
+    return one_batch(unify(rows)) if isinstance(rows, pa.Table) else rows
 
 
 def _as_stream(rows: pa.RecordBatch | pa.Table) -> bytes:
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, rows.schema) as writer:
-        writer.write(rows)
+    sink, batch = pa.BufferOutputStream(), _as_batch(rows)
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
     content: bytes = sink.getvalue().to_pybytes()
     return content

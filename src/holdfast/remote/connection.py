@@ -88,21 +88,23 @@ class Connection:
     def _put(self, descriptor: flight.FlightDescriptor, batches: Sequence[pa.RecordBatch]) -> bytes:
         options = self._options(self.settings.timeout)
         writer, reader = self._owner.do_put(descriptor, batches[0].schema, options)
-        with contextlib.closing(writer):
-            try:
-                for batch in batches:
-                    writer.write_batch(batch)
-            except flight.FlightWriteSizeExceededError as error:
-                raise BundleTooLarge(
-                    f"a record batch is larger than {self.settings.max_message} bytes",
-                    hint="append less at once, or raise max_message on both sides",
-                ) from error
-            writer.done_writing()
-            answer = reader.read()
-            if answer is None:
-                raise OwnerGone("the server closed the stream", hint="try again")
-            body: bytes = answer.to_pybytes()
-            return body
+        try:
+            for batch in batches:
+                writer.write_batch(batch)
+        except flight.FlightWriteSizeExceededError as error:
+            with contextlib.suppress(flight.FlightError):
+                writer.close()  # the server sees half a put, and says so
+            raise BundleTooLarge(
+                f"a record batch is larger than {self.settings.max_message} bytes",
+                hint="append less at once, or raise max_message on both sides",
+            ) from error
+        writer.done_writing()
+        answer = reader.read()
+        writer.close()
+        if answer is None:
+            raise OwnerGone("the server closed the stream", hint="try again")
+        body: bytes = answer.to_pybytes()
+        return body
 
     def get(self, ticket: bytes) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
         """Return schema and record batches behind a ticket."""

@@ -29,6 +29,9 @@ class Orders:
         """Return what `encode` gave."""
         fields = json.loads(line)
         given = fields.pop("secrets")
-        credentials = tuple(Credential(**one) for one in given["credentials"])
+        credentials = tuple(
+            Credential(one["name"], one["token"], tuple(one["rights"]))
+            for one in given["credentials"]
+        )
         certificate = given["certificate"] and tuple(given["certificate"])
         return cls(**fields, secrets=Secrets(credentials, certificate, given["client_ca"]))

@@ -6,6 +6,8 @@ elsewhere (reader.py), where Python that sends 100 MB does not stop Python that 
 
 from __future__ import annotations
 
+import logging
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -32,6 +34,11 @@ from holdfast.remote.wire import (
     statement_fields,
 )
 from holdfast.seam.clock import Clock
+
+# For calls that go on when the service is stopped.
+STOP_PATIENCE_S = 5.0
+
+log = logging.getLogger("holdfast.remote")
 
 Answer = dict[str, Any]
 # How long is left to wait, in seconds; not positive: answer now.
@@ -85,7 +92,12 @@ class OwnerService(flight.FlightServerBase):  # type: ignore[misc]
         self._stopping = True
         for quiver in self._quivers.values():
             quiver.arrivals.notify()
-        self.shutdown()
+        # It waits for all calls, and a client that hangs must not keep the process from ending.
+        ending = threading.Thread(target=self.shutdown, name="flight-shutdown", daemon=True)
+        ending.start()
+        ending.join(STOP_PATIENCE_S)
+        if ending.is_alive():
+            log.warning("calls were still going on when the Flight server was stopped")
 
     # ------------------------------------------------------------------ methods
 
@@ -257,9 +269,9 @@ class OwnerService(flight.FlightServerBase):  # type: ignore[misc]
         return {}
 
     def _unregister(self, fields: Fields, patience: Patience) -> Answer:
-        self._quiver(fields).unregister(
-            fields.text("subscriber"), reason=fields.text("reason", "unregistered")
-        )
+        name, reason = fields.text("subscriber"), fields.text("reason", "unregistered")
+        self._quiver(fields).unregister(name, reason=reason)
+        self._sessions[fields.text("quiver")].forget(name)
         return {}
 
     # ------------------------------------------------------------------- finding
@@ -349,4 +361,7 @@ def _options(fields: Fields) -> SubscriberOptions | None:
         return None
     if not isinstance(given, dict):
         raise BadInput("'options' is not an object", hint="give max_bytes, max_age_s, on_full")
-    return SubscriberOptions.from_fields(given)
+    try:
+        return SubscriberOptions.from_fields(given)
+    except TypeError as error:
+        raise BadInput("'options' has a value of the wrong type", hint="give numbers") from error

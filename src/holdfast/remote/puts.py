@@ -89,11 +89,11 @@ def _raw(table: pa.Table) -> tuple[list[bytes], list[dict[str, str] | None] | No
 def _slots(table: pa.Table) -> dict[str, pa.Table]:
     names = _column(table, "slot", pa.string()).to_pylist()
     streams = _column(table, "stream", pa.binary())
-    if len(set(names)) != len(names) or None in names:
-        raise BadInput("a slot is named twice, or not at all", hint="give every slot once")
+    if len(set(names)) != len(names) or None in names or streams.null_count:
+        raise BadInput("a slot is named twice, or a null", hint="give every slot once")
     try:
         opened = [pa.ipc.open_stream(stream.as_buffer()).read_all() for stream in streams]
-    except (pa.ArrowException, TypeError, OSError) as error:
+    except (pa.ArrowException, OSError) as error:
         raise BadInput("a slot is not an Arrow IPC stream", hint="write it as one") from error
     return dict(zip(names, opened, strict=True))
 

@@ -17,6 +17,7 @@ from typing import TextIO
 
 from holdfast.remote.gate import Gate
 from holdfast.remote.orders import Orders
+from holdfast.remote.ports import require_free
 from holdfast.remote.reader import ReaderService
 from holdfast.seam.disk import RealDisk
 from holdfast.seam.randomness import system_randomness
@@ -37,6 +38,7 @@ def main(orders_in: TextIO, port_out: TextIO) -> None:
 
 def serve(orders: Orders) -> ReaderService:
     """Listen, and answer in threads of its own."""
+    require_free(orders.host, orders.port)
     key = system_randomness().randbytes(32)
     return ReaderService(
         RealDisk(),

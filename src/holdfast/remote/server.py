@@ -21,12 +21,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+import pyarrow as pa
+
 from holdfast.errors import BadConfig
 from holdfast.quiver import Quiver
 from holdfast.remote.child import ReaderProcess
 from holdfast.remote.gate import Credential, Gate
 from holdfast.remote.orders import Orders
 from holdfast.remote.owner import OwnerService
+from holdfast.remote.ports import require_free
 from holdfast.remote.reader import Secrets, location
 from holdfast.remote.settings import FlightSettings, is_loopback, split_address
 from holdfast.seam import Seam
@@ -71,8 +74,8 @@ class QuiverServer:
         self.reader = ReaderProcess(orders, self._seam.clock, *restarts)
 
     def start(self) -> None:
-        """Start the reading process, and listen."""
-        self.reader.start()
+        """Listen, and start the reading process."""
+        require_free(self._host, self._port)
         try:
             self._service = OwnerService(
                 self._quivers,
@@ -83,14 +86,16 @@ class QuiverServer:
                 self._reader_location,
                 self._seam.clock,
             )
-        except BaseException as error:
-            self.reader.stop()
-            if not isinstance(error, OSError):
-                raise
+        except pa.ArrowException as error:
             raise BadConfig(
-                f"{self._settings.listen} cannot be listened on",
-                hint="is the port taken, or the address not this machine's? do the keys match?",
+                f"{self._settings.listen} cannot be served",
+                hint="do certificate and key in tls belong together?",
             ) from error
+        try:
+            self.reader.start()
+        except BaseException:
+            self.stop()
+            raise
 
     def stop(self) -> None:
         """End all calls, and the reading process."""

@@ -137,6 +137,11 @@ class Sessions:
             if session is not None and session.generation == generation:
                 self._sessions.pop(name).close()
 
+    def forget(self, name: str) -> None:
+        """Take note that a subscriber is no longer registered."""
+        with self._lock:
+            self._sessions.pop(name, None)
+
     def _require_room(self, name: str) -> None:
         if name not in self._sessions and len(self._sessions) >= self._max_count:
             raise Overloaded(

@@ -20,6 +20,9 @@ from holdfast.quiver.sealed import SealedRead
 from holdfast.quiver.statement import EventTimeStatement
 
 VERSION = 1
+# More than any quiver will ever have, and some room for sums.
+SEQ_MAX = 2**62
+ROW_MAX = 2**31 - 1
 
 _Value = TypeVar("_Value")
 
@@ -67,8 +70,11 @@ class Fields:
         return self._get(name, str, default)
 
     def whole(self, name: str, default: int | None = None) -> int:
-        """Return a whole number."""
-        return self._get(name, int, default)
+        """Return a whole number of 64 bits."""
+        value = self._get(name, int, default)
+        if not -(2**63) <= value < 2**63:
+            raise _wrong(name, "it must fit into 64 bits")
+        return value
 
     def number(self, name: str, default: float | None = None) -> float:
         """Return a number."""
@@ -105,6 +111,8 @@ class Fields:
         value = self.values.get(name)
         if not isinstance(value, list) or [type(part) for part in value] != [int, int]:
             raise _wrong(name, "it must be [seq, row]")
+        if not (0 <= value[0] <= SEQ_MAX and 0 <= value[1] <= ROW_MAX):
+            raise _wrong(name, "no quiver has such a position")
         return Position(*value)
 
     def position_or_none(self, name: str) -> Position | None:
