@@ -119,6 +119,24 @@ def test_a_token_file_is_used(place: Place) -> None:
         place.app(Config(token_file="missing"))
 
 
+def test_tokens_change_while_listening(place: Place) -> None:
+    file = place.folder / "tokens"
+    file.write_text("airflow old\n")
+    receiver = OpenLineageReceiver(Config(token_file="tokens"), place.context())
+    old, new = ({"authorization": f"Bearer {token}"} for token in ("old", "new"))
+    assert call(receiver.app, event_bytes(), headers=old).status == 200
+    file.write_text("airflow new\n")
+    assert receiver.reload(Config(token_file="tokens"))
+    assert call(receiver.app, event_bytes(), headers=old).status == 401
+    assert call(receiver.app, event_bytes(), headers=new).status == 200
+    # Whatever cannot be read changes nothing.
+    file.write_text("")
+    with pytest.raises(BadConfig):
+        receiver.reload(Config(token_file="tokens"))
+    assert call(receiver.app, event_bytes(), headers=new).status == 200
+    assert not receiver.reload(Config(token_file="tokens", level="memory"))
+
+
 def test_make_makes_a_receiver(place: Place) -> None:
     receiver = make(Config(), place.context())
     assert isinstance(receiver, OpenLineageReceiver)

@@ -106,22 +106,31 @@ def read_token_file(path: Path) -> list[TokenSettings]:
             hint="check token_file, and that the gateway may read it",
             path=str(path),
         ) from error
-    found = []
-    for number, line in enumerate(lines, start=1):
-        words = line.split()
-        if not words or words[0].startswith("#"):
-            continue
-        if len(words) == 1:
-            raise BadConfig(
-                f"line {number} of the token file has one word",
-                hint="write NAME TOKEN, and the namespaces it may speak for if not all",
-                path=str(path),
-            )
-        name, token, *namespaces = words
-        found.append(
-            TokenSettings(name=name, token=Secret(token), namespaces=tuple(namespaces) or ("*",))
+    found = [
+        _from_line(words, number, path)
+        for number, line in enumerate(lines, start=1)
+        if (words := line.split()) and not words[0].startswith("#")
+    ]
+    if not found:
+        # Without a token nobody would be asked for one: never what a token file means.
+        raise BadConfig(
+            "the token file names nobody",
+            hint="write NAME TOKEN for each producer, or leave token_file out",
+            path=str(path),
         )
     return found
+
+
+def _from_line(words: list[str], number: int, path: Path) -> TokenSettings:
+    try:
+        name, token, *namespaces = words
+        return TokenSettings(name=name, token=Secret(token), namespaces=tuple(namespaces) or ("*",))
+    except ValueError:  # too few words, or pydantic's: neither is shown, it may hold the token
+        raise BadConfig(
+            f"line {number} of the token file is not a producer",
+            hint="write NAME (at most 64 characters), TOKEN, and its namespaces if not all",
+            path=str(path),
+        ) from None
 
 
 def _client(one: TokenSettings, seam: Seam) -> Client:
