@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pyarrow as pa
 
+from holdfast.errors import DirectoryLocked
 from holdfast.quiver import ColumnExtractor, Quiver, QuiverConfig
 
 START = datetime(2026, 5, 1, 10, tzinfo=UTC)
@@ -34,9 +36,21 @@ def at(seconds: float) -> datetime:
     return START + timedelta(seconds=seconds)
 
 
+def open_when_free(path: Path) -> Quiver:
+    """Open a quiver; the process that planned a query lets go of it a little after its end."""
+    give_up_at_s = time.monotonic() + 60
+    while True:
+        try:
+            return Quiver.open(path, CONFIG)
+        except DirectoryLocked:
+            if time.monotonic() > give_up_at_s:
+                raise
+            time.sleep(0.05)
+
+
 def fill(path: Path, *bundles: Iterable[Row], seal_each: bool = False) -> str:
     """Append bundles to a quiver and close it; return its id."""
-    with Quiver.open(path, CONFIG) as quiver:
+    with open_when_free(path) as quiver:
         for rows in bundles:
             quiver.append(batch(rows))
             if seal_each:

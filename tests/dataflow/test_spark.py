@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
 import pytest
-from tests.dataflow.quivers import CONFIG, CONFIG_NAME, at, fill
+from tests.dataflow.quivers import CONFIG, CONFIG_NAME, at, fill, open_when_free
 
 from holdfast.quiver import Outcome, Quiver
 
@@ -101,7 +101,7 @@ def test_windows_close_at_the_claim_and_late_rows_are_counted(bench: Bench) -> N
     assert (late_rows(second), dropped_rows(second)) == (2, 0)
     rows = [(row["start"], row["rows"]) for row in bench.results()]
     assert sorted(rows) == [(at(0), 10), (at(10), 10), (at(20), 10), (at(30), 11), (at(60), 1)]
-    with Quiver.open(bench.quiver, CONFIG) as quiver:
+    with open_when_free(bench.quiver) as quiver:
         balance = quiver.balance("stats")
     assert balance.outcomes[Outcome.ACKED].events == 44 == sum(n for _, n in rows) + 2
 
@@ -114,7 +114,7 @@ def test_a_query_into_a_quiver_goes_on_where_it_was(bench: Bench) -> None:
     bench.run(frame, **target)
     fill(bench.quiver, [(3.0, "c", 3)])
     bench.run(frame, **target)
-    with Quiver.open(bench.out, CONFIG) as quiver:
+    with open_when_free(bench.out) as quiver:
         stored = quiver.scan(slot="events").read_all()
     assert stored.select(["number", "key"]).to_pylist() == [
         {"number": 1, "key": "a"},

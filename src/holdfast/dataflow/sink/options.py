@@ -8,14 +8,30 @@ from typing import Any
 from pydantic import ValidationError
 
 from holdfast.errors import BadConfig
-from holdfast.settings import Settings, SizeBytes
+from holdfast.remote.settings import ClientSettings
+from holdfast.settings import Secret, Settings, SizeBytes
 
 
 class SinkOptions(Settings):
-    """Options of a sink: a quiver at `path`, or Parquet files in the folder `files`."""
+    """Options of a sink: a quiver (`path` or `quiver`), or Parquet files in the folder `files`."""
 
     path: str = ""
-    """The data directory of the quiver to append to."""
+    """The data directory of the quiver to append to, if nobody has it open."""
+
+    quiver: str = ""
+    """The quiver to append to, at a Flight server: `grpc://host:port/name`."""
+
+    token: Secret | None = None
+    """The bearer token for the server."""
+
+    ca_file: str | None = None
+    """Authorities (PEM) of the server's certificate; default: the system's."""
+
+    cert_file: str | None = None
+    """The own certificate (PEM), where the server asks for one."""
+
+    key_file: str | None = None
+    """Its private key (PEM)."""
 
     files: str = ""
     """The folder for Parquet files."""
@@ -41,6 +57,16 @@ class SinkOptions(Settings):
     inline_bytes: SizeBytes = 4 * 1024 * 1024
     """What one task sends to the driver itself; more is staged."""
 
+    @property
+    def client(self) -> ClientSettings:
+        """How the server is called."""
+        return ClientSettings(
+            token=self.token,
+            ca_file=self.ca_file,
+            cert_file=self.cert_file,
+            key_file=self.key_file,
+        )
+
 
 def parse_sink_options(options: Mapping[str, Any]) -> SinkOptions:
     """Return the options of a sink; raise `BadConfig` with everything that is wrong."""
@@ -56,9 +82,10 @@ def parse_sink_options(options: Mapping[str, Any]) -> SinkOptions:
             f"nothing can be written like this: {'; '.join(wrong)}",
             hint=f"options of the sinks are {known}",
         ) from None
-    if bool(parsed.path) == bool(parsed.files) or not parsed.checkpoint:
+    targets = [target for target in (parsed.path, parsed.quiver, parsed.files) if target]
+    if len(targets) != 1 or not parsed.checkpoint:
         raise BadConfig(
-            "a sink needs `path` (a quiver) or `files` (a folder), and the checkpoint",
-            hint="name one of the two, and checkpointLocation as an option of the same writer",
+            "a sink needs one of `path`, `quiver` and `files`, and the checkpoint",
+            hint="name one, and checkpointLocation as an option of the same writer",
         )
     return parsed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -13,8 +14,10 @@ from holdfast.dataflow.sink.records import BatchRecords
 from holdfast.dataflow.sink.staged import Staged, stage
 from holdfast.dataflow.source.checkpoint import Checkpoint
 from holdfast.dataflow.source.gateway import load_config
-from holdfast.errors import StaleEpoch
-from holdfast.quiver import Quiver
+from holdfast.dataflow.source.place import split_address
+from holdfast.errors import StaleEpoch, TransactionEnded
+from holdfast.quiver import Quiver, Receipt
+from holdfast.remote import RemoteQuiver
 
 # Beside Spark's own logs, which are synced less carefully.
 RECORDS_DIR = "holdfast"
@@ -26,7 +29,7 @@ def producer_name(query_id: str) -> str:
 
 
 class QuiverWriter(DataSourceStreamArrowWriter):
-    """Appends the batches of a query to a quiver that nobody else has open."""
+    """Appends the batches of a query to a quiver, opened here or at a server."""
 
     def __init__(self, options: SinkOptions) -> None:
         self._options = options
@@ -43,9 +46,8 @@ class QuiverWriter(DataSourceStreamArrowWriter):
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Append a batch, all or nothing, once."""
         staged = [one for one in messages if isinstance(one, Staged) and one.rows]
-        config = load_config(self._options.quiver_config)
         if staged or self._options.watermark:
-            with Quiver.open(self._options.path, config) as quiver:
+            with self._open() as quiver:
                 if staged:
                     self._append(quiver, staged, batchId)
                 if self._options.watermark:
@@ -56,7 +58,13 @@ class QuiverWriter(DataSourceStreamArrowWriter):
         """Forget what was staged."""
         self._discard(messages)
 
-    def _append(self, quiver: Quiver, staged: list[Staged], batch: int) -> None:
+    def _open(self) -> Quiver | RemoteQuiver:
+        if self._options.path:
+            return Quiver.open(self._options.path, load_config(self._options.quiver_config))
+        location, name = split_address(self._options.quiver)
+        return RemoteQuiver.open(location, name, self._options.client)
+
+    def _append(self, quiver: Quiver | RemoteQuiver, staged: list[Staged], batch: int) -> None:
         query_id, span = self._checkpoint.require_query_id(), self._checkpoint.span(batch)
         records = BatchRecords(self._checkpoint.folder / RECORDS_DIR, f"quiver-{query_id}")
         known = records.span(batch)
@@ -64,12 +72,10 @@ class QuiverWriter(DataSourceStreamArrowWriter):
             records.check(batch, span)
             # Before the append: a batch that is in the quiver always has its range recorded.
             records.record(batch, span)
+        rows = [batch for one in staged for batch in one.batches()]
         try:
-            with quiver.transaction(producer=producer_name(query_id), epoch=batch + 1) as group:
-                for one in staged:
-                    for rows in one.batches():
-                        group.append({self._options.slot: rows})
-            is_old = group.receipt is not None and group.receipt.duplicate
+            receipt = self._transact(quiver, rows, producer_name(query_id), batch + 1)
+            is_old = receipt.duplicate
         except StaleEpoch:
             is_old = True
         if is_old and known != span:
@@ -79,7 +85,27 @@ class QuiverWriter(DataSourceStreamArrowWriter):
         if known != span:
             records.record(batch, span)
 
-    def _promise(self, quiver: Quiver, batch: int) -> None:
+    def _transact(
+        self,
+        quiver: Quiver | RemoteQuiver,
+        batches: Sequence[pa.RecordBatch],
+        producer: str,
+        epoch: int,
+    ) -> Receipt:
+        slot = self._options.slot
+        if isinstance(quiver, RemoteQuiver):
+            return quiver.append_all(batches, slot=slot, producer=producer, epoch=epoch)
+        group = quiver.transaction(producer=producer, epoch=epoch)
+        try:
+            for batch in batches:
+                group.append({slot: batch})
+            return group.commit()
+        except BaseException:
+            with contextlib.suppress(TransactionEnded):
+                group.abort()
+            raise
+
+    def _promise(self, quiver: Quiver | RemoteQuiver, batch: int) -> None:
         """Say how far the query's results are complete: whoever reads them claims no more."""
         producer = producer_name(self._checkpoint.require_query_id())
         reached_ns = (self._checkpoint.watermark_ms(batch) or 0) * 1_000_000

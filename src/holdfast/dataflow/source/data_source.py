@@ -46,4 +46,4 @@ class HoldfastDataSource(DataSource):
         from holdfast.dataflow.sink.quiver_writer import QuiverWriter
 
         options = parse_sink_options(self.options)
-        return QuiverWriter(options) if options.path else FilesWriter(options)
+        return FilesWriter(options) if options.files else QuiverWriter(options)

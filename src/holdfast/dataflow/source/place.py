@@ -48,14 +48,20 @@ def places(options: SourceOptions) -> Iterator[Place]:
     for path in options.path:
         yield Place(path, path)
     for address in options.quiver:
-        parts = urlsplit(address)
-        name = parts.path.strip("/")
-        if not (parts.scheme in ("grpc", "grpc+tls") and parts.netloc and name) or "/" in name:
-            raise BadConfig(
-                f"{address!r} is not the address of a quiver",
-                hint="write grpc://host:port/name, or grpc+tls://host:port/name",
-            )
-        yield Place(address, "", f"{parts.scheme}://{parts.netloc}", name)
+        location, name = split_address(address)
+        yield Place(address, "", location, name)
+
+
+def split_address(address: str) -> tuple[str, str]:
+    """Return a server's location, and the name of a quiver there."""
+    parts = urlsplit(address)
+    name = parts.path.strip("/")
+    if not (parts.scheme in ("grpc", "grpc+tls") and parts.netloc and name) or "/" in name:
+        raise BadConfig(
+            f"{address!r} is not the address of a quiver",
+            hint="write grpc://host:port/name, or grpc+tls://host:port/name",
+        )
+    return f"{parts.scheme}://{parts.netloc}", name
 
 
 @functools.lru_cache(maxsize=CONNECTIONS_MAX)
