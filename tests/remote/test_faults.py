@@ -138,7 +138,7 @@ def test_a_call_that_takes_too_long_is_given_up(served: Served) -> None:
     hanging = served.quiver._engine.ledger.lock  # as if the disk hung
     with hanging, pytest.raises(OwnerGone, match="did not answer in time"):
         cursor.plan()
-    wait_until(lambda: served.server.calls == 0)
+    wait_until(lambda: served.server.statistics().calls == 0)
     assert cursor.plan() is None
 
 
@@ -213,19 +213,20 @@ def test_calls_beyond_the_bound_are_refused_and_half_of_them_may_wait(tmp_path: 
         remote = served.connect()
         seen = remote.wait()
         waits = [in_thread(lambda: remote.wait(seen, wait_s=PATIENCE_S)) for _ in range(2)]
-        wait_until(lambda: served.server.calls == 2)
+        wait_until(lambda: served.server.statistics().calls == 2)
         assert remote.wait(seen, wait_s=PATIENCE_S) == seen, "the third does not wait"
         with served.quiver._engine.ledger.lock:  # as if the disk hung
             stuck = [in_thread(lambda: remote.cursor("spark")) for _ in range(2)]
-            wait_until(lambda: served.server.calls == 4)
+            wait_until(lambda: served.server.statistics().calls == 4)
             with pytest.raises(Overloaded, match="4 calls are going on") as refused:
                 remote.statement()
             assert refused.value.retry_after_s == 1.0
+            assert served.server.statistics().refused_total == 1
         for thread, _ in stuck:
             thread.join(PATIENCE_S)
         served.quiver.append(numbers(1))
         for thread, results in waits:
             thread.join(PATIENCE_S)
             assert results[0] > seen
-        wait_until(lambda: served.server.calls == 0)
+        wait_until(lambda: served.server.statistics().calls == 0)
         remote.statement()

@@ -28,6 +28,7 @@ from tests.remote.serving import (
 
 from holdfast.errors import (
     BadInput,
+    Damaged,
     DataLoss,
     Fenced,
     Overloaded,
@@ -82,7 +83,7 @@ def test_a_range_is_planned_read_and_committed(served: Served, remote: RemoteQui
 def test_a_plan_waits_for_data_and_has_it_sealed(served: Served, remote: RemoteQuiver) -> None:
     cursor = remote.cursor("spark")
     thread, results = in_thread(lambda: must_plan(cursor))
-    wait_until(lambda: served.server.calls > 0)
+    wait_until(lambda: served.server.statistics().calls > 0)
     served.quiver.append(numbers(1))
     thread.join(PATIENCE_S)
     assert [planned.end for planned in results] == [Position(1)]
@@ -92,7 +93,7 @@ def test_news_wake_a_client(served: Served, remote: RemoteQuiver) -> None:
     seen = remote.wait()
     assert remote.wait(seen, wait_s=0.01) == seen
     thread, results = in_thread(lambda: remote.wait(seen, wait_s=PATIENCE_S))
-    wait_until(lambda: served.server.calls > 0)
+    wait_until(lambda: served.server.statistics().calls > 0)
     served.quiver.append(numbers(1))
     thread.join(PATIENCE_S)
     assert results[0] > seen
@@ -103,7 +104,7 @@ def test_whoever_waits_is_answered_when_the_server_stops(
 ) -> None:
     cursor = remote.cursor("spark")
     thread, results = in_thread(lambda: cursor.plan(wait_s=PATIENCE_S))
-    wait_until(lambda: served.server.calls > 0)
+    wait_until(lambda: served.server.statistics().calls > 0)
     served.server.stop()
     thread.join(PATIENCE_S)
     assert results == [None]
@@ -256,6 +257,34 @@ def test_losses_are_told_and_can_be_accepted(tmp_path: Path) -> None:
         assert cursor.position == Position(1)
         counting = remote.cursor("spark", on_data_loss="count")
         assert counting.plan() is None
+
+
+def test_damage_is_told_and_recorded_by_the_owner(tmp_path: Path) -> None:
+    with serving(tmp_path) as served:
+        remote = served.connect()
+        for value in (1, 2):
+            remote.append({f"slot{value}": numbers(value)})
+        remote.flush()
+        (segment,) = served.quiver.segments()
+        data = tmp_path / "segments" / segment.path.name / segment.files[0].summary.name
+        batch = segment.files[0].summary.batches[0]
+        content = bytearray(data.read_bytes())
+        content[batch.offset + batch.length - 1] ^= 1
+        data.write_bytes(content)
+        cursor = remote.cursor("spark")
+        planned = must_plan(cursor)
+        with pytest.raises(Damaged, match="record batch 0"):
+            cursor.table(planned, "slot1")
+        with pytest.raises(Damaged):
+            cursor.check(planned)
+        cursor = remote.cursor("spark", on_data_loss="count")
+        planned = must_plan(cursor)
+        assert cursor.check(planned) == planned.events == 1
+        assert cursor.table(planned, "slot1", ["n"]).num_rows == 0
+        assert cursor.table(planned, "slot2", ["n"]).num_rows == 1
+        cursor.commit(planned)
+        outcomes = served.quiver.balance("spark").outcomes
+        assert (outcomes[Outcome.ACKED], outcomes[Outcome.DAMAGED]) == (Totals(1, 1), Totals(1, 1))
 
 
 def test_what_cannot_be_is_told_by_its_own_class(served: Served, remote: RemoteQuiver) -> None:

@@ -308,6 +308,14 @@ class RemoteCursor:
             reason=reason,
         )
 
+    def check(self, planned: PlannedRange) -> int:
+        """Have the owner read a range; return how many of its events can be read.
+
+        After `Damaged`, or with `on_data_loss="count"` when fewer rows came than were planned:
+        bundles that cannot be read are recorded as damaged, and a commit does not count them.
+        """
+        return self._act("check", start=planned.start, end=planned.end).whole("events")
+
     def accept_losses(self) -> None:
         """Go on behind what was lost; it stays in the ledger."""
         self._act("accept_losses")

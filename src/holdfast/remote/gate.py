@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from pyarrow import flight
 
-from holdfast.errors import BadConfig, NotAllowed, Overloaded
+from holdfast.errors import BadConfig, HoldfastError, NotAllowed, Overloaded
 from holdfast.remote.faults import told
 from holdfast.remote.settings import ALL_RIGHTS, Right
 
@@ -69,6 +69,8 @@ class Gate(flight.ServerMiddlewareFactory):  # type: ignore[misc]
         self._lock = threading.Lock()
         self._calls = 0
         self._waiting = 0
+        self.calls_total = 0
+        self.refused_total = 0
 
     @property
     def calls(self) -> int:
@@ -78,16 +80,25 @@ class Gate(flight.ServerMiddlewareFactory):  # type: ignore[misc]
     def start_call(self, info: flight.CallInfo, headers: Mapping[str, list[str]]) -> Passed:
         """Let a call in, or raise what its client is told."""
         with told():
-            client = self._client(headers.get("authorization", []))
-            with self._lock:
-                if self._calls >= self._max_calls:
-                    raise Overloaded(
-                        f"{self._calls} calls are going on, the bound is max_calls",
-                        hint="try again, or raise it",
-                        retry_after_s=1.0,
-                    )
-                self._calls += 1
-            return Passed(self, client)
+            try:
+                return self._let_in(headers.get("authorization", []))
+            except HoldfastError:
+                with self._lock:
+                    self.refused_total += 1
+                raise
+
+    def _let_in(self, given: list[str]) -> Passed:
+        client = self._client(given)
+        with self._lock:
+            if self._calls >= self._max_calls:
+                raise Overloaded(
+                    f"{self._calls} calls are going on, the bound is max_calls",
+                    hint="try again, or raise it",
+                    retry_after_s=1.0,
+                )
+            self._calls += 1
+            self.calls_total += 1
+        return Passed(self, client)
 
     def leave(self) -> None:
         """Count a call that ended."""

@@ -79,6 +79,7 @@ class OwnerService(flight.FlightServerBase):  # type: ignore[misc]
             "position": ("subscribe", self._position),
             "plan": ("subscribe", self._plan),
             "replan": ("subscribe", self._replan),
+            "check": ("subscribe", self._check),
             "commit": ("subscribe", self._commit),
             "accept_losses": ("subscribe", self._accept_losses),
             "detach": ("subscribe", self._detach),
@@ -86,6 +87,11 @@ class OwnerService(flight.FlightServerBase):  # type: ignore[misc]
         }
         where = location(*address, encrypted=secrets.certificate is not None)
         super().__init__(where, middleware={GATE: gate}, **secrets.tls)
+
+    @property
+    def attached(self) -> int:
+        """How many subscribers are attached from afar."""
+        return sum(len(sessions) for sessions in self._sessions.values())
 
     def stop(self) -> None:
         """End all waits, then the service."""
@@ -248,6 +254,10 @@ class OwnerService(flight.FlightServerBase):  # type: ignore[misc]
     def _replan(self, fields: Fields, patience: Patience) -> Answer:
         start, end = fields.position("start"), fields.position("end")
         return {"range": self._range(fields, self._session(fields).replan(start, end))}
+
+    def _check(self, fields: Fields, patience: Patience) -> Answer:
+        start, end = fields.position("start"), fields.position("end")
+        return {"events": self._session(fields).check(start, end)}
 
     def _commit(self, fields: Fields, patience: Patience) -> Answer:
         start, end = fields.position("start"), fields.position("end")

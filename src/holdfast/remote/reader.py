@@ -1,9 +1,10 @@
 """The Flight service of the process that serves sealed data: tickets in, record batches out.
 
 It has no lock, no ledger and no say: it maps the segments a ticket names, and sends the rows it
-asks for. What it holds in memory is bounded by the number of calls times a few messages: rows go
-from the mapped file to the socket in slices of `read_message` bytes, and nothing is kept between
-calls, so a segment that was removed is not held on disk either, once its last reader is done.
+asks for. What it holds in memory is bounded by `max_calls` times a few messages: rows go from the
+mapped file to the socket in slices of `read_message` bytes (of compressed segments, one record
+batch per call is in memory), and nothing is kept between calls. So a segment that was removed is
+not held on disk either, once its last reader is done.
 """
 
 from __future__ import annotations

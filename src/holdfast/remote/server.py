@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 
 import pyarrow as pa
 
@@ -35,6 +35,19 @@ from holdfast.remote.settings import FlightSettings, is_loopback, split_address
 from holdfast.seam import Seam
 
 _KEY_BYTES = 32
+
+
+class ServerStatistics(NamedTuple):
+    """A moment's picture of the owner's side of a server. Totals count since it was made."""
+
+    calls: int
+    calls_total: int
+    # For want of a token or of room.
+    refused_total: int
+    # Subscribers.
+    attached: int
+    # The reading process; more than one: it ended unasked.
+    reader_starts_total: int
 
 
 class QuiverServer:
@@ -110,10 +123,16 @@ class QuiverServer:
         assert self._service is not None, "it is not started"
         return self._at(self._service.port)
 
-    @property
-    def calls(self) -> int:
-        """How many calls the owner answers at this moment."""
-        return self._gate.calls
+    def statistics(self) -> ServerStatistics:
+        """Return a picture of this moment."""
+        service = self._service
+        return ServerStatistics(
+            calls=self._gate.calls,
+            calls_total=self._gate.calls_total,
+            refused_total=self._gate.refused_total,
+            attached=0 if service is None else service.attached,
+            reader_starts_total=self.reader.starts,
+        )
 
     def _reader_location(self) -> str:
         return self._at(self.reader.port(patience_s=self._settings.max_wait))

@@ -88,6 +88,15 @@ class Session:
                     planned, since=since, through=through, outcome=outcome, reason=reason
                 )
 
+    def check(self, start: Position, end: Position) -> int:
+        """Read a range on the spot; return how many of its events can be.
+
+        Bundles that cannot be read are recorded as damaged: only the owner can do that.
+        """
+        with self._lock:
+            planned = self._ranges.get((start, end)) or self._cursor.replan(start, end)
+            return sum(bundle.events for bundle in self._cursor.read(planned))
+
     def accept_losses(self) -> None:
         """Go on behind what was lost."""
         with self._lock:
@@ -112,6 +121,9 @@ class Sessions:
         self._max_count = max_count
         self._lock = threading.Lock()
         self._sessions: dict[str, Session] = {}
+
+    def __len__(self) -> int:
+        return len(self._sessions)
 
     def attach(self, name: str, make: Callable[[], Cursor]) -> Session:
         """Attach under a name; whoever was attached before is fenced off."""
