@@ -1,0 +1,164 @@
+"""Real gateways in processes of their own, and a backend that remembers what it was sent."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import yaml
+from tests.graph.lineage import request
+
+DEADLINE_S = 60.0
+
+
+def wait_for(holds: Callable[[], bool], what: str) -> None:
+    """Wait until something holds."""
+    deadline_s = time.monotonic() + DEADLINE_S
+    while not holds():
+        assert time.monotonic() < deadline_s, f"it does not happen: {what}"
+        time.sleep(0.02)
+
+
+def free_port() -> int:
+    """Return a port that nobody has right now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class Backend:
+    """An HTTP server that keeps the jobs of the events it takes."""
+
+    def __init__(self) -> None:
+        self.jobs: list[str] = []
+        self.status = 200
+        # Cleared, requests are not answered until it is set again.
+        self.answers = threading.Event()
+        self.answers.set()
+        self.asked = threading.Event()
+        backend = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                backend.asked.set()
+                backend.answers.wait(DEADLINE_S)
+                if backend.status == 200:
+                    backend.jobs.append(json.loads(body)["job"]["name"])
+                self.send_response(backend.status)
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+
+            def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,))
+        self._thread.start()
+
+    def close(self) -> None:
+        self.answers.set()
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+class GatewayFolder:
+    """A folder with a graph file, and the gateways that are started with it."""
+
+    def __init__(self, folder: Path, backend: Backend) -> None:
+        self.folder = folder
+        self.config = folder / "gateway.yaml"
+        self.port, self.admin_port = free_port(), free_port()
+        self.address, self.admin = f"127.0.0.1:{self.port}", f"127.0.0.1:{self.admin_port}"
+        self.tree: dict[str, Any] = {
+            "data_dir": "data",
+            "drain": "10s",
+            "admin": {"listen": self.admin},
+            "logging": {"format": "json"},
+            "nodes": {
+                "lineage": {
+                    "kind": "receiver",
+                    "type": "openlineage",
+                    "config": {"listen": self.address},
+                    "to": ["backend"],
+                },
+                "backend": {
+                    "kind": "exporter",
+                    "type": "http",
+                    "config": {"url": backend.url},
+                    "delivery": {"retry_initial_s": "20ms", "retry_max_s": "100ms",
+                                 "breaker_open_s": "50ms"},
+                },
+            },
+        }  # fmt: skip
+        self.write()
+
+    def write(self) -> None:
+        """Write the file as the tree is now."""
+        self.config.write_text(yaml.safe_dump(self.tree, sort_keys=False))
+
+    @contextmanager
+    def running(self, **environment: str) -> Iterator[subprocess.Popen[bytes]]:
+        """Start a gateway, wait until it is ready, and end it whatever happens."""
+        with (self.folder / "log").open("ab") as output:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "holdfast", "up", str(self.config)],
+                stdout=output,
+                stderr=output,
+                env={**os.environ, **environment},
+            )
+        try:
+            wait_for(lambda: process.poll() is not None or self.is_ready(), "ready")
+            assert process.poll() is None, self.log()
+            yield process
+        finally:
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+                try:
+                    process.wait(30)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    process.wait()
+
+    def is_ready(self) -> bool:
+        try:
+            return request(self.admin, "GET", "/readyz")[0] == 200
+        except OSError:
+            return False
+
+    def log(self) -> str:
+        return (self.folder / "log").read_text()
+
+    def messages(self) -> list[str]:
+        return [json.loads(line)["message"] for line in self.log().splitlines()]
+
+    def metric(self, name: str, **labels: str) -> float:
+        """Return a figure, summed over the samples that have these labels."""
+        _, text = request(self.admin, "GET", "/metrics")
+        wanted = [f'{key}="{value}"' for key, value in labels.items()]
+        return sum(
+            float(line.rpartition(" ")[2])
+            for line in text.splitlines()
+            if line.startswith(f"{name}{{") and all(one in line for one in wanted)
+        )
+
+
+def run_cli(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run one command to its end."""
+    command = [sys.executable, "-m", "holdfast", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)

@@ -1,0 +1,239 @@
+"""`holdfast up` as a real process: it takes, delivers, stops, resumes, and says what it does."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.graph.lineage import post, request, run_event
+from tests.operate.processes import Backend, GatewayFolder, run_cli, wait_for
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture
+def backend() -> Iterator[Backend]:
+    server = Backend()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def gateway(tmp_path: Path, backend: Backend) -> GatewayFolder:
+    return GatewayFolder(tmp_path, backend)
+
+
+def test_it_takes_delivers_tells_and_stops(gateway: GatewayFolder, backend: Backend) -> None:
+    statsd = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    statsd.bind(("127.0.0.1", 0))
+    statsd.settimeout(60)
+    address = f"127.0.0.1:{statsd.getsockname()[1]}"
+    gateway.tree["statsd"] = {"address": address, "interval": "200ms"}
+    gateway.write()
+    run_id = "0193a000-0000-7000-8000-000000000001"
+    with statsd, gateway.running() as process:
+        status, answer = post(gateway.address, run_event(run_id, job="first"))
+        assert (status, answer["status"]) == (200, "accepted")
+        wait_for(lambda: backend.jobs == ["first"], "delivered")
+        assert post(gateway.address, {"wrong": 1})[0] == 400
+        assert request(gateway.admin, "GET", "/healthz") == (200, {"status": "ok"})
+        wait_for(lambda: gateway.metric("gateway_destination_sent_events_total") == 1, "sent")
+        assert gateway.metric("gateway_receiver_rejected_events_total", reason="invalid") == 1
+        seen = b""
+        while b"gateway.destination.sent_events_total:1|c" not in seen:
+            seen = statsd.recv(4096)
+
+        # Tools speak to it over its socket, by its file or by its directory.
+        told = run_cli("destination", "ls", str(gateway.config), "--json")
+        assert [one["sent_events"] for one in json.loads(told.stdout)] == [1]
+        story = run_cli("explain", run_id, str(gateway.config), "--json")
+        assert story.returncode == 0, story.stderr
+        (explained,) = [
+            one for quiver in json.loads(story.stdout)["quivers"] for one in quiver["explanations"]
+        ]
+        (fate,) = explained["subscribers"]
+        assert (fate["subscriber"], fate["state"]) == ("backend", "acked")
+
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+    messages = gateway.messages()
+    assert messages[-1] == "stopped; nothing waits"
+    assert any("72 hours and 1 GB, then the oldest are dropped" in line for line in messages)
+
+
+def test_a_bad_file_ends_with_78_and_every_error(gateway: GatewayFolder) -> None:
+    gateway.config.write_text("wrokers: 2\nnodes:\n  in: {kind: receiver, type: openlinage}\n")
+    for command in (["up"], ["print-config"]):
+        result = run_cli(*command, str(gateway.config))
+        assert result.returncode == 78
+        assert f"{gateway.config}:1:1: error: there is no key 'wrokers' here" in result.stderr
+        assert "did you mean 'workers'?" in result.stderr
+    checked = run_cli("validate", str(gateway.config))
+    assert checked.returncode == 78
+    assert "1 errors, 0 warnings" in checked.stdout
+    told = json.loads(run_cli("validate", str(gateway.config), "--json").stdout)
+    assert told["ok"] is False
+    assert [(one["line"], one["column"]) for one in told["findings"]] == [(1, 1)]
+    error = json.loads(run_cli("up", str(gateway.config), "--json").stderr)
+    assert error["error"] == "BadConfig"
+    assert error["findings"][0]["hint"] == "did you mean 'workers'?"
+
+
+def test_systemd_hears_of_its_start_its_life_its_reload_and_its_end(
+    gateway: GatewayFolder, tmp_path: Path
+) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(tmp_path / "notify"))
+        manager.settimeout(60)
+
+        def hear(wanted: str) -> str:
+            while True:
+                heard = manager.recv(4096).decode()
+                if wanted in heard.split("\n"):
+                    return heard
+
+        variables = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "400000"}
+        with gateway.running(**variables) as process:
+            assert "0 events wait for backend" in hear("READY=1")
+            hear("WATCHDOG=1")
+            process.send_signal(signal.SIGHUP)
+            hear("RELOADING=1")
+            hear("READY=1")
+            process.send_signal(signal.SIGTERM)
+            hear("STOPPING=1")
+            assert process.wait(60) == 0
+
+
+@pytest.mark.slow
+def test_what_waits_at_a_stop_or_a_kill_is_delivered_after_the_next_start(
+    gateway: GatewayFolder, backend: Backend
+) -> None:
+    gateway.tree["drain"] = "200ms"
+    gateway.write()
+    backend.status = 503
+    with gateway.running() as process:
+        assert [post(gateway.address, run_event(job=f"a{n}"))[0] for n in range(5)] == [200] * 5
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+    assert gateway.messages()[-1] == "stopped; kept for the next start: backend 5"
+    with gateway.running() as process:
+        assert [post(gateway.address, run_event(job=f"b{n}"))[0] for n in range(5)] == [200] * 5
+        process.kill()
+        process.wait()
+    assert backend.jobs == []
+    backend.status = 200
+    expected = [*(f"a{n}" for n in range(5)), *(f"b{n}" for n in range(5))]
+    with gateway.running():
+        wait_for(lambda: len(backend.jobs) >= 10, "everything is delivered")
+        assert backend.jobs == expected
+
+
+@pytest.mark.slow
+def test_a_second_signal_stops_at_once(gateway: GatewayFolder, backend: Backend) -> None:
+    gateway.tree["drain"] = "600s"
+    gateway.write()
+    backend.answers.clear()
+    with gateway.running() as process:
+        assert post(gateway.address, run_event(job="stuck"))[0] == 200
+        assert backend.asked.wait(60)
+        process.send_signal(signal.SIGTERM)
+        wait_for(lambda: "stopping, within 600 s" in gateway.messages(), "it stops")
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(0.5)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+    assert "stopping at once" in gateway.messages()
+    backend.answers.set()
+    wait_for(lambda: backend.jobs == ["stuck"], "the backend had it after all")
+    with gateway.running():
+        wait_for(lambda: backend.jobs == ["stuck", "stuck"], "sent again: nobody saw its answer")
+
+
+@pytest.mark.slow
+def test_a_reload_applies_what_it_can(gateway: GatewayFolder, backend: Backend) -> None:
+    other = Backend()
+    try:
+        with gateway.running() as process:
+            assert post(gateway.address, run_event(job="one"))[0] == 200
+            wait_for(lambda: backend.jobs == ["one"], "delivered")
+            gateway.tree["nodes"]["backend"]["config"]["url"] = other.url
+            gateway.tree["workers"] = 2
+            gateway.tree["nodes"]["backend"]["delivery"]["order"] = "key"
+            gateway.write()
+            process.send_signal(signal.SIGHUP)
+            wait_for(lambda: "reloaded: the destination backend" in gateway.messages(), "reload")
+            assert "not reloaded, needs a restart: workers" in gateway.messages()
+            assert post(gateway.address, run_event(job="two"))[0] == 200
+            wait_for(lambda: other.jobs == ["two"], "delivered elsewhere")
+            gateway.config.write_text("nodes: 5")
+            process.send_signal(signal.SIGHUP)
+            wait_for(
+                lambda: "not reloaded: the configuration has 1 error" in gateway.messages(), "no"
+            )
+            assert post(gateway.address, run_event(job="three"))[0] == 200
+            wait_for(lambda: other.jobs == ["two", "three"], "as before")
+    finally:
+        other.close()
+    assert backend.jobs == ["one"]
+
+
+@pytest.mark.slow
+def test_a_destination_is_paused_tapped_and_resumed_from_outside(
+    gateway: GatewayFolder, backend: Backend
+) -> None:
+    with gateway.running():
+        assert run_cli("destination", "pause", "backend", str(gateway.config)).returncode == 0
+        assert post(gateway.address, run_event(job="waits"))[0] == 200
+        wait_for(lambda: gateway.metric("gateway_destination_lag_events") == 1, "it waits")
+        assert gateway.metric("gateway_destination_state", state="paused") == 1
+        nobody = run_cli("destination", "pause", "nobody", str(gateway.config), "--json")
+        assert nobody.returncode == 2
+        assert "known: backend" in nobody.stderr
+        data = str(gateway.folder / "data")
+        assert run_cli("destination", "resume", "backend", data).returncode == 0
+        wait_for(lambda: backend.jobs == ["waits"], "it goes on")
+
+        command = [sys.executable, "-m", "holdfast", "tap", "backend", str(gateway.config)]
+        tap = subprocess.Popen(
+            [*command, "--limit", "1", "--json"], stdout=subprocess.PIPE, text=True
+        )
+        number = 0
+
+        def seen() -> bool:
+            nonlocal number
+            number += 1
+            assert post(gateway.address, run_event(job=f"seen-{number}"))[0] == 200
+            return tap.poll() is not None
+
+        wait_for(seen, "the tap shows one")
+        output, _ = tap.communicate()
+        shown = json.loads(output)
+        assert "seen-" in shown["payload"]
+        assert shown["slot"] == "openlineage"
+    gone = run_cli("destination", "ls", str(gateway.config))
+    assert gone.returncode == 78
+    assert "no gateway runs" in gone.stderr
+
+
+@pytest.mark.slow
+def test_the_machine_is_checked_before_a_start(gateway: GatewayFolder) -> None:
+    assert run_cli("up", str(gateway.config), "--check").returncode == 0
+    assert not (gateway.folder / "data").exists()
+    (gateway.folder / "data").write_text("a file")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", gateway.port))
+        taken.listen()
+        result = run_cli("up", str(gateway.config), "--check")
+        (gateway.folder / "data").unlink()
+        started = run_cli("up", str(gateway.config))
+    assert result.returncode == 78
+    assert f"cannot listen on {gateway.address}: Address already in use" in result.stderr
+    assert "cannot be written" in result.stderr
+    assert started.returncode == 78
+    assert "cannot listen" in started.stderr

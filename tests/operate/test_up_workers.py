@@ -1,0 +1,120 @@
+"""`workers: 2`: several processes behind one port, supervised, and one gateway to the outside."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.conftest import parent_of
+from tests.graph.lineage import post, request, run_event
+from tests.operate.processes import Backend, GatewayFolder, run_cli, wait_for
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+@pytest.fixture
+def backend() -> Iterator[Backend]:
+    server = Backend()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def gateway(tmp_path: Path, backend: Backend) -> GatewayFolder:
+    folder = GatewayFolder(tmp_path, backend)
+    folder.tree["workers"] = 2
+    folder.tree["nodes"]["backend"]["delivery"]["order"] = "key"
+    folder.write()
+    return folder
+
+
+def children_of(pid: int) -> list[int]:
+    pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    return [one for one in pids if parent_of(one) == pid]
+
+
+def send(gateway: GatewayFolder, jobs: list[str]) -> None:
+    """Send each event on a connection of its own, so that both workers get some."""
+
+    def one(job: str) -> Any:
+        try:
+            return post(gateway.address, run_event(job=job))[0]
+        except OSError:
+            return None  # a connection to a worker that was killed
+
+    with ThreadPoolExecutor(4) as pool:
+        left = jobs
+        while left:
+            answers = list(pool.map(one, left))
+            left = [job for job, status in zip(left, answers, strict=True) if status != 200]
+
+
+def test_workers_share_a_port_are_restarted_and_stop_together(
+    gateway: GatewayFolder, backend: Backend
+) -> None:
+    with gateway.running() as process:
+        workers = children_of(process.pid)
+        assert len(workers) == 2
+        first = [f"a{n}" for n in range(60)]
+        send(gateway, first)
+        wait_for(lambda: set(first) <= set(backend.jobs), "delivered")
+        for worker in ("0", "1"):
+            accepted = gateway.metric("gateway_receiver_accepted_events_total", worker=worker)
+            assert accepted > 0, "one worker got everything"
+        assert gateway.metric("gateway_receiver_accepted_events_total") == 60
+
+        told = json.loads(run_cli("destination", "ls", str(gateway.config), "--json").stdout)
+        assert sum(one["sent_events"] for one in told) == 60
+        assert run_cli("destination", "pause", "backend", str(gateway.config)).returncode == 0
+        assert gateway.metric("gateway_destination_state", state="paused") == 2
+        assert run_cli("destination", "resume", "backend", str(gateway.config)).returncode == 0
+
+        os.kill(workers[0], signal.SIGKILL)
+        wait_for(
+            lambda: (now := children_of(process.pid)) != workers and len(now) == 2, "begun again"
+        )
+        second = [f"b{n}" for n in range(20)]
+        send(gateway, second)
+        wait_for(lambda: set(second) <= set(backend.jobs), "delivered after the kill")
+        wait_for(gateway.is_ready, "ready again")
+
+        workers = children_of(process.pid)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+        assert not any(os.path.exists(f"/proc/{pid}") for pid in workers)
+    assert (gateway.folder / "data" / "quiver" / "core-01").is_dir()
+    assert any("ended with -9" in line for line in gateway.messages())
+
+    # One worker alone delivers what the other would have.
+    gateway.tree["workers"] = 1
+    gateway.write()
+    with gateway.running():
+        third = ["c"]
+        send(gateway, third)
+        wait_for(lambda: "c" in backend.jobs, "delivered by one")
+        assert request(gateway.admin, "GET", "/readyz")[0] == 200
+
+
+def test_workers_stop_when_their_parent_is_gone(gateway: GatewayFolder) -> None:
+    with gateway.running() as process:
+        workers = children_of(process.pid)
+        process.kill()
+        process.wait()
+        wait_for(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in workers), "they end")
+
+
+def test_a_worker_that_cannot_start_for_its_configuration_ends_all(
+    gateway: GatewayFolder,
+) -> None:
+    gateway.tree["nodes"]["lineage"]["config"]["token_file"] = "missing"
+    gateway.write()
+    result = run_cli("up", str(gateway.config))
+    assert result.returncode == 78
+    assert "a worker could not start" in result.stderr
+    assert "missing" in result.stderr
