@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import io
 import socket
 import ssl
 import threading
@@ -17,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Self
 
 LINGER_S = 30.0
+TLS_HANDSHAKE = b"\x16"
 
 
 class NotHttp(Exception):
@@ -213,7 +215,7 @@ class Backend:
                     stays = True
                     while stays:
                         try:
-                            request = read_request(reader.readline, reader.read)
+                            request = read_request(reader)
                         except NotHttp:
                             wrapped.sendall(head(400, {"Connection": "close"}))
                             break
@@ -247,18 +249,17 @@ class Backend:
             return self.steps.pop(0) if len(self.steps) > 1 else self.steps[0]
 
 
-def read_request(readline: Callable[[], bytes], read: Callable[[int], bytes]) -> Request:
+def read_request(reader: io.BufferedReader) -> Request:
     """Read one request; EOFError if there is none, NotHttp if it is something else."""
-    first = readline()
+    if reader.peek(1)[:1] == TLS_HANDSHAKE:
+        raise NotHttp
+    first = reader.readline()
     if not first:
         raise EOFError
-    words = first.decode("latin-1").split(" ")
-    if len(words) != 3:
-        raise NotHttp
-    method, target, _ = words
+    method, target, _ = first.decode("latin-1").split(" ", 2)
     headers: dict[str, str] = {}
-    while (line := readline().strip()) != b"":
+    while (line := reader.readline().strip()) != b"":
         name, _, value = line.decode("latin-1").partition(":")
         headers[name.strip().lower()] = value.strip()
-    body = read(int(headers.get("content-length", "0")))
+    body = reader.read(int(headers.get("content-length", "0")))
     return Request(method, target, headers, body)

@@ -19,7 +19,7 @@ import pytest
 from pydantic import ValidationError
 from tests.deliver.exporters.sending import context, event, send, wait_until, with_exporter
 
-from holdfast.deliver.exporter import Answer, Exporter, FailureClass
+from holdfast.deliver.exporter import Answer, Exporter, Failure, FailureClass
 from holdfast.deliver.exporters import files
 from holdfast.deliver.exporters.files import STAGING
 from holdfast.seam import Seam
@@ -304,6 +304,32 @@ def test_a_send_that_was_given_up_is_remembered_over_a_restart(tmp_path: Path) -
 
     with_exporter(exporter(tmp_path, Seam(disk=disk)), use)
     send(exporter(tmp_path), numbered(1, 2), numbered(3, 3))
+    assert numbers(published(tmp_path)) == [1, 2, 3]
+
+
+def test_a_close_that_is_given_up_lets_go_in_the_end(tmp_path: Path) -> None:
+    disk = SlowDisk()
+
+    async def run() -> None:
+        stuck, next_one = exporter(tmp_path, Seam(disk=disk)), exporter(tmp_path)
+        await stuck.start()
+        for call in (stuck.send(numbered(1, 2)), stuck.close()):
+            task = asyncio.create_task(call)
+            await asyncio.to_thread(disk.reached.wait)
+            await asyncio.sleep(0)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        await next_one.start()
+        assert (await next_one.send(numbered(3, 3))).failed[0].code == "locked"
+        disk.go_on.set()
+        answers = [Answer({0: Failure(FailureClass.TRANSIENT, "not sent yet")})]
+        while answers[-1].failed:
+            await asyncio.sleep(0.01)
+            answers.append(await next_one.send(numbered(3, 3)))
+        await next_one.close()
+
+    asyncio.run(run())
     assert numbers(published(tmp_path)) == [1, 2, 3]
 
 

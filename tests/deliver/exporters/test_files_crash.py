@@ -1,8 +1,8 @@
 """The files exporter when the process or the power goes at any step: each event once, in order.
 
-What is played: ten batches into small files. At one step of one call the process dies. The next one
-begins with the first batch that was not answered, and, because an acknowledgement may be lost in a
-power cut, also with one before it. In the end the files hold every event once.
+What is played: seven batches into small files. At one step of one call the process dies. The next
+one begins with the first batch that was not answered, and, because an acknowledgement may be lost
+in a power cut, also with one before it. In the end the files hold every event once.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from holdfast.signals.event import Event
 
 BASE = Path("/srv")
 OUT = BASE / "out"
-BATCHES = [numbered(n, n + 2) for n in range(1, 31, 3)]
-ALL = list(range(1, 31))
+BATCHES = [numbered(n, n + 2) for n in range(1, 22, 3)]
+ALL = list(range(1, 22))
 
 STEPS = [
     *("files.journal.create", "files.journal.write", "files.journal.sync"),
@@ -130,7 +130,7 @@ def test_every_step_is_reached(file_format: str) -> None:
 )
 def test_a_crash_anywhere(step: str, kind: FaultKind, file_format: str) -> None:
     struck = 0
-    for nth in (1, 2, 4):
+    for nth in (1, 3):
         disk = fresh_disk()
         faulty = FaultyDisk(disk, [Fault(step, kind, nth)], disk.die)
         answered = play(faulty, file_format, BATCHES)
@@ -312,7 +312,7 @@ def test_a_journal_remembers_so_much_and_no_more(monkeypatch: pytest.MonkeyPatch
         nonlocal contents
         made = exporter(disk, "ndjson")
         await made.start()
-        for batch in BATCHES[:8]:
+        for batch in BATCHES:
             await made.send(batch)
             (folder,) = disk.list(OUT / files.STAGING)
             staging = OUT / files.STAGING / folder.name
@@ -324,4 +324,4 @@ def test_a_journal_remembers_so_much_and_no_more(monkeypatch: pytest.MonkeyPatch
 
     asyncio.run(run())
     assert contents is not None
-    assert [identity.seq for identity in contents.newest_identities(5)] == [20, 21, 22, 23, 24]
+    assert [identity.seq for identity in contents.newest_identities(5)] == [17, 18, 19, 20, 21]

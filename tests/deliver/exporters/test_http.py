@@ -81,7 +81,11 @@ documents = st.recursive(
 )
 
 
-@given(st.lists(st.tuples(st.dictionaries(st.text(), documents, max_size=3), st.booleans())))
+@given(
+    st.lists(
+        st.tuples(st.dictionaries(st.text(), documents, max_size=2), st.booleans()), max_size=4
+    )
+)
 def test_whatever_is_joined_can_be_read_again(written: list[tuple[dict[str, Any], bool]]) -> None:
     payloads = [json.dumps(doc, indent=1 if wide else None).encode() for doc, wide in written]
     wanted = [document for document, _ in written]

@@ -200,15 +200,15 @@ def test_a_certificate_that_is_not_trusted_is_our_trouble(certificates: Any) -> 
 def test_a_fatal_error_is_survived(cluster: MockKafka) -> None:
     cluster.fail_produce(KafkaError.UNKNOWN_PRODUCER_ID, KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER)
 
-    async def use(started: Exporter) -> Answer:
-        result = Answer()
-        for _ in range(5):
-            result = await started.send([event()])
-            if not result.failed:
-                break
-        return result
+    async def use(started: Exporter) -> list[Answer]:
+        results = [await started.send([event()])]
+        while results[-1].failed and len(results) < 5:
+            results.append(await started.send([event()]))
+        return results
 
-    assert with_exporter(exporter(cluster, timeout=5), use) == Answer()
+    results = with_exporter(exporter(cluster, timeout=5), use)
+    assert results[0].failed[0].kind is FailureClass.TRANSIENT
+    assert results[-1] == Answer()
 
 
 @pytest.mark.parametrize("key", ["acks", "bootstrap.servers", "transactional.id"])

@@ -140,11 +140,13 @@ class FilesExporter:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._keeper
         if self._running is not None:
-            await asyncio.wait({self._running})
+            try:
+                await asyncio.wait({self._running})
+            except asyncio.CancelledError:  # the disk hangs; then at least the lock goes with it
+                self._running.add_done_callback(lambda _: self._release())
+                raise
         try:
             await self._on_disk(self._close)
-        except _Busy:
-            log.warning("%s: the disk is still busy; the next start completes", self._context.name)
         except OSError as error:
             log.warning("%s: the last file is not complete: %s", self._context.name, error.strerror)
 
@@ -214,6 +216,11 @@ class FilesExporter:
                 with contextlib.suppress(LockHeld):  # a worker beside us is at work there
                     staging.open(_owner())
                     staging.release()
+
+    def _release(self) -> None:
+        if self._staging is not None:
+            self._staging.release()
+            self._staging = None
 
     def _close(self) -> None:
         if self._staging is not None:

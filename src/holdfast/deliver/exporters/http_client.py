@@ -247,7 +247,9 @@ def basic_authorization(username: str, password: str) -> str:
     return "Basic " + base64.b64encode(f"{username}:{password}".encode()).decode("ascii")
 
 
-def _ssl_context(settings: TlsSettings, context: ExporterContext) -> ssl.SSLContext:
+def _ssl_context(settings: TlsSettings, context: ExporterContext) -> ssl.SSLContext | bool:
+    if settings.ca_file is None and settings.cert_file is None:
+        return True  # aiohttp's own, which trusts the authorities of the system
     tls = ssl.create_default_context()
     if settings.ca_file is not None:
         path = context.base_dir / settings.ca_file
