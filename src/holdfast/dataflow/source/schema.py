@@ -83,9 +83,10 @@ def stored_schema(options: SourceOptions) -> pa.Schema:
 
 def _folders(options: SourceOptions) -> Iterable[str]:
     for place in places(options):
-        found = place
-        if place.location:
-            found = with_directory(place, connect(place.location, place.quiver, options.client))
+        if not place.location:
+            yield place.directory
+            continue
+        found = with_directory(place, connect(place.location, place.quiver, options.client))
         if not found.is_here:
             raise BadInput(
                 f"the columns of {place.name} cannot be looked up from this machine",
