@@ -11,7 +11,8 @@ from tests.dataflow.quivers import CONFIG, at, batch
 from tests.dataflow.test_sinks import Sink
 from tests.dataflow.test_stream_reader import numbers, wait_for
 
-from holdfast.errors import BadConfig, Fenced
+from holdfast.dataflow.source.explanation import read_explanations
+from holdfast.errors import BadConfig, Fenced, OwnerGone
 from holdfast.quiver import Outcome, Quiver
 from holdfast.remote import FlightSettings, QuiverServer
 
@@ -122,6 +123,9 @@ def test_a_dead_gateway_holds_the_watermark_and_nothing_of_it_is_late(
     claim = query.reader.planner.claim
     assert claim is not None
     assert f"by {two.address}: does not answer since" in claim.explain()
+    note = read_explanations(str(tmp_path / "c"))["stats"]
+    assert note["explanation"] == claim.explain()
+    assert note["holds"][0]["gateway"] == two.address
     two.start()
     two.append((110.0, 4))
     rows = wait_for(query.next)
@@ -162,6 +166,33 @@ def resumed(address: str, checkpoint: Path, schema: object, **options: object) -
 
     with patch("tests.dataflow.driver.stored_schema", lambda options: schema):
         return driver(address, checkpoint, **options)
+
+
+def test_available_now_reads_what_was_not_sealed_yet(
+    gateways: Callable[[str], LiveGateway], tmp_path: Path
+) -> None:
+    gateway = gateways("one")
+    gateway.append((1.0, 1))
+    gateway.quiver.append(batch([(2.0, "k", 2)]))
+    query = driver(gateway.address, tmp_path / "c")
+    query.reader.prepareForTriggerAvailableNow()
+    assert numbers(query.next()) == [1, 2]
+    gateway.append((3.0, 3))  # came later
+    assert query.next() is None
+    query.stop()
+
+
+def test_available_now_does_not_end_without_a_gateway(
+    gateways: Callable[[str], LiveGateway], tmp_path: Path
+) -> None:
+    one, two = gateways("one"), gateways("two")
+    one.append((1.0, 1))
+    schema = driver(one.address, tmp_path / "other").schema
+    two.die()
+    query = resumed(f"{one.address},{two.address}", tmp_path / "c", schema)
+    with pytest.raises(OwnerGone, match="nobody knows what is there"):
+        query.reader.prepareForTriggerAvailableNow()
+    query.stop()
 
 
 def test_a_sink_appends_over_flight_once(

@@ -57,8 +57,8 @@ class Gateway(ABC):
         """Return the first event that is not acknowledged."""
 
     @abstractmethod
-    def newest_seq(self) -> int:
-        """Return the newest seq that is there, sealed or not; -1 if there is none."""
+    def seal(self) -> int:
+        """Have everything sealed that is there now; return where it ends."""
 
     @abstractmethod
     def plan(self, start: Position, max_rows: int, max_bytes: int) -> PlannedRange | None:
@@ -139,9 +139,11 @@ class LocalGateway(Gateway):
         """See `Gateway`."""
         return self._cursor.position
 
-    def newest_seq(self) -> int:
+    def seal(self) -> int:
         """See `Gateway`."""
-        return self._quiver.statement().through_seq
+        newest_seq = self._quiver.statement().through_seq
+        self._quiver.flush()
+        return newest_seq + 1
 
     def plan(self, start: Position, max_rows: int, max_bytes: int) -> PlannedRange | None:
         """See `Gateway`."""
@@ -217,9 +219,11 @@ class FlightGateway(Gateway):
         """See `Gateway`."""
         return self._cursor.position
 
-    def newest_seq(self) -> int:
+    def seal(self) -> int:
         """See `Gateway`."""
-        return self._quiver.statement().through_seq
+        newest_seq = self._quiver.statement().through_seq
+        self._quiver.flush()
+        return newest_seq + 1
 
     def plan(self, start: Position, max_rows: int, max_bytes: int) -> PlannedRange | None:
         """See `Gateway`."""

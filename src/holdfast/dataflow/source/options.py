@@ -81,6 +81,9 @@ class SourceOptions(Settings):
     partition_bytes: SizeBytes = 32 * 1024 * 1024
     """Stored bytes that one task reads, at least one segment."""
 
+    poll_every: DurationS = 0.05
+    """How long a question waits that found nothing new; Spark asks again at once."""
+
     on_data_loss: Literal["fail", "count"] = "fail"
     """What happens when data is gone that was not read yet."""
 

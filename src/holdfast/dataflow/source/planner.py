@@ -17,6 +17,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from holdfast.dataflow.source.checkpoint import Checkpoint
+from holdfast.dataflow.source.explanation import Explanation
 from holdfast.dataflow.source.gateway import Gateway
 from holdfast.dataflow.source.offset import Offset
 from holdfast.dataflow.source.options import SourceOptions
@@ -53,6 +54,9 @@ class Planner:
         self._options = options
         self._gateways = list(gateways)
         self._checkpoint = checkpoint
+        self._explanation = (
+            None if checkpoint is None else Explanation(checkpoint, options.subscriber)
+        )
         self._seam = seam
         self._claims: Claims | None = None
         # By name: since when it is silent (wall clock), and when to ask again (monotonic).
@@ -101,9 +105,14 @@ class Planner:
 
     def stop_at_newest(self) -> None:
         """Plan nothing beyond what is there now."""
-        self._targets = {
-            quiver_id: gateway.newest_seq() + 1 for quiver_id, gateway in self._reached().items()
-        }
+        reached = self._reached()
+        silent = [gateway.name for gateway in self._gateways if gateway.quiver_id is None]
+        if silent:
+            raise OwnerGone(
+                f"{', '.join(silent)} does not answer, so nobody knows what is there now",
+                hint="start it, then run again; a query that runs on would wait for it",
+            )
+        self._targets = {quiver_id: gateway.seal() for quiver_id, gateway in reached.items()}
 
     # ----------------------------------------------------------------- planning
 
@@ -184,6 +193,9 @@ class Planner:
         self.claim = self._claims.update(heard)
         if self._options.close and self._targets is not None and start.seqs == end.seqs:
             self.claim = self._claims.close()
+        if self._explanation is not None:
+            now_us = self._seam.clock.wall_ns() // 1000
+            self._explanation.tell(self.claim, self._claims.released_total, now_us)
         seen = [s.newest_us for s in heard.values() if isinstance(s, Statement) and s.newest_us]
         return self.claim.us, max(seen, default=0)
 

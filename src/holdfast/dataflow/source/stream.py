@@ -18,6 +18,7 @@ An acknowledgement always follows a commit, so a crash anywhere costs reading ag
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -90,7 +91,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             rows = min(rows, limit.max_rows)
         elif not isinstance(limit, ReadAllAvailable):
             log.debug("the read limit %r is not used, max_rows is", limit)
-        return self.planner.next(Offset.from_fields(start), rows).to_fields()
+        end = self.planner.next(Offset.from_fields(start), rows).to_fields()
+        if end == start:
+            time.sleep(self._options.poll_every)
+        return end
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Return what executors read of a batch."""
