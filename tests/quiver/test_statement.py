@@ -125,11 +125,32 @@ def test_one_event_of_another_century_changes_nothing_for_the_others(
     if sealed:
         seal(quiver)
     latest_us = START_NS // 1000 + 300 * SECOND_US
-    assert quiver.statement().max_event_us == latest_us
+    assert quiver.statement().max_event_us == us(5), "what is dated in the future does not count"
     assert quiver.statement(Position(0, 1)).min_event_us == 0
     quiver.append(rows(7))
     assert quiver.statement(Position(0, 1), claim_us=us(0)).min_event_us == us(7)
     assert quiver.statement(Position(1), claim_us=us(8)).min_event_us == latest_us
+
+
+def test_a_segment_of_another_century_alone_says_nothing_of_the_newest(
+    still: StillMachine,
+) -> None:
+    century = 100 * 365 * 86400
+    quiver = still.start(timed())
+    quiver.append(rows(century))
+    segment = seal(quiver)
+    assert quiver.statement().max_event_us is None
+    quiver.append(rows(-century))
+    seal(quiver)
+    assert quiver.statement().max_event_us == 0
+    quiver.append(rows(20))
+    seal(quiver)
+    quiver = still.restart(timed())
+    assert quiver.statement().max_event_us == us(20)
+    quiver = still.restart(timed())
+    (path,) = data_paths(segment)
+    still.scribble(path, 0, len(still.disk.read(path)))
+    assert quiver.statement().max_event_us == us(20), "what cannot be read says nothing"
 
 
 def test_bundles_kept_as_opaque_bytes_count_as_whole_ones(still: StillMachine) -> None:

@@ -140,7 +140,8 @@ class EventTimes:
     def _learn(self, segments: Sequence[Segment], tail: Sequence[list[Held]]) -> None:
         """Take note of what is new since the last time, and forget what is gone."""
         known = {segment.summary.segment_seq for segment in segments}
-        for segment in segments:
+        # The newest first: then the older ones rarely have to be looked into.
+        for segment in reversed(segments):
             if segment.summary.segment_seq not in self._known_segments:
                 self._learn_segment(segment)
         self._known_segments = known
@@ -154,7 +155,7 @@ class EventTimes:
 
     def _learn_segment(self, segment: Segment) -> None:
         summary = segment.summary
-        self._saw(summary.clamped_max_event_us)
+        self._saw(self._newest_us(segment))
         self._quiet_since_ns = max(self._quiet_since_ns, summary.max_ingestion_ns)
         for name, producer in reversed(summary.producers.items()):
             if producer.watermark_ns is not None:
@@ -166,14 +167,36 @@ class EventTimes:
             if held.producer is not None and held.watermark_ns != NO_WATERMARK:
                 self._promised(held.producer, held.watermark_ns)
         for made in self._tables.tables(fresh):
-            self._saw(pc.max(made.clamped_us).as_py())
             table = made.table
+            self._saw(_newest_us(made.clamped_us, _flat(table, "_event_time_flag")))
             rows = _no_rows(table.num_rows) if made.group.kind == OPAQUE else _flat(table, "_row")
             yield Times(_flat(table, "_seq"), rows, made.clamped_us)
 
     def _saw(self, event_us: int | None) -> None:
         if event_us is not None:
             self._max_us = event_us if self._max_us is None else max(self._max_us, event_us)
+
+    def _newest_us(self, segment: Segment) -> int | None:
+        """Return the latest time in a segment, without events dated in the future."""
+        summary = segment.summary
+        newest_us = summary.clamped_max_event_us
+        known_us = -1 if self._max_us is None else self._max_us
+        in_future_us = summary.min_ingestion_ns // 1000 + self._skew_us
+        if newest_us is None or newest_us < in_future_us or newest_us <= known_us:
+            return newest_us
+        try:
+            batches = [
+                f.batch(place) for f in segment.files for place in range(len(f.summary.batches))
+            ]
+        except Damaged:
+            return None
+        found = [
+            _newest_us(
+                batch.column("_event_time").cast(pa.int64()), batch.column("_event_time_flag")
+            )
+            for batch in batches
+        ]
+        return max((time for time in found if time is not None), default=None)
 
     def _promised(self, producer: str, watermark_ns: int) -> None:
         known_ns = self._watermarks.pop(producer, watermark_ns)
@@ -258,6 +281,12 @@ class EventTimes:
         clamped = pc.max_element_wise(clamped, 0)
         rows = _no_rows(batch.num_rows) if opaque else batch.column("_row")
         return Times(batch.column("_seq"), rows, clamped)
+
+
+def _newest_us(times_us: pa.Array, flags: pa.Array) -> int | None:
+    in_time = times_us.filter(pc.not_equal(flags, int(TimeFlag.IN_FUTURE)))
+    newest_us: int | None = pc.max(in_time).as_py()
+    return None if newest_us is None else max(0, newest_us)
 
 
 def _at_least(segment: Segment, beyond: Position, claim_us: int | None) -> Found:

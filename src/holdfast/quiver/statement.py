@@ -7,7 +7,7 @@ taken its rows:
 
     min_event_us      the earliest event time it holds beyond p: sealed, open, synced or not
     pending_events    how many events are there; none is not yet silence, see below
-    max_event_us      the latest event time it ever saw: sources are at most some delay behind it
+    max_event_us      the latest event time it ever saw: its sources are at most some delay behind
     quiet_since_ns    when it last took something in, or turned somebody away, or was opened
     clock_ns          its own clock
     producer_watermarks   what its producers promised in turn, in the frames of their bundles
@@ -26,15 +26,16 @@ as long as claims never pass what was stated; where somebody lets them (a gatewa
 the rows that come back are late, and are counted as such by whoever reads them.
 
 **Times are clamped**, as in summaries (envelope.py): at most ingestion + `max_skew_s`, at least
-1970. One event dated 2099 moves `max_event_us` by minutes, one dated 1969 is as old as can be.
+1970. For `max_event_us` events dated in the future do not count at all: one dated 2099, among data
+of last year that is sent in late, would take the claim to the present and make all the rest late.
 
 **When it is true.** The clock is read first, the data after that, so everything acknowledged before
 `clock_ns` is covered, with one exception: an append at level `memory` counts from the moment it is
 written, some microseconds after its answer.
 
 **What it costs.** Segments are judged by their summaries. Rows are looked at only in the segment
-that p cuts, in segments with late rows, and in the open buffer, each bundle of it once; what was
-found is kept (event_times.py).
+that p cuts, in segments with late rows or rows of the future, and in the open buffer, each bundle
+of it once; what was found is kept (event_times.py).
 """
 
 from __future__ import annotations
@@ -59,7 +60,8 @@ class EventTimeStatement:
     min_event_us: int | None
     # Late ones too.
     pending_events: int
-    # As far as this process and the segments it still has can tell; None: it saw no event.
+    # Without events dated in the future; as far as this process, and the segments it still has, can
+    # tell. None: it saw none.
     max_event_us: int | None
     quiet_since_ns: int
     clock_ns: int
