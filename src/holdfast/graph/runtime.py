@@ -113,8 +113,8 @@ class Gateway:
         # Whether all quivers are open.
         self._is_open = False
         self._housekeeping: asyncio.Task[None] | None = None
-        # How many events waited for each destination when it was stopped.
-        self.left_events: dict[str, int] = {}
+        # How many events waited for each destination when it was stopped; None: not counted.
+        self.left_events: dict[str, int] | None = None
 
     # ------------------------------------------------------------------ starting
 
@@ -272,6 +272,9 @@ class Gateway:
             left_s = max(0.0, deadline_s - clock.monotonic_s())
             await _all(courier.stop(left_s) for courier in self._couriers())
             self.left_events = await self.lag_events()
+        except asyncio.CancelledError:
+            await _all(courier.stop(0.0) for courier in self._couriers())
+            raise
         finally:
             self._is_open = False
             # A cancelled stop still closes: that is what "at once" leaves to do.

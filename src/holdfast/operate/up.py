@@ -148,7 +148,8 @@ class GatewayProcess:
                 held.callback(control.close)
             self._notifier.ready(await self._status())
             log.info("holdfast %s is ready, process %d", __version__, os.getpid())
-            held.push_async_callback(end, asyncio.create_task(self._tell_status()))
+            if self._notifier.is_heard:
+                held.push_async_callback(end, asyncio.create_task(self._tell_status()))
             while await signals.next() == "reload":
                 await self._reload()
             await self._stop(signals)
@@ -222,8 +223,14 @@ class GatewayProcess:
             log.warning("stopping at once")
             stopping.cancel()
         await asyncio.wait([stopping])
-        left = ", ".join(f"{name} {n}" for name, n in self._gateway.left_events.items() if n)
-        log.info("stopped; %s", f"kept for the next start: {left}" if left else "nothing waits")
+        log.info("stopped; %s", _what_is_left(self._gateway.left_events))
+
+
+def _what_is_left(events: dict[str, int] | None) -> str:
+    if events is None:
+        return "what waits is kept for the next start"
+    left = ", ".join(f"{name} {count}" for name, count in events.items() if count)
+    return f"kept for the next start: {left}" if left else "nothing waits"
 
 
 async def _follow_parent(signals: Signals) -> None:
