@@ -5,22 +5,31 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.graph.gateways import GRAPH, REGISTRY, address, gateway_of, running, send, until
 from tests.graph.lineage import post, run_event
-from tests.graph.toys.exporter import DELIVERED, REFUSING
+from tests.graph.toys import exporter as toy_exporter
+from tests.graph.toys.exporter import DELIVERED, REFUSING, MemoryExporter
 
 from holdfast.deadletter.redrive import replay_request
 from holdfast.deadletter.shelf import Selection
+from holdfast.deliver.destination import Destination
+from holdfast.deliver.exporter import Answer
+from holdfast.deliver.exporter_context import ExporterContext
 from holdfast.errors import BadConfig, BadInput, CannotOpen
+from holdfast.graph import delivery
 from holdfast.graph.loader import load
 from holdfast.graph.reload import reload
 from holdfast.graph.runtime import Gateway
+from holdfast.graph.store import Store
 from holdfast.quiver import Quiver
 from holdfast.receive.receiver import ReceiverContext
+from holdfast.signals.event import Event
 
 
 @pytest.fixture(autouse=True)
@@ -145,6 +154,84 @@ def test_two_gateways_cannot_have_one_directory(tmp_path: Path) -> None:
                 await gateway_of(tmp_path).start()
 
     asyncio.run(run())
+
+
+def test_it_is_not_ready_while_it_replays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    open_store = Store.open
+    replays, may_go_on = threading.Event(), threading.Event()
+
+    def slow_open(*arguments: Any) -> Store:
+        replays.set()
+        assert may_go_on.wait(60)
+        return open_store(*arguments)
+
+    monkeypatch.setattr(Store, "open", slow_open)
+
+    async def run() -> None:
+        gateway = gateway_of(tmp_path)
+        starting = asyncio.create_task(gateway.start())
+        await asyncio.to_thread(replays.wait, 60)
+        assert await gateway.not_ready() == ["the gateway is replaying"]
+        assert (await gateway.statistics()).state == "replaying"
+        may_go_on.set()
+        await starting
+        assert await gateway.not_ready() == []
+        await gateway.stop(5.0)
+
+    asyncio.run(run())
+
+
+def test_a_delivery_that_ends_by_a_bug_is_begun_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(delivery, "RESTART_MIN_S", 0.01)
+    whole_run = Destination.run
+    broken: set[str] = set()
+
+    async def run_once_with_a_bug(self: Destination) -> None:
+        if self.name not in broken:
+            broken.add(self.name)
+            raise AssertionError("BUG: made by a test")
+        await whole_run(self)
+
+    monkeypatch.setattr(Destination, "run", run_once_with_a_bug)
+
+    async def run() -> None:
+        async with running(gateway_of(tmp_path)) as gateway:
+            await send(gateway, run_event())
+            await until(lambda: len(DELIVERED.get("left", ())) == 1)
+            await until(lambda: len(DELIVERED.get("right", ())) == 1)
+
+    asyncio.run(run())
+    assert "the delivery to left ended; it begins again" in caplog.messages
+
+
+def test_a_stop_that_hurries_leaves_what_is_under_way_and_closes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sends = asyncio.Event()
+
+    async def hang(self: object, events: Sequence[Event]) -> Answer:
+        sends.set()
+        await asyncio.sleep(3600)
+        raise AssertionError("BUG: it was not cut off")
+
+    monkeypatch.setattr(MemoryExporter, "send", hang)
+
+    async def run() -> None:
+        gateway = gateway_of(tmp_path)
+        await gateway.start()
+        await send(gateway, run_event())
+        await sends.wait()
+        stopping = asyncio.create_task(gateway.stop(3600.0))
+        await until(lambda: gateway.state == "stopping")
+        stopping.cancel()
+        await asyncio.wait([stopping])
+        assert gateway.state == "stopped"
+
+    asyncio.run(run())
+    with Quiver.open(tmp_path / "data" / "quiver" / "core-00") as quiver:
+        assert quiver.balance("left").pending.events == 1
 
 
 # ------------------------------------------------------------------------- refusing
@@ -326,6 +413,32 @@ def test_a_reload_gives_a_receiver_new_tokens(tmp_path: Path) -> None:
             assert (await status("first-token-1"), await status("second-token-2")) == (401, 200)
 
     asyncio.run(run())
+
+
+def test_a_destination_that_cannot_be_made_anew_stays_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make = toy_exporter.make
+
+    def refuse(config: toy_exporter.Config, context: ExporterContext) -> MemoryExporter:
+        if config.mark == "!":
+            raise BadConfig("it cannot be", hint="do not")
+        return make(config, context)
+
+    monkeypatch.setattr(toy_exporter, "make", refuse)
+
+    async def run() -> None:
+        async with running(gateway_of(tmp_path)) as gateway:
+            changed = GRAPH.replace('mark: ">"', 'mark: "!"')
+            assert await apply(gateway, tmp_path, changed) == (
+                [],
+                ["the destination right: it cannot be"],
+            )
+            await send(gateway, run_event())
+            await until(lambda: len(DELIVERED["right"]) == 1)
+
+    asyncio.run(run())
+    assert DELIVERED["right"][0].startswith(b">")
 
 
 def test_handlers_come_and_go_with_a_reload(tmp_path: Path) -> None:

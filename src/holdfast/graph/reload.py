@@ -95,12 +95,24 @@ async def _replace(
             await gateway.remove_destination(quiver, name)
             report.applied.append(f"the destination {name} is gone")
         elif name not in before:
-            await gateway.add_destination(quiver, after[name])
-            report.applied.append(f"the destination {name} is new")
+            await _add(gateway, quiver, after[name], report, f"the destination {name} is new")
         elif not _same_way(before[name], after[name]):
             await gateway.remove_destination(quiver, name)
-            await gateway.add_destination(quiver, after[name])
-            report.applied.append(f"the destination {name}")
+            if not await _add(gateway, quiver, after[name], report, f"the destination {name}"):
+                await gateway.add_destination(quiver, before[name])
+
+
+async def _add(
+    gateway: Gateway, quiver: str, one: DestinationPlan, report: Reloaded, what: str
+) -> bool:
+    """Begin a destination; False, and told, if it cannot be made as the file says."""
+    try:
+        await gateway.add_destination(quiver, one)
+    except HoldfastError as error:
+        report.needs_restart.append(f"{what}: {error.message}")
+        return False
+    report.applied.append(what)
+    return True
 
 
 def _same(one: Node, other: Node) -> bool:

@@ -27,6 +27,11 @@ class Notifier:
         self._watchdog_s = _watchdog_s(environment)
 
     @property
+    def is_heard(self) -> bool:
+        """Whether anybody listens."""
+        return bool(self._address)
+
+    @property
     def watchdog_s(self) -> float | None:
         """How often to say `alive`: half of what systemd waits; None if it does not."""
         return self._watchdog_s
