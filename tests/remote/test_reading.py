@@ -89,6 +89,14 @@ def test_a_plan_waits_for_data_and_has_it_sealed(served: Served, remote: RemoteQ
     assert [planned.end for planned in results] == [Position(1)]
 
 
+def test_a_subscriber_starts_where_it_says(remote: RemoteQuiver) -> None:
+    remote.append(numbers(1))
+    starts: list[Any] = ["oldest", "latest", datetime(2026, 1, 1, tzinfo=UTC)]
+    starts.append(datetime(2999, 1, 1, tzinfo=UTC))
+    found = [remote.cursor(f"s{place}", start=start) for place, start in enumerate(starts)]
+    assert [cursor.position.seq for cursor in found] == [0, 1, 0, 1]
+
+
 def test_news_wake_a_client(served: Served, remote: RemoteQuiver) -> None:
     seen = remote.wait()
     assert remote.wait(seen, wait_s=0.01) == seen
@@ -296,8 +304,10 @@ def test_what_cannot_be_is_told_by_its_own_class(served: Served, remote: RemoteQ
         cursor.plan(max_events=0)
     with pytest.raises(BadInput, match="not a subscriber's name"):
         remote.cursor("a/b")
-    with pytest.raises(BadInput, match="'start' is missing or wrong"):
-        remote.cursor("other", start="yesterday")
+    with pytest.raises(BadInput, match="start is 'yesterday'"):
+        remote.cursor("other", start="yesterday")  # type: ignore[arg-type]
+    with pytest.raises(BadInput, match="start is"):
+        remote.cursor("other", start=datetime(2026, 1, 1))  # noqa: DTZ001
     remote.unregister("spark")
     assert remote.subscribers() == ()
     with pytest.raises(UnknownSubscriber):

@@ -34,6 +34,7 @@ from holdfast.quiver import (
 from holdfast.quiver.bundle import DEFAULT_SLOT, BundleData, Headers, Payloads, one_batch
 from holdfast.quiver.cursor import OnDataLoss
 from holdfast.quiver.dictionaries import unify
+from holdfast.quiver.registration import StartPosition
 from holdfast.quiver.scan import TimeRange
 from holdfast.quiver.sealed import SealedRead
 from holdfast.remote.connection import Connection
@@ -159,7 +160,7 @@ class RemoteQuiver:
         self,
         name: str,
         *,
-        start: str = "oldest",
+        start: StartPosition = "oldest",
         options: SubscriberOptions | None = None,
         on_data_loss: OnDataLoss = "fail",
         generation: int | None = None,
@@ -169,9 +170,12 @@ class RemoteQuiver:
         With `generation` an earlier cursor's place is taken up again.
         """
         if generation is None:
-            given = None if options is None else vars(options)
             answer = self._act(
-                "attach", subscriber=name, start=start, options=given, on_data_loss=on_data_loss
+                "attach",
+                subscriber=name,
+                start=start if isinstance(start, str) else start.isoformat(),
+                options=None if options is None else vars(options),
+                on_data_loss=on_data_loss,
             )
             generation = answer.whole("generation")
         return RemoteCursor(self, name, generation, on_data_loss)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from datetime import datetime
 from typing import Any
 
 import pyarrow as pa
@@ -354,9 +355,16 @@ def _newest_schema(quiver: Quiver, slot: str) -> pa.Schema:
 
 
 def _start(fields: Fields) -> StartPosition:
-    return (
-        "latest" if fields.one_of("start", ("oldest", "latest"), "oldest") == "latest" else "oldest"
-    )
+    word = fields.text("start", "oldest")
+    words: dict[str, StartPosition] = {"oldest": "oldest", "latest": "latest"}
+    if word in words:
+        return words[word]
+    try:
+        return datetime.fromisoformat(word)
+    except ValueError:
+        raise BadInput(
+            f"start is {word!r}", hint="use oldest, latest, or a moment like 2026-01-31T10:00:00Z"
+        ) from None
 
 
 def _on_data_loss(fields: Fields) -> OnDataLoss:
