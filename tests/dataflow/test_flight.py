@@ -168,6 +168,29 @@ def resumed(address: str, checkpoint: Path, schema: object, **options: object) -
         return driver(address, checkpoint, **options)
 
 
+def test_a_claim_that_no_batch_carried_is_no_promise(
+    gateways: Callable[[str], LiveGateway], tmp_path: Path
+) -> None:
+    gateway = gateways("one")
+    gateway.append((10.0, 1))
+    query = driver(gateway.address, tmp_path / "c", idle_after="1s")
+    query.next()
+
+    def is_idle() -> bool:
+        assert query.next() is None  # there are no windows, so no heartbeat
+        claim = query.reader.planner.claim
+        return claim is not None and claim.holds[0].bound.reason == "idle"
+
+    wait_for(lambda: is_idle() or None)
+    gateway.append((13.0, 2))
+    gateway.append((14.0, 3))
+    rows = query.next(max_rows=1)
+    assert numbers(rows) == [2]
+    assert rows is not None
+    assert rows.column("_wm")[0].as_py() == at(9)  # its newest event, less the delay
+    query.stop()
+
+
 def test_available_now_reads_what_was_not_sealed_yet(
     gateways: Callable[[str], LiveGateway], tmp_path: Path
 ) -> None:

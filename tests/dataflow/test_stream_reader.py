@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import TypeVar
 
 import pyarrow as pa
 import pytest
@@ -32,7 +33,10 @@ def numbers(rows: pa.Table | None) -> list[int]:
     return sorted(number for number in found if number is not None)
 
 
-def wait_for(ask: Callable[[], pa.Table | None]) -> pa.Table:
+Answer = TypeVar("Answer")
+
+
+def wait_for(ask: Callable[[], Answer | None]) -> Answer:
     give_up_at_s = time.monotonic() + 60
     while time.monotonic() < give_up_at_s:
         if (found := ask()) is not None:

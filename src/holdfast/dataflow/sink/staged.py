@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import uuid
 from collections.abc import Iterable, Iterator
@@ -36,22 +37,37 @@ class Staged(WriterCommitMessage):
 
 def stage(batches: Iterable[pa.RecordBatch], folder: Path, inline_bytes: int) -> Staged:
     """Return the rows of a task, in a file if they are more than `inline_bytes`."""
-    kept = [batch for batch in batches if batch.num_rows]
+    kept: list[pa.RecordBatch] = []
+    size_bytes = 0
+    remaining = (batch for batch in batches if batch.num_rows)
+    for batch in remaining:
+        kept.append(batch)
+        size_bytes += batch.nbytes
+        if size_bytes > inline_bytes:
+            return _to_file(itertools.chain(kept, remaining), batch.schema, folder)
     if not kept:
         return Staged(0)
-    rows = sum(batch.num_rows for batch in kept)
-    if sum(batch.nbytes for batch in kept) <= inline_bytes:
-        sink = pa.BufferOutputStream()
-        _write(sink, kept)
-        return Staged(rows, content=sink.getvalue().to_pybytes())
+    sink = pa.BufferOutputStream()
+    rows = _write(sink, kept, kept[0].schema)
+    return Staged(rows, content=sink.getvalue().to_pybytes())
+
+
+def _to_file(batches: Iterable[pa.RecordBatch], schema: pa.Schema, folder: Path) -> Staged:
     folder.mkdir(parents=True, exist_ok=True)
-    path = str(folder / f"{uuid.uuid4()}.arrow")
-    with pa.OSFile(path, "wb") as file:
-        _write(file, kept)
-    return Staged(rows, path=os.path.abspath(path))
+    path = os.path.abspath(folder / f"{uuid.uuid4()}.arrow")
+    try:
+        with pa.OSFile(path, "wb") as file:
+            rows = _write(file, batches, schema)
+    except BaseException:
+        os.unlink(path)
+        raise
+    return Staged(rows, path=path)
 
 
-def _write(sink: pa.NativeFile, batches: list[pa.RecordBatch]) -> None:
-    with pa.ipc.new_stream(sink, batches[0].schema) as writer:
+def _write(sink: pa.NativeFile, batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> int:
+    rows = 0
+    with pa.ipc.new_stream(sink, schema) as writer:
         for batch in batches:
             writer.write_batch(batch)
+            rows += batch.num_rows
+    return rows

@@ -26,10 +26,10 @@ class Explanation:
         self._path = checkpoint.folder / FOLDER / f"{subscriber}{_SUFFIX}"
         self._told: tuple[object, ...] = ()
 
-    def tell(self, claim: Claim, released_total: int, now_us: int) -> None:
+    def tell(self, claim: Claim, is_released: bool, now_us: int) -> None:
         """Write down a claim, if what there is to say about it has changed."""
         holder = claim.holds[0] if claim.holds else None
-        telling = (claim.us, holder and (holder.gateway, holder.bound.reason), released_total)
+        telling = (claim.us, holder and (holder.gateway, holder.bound.reason), is_released)
         if telling == self._told:
             return
         note = {
@@ -44,7 +44,8 @@ class Explanation:
                 }
                 for hold in claim.holds
             ],
-            "released_total": released_total,
+            # Whether a gateway was left out of it since the query began.
+            "is_released": is_released,
             "written_us": now_us,
         }
         with contextlib.suppress(OSError):  # nobody's data depends on it

@@ -31,8 +31,10 @@ from holdfast.seam import Seam
 
 # Ranges that are kept until they are read; Spark has one or two at a time for each quiver.
 RANGES_MAX = 256
-# A gateway that did not answer is left alone for so long, so that the others need not wait for it.
+# A gateway that did not answer is left alone for so long, and so many times as long as was waited
+# for it in vain, so that the others are not held up.
 SILENCE_PAUSE_S = 1.0
+SILENCE_SHARE = 5
 
 log = logging.getLogger("holdfast.dataflow")
 
@@ -58,7 +60,8 @@ class Planner:
             None if checkpoint is None else Explanation(checkpoint, options.subscriber)
         )
         self._seam = seam
-        self._claims: Claims | None = None
+        # How often a gateway was left out of a claim.
+        self._released_total = 0
         # By name: since when it is silent (wall clock), and when to ask again (monotonic).
         self._silent: dict[str, tuple[int, float]] = {}
         # Where an `availableNow` run ends, by quiver.
@@ -93,8 +96,10 @@ class Planner:
             if gateway.name not in self._silent:
                 log.warning("%s does not answer: %s", gateway.name, error.message)
                 since_us = self._seam.clock.wall_ns() // 1000
-            pause_s = self._seam.clock.monotonic_s() + SILENCE_PAUSE_S
-            self._silent[gateway.name] = (since_us, pause_s)
+            # One that hangs costs its time-out each time: then it is asked so much less often.
+            ended_s = self._seam.clock.monotonic_s()
+            again_s = ended_s + SILENCE_PAUSE_S + SILENCE_SHARE * (ended_s - now_s)
+            self._silent[gateway.name] = (since_us, again_s)
             return None
         self._silent.pop(gateway.name, None)
         return answer
@@ -184,18 +189,22 @@ class Planner:
     # ---------------------------------------------------------------- watermark
 
     def _claim(self, start: Offset, end: Offset) -> tuple[int, int]:
-        """Return the claim beyond a batch, and the newest event time that anybody has seen."""
-        if self._claims is None or self._claims.claimed_us < start.claim_us:
-            self._claims = Claims(self._options.claims, start.claim_us)
+        """Return the claim beyond a batch, and the newest event time that anybody has seen.
+
+        It goes out from the claim of `start`, each time anew: a claim that no batch carried is no
+        promise, and an event that came after it is in time.
+        """
+        claims = Claims(self._options.claims, start.claim_us)
         # Rows that may fail and come again hold the claim while their batch runs.
         position = start if self._options.retries else end
         heard = {g.name: self._ask(g, position, start.claim_us) for g in self._gateways}
-        self.claim = self._claims.update(heard)
+        self.claim = claims.update(heard)
         if self._options.close and self._targets is not None and start.seqs == end.seqs:
-            self.claim = self._claims.close()
+            self.claim = claims.close()
+        self._released_total += claims.released_total
         if self._explanation is not None:
             now_us = self._seam.clock.wall_ns() // 1000
-            self._explanation.tell(self.claim, self._claims.released_total, now_us)
+            self._explanation.tell(self.claim, self._released_total > 0, now_us)
         seen = [s.newest_us for s in heard.values() if isinstance(s, Statement) and s.newest_us]
         return self.claim.us, max(seen, default=0)
 
