@@ -16,7 +16,7 @@ from tests.readers.setting import StillMachine, calm, keep, must_plan
 from holdfast.errors import BadInput, Damaged, UnknownPosition, WrongQuiver
 from holdfast.quiver import ColumnExtractor, Position, Quiver, QuiverConfig
 from holdfast.quiver.config import MB
-from holdfast.quiver.sealed import SealedRead, names_between, scan_sealed
+from holdfast.quiver.sealed import SealedRead, all_sealed, names_between, scan_sealed
 
 Cell = tuple[int, int, int | None]
 
@@ -90,6 +90,20 @@ def test_the_segments_of_a_range_are_named(still: StillMachine) -> None:
     assert names_between(quiver.segments(), Position(1), Position(9)) == [one, two]
     assert names_between(quiver.segments(), Position(4), Position(9)) == []
     assert names_between(quiver.segments(), Position(0), Position(0)) == []
+
+
+def test_bundles_are_known_to_be_sealed_or_not(still: StillMachine) -> None:
+    quiver = still.start()
+    for value in range(4):
+        quiver.append(numbers(value))
+        if value % 2 == 0:
+            seal(quiver)
+    refs = must_plan(quiver.cursor("spark")).refs
+    assert all_sealed(quiver.segments(), refs[:3])
+    assert not all_sealed(quiver.segments(), refs)
+    assert not all_sealed(quiver.segments()[1:], refs[:1])
+    assert not all_sealed([], refs[:1])
+    assert all_sealed([], [])
 
 
 def test_only_the_record_batches_of_the_range_are_read(still: StillMachine) -> None:

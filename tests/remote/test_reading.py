@@ -161,6 +161,55 @@ def test_a_plan_whose_answer_was_lost_is_repeated(served: Served, remote: Remote
     assert must_plan(again, max_events=2, start=first.end) == second
 
 
+def test_the_first_plan_of_a_cursor_is_repeated_too(served: Served, remote: RemoteQuiver) -> None:
+    remote.append(numbers(1))
+    remote.flush()
+    first = remote.cursor("spark")
+    planned = must_plan(first)
+    again = remote.cursor("spark", generation=first.generation)
+    assert must_plan(again) == planned, "its answer was lost: nothing is skipped"
+
+
+def test_a_range_that_was_planned_from_the_open_buffer_is_sealed_to_be_read(
+    tmp_path: Path,
+) -> None:
+    with serving(tmp_path, patient(config())) as served:
+        local = served.quiver.cursor("spark")
+        served.quiver.append(numbers(1))
+        planned = local.plan()
+        assert planned is not None
+        remote = served.connect()
+        cursor = remote.cursor("spark")
+        again = cursor.replan(planned.start, planned.end)
+        assert values(cursor.table(again, "events")) == [(0, 0, 1)]
+
+
+def test_whoever_does_not_call_any_more_is_detached_until_it_does(tmp_path: Path) -> None:
+    with serving(tmp_path, detach_after=0.05) as served:
+        remote = served.connect()
+        cursor = remote.cursor("spark")
+        remote.append(numbers(1))
+        planned = must_plan(cursor)
+        wait_until(lambda: not served.quiver.statistics().subscribers[0].attached)
+        wait_until(lambda: served.server.statistics().attached == 0)
+        cursor.commit(planned)
+        assert acked(served.quiver, "spark") == Totals(1, 1)
+
+
+def test_whoever_waits_is_not_detached(tmp_path: Path) -> None:
+    with serving(tmp_path, detach_after=0.05) as served:
+        remote = served.connect()
+        cursor = remote.cursor("spark")
+        thread, results = in_thread(lambda: must_plan(cursor))
+        wait_until(lambda: served.server.statistics().calls > 0)
+        quiet = remote.cursor("quiet")
+        wait_until(lambda: served.server.statistics().attached == 1)
+        assert quiet.generation > cursor.generation
+        remote.append(numbers(1))
+        thread.join(PATIENCE_S)
+        assert [planned.end for planned in results] == [Position(1)]
+
+
 def test_a_commit_may_be_repeated_in_part_and_out_of_order(
     served: Served, remote: RemoteQuiver
 ) -> None:

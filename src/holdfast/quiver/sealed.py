@@ -9,6 +9,7 @@ long as they are mapped.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
@@ -20,7 +21,7 @@ from holdfast.quiver import manifest, names
 from holdfast.quiver.inspect import identity_or_none
 from holdfast.quiver.outcome import Position
 from holdfast.quiver.scan import OnDamage, Span, TimeRange, scan
-from holdfast.quiver.segment import DAMAGE_ERRORS, Segment
+from holdfast.quiver.segment import DAMAGE_ERRORS, Ref, Segment
 from holdfast.seam.disk import Disk
 
 
@@ -29,6 +30,16 @@ def names_between(segments: Sequence[Segment], start: Position, end: Position) -
     span = Span(start, end)
     wanted = [s for s in segments if span.overlaps(s.summary.first_seq, s.summary.last_seq)]
     return [segment.path.name for segment in wanted]
+
+
+def all_sealed(segments: Sequence[Segment], refs: Sequence[Ref]) -> bool:
+    """Whether these segments, in order, hold all of these bundles."""
+
+    def holds(ref: Ref) -> bool:
+        place = bisect_right(segments, ref.seq, key=lambda s: s.summary.first_seq) - 1
+        return place >= 0 and ref.seq <= segments[place].summary.last_seq
+
+    return all(holds(ref) for ref in refs)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from datetime import datetime
 from typing import Any
 
@@ -19,7 +20,7 @@ from holdfast.errors import BadInput
 from holdfast.quiver import Outcome, Quiver, Range, SubscriberOptions
 from holdfast.quiver.cursor import OnDataLoss
 from holdfast.quiver.registration import StartPosition
-from holdfast.quiver.sealed import SealedRead, names_between
+from holdfast.quiver.sealed import SealedRead, all_sealed, names_between
 from holdfast.remote.faults import answering, told
 from holdfast.remote.gate import GATE, Gate, client_of
 from holdfast.remote.puts import put
@@ -38,6 +39,8 @@ from holdfast.seam.clock import Clock
 
 # For calls that go on when the service is stopped.
 STOP_PATIENCE_S = 5.0
+# How often subscribers that do not call any more are looked for.
+SWEEP_S = 5.0
 
 log = logging.getLogger("holdfast.remote")
 
@@ -65,9 +68,10 @@ class OwnerService(flight.FlightServerBase):  # type: ignore[misc]
         self._gate = gate
         self._reader = reader
         self._clock = clock
-        self._stopping = False
+        self._stopping = threading.Event()
         self._sessions = {
-            name: Sessions(quiver, settings.max_attachments) for name, quiver in quivers.items()
+            name: Sessions(quiver, settings.max_attachments, settings.detach_after, clock)
+            for name, quiver in quivers.items()
         }
         self._actions: dict[str, tuple[Right, Callable[[Fields, Patience], Answer]]] = {
             "quivers": ("read", self._list),
@@ -88,6 +92,8 @@ class OwnerService(flight.FlightServerBase):  # type: ignore[misc]
         }
         where = location(*address, encrypted=secrets.certificate is not None)
         super().__init__(where, middleware={GATE: gate}, **secrets.tls)
+        self._sweeper = threading.Thread(target=self._sweep, name="flight-sweeper", daemon=True)
+        self._sweeper.start()
 
     @property
     def attached(self) -> int:
@@ -96,7 +102,7 @@ class OwnerService(flight.FlightServerBase):  # type: ignore[misc]
 
     def stop(self) -> None:
         """End all waits, then the service."""
-        self._stopping = True
+        self._stopping.set()
         for quiver in self._quivers.values():
             quiver.arrivals.notify()
         # It waits for all calls, and a client that hangs must not keep the process from ending.
@@ -105,6 +111,13 @@ class OwnerService(flight.FlightServerBase):  # type: ignore[misc]
         ending.join(STOP_PATIENCE_S)
         if ending.is_alive():
             log.warning("calls were still going on when the Flight server was stopped")
+        self._sweeper.join()
+
+    def _sweep(self) -> None:
+        """Detach subscribers whose clients do not call any more."""
+        while not self._stopping.wait(min(SWEEP_S, self._settings.detach_after)):
+            for sessions in self._sessions.values():
+                sessions.sweep()
 
     # ------------------------------------------------------------------ methods
 
@@ -126,7 +139,7 @@ class OwnerService(flight.FlightServerBase):  # type: ignore[misc]
             deadline_s = self._clock.monotonic_s() + allowed_s
 
             def remaining_s() -> float:
-                if self._stopping or context.is_cancelled():
+                if self._stopping.is_set() or context.is_cancelled():
                     return 0.0
                 return deadline_s - self._clock.monotonic_s()
 
@@ -241,36 +254,42 @@ class OwnerService(flight.FlightServerBase):  # type: ignore[misc]
         }
 
     def _position(self, fields: Fields, patience: Patience) -> Answer:
-        return {"position": self._session(fields).position}
+        with self._session(fields) as session:
+            return {"position": session.position}
 
     def _plan(self, fields: Fields, patience: Patience) -> Answer:
-        planned = self._session(fields).plan(
-            fields.position_or_none("start"),
-            fields.whole("max_events"),
-            fields.whole("max_bytes"),
-            patience,
-        )
+        start = fields.position_or_none("start")
+        max_events, max_bytes = fields.whole("max_events"), fields.whole("max_bytes")
+        with self._session(fields) as session:
+            planned = session.plan(start, max_events, max_bytes, patience)
         return {"range": None if planned is None else self._range(fields, planned)}
 
     def _replan(self, fields: Fields, patience: Patience) -> Answer:
         start, end = fields.position("start"), fields.position("end")
-        return {"range": self._range(fields, self._session(fields).replan(start, end))}
+        quiver = self._quiver(fields)
+        with self._session(fields) as session:
+            planned = session.replan(start, end)
+        if not all_sealed(quiver.segments(), planned.refs):
+            quiver.flush()  # it was planned elsewhere, from the open buffer too
+        return {"range": self._range(fields, planned)}
 
     def _check(self, fields: Fields, patience: Patience) -> Answer:
         start, end = fields.position("start"), fields.position("end")
-        return {"events": self._session(fields).check(start, end)}
+        with self._session(fields) as session:
+            return {"events": session.check(start, end)}
 
     def _commit(self, fields: Fields, patience: Patience) -> Answer:
         start, end = fields.position("start"), fields.position("end")
         through = fields.position_or_none("through") or end
         outcome = fields.one_of("outcome", list(Outcome.__members__), Outcome.ACKED.name)
         reason = fields.text("reason", "")
-        session = self._session(fields)
-        session.commit(start, end, through, Outcome[outcome], reason)
-        return {"position": session.position}
+        with self._session(fields) as session:
+            session.commit(start, end, through, Outcome[outcome], reason)
+            return {"position": session.position}
 
     def _accept_losses(self, fields: Fields, patience: Patience) -> Answer:
-        self._session(fields).accept_losses()
+        with self._session(fields) as session:
+            session.accept_losses()
         return {}
 
     def _detach(self, fields: Fields, patience: Patience) -> Answer:
@@ -306,9 +325,9 @@ class OwnerService(flight.FlightServerBase):  # type: ignore[misc]
             )
         return quiver
 
-    def _session(self, fields: Fields) -> Session:
+    def _session(self, fields: Fields) -> AbstractContextManager[Session]:
         self._quiver(fields)
-        return self._sessions[fields.text("quiver")].find(
+        return self._sessions[fields.text("quiver")].using(
             fields.text("subscriber"), fields.whole("generation"), _on_data_loss(fields)
         )
 

@@ -8,17 +8,22 @@ fenced off, as it would be on the spot.
 A client also says where a plan begins, so that a call whose answer was lost can be repeated; and
 names the range it commits. The bundles of a range are remembered here for a while, and planned
 again if need be.
+
+A client that is gone does not say so. Whoever has not called for `detach_after` is detached: from
+then on its time as an orphan runs (`retention.orphan_ttl_s`). Its next call attaches it again.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from holdfast.errors import Overloaded
 from holdfast.quiver import Cursor, Outcome, Position, Quiver, Range
 from holdfast.quiver.cursor import OnDataLoss
+from holdfast.seam.clock import Clock
 
 # Ranges of one subscriber whose bundles are remembered.
 RANGES_MAX = 16
@@ -30,6 +35,9 @@ class Session:
     """One attached subscriber. Safe to use from many threads."""
 
     def __init__(self, cursor: Cursor) -> None:
+        # Kept by `Sessions`: calls that go on, and when the last one ended.
+        self.calls = 0
+        self.idle_since_s = 0.0
         self._cursor = cursor
         self._lock = threading.Lock()
         self._ranges: OrderedDict[tuple[Position, Position], Range] = OrderedDict()
@@ -51,13 +59,19 @@ class Session:
         max_bytes: int,
         goes_on: Callable[[], float],
     ) -> Range | None:
-        """Return the next sealed range; waits as long as `goes_on` says, in seconds."""
+        """Return the next sealed range, from `start` or from the position on.
+
+        Waits as long as `goes_on` says, in seconds.
+        """
         arrivals = self._cursor.arrivals
         while True:
             seen = arrivals.version
             with self._lock:
                 planned = self._cursor.plan(
-                    max_events=max_events, max_bytes=max_bytes, start=start, sealed_only=True
+                    max_events=max_events,
+                    max_bytes=max_bytes,
+                    start=self.position if start is None else start,
+                    sealed_only=True,
                 )
                 if planned is not None:
                     return self._remember(planned)
@@ -116,9 +130,11 @@ class Session:
 class Sessions:
     """All subscribers of one quiver that are attached from afar."""
 
-    def __init__(self, quiver: Quiver, max_count: int) -> None:
+    def __init__(self, quiver: Quiver, max_count: int, detach_after_s: float, clock: Clock) -> None:
         self._quiver = quiver
         self._max_count = max_count
+        self._detach_after_s = detach_after_s
+        self._clock = clock
         self._lock = threading.Lock()
         self._sessions: dict[str, Session] = {}
 
@@ -128,19 +144,27 @@ class Sessions:
     def attach(self, name: str, make: Callable[[], Cursor]) -> Session:
         """Attach under a name; whoever was attached before is fenced off."""
         with self._lock:
-            self._require_room(name)
-            session = self._sessions[name] = Session(make())
-            return session
+            return self._add(name, make)
 
-    def find(self, name: str, generation: int, on_data_loss: OnDataLoss) -> Session:
-        """Return an attached subscriber; one of before a restart is resumed."""
+    @contextlib.contextmanager
+    def using(self, name: str, generation: int, on_data_loss: OnDataLoss) -> Iterator[Session]:
+        """Give an attached subscriber out for a call; one that was detached is resumed."""
         with self._lock:
             session = self._sessions.get(name)
             if session is None or session.generation != generation:
-                self._require_room(name)
-                cursor = self._quiver.cursor(name, generation=generation, on_data_loss=on_data_loss)
-                session = self._sessions[name] = Session(cursor)
-            return session
+                session = self._add(
+                    name,
+                    lambda: self._quiver.cursor(
+                        name, generation=generation, on_data_loss=on_data_loss
+                    ),
+                )
+            session.calls += 1
+        try:
+            yield session
+        finally:
+            with self._lock:
+                session.calls -= 1
+                session.idle_since_s = self._clock.monotonic_s()
 
     def detach(self, name: str, generation: int) -> None:
         """Detach; doing it again changes nothing."""
@@ -154,10 +178,21 @@ class Sessions:
         with self._lock:
             self._sessions.pop(name, None)
 
-    def _require_room(self, name: str) -> None:
+    def sweep(self) -> None:
+        """Detach whoever has not called for a while."""
+        with self._lock:
+            since_s = self._clock.monotonic_s() - self._detach_after_s
+            for name, session in list(self._sessions.items()):
+                if not session.calls and session.idle_since_s < since_s:
+                    self._sessions.pop(name).close()
+
+    def _add(self, name: str, make: Callable[[], Cursor]) -> Session:
         if name not in self._sessions and len(self._sessions) >= self._max_count:
             raise Overloaded(
                 f"{len(self._sessions)} subscribers are attached, the bound is max_attachments",
                 hint="detach some, or raise it",
                 retry_after_s=1.0,
             )
+        session = self._sessions[name] = Session(make())
+        session.idle_since_s = self._clock.monotonic_s()
+        return session

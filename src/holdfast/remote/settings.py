@@ -82,6 +82,8 @@ class FlightSettings(Settings):
     """Rows are sent in messages of about this size; one larger row is sent as it is."""
     max_attachments: int = Field(default=256, ge=1)
     """Subscribers that are attached at once."""
+    detach_after: DurationS = Field(default=600.0, gt=0)
+    """A subscriber that did not call for so long counts as absent; its next call attaches it."""
     restart_min: DurationS = 0.1
     """Pause before the serving process is started again: doubles from this …"""
     restart_max: DurationS = 10.0
