@@ -43,6 +43,7 @@ from holdfast.deliver.exporter import (
 )
 from holdfast.deliver.exporter_context import ExporterContext
 from holdfast.deliver.exporters.threads import in_thread
+from holdfast.deliver.poison import EXCEPTION_CODE
 from holdfast.errors import BadConfig
 from holdfast.settings import DurationS, Settings, SizeBytes
 from holdfast.signals.event import Event
@@ -194,9 +195,15 @@ class PythonExporter:
             )
             return Failure(FailureClass.TRANSIENT, reason, "timeout", maybe_delivered=True)
         # Only the type: the text of an unknown exception may hold anything.
-        code = type(error).__name__
-        reason = f"the function raised {code}"
-        return Failure(FailureClass.TRANSIENT, reason, code, maybe_delivered=True, shared=count > 1)
+        name = type(error).__name__
+        return Failure(
+            FailureClass.TRANSIENT,
+            f"the function raised {name}",
+            # So that the delivery loop suspects the event, if others are taken meanwhile.
+            EXCEPTION_CODE + name,
+            maybe_delivered=True,
+            shared=count > 1,
+        )
 
 
 def _answer(result: Any, count: int) -> Answer:
