@@ -181,6 +181,55 @@ def test_it_is_not_ready_while_it_replays(tmp_path: Path, monkeypatch: pytest.Mo
     asyncio.run(run())
 
 
+def test_a_start_that_is_cancelled_while_it_replays_leaves_nothing_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_store = Store.open
+    replays, may_go_on = threading.Event(), threading.Event()
+
+    def slow_open(*arguments: Any) -> Store:
+        replays.set()
+        assert may_go_on.wait(60)
+        return open_store(*arguments)
+
+    monkeypatch.setattr(Store, "open", slow_open)
+
+    async def run() -> None:
+        gateway = gateway_of(tmp_path)
+        starting = asyncio.create_task(gateway.start())
+        await asyncio.to_thread(replays.wait, 60)
+        starting.cancel()
+        may_go_on.set()
+        await asyncio.wait([starting])
+        assert starting.cancelled()
+        assert gateway.state == "stopped"
+
+    asyncio.run(run())
+    Quiver.open(tmp_path / "data" / "quiver" / "core-00").close()
+
+
+def test_a_destination_that_cannot_be_made_leaves_the_others_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make = toy_exporter.make
+
+    def refuse(config: toy_exporter.Config, context: ExporterContext) -> MemoryExporter:
+        if context.name == "right":
+            raise BadConfig("it cannot be", hint="do not")
+        return make(config, context)
+
+    monkeypatch.setattr(toy_exporter, "make", refuse)
+
+    async def run() -> None:
+        gateway = gateway_of(tmp_path)
+        with pytest.raises(BadConfig):
+            await gateway.start()
+        assert gateway.state == "stopped"
+
+    asyncio.run(run())
+    assert not [one for one in threading.enumerate() if one.name.startswith("deliver-")]
+
+
 def test_a_delivery_that_ends_by_a_bug_is_begun_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

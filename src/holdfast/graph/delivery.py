@@ -28,7 +28,8 @@ from holdfast.seam import Seam
 from holdfast.signals.event import Event
 from holdfast.signals.openlineage.names import order_key
 
-# Before a loop that ended by a bug begins again: doubles from the first to the second.
+# Before a loop that ended by a bug begins again: doubles from the first to the second, and is the
+# first again for one that ran longer than the second.
 RESTART_MIN_S = 1.0
 RESTART_MAX_S = 60.0
 
@@ -100,14 +101,18 @@ class Courier:
         self._task = asyncio.create_task(self._run(), name=f"destination {self.name}")
 
     async def _run(self) -> None:
+        loop = asyncio.get_running_loop()
         pause_s = RESTART_MIN_S
         while True:
+            began_s = loop.time()
             try:
                 await self.destination.run()
             except Exception:
                 log.exception("the delivery to %s ended; it begins again", self.name)
             if self._stopping:
                 return
+            if loop.time() - began_s > RESTART_MAX_S:
+                pause_s = RESTART_MIN_S
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, RESTART_MAX_S)
             self.destination = await asyncio.to_thread(self._make)
@@ -116,6 +121,7 @@ class Courier:
         """Finish what is under way for at most `drain_s`, and end."""
         self._stopping = True
         if self._task is None:
+            await self.destination.stop(0.0)
             return
         try:
             await self.destination.stop(drain_s)

@@ -14,7 +14,7 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Awaitable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -39,6 +39,9 @@ from holdfast.seam import Seam
 # How often the cap is shared anew among a quiver and those that are being drained beside it, and
 # is looked whether a destination lost something.
 KEEP_HOUSE_S = 5.0
+
+# Who does not take this much is not ready: an ordinary event, or a small batch of them.
+ORDINARY_BYTES = 64 * 1024
 
 # The name of the dead letters where others have the name of a quiver.
 HANDLERS = "dead_letters"
@@ -122,8 +125,8 @@ class Gateway:
         """Open everything and go; raises a `HoldfastError` and leaves nothing open if it cannot."""
         self.state = "replaying"
         try:
-            await asyncio.to_thread(self._open)
-            await asyncio.to_thread(self._make_couriers)
+            await _to_its_end(self._open)
+            await _to_its_end(self._make_couriers)
             self._is_open = True
             self._tell_policies()
             for courier in self._couriers():
@@ -156,17 +159,12 @@ class Gateway:
         return directory.with_name(f"{directory.name}-{self.worker:02d}")
 
     def _make_couriers(self) -> None:
+        # One by one: if a later one cannot be made, `stop` ends those that were.
         for buffer in self._buffers:
-            buffer.couriers = [
-                courier
-                for one in buffer.plan.destinations
-                for courier in self._couriers_of(buffer.plan.name, one)
-            ]
-        self._handlers = [
-            courier
-            for name, node in self.graph.handlers.items()
-            for courier in self._couriers_of(HANDLERS, DestinationPlan(name, (node,)))
-        ]
+            for one in buffer.plan.destinations:
+                buffer.couriers += self._couriers_of(buffer.plan.name, one)
+        for name, node in self.graph.handlers.items():
+            self._handlers += self._couriers_of(HANDLERS, DestinationPlan(name, (node,)))
         self._tell_leftovers()
 
     def _couriers_of(self, quiver: str, one: DestinationPlan) -> list[Courier]:
@@ -380,7 +378,7 @@ class Gateway:
     def _refusing(self) -> dict[str, str]:
         found = {}
         for buffer in self._buffers:
-            refusal = buffer.store.quiver.refusal()
+            refusal = buffer.store.quiver.refusal(ORDINARY_BYTES)
             if refusal is not None:
                 found[buffer.plan.name] = refusal.message
         return found
@@ -445,6 +443,16 @@ def _resident_bytes() -> int:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError):
         return 0  # not Linux
+
+
+async def _to_its_end(work: Callable[[], None]) -> None:
+    """Do something in a thread, and do not go away before it is over, also when cancelled."""
+    running = asyncio.ensure_future(asyncio.to_thread(work))
+    try:
+        await asyncio.shield(running)
+    except asyncio.CancelledError:
+        await asyncio.wait([running])
+        raise
 
 
 async def _all(work: Iterable[Awaitable[None]]) -> None:

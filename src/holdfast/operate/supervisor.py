@@ -152,8 +152,10 @@ def _fields(request: dict[str, Any]) -> dict[str, Any]:
 class Supervisor:
     """The parent of all workers."""
 
-    def __init__(self, loaded: Loaded) -> None:
+    def __init__(self, loaded: Loaded, options: Sequence[str] = ()) -> None:
+        """Run the workers of a graph; `options` are given to each of them, too."""
         self._loaded = loaded
+        self._options = options
         self._count = loaded.graph.settings.workers
         self._workers = Workers(loaded.graph.data_dir, self._count)
         self._processes: dict[int, Process] = {}
@@ -216,6 +218,7 @@ class Supervisor:
             self._loaded.document.file,
             "--worker",
             str(number),
+            *self._options,
             stdin=PIPE,
             env=environment,
         )

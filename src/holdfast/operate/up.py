@@ -121,6 +121,13 @@ async def end(task: asyncio.Task[None]) -> None:
     await asyncio.wait([task])
 
 
+async def _done_or(task: asyncio.Task[None], event: asyncio.Event) -> None:
+    """Wait until a task is done or an event is set, whatever is first."""
+    waiting = asyncio.create_task(event.wait())
+    await asyncio.wait([task, waiting], return_when=asyncio.FIRST_COMPLETED)
+    waiting.cancel()
+
+
 class GatewayProcess:
     """One gateway, until it is told to stop."""
 
@@ -157,15 +164,18 @@ class GatewayProcess:
     async def _start(self, signals: Signals) -> bool:
         """Start the gateway; False if it was told to stop before it had."""
         starting = asyncio.create_task(self._gateway.start())
-        stopping = asyncio.create_task(signals.stop.wait())
-        await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
-        stopping.cancel()
+        await _done_or(starting, signals.stop)
+        if starting.done():
+            await starting
+            return True
+        log.info("stopping as soon as what is stored is replayed; a second signal does not wait")
+        starting.cancel()
+        await _done_or(starting, signals.hurry)
         if not starting.done():
-            starting.cancel()
-            await asyncio.wait([starting])
-            return False
-        await starting
-        return True
+            # A replay changes nothing: the next start does it again.
+            logging.shutdown()
+            os._exit(0)
+        return False
 
     def _listen_to_tools(self) -> ControlServer | None:
         directory = self._loaded.graph.data_dir
@@ -216,9 +226,7 @@ class GatewayProcess:
         self._notifier.stopping("stopping")
         log.info("stopping, within %g s", self._gateway.graph.settings.drain)
         stopping = asyncio.create_task(self._gateway.stop())
-        hurrying = asyncio.create_task(signals.hurry.wait())
-        await asyncio.wait([stopping, hurrying], return_when=asyncio.FIRST_COMPLETED)
-        hurrying.cancel()
+        await _done_or(stopping, signals.hurry)
         if not stopping.done():
             log.warning("stopping at once")
             stopping.cancel()

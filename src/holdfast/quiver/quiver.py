@@ -388,9 +388,9 @@ class Quiver:
         if failure:
             raise failure[0]
 
-    def refusal(self) -> HoldfastError | None:
+    def refusal(self, size_bytes: int = 1) -> HoldfastError | None:
         """Return why an append would fail or have to wait now; None if it would be taken."""
-        return self._writer.failure or self._engine.retention.refusal(1)
+        return self._writer.failure or self._engine.retention.refusal(size_bytes)
 
     def statistics(self) -> Statistics:
         """Return a picture of this moment."""

@@ -64,7 +64,8 @@ def _run(loaded: Loaded, worker: int | None, as_json: bool) -> None:
         alone = worker is not None or loaded.graph.settings.workers == 1
         if worker is None:
             tell_warnings(loaded)
-        process = GatewayProcess(loaded, worker=worker) if alone else Supervisor(loaded)
+        options = ["--json"] if as_json else []
+        process = GatewayProcess(loaded, worker=worker) if alone else Supervisor(loaded, options)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(process.run())
     finally:
