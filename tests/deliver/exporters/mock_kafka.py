@@ -67,6 +67,9 @@ class MockKafka:
         name = "rd_kafka_mock_push_request_errors_array"
         self._on_cluster(name, None, ctypes.c_int16(PRODUCE), count, errors)
 
+    def set_round_trip_ms(self, round_trip_ms: int) -> None:
+        self._on_cluster("rd_kafka_mock_broker_set_rtt", ctypes.c_int, 1, round_trip_ms)
+
     def set_down(self, down: bool) -> None:
         name = "rd_kafka_mock_broker_set_down" if down else "rd_kafka_mock_broker_set_up"
         self._on_cluster(name, ctypes.c_int, 1)
