@@ -185,6 +185,7 @@ class KafkaExporter:
             if error.name() not in TOO_LARGE:
                 break  # what comes behind it must not overtake it
         self._await(producer, errors, queued, give_up_at_s)
+        errors = dict(errors)  # a report that comes later still changes the other one
         if any(error is None for error in errors.values()):
             self._trouble = ""
         failed = {i: self._failure(errors.get(i, _NO_REPORT)) for i in range(len(events))}
