@@ -23,6 +23,7 @@ from tests.readers.setting import keep
 
 from holdfast.deliver.destination import DeliverySettings, Destination, State
 from holdfast.deliver.exporter import Answer, FailureClass
+from holdfast.deliver.timer import LoopTimer
 from holdfast.errors import BadInput
 from holdfast.quiver import Outcome, Position
 from holdfast.quiver.points import Point as QuiverPoint
@@ -496,6 +497,48 @@ def test_a_redriven_event_goes_through_the_processors_once_and_leaves_no_trace(
     assert stage.backend.taken == [b'"redacted"']
     with pytest.raises(BadInput, match="is not running"):
         asyncio.run(stage.make().redrive(events))
+
+
+def test_a_redriven_event_does_not_wait_for_ever_for_a_destination_that_is_stuck(
+    stage: Stage,
+) -> None:
+    stage.append_each(b"bad", b"b")
+    stage.backend.otherwise = fails_for({b"bad": BAD})
+    stage.letters.refusals = 1_000_000
+    event = Event("q", Position(0), "events", b"c", {}, 0)
+
+    async def play(destination: Destination) -> None:
+        await stage.timer.until(lambda: stage.statistics().state is State.STALLED)
+        redriving = asyncio.ensure_future(destination.redrive([event]))
+        await stage.timer.pass_s(31.0)
+        assert (await redriving).failed[0].code == "busy"
+        stage.letters.refusals = 0
+        await stage.timer.until(lambda: stage.pending() == 0)
+        assert (await destination.redrive([event])).failed == {}
+
+    stage.run(play, settings(send_timeout_s=30.0))
+    assert stage.backend.taken == [b"b", b"c"]
+
+
+# ------------------------------------------------------------------------- real time
+
+
+def test_the_same_with_the_event_loops_own_clock(stage: Stage) -> None:
+    stage.append_each(b"a", b"b", b"c")
+    stage.backend.script = [fails(DOWN), hangs(), raises(), fails(DOWN)]
+
+    async def main() -> None:
+        delivery = settings(send_timeout_s=0.05, retry_initial_s=0.01, breaker_open_s=0.01)
+        destination = stage.make(delivery)
+        destination.timer = LoopTimer()
+        task = asyncio.ensure_future(destination.run())
+        await really(lambda: stage.pending() == 0)
+        await destination.stop(10.0)
+        await task
+
+    asyncio.run(main())
+    assert stage.backend.taken == [b"a", b"b", b"c"]
+    assert stage.backend.closed
 
 
 # --------------------------------------------------------------------------- settings

@@ -24,7 +24,7 @@ from typing import Protocol
 
 from holdfast.deadletter.letter import Letter
 from holdfast.deliver.breaker import BreakerState
-from holdfast.deliver.exporter import Answer, Exporter
+from holdfast.deliver.exporter import Answer, Exporter, Failure, FailureClass, all_failed
 from holdfast.deliver.feed import Feed
 from holdfast.deliver.judge import Judge
 from holdfast.deliver.lanes import Lane
@@ -55,6 +55,8 @@ LOOK_AGAIN_S = 1.0
 
 Path = Callable[[Event], Event | None]
 
+_BUSY = Failure(FailureClass.TRANSIENT, "it is busy with other events", code="busy")
+
 log = logging.getLogger("holdfast.deliver")
 
 
@@ -82,9 +84,9 @@ class Delivery:
     """One destination while it is attached."""
 
     def __init__(self, route: Route, feed: Feed, timer: Timer, counters: Counters) -> None:
-        self.window = Window()
-        self.lanes: dict[str, Lane] = {}
         settings, randomness = route.settings, route.seam.randomness
+        self.window = Window(keys_keep_order=settings.order == "key")
+        self.lanes: dict[str, Lane] = {}
         self.judge = Judge(route.name, settings, randomness, counters, self._decide)
         # What does not take what has to be written, and what it says.
         self.blocked: dict[str, str] = {}
@@ -157,8 +159,16 @@ class Delivery:
 
     async def redrive(self, events: Sequence[Event]) -> Answer:
         """Send events besides the others, once, and out of order; decides nothing."""
-        async with self._slots:
+        slot = asyncio.ensure_future(self._slots.acquire())
+        try:
+            await self._timer.wait({slot}, self._settings.send_timeout_s)
+            if not slot.done():
+                return all_failed(len(events), _BUSY)
             return await self._sender.send(events)
+        finally:
+            if slot.done() and not slot.cancelled():
+                self._slots.release()
+            slot.cancel()
 
     async def _keep_fed(self) -> None:
         while True:
@@ -187,15 +197,17 @@ class Delivery:
             return False
         if self.window.pending_events >= self._settings.window_events:
             return False
+        # Events that were refused wait for what becomes of others.
+        sendable = self.window.pending_events - len(self.judge.refusals.held)
         if self.judge.breaker.state is not BreakerState.CLOSED:
-            return self.window.pending_events < LOW_WATER_WHEN_DOWN_EVENTS
+            return sendable < LOW_WATER_WHEN_DOWN_EVENTS
         each = max(LOW_WATER_EVENTS, 2 * self._exporter.max_batch_events)
         low_water = each * self._settings.parallel_sends
-        if self.window.pending_events < low_water:
-            return True
-        # What waits behind a failure is no work for the others.
+        if sendable < low_water or self._settings.order == "received":
+            return sendable < low_water
+        # What waits behind a failure is no work for the other keys.
         stuck = sum(len(lane) for lane in self.lanes.values() if lane.failures)
-        return self._settings.order == "key" and self.window.pending_events - stuck < low_water
+        return sendable - stuck < low_water
 
     def _deal(self, items: Sequence[Item]) -> None:
         """Give events to their lanes."""
@@ -410,8 +422,6 @@ class Delivery:
 
         if await self._persist("the ledger cannot be written", write):
             self._reached(Point.COMMITTED)
-        else:
-            self.window.not_recorded(pieces)
 
     async def _persist(self, what: str, work: Callable[[], Awaitable[None]]) -> bool:
         """Do something until it is done; False if it cannot be, and we are stopping."""

@@ -7,7 +7,8 @@
 
 Making one registers its subscriber and attaches to it, which touches the disk: do it before the
 event loop has other work, and before anything is received. From then on everything accepted waits
-for it.
+for it. With `order: key`, `key_of` finds the key of an event; for OpenLineage it is `order_key` of
+its document, by `settings.key`.
 """
 
 from __future__ import annotations

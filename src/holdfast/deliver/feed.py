@@ -26,6 +26,8 @@ from holdfast.signals.event import Event, events_of
 
 # How often to look for data that nobody announced.
 LOOK_EVERY_S = 60.0
+# How long a disk that hangs may keep a destination from ending.
+CLOSE_TIMEOUT_S = 5.0
 # Of an event that has none: its payload is not what the key is made of.
 NO_KEY = ""
 
@@ -85,10 +87,16 @@ class Feed:
 
     async def close(self) -> None:
         """Detach, after everything that was begun; the subscriber keeps its place."""
+        closing = asyncio.ensure_future(self._in_thread(self._cursor.close))
         try:
-            await self._in_thread(self._cursor.close)
+            await asyncio.wait({closing}, timeout=CLOSE_TIMEOUT_S)
         finally:
             self._thread.shutdown(wait=False)
+        if closing.done():
+            closing.result()
+        else:
+            closing.cancel()
+            log.warning("%s: the disk did not answer for %g s", self._cursor.name, CLOSE_TIMEOUT_S)
 
     async def _in_thread(self, work: Callable[[], Result]) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)

@@ -4,12 +4,14 @@ A bundle is one request of a producer, an event one row of it. Events get decide
 lanes run in parallel, a batch may be taken in part. The ledger takes bundles in any order, but the
 events of one bundle only in theirs. So `pieces` gives, for every bundle, the decided events up to
 the first undecided one, in runs of the same outcome; consecutive bundles share a run. What is
-decided behind an undecided event of its own bundle is remembered here alone, and sent again after a
-crash: it counts as in flight until then.
+decided behind an undecided event of its own bundle is left behind: remembered here alone, and sent
+again after a restart; it counts as in flight until then. Where keys keep their order, later events
+of its key wait for it in the same way, or it would come again after them.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -91,6 +93,11 @@ class TrackedBundle:
         return self.planned.refs[self.place].events
 
     @property
+    def rows_left(self) -> int:
+        """How many of its events are not in the ledger."""
+        return self.events - self.recorded
+
+    @property
     def size_bytes(self) -> int:
         """Its payload, and about what it costs to remember it."""
         return self.planned.refs[self.place].size_bytes + BUNDLE_OVERHEAD_BYTES
@@ -128,10 +135,12 @@ class Piece:
 class Window:
     """All bundles from the oldest without an outcome to the newest that was read."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, keys_keep_order: bool = False) -> None:
+        self._keys_keep_order = keys_keep_order
         # Those in the middle that are done stay until everything before them is.
         self._bundles: deque[TrackedBundle] = deque()
         self._by_seq: dict[int, TrackedBundle] = {}
+        # Of bundles with events that are decided and not recorded.
         self._dirty: set[int] = set()
         # Bytes from the oldest without an outcome on.
         self.ahead_bytes = 0
@@ -193,9 +202,10 @@ class Window:
     def pieces(self) -> list[Piece]:
         """Return what can be written to the ledger now."""
         pieces: list[Piece] = []
+        left_behind: set[str] = set()
         for seq in sorted(self._dirty):
             bundle = self._by_seq[seq]
-            for first, end, decision in _runs(bundle):
+            for first, end, decision in _runs(bundle, self._ready(bundle, left_behind)):
                 since = Position(seq, first)
                 through = Position(seq + 1) if end == bundle.events else Position(seq, end)
                 if pieces and pieces[-1].joins(bundle, since, decision):
@@ -204,8 +214,26 @@ class Window:
                 else:
                     part = [(bundle, end)]
                     pieces.append(Piece(bundle.planned, since, through, decision, part))
-        self._dirty.clear()
         return pieces
+
+    def _ready(self, bundle: TrackedBundle, left_behind: set[str]) -> list[Decision]:
+        """Return what is decided from the first event that is not recorded on, without a gap.
+
+        Notes the keys of events that are decided, and have to wait for others.
+        """
+        if bundle.whole is not None:
+            return []
+        ready: list[Decision] = []
+        waits = False
+        for item in bundle.items[len(bundle.items) - bundle.events + bundle.recorded :]:
+            waits = waits or item.decision is None or item.key in left_behind
+            if item.decision is None:
+                continue
+            if not waits:
+                ready.append(item.decision)
+            elif self._keys_keep_order:
+                left_behind.add(item.key)
+        return ready
 
     def recorded(self, pieces: Sequence[Piece]) -> None:
         """Note that pieces are in the ledger."""
@@ -214,11 +242,9 @@ class Window:
                 bundle.recorded = max(bundle.recorded, end)
                 if bundle.recorded == bundle.events and not bundle.is_done:
                     self._finish(bundle)
+                elif not any(item.decision for item in bundle.items[-bundle.rows_left :]):
+                    self._dirty.discard(bundle.seq)
         self._shrink()
-
-    def not_recorded(self, pieces: Sequence[Piece]) -> None:
-        """Note that pieces could not be written, and have to be given again."""
-        self._dirty.update(bundle.seq for piece in pieces for bundle, _ in piece.parts)
 
     def _finish(self, bundle: TrackedBundle) -> None:
         bundle.is_done = True
@@ -231,19 +257,13 @@ class Window:
             self.ahead_bytes -= self._bundles.popleft().size_bytes
 
 
-def _runs(bundle: TrackedBundle) -> Iterator[tuple[int, int, Decision]]:
-    """Yield first row, end row and decision of what is decided and not recorded, in order."""
+def _runs(bundle: TrackedBundle, ready: Sequence[Decision]) -> Iterator[tuple[int, int, Decision]]:
+    """Yield first row, end row and decision of what may be recorded, in order."""
     if bundle.whole is not None:
         yield bundle.recorded, bundle.events, bundle.whole
         return
-    first_row = bundle.events - len(bundle.items)
-    start, end, current = bundle.recorded, bundle.recorded, None
-    for item in bundle.items[bundle.recorded - first_row :]:
-        if item.decision is None:
-            break
-        if current is not None and item.decision != current:
-            yield start, end, current
-            start = end
-        current, end = item.decision, end + 1
-    if current is not None:
-        yield start, end, current
+    first = bundle.recorded
+    for decision, run in itertools.groupby(ready):
+        end = first + sum(1 for _ in run)
+        yield first, end, decision
+        first = end
