@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from datetime import datetime
 from pathlib import Path
+from random import Random
 from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
@@ -104,6 +106,33 @@ def test_windows_close_at_the_claim_and_late_rows_are_counted(bench: Bench) -> N
     with open_when_free(bench.quiver) as quiver:
         balance = quiver.balance("stats")
     assert balance.outcomes[Outcome.ACKED].events == 44 == sum(n for _, n in rows) + 2
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_windows_and_late_rows_add_up_to_the_inputs(bench: Bench, seed: int) -> None:
+    """Random delays over two quivers, random limits, restarts in between."""
+    random = Random(seed)
+    paths = [bench.root / "one", bench.root / "two"]
+    inputs, late = Counter[datetime](), 0
+    for step in range(3):
+        for path in paths:
+            rows = [
+                (max(0.0, 20.0 * step + random.uniform(-25, 20)), "k", number)
+                for number in range(random.randint(5, 30))
+            ]
+            inputs.update(at(seconds // 10 * 10) for seconds, _, _ in rows)
+            cut = random.randint(1, len(rows) - 1)
+            fill(path, rows[:cut], rows[cut:])
+        options = {"path": ",".join(map(str, paths)), "max_rows": random.randint(5, 40)}
+        query = bench.run(counted(bench.stream(**options, close=step == 2)))
+        assert dropped_rows(query) == 0
+        late += late_rows(query)
+    results = bench.results()
+    assert len({row["start"] for row in results}) == len(results)  # each window once
+    assert all(row["rows"] <= inputs[row["start"]] for row in results)
+    assert sum(row["rows"] for row in results) + late == inputs.total()
 
 
 def test_a_query_into_a_quiver_goes_on_where_it_was(bench: Bench) -> None:
