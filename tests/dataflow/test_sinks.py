@@ -11,14 +11,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql.datasource import DataSourceStreamArrowWriter
-from tests.dataflow.driver import QUERY_ID
-from tests.dataflow.quivers import CONFIG, batch
+from tests.dataflow.driver import QUERY_ID, Driver
+from tests.dataflow.quivers import CONFIG, batch, fill
 
 from holdfast.dataflow.sink import files_writer
 from holdfast.dataflow.sink.files_writer import FilesWriter
 from holdfast.dataflow.sink.options import parse_sink_options
 from holdfast.dataflow.sink.quiver_writer import QuiverWriter, producer_name
-from holdfast.dataflow.sink.records import KEPT_MAX, BatchRecords
+from holdfast.dataflow.sink.records import KEPT_MAX, BatchRecords, Record
+from holdfast.dataflow.source.checkpoint import Checkpoint
 from holdfast.errors import BadConfig, UnknownPosition
 from holdfast.quiver import Quiver
 
@@ -51,6 +52,11 @@ class Sink:
     def write(self, number: int, *tasks: list[int]) -> None:
         """Run the tasks of a batch, and commit it."""
         self.writer().commit([self.writer().write(rows(numbers)) for numbers in tasks], number)
+
+    def quiver_records(self) -> BatchRecords:
+        """Return the batch records of a quiver sink."""
+        folder = self.checkpoint / "holdfast"
+        return BatchRecords(folder, f"quiver-{QUERY_ID}", Checkpoint(str(self.checkpoint)))
 
     def contents(self) -> list[int]:
         """Return what is in the sink."""
@@ -123,7 +129,7 @@ def test_files_of_a_batch_that_was_half_published_are_replaced(tmp_path: Path) -
     sink.write(0, [1], [2])
     for record in (tmp_path / "out" / "_holdfast").glob("*.json"):
         record.unlink()  # it died before the record, and after some renames
-    (next((tmp_path / "out").glob("*-00001.parquet"))).unlink()
+    (next((tmp_path / "out").glob("*-000-00001.parquet"))).unlink()
     sink.write(0, [1, 2])
     assert sink.contents() == [1, 2]
 
@@ -131,16 +137,16 @@ def test_files_of_a_batch_that_was_half_published_are_replaced(tmp_path: Path) -
 def test_a_crash_between_record_and_append_is_made_good(tmp_path: Path) -> None:
     sink = Sink("quiver", tmp_path)
     sink.plan(0, 10)
-    records = BatchRecords(sink.checkpoint / "holdfast", f"quiver-{QUERY_ID}")
-    records.record(0, [[], [{"end": 10}]])
+    records = sink.quiver_records()
+    records.record(0, Record([[], [{"end": 10}]], is_sure=False))
     sink.write(0, [1, 2])
     assert sink.contents() == [1, 2]
 
 
 def test_a_range_that_was_recorded_and_not_appended_may_become_another(tmp_path: Path) -> None:
     sink = Sink("quiver", tmp_path)
-    records = BatchRecords(sink.checkpoint / "holdfast", f"quiver-{QUERY_ID}")
-    records.record(0, [[], [{"end": 10}]])
+    records = sink.quiver_records()
+    records.record(0, Record([[], [{"end": 10}]], is_sure=False))
     sink.plan(0, 15)
     sink.write(0, [1, 2, 3])
     sink.write(0, [1, 2, 3])
@@ -206,14 +212,15 @@ def test_the_watermark_of_a_query_is_told_with_and_without_rows(tmp_path: Path) 
 
 
 def test_records_are_bounded(tmp_path: Path) -> None:
-    records = BatchRecords(tmp_path, "query")
+    checkpoint = Checkpoint(str(tmp_path))
+    records = BatchRecords(tmp_path, "query", checkpoint)
     for number in range(KEPT_MAX + 5):
-        records.record(number, [[], [{"end": number}]])
-    again = BatchRecords(tmp_path, "query")
-    assert (again.span(4), again.last()) == (None, KEPT_MAX + 4)
-    assert again.check(KEPT_MAX, [[], [{"end": KEPT_MAX}]])
+        records.record(number, Record([[], [{"end": number}]]))
+    again = BatchRecords(tmp_path, "query", checkpoint)
+    assert (again.of(4), again.last()) == (None, KEPT_MAX + 4)
+    assert again.judge(KEPT_MAX, [[], [{"end": KEPT_MAX}]]) == "again"
     with pytest.raises(UnknownPosition):
-        again.check(4, [[], [{"end": 4}]])
+        again.judge(4, [[], [{"end": 4}]])
 
 
 @pytest.mark.parametrize(
@@ -231,3 +238,55 @@ def test_a_sink_that_cannot_see_its_checkpoint_says_so(tmp_path: Path) -> None:
     (sink.checkpoint / "metadata").unlink()
     with pytest.raises(UnknownPosition, match="local or mounted"):
         sink.write(0, [1])
+
+
+# ------------------------------------------------------------------------- trimmed
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+@pytest.mark.parametrize("acknowledged", [False, True])
+def test_a_query_without_state_goes_on_behind_what_its_sink_has(
+    kind: str, acknowledged: bool, tmp_path: Path
+) -> None:
+    """The offsets of the last batch are lost, with or without its acknowledgement."""
+    store, sink = tmp_path / "quiver", Sink(kind, tmp_path)
+    fill(store, [(1.0, "k", 1)], [(2.0, "k", 2)])
+    records = sink.checkpoint / "holdfast" if kind == "quiver" else tmp_path / "out" / "_holdfast"
+    options = {"on_rewind": "trim", "records": records}
+
+    def run(driver: Driver, max_rows: int) -> None:
+        planned = driver.plan(max_rows)
+        assert planned is not None
+        sink.write(planned, driver.run(planned).column("number").to_pylist())
+        driver.finish(planned)
+
+    driver = Driver(str(store), sink.checkpoint, **options)
+    run(driver, 1)
+    run(driver, 1)
+    if not acknowledged:
+        (sink.checkpoint / "commits" / "1").unlink()
+    driver.stop()
+    for log in ("offsets", "commits"):
+        (sink.checkpoint / log / "1").unlink(missing_ok=True)
+    fill(store, [(3.0, "k", 3)], [(4.0, "k", 4)])
+    again = Driver(str(store), sink.checkpoint, **options)
+    run(again, 1)
+    again.stop()
+    more = Driver(str(store), sink.checkpoint, **options)
+    run(more, 10)
+    more.stop()
+    assert sink.contents() == [1, 2, 3, 4]
+
+
+def test_without_the_source_s_note_nothing_is_taken_for_more(tmp_path: Path) -> None:
+    store, sink = tmp_path / "quiver", Sink("files", tmp_path)
+    fill(store, [(1.0, "k", 1)], [(2.0, "k", 2)])
+    driver = Driver(str(store), sink.checkpoint)
+    assert driver.plan(1) == 0
+    sink.write(0, [1])
+    (sink.checkpoint / "offsets" / "0").unlink()
+    assert driver.plan(10) == 0
+    with pytest.raises(UnknownPosition, match="another range"):
+        sink.write(0, driver.run(0).column("number").to_pylist())
+    driver.stop()
+    assert sink.contents() == [1]

@@ -1,8 +1,8 @@
 """The files sink: a batch is some Parquet files in a folder, published by renames.
 
-    <folder>/part-<query>-<batch>-<n>.parquet     what readers see
-    <folder>/_holdfast/<query>.json               the batch records
-    <folder>/_holdfast/staging/                   what tasks wrote, before it counts
+    <folder>/part-<query>-<batch>-<part>-<n>.parquet   what readers see
+    <folder>/_holdfast/<query>.json                    the batch records
+    <folder>/_holdfast/staging/                        what tasks wrote, before it counts
 
 A batch counts when its record is there. A driver that dies between two renames leaves some of a
 batch's files; run again, the batch first removes files of its own name, then publishes anew. Names
@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 
 from holdfast.dataflow.sink.options import SinkOptions
-from holdfast.dataflow.sink.records import BatchRecords, sync_folder
+from holdfast.dataflow.sink.records import BatchRecords, Record, sync_folder
 from holdfast.dataflow.source.checkpoint import Checkpoint
 
 # Staged files of drivers that died are removed at this age.
@@ -70,19 +70,21 @@ class FilesWriter(DataSourceStreamArrowWriter):
         """Publish a batch, once."""
         checkpoint = Checkpoint(self._options.checkpoint)
         query_id, span = checkpoint.require_query_id(), checkpoint.span(batchId)
-        records = BatchRecords(self._own, query_id)
-        if records.check(batchId, span):
+        records = BatchRecords(self._own, query_id, checkpoint)
+        verdict, known = records.judge(batchId, span), records.of(batchId)
+        if verdict == "again":
             self.abort(messages, batchId)
             return
+        part = known.parts if known is not None else 0
         self._folder.mkdir(parents=True, exist_ok=True)
-        name = f"part-{query_id}-{batchId:010d}"
+        name = f"part-{query_id}-{batchId:010d}-{part:03d}"
         for left in self._folder.glob(f"{name}-*.parquet"):
             left.unlink()
         paths = [message.path for message in messages if isinstance(message, StagedFile)]
         for number, path in enumerate(path for path in paths if path):
             os.replace(path, self._folder / f"{name}-{number:05d}.parquet")
         sync_folder(self._folder)
-        records.record(batchId, span)
+        records.record(batchId, Record(span, part + 1))
         self._sweep()
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803

@@ -10,17 +10,20 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 
 from holdfast.dataflow.sink.options import SinkOptions
-from holdfast.dataflow.sink.records import BatchRecords
+from holdfast.dataflow.sink.records import BatchRecords, Record, Verdict
 from holdfast.dataflow.sink.staged import Staged, stage
 from holdfast.dataflow.source.checkpoint import Checkpoint
 from holdfast.dataflow.source.gateway import load_config
 from holdfast.dataflow.source.place import split_address
+from holdfast.dataflow.source.trimming import Span
 from holdfast.errors import StaleEpoch, TransactionEnded
 from holdfast.quiver import Quiver, Receipt
 from holdfast.remote import RemoteQuiver
 
 # Beside Spark's own logs, which are synced less carefully.
 RECORDS_DIR = "holdfast"
+# Epochs of one batch: it has more than one if it was trimmed, perhaps several times.
+PARTS_MAX = 1000
 
 
 def producer_name(query_id: str) -> str:
@@ -66,24 +69,32 @@ class QuiverWriter(DataSourceStreamArrowWriter):
 
     def _append(self, quiver: Quiver | RemoteQuiver, staged: list[Staged], batch: int) -> None:
         query_id, span = self._checkpoint.require_query_id(), self._checkpoint.span(batch)
-        records = BatchRecords(self._checkpoint.folder / RECORDS_DIR, f"quiver-{query_id}")
-        known = records.span(batch)
-        if known is None:
-            records.check(batch, span)
-            # Before the append: a batch that is in the quiver always has its range recorded.
-            records.record(batch, span)
-        rows = [batch for one in staged for batch in one.batches()]
+        folder = self._checkpoint.folder / RECORDS_DIR
+        records = BatchRecords(folder, f"quiver-{query_id}", self._checkpoint)
+        verdict, known = self._judge(records, batch, span)
+        part = known.parts if known is not None and verdict == "more" else 0
+        # Before the append: a batch that is in the quiver always has its range recorded.
+        records.record(batch, Record(span, part + 1, is_sure=False))
+        rows = [one for task in staged for one in task.batches()]
         try:
-            receipt = self._transact(quiver, rows, producer_name(query_id), batch + 1)
-            is_old = receipt.duplicate
+            epoch = batch * PARTS_MAX + part + 1
+            is_old = self._transact(quiver, rows, producer_name(query_id), epoch).duplicate
         except StaleEpoch:
             is_old = True
-        if is_old and known != span:
+        if is_old and verdict != "again":
             # It was there before, and not with these rows: the next try must find that out too.
             records.record(batch, known)
             raise records.other_range(batch)
-        if known != span:
-            records.record(batch, span)
+        records.record(batch, Record(span, part + 1))
+
+    def _judge(
+        self, records: BatchRecords, batch: int, span: Span
+    ) -> tuple[Verdict, Record | None]:
+        """Return what a batch is; what was only about to be written may become another."""
+        known = records.of(batch)
+        if known is not None and not known.is_sure and known.span != span:
+            return "new", known
+        return records.judge(batch, span), known
 
     def _transact(
         self,

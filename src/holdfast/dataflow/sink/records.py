@@ -15,50 +15,63 @@ import json
 import os
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Literal, NamedTuple
 
+from holdfast.dataflow.source.checkpoint import Checkpoint
+from holdfast.dataflow.source.trimming import Span, is_more
 from holdfast.errors import UnknownPosition
 
 KEPT_MAX = 100
 
-# The sources' offsets, where the batch begins and where it ends, as the offset log has them.
-Span = list[list[dict[str, Any]]]
+Verdict = Literal["new", "again", "more"]
+
+
+class Record(NamedTuple):
+    """What is known of one batch."""
+
+    span: Span
+    # How often rows were published under this number: more than once if the batch was trimmed.
+    parts: int = 1
+    # Its rows are there. Else they are about to be, or were when the driver died.
+    is_sure: bool = True
 
 
 class BatchRecords:
     """The batches of one query in one sink."""
 
-    def __init__(self, folder: Path, query_id: str) -> None:
+    def __init__(self, folder: Path, query_id: str, checkpoint: Checkpoint) -> None:
         self._path = folder / f"{query_id}.json"
-        self._spans: dict[int, Span] = self._load()
+        self._checkpoint = checkpoint
+        self._records = self._load()
 
-    def _load(self) -> dict[int, Span]:
+    def _load(self) -> dict[int, Record]:
         try:
             found = json.loads(self._path.read_text("utf-8"))
         except FileNotFoundError:
             return {}
-        return {int(batch): span for batch, span in found.items()}
+        return {int(batch): Record(**record) for batch, record in found.items()}
 
-    def span(self, batch: int) -> Span | None:
-        """Return what a batch covered, if it is recorded."""
-        return self._spans.get(batch)
+    def of(self, batch: int) -> Record | None:
+        """Return what is recorded of a batch."""
+        return self._records.get(batch)
 
     def last(self) -> int | None:
         """Return the newest recorded batch."""
-        return max(self._spans, default=None)
+        return max(self._records, default=None)
 
-    def check(self, batch: int, span: Span) -> bool:
-        """Return whether a batch is recorded with this very range; raise if with another.
+    def judge(self, batch: int, span: Span) -> Verdict:
+        """Return whether a batch is new, here already, or goes on; raise if it is another.
 
         A batch older than what is remembered is refused: nobody can tell what it covered.
         """
-        known = self.span(batch)
-        if known == span:
-            return True
-        last = self.last()
-        if known is not None or (last is not None and batch < last):
-            raise self.other_range(batch)
-        return False
+        known, last = self.of(batch), self.last()
+        if known is None and (last is None or batch > last):
+            return "new"
+        if known is not None and known.span == span:
+            return "again"
+        if known is not None and known.is_sure and is_more(self._checkpoint, known.span, span):
+            return "more"
+        raise self.other_range(batch)
 
     def other_range(self, batch: int) -> UnknownPosition:
         """Return the error for a batch whose number was used for other rows."""
@@ -68,19 +81,20 @@ class BatchRecords:
             "what the sink has; nothing was written",
         )
 
-    def record(self, batch: int, span: Span | None) -> None:
-        """Write down a batch, durably; without a range, that nothing is known of it."""
-        if span is None:
-            self._spans.pop(batch, None)
+    def record(self, batch: int, record: Record | None) -> None:
+        """Write down a batch, durably; without a record, that nothing is known of it."""
+        if record is None:
+            self._records.pop(batch, None)
         else:
-            self._spans[batch] = span
-        for old in sorted(self._spans)[:-KEPT_MAX]:
-            del self._spans[old]
+            self._records[batch] = record
+        for old in sorted(self._records)[:-KEPT_MAX]:
+            del self._records[old]
         self._path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=self._path.parent, prefix=".record-")
         try:
             with os.fdopen(handle, "w", encoding="utf-8") as file:
-                json.dump(self._spans, file, sort_keys=True)
+                kept = {batch: one._asdict() for batch, one in self._records.items()}
+                json.dump(kept, file, sort_keys=True)
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(temporary, self._path)

@@ -88,10 +88,13 @@ class SourceOptions(Settings):
     """What happens when data is gone that was not read yet."""
 
     on_rewind: Literal["refuse", "trim"] = "refuse"
-    """A checkpoint that lost its last batches: refuse it, or leave out what is acknowledged.
+    """A checkpoint that lost its last batches: refuse it, or leave out what is processed.
 
     Only a query without state may be trimmed.
     """
+
+    records: Names = ()
+    """Folders of the batch records of the query's sinks: what these have is processed too."""
 
     quiver_config: str = ""
     """`module:name` of the QuiverConfig (or of a function that returns it) of `path`."""

@@ -22,6 +22,7 @@ from holdfast.dataflow.source.gateway import Gateway
 from holdfast.dataflow.source.offset import Offset
 from holdfast.dataflow.source.options import SourceOptions
 from holdfast.dataflow.source.reading import Claimed, Piece, SourcePartition, split
+from holdfast.dataflow.source.trimming import TrimNote, recorded_ends
 from holdfast.dataflow.watermark.claims import END_OF_TIME_US, Claim, Claims, Silence
 from holdfast.dataflow.watermark.statement import Statement
 from holdfast.errors import Fenced, OwnerGone, UnknownPosition, WrongQuiver
@@ -59,6 +60,12 @@ class Planner:
         self._explanation = (
             None if checkpoint is None else Explanation(checkpoint, options.subscriber)
         )
+        self._trim_note, self._recorded = None, dict[str, int]()
+        if checkpoint is not None and options.on_rewind == "trim":
+            self._trim_note = TrimNote(checkpoint, options.subscriber)
+            if (query_id := checkpoint.query_id()) is not None:
+                ends = recorded_ends(options.records, query_id, options.subscriber)
+                self._recorded = dict(ends)
         self._seam = seam
         # How often a gateway was left out of a claim.
         self._released_total = 0
@@ -179,7 +186,8 @@ class Planner:
         if seq is None or (target is not None and seq >= target):
             return None
         size_bytes = max(1, self._options.max_bytes // len(self._gateways))
-        return self._try(gateway, lambda: gateway.plan(Position(seq), rows, size_bytes))
+        start = Position(max(seq, self._recorded.get(quiver_id, 0)))
+        return self._try(gateway, lambda: gateway.plan(start, rows, size_bytes))
 
     def _keep(self, planned: PlannedRange, start_seq: int) -> None:
         self._ranges[planned.quiver_id, start_seq, planned.end.seq] = planned
@@ -242,6 +250,7 @@ class Planner:
         start = self._with_new_quivers(start)
         reached = self._reached()
         pieces: list[Piece] = []
+        starts = dict(start.seqs)
         for quiver_id, last in end.seqs.items():
             first = start.seqs.get(quiver_id, last)
             if first == last:
@@ -251,7 +260,10 @@ class Planner:
                     f"quiver {quiver_id} has rows of a batch that was begun, and does not answer",
                     hint="start its gateway; the query goes on when it is started again",
                 )
-            pieces += self._pieces(reached[quiver_id], first, last)
+            found, starts[quiver_id] = self._pieces(reached[quiver_id], first, last)
+            pieces += found
+        if starts != dict(start.seqs) and self._trim_note is not None:
+            self._trim_note.write(end, starts)
         claimed = Claimed(end.claim_us, start.claim_us) if self._options.watermark else None
         groups = split(pieces, self._options.partition_bytes)
         partitions = [SourcePartition(group, claimed) for group in groups]
@@ -261,25 +273,28 @@ class Planner:
             partitions[0].control = True
         return partitions
 
-    def _pieces(self, gateway: Gateway, first: int, last: int) -> list[Piece]:
+    def _pieces(self, gateway: Gateway, first: int, last: int) -> tuple[list[Piece], int]:
+        """Return what to read of a range, and where that begins."""
         planned = self._ranges.get((gateway.reach(), first, last))
         if planned is None:
             start = self._unread(gateway, first, last)
             if start >= Position(last):
-                return []
+                return [], last
             planned = gateway.replan(start, Position(last))
             self._keep(planned, first)
         size_bytes = planned.size_bytes // max(1, len(planned.segments))
-        return [
+        pieces = [
             Piece(gateway.place, planned.quiver_id, name, planned.start, planned.end, size_bytes)
             for name in planned.segments
         ]
+        return pieces, planned.start.seq
 
     def _unread(self, gateway: Gateway, first: int, last: int) -> Position:
         """Return where a batch begins, of what is not acknowledged."""
-        position, start = gateway.position(), Position(first)
-        self._check_rewind(gateway, first, position)
-        return min(max(start, position), Position(last))
+        recorded = Position(self._recorded.get(gateway.reach(), 0))
+        done = max(gateway.position(), recorded)
+        self._check_rewind(gateway, first, done)
+        return min(max(Position(first), done), Position(last))
 
     def _check_rewind(self, gateway: Gateway, first: int, position: Position) -> None:
         """Raise if a batch begins before what is acknowledged, unless it is to be trimmed."""
