@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,9 @@ from holdfast.dataflow.sink.quiver_writer import QuiverWriter, producer_name
 from holdfast.dataflow.sink.records import KEPT_MAX, BatchRecords, Record
 from holdfast.dataflow.source.checkpoint import Checkpoint
 from holdfast.errors import BadConfig, UnknownPosition
-from holdfast.quiver import Quiver
+from holdfast.quiver import ProducerConfig, Quiver
 
+FORGETFUL = replace(CONFIG, producers=ProducerConfig(max_count=1))
 WRITERS = ["quiver", "files"]
 
 
@@ -153,6 +155,18 @@ def test_a_range_that_was_recorded_and_not_appended_may_become_another(tmp_path:
     assert sink.contents() == [1, 2, 3]
 
 
+def test_a_batch_that_the_quiver_has_forgotten_is_not_appended_again(tmp_path: Path) -> None:
+    sink = Sink("quiver", tmp_path, quiver_config="tests.dataflow.test_sinks:FORGETFUL")
+    sink.plan(0, 10)
+    sink.write(0, [1])
+    with Quiver.open(tmp_path / "out", FORGETFUL) as quiver:
+        quiver.append(batch([(2.0, "k", 2)]), producer="another", epoch=1)
+        again = quiver.append(batch([(3.0, "k", 3)]), producer=producer_name(QUERY_ID), epoch=1)
+        assert not again.duplicate
+    sink.write(0, [1])
+    assert sink.contents() == [1, 2, 3]
+
+
 def test_records_that_are_gone_cannot_lose_rows(tmp_path: Path) -> None:
     sink = Sink("quiver", tmp_path)
     sink.plan(0, 10)
@@ -275,6 +289,8 @@ def test_a_query_without_state_goes_on_behind_what_its_sink_has(
     more = Driver(str(store), sink.checkpoint, **options)
     run(more, 10)
     more.stop()
+    assert sink.contents() == [1, 2, 3, 4]
+    sink.write(1, [3])  # the part that was added to it, once more
     assert sink.contents() == [1, 2, 3, 4]
 
 

@@ -72,7 +72,11 @@ class QuiverWriter(DataSourceStreamArrowWriter):
         folder = self._checkpoint.folder / RECORDS_DIR
         records = BatchRecords(folder, f"quiver-{query_id}", self._checkpoint)
         verdict, known = self._judge(records, batch, span)
-        part = known.parts if known is not None and verdict == "more" else 0
+        if verdict == "again" and known is not None and known.is_sure:
+            return  # however long ago: a quiver does not remember epochs for ever
+        part = 0
+        if known is not None and verdict != "new":
+            part = known.parts - (verdict == "again")
         # Before the append: a batch that is in the quiver always has its range recorded.
         records.record(batch, Record(span, part + 1, is_sure=False))
         rows = [one for task in staged for one in task.batches()]
