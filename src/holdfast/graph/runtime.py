@@ -1,8 +1,9 @@
 """The gateway: opens the quivers, delivers what they hold, and then lets receivers fill them.
 
-    start     quivers and dead letters (replaying what a crash left), destinations, receivers last:
-              when the first event is accepted, everyone who waits for it is registered
-    stop      receivers first, then destinations, within one deadline; then the quivers are closed
+    start     quivers and dead letters (replaying what a crash left), then destinations are made,
+              so that everyone is registered when the first event is accepted, then receivers
+              listen; only when nothing can fail any more is the first event sent
+    stop      receivers and destinations, within one deadline; then the quivers are closed
 
 Whatever is accepted is on disk before its sender hears of it, so a stop that hurries, and a kill,
 lose nothing; a stop that has time sends what is under way and leaves nothing to replay.
@@ -129,13 +130,13 @@ class Gateway:
             await _to_its_end(self._make_couriers)
             self._is_open = True
             self._tell_policies()
-            for courier in self._couriers():
-                courier.start()
             for buffer in self._buffers:
                 await self._start_receivers(buffer)
         except BaseException:
             await self.stop(0.0)
             raise
+        for courier in self._couriers():
+            courier.start()
         self._housekeeping = asyncio.create_task(self._keep_house())
         self.state = "running"
 
@@ -251,8 +252,10 @@ class Gateway:
     # ------------------------------------------------------------------ stopping
 
     async def stop(self, drain_s: float | None = None) -> None:
-        """Stop receivers, then destinations, within `drain_s` together; then close the quivers.
+        """Stop receivers and destinations, each within `drain_s`; then close the quivers.
 
+        All at once: a slow client must not use up the time of deliveries, which would then be cut
+        off in the middle and be sent again after the next start. What is accepted meanwhile waits.
         Cancelled, it hurries: what is under way is left, and the quivers are closed at once.
         """
         if self.state == "stopped":
@@ -260,15 +263,12 @@ class Gateway:
         if drain_s is None:
             drain_s = self.graph.settings.drain
         self.state = "stopping"
-        clock = self._seam.clock
-        deadline_s = clock.monotonic_s() + drain_s
         if self._housekeeping is not None:
             self._housekeeping.cancel()
         try:
             receivers = [one for buffer in self._buffers for one in buffer.receivers.values()]
-            await _all(receiver.stop(drain_s) for receiver in receivers)
-            left_s = max(0.0, deadline_s - clock.monotonic_s())
-            await _all(courier.stop(left_s) for courier in self._couriers())
+            running: list[Receiver | Courier] = [*receivers, *self._couriers()]
+            await _all(one.stop(drain_s) for one in running)
             self.left_events = await self.lag_events()
         except asyncio.CancelledError:
             await _all(courier.stop(0.0) for courier in self._couriers())

@@ -1,6 +1,6 @@
 """`holdfast up`: a gateway as a process, from its signals to its last line.
 
-    SIGTERM, SIGINT   stop: receivers first, then destinations, within `drain`
+    SIGTERM, SIGINT   stop: finish what is received and sent right now, within `drain`
     the same again    stop at once; what is under way is sent again after the next start
     SIGHUP            read the file again, and apply what can be (graph/reload.py)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 
 from holdfast.deliver.exporter import ALL_DELIVERED, Answer, Failure, FailureClass, all_failed
@@ -10,7 +11,7 @@ from holdfast.settings import Settings
 from holdfast.signals.event import Event
 
 # What was delivered, by destination; tests look here.
-DELIVERED: dict[str, list[bytes]] = {}
+DELIVERED: defaultdict[str, list[bytes]] = defaultdict(list)
 # Destinations that refuse everything for good.
 REFUSING: set[str] = set()
 
@@ -37,7 +38,7 @@ class MemoryExporter:
         self._mark = mark
 
     async def start(self) -> None:
-        DELIVERED.setdefault(self._name, [])
+        pass
 
     async def send(self, events: Sequence[Event]) -> Answer:
         if self._name in REFUSING:
