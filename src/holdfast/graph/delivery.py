@@ -81,6 +81,7 @@ class Courier:
         self._around = around
         self._task: asyncio.Task[None] | None = None
         self._stopping = False
+        self._pause_s = RESTART_MIN_S
         self.destination = self._make()
 
     def _make(self) -> Destination:
@@ -101,21 +102,26 @@ class Courier:
         self._task = asyncio.create_task(self._run(), name=f"destination {self.name}")
 
     async def _run(self) -> None:
-        loop = asyncio.get_running_loop()
-        pause_s = RESTART_MIN_S
         while True:
-            began_s = loop.time()
             try:
                 await self.destination.run()
             except Exception:
                 log.exception("the delivery to %s ended; it begins again", self.name)
             if self._stopping:
                 return
-            if loop.time() - began_s > RESTART_MAX_S:
-                pause_s = RESTART_MIN_S
-            await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, RESTART_MAX_S)
-            self.destination = await asyncio.to_thread(self._make)
+            await self._make_anew()
+
+    async def _make_anew(self) -> None:
+        """Make the destination once more, as often as it takes: the disk may be full right now."""
+        while True:
+            await asyncio.sleep(self._pause_s)
+            self._pause_s = min(2 * self._pause_s, RESTART_MAX_S)
+            try:
+                self.destination = await asyncio.to_thread(self._make)
+            except Exception:
+                log.exception("%s cannot be begun again; that is tried again", self.name)
+            else:
+                return
 
     async def stop(self, drain_s: float) -> None:
         """Finish what is under way for at most `drain_s`, and end."""
