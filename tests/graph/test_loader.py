@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
 from tests.graph.files import TOYS, findings, hints, load_text
 
 from holdfast.errors import BadConfig
+from holdfast.graph import registry
 from holdfast.graph.loader import load
 from holdfast.graph.registry import Component, Registry
 
@@ -283,15 +285,33 @@ def test_an_empty_config_and_a_single_name_are_fine(tmp_path: Path) -> None:
 
 def test_a_component_cannot_take_the_name_of_another() -> None:
     other = Component("toy", "receiver", "somewhere.else", "Wants to be the toy.")
-    registry = Registry([*TOYS, other])
-    found = registry.find("receiver", "toy")
+    both = Registry([*TOYS, other])
+    found = both.find("receiver", "toy")
     assert found is not None
     assert found.module == "tests.graph.toys.receiver"
-    assert registry.find("exporter", "toy") is None
-    assert "toy" in registry.types("receiver")
+    assert both.find("exporter", "toy") is None
+    assert "toy" in both.types("receiver")
 
 
 def test_holdfast_s_own_components_can_be_loaded() -> None:
     for component in Registry.standard():
         assert component.config_model.model_fields is not None
         assert component.summary.endswith(".")
+
+
+def test_installed_packages_bring_components_by_entry_points(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def installed(group: str) -> list[EntryPoint]:
+        return [
+            EntryPoint(name, f"tests.graph.toys.{name}", group)
+            for name in ("exporter", "receiver")
+            if group == f"holdfast.{name}s"
+        ]
+
+    monkeypatch.setattr(registry, "entry_points", installed)
+    found = Registry.standard().find("exporter", "exporter")
+    assert found is not None
+    assert found.code.make.__module__ == "tests.graph.toys.exporter"
+    assert Registry.standard().find("receiver", "receiver") is not None
+    assert Registry.standard().find("processor", "exporter") is None
