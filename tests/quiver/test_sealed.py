@@ -124,6 +124,16 @@ def test_only_the_record_batches_of_the_range_are_read(still: StillMachine) -> N
         sealed_cells(still, wanted)
 
 
+def test_a_slot_without_rows_is_read_like_any_other(still: StillMachine) -> None:
+    quiver = still.start()
+    quiver.append({"events": numbers(), "other": numbers(1)})
+    quiver.append({"events": numbers(), "other": numbers(2)})
+    seal(quiver)
+    for span in ({}, {"start": Position(1)}, {"end": Position(0, 1)}):
+        assert sealed_cells(still, read_of(quiver, slot="events", **span)) == []
+    assert sealed_cells(still, read_of(quiver, slot="other", start=Position(1))) == [(1, 0, 2)]
+
+
 def test_columns_that_are_nowhere_are_null_and_unknown_slots_are_empty(still: StillMachine) -> None:
     quiver = still.start()
     quiver.append(numbers(1, 2))

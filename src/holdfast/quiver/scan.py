@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import reduce
-from itertools import accumulate, groupby
+from itertools import groupby
 from typing import Literal
 
 import pyarrow as pa
@@ -246,8 +246,11 @@ def _segment_parts(
 
 
 def _firsts(file: DataFile) -> Iterator[int]:
-    """Return the number of the first row of each batch."""
-    return accumulate((batch.rows for batch in file.summary.batches[:-1]), initial=0)
+    """Yield the number of the first row of each batch."""
+    first = 0
+    for batch in file.summary.batches:
+        yield first
+        first += batch.rows
 
 
 def _read(file: DataFile, places: Sequence[int], on_damage: OnDamage) -> Iterator[pa.RecordBatch]:
