@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -69,6 +70,24 @@ def office() -> Any:
         letters = [poison(n) for n in range(4)] + [poison(9, destination="datahub")]
         asyncio.run(office.undelivered(letters))
         yield office
+
+
+def test_letters_are_looked_for_beside_the_event_loop(
+    office: DeadLetters, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There may be a gigabyte of them, none of which is meant: receivers must not wait for that."""
+    quiver, readers = office.undelivered_quiver, set()
+    for name in ("bundle", "statistics", "waiting"):
+        whole = getattr(quiver, name)
+
+        def noted(*words: Any, whole: Callable[..., Any] = whole, **more: Any) -> Any:
+            readers.add(threading.current_thread())
+            return whole(*words, **more)
+
+        monkeypatch.setattr(quiver, name, noted)
+    assert replay(office, Backend()).delivered == 4
+    assert readers
+    assert threading.main_thread() not in readers
 
 
 def test_letters_go_to_their_destination_and_are_resolved(office: DeadLetters) -> None:

@@ -112,12 +112,15 @@ async def redrive(
     """Send the selected undelivered letters, oldest first, until a turn is over."""
     clock = clock or RealClock()
     quiver = dead_letters.undelivered_quiver
-    end_seq = quiver.statistics().next_seq if selection.end_seq is None else selection.end_seq
+    end_seq = selection.end_seq
+    if end_seq is None:
+        end_seq = (await asyncio.to_thread(quiver.statistics)).next_seq
     done = Replayed(end_seq=end_seq)
     turn_ends_s = clock.monotonic_s() + TURN_S
     async with dead_letters.replaying:
-        meant = replace(selection, end_seq=end_seq)
-        for stored in letters_in(quiver, UNDELIVERED_DIR, meant):
+        letters = letters_in(quiver, UNDELIVERED_DIR, replace(selection, end_seq=end_seq))
+        # In a thread: before the next one that is meant there may be very many of others.
+        while (stored := await asyncio.to_thread(next, letters, None)) is not None:
             if done.letters >= TURN_LETTERS or clock.monotonic_s() >= turn_ends_s:
                 done.next_seq = stored.id.seq
                 break
