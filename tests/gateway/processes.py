@@ -251,7 +251,6 @@ def exporter(url: str, **delivery: Any) -> dict[str, Any]:
         "retry_initial_s": "20ms",
         "retry_max_s": "100ms",
         "breaker_open_s": "100ms",
-        "send_timeout_s": "1s",
         "refusal_hold_s": "500ms",
     }
     config = {"url": url}

@@ -18,9 +18,15 @@ from openlineage.client.transport import get_default_factory
 STATES = (RunState.START, RunState.RUNNING, RunState.COMPLETE)
 
 
-def event(job: str, state: RunState = RunState.START, run_id: str | None = None) -> RunEvent:
+def event(
+    job: str,
+    state: RunState = RunState.START,
+    run_id: str | None = None,
+    *,
+    query: str = "select 1",
+) -> RunEvent:
     """Return an event as an integration makes it."""
-    facets: dict[str, Any] = {"sql": sql_job.SQLJobFacet(query=f"select * from raw.{job}")}
+    facets: dict[str, Any] = {"sql": sql_job.SQLJobFacet(query=query)}
     return RunEvent(
         eventType=state,
         eventTime=datetime.now(UTC).isoformat(),

@@ -99,7 +99,7 @@ def test_sigterm_waits_for_what_is_under_way_and_keeps_the_rest(
     make_gateway: MakeGateway, make_backend: MakeBackend
 ) -> None:
     backend = make_backend()
-    gateway = make_gateway({"marquez": exporter(backend.url, send_timeout_s="30s")})
+    gateway = make_gateway({"marquez": exporter(backend.url)})
     backend.feel(hang=True)
     with producer(gateway.url) as client:
         client.emit("under-way", "waits-1", "waits-2")

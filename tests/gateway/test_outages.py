@@ -56,7 +56,9 @@ class Stage:
 @pytest.fixture
 def stage(make_gateway: MakeGateway, make_backend: MakeBackend) -> Iterator[Stage]:
     backend = make_backend()
-    gateway = make_gateway({"marquez": exporter(backend.url, refusal_retry_s="200ms")})
+    gateway = make_gateway(
+        {"marquez": exporter(backend.url, refusal_retry_s="200ms", send_timeout_s="1s")}
+    )
     with producer(gateway.url) as client:
         yield Stage(gateway, backend, client)
 

@@ -20,7 +20,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from holdfast import __version__
-from holdfast.errors import BadConfig
+from holdfast.errors import BadConfig, ConfigFinding
 from holdfast.graph.control import gateway_verbs, on_loop
 from holdfast.graph.loader import Loaded, load
 from holdfast.graph.reload import reload
@@ -49,7 +49,12 @@ def worker_directory(data_dir: Path, worker: int) -> Path:
 def tell_warnings(loaded: Loaded) -> None:
     """Log what is odd about a configuration."""
     for found in loaded.warnings:
-        log.warning("%s:%d:%d: %s", found.file, found.line, found.column, found.message)
+        log.warning("%s", _text(found))
+
+
+def _text(found: ConfigFinding) -> str:
+    where = f"{found.file}:{found.line}:{found.column}"
+    return f"{where}: {found.message}" + (f"; {found.hint}" if found.hint else "")
 
 
 class GatewayWatch:
@@ -211,7 +216,7 @@ class GatewayProcess:
         except BadConfig as error:
             log.error("not reloaded: %s", error.message)
             for found in error.findings:
-                log.error("%s:%d:%d: %s", found.file, found.line, found.column, found.message)
+                log.error("%s", _text(found))
         else:
             tell_warnings(loaded)
             logs.set_level(loaded.graph.settings.logging)
