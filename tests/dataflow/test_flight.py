@@ -12,6 +12,7 @@ from tests.dataflow.test_sinks import Sink
 from tests.dataflow.test_stream_reader import numbers, wait_for
 
 from holdfast.dataflow.source.explanation import read_explanations
+from holdfast.dataflow.source.place import connect
 from holdfast.errors import BadConfig, Fenced, OwnerGone
 from holdfast.quiver import Outcome, Quiver
 from holdfast.remote import FlightSettings, QuiverServer
@@ -64,6 +65,7 @@ def gateways(tmp_path: Path) -> Iterator[Callable[[str], LiveGateway]]:
 
 
 def driver(address: str, checkpoint: Path, **options: object) -> Driver:
+    connect.cache_clear()  # a driver is a new process, and knows nobody yet
     given = {"quiver": address, "watermark": True, "max_delay": "5s", "idle_after": "1h"}
     return Driver("", checkpoint, **{**given, "call_timeout": "20s", **options})
 
@@ -149,23 +151,11 @@ def test_a_gateway_that_is_down_at_the_start_holds_and_is_read_when_it_comes(
     two.append((13.0, 3))
     two.die()
     one.append((50.0, 4))
-    options = {"columns": "number"}
-    again = driver(one.address, tmp_path / "other", subscriber="probe", **options)
-    schema = again.schema
-    again.stop()
-    query = resumed(addresses, tmp_path / "c", schema, **options)
+    query = driver(addresses, tmp_path / "c")
     assert numbers(query.next()) == [4]
     two.start()
     assert numbers(wait_for(query.next)) == [3]
     query.stop()
-
-
-def resumed(address: str, checkpoint: Path, schema: object, **options: object) -> Driver:
-    """Return a driver that was given its schema: nobody has to be asked for it."""
-    from unittest.mock import patch
-
-    with patch("tests.dataflow.driver.stored_schema", lambda options: schema):
-        return driver(address, checkpoint, **options)
 
 
 def test_a_claim_that_no_batch_carried_is_no_promise(
@@ -210,9 +200,11 @@ def test_available_now_does_not_end_without_a_gateway(
 ) -> None:
     one, two = gateways("one"), gateways("two")
     one.append((1.0, 1))
-    schema = driver(one.address, tmp_path / "other").schema
+    addresses = f"{one.address},{two.address}"
+    two.append((1.0, 2))
+    driver(addresses, tmp_path / "c")  # knows the columns from now on
     two.die()
-    query = resumed(f"{one.address},{two.address}", tmp_path / "c", schema)
+    query = driver(addresses, tmp_path / "c")
     with pytest.raises(OwnerGone, match="nobody knows what is there"):
         query.reader.prepareForTriggerAvailableNow()
     query.stop()

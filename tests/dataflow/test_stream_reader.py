@@ -317,8 +317,43 @@ def test_a_folder_without_a_quiver_or_without_data_says_so(tmp_path: Path) -> No
         Driver(str(tmp_path), tmp_path / "c")
     with Quiver.open(tmp_path / "empty", CONFIG):
         pass
-    with pytest.raises(BadInput, match=r"nothing is sealed yet.*schema"):
+    with pytest.raises(BadInput, match=r"nothing is sealed in slot 'events'.*schema"):
         Driver(str(tmp_path / "empty"), tmp_path / "c")
+
+
+def test_another_slot_is_named_and_never_mixed_in(store: Path, tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"slot 'links'.*there are events"):
+        Driver(str(store), tmp_path / "c", slot="links")
+    driver = Driver(str(store), tmp_path / "c")
+    driver.next()
+    driver.stop()
+    with Quiver.open(store, CONFIG) as quiver:
+        quiver.append({"links": pa.record_batch({"number": [1000]})})
+    driver = Driver(str(store), tmp_path / "c")
+    assert numbers(driver.next()) == []
+    driver.stop()
+    assert acked(store) == 41
+
+
+def test_the_columns_are_known_when_everything_was_processed_and_deleted(
+    store: Path, tmp_path: Path
+) -> None:
+    driver = Driver(str(store), tmp_path / "c", columns="number,key")
+    driver.next()
+    driver.stop()
+    with Quiver.open(store, CONFIG) as quiver:
+        wait_for(lambda: not quiver.segments() or None)
+    assert Driver(str(store), tmp_path / "c", columns="number,key").schema == driver.schema
+    assert Driver(str(store), tmp_path / "c", columns="key").schema.names == ["key"]
+    with pytest.raises(BadInput, match="not known"):
+        Driver(str(store), tmp_path / "c", columns="at")
+    with pytest.raises(BadInput, match="not known"):
+        Driver(str(store), tmp_path / "another", columns="number,key")
+
+
+def test_the_event_time_comes_along_with_the_watermark(store: Path, tmp_path: Path) -> None:
+    driver = Driver(str(store), tmp_path / "c", columns="number", watermark=True)
+    assert driver.schema.names == ["number", "_event_time", "_wm", "_wm_prev", "_control"]
 
 
 def test_a_config_that_is_none_is_named(store: Path, tmp_path: Path) -> None:

@@ -51,11 +51,14 @@ class SourceOptions(Settings):
     local_reads: bool = True
     """Map what lies on the reader's own machine, also if a server offers it."""
 
-    slot: str | None = None
-    """The slot to read; without it the only one there is."""
+    slot: str = "events"
+    """The slot to read."""
 
     columns: Names | None = None
-    """The columns to read; without it all. Nothing else is read from disk."""
+    """The columns to read; without it all. Nothing else is read from disk.
+
+    With `watermark` the event time comes along in any case.
+    """
 
     since: AwareDatetime | None = None
     """Only events with this time or a later one."""

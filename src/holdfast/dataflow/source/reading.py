@@ -13,7 +13,7 @@ from pyspark.sql.types import StructType
 
 from holdfast.dataflow.source.options import SourceOptions
 from holdfast.dataflow.source.place import Place, read_sealed
-from holdfast.dataflow.source.schema import WATERMARK_COLUMNS, fitter
+from holdfast.dataflow.source.schema import EVENT_TIME, WATERMARK_COLUMNS, fitter
 from holdfast.quiver.envelope import TIME_TYPE
 from holdfast.quiver.outcome import Position
 from holdfast.quiver.scan import TimeRange
@@ -114,5 +114,5 @@ def _control_row(claimed: Claimed) -> pa.RecordBatch:
     Its event time is not null: `window()` filters nulls, below the node that looks at `_wm`.
     """
     claim = pa.array([claimed.claim_us], TIME_TYPE)
-    row = pa.record_batch({"_event_time": claim})
+    row = pa.record_batch({EVENT_TIME: claim})
     return _with_watermark(row, claimed).set_column(3, "_control", pa.array([True]))

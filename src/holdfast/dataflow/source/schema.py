@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import pyarrow as pa
 import pyarrow.types as kinds
@@ -10,13 +10,17 @@ import pyarrow.types as kinds
 from holdfast.dataflow.source.folder import sealed_segments
 from holdfast.dataflow.source.options import SourceOptions
 from holdfast.dataflow.source.place import connect, places, with_directory
-from holdfast.errors import BadInput
+from holdfast.dataflow.source.remembered import recall, remember
+from holdfast.errors import BadInput, OwnerGone
 from holdfast.quiver.envelope import TIME_TYPE
 from holdfast.quiver.scan import TimeRange, scan
+from holdfast.quiver.segment import Segment
+from holdfast.quiver.segment_rows import OPAQUE
 
 # What a stream adds to the stored columns: its claim, the claim of the batch before, and whether
 # the row is no event but only carries the claim.
 WATERMARK_COLUMNS = ("_wm", "_wm_prev", "_control")
+EVENT_TIME = "_event_time"
 WATERMARK_FIELDS = (
     pa.field("_wm", TIME_TYPE),
     pa.field("_wm_prev", TIME_TYPE),
@@ -70,15 +74,40 @@ def _nested(kind: pa.DataType) -> pa.DataType | None:
 
 def stored_schema(options: SourceOptions) -> pa.Schema:
     """Return the schema of what is stored, in types that Spark takes, watermark included."""
-    segments = [s for folder in _folders(options) for s in sealed_segments(folder)]
+    if options.watermark and options.columns is not None:
+        columns = tuple(dict.fromkeys((*options.columns, EVENT_TIME)))
+        options = options.model_copy(update={"columns": columns})
+    remembered = recall(options)
+    try:
+        segments = [s for folder in _folders(options) for s in sealed_segments(folder)]
+    except OwnerGone:
+        if remembered is None:
+            raise
+        segments = []  # a query that was started before does not need all its gateways to start
+    schema = _sealed_schema(segments, options) or remembered
+    if schema is None:
+        raise _unknown(segments, options.slot)
+    remember(options, schema)
+    return pa.schema([*schema, *WATERMARK_FIELDS] if options.watermark else schema)
+
+
+def _sealed_schema(segments: Sequence[Segment], options: SourceOptions) -> pa.Schema | None:
+    """Return the columns of what is sealed; None if nothing of the slot is."""
+    files = [file.summary for segment in segments for file in segment.files]
+    if not any(file.slot == options.slot or file.kind == OPAQUE for file in files):
+        return None
     stored = scan(segments, (), options.slot, options.columns, TimeRange(), "fail").schema
-    if not any(s.summary.files for s in segments):
-        raise BadInput(
-            "nothing is sealed yet, so the columns are not known",
-            hint="give them with .schema(…), or start when there is data",
-        )
-    fields = list(_readable(stored, must=options.columns is not None))
-    return pa.schema([*fields, *WATERMARK_FIELDS] if options.watermark else fields)
+    return pa.schema(list(_readable(stored, must=options.columns is not None)))
+
+
+def _unknown(segments: Sequence[Segment], slot: str) -> BadInput:
+    slots = {file.summary.slot for segment in segments for file in segment.files}
+    return BadInput(
+        f"nothing is sealed in slot {slot!r} yet, so its columns are not known",
+        hint=f"name another with option slot; there are {', '.join(sorted(slots))}"
+        if slots
+        else "give them with .schema(…), or start when there is data",
+    )
 
 
 def _folders(options: SourceOptions) -> Iterable[str]:
