@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path, PurePath
@@ -111,6 +112,7 @@ def test_ls_tells_subscribers_and_the_owner(data: Path, run: Run) -> None:
 
 def test_ls_of_a_root_of_several_quivers_names_them(data: Path, tmp_path: Path, run: Run) -> None:
     (tmp_path / "root").mkdir()
+    shutil.copytree(data, tmp_path / "root" / "core-01")
     data.rename(tmp_path / "root" / "core-00")
     result = run("quiver", "ls", tmp_path / "root")
     assert result.code == 78

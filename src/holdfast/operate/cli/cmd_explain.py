@@ -4,19 +4,14 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from itertools import islice
-from pathlib import Path, PurePath
-from typing import NamedTuple
+from pathlib import PurePath
 
 import click
 
-from holdfast.deadletter.shelf import STORES
-from holdfast.graph.loader import load
-from holdfast.graph.paths import dead_letters_directory, plan
 from holdfast.operate.cli.output import json_option, moment, print_json, print_table, size
 from holdfast.operate.cli.quiver.options import Directory
-from holdfast.quiver.cores import core_ids
+from holdfast.operate.cli.quiver_places import Place, dead_letters_at, quivers_at
 from holdfast.quiver.inspect import Inventory, inspect
-from holdfast.quiver.names import core_dir
 from holdfast.quiver.tools.explain import Explanation, Fate, explain
 from holdfast.quiver.tools.search import Match, search
 from holdfast.seam import Seam
@@ -52,13 +47,6 @@ def command(what: str, where: PurePath, is_text: bool, limit: int, as_json: bool
     return 0 if any(one.stories for one in found) else 1
 
 
-class _Place(NamedTuple):
-    """A data directory; the name is for whoever has several."""
-
-    name: str
-    directory: PurePath
-
-
 @dataclass(frozen=True)
 class _Found:
     """What one quiver knows."""
@@ -76,29 +64,12 @@ class _Found:
         return {"matches": told, "explanations": [asdict(story) for story in self.stories]}
 
 
-def _places(seam: Seam, where: PurePath) -> list[_Place]:
+def _places(seam: Seam, where: PurePath) -> list[Place]:
     """Return the quiver in a directory, those under a root, or all of a gateway's."""
-    if Path(where).is_file():
-        graph = load(where).graph
-        roots = [(one.name, PurePath(one.directory)) for one in plan(graph)]
-        letters = dead_letters_directory(graph)
-        offices = [letters, *sorted(letters.parent.glob(f"{letters.name}-[0-9][0-9]"))]
-        stores = [
-            _Place(f"{office.name}/{store}", PurePath(office) / store)
-            for office in offices
-            for store in STORES
-        ]
-        cores = [place for name, root in roots for place in _cores(seam, name, root)]
-        return [one for one in (*cores, *stores) if seam.disk.exists(one.directory)]
-    return _cores(seam, where.name, where) or [_Place("", where)]
+    return [*quivers_at(seam, where), *dead_letters_at(seam, where)] or [Place("", where)]
 
 
-def _cores(seam: Seam, name: str, root: PurePath) -> list[_Place]:
-    found = core_ids(seam.disk, root) if seam.disk.exists(root) else []
-    return [_Place(f"{name}/{core_dir(one)}", root / core_dir(one)) for one in found]
-
-
-def _look(seam: Seam, place: _Place, what: str, is_text: bool, limit: int) -> _Found:
+def _look(seam: Seam, place: Place, what: str, is_text: bool, limit: int) -> _Found:
     inventory = inspect(seam.disk, place.directory)
     matches: list[Match] = []
     if what.isdecimal() and not is_text:

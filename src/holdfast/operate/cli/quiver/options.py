@@ -9,8 +9,9 @@ from typing import Any
 
 import click
 
-from holdfast.errors import BadInput
+from holdfast.errors import BadInput, CannotOpen
 from holdfast.operate.cli.output import Command
+from holdfast.operate.cli.quiver_places import quivers_at
 from holdfast.seam import Seam
 from holdfast.seam.disk import ReadingDisk
 
@@ -25,7 +26,31 @@ class Directory(click.Path):
         return PurePath(Path(value).resolve())
 
 
-directory_argument = click.argument("directory", type=Directory())
+class QuiverDirectory(Directory):
+    """The directory of a quiver, also by what has only one: a graph file, a gateway's data."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> PurePath:
+        """Return where the quiver is that is meant."""
+        where = super().convert(value, param, ctx)
+        places = quivers_at(Seam(), where)
+        if len(places) > 1:
+            raise CannotOpen(
+                f"there are {len(places)} quivers here",
+                hint=f"name one of {', '.join(str(place.directory) for place in places)}",
+                path=str(where),
+            )
+        if not places and Path(where).is_file():
+            raise CannotOpen(
+                "there is no quiver of this graph yet",
+                hint="start it once with `holdfast up`",
+                path=str(where),
+            )
+        return places[0].directory if places else where
+
+
+directory_argument = click.argument("directory", metavar="DIRECTORY|CONFIG", type=QuiverDirectory())
 target_argument = click.argument("target", type=Directory())
 parquet_option = click.option(
     "--parquet", type=click.Path(path_type=Path), help="Write a Parquet file instead."
