@@ -1,0 +1,279 @@
+"""What can be wrong with a pipeline as a whole; everything at once, each with its place.
+
+SQL is parsed by Spark where a Spark is there (`parse`); without one only what no dialect allows is
+found here, and the rest when the pipeline is started.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Iterable, Iterator
+
+from holdfast.dataflow.spec.edges import FAILED, LATE, PORTS, Edge
+from holdfast.dataflow.spec.findings import Finding, TreePath
+from holdfast.dataflow.spec.functions import load_function
+from holdfast.dataflow.spec.pipeline import PipelineSettings
+from holdfast.dataflow.spec.vertices import (
+    SETTABLE,
+    SYSTEM_COLUMNS,
+    ReduceSettings,
+    TargetSettings,
+    VertexSettings,
+)
+from holdfast.errors import BadConfig
+
+# What is wrong with an SQL expression; None if nothing is.
+Parse = Callable[[str], str | None]
+
+WINDOW_COLUMNS = ("window_start", "window_end")
+_MS_S = 0.001
+_MANY_ROWS = re.compile(
+    r"\b(explode|posexplode|inline|stack|json_tuple)(_outer)?\s*\(", re.IGNORECASE
+)
+
+
+def check(
+    pipeline: PipelineSettings, *, parse: Parse | None = None, imports: bool = False
+) -> list[Finding]:
+    """Return everything that is wrong or odd; `imports` looks whether functions exist."""
+    checker = _Checker(pipeline, parse or plausible)
+    found = [*checker.edges(), *checker.vertices(), *checker.targets()]
+    if not any(finding.path[:1] == ("edges",) and finding.severity == "error" for finding in found):
+        found += checker.shape()
+    return [*found, *(checker.functions() if imports else ())]
+
+
+def plausible(text: str) -> str | None:
+    """Say what is wrong with an expression that cannot be SQL: quotes and brackets."""
+    if not text.strip():
+        return "it is empty"
+    depth, quote = 0, ""
+    for letter in text:
+        if quote:
+            quote = "" if letter == quote else quote
+        elif letter in "'\"`":
+            quote = letter
+        elif letter in "()":
+            depth += 1 if letter == "(" else -1
+            if depth < 0:
+                return "a bracket is closed that was not opened"
+    if quote:
+        return f"a {quote} is not closed"
+    return "a bracket is not closed" if depth else None
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return a hint: what was probably meant, or all there is."""
+    names = sorted(known)
+    close = difflib.get_close_matches(name, names, n=1)
+    return f"did you mean {close[0]!r}?" if close else f"there are {', '.join(names)}"
+
+
+def _at(name: str, *path: str | int) -> TreePath:
+    return ("vertices", name, *path)
+
+
+class _Checker:
+    def __init__(self, pipeline: PipelineSettings, parse: Parse) -> None:
+        self._pipeline = pipeline
+        self._parse = parse
+
+    # ---------------------------------------------------------------------- edges
+
+    def edges(self) -> Iterator[Finding]:
+        """Both ends of every edge are there, and fit."""
+        seen: set[tuple[str, str]] = set()
+        for index, edge in enumerate(self._pipeline.edges):
+            at: TreePath = ("edges", index)
+            known = self._pipeline.vertices
+            for name in (edge.vertex, edge.target):
+                if name not in known:
+                    yield Finding(at, f"there is no vertex {name!r}", nearest(name, known))
+            if edge.vertex in known and edge.target in known:
+                yield from self._ends(edge, at)
+            if (edge.source, edge.target) in seen:
+                hint = "its rows would come twice; put all tags on one edge"
+                yield Finding(at, f"the edge {edge} is here twice", hint)
+            seen.add((edge.source, edge.target))
+
+    def _ends(self, edge: Edge, at: TreePath) -> Iterator[Finding]:
+        source, target = (self._pipeline.vertices[name] for name in (edge.vertex, edge.target))
+        if source.kind == "sink":
+            hint = "use `on_success` and `fallback` of the sink"
+            yield Finding(at, f"{edge.vertex!r} is a sink: nothing comes out of it", hint)
+        if target.kind == "source":
+            yield Finding(at, f"{edge.target!r} is a source: nothing goes into it")
+        if edge.port not in PORTS:
+            yield Finding(at, f"there is no output {edge.port!r}", nearest(edge.port, PORTS[1:]))
+        elif edge.port == LATE and (source.reduce is None or source.reduce.late != "side_output"):
+            hint = "write `late: side_output` in the reduce"
+            yield Finding(at, f"{edge.vertex!r} has no late rows to send", hint)
+        elif edge.port == FAILED and not source.keeps_failures:
+            hint = "only vertices with a Python function and `on_failure: dead_letters` do"
+            yield Finding(at, f"{edge.vertex!r} has no failed rows to send", hint)
+
+    # ------------------------------------------------------------------- vertices
+
+    def vertices(self) -> Iterator[Finding]:
+        """Each vertex by itself."""
+        for name, vertex in self._pipeline.vertices.items():
+            if vertex.reduce is not None:
+                yield from self._reduce(name, vertex.reduce)
+            if vertex.map is not None:
+                for key in ("select", "add"):
+                    for column, text in getattr(vertex.map, key).items():
+                        yield from self._column(_at(name, "map", key, column), column, text)
+            if vertex.filter is not None and vertex.filter.where:
+                yield from self._sql(_at(name, "filter", "where"), vertex.filter.where)
+            if vertex.flat_map is not None and vertex.flat_map.explode:
+                yield from self._sql(_at(name, "flat_map", "explode"), vertex.flat_map.explode)
+                yield from self._name(_at(name, "flat_map", "into"), vertex.flat_map.into)
+
+    def _reduce(self, name: str, reduce: ReduceSettings) -> Iterator[Finding]:
+        at = _at(name, "reduce")
+        if reduce.window is None:
+            hint = "add `window: {fixed: 1m}`, or sliding, or session: without it it never ends"
+            yield Finding(at, f"the reduce {name!r} has no window", hint, at_key=True)
+        else:
+            yield from self._durations((*at, "window"), reduce)
+        if len(set(reduce.key)) < len(reduce.key):
+            yield Finding((*at, "key"), "a column stands in the key twice")
+        for index, column in enumerate(reduce.key):
+            if column in WINDOW_COLUMNS or column in SYSTEM_COLUMNS:
+                yield Finding((*at, "key", index), f"{column!r} cannot be a key")
+        for column, text in reduce.aggregate.items():
+            path = (*at, "aggregate", column)
+            yield from self._name(path, column, (*WINDOW_COLUMNS, *SETTABLE))
+            if column in reduce.key:
+                yield Finding(path, f"{column!r} is a column of the key, too", at_key=True)
+            yield from self._sql(path, text)
+        if reduce.late == "side_output" and not self._pipeline.out_of(name, LATE):
+            hint = f"add an edge `{name}.late -> …`"
+            yield Finding((*at, "late"), "late rows are sent nowhere", hint)
+
+    def _durations(self, at: TreePath, reduce: ReduceSettings) -> Iterator[Finding]:
+        window = reduce.window
+        assert window is not None
+        sliding = window.sliding
+        given = {"fixed": window.fixed, "session": window.session}
+        if sliding is not None:
+            given |= {"sliding.size": sliding.size, "sliding.every": sliding.every}
+        for name, length_s in given.items():
+            if length_s is not None and abs(round(length_s, 3) - length_s) > _MS_S / 1000:
+                path = (*at, *name.split("."))
+                yield Finding(path, "windows have whole milliseconds", "round it")
+
+    def _column(self, at: TreePath, column: str, text: str) -> Iterator[Finding]:
+        yield from self._name(at, column)
+        if _MANY_ROWS.search(text):
+            hint = "use a flat_map: {explode: …, into: …}"
+            yield Finding(at, "this makes many rows of one", hint)
+        yield from self._sql(at, text)
+
+    def _name(self, at: TreePath, column: str, reserved: tuple[str, ...] = ()) -> Iterator[Finding]:
+        taken = {*(set(SYSTEM_COLUMNS) - set(SETTABLE)), *reserved}
+        if column in taken:
+            yield Finding(at, f"{column!r} is a column of Holdfast's own", "rename it", at_key=True)
+
+    def _sql(self, at: TreePath, text: str) -> Iterator[Finding]:
+        wrong = self._parse(text)
+        if wrong is not None:
+            yield Finding(at, f"this is not an SQL expression: {wrong}")
+
+    def functions(self) -> Iterator[Finding]:
+        """Every function that is named can be imported."""
+        for name, vertex in self._pipeline.vertices.items():
+            settings = vertex.step or vertex.sink
+            for key in ("python", "arrow"):
+                function = getattr(settings, key, None)
+                if function is None:
+                    continue
+                try:
+                    load_function(function)
+                except BadConfig as error:
+                    yield Finding(_at(name, vertex.kind, key), error.message, error.hint)
+
+    # -------------------------------------------------------------------- targets
+
+    def targets(self) -> Iterator[Finding]:
+        """No two sinks write to one place: a batch counts once there, whosever it is."""
+        seen: dict[str, str] = {}
+        for name in self._pipeline.of_kind("sink"):
+            sink = self._pipeline.vertices[name].sink
+            assert sink is not None
+            for key in ("", "fallback", "on_success"):
+                target: TargetSettings | None = getattr(sink, key) if key else sink
+                place = None if target is None else target.quiver or target.files
+                if place is None:
+                    continue
+                if place in seen:
+                    message = f"{seen[place]!r} writes to {place!r}, too"
+                    path = _at(name, "sink", *([key] if key else []))
+                    yield Finding(path, message, "let one sink have several edges")
+                seen.setdefault(place, name)
+
+    # ---------------------------------------------------------------------- shape
+
+    def shape(self) -> Iterator[Finding]:
+        """What only the whole shows: circles, dead ends, vertices that get nothing."""
+        pipeline = self._pipeline
+        circle = set(pipeline.vertices) - set(pipeline.ordered())
+        for index, edge in enumerate(pipeline.edges):
+            if edge.vertex in circle and edge.vertex in {
+                edge.target,
+                *pipeline.behind(edge.target),
+            }:
+                hint = "rows that fail are tried again by `retry`; leave this edge out"
+                yield Finding(("edges", index), f"the edge {edge} closes a circle", hint)
+                break
+        yield from self._dead_ends()
+        if not circle:
+            yield from self._tags()
+            yield from self._lateness()
+
+    def _dead_ends(self) -> Iterator[Finding]:
+        pipeline = self._pipeline
+        fed = {name for source in pipeline.of_kind("source") for name in pipeline.behind(source)}
+        for name, vertex in pipeline.vertices.items():
+            if vertex.kind != "source" and not pipeline.into(name):
+                message = f"nothing leads to {name!r}"
+                yield Finding(_at(name), message, f"add an edge `… -> {name}`", at_key=True)
+            elif vertex.kind != "source" and name not in fed:
+                yield Finding(_at(name), f"no source reaches {name!r}", at_key=True)
+            if vertex.kind != "sink" and not pipeline.out_of(name, ""):
+                message = f"the rows of {name!r} go nowhere"
+                yield Finding(_at(name), message, f"add an edge `{name} -> …`", at_key=True)
+
+    def _tags(self) -> Iterator[Finding]:
+        for index, edge in enumerate(self._pipeline.edges):
+            if edge.tags is not None and not any(
+                _sets_tags(self._pipeline.vertices[name]) and edge.vertex in {name, *behind}
+                for name, behind in (
+                    (name, self._pipeline.behind(name)) for name in self._pipeline.vertices
+                )
+            ):
+                message = "no vertex before this edge sets `_tags`"
+                hint = "add a map with `add: {_tags: \"array('…')\"}`"
+                yield Finding(("edges", index), message, hint, "warning")
+
+    def _lateness(self) -> Iterator[Finding]:
+        """Reduces of one query close together, as the most patient one does."""
+        reduces = {
+            name: vertex.reduce
+            for name, vertex in self._pipeline.vertices.items()
+            if vertex.reduce is not None
+        }
+        longest = max((one.allowed_lateness for one in reduces.values()), default=0.0)
+        for name, one in reduces.items():
+            if one.allowed_lateness < longest:
+                message = f"{name!r} closes its windows {longest:g} s after the watermark"
+                hint = "reduces of one query have one allowed_lateness, the largest"
+                yield Finding(_at(name, "reduce"), message, hint, "warning", at_key=True)
+
+
+def _sets_tags(vertex: VertexSettings) -> bool:
+    if vertex.map is not None and "_tags" in {**vertex.map.select, **vertex.map.add}:
+        return True
+    # What a function returns is not known; a source may have such a column.
+    return vertex.is_python or vertex.kind == "source"

@@ -1,0 +1,72 @@
+"""A pipeline as it is written, and its edges seen from each vertex."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Annotated
+
+from pydantic import AfterValidator, Field
+
+from holdfast.dataflow.spec.edges import Edge, WrittenEdge
+from holdfast.dataflow.spec.vertices import VertexSettings
+from holdfast.dataflow.watermark.settings import WatermarkSettings
+from holdfast.settings import DurationS, Settings
+
+_VERTEX_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_\-]{0,47}")
+
+
+def _vertex_name(name: str) -> str:
+    if not _VERTEX_NAME.fullmatch(name):
+        raise ValueError("a vertex has a name of 1 to 48 letters, digits, '_' or '-'")
+    return name
+
+
+VertexName = Annotated[str, AfterValidator(_vertex_name)]
+
+
+class PipelineSettings(Settings):
+    """Vertices, and the edges between them."""
+
+    vertices: dict[VertexName, VertexSettings] = Field(min_length=1)
+    """Sources, maps, filters, flat maps, reduces and sinks, by name."""
+    edges: list[WrittenEdge] = Field(default_factory=list)
+    """`a -> b`, `a.late -> b`, or `{from: a, to: b, tags: {or: [even]}}`."""
+    watermark: WatermarkSettings = WatermarkSettings()
+    """How far the watermark follows the events, and what holds it."""
+    trigger: DurationS = 0.0
+    """The least time from one batch to the next; 0: at once."""
+    shuffle_partitions: int = Field(default=2, ge=1, le=10_000)
+    """Parts of a reduce's state. Fixed when a pipeline first runs."""
+
+    def into(self, vertex: str) -> list[Edge]:
+        """Return the edges that lead to a vertex."""
+        return [edge for edge in self.edges if edge.target == vertex]
+
+    def out_of(self, vertex: str, port: str | None = None) -> list[Edge]:
+        """Return the edges that begin at a vertex, or at one of its outputs."""
+        return [e for e in self.edges if e.vertex == vertex and port in (None, e.port)]
+
+    def of_kind(self, *kinds: str) -> Iterator[str]:
+        """Yield the names of the vertices of some kinds."""
+        return (name for name, vertex in self.vertices.items() if vertex.kind in kinds)
+
+    def ordered(self) -> list[str]:
+        """Return the vertices so that every edge points forward; those in a circle are left out."""
+        waiting = {name: {edge.vertex for edge in self.into(name)} for name in self.vertices}
+        ordered: list[str] = []
+        while ready := [name for name, before in waiting.items() if before <= set(ordered)]:
+            ordered += ready
+            waiting = {name: before for name, before in waiting.items() if name not in ready}
+        return ordered
+
+    def behind(self, vertex: str) -> set[str]:
+        """Return all vertices that rows of a vertex may reach."""
+        found: set[str] = set()
+        edge_of = [vertex]
+        while edge_of:
+            for edge in self.out_of(edge_of.pop()):
+                if edge.target not in found:
+                    found.add(edge.target)
+                    edge_of.append(edge.target)
+        return found

@@ -1,0 +1,333 @@
+"""Vertices: where rows come from, what is done to them, and where they go."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AwareDatetime, BeforeValidator, Field, model_validator
+
+from holdfast.dataflow.spec.functions import Function
+from holdfast.settings import DurationS, Secret, Settings, SizeBytes
+
+Kind = Literal["source", "map", "filter", "flat_map", "reduce", "sink"]
+KINDS: tuple[Kind, ...] = ("source", "map", "filter", "flat_map", "reduce", "sink")
+# The columns that the rows of a pipeline carry beside their own. A map may set the first two.
+SYSTEM_COLUMNS = ("_event_time", "_tags", "_wm", "_wm_prev", "_control", "_failed")
+SETTABLE = ("_event_time", "_tags")
+RETRY_ATTEMPTS_MAX = 100
+
+
+def _as_list(value: object) -> object:
+    return [value] if isinstance(value, str) else value
+
+
+Names = Annotated[list[str], BeforeValidator(_as_list)]
+Positive = Annotated[float, Field(gt=0)]
+
+
+def _one_of(settings: Settings, *names: str) -> None:
+    given = [name for name in names if getattr(settings, name) not in (None, "", [], {})]
+    if len(given) != 1:
+        told = f", not {' and '.join(given)}" if given else ""
+        raise ValueError(f"give one of {', '.join(names)}{told}")
+
+
+# ------------------------------------------------------------------------ sources
+
+
+class ReadLimit(Settings):
+    """How much one batch may be."""
+
+    rows: int = Field(default=1_000_000, ge=1)
+    """Rows of one batch, unless one bundle has more."""
+    bytes: SizeBytes = 256 * 1024 * 1024
+    """Stored bytes of one batch, unless one bundle has more."""
+
+
+class SourceSettings(Settings):
+    """Reads one or more quivers."""
+
+    quiver: Names = Field(min_length=1)
+    """Data directories, addresses (`grpc://host:port/name`), or quivers of the same file."""
+    slot: str | None = None
+    """The slot to read; without it the only one there is."""
+    decode: Literal["openlineage"] | None = None
+    """What the payloads are: adds `namespace`, `job`, `event_type`, `run_id` and `producer`."""
+    columns: list[str] | None = None
+    """The columns to read; by default all."""
+    columns_are: str | None = None
+    """Names and types (`key string, number bigint`), where nothing can be looked up yet."""
+    read_limit: ReadLimit = ReadLimit()
+    """How much one batch may be."""
+    start: Literal["oldest", "latest"] | AwareDatetime = "oldest"
+    """Where a pipeline that is new begins."""
+    since: AwareDatetime | None = None
+    """Only events with this time or a later one."""
+    until: AwareDatetime | None = None
+    """Only events before this time."""
+    token: Secret | None = None
+    """The bearer token for servers."""
+    ca_file: str | None = None
+    """Authorities (PEM) of the servers' certificates."""
+    quiver_config: str = ""
+    """`module:name` of the QuiverConfig of data directories."""
+    producers: Names = Field(default_factory=list)
+    """Pipelines that write into the quivers: the watermark follows their promises."""
+
+
+# --------------------------------------------------------------------------- maps
+
+
+class RetrySettings(Settings):
+    """How often something that failed is tried again, and how fast."""
+
+    attempts: int = Field(default=1, ge=1, le=RETRY_ATTEMPTS_MAX)
+    """Tries in all."""
+    interval: DurationS = Field(default=0.1, le=60)
+    """Before the second one …"""
+    factor: float = Field(default=2.0, ge=1, le=10)
+    """… then so many times longer each time …"""
+    cap: DurationS = Field(default=10.0, le=600)
+    """… up to this."""
+
+    def pause_s(self, attempt: int) -> float:
+        """Return how long to wait after a failed attempt, the first being 1."""
+        return min(self.cap, self.interval * self.factor ** (attempt - 1))
+
+
+class PythonSettings(Settings):
+    """What all vertices with a Python function share."""
+
+    returns: str | None = None
+    """Names and types of the columns it returns (`key string, n bigint`); default: as it gets."""
+    timeout: DurationS = Field(default=60.0, gt=0)
+    """How long one call may take; one that takes longer has failed."""
+    retry: RetrySettings = RetrySettings()
+    """Tried again in the same task."""
+    on_failure: Literal["dead_letters", "drop", "fail"] = "dead_letters"
+    """A row that failed: kept with its error (edge `name.failed`, else the query's dead letters),
+    dropped and counted, or the end of the query."""
+
+
+class MapSettings(PythonSettings):
+    """Makes a row of each row: by SQL expressions, or by Python per row or per Arrow batch."""
+
+    select: dict[str, str] = Field(default_factory=dict)
+    """The columns of the new row, each an SQL expression."""
+    add: dict[str, str] = Field(default_factory=dict)
+    """Columns beside those that are there (or instead of them), each an SQL expression."""
+    python: Function | None = None
+    """A function from a row (dict) to a row; None leaves it out."""
+    arrow: Function | None = None
+    """A function from a RecordBatch to a RecordBatch or a Table."""
+
+    @model_validator(mode="after")
+    def _is_one_thing(self) -> MapSettings:
+        _one_of(self, "select", "add", "python", "arrow")
+        return self
+
+    @property
+    def is_python(self) -> bool:
+        """Whether a Python function does it."""
+        return self.python is not None or self.arrow is not None
+
+
+class FilterSettings(PythonSettings):
+    """Lets some rows through."""
+
+    where: str = ""
+    """An SQL expression."""
+    python: Function | None = None
+    """A function from a row (dict) to true or false."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short(cls, value: Any) -> Any:
+        return {"where": value} if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _is_one_thing(self) -> FilterSettings:
+        _one_of(self, "where", "python")
+        return self
+
+    @property
+    def is_python(self) -> bool:
+        """Whether a Python function does it."""
+        return self.python is not None
+
+
+class FlatMapSettings(PythonSettings):
+    """Makes any number of rows of each row."""
+
+    explode: str = ""
+    """An SQL expression of an array: one row for each of its elements …"""
+    into: str = "item"
+    """… in this column."""
+    python: Function | None = None
+    """A function from a row (dict) to rows."""
+
+    @model_validator(mode="after")
+    def _is_one_thing(self) -> FlatMapSettings:
+        _one_of(self, "explode", "python")
+        return self
+
+    @property
+    def is_python(self) -> bool:
+        """Whether a Python function does it."""
+        return self.python is not None
+
+
+# ------------------------------------------------------------------------ reduces
+
+
+class SlidingSettings(Settings):
+    """Windows that overlap."""
+
+    size: Annotated[DurationS, Field(gt=0)]
+    """How long each is."""
+    every: Annotated[DurationS, Field(gt=0)]
+    """How often one begins."""
+
+    @model_validator(mode="after")
+    def _overlap(self) -> SlidingSettings:
+        if self.every > self.size:
+            raise ValueError(
+                "`every` is longer than `size`: rows between two windows would be lost"
+            )
+        return self
+
+
+class WindowSettings(Settings):
+    """How time is cut; windows begin at 1970."""
+
+    fixed: Annotated[DurationS, Field(gt=0)] | None = None
+    """Windows of this length, one after the other."""
+    sliding: SlidingSettings | None = None
+    """Windows that overlap."""
+    session: Annotated[DurationS, Field(gt=0)] | None = None
+    """A window ends when nothing came for so long."""
+
+    @model_validator(mode="after")
+    def _is_one_thing(self) -> WindowSettings:
+        _one_of(self, "fixed", "sliding", "session")
+        return self
+
+    @property
+    def span_s(self) -> float:
+        """How long after an event a window that holds it may end."""
+        if self.sliding is not None:
+            return self.sliding.size
+        return self.fixed or self.session or 0.0
+
+
+class ReduceSettings(Settings):
+    """Makes one row of all rows of a window (and key), when the watermark has passed it."""
+
+    window: WindowSettings | None = None
+    """How time is cut."""
+    key: Names = Field(default_factory=list)
+    """Columns: each combination of their values has windows of its own."""
+    aggregate: dict[str, str] = Field(min_length=1)
+    """The columns of the results beside `window_start`, `window_end` and the key, in SQL."""
+    allowed_lateness: DurationS = 0.0
+    """Windows close so much later than the watermark passes them."""
+    late: Literal["drop", "side_output"] = "drop"
+    """Rows all of whose windows are closed: dropped and counted, or sent along `name.late`."""
+
+
+# -------------------------------------------------------------------------- sinks
+
+
+class TargetSettings(Settings):
+    """One place that rows are written to."""
+
+    quiver: str | None = None
+    """A data directory, an address (`grpc://host:port/name`), or a quiver of the same file."""
+    slot: str = "events"
+    """The slot of the quiver's bundles."""
+    files: str | None = None
+    """A folder for Parquet files."""
+    format: Literal["parquet"] = "parquet"
+    """How they are written."""
+    console: bool | None = None
+    """Print the rows of each batch; for a look, not for keeping."""
+    token: Secret | None = None
+    """The bearer token for a server."""
+    ca_file: str | None = None
+    """Authorities (PEM) of the server's certificate."""
+    quiver_config: str = ""
+    """`module:name` of the QuiverConfig of a data directory."""
+
+    @model_validator(mode="after")
+    def _is_one_place(self) -> TargetSettings:
+        _one_of(self, *self._places())
+        return self
+
+    @classmethod
+    def _places(cls) -> tuple[str, ...]:
+        return ("quiver", "files", "console")
+
+
+class SinkSettings(TargetSettings):
+    """Writes rows, each batch once."""
+
+    python: Function | None = None
+    """A function that is called with each row (dict); one that raises has not taken it."""
+    timeout: DurationS = Field(default=60.0, gt=0)
+    """How long one call may take."""
+    retry: RetrySettings = RetrySettings()
+    """What the place did not take is tried again."""
+    fallback: TargetSettings | None = None
+    """Gets what the place did not take in the end; without it a batch fails, and a row that a
+    function refused is a dead letter."""
+    on_success: TargetSettings | None = None
+    """Gets what the place took."""
+
+    @classmethod
+    def _places(cls) -> tuple[str, ...]:
+        return ("quiver", "files", "console", "python")
+
+
+Step = MapSettings | FilterSettings | FlatMapSettings
+
+
+class VertexSettings(Settings):
+    """One vertex: exactly one of its keys."""
+
+    source: SourceSettings | None = None
+    """Where rows come from."""
+    map: MapSettings | None = None
+    """A row of each row."""
+    filter: FilterSettings | None = None
+    """Some of the rows."""
+    flat_map: FlatMapSettings | None = None
+    """Any number of rows of each row."""
+    reduce: ReduceSettings | None = None
+    """A row of each window."""
+    sink: SinkSettings | None = None
+    """Where rows go."""
+
+    @model_validator(mode="after")
+    def _is_one_thing(self) -> VertexSettings:
+        _one_of(self, *KINDS)
+        return self
+
+    @property
+    def kind(self) -> Kind:
+        """What it is."""
+        return next(kind for kind in KINDS if getattr(self, kind) is not None)
+
+    @property
+    def step(self) -> Step | None:
+        """What it does to rows one by one, if that is what it does."""
+        return self.map or self.filter or self.flat_map
+
+    @property
+    def is_python(self) -> bool:
+        """Whether it calls a Python function for rows that go on."""
+        return self.step is not None and self.step.is_python
+
+    @property
+    def keeps_failures(self) -> bool:
+        """Whether it may have rows on its port `failed`."""
+        return self.step is not None and self.is_python and self.step.on_failure == "dead_letters"
