@@ -1,0 +1,131 @@
+"""Cuts: edges that become durable quivers between two queries. As few as can be.
+
+An edge within one query costs nothing; one that is cut costs a transaction, a batch of delay and a
+subscriber. So an edge is cut for one of three reasons only:
+
+- the pipeline says so (`durable: true`);
+- what is behind a reduce is used twice, and one of the uses is another reduce. Spark has no way
+  to use the results of a stateful operator twice in one plan: it would keep the state twice;
+- the two queries of another cut would be one again, because rows meet further down. A query that
+  waits for its own watermark waits for ever.
+
+The third kind is found by looking at the graph of queries: it must have no circle. Within one,
+edges that lead from earlier to later stages are cut, and those that turn out not to be needed are
+mended again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from holdfast.dataflow.spec.edges import MAIN, Edge
+from holdfast.dataflow.spec.pipeline import PipelineSettings
+
+ASKED = "the pipeline says `durable: true`"
+USED_TWICE = "results of a reduce are used more than once, and once by another reduce"
+MEETS = "its rows meet those of another cut: in one query it would wait for its own watermark"
+
+
+class Cut(NamedTuple):
+    """An edge, by its place in the pipeline, and why it cannot stay within a query."""
+
+    edge: int
+    reason: str
+
+
+def find_cuts(pipeline: PipelineSettings) -> tuple[Cut, ...]:
+    """Return the edges that must be cut, in their order."""
+    reasons: dict[int, str] = {}
+    for index, edge in enumerate(pipeline.edges):
+        if edge.durable:
+            reasons[index] = ASKED
+    for index in _used_twice(pipeline, set(reasons)):
+        reasons[index] = USED_TWICE
+    while circle := _circle(pipeline, set(reasons)):
+        reasons |= dict.fromkeys(_between_stages(pipeline, set(reasons), circle), MEETS)
+    for index in [index for index, reason in reasons.items() if reason == MEETS]:
+        if not _circle(pipeline, set(reasons) - {index}):
+            del reasons[index]
+    return tuple(Cut(index, reasons[index]) for index in sorted(reasons))
+
+
+def components(pipeline: PipelineSettings, cut: Iterable[int]) -> list[frozenset[str]]:
+    """Return the vertices that hang together by edges that are not cut, in the order written."""
+    groups = {name: {name} for name in pipeline.vertices}
+    left_out = set(cut)
+    for index, edge in enumerate(pipeline.edges):
+        one, other = groups[edge.vertex], groups[edge.target]
+        if index not in left_out and one is not other:
+            one |= other
+            groups |= dict.fromkeys(other, one)
+    return list(dict.fromkeys(frozenset(groups[name]) for name in pipeline.vertices))
+
+
+def reduces_behind(pipeline: PipelineSettings, edge: Edge) -> bool:
+    """Whether an edge leads to a reduce."""
+    reached = {edge.target, *pipeline.behind(edge.target)}
+    return any(pipeline.vertices[name].reduce is not None for name in reached)
+
+
+def uses(pipeline: PipelineSettings, vertex: str) -> int:
+    """Return how often what a vertex puts out is used; rows that failed are a use of their own."""
+    edges = pipeline.out_of(vertex, MAIN)
+    return len(edges) + pipeline.vertices[vertex].keeps_failures
+
+
+def _used_twice(pipeline: PipelineSettings, cut: set[int]) -> list[int]:
+    found: list[int] = []
+    stateful: set[str] = set()
+    for name in pipeline.ordered():
+        inputs = {
+            edge.vertex
+            for index, edge in enumerate(pipeline.edges)
+            if edge.target == name and edge.port == MAIN and index not in {*cut, *found}
+        }
+        if pipeline.vertices[name].reduce is not None or inputs & stateful:
+            stateful.add(name)
+        if name in stateful and uses(pipeline, name) > 1:
+            found += [
+                index
+                for index, edge in enumerate(pipeline.edges)
+                if edge.vertex == name
+                and edge.port == MAIN
+                and index not in cut
+                and reduces_behind(pipeline, edge)
+            ]
+    return found
+
+
+def _circle(pipeline: PipelineSettings, cut: set[int]) -> set[str]:
+    """Return the vertices of queries that wait for each other, or for themselves."""
+    of = {name: group for group in components(pipeline, cut) for name in group}
+    after: dict[frozenset[str], set[frozenset[str]]] = {group: set() for group in of.values()}
+    for index in cut:
+        edge = pipeline.edges[index]
+        after[of[edge.vertex]].add(of[edge.target])
+    waiting = {group: {one for one in after if group in after[one]} for group in after}
+    while ready := {group for group, before in waiting.items() if not before}:
+        waiting = {g: before - ready for g, before in waiting.items() if g not in ready}
+    # What is only behind a circle is not in it.
+    while ends := {group for group in waiting if not after[group] & waiting.keys()}:
+        waiting = {group: before for group, before in waiting.items() if group not in ends}
+    return {name for group in waiting for name in group}
+
+
+def _between_stages(pipeline: PipelineSettings, cut: set[int], circle: set[str]) -> list[int]:
+    """Return edges that lead to a later stage; a stage is how many cuts are before a vertex."""
+    stage = dict.fromkeys(pipeline.vertices, 0)
+    inside = [
+        (index, edge)
+        for index, edge in enumerate(pipeline.edges)
+        if edge.vertex in circle and edge.target in circle
+    ]
+    for name in pipeline.ordered():
+        before = [stage[e.vertex] + (index in cut) for index, e in inside if e.target == name]
+        stage[name] = max(before, default=0)
+    return [
+        index
+        for index, edge in inside
+        if index not in cut and stage[edge.vertex] < stage[edge.target]
+    ]

@@ -1,0 +1,265 @@
+"""The plan of a pipeline: its queries, what each reads, keeps state for, and does with a batch.
+
+Plain data, decided without Spark, so that it can be shown, tested and compared. The words:
+
+- *trunk*: the vertices of a query that are part of its streaming plan. All reduces and what leads
+  to them; beyond the last one also whatever follows in a straight line.
+- *tap*: an output of a trunk vertex that is used outside of the trunk.
+- *tail*: the vertices behind the taps. They are run on each batch as it comes.
+- *run*: Python functions that follow each other directly; they become one `mapInArrow`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from holdfast.dataflow.compiler.cuts import Cut, components, find_cuts
+from holdfast.dataflow.spec.edges import FAILED, MAIN, Edge
+from holdfast.dataflow.spec.pipeline import PipelineSettings
+from holdfast.dataflow.spec.vertices import SinkSettings
+
+
+class Output(NamedTuple):
+    """What a vertex puts out: its results, its late rows or those that failed."""
+
+    vertex: str
+    port: str = MAIN
+
+    def __str__(self) -> str:
+        return f"{self.vertex}.{self.port}" if self.port else self.vertex
+
+
+class Buffer(NamedTuple):
+    """A quiver between two queries: what one puts out, for all others that use it."""
+
+    output: Output
+    reason: str
+
+    @property
+    def name(self) -> str:
+        """Its name among the quivers of the pipeline."""
+        return str(self.output).replace(".", "-")
+
+
+@dataclass(frozen=True)
+class Query:
+    """One Structured Streaming query."""
+
+    name: str
+    # In an order in which every edge points forward.
+    vertices: tuple[str, ...]
+    trunk: tuple[str, ...]
+    taps: tuple[Output, ...]
+    # Python functions that are called together, each a run; single ones too.
+    runs: tuple[tuple[str, ...], ...]
+    # Outputs of other queries that it reads, and outputs of its own that others read.
+    reads: tuple[Output, ...]
+    writes: tuple[Output, ...]
+    # Whether Spark's own writer takes the only tap, or every batch is handed to us.
+    terminal: Literal["writer", "batches"]
+    why_batches: str
+    stateful: bool
+    # How long after an event its windows may be open, here and in the queries behind.
+    horizon_s: float
+    allowed_lateness_s: float
+
+    @property
+    def tail(self) -> tuple[str, ...]:
+        """The vertices that are run on each batch."""
+        return tuple(name for name in self.vertices if name not in self.trunk)
+
+    @property
+    def claims(self) -> bool:
+        """Whether it needs a watermark: for its windows, or for those of whoever reads it."""
+        return self.stateful or bool(self.writes)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All queries of a pipeline, each after those it reads from."""
+
+    name: str
+    pipeline: PipelineSettings
+    queries: tuple[Query, ...]
+    cuts: tuple[Cut, ...]
+
+    @property
+    def buffers(self) -> tuple[Buffer, ...]:
+        """The quivers between queries."""
+        found: dict[Output, str] = {}
+        for cut in self.cuts:
+            edge = self.pipeline.edges[cut.edge]
+            found.setdefault(Output(edge.vertex, edge.port), cut.reason)
+        return tuple(Buffer(output, reason) for output, reason in found.items())
+
+    def query_of(self, vertex: str) -> Query:
+        """Return the query that a vertex belongs to."""
+        return next(query for query in self.queries if vertex in query.vertices)
+
+
+def make_plan(name: str, pipeline: PipelineSettings) -> Plan:
+    """Return the plan of a pipeline that was checked."""
+    cuts = find_cuts(pipeline)
+    cut = frozenset(one.edge for one in cuts)
+    drafts = [_Draft(pipeline, cut, group) for group in components(pipeline, cut)]
+    ordered = _in_order(drafts)
+    horizons: dict[str, float] = {}
+    for draft in reversed(ordered):
+        behind = [horizons[one.name] for one in ordered if set(one.reads) & set(draft.writes)]
+        horizons[draft.name] = draft.span_s() + max(behind, default=0.0)
+    queries = tuple(draft.query(horizons[draft.name]) for draft in ordered)
+    return Plan(name, pipeline, queries, cuts)
+
+
+def _in_order(drafts: list[_Draft]) -> list[_Draft]:
+    waiting, ordered = list(drafts), list[_Draft]()
+    while waiting:
+        written = {output for draft in ordered for output in draft.writes}
+        ready = [draft for draft in waiting if set(draft.reads) <= written]
+        assert ready, "BUG: queries wait for each other"
+        ordered += ready
+        waiting = [draft for draft in waiting if draft not in ready]
+    return ordered
+
+
+class _Draft:
+    """Works out one query."""
+
+    def __init__(
+        self, pipeline: PipelineSettings, cut: frozenset[int], group: frozenset[str]
+    ) -> None:
+        self._pipeline = pipeline
+        self._vertices = [name for name in pipeline.ordered() if name in group]
+        # One of its vertices that has nothing of the query before it.
+        self.name = self._vertices[0]
+        edges = list(enumerate(pipeline.edges))
+        self._edges = [edge for i, edge in edges if i not in cut and edge.target in group]
+        self._read_edges = [edge for i, edge in edges if i in cut and edge.target in group]
+        self.reads = _outputs(self._read_edges)
+        self.writes = _outputs(edge for i, edge in edges if i in cut and edge.vertex in group)
+
+    def span_s(self) -> float:
+        """Return how long after an event the query's windows may be open."""
+        longest = dict.fromkeys(self._vertices, 0.0)
+        for name in self._vertices:
+            reduce = self._pipeline.vertices[name].reduce
+            before = [longest[edge.vertex] for edge in self._edges if edge.target == name]
+            window = None if reduce is None else reduce.window
+            longest[name] = max(before, default=0.0) + (0.0 if window is None else window.span_s)
+        return max(longest.values()) + self._lateness_s()
+
+    def _lateness_s(self) -> float:
+        reduces = [self._pipeline.vertices[name].reduce for name in self._vertices]
+        return max((one.allowed_lateness for one in reduces if one is not None), default=0.0)
+
+    def query(self, horizon_s: float) -> Query:
+        """Return the query."""
+        stateful = [n for n in self._vertices if self._pipeline.vertices[n].reduce is not None]
+        trunk = self._ancestors(stateful)
+        while further := self._straight_on(trunk):
+            trunk.add(further)
+        taps = self._taps(trunk)
+        why = self._why_batches(taps, trunk)
+        return Query(
+            name=self.name,
+            vertices=tuple(self._vertices),
+            trunk=tuple(name for name in self._vertices if name in trunk),
+            taps=tuple(taps),
+            runs=tuple(self._runs(trunk)),
+            reads=self.reads,
+            writes=self.writes,
+            terminal="batches" if why else "writer",
+            why_batches=why,
+            stateful=bool(stateful),
+            horizon_s=horizon_s,
+            allowed_lateness_s=self._lateness_s(),
+        )
+
+    def _ancestors(self, stateful: list[str]) -> set[str]:
+        """Return the sources, the reduces, and everything that leads to one."""
+        found = {n for n in self._vertices if self._pipeline.vertices[n].kind == "source"}
+        found |= set(stateful)
+        for name in reversed(self._vertices):
+            if any(edge.vertex == name and edge.target in found for edge in self._edges):
+                found.add(name)
+        return found
+
+    def _leaving(self, trunk: set[str]) -> list[Edge]:
+        """Return the edges from the trunk, or from another query, to vertices behind the trunk."""
+        own = [edge for edge in self._edges if edge.vertex in trunk]
+        return [edge for edge in (*own, *self._read_edges) if edge.target not in trunk]
+
+    def _straight_on(self, trunk: set[str]) -> str | None:
+        """Return the only vertex behind the trunk, if it can be a part of it."""
+        leaving = self._leaving(trunk)
+        targets = {edge.target for edge in leaving}
+        is_used_once = len(self._taps(trunk)) == len(leaving)
+        if len(targets) != 1 or not is_used_once or set(_outputs(leaving)) & set(self.writes):
+            return None
+        (target,) = targets
+        vertex = self._pipeline.vertices[target]
+        is_all = len(self._pipeline.into(target)) == len(leaving)
+        return target if is_all and vertex.step and not vertex.keeps_failures else None
+
+    def _taps(self, trunk: set[str]) -> list[Output]:
+        failing = [name for name in trunk if self._pipeline.vertices[name].keeps_failures]
+        wanted = {
+            *_outputs(self._leaving(trunk)),
+            *(output for output in self.writes if output.vertex in trunk),
+            *(Output(name, FAILED) for name in failing),
+        }
+        order = self._pipeline.ordered()
+        return sorted(wanted, key=lambda output: (order.index(output.vertex), output.port))
+
+    def _why_batches(self, taps: list[Output], trunk: set[str]) -> str:
+        if len(taps) != 1:
+            return "rows leave the streaming plan in several places"
+        (tap,) = taps
+        edges = [edge for edge in self._leaving(trunk) if Output(edge.vertex, edge.port) == tap]
+        if self.writes:
+            return "rows are used here and by another query" if edges else ""
+        if len(edges) != 1:
+            return "rows go several ways"
+        sink = self._pipeline.vertices[edges[0].target].sink
+        if sink is None:
+            return f"{edges[0].target} may set rows aside, or meets others"
+        return _why_not_written(sink)
+
+    def _runs(self, trunk: set[str]) -> Iterator[tuple[str, ...]]:
+        python = [name for name in self._vertices if self._pipeline.vertices[name].is_python]
+        following = {name: self._next_of_run(name, trunk) for name in python}
+        for name in python:
+            if name in following.values():
+                continue
+            run, further = [name], following[name]
+            while further is not None:
+                run.append(further)
+                further = following[further]
+            yield tuple(run)
+
+    def _next_of_run(self, name: str, trunk: set[str]) -> str | None:
+        edges = self._pipeline.out_of(name, MAIN)
+        if len(edges) != 1 or edges[0] not in self._edges or edges[0].tags is not None:
+            return None
+        target = edges[0].target
+        is_alone = len(self._pipeline.into(target)) == 1
+        is_together = (name in trunk) == (target in trunk)
+        is_python = self._pipeline.vertices[target].is_python
+        return target if is_alone and is_together and is_python else None
+
+
+def _outputs(edges: Iterable[Edge]) -> tuple[Output, ...]:
+    return tuple(dict.fromkeys(Output(edge.vertex, edge.port) for edge in edges))
+
+
+def _why_not_written(sink: SinkSettings) -> str:
+    """Return why Spark's own writer cannot write to a sink; "" if it can."""
+    if sink.python is not None:
+        return "a Python function takes each row"
+    if sink.console:
+        return "the console is no sink of Spark's"
+    if sink.fallback is not None or sink.on_success is not None or sink.retry.attempts > 1:
+        return "the sink has retries, a fallback or an on_success"
+    return ""
