@@ -138,6 +138,25 @@ def test_a_dead_gateway_holds_the_watermark_and_nothing_of_it_is_late(
     query.stop()
 
 
+def test_a_gateway_that_comes_back_gets_its_acknowledgement(
+    gateways: Callable[[str], LiveGateway], tmp_path: Path
+) -> None:
+    gateway = gateways("one")
+    gateway.append((1.0, 1))
+    query = driver(gateway.address, tmp_path / "c")
+    query.next()
+    gateway.die()
+    assert query.next() is None
+    gateway.start()
+
+    def is_acknowledged() -> bool:
+        assert query.next() is None
+        return gateway.quiver.balance("stats").outcomes[Outcome.ACKED].events == 1
+
+    wait_for(lambda: is_acknowledged() or None)
+    query.stop()
+
+
 def test_a_gateway_that_is_down_at_the_start_holds_and_is_read_when_it_comes(
     gateways: Callable[[str], LiveGateway], tmp_path: Path
 ) -> None:

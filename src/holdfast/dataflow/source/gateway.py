@@ -80,11 +80,12 @@ class Gateway(ABC):
     def close(self) -> None:
         """Detach."""
 
-    def acknowledge(self, end: Position) -> None:
-        """Resolve everything before a position; what was resolved before stays so."""
+    def acknowledge(self, end: Position) -> Position:
+        """Resolve everything before a position, and return up to where everything is."""
         position = self.position()
         if position < end:
             self.commit(position, end)
+        return max(position, end)
 
     def statement(self, position: Position, claim_us: int) -> Statement:
         """Say what waits from a position on; what is older than the claim does not hold it."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TypeVar
 
 from holdfast.dataflow.source.checkpoint import Checkpoint
@@ -314,13 +315,15 @@ class Planner:
 
     # ------------------------------------------------------------ acknowledging
 
-    def acknowledge(self, end: Offset) -> None:
-        """Acknowledge everything before an offset that is committed."""
-        for quiver_id, gateway in self._reached().items():
+    def acknowledge(self, end: Offset) -> bool:
+        """Acknowledge everything before an offset that is committed; False if one was silent."""
+        reached = self._reached()
+        done = set(end.seqs) <= set(reached)
+        for quiver_id, gateway in reached.items():
             if quiver_id in end.seqs:
-                # One that does not answer gets it with the next one, or at the next start.
-                position = Position(end.seqs[quiver_id])
-                self._try(gateway, lambda g=gateway, p=position: g.acknowledge(p))  # type: ignore[misc]
+                acknowledge = partial(gateway.acknowledge, Position(end.seqs[quiver_id]))
+                done = self._try(gateway, acknowledge) is not None and done
+        return done
 
     def acknowledge_committed(self) -> None:
         """Acknowledge what the checkpoint's commit log covers, if it covers more than before."""
@@ -330,9 +333,8 @@ class Planner:
         if batch is None or batch <= self._acked_batch:
             return
         end = self._checkpoint.offsets(batch).get(self._options.subscriber)
-        if end is not None:
-            self.acknowledge(end)
-        self._acked_batch = batch
+        if end is None or self.acknowledge(end):
+            self._acked_batch = batch
 
     def close(self) -> None:
         """Acknowledge the last batch and detach."""

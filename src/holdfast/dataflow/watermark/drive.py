@@ -4,7 +4,7 @@ Spark takes the largest value of the column named in `withWatermark`. `_wm` is t
 of a batch, so with a delay of nothing Spark's watermark *is* the claim. What makes a window close
 is a mark on the column it is made of, a metadata key that `withWatermark` sets on its own column;
 `claimed` sets it on the event time instead. The key is internal to Spark: the version is pinned,
-and `tests/dataflow/test_canary.py` fails if another version means something else by it.
+and a test fails if another version means something else by it.
 
 Spark pushes a filter below the watermark if it does not mention `_wm`. Two things follow. The
 filter that drops control rows mentions it, or else they are dropped before anybody has seen their
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 DELAY_KEY = "spark.watermarkDelayMs"
 
-# The session must have these: the others drop or delay what the claims promise.
+# What a session must have: otherwise windows stay open until the next row, or close too early.
 SESSION_SETTINGS = {
     "spark.sql.streaming.multipleWatermarkPolicy": "min",
     "spark.sql.streaming.noDataMicroBatches.enabled": "true",
