@@ -119,6 +119,8 @@ def test_presets(backend: Backend, preset: str, target: str, batched: bool) -> N
         ("/", {}, "/api/v1/lineage"),
         ("/pfx", {}, "/pfx/api/v1/lineage"),
         ("/pfx/", {}, "/pfx/api/v1/lineage"),
+        ("/api/v1/lineage", {}, "/api/v1/lineage"),
+        ("/pfx/api/v1/lineage/", {}, "/pfx/api/v1/lineage"),
         ("/all/of/it", {"path": ""}, "/all/of/it"),
         ("?tenant=a&x=%2B", {"path": "/x"}, "/x?tenant=a&x=%2B"),
         ("/a%20b", {"path": ""}, "/a%20b"),

@@ -67,7 +67,8 @@ class Config(HttpClientSettings):
     """An OpenLineage backend that takes events over HTTP."""
 
     url: str
-    """Address of the backend. A path in it stands before `path`, a query goes along."""
+    """Address of the backend. A path in it stands before `path`, unless it ends with that already;
+    a query goes along."""
 
     preset: PresetName = "openlineage"
     """Which product it is: sets `path` and `dialect` as its documentation says."""
@@ -233,7 +234,11 @@ _NOT_JSON = Failure(
 
 def _endpoint(address: str, path: str) -> URL:
     url = URL(address)
-    whole = url.raw_path.rstrip("/") + path if path else url.raw_path
+    whole = url.raw_path
+    if path:
+        # Whoever writes the whole address means it: a path twice would be a 404 for everything.
+        before = whole.rstrip("/")
+        whole = before if before.endswith(path) else before + path
     query = f"?{url.raw_query_string}" if url.raw_query_string else ""
     return URL(f"{url.origin()}{whole}{query}", encoded=True)
 
