@@ -19,6 +19,7 @@ from holdfast.dataflow.watermark.claims import END_OF_TIME_US
 from holdfast.errors import (
     BadConfig,
     BadInput,
+    DataLoss,
     DirectoryLocked,
     HoldfastError,
     UnknownPosition,
@@ -112,7 +113,8 @@ def test_spark_s_own_commit_acknowledges(store: Path, tmp_path: Path) -> None:
     assert driver.plan(max_rows=10) == 0
     driver.reader.commit(driver.offset())
     driver.reader.commit(driver.offset())
-    assert driver.reader.planner.initial().seqs == driver.offset()["seqs"]
+    (gateway,) = driver.reader.planner._gateways
+    assert [gateway.position().seq] == list(driver.offset()["seqs"].values())
     driver.stop()
 
 
@@ -121,7 +123,7 @@ def test_a_second_driver_is_refused(store: Path, tmp_path: Path) -> None:
     driver.plan()
     second = Driver(str(store), tmp_path / "checkpoint")
     with pytest.raises(DirectoryLocked):
-        second.start_offset()
+        second.run(0)
     driver.stop()
 
 
@@ -144,6 +146,50 @@ def test_a_checkpoint_set_back_is_refused_or_trimmed_but_never_skipped(
     trimmed.stop()
     assert [number for one in rest for number in one] == list(range(20, 40))
     assert acked(store) == 40
+
+
+def test_what_was_lost_fails_the_query_or_is_counted(store: Path, tmp_path: Path) -> None:
+    driver = Driver(str(store), tmp_path / "checkpoint")
+    driver.next(max_rows=10)
+    driver.stop()
+    with Quiver.open(store, CONFIG) as quiver:
+        quiver.resolve("stats", [1], Outcome.DROPPED, "no room")
+    failing = Driver(str(store), tmp_path / "checkpoint")
+    with pytest.raises(DataLoss) as lost:
+        failing.next()
+    failing.stop()
+    assert lost.value.ranges[-1][1:] == (2, "dropped")
+    counting = Driver(str(store), tmp_path / "checkpoint", on_data_loss="count")
+    assert numbers(counting.next()) == list(range(20, 40))
+    counting.stop()
+    assert acked(store) == 30
+
+
+def test_a_planned_batch_of_which_some_was_lost_is_not_run_as_if_it_were_whole(
+    store: Path, tmp_path: Path
+) -> None:
+    driver = Driver(str(store), tmp_path / "checkpoint")
+    assert driver.plan(max_rows=20) == 0
+    driver.stop()
+    with Quiver.open(store, CONFIG) as quiver:
+        quiver.resolve("stats", [0], Outcome.DROPPED, "no room")
+    again = Driver(str(store), tmp_path / "checkpoint")
+    with pytest.raises(DataLoss):
+        again.next()
+    again.stop()
+
+
+def test_a_first_batch_that_lost_its_commit_is_refused_and_not_run_empty(
+    store: Path, tmp_path: Path
+) -> None:
+    driver = Driver(str(store), tmp_path / "checkpoint")
+    driver.next()
+    driver.stop()
+    (tmp_path / "checkpoint" / "commits" / "0").unlink()
+    again = Driver(str(store), tmp_path / "checkpoint")
+    with pytest.raises(UnknownPosition, match="goes back to bundle 0"):
+        again.next()
+    again.stop()
 
 
 def test_a_checkpoint_of_another_quiver_is_refused(store: Path, tmp_path: Path) -> None:

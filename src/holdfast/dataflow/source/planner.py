@@ -23,6 +23,7 @@ from holdfast.dataflow.source.gateway import Gateway
 from holdfast.dataflow.source.offset import Offset
 from holdfast.dataflow.source.options import SourceOptions
 from holdfast.dataflow.source.reading import Claimed, Piece, SourcePartition, split
+from holdfast.dataflow.source.remembered import recall_start, remember_start
 from holdfast.dataflow.source.trimming import TrimNote, recorded_ends
 from holdfast.dataflow.watermark.claims import END_OF_TIME_US, Claim, Claims, Silence
 from holdfast.dataflow.watermark.statement import Statement
@@ -113,8 +114,15 @@ class Planner:
         return answer
 
     def initial(self) -> Offset:
-        """Return the subscribers' own places."""
-        return self._with_new_quivers(Offset(self._options.subscriber))
+        """Return the subscribers' own places, as they were when the stream began."""
+        subscriber = self._options.subscriber
+        if self._checkpoint is None:
+            return self._with_new_quivers(Offset(subscriber))
+        start = recall_start(self._checkpoint, subscriber)
+        if start is None:
+            start = self._with_new_quivers(Offset(subscriber))
+            remember_start(self._checkpoint, start)
+        return start
 
     def stop_at_newest(self) -> None:
         """Plan nothing beyond what is there now."""
@@ -175,9 +183,12 @@ class Planner:
             # Each gets its part of what is left: one that is far behind must not starve the others.
             planned = self._plan_one(gateway, start.seqs.get(quiver_id), max(1, rows // left))
             if planned is not None:
-                self._check_rewind(gateway, start.seqs[quiver_id], planned.start)
-                self._keep(planned, start.seqs[quiver_id])
-                ends[quiver_id] = planned.end.seq
+                first, last = start.seqs[quiver_id], planned.end.seq
+                if planned.start.seq > first:
+                    # Lost in between, or done: then the checkpoint goes back, and may be refused.
+                    planned = self._replan(gateway, first, last) or planned
+                self._keep(planned, first)
+                ends[quiver_id] = last
                 rows = max(1, rows - planned.events)
         return ends
 
@@ -278,10 +289,9 @@ class Planner:
         """Return what to read of a range, and where that begins."""
         planned = self._ranges.get((gateway.reach(), first, last))
         if planned is None:
-            start = self._unread(gateway, first, last)
-            if start >= Position(last):
+            planned = self._replan(gateway, first, last)
+            if planned is None:
                 return [], last
-            planned = gateway.replan(start, Position(last))
             self._keep(planned, first)
         size_bytes = planned.size_bytes // max(1, len(planned.segments))
         pieces = [
@@ -290,28 +300,28 @@ class Planner:
         ]
         return pieces, planned.start.seq
 
-    def _unread(self, gateway: Gateway, first: int, last: int) -> Position:
-        """Return where a batch begins, of what is not acknowledged."""
-        recorded = Position(self._recorded.get(gateway.reach(), 0))
-        done = max(gateway.position(), recorded)
-        self._check_rewind(gateway, first, done)
-        return min(max(Position(first), done), Position(last))
+    def _replan(self, gateway: Gateway, first: int, last: int) -> PlannedRange | None:
+        """Pin a range again, or what is left of it after trimming; None if that is nothing.
 
-    def _check_rewind(self, gateway: Gateway, first: int, position: Position) -> None:
-        """Raise if a batch begins before what is acknowledged, unless it is to be trimmed."""
-        if position.seq <= first:
-            return
-        if self._options.on_rewind == "refuse":
-            raise UnknownPosition(
-                f"the checkpoint goes back to bundle {first} of {gateway.name}, and everything "
-                f"before {position.seq} was processed and acknowledged",
-                hint="the checkpoint lost its last batches: restore it, or begin a new one; a "
-                "query without state may go on with option on_rewind=trim",
-            )
+        The quiver knows which of it was acknowledged, and which was lost and counted.
+        """
+        position, end = gateway.position(), Position(last)
+        begin = position if position.seq == first else Position(first)
+        recorded = Position(self._recorded.get(gateway.reach(), 0))
+        if recorded <= begin:
+            try:
+                return gateway.replan(begin, end)
+            except UnknownPosition as error:
+                if position <= begin:
+                    raise
+                if self._options.on_rewind == "refuse":
+                    raise _rewound(gateway, first, position) from error
+        begin = min(max(begin, position, recorded), end)
         log.warning(
             "%s: the checkpoint goes back to %d, and all before %d is done: left out",
-            gateway.name, first, position.seq,
+            gateway.name, first, begin.seq,
         )  # fmt: skip
+        return gateway.replan(begin, end) if begin < end else None
 
     # ------------------------------------------------------------ acknowledging
 
@@ -345,3 +355,12 @@ class Planner:
         finally:
             for gateway in self._gateways:
                 self._try(gateway, gateway.close)
+
+
+def _rewound(gateway: Gateway, first: int, position: Position) -> UnknownPosition:
+    return UnknownPosition(
+        f"the checkpoint goes back to bundle {first} of {gateway.name}, and everything before "
+        f"{position.seq} was processed and acknowledged",
+        hint="the checkpoint lost its last batches: restore it, or begin a new one; a query "
+        "without state may go on with option on_rewind=trim",
+    )

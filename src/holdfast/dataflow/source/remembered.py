@@ -1,18 +1,25 @@
-"""The columns of a stream, remembered beside its checkpoint.
+"""What a stream remembers beside its checkpoint: its columns, and where it began.
 
 What is processed is deleted. A query that starts again when everything was processed would find no
 data to read its columns from, so it finds them here.
+
+Spark logs where batches end, and asks the source again where the first one begins. By then the
+subscriber may have moved on: rows acknowledged or lost would be missing from a batch that is run
+again, without anybody noticing. So the first answer is kept, and the quiver judges it like any
+other range.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 from pathlib import Path
 
 import pyarrow as pa
 
 from holdfast.dataflow.source.checkpoint import Checkpoint
+from holdfast.dataflow.source.offset import Offset
 from holdfast.dataflow.source.options import SourceOptions
 
 FOLDER = "holdfast"
@@ -50,3 +57,31 @@ def _path(options: SourceOptions) -> Path | None:
         return None
     name = f"{options.subscriber}.{options.slot}.schema"
     return Checkpoint(options.checkpoint).folder / FOLDER / name
+
+
+def remember_start(checkpoint: Checkpoint, start: Offset) -> None:
+    """Keep where a stream began, durably, before Spark logs its first batch."""
+    path = _start_path(checkpoint, start.subscriber)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = path.with_suffix(".new")
+    with open(fresh, "w", encoding="utf-8") as file:
+        json.dump(start.to_fields(), file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(fresh, path)
+
+
+def recall_start(checkpoint: Checkpoint, subscriber: str) -> Offset | None:
+    """Return where a stream began, if its first batch may have to be run again."""
+    if checkpoint.last_planned() is None:
+        return None  # a fresh start: what is left here is of one that never planned anything
+    try:
+        return Offset.from_fields(
+            json.loads(_start_path(checkpoint, subscriber).read_text("utf-8"))
+        )
+    except (OSError, ValueError):
+        return None
+
+
+def _start_path(checkpoint: Checkpoint, subscriber: str) -> Path:
+    return checkpoint.folder / FOLDER / f"{subscriber}.start.json"
