@@ -1,4 +1,4 @@
-"""Whether this machine can run a graph: directories that can be written, ports that are free."""
+"""Whether this machine can run a graph: directories, files that it names, ports that are free."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def missing_in_environment(loaded: Loaded) -> list[ConfigFinding]:
     document = loaded.document
     return [
         ConfigFinding(document.file, *document.value_place(at), message, hint)
-        for at, message, hint in [*_directories(loaded), *_ports(loaded)]
+        for at, message, hint in [*_directories(loaded), *_files(loaded), *_ports(loaded)]
     ]
 
 
@@ -35,6 +35,27 @@ def _directories(loaded: Loaded) -> Iterator[tuple[TreePath, str, str]]:
         if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
             hint = "make it, and let the user who runs Holdfast write there"
             yield at, f"the directory {directory} cannot be written", hint
+
+
+def _files(loaded: Loaded) -> Iterator[tuple[TreePath, str, str]]:
+    """Look for what settings called `…_file` name: certificates, keys, tokens."""
+    graph = loaded.graph
+    for name, node in graph.settings.nodes.items():
+        for at, value in _leaves(node.config, ("nodes", name, "config")):
+            if not (str(at[-1]).endswith("_file") and isinstance(value, str)):
+                continue
+            path = graph.base_dir / value
+            if not path.is_file() or not os.access(path, os.R_OK):
+                hint = "make it, and let the user who runs Holdfast read it"
+                yield at, f"the file {path} cannot be read", hint
+
+
+def _leaves(value: object, at: TreePath) -> Iterator[tuple[TreePath, object]]:
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _leaves(inner, (*at, key))
+    else:
+        yield at, value
 
 
 def _ports(loaded: Loaded) -> Iterator[tuple[TreePath, str, str]]:

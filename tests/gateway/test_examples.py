@@ -1,0 +1,98 @@
+"""The examples run as they are, with the files and the environment that they ask for."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from requests import HTTPError
+from tests.deliver.exporters.certificates import make_certificates
+from tests.gateway.conftest import MakeBackend
+from tests.gateway.processes import Gateway, until
+from tests.gateway.producer import producer
+
+from holdfast.graph.environment import missing_in_environment
+from holdfast.graph.loader import load
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+class Example(Gateway):
+    """A gateway whose file is an example, with the ports of this test."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        super().__init__(folder, {})
+        self.config = folder / name
+        text = (EXAMPLES / name).read_text()
+        assert "127.0.0.1:8480" in text
+        text = text.replace("127.0.0.1:8480", f"127.0.0.1:{self.admin}")
+        self.config.write_text(text.replace("listen: 127.0.0.1:5000", f"listen: {self.address}"))
+
+    @property
+    def address(self) -> str:
+        """Where its receiver listens."""
+        return f"127.0.0.1:{self.port}"
+
+
+def test_openlineage_yaml(
+    tmp_path: Path, make_backend: MakeBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    marquez = make_backend("marquez")
+    monkeypatch.setenv("MARQUEZ_URL", marquez.url)
+    gateway = Example(tmp_path, "openlineage.yaml")
+    gateway.start()
+    try:
+        with producer(gateway.url) as client:
+            client.emit("a", "b")
+        assert gateway.post(b"{}")[0] == 400
+        until(lambda: marquez.taken() == client.accepted, "delivery")
+        until(lambda: "was not accepted" in gateway.log(), "the handler")
+        gateway.stop()
+    finally:
+        gateway.kill()
+    lines = [
+        line
+        for path in (tmp_path / "lineage_archive").rglob("*.ndjson")
+        for line in path.read_text().splitlines()
+    ]
+    assert len(lines) == 2
+
+
+def test_reverse_proxy_yaml(
+    tmp_path: Path, make_backend: MakeBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = make_backend()
+    monkeypatch.setenv("BACKEND_URL", backend.url)
+    gateway = Example(tmp_path, "reverse-proxy.yaml")
+    monkeypatch.setenv("LISTEN", gateway.address)
+    missing = [found.message for found in missing_in_environment(load(gateway.config))]
+    assert [name for name in ("cert.pem", "key.pem", "producers.txt") if name in str(missing)] == [
+        "cert.pem",
+        "key.pem",
+        "producers.txt",
+    ]
+    made = make_certificates(tmp_path)
+    (tmp_path / "tls").mkdir()
+    for name in ("cert.pem", "key.pem"):  # the file has both
+        shutil.copy(made.server, tmp_path / "tls" / name)
+    (tmp_path / "producers.txt").write_text("airflow 9f7e1d5a-token-of-airflow tests lake\n")
+    assert missing_in_environment(load(gateway.config)) == []
+    monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(made.ca))
+    url = f"https://{gateway.address}"
+    gateway.start()
+    try:
+        with producer(url) as nobody, pytest.raises(HTTPError, match="401"):
+            nobody.emit("a")
+        auth = {"type": "api_key", "apiKey": "9f7e1d5a-token-of-airflow"}
+        with producer(url, auth=auth, endpoint="openapi/openlineage/api/v1/lineage") as client:
+            client.emit("a", "b")
+        until(lambda: sorted(backend.taken()) == sorted(client.accepted), "delivery")
+        gateway.stop()
+    finally:
+        gateway.kill()
+
+
+def test_every_example_is_tried_here() -> None:
+    here = Path(__file__).read_text()
+    assert [path.name for path in EXAMPLES.glob("*.yaml") if path.name not in here] == []
