@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,7 @@ from holdfast.dataflow.watermark.drive import claimed
 
 DIE_AT = "HOLDFAST_DIE_AT"
 POINTS = ("offsets", "write", "sink_commit", "commit_log", "acknowledge")
-SHAPES = ("map", "window", "session")
+SHAPES = ("map", "window", "session", "fan_out")
 
 
 def reached(point: str, batch: int) -> None:
@@ -120,7 +120,7 @@ class DyingDataSource(HoldfastDataSource):
 def shaped(shape: str, rows: DataFrame) -> DataFrame:
     """Return the query of a shape."""
     events = claimed(rows)
-    if shape == "map":
+    if shape in ("map", "fan_out"):
         return events.select("number", (F.col("number") * 2).alias("twice"))
     made = F.session_window if shape == "session" else F.window
     length = "3 seconds" if shape == "session" else "10 seconds"
@@ -128,6 +128,22 @@ def shaped(shape: str, rows: DataFrame) -> DataFrame:
     return grouped.agg(F.count("*").alias("rows"), F.sum("number").alias("total")).select(
         F.unix_micros("window.start").alias("start"), "key", "rows", "total"
     )
+
+
+def fan_out(root: Path, checkpoint: str) -> Callable[[DataFrame, int], None]:
+    """Return what writes a batch into two sinks, and may die between them."""
+
+    def write(rows: DataFrame, batch: int) -> None:
+        rows.persist()
+        reached("write", batch)
+        for target in ({"files": "out"}, {"path": "second"}):
+            options = {name: str(root / place) for name, place in target.items()}
+            writer = rows.write.format("holdfast").option("checkpoint", checkpoint)
+            writer.options(**options).option("batch", batch).mode("append").save()
+            reached("sink_commit", batch)
+        rows.unpersist()
+
+    return write
 
 
 def run(shape: str, root: Path) -> None:
@@ -145,9 +161,12 @@ def run(shape: str, root: Path) -> None:
     }  # fmt: skip
     for name, value in options.items():
         reader = reader.option(name, value)
-    writer = shaped(shape, reader.load()).writeStream.format("dying").trigger(availableNow=True)
-    writer = writer.option("files", str(root / "out")).option("checkpointLocation", checkpoint)
-    query = writer.start()
+    writer = shaped(shape, reader.load()).writeStream.trigger(availableNow=True)
+    writer = writer.option("checkpointLocation", checkpoint)
+    if shape == "fan_out":
+        query = writer.foreachBatch(fan_out(root, checkpoint)).start()
+    else:
+        query = writer.format("dying").option("files", str(root / "out")).start()
     query.awaitTermination()
     spark.stop()
 

@@ -44,7 +44,7 @@ def results(root: Path) -> Counter[tuple[object, ...]]:
 def expected(shape: str) -> Counter[tuple[object, ...]]:
     """Return what the query gives, counted without Spark."""
     rows = [row for bundle in BUNDLES for row in bundle]
-    if shape == "map":
+    if shape in ("map", "fan_out"):
         return Counter((number, 2 * number) for _, _, number in rows)
     found: dict[tuple[int, str], list[int]] = {}
     if shape == "window":
@@ -68,6 +68,10 @@ def check(shape: str, root: Path, points: list[str]) -> None:
         assert drive(shape, root, f"{point}:1") == -9, (root / "driver.log").read_text()[-4000:]
     assert drive(shape, root) == 0, (root / "driver.log").read_text()[-4000:]
     assert results(root) == expected(shape)
+    if shape == "fan_out":
+        with open_when_free(root / "second") as quiver:
+            stored = quiver.scan(["number", "twice"], slot="events").read_all().to_pylist()
+        assert Counter(tuple(row.values()) for row in stored) == expected(shape)
     with open_when_free(root / "quiver") as quiver:
         assert quiver.balance("stats").outcomes[Outcome.ACKED].events == 60
 

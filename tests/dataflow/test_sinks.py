@@ -16,6 +16,7 @@ from tests.dataflow.driver import QUERY_ID, Driver
 from tests.dataflow.quivers import CONFIG, batch, fill
 
 from holdfast.dataflow.sink import files_writer
+from holdfast.dataflow.sink.batch_writer import BatchWriter
 from holdfast.dataflow.sink.files_writer import FilesWriter
 from holdfast.dataflow.sink.options import parse_sink_options
 from holdfast.dataflow.sink.quiver_writer import QuiverWriter, producer_name
@@ -252,6 +253,20 @@ def test_a_sink_that_cannot_see_its_checkpoint_says_so(tmp_path: Path) -> None:
     (sink.checkpoint / "metadata").unlink()
     with pytest.raises(UnknownPosition, match="local or mounted"):
         sink.write(0, [1])
+
+
+def test_inside_foreach_batch_a_batch_counts_once_per_sink(tmp_path: Path) -> None:
+    sink = Sink("quiver", tmp_path)
+    sink.plan(0, 10)
+    for name in ("one", "two", "one", "two"):
+        options = sink.options.model_copy(update={"name": name, "batch": 0})
+        writer = BatchWriter(QuiverWriter(options), options)
+        left = writer.write(rows([5]))
+        writer.commit([writer.write(rows([1, 2])), None])
+        writer.abort([left])
+    assert sink.contents() == [1, 1, 2, 2]
+    with pytest.raises(BadConfig, match="without its number"):
+        BatchWriter(QuiverWriter(sink.options), sink.options)
 
 
 # ------------------------------------------------------------------------- trimmed

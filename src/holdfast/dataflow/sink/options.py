@@ -39,6 +39,12 @@ class SinkOptions(Settings):
     slot: str = "events"
     """The slot of the quiver's bundles."""
 
+    name: str = ""
+    """The sink's name, where a query has several that append to quivers."""
+
+    batch: int | None = None
+    """The batch's number, inside `foreachBatch`; a stream's own writer knows it."""
+
     checkpoint: str = ""
     """The query's checkpoint folder; without it `checkpointLocation`."""
 

@@ -26,9 +26,9 @@ RECORDS_DIR = "holdfast"
 PARTS_MAX = 1000
 
 
-def producer_name(query_id: str) -> str:
-    """Return under which name a query appends."""
-    return f"spark/{query_id}"
+def producer_name(query_id: str, sink: str = "") -> str:
+    """Return under which name a sink of a query appends."""
+    return f"spark/{query_id}/{sink}" if sink else f"spark/{query_id}"
 
 
 class QuiverWriter(DataSourceStreamArrowWriter):
@@ -70,7 +70,8 @@ class QuiverWriter(DataSourceStreamArrowWriter):
     def _append(self, quiver: Quiver | RemoteQuiver, staged: list[Staged], batch: int) -> None:
         query_id, span = self._checkpoint.require_query_id(), self._checkpoint.span(batch)
         folder = self._checkpoint.folder / RECORDS_DIR
-        records = BatchRecords(folder, f"quiver-{query_id}", self._checkpoint)
+        name = "-".join(part for part in ("quiver", self._options.name, query_id) if part)
+        records = BatchRecords(folder, name, self._checkpoint)
         verdict, known = self._judge(records, batch, span)
         if verdict == "again" and known is not None and known.is_sure:
             return  # however long ago: a quiver does not remember epochs for ever
@@ -82,7 +83,8 @@ class QuiverWriter(DataSourceStreamArrowWriter):
         rows = [one for task in staged for one in task.batches()]
         try:
             epoch = batch * PARTS_MAX + part + 1
-            is_old = self._transact(quiver, rows, producer_name(query_id), epoch).duplicate
+            producer = producer_name(query_id, self._options.name)
+            is_old = self._transact(quiver, rows, producer, epoch).duplicate
         except StaleEpoch:
             is_old = True
         if is_old and verdict != "again":
@@ -122,7 +124,7 @@ class QuiverWriter(DataSourceStreamArrowWriter):
 
     def _promise(self, quiver: Quiver | RemoteQuiver, batch: int) -> None:
         """Say how far the query's results are complete: whoever reads them claims no more."""
-        producer = producer_name(self._checkpoint.require_query_id())
+        producer = producer_name(self._checkpoint.require_query_id(), self._options.name)
         reached_ns = (self._checkpoint.watermark_ms(batch) or 0) * 1_000_000
         if reached_ns > quiver.statement().producer_watermarks.get(producer, 0):
             quiver.heartbeat(producer, reached_ns)

@@ -5,13 +5,15 @@ from __future__ import annotations
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
+    DataSourceStreamArrowWriter,
     DataSourceStreamReader,
     DataSourceStreamWriter,
+    DataSourceWriter,
 )
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
-from holdfast.dataflow.sink.options import parse_sink_options
+from holdfast.dataflow.sink.options import SinkOptions, parse_sink_options
 from holdfast.dataflow.source.options import parse_options
 from holdfast.dataflow.source.schema import stored_schema
 
@@ -42,8 +44,18 @@ class HoldfastDataSource(DataSource):
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
         """Return the writer of a stream's batches."""
-        from holdfast.dataflow.sink.files_writer import FilesWriter
-        from holdfast.dataflow.sink.quiver_writer import QuiverWriter
+        return _stream_writer(parse_sink_options(self.options))
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        """Return the writer of one batch of a stream, inside `foreachBatch`."""
+        from holdfast.dataflow.sink.batch_writer import BatchWriter
 
         options = parse_sink_options(self.options)
-        return FilesWriter(options) if options.files else QuiverWriter(options)
+        return BatchWriter(_stream_writer(options), options)
+
+
+def _stream_writer(options: SinkOptions) -> DataSourceStreamArrowWriter:
+    from holdfast.dataflow.sink.files_writer import FilesWriter
+    from holdfast.dataflow.sink.quiver_writer import QuiverWriter
+
+    return FilesWriter(options) if options.files else QuiverWriter(options)
