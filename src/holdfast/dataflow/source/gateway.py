@@ -12,7 +12,6 @@ import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
-from holdfast.dataflow.source.newest_times import NewestTimes
 from holdfast.dataflow.source.options import SourceOptions
 from holdfast.dataflow.source.place import Place, connect, with_directory
 from holdfast.dataflow.watermark.claims import NOTHING_CLAIMED_US
@@ -92,16 +91,8 @@ class Gateway(ABC):
         known = self.known(position, claim_us)
         is_idle = not known.pending_events and known.quiet_s >= self._options.idle_after
         producers_us = _earliest_promise(known, self._options.producers)
-        newest_us, clock_us = self._newest_us(known), known.clock_ns // 1000
-        return Statement(known.min_event_us, newest_us, is_idle, clock_us, producers_us)
-
-    def _newest_us(self, known: EventTimeStatement) -> int | None:
-        """Return the newest event time that was seen.
-
-        A quiver counts what is dated in the future as its arrival and some minutes: that is beyond
-        the clock, and the claim stays behind the clock.
-        """
-        return known.max_event_us
+        clock_us = known.clock_ns // 1000
+        return Statement(known.min_event_us, known.max_event_us, is_idle, clock_us, producers_us)
 
 
 def _earliest_promise(known: EventTimeStatement, producers: Sequence[str]) -> int | None:
@@ -118,8 +109,6 @@ class LocalGateway(Gateway):
         self._seam = seam
         # What `commit` needs, by where it ends.
         self._ranges: dict[Position, Range] = {}
-        self._times = NewestTimes()
-        self._newest_seen_us: int | None = None
 
     def _attach(self) -> str:
         config = load_config(self._options.quiver_config)
@@ -181,13 +170,6 @@ class LocalGateway(Gateway):
         """See `Gateway`."""
         return self._quiver.statement(position, claim_us=claim_us)
 
-    def _newest_us(self, known: EventTimeStatement) -> int | None:
-        """Return the newest event time, without those that are dated in the future."""
-        newest_us = self._times.newest_us(self._quiver.segments())
-        if newest_us is not None:  # its segment may be deleted by the next time
-            self._newest_seen_us = max(newest_us, self._newest_seen_us or newest_us)
-        return self._newest_seen_us
-
     def close(self) -> None:
         """Let go of the directory."""
         if self._quiver_id is not None:
@@ -201,11 +183,6 @@ class FlightGateway(Gateway):
     _cursor: RemoteCursor
 
     def _attach(self) -> str:
-        if not isinstance(self._options.start, str):
-            raise BadConfig(
-                "a quiver at a server cannot be read from a moment on",
-                hint="use start=oldest or latest, and `since` for event times",
-            )
         place = self.place
         self._quiver = connect(place.location, place.quiver, self._options.client)
         self.place = with_directory(place, self._quiver)
