@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import mmap
 import os
 import stat
 import sys
 from collections.abc import Sequence
 from pathlib import PurePath
 from typing import TYPE_CHECKING, NamedTuple, NewType, Protocol
+
+import pyarrow as pa
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -234,7 +235,10 @@ class RealDisk:
         with open(path, "rb") as file:
             if os.fstat(file.fileno()).st_size == 0:
                 return memoryview(b"")
-            return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+            # Not by `mmap`, which keeps a descriptor for as long as the memory is used: a backlog
+            # of a thousand small segments would need more of them than a process may have.
+            with pa.memory_map(os.fsencode(path)) as mapped:
+                return memoryview(mapped.read_buffer()).cast("B")
 
     def list(self, path: PurePath) -> list[Entry]:
         entries = []
