@@ -118,7 +118,7 @@ def test_the_story_is_true(tmp_path: Path) -> None:
     for block, output in zip(typed, outputs, strict=True):
         for text in block.shows:
             assert text in output, f"{text!r} is not in\n{output}\n{logs}"
-    types = re.findall(r'"eventType": ?"(\w+)"', (tmp_path / "backend.out").read_text())
+    types = re.findall(r" (\w+) my-team/orders_daily run ", (tmp_path / "backend.out").read_text())
     assert types[:2] == ["START", "COMPLETE"]
     assert logs.count("marquez: fails, transient connect") >= 1
 
