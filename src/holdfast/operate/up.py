@@ -46,6 +46,21 @@ def worker_directory(data_dir: Path, worker: int) -> Path:
     return data_dir / f"worker-{worker:02d}"
 
 
+def raise_open_files() -> None:
+    """Let this process have as many open files as it may: many shells grant 1024 of far more.
+
+    Every connection is one, and a receiver that has none left takes nothing; nor can the disk be
+    written then.
+    """
+    try:
+        import resource
+    except ImportError:
+        return  # there is no such limit on this system
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
 def tell_warnings(loaded: Loaded) -> None:
     """Log what is odd about a configuration."""
     for found in loaded.warnings:

@@ -54,12 +54,13 @@ def _run(loaded: Loaded, worker: int | None, as_json: bool) -> None:
 
     from holdfast.operate import logs
     from holdfast.operate.supervisor import Supervisor
-    from holdfast.operate.up import GatewayProcess, tell_warnings
+    from holdfast.operate.up import GatewayProcess, raise_open_files, tell_warnings
 
     settings = loaded.graph.settings.logging
     if as_json:
         settings = settings.model_copy(update={"format": "json"})
     handler = logs.set_up(settings, worker=worker)
+    raise_open_files()
     try:
         alone = worker is not None or loaded.graph.settings.workers == 1
         if worker is None:
