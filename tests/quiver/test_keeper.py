@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -70,6 +72,34 @@ def test_what_was_acked_goes_without_waiting_for_the_next_tick(machine: Machine)
     sealed(machine.quiver, 1)
     list(drain(lease))
     disk.wait_reached(Point.TRASH_UNLINK)
+
+
+def test_looking_after_every_ack_does_not_take_all_the_time(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With thousands of segments one look takes long, and a busy reader acks all the time."""
+    watch(machine, config(tick_s=3600.0))
+    quiver = machine.quiver
+    assert quiver is not None
+    clock = quiver._engine.clock
+    times: list[tuple[float, float]] = []
+    real_tick = quiver._engine.retention.tick
+
+    def slow_tick() -> None:
+        began_s = clock.monotonic_s()
+        time.sleep(0.02)
+        real_tick()
+        times.append((began_s, clock.monotonic_s()))
+
+    monkeypatch.setattr(quiver._engine.retention, "tick", slow_tick)
+    lease = quiver.lease("one")
+    give_up_s = time.monotonic() + PATIENCE_S
+    while len(times) < 4:
+        append(quiver, 1)
+        list(drain(lease))
+        assert time.monotonic() < give_up_s, "what was acked is looked at late, but it is"
+    for (began_s, ended_s), (next_s, _) in itertools.pairwise(times):
+        assert next_s - ended_s >= 8 * (ended_s - began_s)
 
 
 def test_a_failing_disk_is_told_once_and_the_work_done_when_it_heals(

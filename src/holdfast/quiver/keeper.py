@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections.abc import Callable
 
@@ -13,6 +14,9 @@ from holdfast.seam.clock import Clock
 
 # How often the account of used bytes is compared with the disk.
 LOOK_EVERY_S = 30.0
+# After something was resolved it looks at once, which takes time in proportion to the segments; and
+# then not again before so many times that long, so that it never takes more than a tenth.
+RESTS_PER_TICK = 9
 
 log = logging.getLogger("holdfast.quiver")
 
@@ -64,19 +68,23 @@ class Keeper:
 
     def _keep(self) -> None:
         next_tick_s = self._clock.monotonic_s() + self._config.tick_s
+        rested_s = -math.inf
         while True:
             with self._condition:
                 if self._closing:
                     return
                 due_s = self._ledger.seconds_until_due()
-                patience_s = max(0.0, next_tick_s - self._clock.monotonic_s())
+                tick_s = min(next_tick_s, rested_s) if self._resolved else next_tick_s
+                patience_s = max(0.0, tick_s - self._clock.monotonic_s())
                 self._condition.wait(patience_s if due_s is None else min(due_s, patience_s))
             now_s = self._clock.monotonic_s()
             self._try(self._ledger.sync_if_due)
-            if self._resolved or now_s >= next_tick_s:
+            if now_s >= (min(next_tick_s, rested_s) if self._resolved else next_tick_s):
                 self._resolved = False
                 next_tick_s = now_s + self._config.tick_s
                 self._try(self._tick)
+                ended_s = self._clock.monotonic_s()
+                rested_s = ended_s + RESTS_PER_TICK * (ended_s - now_s)
 
     def _try(self, work: Callable[[], None]) -> None:
         """Do some work; whatever happens, the keeper goes on, because nobody else does it."""
