@@ -77,6 +77,7 @@ class Planner:
         self._targets: dict[str, int] | None = None
         self._ranges: dict[tuple[str, int, int], PlannedRange] = {}
         self._heartbeat_s = seam.clock.monotonic_s() - options.heartbeat_every
+        self._has_beaten = False
         self._acked_batch = -1
 
     # ----------------------------------------------------------------- gateways
@@ -244,15 +245,25 @@ class Planner:
             return False
         if claim_us == END_OF_TIME_US:
             return True
-        if self._options.horizon is None or self._targets is not None:
+        if self._options.horizon is None or (self._targets is not None and self._has_beaten):
+            # A run that ends closes what it can, once: clocks go on, and it has to end.
             return False
-        closes_us = end.newest_us + int(self._options.horizon * 1e6)
         now_s = self._seam.clock.monotonic_s()
-        is_paused = now_s < self._heartbeat_s + self._options.heartbeat_every
-        if end.claim_us >= closes_us or is_paused:
+        if now_s < self._heartbeat_s + self._options.heartbeat_every:
+            return False
+        if end.claim_us >= self._newest_us(end) + int(self._options.horizon * 1e6):
             return False
         self._heartbeat_s = now_s
+        self._has_beaten = True
         return True
+
+    def _newest_us(self, end: Offset) -> int:
+        """Return the newest time in the query: a source that has none holds the others' windows."""
+        batch = None if self._checkpoint is None else self._checkpoint.last_planned()
+        if self._checkpoint is None or batch is None:
+            return end.newest_us
+        others = self._checkpoint.offsets(batch).values()
+        return max(end.newest_us, *(offset.newest_us for offset in others), 0)
 
     # ------------------------------------------------------------------ reading
 
