@@ -22,6 +22,7 @@
     ├── BadConfig             the configuration is wrong; `findings` says where, all of them at once
     ├── NotAllowed            a server does not know the caller, or does not let it do that
     ├── OwnerGone             the process that owns the directory ended, or did not answer in time
+    ├── PipelineFailed        a query of a pipeline ended with an error
     ├── Damaged               bytes on disk do not match their checksum
     └── CheckFailed           `prove` or `bench` found a broken promise
 
@@ -201,6 +202,10 @@ class OwnerGone(HoldfastError):
     """The process that owns the directory ended, or did not answer in time."""
 
     exit_code = 75
+
+
+class PipelineFailed(HoldfastError):
+    """A query of a pipeline ended with an error; nothing is lost, it can be started again."""
 
 
 class Damaged(HoldfastError):
