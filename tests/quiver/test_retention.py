@@ -346,6 +346,19 @@ def test_drop_oldest_takes_from_the_open_buffer_when_nothing_is_sealed(
     assert balance.outcomes[Outcome.DROPPED].bundles > 8
 
 
+def test_a_refusal_names_who_holds_what_is_not_sealed_yet(still: StillMachine) -> None:
+    quiver = still.start(calm(small(), timeout_s=0.2))
+    with quiver.lease("done") as done:
+        quiver.register("one")
+        append(quiver, 1, size_bytes=2 * LARGE_BYTES)
+        assert list(drain(done)) == [0]
+        assert quiver.segments() == ()
+        refusal = quiver.refusal(4 * LARGE_BYTES)
+    assert refusal is not None
+    assert "its oldest is held by one" in refusal.message
+    assert f"the cap is {small().size_cap_bytes}" in refusal.message
+
+
 def test_with_nobody_registered_backpressure_refuses_and_drop_oldest_does_not(
     still: StillMachine,
 ) -> None:

@@ -192,23 +192,34 @@ class Retention:
         return wanted > self.size_cap_bytes
 
     def _no_room(self) -> Overloaded:
-        holders = sorted(
-            {s.name for segment in self._catalog.snapshot()[:1] for s in self._waiting_for(segment)}
-        )
-        who = f"held by {', '.join(holders)}" if holders else "nobody is registered to read it"
+        segments = self._catalog.snapshot()
+        holders = sorted(self._holders(segments))
+        who = f"its oldest is held by {', '.join(holders)}"
+        if not holders:
+            who = "nobody is registered to read it"
+        _, to_seal_bytes = self._unsealed_bytes()
+        free_bytes = to_seal_bytes + self.reserve_bytes
         full = (
-            f"{len(self._catalog.snapshot())} segments, the cap is {self._retention.max_segments} "
+            f"{len(segments)} segments, the cap is {self._retention.max_segments} "
             "(retention.max_segments)"
             if self._too_many()
-            else f"{self.used_bytes()} bytes, the cap is {self.size_cap_bytes} "
-            "(retention.size_cap_bytes)"
+            else f"{self.used_bytes()} bytes and keeps {free_bytes} free for sealing, the cap is "
+            f"{self.size_cap_bytes} (retention.size_cap_bytes)"
         )
         return Overloaded(
-            f"the quiver holds {full}; the oldest is {who}",
+            f"the quiver holds {full}; {who}",
             hint="let its readers catch up, drop a dead one, or raise the cap",
             path=str(self._root),
             retry_after_s=1.0,
         )
+
+    def _holders(self, segments: Sequence[Segment]) -> list[str]:
+        """Return who waits for the oldest segment, or for what is not sealed if there is none."""
+        if segments:
+            return [subscriber.name for subscriber in self._waiting_for(segments[0])]
+        with self._ledger.lock:
+            subscribers = self._ledger.state.subscribers.values()
+            return [s.name for s in subscribers if self._shelf.oldest_waiting_ns(s) is not None]
 
     def _blocked_by_subscriber(self) -> Overloaded | None:
         for subscriber in list(self._ledger.state.subscribers.values()):

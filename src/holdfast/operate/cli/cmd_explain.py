@@ -85,7 +85,8 @@ def _tell(what: str, found: list[_Found], limit: int) -> None:
     if not any(one.stories for one in found):
         deleted = sum(one.inventory.ledger.state.deleted.bundles for one in found)
         click.echo(f"nothing that is still there contains {what!r}")
-        click.echo(f"{deleted:,} bundles are gone by now; their story is told by their numbers")
+        if deleted:
+            click.echo(f"{deleted:,} bundles are gone by now; their story is told by their numbers")
     for one in found:
         if one.name and one.stories:
             click.secho(f"\nin {one.name}", bold=True)
