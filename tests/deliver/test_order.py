@@ -152,6 +152,22 @@ def test_one_event_that_is_too_large_is_set_aside_alone(stage: Stage, behave: ty
     assert [(one.payload, one.reason) for one in stage.letters.stored] == [(b"c", "too_large")]
 
 
+@pytest.mark.parametrize("failure", [TOO_LARGE, replace(BAD, shared=True)])
+def test_what_was_refused_because_of_its_company_is_sent_alone(
+    stage: Stage, failure: Failure
+) -> None:
+    stage.backend.max_batch_events = 4
+    stage.append_each(*LETTERS[:6])
+
+    def not_in_company(backend: Backend, events: Sequence[Event]) -> Answer:
+        return (fails_for({b"b": failure}) if len(events) > 1 else take)(backend, events)
+
+    stage.backend.otherwise = not_in_company
+    stage.deliver_all()
+    assert sorted(stage.backend.taken) == list(LETTERS[:6])
+    assert stage.letters.stored == []
+
+
 # -------------------------------------------------------------------------- permanent
 
 

@@ -139,6 +139,37 @@ def test_a_refused_event_of_one_key_is_decided_by_what_happens_to_another(stage:
     assert stage.letters.payloads == [b"a:0"]
 
 
+def test_verdicts_are_not_taken_back_while_an_answer_may_still_let_them_stand(
+    stage: Stage,
+) -> None:
+    """Otherwise a:0 would be sent again, and come after a:1."""
+    go_on = asyncio.Event()
+
+    class Slow(Backend):
+        async def send(self, events: Sequence[Event]) -> Answer:
+            if events[0].payload == b"a:1":
+                await go_on.wait()
+            return await super().send(events)
+
+    slow = Slow(otherwise=fails_for({b"a:0": NOT_FOUND, b"b:0": NOT_FOUND}))
+    stage.append_each(b"a:0", b"a:1")
+
+    async def play(destination: Destination) -> None:
+        await stage.timer.quiet()
+        await asyncio.to_thread(stage.append, b"b:0")
+        await stage.timer.until(lambda: stage.statistics().state is State.STALLED)
+        # The time to try again is long over, and a:1 is still under way.
+        await stage.timer.pass_s(600.0)
+        assert slow.sends == [[b"a:0"], [b"b:0"]]
+        go_on.set()
+        await stage.timer.until(lambda: stage.pending() == 0)
+
+    long = settings(refusals_max=2, refusal_retry_s=60.0, send_timeout_s=5000.0)
+    stage.run(play, long, exporter=slow)
+    assert slow.taken == [b"a:1"]
+    assert sorted(stage.letters.payloads) == [b"a:0", b"b:0"]
+
+
 def test_events_without_a_key_share_a_lane(stage: Stage) -> None:
     def broken_key_of(event: Event) -> str:
         raise ValueError
