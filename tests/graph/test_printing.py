@@ -72,7 +72,7 @@ nodes:
   out:
     kind: exporter
     type: memory
-    config: {url: "https://user:hunter2-url@backend/x"}
+    config: {url: "https://user:hunter2-url@backend/x?team=a&api_key=hunter2-query&Token=hunter2"}
 """
 
 
@@ -98,7 +98,9 @@ def test_a_secret_is_printed_as_the_reference_it_was(loaded: Loaded) -> None:
         "mixed": MASK,
     }
     assert config["auth"]["key"] == "${env:TOKEN}"
-    assert printed(loaded)["nodes"]["out"]["config"]["url"] == f"https://user:{MASK}@backend/x"
+    assert printed(loaded)["nodes"]["out"]["config"]["url"] == (
+        f"https://user:{MASK}@backend/x?team=a&api_key={MASK}&Token={MASK}"
+    )
 
 
 def test_every_default_is_filled_in(loaded: Loaded) -> None:

@@ -23,6 +23,11 @@ from holdfast.settings import Secret, Settings
 MASK = str(Secret("hidden"))
 _LINE_ENDS = re.compile("[\r\x85\u2028\u2029]")
 _PASSWORD_IN_URL = re.compile(r"(?<=://)([^/@\s:]*):[^/@\s]+(?=@)")
+# Such as `?api_key=…`: a backend may want it there.
+_SECRET_IN_QUERY = re.compile(
+    r"([?&][^=&#\s]*(?:auth|credential|key|passw|secret|session|sig|token)[^=&#\s]*=)[^&#\s]+",
+    re.IGNORECASE,
+)
 
 
 def printed(loaded: Loaded) -> dict[str, Any]:
@@ -75,7 +80,14 @@ def _shown(value: Any, at: TreePath, references: dict[TreePath, str]) -> Any:
         return [_shown(inner, (*at, index), references) for index, inner in enumerate(value)]
     if value == MASK:
         return references.get(at, MASK)
-    return escaped(_PASSWORD_IN_URL.sub(rf"\1:{MASK}", value)) if isinstance(value, str) else value
+    return escaped(_without_secrets(value)) if isinstance(value, str) else value
+
+
+def _without_secrets(text: str) -> str:
+    """Return a text in which addresses tell no password and no key."""
+    if "://" not in text:
+        return text
+    return _SECRET_IN_QUERY.sub(rf"\1{MASK}", _PASSWORD_IN_URL.sub(rf"\1:{MASK}", text))
 
 
 class _Dumper(yaml.SafeDumper):
