@@ -8,7 +8,14 @@ from pathlib import PurePath
 
 import click
 
-from holdfast.operate.cli.output import json_option, moment, print_json, print_table, size
+from holdfast.operate.cli.output import (
+    json_option,
+    moment,
+    print_json,
+    print_table,
+    printable,
+    size,
+)
 from holdfast.operate.cli.quiver.options import Directory
 from holdfast.operate.cli.quiver_places import Place, dead_letters_at, quivers_at
 from holdfast.quiver.inspect import Inventory, inspect
@@ -91,7 +98,8 @@ def _tell(what: str, found: list[_Found], limit: int) -> None:
         if one.name and one.stories:
             click.secho(f"\nin {one.name}", bold=True)
         for match in one.matches:
-            click.echo(f"bundle {match.seq}, slot {match.slot}, event {match.row}: {match.excerpt}")
+            excerpt = printable(match.excerpt)
+            click.echo(f"bundle {match.seq}, slot {match.slot}, event {match.row}: {excerpt}")
         if one.more:
             click.echo(f"there are more; --limit shows more than {limit}")
         for story in one.stories:

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from holdfast.operate.cli.gateway_options import ask_gateway, where_argument
-from holdfast.operate.cli.output import json_option, moment
+from holdfast.operate.cli.output import json_option, moment, printable
 
 # How often the gateway is asked.
 POLL_S = 0.25
@@ -45,4 +45,4 @@ def _show(event: dict[str, Any], as_json: bool) -> None:
     where = f"{event['seq']}/{event['row']}"
     head = f"{moment(event['ingestion_ns'])}  {where}  {event['slot']}  {event['bytes']} bytes"
     click.secho(head, bold=True)
-    click.echo(event["payload"])
+    click.echo(printable(event["payload"]))

@@ -58,6 +58,11 @@ def _shown(value: object) -> str:
     return "" if value is None else str(value)
 
 
+def printable(text: str) -> str:
+    """Return a text without characters that a terminal would obey."""
+    return "".join(c if c.isprintable() or c in "\n\t" else f"\\u{ord(c):04x}" for c in text)
+
+
 def size(size_bytes: int) -> str:
     """Return bytes as people write them."""
     amount = float(size_bytes)

@@ -11,13 +11,8 @@ import click
 import orjson
 
 from holdfast.deadletter.shelf import StoredLetter
-from holdfast.operate.cli.output import moment, print_table, size
+from holdfast.operate.cli.output import moment, print_table, printable, size
 from holdfast.signals.openlineage.validation import Verdict
-
-
-def printable(text: str) -> str:
-    """Return a text without characters that a terminal would obey."""
-    return "".join(c if c.isprintable() or c in "\n\t" else f"\\u{ord(c):04x}" for c in text)
 
 
 def echo_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
