@@ -34,7 +34,9 @@ def options_of(kind: str, url: str) -> dict[str, Any]:
     return {**TRANSPORTS[kind], **(inner if kind == "composite" else {})}
 
 
-@pytest.mark.parametrize("kind", TRANSPORTS)
+@pytest.mark.parametrize(
+    "kind", ["http", "async_http", pytest.param("composite", marks=pytest.mark.slow)]
+)
 def test_a_killed_gateway_goes_on_where_it_was(
     kind: str, make_gateway: MakeGateway, make_backend: MakeBackend
 ) -> None:
@@ -132,7 +134,8 @@ def test_sigterm_waits_for_what_is_under_way_and_keeps_the_rest(
     assert gateway.messages()[-1] == "stopped; nothing waits"
 
 
-def test_a_gateway_without_its_data_directory_says_so(
+@pytest.mark.slow
+def test_a_second_gateway_cannot_have_the_data_directory(
     tmp_path: Path, make_gateway: MakeGateway, make_backend: MakeBackend
 ) -> None:
     gateway = make_gateway({"marquez": exporter(make_backend().url)})
