@@ -308,7 +308,7 @@ def play(case: Case) -> None:
             stage.close()
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 @given(cases)
 def test_nothing_is_lost_and_order_is_kept(case: Case) -> None:
     play(case)
