@@ -78,6 +78,7 @@ def parse_sink_options(options: Mapping[str, Any]) -> SinkOptions:
     """Return the options of a sink; raise `BadConfig` with everything that is wrong."""
     given = {name.lower(): value for name, value in options.items()}
     location = given.pop("checkpointlocation", "")
+    given.pop("queryname", None)  # Spark gives a named query's name to its writer
     given.setdefault("checkpoint", location)
     try:
         parsed = SinkOptions.model_validate(given)
