@@ -28,6 +28,10 @@ TRANSPORTS: dict[str, dict[str, Any]] = {
 }
 
 
+# One of the backend, one of the gateway; each may bring back what was in flight, one event.
+KILLS = 2
+
+
 def options_of(kind: str, url: str) -> dict[str, Any]:
     """Return the settings of a transport; a composite one leads to the gateway by HTTP."""
     inner = {"transports": [{"type": "http", "url": url, **PATIENT}]}
@@ -62,8 +66,6 @@ def test_a_killed_gateway_goes_on_where_it_was(
         gateway.kill()
         gateway.start()
         emitting.join()
-        gateway.kill()
-        gateway.start()
         emit_runs("after")
         backend.start()
     if isinstance(client.client.transport, AsyncHttpTransport):  # which raises nothing
@@ -81,7 +83,7 @@ def check_order(gateway: Gateway, kind: str, sent: list[str], taken: list[str]) 
     # in flight when the gateway or the backend was killed may have been delivered twice.
     assert first_of(taken) == first_of(received)
     more_than_received = [one for one in set(taken) if taken.count(one) > received.count(one)]
-    assert len(more_than_received) <= 3
+    assert len(more_than_received) <= KILLS
     if kind != "async_http":  # which does not keep the order of its events itself
         assert first_of(received) == sent
 

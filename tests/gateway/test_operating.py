@@ -165,6 +165,7 @@ def check_reload(gateway: Gateway, client: Any, marquez: Any) -> None:
     until(lambda: client.accepted[-1] in marquez.taken(), "delivery")
 
 
+@pytest.mark.slow
 def test_tokens_and_namespaces(make_gateway: MakeGateway, make_backend: MakeBackend) -> None:
     backend = make_backend()
     token = {"name": "airflow", "token": "s3cret-token-of-airflow", "namespaces": ["tests", "lake"]}
