@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
+import threading
 
 import click
 
@@ -12,6 +15,11 @@ from holdfast.graph.loader import Loaded, load
 from holdfast.operate.cli import finding_line
 from holdfast.operate.cli.gateway_options import config_argument
 from holdfast.operate.cli.output import json_option
+
+# When all is stopped: how long a user's own coroutines may take to end.
+LAST_WAIT_S = 3.0
+
+log = logging.getLogger("holdfast.operate")
 
 
 @click.command()
@@ -67,7 +75,20 @@ def _run(loaded: Loaded, worker: int | None, as_json: bool) -> None:
             tell_warnings(loaded)
         options = ["--json"] if as_json else []
         process = GatewayProcess(loaded, worker=worker) if alone else Supervisor(loaded, options)
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(process.run())
+        impatience = threading.Timer(LAST_WAIT_S, _end_now, (handler,))
+        impatience.daemon = True
+        try:
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                runner.run(process.run())
+                impatience.start()
+        finally:
+            impatience.cancel()
     finally:
         handler.close()
+
+
+def _end_now(handler: logging.Handler) -> None:
+    """End though somebody's code goes on: everything of ours is closed, so nothing is lost."""
+    log.warning("a function does not heed that it is cancelled; the process ends without it")
+    handler.close()
+    os._exit(0)
