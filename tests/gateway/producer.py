@@ -64,7 +64,9 @@ class Producer:
 @contextmanager
 def producer(url: str, kind: str = "http", **options: Any) -> Iterator[Producer]:
     """Yield a client with a transport, by its name in `openlineage.yml`; closed in the end."""
-    transport = get_default_factory().create({"type": kind, "url": url, **options})
+    # Longer than a client's five seconds: it would repeat itself on a machine that is very busy.
+    config = {"type": kind, "url": url, "timeout": 60.0, **options}
+    transport = get_default_factory().create(config)
     client = OpenLineageClient(transport=transport)
     try:
         yield Producer(client)
