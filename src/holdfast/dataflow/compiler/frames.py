@@ -1,0 +1,260 @@
+"""Vertices as DataFrames: the trunk of a query as streams, its tail as ordinary batches.
+
+Rows of a stream carry system columns (spec/vertices.py). Two of them need care, because Spark's
+optimizer moves filters towards the source: control rows pass every filter, and a filter behind a
+reduce is kept from moving below the watermark, where it would drop them (`_pinned`).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, TypeVar
+
+from pyspark.errors import AnalysisException, ParseException
+from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+from pyspark.sql.types import ArrayType, DataType, StringType, StructField, StructType
+
+from holdfast.dataflow.compiler.plan import Output, Plan, Query
+from holdfast.dataflow.compiler.python import ALWAYS_LATE_US, FAILED_DDL, Call, Run
+from holdfast.dataflow.compiler.reduces import Reduced, marked, metric, reduce_frame
+from holdfast.dataflow.spec.edges import FAILED, LATE, Edge, TagCondition
+from holdfast.dataflow.spec.vertices import SYSTEM_COLUMNS, FlatMapSettings, MapSettings, Step
+from holdfast.dataflow.watermark.drive import DELAY_KEY, claimed, keep_control
+from holdfast.errors import BadConfig
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+Made = TypeVar("Made")
+
+
+class Frames:
+    """The vertices of a query, on top of some frames that are given: its sources, or its taps."""
+
+    def __init__(
+        self, plan: Plan, query: Query, given: Mapping[Output, DataFrame], *, is_stream: bool
+    ) -> None:
+        self._plan = plan
+        self._pipeline = plan.pipeline
+        self._query = query
+        self._given = dict(given)
+        self._is_stream = is_stream
+        self._lateness_ms = round(query.allowed_lateness_s * 1000)
+        self._run_of = {name: run for run in query.runs for name in run}
+        self._outputs: dict[Output, DataFrame] = {}
+        self._runs: dict[tuple[str, ...], DataFrame] = {}
+        self._reduced: dict[str, Reduced] = {}
+
+    def output(self, output: Output) -> DataFrame:
+        """Return what a vertex puts out."""
+        if output not in self._outputs:
+            made = self._given.get(output)
+            self._outputs[output] = self._make(output) if made is None else made
+        return self._outputs[output]
+
+    def rows_into(self, vertex: str) -> DataFrame:
+        """Return everything that edges lead to a vertex."""
+        return _union([self._along(edge) for edge in self._pipeline.into(vertex)])
+
+    def tap(self, output: Output) -> DataFrame:
+        """Return an output of the trunk, of events only, with its watermark in the plan."""
+        frame = self.output(output)
+        if "_wm" in frame.columns:
+            frame = claimed(frame, allowed_lateness_ms=self._lateness_ms)
+        return frame.drop("_wm_prev")
+
+    # -------------------------------------------------------------------- vertices
+
+    def _make(self, output: Output) -> DataFrame:
+        vertex = self._pipeline.vertices[output.vertex]
+        if vertex.reduce is not None:
+            reduced = self._reduce(output.vertex)
+            return reduced.late if output.port == LATE else reduced.results
+        step = vertex.step
+        assert step is not None, f"BUG: {output} was not given"
+        if not step.is_python:
+            return _naming(output.vertex, lambda: self._sql(step, self.rows_into(output.vertex)))
+        run = self.run(self._run_of[output.vertex])
+        if output.port == FAILED:
+            mine = run.where(F.col("_failed.vertex") == output.vertex)
+            return mine.select("_failed.*", "_event_time")
+        assert output.vertex == self._run_of[output.vertex][-1], "BUG: a run is used in its middle"
+        return run.where("_failed IS NULL").drop("_failed")
+
+    def _along(self, edge: Edge) -> DataFrame:
+        frame = self.output(Output(edge.vertex, edge.port))
+        if edge.tags is None:
+            return frame
+        return self._where(frame, _admitted(edge.tags, frame))
+
+    def _reduce(self, name: str) -> Reduced:
+        if name not in self._reduced:
+            self._reduced[name] = _naming(name, lambda: self._made_reduce(name))
+        return self._reduced[name]
+
+    def _made_reduce(self, name: str) -> Reduced:
+        settings = self._pipeline.vertices[name].reduce
+        assert settings is not None, "BUG: not a reduce"
+        parts = [self._with_claim(self._along(edge)) for edge in self._pipeline.into(name)]
+        return reduce_frame(_union(parts), settings, name, self._lateness_ms)
+
+    def _with_claim(self, frame: DataFrame) -> DataFrame:
+        if "_wm" in frame.columns:
+            return claimed(frame, allowed_lateness_ms=self._lateness_ms)
+        # Results of another reduce.
+        return frame.withColumn("_wm_prev", F.lit(None).cast("timestamp"))
+
+    def _sql(self, step: Step, frame: DataFrame) -> DataFrame:
+        if isinstance(step, MapSettings):
+            return _with_expressions(frame, step)
+        if isinstance(step, FlatMapSettings):
+            items = F.expr(step.explode)
+            if "_control" in frame.columns:
+                nothing = F.array(F.lit(None).cast(_element(frame, step.explode)))
+                items = F.when(F.col("_control"), nothing).otherwise(items)
+            return frame.withColumn(step.into, F.explode(items))
+        return self._where(frame, F.expr(step.where))
+
+    def _where(self, frame: DataFrame, condition: Column) -> DataFrame:
+        if "_control" in frame.columns:
+            return frame.where(keep_control(condition))
+        return frame.where(_pinned(condition) if self._is_stream else condition)
+
+    # ------------------------------------------------------------------------ runs
+
+    def run(self, run: tuple[str, ...]) -> DataFrame:
+        """Return the rows after a whole run, those that failed included."""
+        if run not in self._runs:
+            self._runs[run] = _naming(run[0], lambda: self._made_run(run))
+        return self._runs[run]
+
+    def _made_run(self, run: tuple[str, ...]) -> DataFrame:
+        frame = self.rows_into(run[0]).withColumn("_failed", F.lit(None).cast(FAILED_DDL))
+        calls, schema = [], without_system(frame.schema)
+        for name in run:
+            call = self._call(name, schema)
+            calls.append(call)
+            schema = from_arrow_schema(call.returns)
+        done = call_python(frame, calls, schema)
+        for name in run:
+            step = self._pipeline.vertices[name].step
+            if step is not None and step.on_failure == "drop" and self._is_stream:
+                failed = F.count_if(F.col("_failed.vertex") == name).alias("rows")
+                done = done.observe(metric("failed", name), failed)
+        return self._marked_again(frame, done)
+
+    def _call(self, name: str, schema: StructType) -> Call:
+        vertex = self._pipeline.vertices[name]
+        step = vertex.step
+        assert step is not None, "BUG: not a step"
+        arrow = step.arrow if isinstance(step, MapSettings) else None
+        function = arrow or step.python
+        assert function is not None, "BUG: not a function"
+        returns = schema if step.returns is None else _parsed(step.returns, name)
+        return Call(
+            vertex=name,
+            kind="arrow" if arrow else vertex.kind,  # type: ignore[arg-type]
+            function=function,
+            returns=to_arrow_schema(returns, timezone="UTC"),
+            timeout_s=step.timeout,
+            retry=step.retry,
+            is_fatal=step.on_failure == "fail",
+        )
+
+    def _marked_again(self, before: DataFrame, after: DataFrame) -> DataFrame:
+        """Return rows from Python with the mark by which windows close, if they had one."""
+        if DELAY_KEY not in before.schema["_event_time"].metadata or not self._is_stream:
+            return after
+        return after.withColumns({"_event_time": marked(F.col("_event_time"), self._lateness_ms)})
+
+
+def call_python(frame: DataFrame, calls: list[Call], schema: StructType) -> DataFrame:
+    """Return the rows of a frame after some functions; `_failed` is among its columns."""
+    system = [StructField(f.name, f.dataType) for f in frame.schema if f.name in SYSTEM_COLUMNS]
+    if "_tags" not in frame.columns:
+        system.append(StructField("_tags", ArrayType(StringType())))
+    full = StructType([*schema.fields, *system])
+    return frame.mapInArrow(Run(calls, to_arrow_schema(full, timezone="UTC")), full)
+
+
+def without_system(schema: StructType) -> StructType:
+    """Return the user's columns, without what Spark knows about them beside their types."""
+    mine = [field for field in schema if field.name not in SYSTEM_COLUMNS]
+    return StructType([StructField(field.name, field.dataType) for field in mine])
+
+
+def _naming(vertex: str, make: Callable[[], Made]) -> Made:
+    """Return what is made; an error of Spark's becomes one that names the vertex."""
+    try:
+        return make()
+    except (AnalysisException, ParseException) as error:
+        raise BadConfig(
+            f"{vertex} cannot be run: {str(error).strip().splitlines()[0]}",
+            hint="correct its SQL, or the columns that lead to it",
+        ) from error
+
+
+def _union(frames: list[DataFrame]) -> DataFrame:
+    return functools.reduce(lambda a, b: a.unionByName(b, allowMissingColumns=True), frames)
+
+
+def _pinned(condition: Column) -> Column:
+    """Return a condition that the optimizer does not move: it is not deterministic, it seems."""
+    return condition | (F.rand() < 0)
+
+
+def _admitted(tags: TagCondition, frame: DataFrame) -> Column:
+    none = F.array().cast("array<string>")
+    own = F.coalesce(F.col("_tags"), none) if "_tags" in frame.columns else none
+
+    def some(names: list[str]) -> Column:
+        return F.arrays_overlap(own, F.array(*map(F.lit, names)))
+
+    conditions = [F.array_contains(own, name) for name in tags.all_of]
+    conditions += [some(tags.any_of)] if tags.any_of else []
+    conditions += [~some(tags.none_of)] if tags.none_of else []
+    return functools.reduce(lambda a, b: a & b, conditions)
+
+
+def _with_expressions(frame: DataFrame, step: MapSettings) -> DataFrame:
+    """Return the rows with new columns, all made of the old ones."""
+    given = {**step.select, **step.add}
+    kept = [
+        name for name in frame.columns if name not in given and (step.add or name in SYSTEM_COLUMNS)
+    ]
+    made = {name: F.expr(text) for name, text in given.items()}
+    if "_tags" in made:
+        made["_tags"] = made["_tags"].cast("array<string>")
+    if "_event_time" in made:
+        new = F.coalesce(made["_event_time"].cast("timestamp"), F.col("_event_time"))
+        made["_event_time"] = new
+        if "_wm_prev" in kept:
+            kept.remove("_wm_prev")
+            made["_wm_prev"] = F.when(
+                new < F.col("_event_time"), F.timestamp_micros(F.lit(ALWAYS_LATE_US))
+            ).otherwise(F.col("_wm_prev"))
+    columns = [F.col(f"`{name}`") for name in kept]
+    return frame.select(*columns, *(column.alias(name) for name, column in made.items()))
+
+
+def _element(frame: DataFrame, expression: str) -> DataType:
+    kind = frame.select(F.expr(expression)).schema[0].dataType
+    if not isinstance(kind, ArrayType):
+        raise BadConfig(
+            f"{expression!r} is no array but {kind.simpleString()}", hint="name an array"
+        )
+    return kind.elementType
+
+
+def _parsed(ddl: str, vertex: str) -> StructType:
+    try:
+        parsed = StructType.fromDDL(ddl)
+    except (ParseException, AnalysisException) as error:
+        raise BadConfig(
+            f"`returns` of {vertex} is not understood: {str(error).strip().splitlines()[0]}",
+            hint="write names and types of Spark: key string, number bigint",
+        ) from error
+    assert isinstance(parsed, StructType), "BUG: columns are a struct"
+    return parsed

@@ -1,0 +1,151 @@
+"""Where the quivers and folders of a pipeline are, and how they are read and written.
+
+A pipeline names a quiver by its address, by its data directory, or by the name it has in the same
+file; folders are relative to the file. Quivers between queries are served by the driver itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from holdfast.dataflow.compiler.plan import Output, Plan, Query
+from holdfast.dataflow.sink.options import SinkOptions, parse_sink_options
+from holdfast.dataflow.spec.vertices import SourceSettings, TargetSettings
+from holdfast.quiver import ColumnExtractor, QuiverConfig
+from holdfast.signals.openlineage.envelope import OpenLineageExtractor
+
+# The column in which a quiver sink keeps the event time of its rows.
+EVENT_TIME = "event_time"
+SLOT = "events"
+# Of quivers that a sink opens by their directory, and of those between queries.
+SINK_CONFIG = QuiverConfig(extractors={SLOT: ColumnExtractor(EVENT_TIME)})
+LINEAGE_CONFIG = QuiverConfig(extractors={"openlineage": OpenLineageExtractor()})
+
+_HERE = "holdfast.dataflow.compiler.places"
+
+
+@dataclass(frozen=True)
+class Places:
+    """The places of one pipeline."""
+
+    # For checkpoints, dead letters and quivers between queries.
+    state_dir: Path
+    # Where relative paths begin.
+    base_dir: Path
+    # Quivers of the same file by name: an address, or a data directory.
+    quivers: Mapping[str, str] = field(default_factory=dict)
+
+    def of_query(self, query: Query) -> Path:
+        """Return the folder of a query."""
+        return self.state_dir / query.name
+
+    def checkpoint(self, query: Query) -> Path:
+        """Return where Spark keeps the progress of a query."""
+        return self.of_query(query) / "checkpoint"
+
+    def dead_letters(self, query: Query) -> Path:
+        """Return the quiver of rows that a query set aside."""
+        return self.of_query(query) / "dead_letters"
+
+    def buffer(self, output: Output) -> Path:
+        """Return the directory of a quiver between queries."""
+        return self.state_dir / "buffers" / str(output)
+
+    def quiver(self, named: str) -> dict[str, str]:
+        """Return the option that names a quiver."""
+        place = self.quivers.get(named, named)
+        if "://" in place:
+            return {"quiver": place}
+        return {"path": str(self.base_dir / place)}
+
+
+def subscriber(plan: Plan, vertex: str) -> str:
+    """Return under which name a source reads."""
+    return f"{plan.name}.{vertex}"[:64]
+
+
+def source_options(
+    plan: Plan, query: Query, vertex: str, places: Places, *, close: bool
+) -> dict[str, str]:
+    """Return the options of the stream that a source vertex is."""
+    settings = plan.pipeline.vertices[vertex].source
+    assert settings is not None, "BUG: not a source"
+    named = [places.quiver(name) for name in settings.quiver]
+    options = {
+        "path": ",".join(one["path"] for one in named if "path" in one),
+        "quiver": ",".join(one["quiver"] for one in named if "quiver" in one),
+        "slot": settings.slot or ("openlineage" if settings.decode else ""),
+        "columns": ",".join(settings.columns or ()),
+        "start": settings.start if isinstance(settings.start, str) else settings.start.isoformat(),
+        "since": settings.since.isoformat() if settings.since else "",
+        "until": settings.until.isoformat() if settings.until else "",
+        "max_rows": str(settings.read_limit.rows),
+        "max_bytes": str(settings.read_limit.bytes),
+        "token": settings.token.get_secret_value() if settings.token else "",
+        "ca_file": settings.ca_file or "",
+        "quiver_config": settings.quiver_config or _config_of(settings),
+        "producers": ",".join(settings.producers),
+    }
+    given = {name: value for name, value in options.items() if value}
+    return {**given, **stream_options(plan, query, vertex, places, close=close)}
+
+
+def stream_options(
+    plan: Plan, query: Query, vertex: str, places: Places, *, close: bool
+) -> dict[str, str]:
+    """Return the options that all streams of a query have."""
+    watermark = plan.pipeline.watermark
+    options = {
+        "subscriber": subscriber(plan, vertex),
+        "checkpoint": str(places.checkpoint(query)),
+    }
+    if not query.claims:
+        return options
+    return {
+        **options,
+        "watermark": "true",
+        "horizon": str(query.horizon_s + _SLACK_S),
+        "close": str(close).lower(),
+        "max_delay": str(watermark.max_delay),
+        "idle_after": str(watermark.idle_after),
+        "max_hold": str(watermark.max_hold),
+        "unreachable": watermark.unreachable,
+    }
+
+
+# What a query promises to those behind it is the claim of the batch before: one heartbeat more.
+_SLACK_S = 5.0
+
+
+def _config_of(settings: SourceSettings) -> str:
+    return f"{_HERE}:LINEAGE_CONFIG" if settings.decode == "openlineage" else ""
+
+
+def target_options(
+    name: str, target: TargetSettings, places: Places, checkpoint: Path
+) -> SinkOptions:
+    """Return the options of a sink."""
+    place = {"files": str(places.base_dir / target.files)} if target.files else {}
+    if target.quiver:
+        place = {**places.quiver(target.quiver), "slot": target.slot}
+        if "path" in place:
+            place["quiver_config"] = target.quiver_config or f"{_HERE}:SINK_CONFIG"
+    secret = {"token": target.token.get_secret_value()} if target.token else {}
+    authorities = {"ca_file": target.ca_file} if target.ca_file else {}
+    return _options(name, checkpoint, **place, **secret, **authorities)
+
+
+def directory_options(name: str, directory: Path, checkpoint: Path) -> SinkOptions:
+    """Return the options of a quiver of our own."""
+    return _options(name, checkpoint, path=str(directory), quiver_config=f"{_HERE}:SINK_CONFIG")
+
+
+def buffer_options(output: Output, address: str, checkpoint: Path) -> SinkOptions:
+    """Return the options for writing to a quiver between queries."""
+    return _options(f"{output}", checkpoint, quiver=address, slot=SLOT, watermark="true")
+
+
+def _options(name: str, checkpoint: Path, **options: str) -> SinkOptions:
+    return parse_sink_options({**options, "name": name, "checkpoint": str(checkpoint)})

@@ -1,0 +1,253 @@
+"""What is done with each batch of a query: its branches, its sinks, its dead letters, each once.
+
+Spark may run a batch again; every sink here keeps a batch record (sink/records.py), so a second
+time changes nothing. A sink that does not take a batch is tried again, and then its fallback gets
+the batch. That is written down before, so that a batch that is run again takes the same way.
+"""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+from pyspark.errors import PySparkException
+from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.datasource import WriterCommitMessage
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from holdfast.dataflow.compiler.frames import Frames, call_python, without_system
+from holdfast.dataflow.compiler.places import (
+    EVENT_TIME,
+    Places,
+    buffer_options,
+    directory_options,
+    target_options,
+)
+from holdfast.dataflow.compiler.plan import Output, Plan, Query
+from holdfast.dataflow.compiler.python import FAILED_DDL, Call
+from holdfast.dataflow.sink.files_writer import FilesWriter
+from holdfast.dataflow.sink.options import SinkOptions
+from holdfast.dataflow.sink.quiver_writer import RECORDS_DIR, QuiverWriter
+from holdfast.dataflow.sink.records import BatchRecords, Record
+from holdfast.dataflow.source.checkpoint import Checkpoint
+from holdfast.dataflow.spec.edges import FAILED
+from holdfast.dataflow.spec.vertices import SYSTEM_COLUMNS, SinkSettings, TargetSettings
+from holdfast.errors import HoldfastError
+from holdfast.quiver.bundle import RESERVED_COLUMNS
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+CONSOLE_ROWS_MAX = 20
+
+log = logging.getLogger("holdfast.dataflow")
+
+
+def gathered(frames: Frames, taps: tuple[Output, ...]) -> DataFrame:
+    """Return all taps of a trunk as one frame, which `Tail` takes apart again."""
+    if len(taps) == 1:
+        return frames.tap(taps[0])
+    parts = [frames.tap(tap) for tap in taps]
+    kinds = [part.schema for part in parts]
+    whole: DataFrame | None = None
+    for number, part in enumerate(parts):
+        row = F.struct(*(F.col(f"`{name}`") for name in part.columns))
+        columns = [
+            row.alias(f"_{other}") if other == number else F.lit(None).cast(kind).alias(f"_{other}")
+            for other, kind in enumerate(kinds)
+        ]
+        tagged = part.select(F.lit(number).alias("_tap"), *columns)
+        whole = tagged if whole is None else whole.unionAll(tagged)
+    assert whole is not None, "BUG: a query without taps"
+    return whole
+
+
+def written(rows: DataFrame, options: SinkOptions) -> DataFrame:
+    """Return rows as a sink keeps them: without our columns, and in a quiver with their time."""
+    columns = [name for name in rows.columns if name not in {*SYSTEM_COLUMNS, *RESERVED_COLUMNS}]
+    kept = [F.col(f"`{name}`") for name in columns]
+    if not options.files and EVENT_TIME not in columns and "_event_time" in rows.columns:
+        # Without the mark by which windows close: it means nothing to a sink.
+        kept.append(F.timestamp_micros(F.unix_micros("_event_time")).alias(EVENT_TIME))
+    return rows.select(*kept)
+
+
+class Tail:
+    """Runs on every batch of a query, in the driver."""
+
+    def __init__(
+        self, plan: Plan, query: Query, places: Places, buffers: Mapping[Output, str]
+    ) -> None:
+        # Rows since the start, by what became of them and where.
+        self.counts: Counter[tuple[str, str]] = Counter()
+        self._plan = plan
+        self._query = query
+        self._places = places
+        # Addresses of the quivers between queries.
+        self._buffers = buffers
+        self._checkpoint = places.checkpoint(query)
+
+    def __call__(self, batch: DataFrame, number: int) -> None:
+        """Do everything that is to be done with a batch."""
+        with ExitStack() as kept:
+            frames = self._frames(batch, kept)
+            for name in self._query.tail:
+                sink = self._plan.pipeline.vertices[name].sink
+                if sink is not None:
+                    self._sink(name, sink, frames.rows_into(name), number, kept)
+            for output in self._query.writes:
+                options = buffer_options(output, self._buffers[output], self._checkpoint)
+                self._write(frames.output(output), options, number)
+            self._set_aside(frames, number)
+
+    # ------------------------------------------------------------------- branches
+
+    def _frames(self, batch: DataFrame, kept: ExitStack) -> Frames:
+        taps = self._query.taps
+        if len(taps) == 1:
+            given = {taps[0]: batch}
+        else:
+            _keep(batch, kept)
+            given = {
+                tap: batch.where(F.col("_tap") == place).select(f"_{place}.*")
+                for place, tap in enumerate(taps)
+            }
+        frames = Frames(self._plan, self._query, given, is_stream=False)
+        for output in [*taps, *(Output(name) for name in self._query.tail)]:
+            edges = [e for e in self._plan.pipeline.out_of(*output) if e.target in self._query.tail]
+            if len(edges) + (output in self._query.writes) > 1 and len(taps) == 1:
+                _keep(frames.output(output), kept)
+        for run in self._query.runs:
+            if run[0] in self._query.tail:
+                _keep(frames.run(run), kept)
+        return frames
+
+    def _set_aside(self, frames: Frames, number: int) -> None:
+        """Keep rows that failed and that no edge takes."""
+        for name in self._query.vertices:
+            vertex = self._plan.pipeline.vertices[name]
+            if vertex.step is None or not vertex.is_python or vertex.step.on_failure == "fail":
+                continue
+            if name not in self._query.tail and not vertex.keeps_failures:
+                continue  # counted in the streaming plan
+            failed = frames.output(Output(name, FAILED))
+            if not vertex.keeps_failures:
+                self.counts["failed", name] += failed.count()
+            elif not self._plan.pipeline.out_of(name, FAILED):
+                self.counts["failed", name] += self._dead_letters(name, failed, number)
+
+    def _dead_letters(self, name: str, failed: DataFrame, number: int) -> int:
+        directory = self._places.dead_letters(self._query)
+        options = directory_options(f"{name}-failed", directory, self._checkpoint)
+        return self._write(failed, options, number)
+
+    # ---------------------------------------------------------------------- sinks
+
+    def _sink(
+        self, name: str, sink: SinkSettings, rows: DataFrame, number: int, kept: ExitStack
+    ) -> None:
+        if sink.python is not None:
+            self._call_sink(name, sink, rows, number, kept)
+            return
+        if sink.on_success is not None or sink.fallback is not None:
+            _keep(rows, kept)
+        checkpoint = Checkpoint(str(self._checkpoint))
+        fallbacks = BatchRecords(self._checkpoint / RECORDS_DIR, f"fallback-{name}", checkpoint)
+        if fallbacks.of(number) is None and self._is_taken(name, sink, rows, number):
+            if sink.on_success is not None:
+                self._place(f"{name}-on_success", sink.on_success, rows, number)
+            return
+        assert sink.fallback is not None, "BUG: a sink that failed without a fallback"
+        fallbacks.record(number, Record(checkpoint.span(number)))
+        self.counts["fallback", name] += self._place(
+            f"{name}-fallback", sink.fallback, rows, number
+        )
+
+    def _is_taken(self, name: str, sink: SinkSettings, rows: DataFrame, number: int) -> bool:
+        """Write a batch, in several attempts; whether it is written."""
+        for attempt in range(1, sink.retry.attempts + 1):
+            try:
+                self.counts["written", name] += self._place(name, sink, rows, number)
+                return True
+            except (HoldfastError, OSError, PySparkException) as error:
+                log.warning("%s did not take batch %d: %s", name, number, error)
+                is_last = attempt == sink.retry.attempts
+                if is_last and sink.fallback is None:
+                    raise
+                if not is_last:
+                    time.sleep(sink.retry.pause_s(attempt))
+        return False
+
+    def _call_sink(
+        self, name: str, sink: SinkSettings, rows: DataFrame, number: int, kept: ExitStack
+    ) -> None:
+        """Call a function for each row; those it does not take go to the fallback."""
+        assert sink.python is not None, "BUG: not a function"
+        schema = without_system(rows.schema)
+        call = Call(
+            vertex=name,
+            kind="sink",
+            function=sink.python,
+            returns=to_arrow_schema(schema, timezone="UTC"),
+            timeout_s=sink.timeout,
+            retry=sink.retry,
+        )
+        asked = rows.withColumn("_failed", F.lit(None).cast(FAILED_DDL))
+        done = _keep(call_python(asked, [call], schema), kept)
+        taken, refused = done.where("_failed IS NULL"), done.where("_failed IS NOT NULL")
+        self.counts["written", name] += taken.count()
+        if sink.on_success is not None:
+            self._place(f"{name}-on_success", sink.on_success, taken, number)
+        if sink.fallback is not None:
+            told = refused.withColumn("error", F.col("_failed.error"))
+            self.counts["fallback", name] += self._place(
+                f"{name}-fallback", sink.fallback, told, number
+            )
+        else:
+            letters = refused.select("_failed.*", "_event_time")
+            self.counts["failed", name] += self._dead_letters(name, letters, number)
+
+    def _place(self, name: str, target: TargetSettings, rows: DataFrame, number: int) -> int:
+        if target.console:
+            written(rows, SinkOptions()).show(CONSOLE_ROWS_MAX, truncate=False)
+            return rows.count()
+        options = target_options(name, target, self._places, self._checkpoint)
+        return self._write(rows, options, number)
+
+    def _write(self, rows: DataFrame, options: SinkOptions, number: int) -> int:
+        """Write a batch, once; return how many rows it has."""
+        writer = FilesWriter(options) if options.files else QuiverWriter(options)
+
+        def stage(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            counter = _Counting(batches)
+            message = pickle.dumps(writer.write(iter(counter)))
+            yield pa.record_batch({"message": [message], "rows": [counter.rows]})
+
+        staged = written(rows, options).mapInArrow(stage, "message binary, rows bigint").collect()
+        messages: list[WriterCommitMessage | None] = [pickle.loads(row.message) for row in staged]
+        writer.commit(messages, number)
+        return sum(int(row.rows) for row in staged)
+
+
+class _Counting:
+    def __init__(self, batches: Iterator[pa.RecordBatch]) -> None:
+        self.rows = 0
+        self._batches = batches
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        for batch in self._batches:
+            self.rows += batch.num_rows
+            yield batch
+
+
+def _keep(frame: DataFrame, kept: ExitStack) -> DataFrame:
+    """Have a frame worked out once, until the batch is done."""
+    frame.persist()
+    kept.callback(frame.unpersist)
+    return frame

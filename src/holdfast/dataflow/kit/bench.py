@@ -1,0 +1,184 @@
+"""A bench: a pipeline whose sources are fed by a test, and whose sinks it reads."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from holdfast.dataflow.compiler.places import EVENT_TIME, SINK_CONFIG, SLOT, Places
+from holdfast.dataflow.run import PipelineRun, QueryStatistics
+from holdfast.dataflow.session import start_session
+from holdfast.dataflow.spec import Pipeline, PipelineSettings
+from holdfast.dataflow.spec.vertices import SinkSettings, SourceSettings, TargetSettings
+from holdfast.errors import BadInput, DirectoryLocked
+from holdfast.quiver import Quiver
+from holdfast.quiver.envelope import TIME_TYPE
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+CONFIG_NAME = "holdfast.dataflow.compiler.places:SINK_CONFIG"
+# Who promises a watermark to the sources: the test.
+_PRODUCER = "kit"
+_MASTER = "local[2]"
+FREE_TIMEOUT_S = 60.0
+_POLL_S = 0.05
+
+Row = Mapping[str, Any]
+
+
+class Bench:
+    """Runs a pipeline on rows that a test gives it. One thread."""
+
+    def __init__(
+        self,
+        pipeline: Pipeline | PipelineSettings,
+        folder: str | Path,
+        *,
+        session: SparkSession | None = None,
+        name: str = "bench",
+    ) -> None:
+        """Use `folder` for everything; without a session one is started, and left running."""
+        settings = pipeline.settings if isinstance(pipeline, Pipeline) else pipeline
+        self._folder = Path(folder)
+        self._name = name
+        self._session = session
+        self._max_delay_us = settings.watermark.max_delay_us
+        self._columns: dict[str, pa.Schema] = {}
+        self._clock_us = 0
+        self.settings = self._redirected(settings)
+        # What the queries told, of all runs so far.
+        self.counts: Counter[str] = Counter()
+        self.statistics: tuple[QueryStatistics, ...] = ()
+
+    # --------------------------------------------------------------------- feeding
+
+    def feed(self, source: str, rows: Iterable[Row]) -> None:
+        """Append rows to a source, as one bundle; each has an `event_time`.
+
+        The clock goes to the newest of them, if that is later: the watermark follows it by
+        `max_delay`.
+        """
+        kept = [dict(row) for row in rows]
+        if any(not isinstance(row.get(EVENT_TIME), datetime) for row in kept):
+            raise BadInput(
+                "a row has no event_time", hint="give every row one, a datetime with a time zone"
+            )
+        batch = self._batch(source, kept)
+        with self._quiver(source) as quiver:
+            quiver.append({SLOT: batch})
+        newest = max((row[EVENT_TIME] for row in kept), default=None)
+        if newest is not None:
+            self.advance(newest)
+
+    def advance(self, to: datetime) -> None:
+        """Turn the clock: no row will come that is more than `max_delay` older."""
+        self._clock_us = max(self._clock_us, int(to.timestamp() * 1_000_000))
+        promise_ns = (self._clock_us - self._max_delay_us) * 1000
+        for source in self.settings.of_kind("source"):
+            with self._quiver(source) as quiver:
+                if promise_ns > quiver.statement().producer_watermarks.get(_PRODUCER, 0):
+                    quiver.heartbeat(_PRODUCER, promise_ns)
+
+    def _batch(self, source: str, rows: list[dict[str, Any]]) -> pa.RecordBatch:
+        """Return rows as Arrow; columns keep the types they had when they were first fed."""
+        schema = self._columns.get(source)
+        if schema is None:
+            schema = pa.RecordBatch.from_pylist(rows).schema
+            place = schema.get_field_index(EVENT_TIME)
+            schema = schema.set(place, pa.field(EVENT_TIME, TIME_TYPE))
+            self._columns[source] = schema
+        return pa.RecordBatch.from_pylist(rows, schema)
+
+    def _quiver(self, source: str) -> Quiver:
+        """Open a source's quiver; the process that planned a query lets go a little after it."""
+        give_up_s = time.monotonic() + FREE_TIMEOUT_S
+        while True:
+            try:
+                return Quiver.open(self._folder / "quivers" / source, SINK_CONFIG)
+            except DirectoryLocked:
+                if time.monotonic() > give_up_s:
+                    raise
+                time.sleep(_POLL_S)
+
+    # --------------------------------------------------------------------- running
+
+    def run(self) -> None:
+        """Let the pipeline read everything that was fed so far."""
+        self._drain(close=False)
+
+    def close(self) -> None:
+        """Let it read everything, and close all windows: nothing more will come."""
+        self._drain(close=True)
+
+    def _drain(self, *, close: bool) -> None:
+        for source in self.settings.of_kind("source"):
+            self._quiver(source).close()
+        session = self._session or start_session(_MASTER)
+        places = Places(self._folder / "state", self._folder)
+        with PipelineRun(self._name, self.settings, places, session) as run:
+            run.drain(close=close)
+        self.statistics = run.statistics()
+        for query in self.statistics:
+            self.counts.update(query.counts)
+
+    # --------------------------------------------------------------------- results
+
+    def rows(self, sink: str) -> list[dict[str, Any]]:
+        """Return what a sink has, in order of all its columns; `out.fallback`, `out.on_success`."""
+        tables = [
+            pq.read_table(path)
+            for path in sorted((self._folder / "sinks" / sink).glob("part-*.parquet"))
+        ]
+        found = [row for table in tables for row in table.to_pylist()]
+        return sorted(found, key=lambda row: [str(value) for value in row.values()])
+
+    def dead_letters(self) -> list[dict[str, Any]]:
+        """Return the rows that failed and that no edge took: vertex, error, attempts, row."""
+        found: list[dict[str, Any]] = []
+        for folder in sorted((self._folder / "state").glob("*/dead_letters")):
+            with Quiver.open(folder, SINK_CONFIG) as quiver:
+                names = ["vertex", "error", "attempts", "row"]
+                found += quiver.scan(names, slot=SLOT).read_all().to_pylist()
+        return found
+
+    # ------------------------------------------------------------------ redirecting
+
+    def _redirected(self, settings: PipelineSettings) -> PipelineSettings:
+        vertices = {}
+        for name, vertex in settings.vertices.items():
+            change: dict[str, Any] = {}
+            if vertex.source is not None:
+                change = {"source": self._source(name, vertex.source)}
+            if vertex.sink is not None:
+                change = {"sink": self._sink(name, vertex.sink)}
+            vertices[name] = vertex.model_copy(update=change)
+        return settings.model_copy(update={"vertices": vertices})
+
+    def _source(self, name: str, source: SourceSettings) -> SourceSettings:
+        return source.model_copy(
+            update={
+                "quiver": [str(self._folder / "quivers" / name)],
+                "slot": SLOT,
+                "decode": None,
+                "quiver_config": CONFIG_NAME,
+                "producers": [_PRODUCER],
+            }
+        )
+
+    def _sink(self, name: str, sink: SinkSettings) -> SinkSettings:
+        place: dict[str, Any] = {} if sink.python is not None else self._target(name)
+        for key in ("fallback", "on_success"):
+            if getattr(sink, key) is not None:
+                place[key] = TargetSettings(files=self._target(f"{name}.{key}")["files"])
+        return sink.model_copy(update=place)
+
+    def _target(self, name: str) -> dict[str, Any]:
+        return {"files": str(self._folder / "sinks" / name), "quiver": None, "console": None}

@@ -1,0 +1,62 @@
+"""The Spark session of pipelines: quiet, on UTC, with the settings that the watermark needs."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from holdfast.dataflow.java import spark_environment
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+STATE_STORE = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+
+# Of the process; they cannot be changed later.
+_FIXED = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+}
+# Of each query.
+QUERY_SETTINGS = {
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.streaming.stateStore.providerClass": STATE_STORE,
+    "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
+    "spark.sql.streaming.multipleWatermarkPolicy": "min",
+    "spark.sql.streaming.noDataMicroBatches.enabled": "true",
+    "spark.sql.adaptive.enabled": "false",
+}
+
+
+def start_session(
+    master: str = "local[*]", settings: Mapping[str, str] | None = None, *, name: str = "holdfast"
+) -> SparkSession:
+    """Return a session; the one that is there already, if there is one."""
+    os.environ.update(spark_environment())
+    from pyspark.sql import SparkSession
+
+    is_local = master.startswith("local")
+    if is_local:
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    builder = SparkSession.builder.master(master).appName(name)
+    fixed = _FIXED if is_local else {k: v for k, v in _FIXED.items() if "ui" in k}
+    for key, value in {**fixed, **QUERY_SETTINGS, **(settings or {})}.items():
+        builder = builder.config(key, value)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what pyspark itself does while it starts
+        session = builder.getOrCreate()
+    session.sparkContext.setLogLevel("OFF")
+    return session
+
+
+def query_session(session: SparkSession, shuffle_partitions: int) -> SparkSession:
+    """Return a session for one query: its settings are its own."""
+    mine = session.newSession()
+    for key, value in QUERY_SETTINGS.items():
+        mine.conf.set(key, value)
+    mine.conf.set("spark.sql.shuffle.partitions", str(shuffle_partitions))
+    return mine
