@@ -533,7 +533,9 @@ WORKERS = GRAPH.replace("type: memory", "type: memory, delivery: {order: key}", 
 )
 
 
-def test_what_a_former_worker_left_is_delivered_by_those_that_stay(tmp_path: Path) -> None:
+def test_what_a_former_worker_left_is_delivered_by_those_that_stay(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     two = "workers: 2\n" + WORKERS.replace("127.0.0.1:0", "127.0.0.1:1")
 
     def second_worker() -> None:
@@ -566,6 +568,10 @@ def test_what_a_former_worker_left_is_delivered_by_those_that_stay(tmp_path: Pat
     assert sorted(jobs(DELIVERED["left"])) == ["x", "y"]
     asyncio.run(again())
     assert not (tmp_path / "data" / "quiver" / "core-01").exists()
+    # But letters are nobody's to deliver: they stay, and every start says where.
+    told = [line for line in caplog.messages if "dead letters of a former worker" in line]
+    assert len(told) == 2
+    assert str(tmp_path / "data" / "dead_letters-01") in told[0]
 
 
 def test_receivers_of_several_workers_share_their_port(

@@ -167,6 +167,8 @@ class Gateway:
         for name, node in self.graph.handlers.items():
             self._handlers += self._couriers_of(HANDLERS, DestinationPlan(name, (node,)))
         self._tell_leftovers()
+        if self.worker == 0:
+            self._tell_former_workers()
 
     def _couriers_of(self, quiver: str, one: DestinationPlan) -> list[Courier]:
         """Return what delivers to a destination: one per quiver that may hold its events."""
@@ -204,6 +206,22 @@ class Gateway:
                     buffer.plan.name,
                     buffer.store.main.engine.root,
                     name,
+                )
+
+    def _tell_former_workers(self) -> None:
+        """Say where dead letters lie that nobody counts or sends since there are fewer workers."""
+        directory = dead_letters_directory(self.graph)
+        for beside in sorted(directory.parent.iterdir()):
+            stem, _, number = beside.name.rpartition("-")
+            if stem != directory.name or not number.isdecimal():
+                continue
+            if int(number) >= self.graph.settings.workers:
+                log.warning(
+                    "the dead letters of a former worker are in %s; `holdfast dlq ls --worker %d` "
+                    "shows them, and a replay needs more than %d workers again",
+                    beside,
+                    int(number),
+                    int(number),
                 )
 
     def _tell_policies(self) -> None:
