@@ -24,6 +24,8 @@ from holdfast.remote import RemoteQuiver
 RECORDS_DIR = "holdfast"
 # Epochs of one batch: it has more than one if it was trimmed, perhaps several times.
 PARTS_MAX = 1000
+# A quiver keeps promises in 64 bits; the end of time is beyond that.
+PROMISE_NS_MAX = 2**63 - 1
 
 
 def producer_name(query_id: str, sink: str = "") -> str:
@@ -125,7 +127,7 @@ class QuiverWriter(DataSourceStreamArrowWriter):
     def _promise(self, quiver: Quiver | RemoteQuiver, batch: int) -> None:
         """Say how far the query's results are complete: whoever reads them claims no more."""
         producer = producer_name(self._checkpoint.require_query_id(), self._options.name)
-        reached_ns = (self._checkpoint.watermark_ms(batch) or 0) * 1_000_000
+        reached_ns = min((self._checkpoint.watermark_ms(batch) or 0) * 1_000_000, PROMISE_NS_MAX)
         if reached_ns > quiver.statement().producer_watermarks.get(producer, 0):
             quiver.heartbeat(producer, reached_ns)
 
