@@ -46,6 +46,14 @@ FAILED_TYPE = pa.struct(
 FAILED_DDL = "struct<vertex: string, error: string, attempts: int, row: string>"
 
 
+_SETTABLE_FIELDS = (
+    pa.field("_event_time", TIME_TYPE),
+    pa.field("_tags", pa.list_(pa.string())),
+)
+# What is raised for values that do not fit their columns.
+_UNFIT = (pa.ArrowException, TypeError, ValueError, OverflowError)
+
+
 class FunctionFailed(Exception):
     """A function failed, and the pipeline says that this is the end."""
 
@@ -153,26 +161,39 @@ class _Caller:
     # ------------------------------------------------------------------ row by row
 
     def _apply_to_rows(self, part: _Part, failures: list[_Failure]) -> _Part:
-        origins: list[int] = []
-        results: list[dict[str, Any]] = []
-        given = _arguments(part)
-        for place, row in enumerate(given):
+        made: list[tuple[int, list[dict[str, Any]]]] = []
+        for place, row in enumerate(_arguments(part)):
             try:
-                returned = self._tried(dict(row))
-                made = list(self._rows_of(returned, row))
-                self._as_batch(made)
+                made.append((place, list(self._rows_of(self._tried(dict(row)), row))))
             except _Gave as gave:
                 failures.append(_Failure(place, gave.error, gave.attempts))
-                continue
-            except (pa.ArrowException, TypeError, ValueError, KeyError, OverflowError) as error:
+            except (TypeError, ValueError) as error:
                 failures.append(_Failure(place, _told(error), 1))
-                continue
-            results += made
-            origins += [place] * len(made)
         if self._call.kind in ("filter", "sink"):
-            return part.take(origins)
-        system = _with_settings(part.system.take(pa.array(origins, pa.int64())), results)
-        return _Part(self._as_batch(results), system)
+            return part.take([place for place, rows in made if rows])
+        try:
+            return self._as_part(part, made)
+        except _UNFIT:  # some row is; the others go on without it
+            return self._as_part(part, list(self._fit_alone(made, failures)))
+
+    def _fit_alone(
+        self, made: list[tuple[int, list[dict[str, Any]]]], failures: list[_Failure]
+    ) -> Iterator[tuple[int, list[dict[str, Any]]]]:
+        for place, rows in made:
+            try:
+                self._as_batch(rows)
+            except _UNFIT as error:
+                failures.append(_Failure(place, _told(error), 1))
+            else:
+                yield place, rows
+
+    def _as_part(self, part: _Part, made: list[tuple[int, list[dict[str, Any]]]]) -> _Part:
+        batch = self._as_batch([row for _, rows in made for row in rows])
+        origins = pa.array([place for place, rows in made for _ in rows], pa.int64())
+        names = {name for _, rows in made for row in rows for name in row if name in SETTABLE}
+        given = batch.select([name for name in SETTABLE if name in names])
+        system = _with_columns(part.system.take(origins), given)
+        return _Part(batch.select(self._call.returns.names), system)
 
     def _rows_of(self, returned: Any, row: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """Yield the rows that a function made of one; raises if it returned something else."""
@@ -191,13 +212,13 @@ class _Caller:
             yield from (_checked(one) for one in returned)
 
     def _as_batch(self, rows: list[dict[str, Any]]) -> pa.RecordBatch:
-        if self._call.kind in ("filter", "sink"):
-            return None
-        known = {*self._call.returns.names, *SETTABLE}
+        """Return rows as Arrow, with what they set of the system's columns."""
+        schema = pa.schema([*self._call.returns, *_SETTABLE_FIELDS])
         for row in rows:
-            if unknown := row.keys() - known:
-                raise KeyError(f"returned {', '.join(sorted(unknown))}, which is not in `returns`")
-        return pa.RecordBatch.from_pylist(rows, self._call.returns)
+            if not row.keys() <= set(schema.names):
+                unknown = ", ".join(sorted(map(str, row.keys() - set(schema.names))))
+                raise ValueError(f"returned {unknown}, which is not in `returns`")
+        return pa.RecordBatch.from_pylist(rows, schema)
 
     # ------------------------------------------------------------------ in batches
 
@@ -321,17 +342,8 @@ def _checked(row: Any) -> dict[str, Any]:
     return row
 
 
-def _with_settings(system: pa.RecordBatch, results: list[dict[str, Any]]) -> pa.RecordBatch:
-    """Return the system's columns with what the rows themselves set of them."""
-    given = {
-        name: [row.get(name) for row in results]
-        for name in SETTABLE
-        if any(name in row for row in results)
-    }
-    return _with_values(system, given)
-
-
 def _with_columns(system: pa.RecordBatch, returned: pa.RecordBatch) -> pa.RecordBatch:
+    """Return the system's columns with what a function set of them."""
     names = [name for name in SETTABLE if name in returned.schema.names]
     return _with_values(system, {name: returned.column(name).to_pylist() for name in names})
 

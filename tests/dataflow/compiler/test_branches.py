@@ -1,0 +1,216 @@
+"""Branches, tags, unions, Python, failing rows, sinks that fail: exact outputs on Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests.dataflow.compiler.rows import at, rows
+
+from holdfast.dataflow.kit import Bench
+from holdfast.dataflow.spec import Pipeline
+from holdfast.errors import BadConfig, PipelineFailed
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+MakeBench = Callable[[Pipeline], Bench]
+
+slow = pytest.mark.slow
+
+
+@pytest.fixture
+def bench(spark: SparkSession, tmp_path: Path) -> MakeBench:
+    return lambda pipeline: Bench(pipeline, tmp_path, session=spark)
+
+
+def started(**watermark: Any) -> Pipeline:
+    return Pipeline(shuffle_partitions=1, **watermark).source("events", quiver="q")
+
+
+def numbers(bench: Bench, sink: str) -> list[int]:
+    return sorted(row["number"] for row in bench.rows(sink))
+
+
+def tagged(row: dict[str, Any]) -> dict[str, Any]:
+    if row["number"] == 13:
+        raise ValueError("unlucky")
+    tags = ["even" if row["number"] % 2 == 0 else "odd"]
+    return {
+        "number": row["number"],
+        "name": row["key"].upper(),
+        "_tags": [*tags, *(["big"] if row["number"] > 9 else [])],
+    }
+
+
+def test_rows_go_where_their_tags_lead_and_bad_ones_are_set_aside(bench: MakeBench) -> None:
+    """Even, odd, not, and; a function that fails; a branch that meets others again."""
+    pipeline = (
+        started()
+        .map(tagged, name="tag", returns="number bigint, name string")
+        .tagged(any_of=["even"])
+        .sink(name="even", files="a")
+        .after("tag")
+        .tagged(none_of=["even"])
+        .sink(name="odd", files="b")
+        .after("tag")
+        .tagged(all_of=["even", "big"])
+        .map(select={"number": "number * 100"}, name="hundredfold")
+        .union("events")
+        .sink(name="meeting", files="c")
+    )
+    one = bench(pipeline)
+    one.feed("events", rows(*((float(n), "k", n) for n in (1, 2, 3, 12, 13))))
+    one.run()
+    one.feed("events", rows((20.0, "k", 20), (21.0, "k", 21)))
+    one.run()
+    assert numbers(one, "even") == [2, 12, 20]
+    assert numbers(one, "odd") == [1, 3, 21]
+    assert numbers(one, "meeting") == [1, 2, 3, 12, 13, 20, 21, 1200, 2000]
+    assert one.rows("even")[0] == {"number": 12, "name": "K"}
+    (letter,) = one.dead_letters()
+    assert (letter["vertex"], letter["error"]) == ("tag", "ValueError: unlucky")
+    assert '"number": 13' in letter["row"]
+    assert one.counts["failed.tag"] == 1
+
+
+@slow
+def test_failing_rows_before_a_window_are_set_aside_and_the_others_counted(
+    bench: MakeBench,
+) -> None:
+    def lucky(row: dict[str, Any]) -> bool:
+        return bool(row["number"] != 3)
+
+    pipeline = (
+        started(max_delay="0s")
+        .map(tagged, name="tag", returns="number bigint, name string")
+        .filter(lucky, name="lucky", on_failure="drop")
+        .window(fixed="10s")
+        .aggregate("sums", key="name", n="count(*)", total="sum(number)")
+        .sink(name="out", files="a")
+        .after("tag", "failed")
+        .sink(name="bad", files="b")
+    )
+    one = bench(pipeline)
+    one.feed("events", rows(*((float(n), "k", n) for n in (1, 2, 3, 9)), (5.0, "k", 13)))
+    one.close()
+    assert [(row["name"], row["n"], row["total"]) for row in one.rows("out")] == [("K", 3, 12)]
+    assert [row["error"] for row in one.rows("bad")] == ["ValueError: unlucky"]
+    assert one.dead_letters() == []
+
+
+def refusing(row: dict[str, Any]) -> None:
+    if row["number"] % 2:
+        raise ConnectionError("closed")
+
+
+@slow
+def test_a_sink_that_is_a_function_has_retries_a_fallback_and_on_success(bench: MakeBench) -> None:
+    pipeline = started().sink(
+        refusing,
+        name="out",
+        retry={"attempts": 2, "interval": "0s"},
+        fallback={"files": "a"},
+        on_success={"files": "b"},
+    )
+    one = bench(pipeline)
+    one.feed("events", rows(*((float(n), "k", n) for n in range(4))))
+    one.run()
+    assert [(row["number"], row["error"]) for row in one.rows("out.fallback")] == [
+        (1, "ConnectionError: closed"),
+        (3, "ConnectionError: closed"),
+    ]
+    assert numbers(one, "out.on_success") == [0, 2]
+    assert one.counts == {"written.out": 2, "fallback.out": 2}
+
+
+@slow
+def test_a_sink_that_takes_nothing_leaves_the_batch_to_its_fallback(
+    bench: MakeBench, tmp_path: Path
+) -> None:
+    pipeline = started().sink(
+        name="out", files="x", retry={"attempts": 2, "interval": "0s"}, fallback={"files": "y"}
+    )
+    one = bench(pipeline)
+    (tmp_path / "sinks").mkdir()
+    (tmp_path / "sinks" / "out").write_text("a file where a folder should be")
+    one.feed("events", rows((1.0, "k", 1)))
+    one.run()
+    assert numbers(one, "out.fallback") == [1]
+    (tmp_path / "sinks" / "out").unlink()
+    one.feed("events", rows((2.0, "k", 2)))
+    one.run()
+    assert (numbers(one, "out"), numbers(one, "out.fallback")) == ([2], [1])
+
+
+@slow
+def test_results_used_twice_pass_a_quiver_and_arrive_once(bench: MakeBench) -> None:
+    pipeline = (
+        started(max_delay="0s")
+        .window(fixed="10s")
+        .aggregate("tens", key="key", total="sum(number)")
+        .sink(name="tens_out", files="a")
+        .window(fixed="1m")
+        .aggregate("minutes", total="sum(total)")
+        .sink(name="minutes_out", files="b")
+    )
+    one = bench(pipeline)
+    one.feed("events", rows(*((float(s), "ab"[s % 2], 1) for s in range(60)), (70.0, "a", 1)))
+    one.run()
+    assert len(one.rows("tens_out")) == 12
+    assert [row["total"] for row in one.rows("minutes_out")] == [60]
+    one.close()
+    assert [row["total"] for row in one.rows("minutes_out")] == [60, 1]
+    assert one.counts.get("late.minutes") is None
+
+
+@slow
+def test_explode_makes_rows_and_keeps_control_rows(bench: MakeBench) -> None:
+    pipeline = (
+        started(max_delay="0s")
+        .flat_map(explode="sequence(1, number)", into="n")
+        .window(fixed="10s")
+        .aggregate("sums", total="sum(n)")
+        .sink(name="out", files="a")
+    )
+    one = bench(pipeline)
+    one.feed("events", rows((1.0, "k", 3), (2.0, "k", 2)))
+    one.run()
+    one.advance(at(10))
+    one.run()
+    assert [row["total"] for row in one.rows("out")] == [9]
+
+
+@slow
+def test_what_is_wrong_names_its_vertex(bench: MakeBench, tmp_path: Path) -> None:
+    one = bench(started().map(add={"x": "nmber + 1"}, name="plus").sink(name="out", files="a"))
+    one.feed("events", rows((1.0, "k", 1)))
+    with pytest.raises(BadConfig, match=r"plus cannot be run: .*nmber"):
+        one.run()
+
+    fatal = started().map(
+        tagged, name="tag", on_failure="fail", returns="number bigint, name string"
+    )
+    two = Bench(fatal.sink(name="out", files="a"), tmp_path / "two", session=one._session)
+    two.feed("events", rows((1.0, "k", 13)))
+    with pytest.raises(PipelineFailed, match="tag failed at row 0 of bundle"):
+        two.run()
+
+
+@slow
+def test_a_closed_pipeline_and_one_with_other_windows_are_refused(
+    bench: MakeBench, tmp_path: Path, spark: SparkSession
+) -> None:
+    def windowed(size: str) -> Pipeline:
+        return started().window(fixed=size).aggregate("sums", n="count(*)").sink(files="a")
+
+    one = bench(windowed("10s"))
+    one.feed("events", rows((1.0, "k", 1)))
+    one.run()
+    with pytest.raises(BadConfig, match="of other reduces"):
+        Bench(windowed("20s"), tmp_path, session=spark).run()
+    one.close()
+    with pytest.raises(BadConfig, match="was closed"):
+        one.run()
