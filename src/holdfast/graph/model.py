@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
+from holdfast.dataflow.spec import PipelineSettings
 from holdfast.deadletter.office import DeadLettersSettings
 from holdfast.deliver.settings import DeliverySettings
 from holdfast.edge.processor import Processor, Router
@@ -164,6 +165,8 @@ class GraphFile(Settings):
     """Events that were not accepted, or that a destination will never take."""
     nodes: dict[Name, NodeSettings] = Field(min_length=1)
     """The components, by name, and how they are connected."""
+    pipelines: dict[Name, PipelineSettings] = Field(default_factory=dict)
+    """Pipelines on Spark, by name: docs/guide/pipelines.md. `holdfast dataflow run` runs them."""
 
 
 @dataclass(frozen=True)

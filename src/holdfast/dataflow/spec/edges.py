@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
 from holdfast.settings import Settings
 
@@ -16,6 +16,9 @@ _TEXT = re.compile(r"\s*(?P<source>\S+)\s*->\s*(?P<target>\S+)\s*")
 
 class TagCondition(Settings):
     """Which rows take an edge, by the array column `_tags`; all that are given must hold."""
+
+    # `print-config` prints the names that Python can have.
+    model_config = ConfigDict(populate_by_name=True)
 
     any_of: list[str] = Field(default_factory=list, alias="or")
     """At least one of these."""
@@ -41,6 +44,8 @@ class TagCondition(Settings):
 
 class Edge(Settings):
     """Rows go from one vertex to another."""
+
+    model_config = ConfigDict(populate_by_name=True)
 
     source: str = Field(alias="from")
     """The vertex, or one of its other outputs: `name.late`, `name.failed`."""

@@ -30,6 +30,7 @@ COMMANDS = {
     "explain": ("cmd_explain", "Say what became of a bundle, from receipt to outcome."),
     "lineage": ("cmd_lineage", "Check OpenLineage events without sending them anywhere."),
     "dlq": ("cmd_dlq", "Look at dead letters: correct them, try them again, give them up."),
+    "dataflow": ("cmd_dataflow", "Run pipelines on Spark: windows, maps, sinks, exactly once."),
     "prove": ("cmd_prove", "Prove durability on this machine's disk, with real kills."),
     "bench": ("cmd_bench", "Measure speed on this machine."),
     "doctor": ("cmd_doctor", "Say what this machine has, and what it lacks."),

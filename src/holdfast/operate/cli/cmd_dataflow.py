@@ -1,0 +1,38 @@
+"""`holdfast dataflow`: pipelines on Spark."""
+
+from __future__ import annotations
+
+import click
+
+from holdfast.operate.cli.dataflow.looking import (
+    explain_command,
+    graph_command,
+    validate_command,
+    watermark_command,
+)
+from holdfast.operate.cli.dataflow.running import drain_command, run_command, test_command
+
+
+class InThisOrder(click.Group):
+    """A group that lists its commands as they were added."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names in the order of the story: check, look, test, run, end."""
+        return list(self.commands)
+
+
+@click.group(cls=InThisOrder)
+def command() -> None:
+    """Run pipelines on Spark: sources, maps, windows and sinks, each event counted once."""
+
+
+for subcommand in (
+    validate_command,
+    graph_command,
+    explain_command,
+    test_command,
+    run_command,
+    watermark_command,
+    drain_command,
+):
+    command.add_command(subcommand)

@@ -1,0 +1,98 @@
+"""`holdfast dataflow validate | graph | explain | watermark`: nothing is started."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from holdfast.dataflow.compiler.drawing import as_svg, as_text
+from holdfast.dataflow.compiler.explain import as_fields, explain
+from holdfast.dataflow.compiler.plan import make_plan
+from holdfast.dataflow.source.explanation import read_explanations
+from holdfast.errors import BadConfig
+from holdfast.graph.pipelines import load_pipelines
+from holdfast.operate.cli import finding_line
+from holdfast.operate.cli.dataflow.arguments import (
+    choose,
+    config_argument,
+    name_argument,
+    state_option,
+)
+from holdfast.operate.cli.output import json_option, print_json
+
+
+@click.command("validate")
+@config_argument
+@click.option("--imports", is_flag=True, help="Also import the Python functions that are named.")
+@click.option("--spark", is_flag=True, help="Also let Spark parse the SQL; takes some seconds.")
+@json_option
+def validate_command(config: str, imports: bool, spark: bool, as_json: bool) -> int:
+    """Check the pipelines of CONFIG and say everything that is wrong, with line and column."""
+    parse = None
+    if spark:
+        from holdfast.dataflow.compiler.parsing import spark_parser
+        from holdfast.dataflow.session import start_session
+
+        parse = spark_parser(start_session("local[1]"))
+    try:
+        findings, ok = load_pipelines(config, parse=parse, imports=imports).warnings, True
+    except BadConfig as error:
+        findings, ok = error.findings, False
+    if as_json:
+        print_json({"ok": ok, "findings": [found._asdict() for found in findings]})
+    else:
+        for found in findings:
+            click.echo(finding_line(found))
+        errors = sum(found.severity == "error" for found in findings)
+        click.echo(f"{config}: {errors} errors, {len(findings) - errors} warnings")
+    return 0 if ok else BadConfig.exit_code
+
+
+@click.command("graph")
+@config_argument
+@name_argument
+@click.option(
+    "--format", "form", type=click.Choice(["text", "svg"]), default="text", show_default=True
+)
+def graph_command(config: str, name: str | None, form: str) -> None:
+    """Draw a pipeline of CONFIG: its vertices, and which of them are one query."""
+    chosen = choose(config, name)
+    plan = make_plan(chosen.name, chosen.pipeline)
+    click.echo(as_svg(plan) if form == "svg" else as_text(plan), nl=False)
+
+
+@click.command("explain")
+@config_argument
+@name_argument
+@json_option
+def explain_command(config: str, name: str | None, as_json: bool) -> None:
+    """Say how a pipeline of CONFIG becomes queries of Spark, and why."""
+    chosen = choose(config, name)
+    plan = make_plan(chosen.name, chosen.pipeline)
+    if as_json:
+        print_json(as_fields(plan))
+    else:
+        click.echo(explain(plan), nl=False)
+
+
+@click.command("watermark")
+@config_argument
+@name_argument
+@state_option
+@json_option
+def watermark_command(config: str, name: str | None, state_dir: Path | None, as_json: bool) -> None:
+    """Say where the watermark of a pipeline is, and what holds it there."""
+    chosen = choose(config, name, state_dir)
+    plan = make_plan(chosen.name, chosen.pipeline)
+    notes: dict[str, dict[str, Any]] = {}
+    for query in plan.queries:
+        notes |= read_explanations(str(chosen.places.checkpoint(query)))
+    if as_json:
+        print_json(notes)
+        return
+    for subscriber, note in notes.items():
+        click.echo(f"{subscriber}: {note['explanation']}")
+    if not notes:
+        click.echo(f"{chosen.name}: nothing is claimed yet")
