@@ -71,6 +71,11 @@ class Findings:
         """Whether nothing that comes can change the verdict or what is told of errors."""
         return len(self.errors) > MAX_PROBLEMS
 
+    @property
+    def tells_enough_warnings(self) -> bool:
+        """Whether only errors are of interest in what comes."""
+        return len(self.warnings) > MAX_PROBLEMS
+
 
 @dataclass(frozen=True)
 class Policy:
@@ -80,9 +85,16 @@ class Policy:
     overrides: Mapping[tuple[Slot, str], Override]
 
     def judge(
-        self, document: dict[str, Any], failures: Iterable[ValidationError], into: Findings
+        self,
+        document: dict[str, Any],
+        failures: Iterable[ValidationError],
+        into: Findings,
+        first: int = 0,
     ) -> None:
-        """Sort failures of one event into errors and warnings."""
+        """Sort failures of one event, or of a piece of it, into errors and warnings.
+
+        `first` is the number that the first dataset of a piece has in the whole event.
+        """
         locator = Locator(document)
         for failure in failures:
             if into.is_full:
@@ -91,7 +103,7 @@ class Policy:
             place = facet_at(path)
             if place is not None and _is_waived(locator, failure, path, place):
                 continue
-            problem = _problem(failure, path, value, place)
+            problem = _problem(failure, _in_whole(path, first), value, place)
             warn = place is not None and self.overrides.get((place.slot, place.key)) == "warn"
             lenient = warn or problem.rule in _ODD_RULES or self._is_loose(failure, value)
             into.add("warning" if lenient else "error", problem)
@@ -103,6 +115,14 @@ class Policy:
         if failure.kind.value != "date-time":
             return True
         return isinstance(value, str) and read_time(value) is not None
+
+
+def _in_whole(path: Path, first: int) -> Path:
+    """Return a path in a piece of an event as it is in the whole event."""
+    match path:
+        case ["inputs" | "outputs" as name, int(number), *rest]:
+            return [name, number + first, *rest]
+    return path
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ from holdfast.signals.openlineage.facts import FACETS, EventKind, Slot
 from holdfast.signals.openlineage.findings import MAX_PROBLEMS, Findings, Override, Policy
 from holdfast.signals.openlineage.json_text import oddities, too_deep, unreadable
 from holdfast.signals.openlineage.names import kind_of
+from holdfast.signals.openlineage.pieces import failures_of, pieces_of
 from holdfast.signals.openlineage.problem import Problem
 from holdfast.signals.openlineage.schema import (
     Schema,
@@ -163,7 +164,13 @@ class Validator:
 
     def _explain(self, document: dict[str, Any], kind: EventKind) -> Verdict:
         findings = Findings()
-        self._policy.judge(document, self._compiled[kind].iter_errors(document), findings)
+        for piece in pieces_of(document, kind):
+            if findings.is_full:
+                break
+            failures = failures_of(
+                self._compiled[kind], piece, only_first=findings.tells_enough_warnings
+            )
+            self._policy.judge(piece.document, failures, findings, piece.first)
         if _url_disagrees(document, kind):
             findings.add("warning", _disagreement(kind))
         return Verdict(kind, tuple(findings.errors), tuple(findings.warnings))
