@@ -237,6 +237,28 @@ def test_a_batch_succeeds_in_part(place: Place) -> None:
     assert [letter.payload for letter in place.letters()] == [parts[1], parts[3], parts[4]]
 
 
+def test_others_have_their_turn_after_every_bad_event(place: Place) -> None:
+    async def turns_during(body: bytes) -> int:
+        answered = asyncio.create_task(Exchange(path=f"{PATH}/batch", chunks=[body]).run(app))
+        turns = 0
+        while not checked and not answered.done():
+            await asyncio.sleep(0)
+            turns += 1
+        await answered
+        return turns
+
+    app, checked = place.app(), []
+    reject = place.dead_letters.reject
+
+    async def note(letters: Any) -> bool:
+        checked.append(len(letters))
+        return await reject(letters)
+
+    place.dead_letters.reject = note  # type: ignore[method-assign]
+    assert asyncio.run(turns_during(b"[" + b",".join([b"{}"] * 50) + b"]")) >= 50
+    assert checked == [50]
+
+
 @pytest.mark.parametrize("body", [b"[]", b'{"events": []}', b" [ ] "])
 def test_an_empty_batch_is_a_success(place: Place, body: bytes) -> None:
     reply = call(place.app(), body, f"{PATH}/batch")
