@@ -74,14 +74,15 @@ def test_every_event_stands_or_is_held_and_what_stands_in_a_run_is_bounded(
     refused: list[Item] = []
     stand: list[Item] = []
     # Those that stood by time alone, since anything else was heard.
-    overdue = 0
+    overdue, last_code = 0, ""
     for seq, (move, code) in enumerate(moves):
         if refusals.is_proven:
             break
         if move == "refuse":
             refused.append(item(seq))
             because = refusals.refused(refused[-1], verdict(code), now_s)
-            overdue = 0 if because else overdue
+            overdue = 0 if because or code != last_code else overdue
+            last_code = code
             stand += because
         elif move == "deliver":
             stand += refusals.broken()

@@ -22,7 +22,7 @@ _OPTION = re.compile(
     r"`(append|wal|segment|producers|transactions|ledger|retention)\.(\w+)(?:`| =)"
 )
 _LINK = re.compile(r"\]\(([^)#]+)(#[\w-]+)?\)")
-# What only the command line raises.
+# What only the command line, the gateway or a pipeline raises.
 ELSEWHERE = {
     "HoldfastError",
     "NotAccepted",

@@ -31,7 +31,7 @@ receivers = st.fixed_dictionaries(
         "tokens": st.dictionaries(texts, texts, max_size=2),
         "auth": auths,
         "names": st.lists(texts, max_size=2),
-        "ratio": st.floats(allow_nan=False),
+        "ratio": st.floats(allow_nan=False, allow_infinity=False),
         "strict": st.booleans(),
     },
 )

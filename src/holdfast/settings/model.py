@@ -12,5 +12,6 @@ class Settings(BaseModel):
         extra="forbid",
         frozen=True,
         use_attribute_docstrings=True,
+        allow_inf_nan=False,  # no bound is without a bound, and JSON cannot say it
         hide_input_in_errors=True,  # what was given in a secret's place may be the secret
     )
