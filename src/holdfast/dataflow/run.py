@@ -21,9 +21,11 @@ import os
 import time
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field, replace
+from pathlib import Path, PurePath
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
+
+from pyspark.errors import AnalysisException
 
 from holdfast.dataflow.buffers import Buffers
 from holdfast.dataflow.compiler.frames import Frames
@@ -41,7 +43,9 @@ from holdfast.dataflow.sink.options import SinkOptions
 from holdfast.dataflow.sink.quiver_writer import producer_name
 from holdfast.dataflow.source.checkpoint import Checkpoint
 from holdfast.dataflow.spec.pipeline import PipelineSettings
-from holdfast.errors import BadConfig, DirectoryLocked, PipelineFailed
+from holdfast.errors import BadConfig, DirectoryLocked, HoldfastError, PipelineFailed
+from holdfast.quiver.tools.offline import directory_lock
+from holdfast.seam import Seam
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -49,6 +53,8 @@ if TYPE_CHECKING:
 
 # A query writes its id before it reads anything.
 ID_TIMEOUT_S = 60.0
+# How long to wait for a data directory that somebody has open.
+FREE_TIMEOUT_S = 10.0
 POLL_S = 0.1
 
 
@@ -84,7 +90,10 @@ class PipelineRun:
         self, name: str, pipeline: PipelineSettings, places: Places, session: SparkSession
     ) -> None:
         self.plan = make_plan(name, pipeline)
-        self._places = places
+        # Spark's own processes have other working directories.
+        self._places = places = replace(
+            places, state_dir=places.state_dir.absolute(), base_dir=places.base_dir.absolute()
+        )
         self._session = session
         self._running: list[_Running] = []
         self._ended: list[_Running] = []
@@ -151,8 +160,12 @@ class PipelineRun:
         self, query: Query, buffered: dict[Output, Buffered], *, close: bool, once: bool
     ) -> None:
         pipeline = self.plan.pipeline
+        self._wait_for_sources(query)
         session = query_session(self._session, pipeline.shuffle_partitions)
-        given = streams(session, self.plan, query, self._places, buffered, close=close)
+        try:
+            given = streams(session, self.plan, query, self._places, buffered, close=close)
+        except AnalysisException as error:
+            raise _failed(query, error) from error
         frames = Frames(self.plan, query, given, is_stream=True)
         tail = None
         if query.terminal == "writer":
@@ -169,6 +182,19 @@ class PipelineRun:
         started = writer.trigger(**({"availableNow": True} if once else trigger)).start()
         self._running.append(_Running(query, started, tail))
         self._note_buffers(query, frames, buffered)
+
+    def _wait_for_sources(self, query: Query) -> None:
+        """Wait until nobody has the query's data directories open.
+
+        A process that planned for the query before lets go of them a little after its end. If it
+        is somebody else, the query will say who.
+        """
+        sources = [self.plan.pipeline.vertices[name].source for name in query.vertices]
+        named = [self._places.quiver(q) for source in sources if source for q in source.quiver]
+        give_up_s = time.monotonic() + FREE_TIMEOUT_S
+        for path in [PurePath(one["path"]) for one in named if "path" in one]:
+            while time.monotonic() < give_up_s and not _is_free(path):
+                time.sleep(POLL_S)
 
     def _writer_options(self, query: Query) -> SinkOptions:
         checkpoint = self._places.checkpoint(query)
@@ -310,6 +336,16 @@ def _locked(state_dir: Path) -> IO[bytes]:
             path=str(state_dir),
         ) from error
     return lock
+
+
+def _is_free(directory: PurePath) -> bool:
+    try:
+        with directory_lock(Seam(), directory):
+            return True
+    except DirectoryLocked:
+        return False
+    except HoldfastError:
+        return True  # nothing is there: the query will say so
 
 
 def _failed(query: Query, error: Exception) -> PipelineFailed:

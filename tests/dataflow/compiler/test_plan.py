@@ -190,3 +190,11 @@ def test_a_sink_with_a_fallback_gets_batches() -> None:
     called = {"sink": {"python": same}}
     assert only(make_plan("p", pipeline("a -> z", a="source", z=called))).terminal == "batches"
     assert KINDS["sink"] == {"sink": {"files": "out"}}
+
+
+def test_a_reduce_by_a_function_is_a_reduce_and_a_call_behind_it() -> None:
+    called = {"reduce": {"window": {"fixed": "10s"}, "python": same, "returns": "x int"}}
+    kinds = {"a": "source", "r": called, "y": "sink", "z": "sink"}
+    query = only(make_plan("p", pipeline("a -> r", "r -> y", "r.failed -> z", **kinds)))
+    assert query.vertices == ("a", "r", "r~python", "y", "z")
+    assert (query.trunk, query.taps) == (("a", "r"), (Output("r"),))

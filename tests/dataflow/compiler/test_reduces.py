@@ -251,3 +251,35 @@ def test_a_time_that_is_set_back_makes_a_row_late(bench: MakeBench) -> None:
     one.close()
     assert windows(one, "out", "n") == {(0, 1): 1, (10, 1): 1}
     assert one.counts == {"late.sums": 1}
+
+
+def spread(window: dict[str, Any], rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the first, the last and the largest number of a window, in order of event time."""
+    if window["key"] == "bad":
+        raise ValueError("bad key")
+    found = [row["number"] for row in rows]
+    return {"first": found[0], "last": found[-1], "most": max(found)}
+
+
+@slow
+def test_a_function_of_a_window_gets_its_rows_in_order_when_it_closes(bench: MakeBench) -> None:
+    pipeline = (
+        started(max_delay="0s")
+        .window(session="5s")
+        .reduce(spread, "spread", key="key", returns="first bigint, last bigint, most bigint")
+        .sink(name="out", files="a")
+    )
+    one = bench(pipeline)
+    one.feed("events", rows((2.0, "a", 7), (1.0, "a", 3), (1.5, "bad", 1)))
+    one.run()
+    one.feed("events", rows((4.0, "a", 5), (30.0, "a", 9)))
+    one.run()
+    assert windows(one, "out", "key", "first", "last", "most") == {(1, "a", 3, 5, 7): 1}
+    one.close()
+    assert windows(one, "out", "key", "first", "last", "most") == {
+        (1, "a", 3, 5, 7): 1,
+        (30, "a", 9, 9, 9): 1,
+    }
+    (letter,) = one.dead_letters()
+    assert (letter["vertex"], letter["error"]) == ("spread", "ValueError: bad key")
+    assert one.counts == {"failed.spread": 1, "written.out": 2}

@@ -183,6 +183,8 @@ def test_oddities_are_warnings() -> None:
         {"reduce": {**WINDOW, "window": {"fixed": 0}}},
         {"reduce": {**WINDOW, "window": {"sliding": {"size": "1m", "every": "2m"}}}},
         {"reduce": {"window": {"fixed": "1m"}, "aggregate": {}}},
+        {"reduce": {**WINDOW, "python": same, "returns": "x int"}},
+        {"reduce": {"window": {"fixed": "1m"}, "python": same}},
         {"sink": {}},
         {"sink": {"files": "x", "quiver": "y"}},
         {"sink": {"files": "x", "fallback": {"python": same}}},

@@ -99,4 +99,4 @@ def _reduce(reduce: ReduceSettings) -> str:
     else:
         how = f"windows of {window.fixed:g} s"
     key = f" by {', '.join(reduce.key)}" if reduce.key else ""
-    return f"reduce in {how}{key}"
+    return f"reduce in {how}{key}" + (", rows are kept" if reduce.python is not None else "")

@@ -20,6 +20,7 @@ from holdfast.dataflow.compiler.plan import Output, Plan, Query
 from holdfast.dataflow.compiler.python import ALWAYS_LATE_US, FAILED_DDL, Call, Run
 from holdfast.dataflow.compiler.reduces import Reduced, marked, metric, reduce_frame
 from holdfast.dataflow.spec.edges import FAILED, LATE, Edge, TagCondition
+from holdfast.dataflow.spec.expansion import written_name
 from holdfast.dataflow.spec.vertices import SYSTEM_COLUMNS, FlatMapSettings, MapSettings, Step
 from holdfast.dataflow.watermark.drive import DELAY_KEY, claimed, keep_control
 from holdfast.errors import BadConfig
@@ -79,7 +80,9 @@ class Frames:
         run = self.run(self._run_of[output.vertex])
         if output.port == FAILED:
             mine = run.where(F.col("_failed.vertex") == output.vertex)
-            return mine.select("_failed.*", "_event_time")
+            named = F.lit(written_name(output.vertex)).alias("vertex")
+            others = ("_failed.error", "_failed.attempts", "_failed.row", "_event_time")
+            return mine.select(named, *others)
         assert output.vertex == self._run_of[output.vertex][-1], "BUG: a run is used in its middle"
         return run.where("_failed IS NULL").drop("_failed")
 
@@ -142,7 +145,7 @@ class Frames:
             step = self._pipeline.vertices[name].step
             if step is not None and step.on_failure == "drop" and self._is_stream:
                 failed = F.count_if(F.col("_failed.vertex") == name).alias("rows")
-                done = done.observe(metric("failed", name), failed)
+                done = done.observe(metric("failed", written_name(name)), failed)
         return self._marked_again(frame, done)
 
     def _call(self, name: str, schema: StructType) -> Call:
@@ -152,7 +155,10 @@ class Frames:
         arrow = step.arrow if isinstance(step, MapSettings) else None
         function = arrow or step.python
         assert function is not None, "BUG: not a function"
-        returns = schema if step.returns is None else _parsed(step.returns, name)
+        returns = schema
+        if step.returns is not None:
+            kept = [field for field in schema if field.name in step.keep]
+            returns = StructType([*kept, *_parsed(step.returns, name)])
         return Call(
             vertex=name,
             kind="arrow" if arrow else vertex.kind,  # type: ignore[arg-type]
@@ -161,6 +167,7 @@ class Frames:
             timeout_s=step.timeout,
             retry=step.retry,
             is_fatal=step.on_failure == "fail",
+            keep=tuple(step.keep) if step.returns is not None else (),
         )
 
     def _marked_again(self, before: DataFrame, after: DataFrame) -> DataFrame:

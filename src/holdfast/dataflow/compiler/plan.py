@@ -17,6 +17,7 @@ from typing import Literal, NamedTuple
 
 from holdfast.dataflow.compiler.cuts import Cut, components, find_cuts
 from holdfast.dataflow.spec.edges import FAILED, MAIN, Edge
+from holdfast.dataflow.spec.expansion import expanded
 from holdfast.dataflow.spec.pipeline import PipelineSettings
 from holdfast.dataflow.spec.vertices import SinkSettings
 
@@ -101,6 +102,7 @@ class Plan:
 
 def make_plan(name: str, pipeline: PipelineSettings) -> Plan:
     """Return the plan of a pipeline that was checked."""
+    pipeline = expanded(pipeline)
     cuts = find_cuts(pipeline)
     cut = frozenset(one.edge for one in cuts)
     drafts = [_Draft(pipeline, cut, group) for group in components(pipeline, cut)]

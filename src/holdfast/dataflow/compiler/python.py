@@ -74,6 +74,8 @@ class Call:
     timeout_s: float
     retry: RetrySettings
     is_fatal: bool = False
+    # Columns of the row it is called with that its results have, too.
+    keep: tuple[str, ...] = ()
 
 
 class _Part(NamedTuple):
@@ -205,11 +207,10 @@ class _Caller:
                 raise TypeError(f"returned {type(returned).__name__}, not true or false")
             if returned:
                 yield row
-        elif kind == "map":
-            if returned is not None:
-                yield _checked(returned)
         else:
-            yield from (_checked(one) for one in returned)
+            kept = {name: row[name] for name in self._call.keep}
+            made = returned if kind == "flat_map" else [] if returned is None else [returned]
+            yield from ({**kept, **_checked(one)} for one in made)
 
     def _as_batch(self, rows: list[dict[str, Any]]) -> pa.RecordBatch:
         """Return rows as Arrow, with what they set of the system's columns."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pyspark.sql import functions as F  # noqa: N812
 
+from holdfast.dataflow.spec.expansion import ROWS
 from holdfast.dataflow.spec.vertices import ReduceSettings, WindowSettings
 from holdfast.dataflow.watermark.drive import DELAY_KEY, is_late
 
@@ -42,15 +43,19 @@ def reduce_frame(
         # Spark refuses sessions without a key, and folds a constant away.
         keys = [F.pmod(F.hash("_event_time"), F.lit(1)).alias("_everything")]
     grouped = in_time.groupBy(_window(settings.window).alias("_window"), *keys)
-    results = grouped.agg(
-        *(F.expr(text).alias(column) for column, text in settings.aggregate.items())
-    )
+    aggregates = {column: F.expr(text) for column, text in settings.aggregate.items()}
+    if settings.python is not None:
+        mine = [name for name in in_time.columns if name != "_event_time"]
+        time = F.timestamp_micros(F.unix_micros("_event_time")).alias("_event_time")
+        whole = F.struct(*(F.col(f"`{name}`") for name in mine), time)
+        aggregates = {ROWS: F.collect_list(whole)}
+    results = grouped.agg(*(made.alias(column) for column, made in aggregates.items()))
     return Reduced(
         results.select(
             F.col("_window.start").alias("window_start"),
             F.col("_window.end").alias("window_end"),
             *(F.col(f"`{key}`") for key in settings.key),
-            *(F.col(f"`{column}`") for column in settings.aggregate),
+            *(F.col(f"`{column}`") for column in aggregates),
             marked(F.col("_window.end") - F.expr(RESULT_BEFORE_END), allowed_lateness_ms),
         ),
         judged.where("_late").drop("_late", "_wm_prev"),

@@ -37,6 +37,7 @@ from holdfast.dataflow.sink.quiver_writer import RECORDS_DIR, QuiverWriter
 from holdfast.dataflow.sink.records import BatchRecords, Record
 from holdfast.dataflow.source.checkpoint import Checkpoint
 from holdfast.dataflow.spec.edges import FAILED
+from holdfast.dataflow.spec.expansion import written_name
 from holdfast.dataflow.spec.vertices import SYSTEM_COLUMNS, SinkSettings, TargetSettings
 from holdfast.errors import HoldfastError
 from holdfast.quiver.bundle import RESERVED_COLUMNS
@@ -138,9 +139,10 @@ class Tail:
                 continue  # counted in the streaming plan
             failed = frames.output(Output(name, FAILED))
             if not vertex.keeps_failures:
-                self.counts["failed", name] += failed.count()
+                self.counts["failed", written_name(name)] += failed.count()
             elif not self._plan.pipeline.out_of(name, FAILED):
-                self.counts["failed", name] += self._dead_letters(name, failed, number)
+                kept = self._dead_letters(name, failed, number)
+                self.counts["failed", written_name(name)] += kept
 
     def _dead_letters(self, name: str, failed: DataFrame, number: int) -> int:
         directory = self._places.dead_letters(self._query)

@@ -47,7 +47,7 @@ class Bench:
     ) -> None:
         """Use `folder` for everything; without a session one is started, and left running."""
         settings = pipeline.settings if isinstance(pipeline, Pipeline) else pipeline
-        self._folder = Path(folder)
+        self._folder = Path(folder).absolute()
         self._name = name
         self._session = session
         self._max_delay_us = settings.watermark.max_delay_us
@@ -119,8 +119,6 @@ class Bench:
         self._drain(close=True)
 
     def _drain(self, *, close: bool) -> None:
-        for source in self.settings.of_kind("source"):
-            self._quiver(source).close()
         session = self._session or start_session(_MASTER)
         places = Places(self._folder / "state", self._folder)
         with PipelineRun(self._name, self.settings, places, session) as run:

@@ -100,6 +100,21 @@ class Pipeline:
             settings["window"] = self._draft.window
         return self._changed(window=None)._added("reduce", settings, name)
 
+    def reduce(
+        self,
+        python: Callable[..., Any] | str,
+        name: str = "",
+        *,
+        returns: str,
+        key: str | Sequence[str] = (),
+        **settings: Any,
+    ) -> Pipeline:
+        """Add a reduce by a function of a window and its rows."""
+        keys = [key] if isinstance(key, str) else list(key)
+        window = {} if self._draft.window is None else {"window": self._draft.window}
+        given = {"python": python, "returns": returns, "key": keys, **window, **settings}
+        return self._changed(window=None)._added("reduce", given, name)
+
     def sink(
         self, python: Callable[..., Any] | str | None = None, name: str = "", **settings: Any
     ) -> Pipeline:

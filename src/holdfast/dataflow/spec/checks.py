@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 
 from holdfast.dataflow.spec.edges import FAILED, LATE, PORTS, Edge
+from holdfast.dataflow.spec.expansion import ROWS, WINDOW_COLUMNS
 from holdfast.dataflow.spec.findings import Finding, TreePath
 from holdfast.dataflow.spec.functions import load_function
 from holdfast.dataflow.spec.pipeline import PipelineSettings
@@ -26,7 +27,6 @@ from holdfast.errors import BadConfig
 # What is wrong with an SQL expression; None if nothing is.
 Parse = Callable[[str], str | None]
 
-WINDOW_COLUMNS = ("window_start", "window_end")
 _MS_S = 0.001
 _MANY_ROWS = re.compile(
     r"\b(explode|posexplode|inline|stack|json_tuple)(_outer)?\s*\(", re.IGNORECASE
@@ -109,7 +109,7 @@ class _Checker:
         elif edge.port == LATE and (source.reduce is None or source.reduce.late != "side_output"):
             hint = "write `late: side_output` in the reduce"
             yield Finding(at, f"{edge.vertex!r} has no late rows to send", hint)
-        elif edge.port == FAILED and not source.keeps_failures:
+        elif edge.port == FAILED and not source.may_fail:
             hint = "only vertices with a Python function and `on_failure: dead_letters` do"
             yield Finding(at, f"{edge.vertex!r} has no failed rows to send", hint)
 
@@ -140,7 +140,8 @@ class _Checker:
         if len(set(reduce.key)) < len(reduce.key):
             yield Finding((*at, "key"), "a column stands in the key twice")
         for index, column in enumerate(reduce.key):
-            if column in WINDOW_COLUMNS or column in SYSTEM_COLUMNS:
+            taken = (ROWS,) if reduce.python is not None else ()
+            if column in (*WINDOW_COLUMNS, *SYSTEM_COLUMNS, *taken):
                 yield Finding((*at, "key", index), f"{column!r} cannot be a key")
         for column, text in reduce.aggregate.items():
             path = (*at, "aggregate", column)
@@ -184,7 +185,7 @@ class _Checker:
     def functions(self) -> Iterator[Finding]:
         """Every function that is named can be imported."""
         for name, vertex in self._pipeline.vertices.items():
-            settings = vertex.step or vertex.sink
+            settings = vertex.step or vertex.reduce or vertex.sink
             for key in ("python", "arrow"):
                 function = getattr(settings, key, None)
                 if function is None:

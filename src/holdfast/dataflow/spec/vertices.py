@@ -100,6 +100,8 @@ class PythonSettings(Settings):
 
     returns: str | None = None
     """Names and types of the columns it returns (`key string, n bigint`); default: as it gets."""
+    keep: Names = Field(default_factory=list)
+    """Columns that stay as they were, beside those that it returns."""
     timeout: DurationS = Field(default=60.0, gt=0)
     """How long one call may take; one that takes longer has failed."""
     retry: RetrySettings = RetrySettings()
@@ -227,12 +229,30 @@ class ReduceSettings(Settings):
     """How time is cut."""
     key: Names = Field(default_factory=list)
     """Columns: each combination of their values has windows of its own."""
-    aggregate: dict[str, str] = Field(min_length=1)
+    aggregate: dict[str, str] = Field(default_factory=dict)
     """The columns of the results beside `window_start`, `window_end` and the key, in SQL."""
+    python: Function | None = None
+    """Instead of it: a function of the window (dict) and its rows (list of dicts, by event time)
+    that returns a row, or rows, or None. The rows are kept until their window closes."""
+    returns: str | None = None
+    """Names and types of the columns that the function returns."""
+    timeout: DurationS = Field(default=60.0, gt=0)
+    """How long one call may take; one that takes longer has failed."""
+    retry: RetrySettings = RetrySettings()
+    """A call that failed is tried again in the same task."""
+    on_failure: Literal["dead_letters", "drop", "fail"] = "dead_letters"
+    """A window whose call failed: as in a map."""
     allowed_lateness: DurationS = 0.0
     """Windows close so much later than the watermark passes them."""
     late: Literal["drop", "side_output"] = "drop"
     """Rows all of whose windows are closed: dropped and counted, or sent along `name.late`."""
+
+    @model_validator(mode="after")
+    def _is_one_thing(self) -> ReduceSettings:
+        _one_of(self, "aggregate", "python")
+        if (self.python is None) != (self.returns is None):
+            raise ValueError("`python` and `returns` go together")
+        return self
 
 
 # -------------------------------------------------------------------------- sinks
@@ -331,3 +351,12 @@ class VertexSettings(Settings):
     def keeps_failures(self) -> bool:
         """Whether it may have rows on its port `failed`."""
         return self.step is not None and self.is_python and self.step.on_failure == "dead_letters"
+
+    @property
+    def may_fail(self) -> bool:
+        """Whether a pipeline may have an edge from its port `failed`."""
+        reduce = self.reduce
+        calls = reduce is not None and reduce.python is not None
+        return self.keeps_failures or (
+            calls and reduce is not None and reduce.on_failure == "dead_letters"
+        )

@@ -1,0 +1,156 @@
+"""Pipelines that run on: in this process with two queries, and as a command beside another one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow.parquet as pq
+import pytest
+from tests.dataflow.compiler.rows import rows, seconds
+from tests.dataflow.crashing import end_session
+
+from holdfast.dataflow.compiler.places import SINK_CONFIG, SLOT, Places
+from holdfast.dataflow.run import PipelineRun
+from holdfast.dataflow.source.explanation import read_explanations
+from holdfast.dataflow.spec import Pipeline
+from holdfast.quiver import Quiver
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+PATIENCE_S = 200.0
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+FILE = """
+pipelines:
+  counts:
+    watermark: {max_delay: 1h, idle_after: 1h}
+    shuffle_partitions: 1
+    vertices:
+      events:
+        source: {quiver: ./q, quiver_config: "holdfast.dataflow.compiler.places:SINK_CONFIG"}
+      tens: {reduce: {window: {fixed: 10s}, key: key, aggregate: {n: count(*)}}}
+      out: {sink: {files: ./out}}
+    edges: [events -> tens, tens -> out]
+"""
+
+
+def fill(path: Path) -> None:
+    import pyarrow as pa
+
+    given = rows(*((float(s), "ab"[s % 2], 1) for s in range(60)))
+    with Quiver.open(path, SINK_CONFIG) as quiver:
+        quiver.append({SLOT: pa.RecordBatch.from_pylist(given)})
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    give_up_s = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < give_up_s, "it did not happen"
+        time.sleep(0.2)
+
+
+def results(folder: Path, *columns: str) -> list[tuple[object, ...]]:
+    found = [row for p in folder.glob("*.parquet") for row in pq.read_table(p).to_pylist()]
+    return sorted((seconds(row["window_start"]), *(row[c] for c in columns)) for row in found)
+
+
+def test_two_queries_run_on_and_hand_their_watermark_over(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """What closes the second query's windows is the promise of the first, which is idle."""
+    pipeline = (
+        Pipeline(max_delay="1s", idle_after="200ms", shuffle_partitions=1)
+        .source("events", quiver="q", quiver_config="holdfast.dataflow.compiler.places:SINK_CONFIG")
+        .window(fixed="10s")
+        .aggregate("tens", key="key", n="count(*)")
+        .sink(name="tens_out", files="tens")
+        .window(fixed="30s")
+        .aggregate("halves", n="sum(n)")
+        .sink(name="out", files="out")
+    )
+    fill(tmp_path / "q")
+    places = Places(tmp_path / "state", tmp_path)
+    with PipelineRun("two", pipeline.settings, places, spark) as run:
+        assert len(run.plan.queries) == 2
+        run.start()
+        wait_for(lambda: len(results(tmp_path / "out", "n")) == 2)
+        told = {one.name: one for one in run.statistics()}
+        assert all(one.is_running for one in told.values())
+        assert told["events"].counts["written.tens_out"] == 12
+    assert results(tmp_path / "out", "n") == [(0, 30), (30, 30)]
+    notes = read_explanations(str(places.checkpoint(run.plan.queries[1])))
+    assert "a pipeline that writes there has come this far" in str(notes)
+
+
+def command(folder: Path, *arguments: str) -> list[str]:
+    options = ["--state-dir", str(folder / "state"), "--master", "local[1]"]
+    file = str(folder / "file.yaml")
+    return [
+        sys.executable,
+        "-m",
+        "holdfast",
+        "dataflow",
+        arguments[0],
+        file,
+        *arguments[1:],
+        *options,
+    ]
+
+
+def test_a_command_runs_until_another_one_asks_it_to_drain(tmp_path: Path) -> None:
+    (tmp_path / "file.yaml").write_text(FILE)
+    fill(tmp_path / "q")
+    log = open(tmp_path / "log", "ab")  # noqa: SIM115
+    running = subprocess.Popen(
+        command(tmp_path, "run"), stdout=log, stderr=log, start_new_session=True
+    )
+    try:
+        commits = tmp_path / "state" / "counts" / "events" / "checkpoint" / "commits" / "0"
+        wait_for(commits.exists)
+        assert results(tmp_path / "out", "n") == []
+        drained = subprocess.run(
+            command(tmp_path, "drain", "--close"), check=False, timeout=PATIENCE_S,
+            capture_output=True, text=True,
+        )  # fmt: skip
+        assert drained.returncode == 0, drained.stderr
+        assert running.wait(PATIENCE_S) == 0, (tmp_path / "log").read_text()
+    finally:
+        end_session(running.pid)
+        running.wait()
+        log.close()
+    assert results(tmp_path / "out", "key", "n") == [
+        (10.0 * n, key, 5) for n in range(6) for key in "ab"
+    ]
+
+
+def test_a_command_ends_when_it_is_told_and_goes_on_later(tmp_path: Path) -> None:
+    (tmp_path / "file.yaml").write_text(FILE)
+    fill(tmp_path / "q")
+    log = open(tmp_path / "log", "ab")  # noqa: SIM115
+    running = subprocess.Popen(
+        command(tmp_path, "run"), stdout=log, stderr=log, start_new_session=True
+    )
+    try:
+        state = tmp_path / "state" / "counts"
+        wait_for((state / "events" / "checkpoint" / "commits" / "0").exists)
+        os.kill(running.pid, signal.SIGTERM)
+        assert running.wait(PATIENCE_S) == 0, (tmp_path / "log").read_text()
+    finally:
+        end_session(running.pid)
+        running.wait()
+        log.close()
+    ended = subprocess.run(
+        command(tmp_path, "drain", "--close", "--json"), check=False, timeout=PATIENCE_S,
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    assert len(results(tmp_path / "out", "n")) == 12
