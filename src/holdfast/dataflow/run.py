@@ -69,6 +69,9 @@ class QueryStatistics(NamedTuple):
     # As Spark writes it; None before the first.
     watermark: str | None
     state_rows: int
+    # Rows that Spark left out of windows that were closed: of sliding windows, whose rows still
+    # count in others. A row that counts nowhere is late, and told under `counts`.
+    left_out_total: int
     # By what became of rows, and where: late.perjob, failed.parse, written.out, fallback.out.
     counts: Mapping[str, int]
 
@@ -79,6 +82,7 @@ class _Running:
     spark: StreamingQuery
     tail: Tail | None
     rows_total: int = 0
+    left_out_total: int = 0
     seen_batch: int = -1
     observed: Counter[str] = field(default_factory=Counter)
 
@@ -261,6 +265,10 @@ class PipelineRun:
                     continue
                 one.seen_batch = batch
                 one.rows_total += int(progress["numInputRows"])
+                one.left_out_total += sum(
+                    int(operator["numRowsDroppedByWatermark"])
+                    for operator in progress["stateOperators"]
+                )
                 for name, row in dict(progress["observedMetrics"] or {}).items():
                     one.observed[name] += int(row["rows"] or 0)
 
@@ -282,6 +290,7 @@ def _picture(one: _Running) -> QueryStatistics:
         rows_per_s=float(last["processedRowsPerSecond"] or 0.0) if last else 0.0,
         watermark=(last["eventTime"] or {}).get("watermark") if last else None,
         state_rows=sum(int(operator["numRowsTotal"]) for operator in operators),
+        left_out_total=one.left_out_total,
         counts={name: n for name, n in {**one.observed, **tail}.items() if n},
     )
 
@@ -354,10 +363,10 @@ def _failed(query: Query, error: Exception) -> PipelineFailed:
         line for line in told if line.startswith(("holdfast.", "pyspark.errors", "FunctionFailed"))
     ]
     reason = ours[-1] if ours else told[0] if told else type(error).__name__
-    return PipelineFailed(
-        f"the query {query.name} ended: {reason}",
-        hint="nothing is lost: it goes on where it was when it is started again",
-    )
+    hint = "nothing is lost: it goes on where it was when it is started again"
+    if "its columns are not known" in reason:
+        hint = "say what they are with `columns_are` of the source, or start when there is data"
+    return PipelineFailed(f"the query {query.name} ended: {reason}", hint=hint)
 
 
 # -------------------------------------------------------------------- asking a driver

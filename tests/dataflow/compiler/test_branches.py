@@ -214,3 +214,23 @@ def test_a_closed_pipeline_and_one_with_other_windows_are_refused(
     one.close()
     with pytest.raises(BadConfig, match="was closed"):
         one.run()
+
+
+@slow
+def test_a_pipeline_without_state_is_written_by_spark_and_goes_on(bench: MakeBench) -> None:
+    pipeline = started().filter("number > 1").sink(name="out", files="a")
+    one = bench(pipeline)
+    for turn in range(3):
+        one.feed("events", rows(*((float(n), "k", 10 * turn + n) for n in range(3))))
+        one.run()
+    assert numbers(one, "out") == [2, 10, 11, 12, 20, 21, 22]
+    assert one.rows("out")[0].keys() == {"event_time", "key", "number"}
+    assert [query.rows_total for query in one.statistics] == [3]
+
+
+@slow
+def test_a_source_without_data_needs_its_columns(bench: MakeBench, tmp_path: Path) -> None:
+    one = bench(started().sink(name="out", files="a"))
+    one.advance(at(1))
+    with pytest.raises(PipelineFailed, match="columns_are"):
+        one.run()

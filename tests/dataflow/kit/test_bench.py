@@ -117,6 +117,7 @@ def test_random_rows_are_in_their_window_or_late_and_never_lost(
         bench.feed("events", rows(*given))
         clock_s = max(clock_s, *(time_s for time_s, _, _ in given))
         bench.run()
+        assert [query.left_out_total for query in bench.statistics] == [0]
         watermark_s = int((clock_s - 5) * 1000) / 1000
     bench.close()
     found = Counter({seconds(r["window_start"]): r["n"] for r in bench.rows("out")})

@@ -102,7 +102,7 @@ def stream_options(
         "checkpoint": str(places.checkpoint(query)),
     }
     if not query.claims:
-        return options
+        return {**options, **_trimming(plan, query, places)}
     return {
         **options,
         "watermark": "true",
@@ -113,6 +113,21 @@ def stream_options(
         "max_hold": str(watermark.max_hold),
         "unreachable": watermark.unreachable,
     }
+
+
+def _trimming(plan: Plan, query: Query, places: Places) -> dict[str, str]:
+    """Return the options by which a query without state goes on behind what its sink has.
+
+    Only with one sink: several may have come to different batches when the power went.
+    """
+    if query.terminal != "writer":
+        return {}
+    (name,) = query.tail
+    sink = plan.pipeline.vertices[name].sink
+    assert sink is not None, "BUG: a writer without a sink"
+    own = places.base_dir / sink.files / "_holdfast" if sink.files else None
+    records = own or places.checkpoint(query) / "holdfast"
+    return {"on_rewind": "trim", "records": str(records)}
 
 
 # What a query promises to those behind it is the claim of the batch before: one heartbeat more.
