@@ -64,11 +64,9 @@ def test_rows_go_where_their_tags_lead_and_bad_ones_are_set_aside(bench: MakeBen
     one = bench(pipeline)
     one.feed("events", rows(*((float(n), "k", n) for n in (1, 2, 3, 12, 13))))
     one.run()
-    one.feed("events", rows((20.0, "k", 20), (21.0, "k", 21)))
-    one.run()
-    assert numbers(one, "even") == [2, 12, 20]
-    assert numbers(one, "odd") == [1, 3, 21]
-    assert numbers(one, "meeting") == [1, 2, 3, 12, 13, 20, 21, 1200, 2000]
+    assert numbers(one, "even") == [2, 12]
+    assert numbers(one, "odd") == [1, 3]
+    assert numbers(one, "meeting") == [1, 2, 3, 12, 13, 1200]
     assert one.rows("even")[0] == {"number": 12, "name": "K"}
     (letter,) = one.dead_letters()
     assert (letter["vertex"], letter["error"]) == ("tag", "ValueError: unlucky")
