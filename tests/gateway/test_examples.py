@@ -94,5 +94,8 @@ def test_reverse_proxy_yaml(
 
 
 def test_every_example_is_tried_here() -> None:
+    # Those of pipelines have tests of their own in tests/dataflow.
+    pipelines = {"lineage_stats.yaml", "lineage_stats_tests.yaml"}
     here = Path(__file__).read_text()
-    assert [path.name for path in EXAMPLES.glob("*.yaml") if path.name not in here] == []
+    others = [path.name for path in EXAMPLES.glob("*.yaml") if path.name not in pipelines]
+    assert [name for name in others if name not in here] == []
