@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tests.dataflow.compiler.rows import at, rows
 
+from holdfast.dataflow.compiler.parsing import spark_parser
 from holdfast.dataflow.kit import Bench
-from holdfast.dataflow.spec import Pipeline
+from holdfast.dataflow.spec import Pipeline, check
 from holdfast.errors import BadConfig, PipelineFailed
 
 if TYPE_CHECKING:
@@ -72,6 +73,16 @@ def test_rows_go_where_their_tags_lead_and_bad_ones_are_set_aside(bench: MakeBen
     assert (letter["vertex"], letter["error"]) == ("tag", "ValueError: unlucky")
     assert '"number": 13' in letter["row"]
     assert one.counts["failed.tag"] == 1
+
+
+def test_spark_s_parser_finds_what_is_no_sql(spark: SparkSession) -> None:
+    settings = started().filter("number = = 1", name="f").sink(files="a").settings
+    assert check(settings) == []
+    (found,) = check(settings, parse=spark_parser(spark))
+    assert found.path == ("vertices", "f", "filter", "where")
+    assert "PARSE_SYNTAX_ERROR" in found.message
+    good = started().filter("number = 1 AND key LIKE 'a%'").sink(files="a").settings
+    assert check(good, parse=spark_parser(spark)) == []
 
 
 @slow
@@ -232,3 +243,26 @@ def test_a_source_without_data_needs_its_columns(bench: MakeBench, tmp_path: Pat
     one.advance(at(1))
     with pytest.raises(PipelineFailed, match="columns_are"):
         one.run()
+
+
+@slow
+def test_a_batch_that_reached_one_of_two_sinks_is_finished_and_counts_once(
+    bench: MakeBench, tmp_path: Path
+) -> None:
+    pipeline = (
+        started(max_delay="0s")
+        .window(fixed="10s")
+        .aggregate("sums", key="key", n="count(*)")
+        .sink(name="first", files="a")
+        .sink(name="second", files="b")
+    )
+    one = bench(pipeline)
+    one.feed("events", rows((1.0, "a", 1), (2.0, "b", 1), (12.0, "a", 1)))
+    (tmp_path / "sinks").mkdir()
+    (tmp_path / "sinks" / "second").write_text("a file where a folder should be")
+    with pytest.raises(PipelineFailed):
+        one.run()
+    (tmp_path / "sinks" / "second").unlink()
+    one.close()
+    for sink in ("first", "second"):
+        assert [(row["key"], row["n"]) for row in one.rows(sink)] == [("a", 1), ("b", 1), ("a", 1)]

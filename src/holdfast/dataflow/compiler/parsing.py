@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pyspark.errors import ParseException
-from pyspark.sql import functions as F  # noqa: N812
 
 from holdfast.dataflow.spec.checks import Parse, plausible
 
@@ -14,12 +13,13 @@ if TYPE_CHECKING:
 
 
 def spark_parser(session: SparkSession) -> Parse:
-    """Return what says what is wrong with an expression; the session must stay."""
-    assert session is not None, "BUG: no session"
+    """Return what says what is wrong with an expression, as long as the session runs."""
+    # `functions.expr` does not parse before it is used, and then it wants columns.
+    parser = session._jsparkSession.sessionState().sqlParser()
 
     def parse(text: str) -> str | None:
         try:
-            F.expr(text)
+            parser.parseExpression(text)
         except ParseException as error:
             told = [line for line in str(error).splitlines() if line.strip()]
             return told[0] if told else "it cannot be parsed"
