@@ -99,3 +99,16 @@ def test_whoever_gives_up_waiting_is_forgotten() -> None:
 
     asyncio.run(give_up())
     assert signal._loops == []
+
+
+def test_a_cancellation_that_meets_the_news_is_not_forgotten() -> None:
+    async def run() -> bool:
+        signal = Signal()
+        task = asyncio.create_task(signal.wait_async(signal.version, PATIENCE_S))
+        await asyncio.sleep(0)
+        signal.notify()
+        asyncio.get_running_loop().call_soon(task.cancel)
+        await asyncio.wait([task])
+        return task.cancelled()
+
+    assert asyncio.run(run())

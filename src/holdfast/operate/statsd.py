@@ -124,9 +124,8 @@ class Statsd:
         datagrams = self._lines.datagrams(await self._records())
         host, port = parse_address(self._settings.address)
         loop = asyncio.get_running_loop()
-        found = await asyncio.wait_for(
-            loop.getaddrinfo(host, port, type=socket.SOCK_DGRAM), RESOLVE_S
-        )
+        async with asyncio.timeout(RESOLVE_S):
+            found = await loop.getaddrinfo(host, port, type=socket.SOCK_DGRAM)
         family, kind, protocol, _, address = found[0]
         with socket.socket(family, kind, protocol) as connection:
             connection.setblocking(False)

@@ -205,7 +205,8 @@ class Supervisor:
                 pause_s = RESTART_MIN_S
             log.error("worker %d ended with %d; again in %g s", number, code, pause_s)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(signals.stop.wait(), pause_s)
+                async with asyncio.timeout(pause_s):
+                    await signals.stop.wait()
             pause_s = min(2 * pause_s, RESTART_MAX_S)
 
     async def _spawn(self, number: int) -> Process:

@@ -201,7 +201,8 @@ class Inbox:
                 room: asyncio.Future[None] = loop.create_future()
                 self._loops_waiting[room] = loop
             try:
-                await asyncio.wait_for(room, max(0.0, deadline_s - self._clock.monotonic_s()))
+                async with asyncio.timeout(deadline_s - self._clock.monotonic_s()):
+                    await room
             except TimeoutError:
                 raise self._full() from None
             finally:

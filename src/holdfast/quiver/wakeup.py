@@ -48,7 +48,9 @@ class Signal:
                 return self.version
             self._loops.append((loop, future))
         try:
-            await asyncio.wait_for(future, timeout_s)
+            # Not `wait_for`: before Python 3.12 it forgets a cancellation that meets the news.
+            async with asyncio.timeout(timeout_s):
+                await future
         except TimeoutError:
             pass
         finally:

@@ -70,9 +70,13 @@ def test_mutual_tls(certificates: Certificates, keys: dict[str, str]) -> None:
 
 def test_a_certificate_that_is_wanted_and_missing(certificates: Certificates) -> None:
     with Backend(tls=certificates.server_context(mutual=True)) as backend:
-        made = exporter(backend.url, tls={"ca_file": str(certificates.ca)})
-        failure = send_one(made)
-        assert backend.requests == []
+        # In TLS 1.3 the server says so after the handshake, and what it says is lost if our request
+        # meets its closed socket: then the loop tries again.
+        for _ in range(20):
+            failure = send_one(exporter(backend.url, tls={"ca_file": str(certificates.ca)}))
+            assert backend.requests == []
+            if failure is None or failure.code != "disconnected":
+                break
     assert failure is not None
     assert failure.kind is FailureClass.AUTH
     assert "`tls.cert_file`" in failure.reason
