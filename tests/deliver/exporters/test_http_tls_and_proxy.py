@@ -72,6 +72,7 @@ def test_a_certificate_that_is_wanted_and_missing(certificates: Certificates) ->
     with Backend(tls=certificates.server_context(mutual=True)) as backend:
         # In TLS 1.3 the server says so after the handshake, and what it says is lost if our request
         # meets its closed socket: then the loop tries again.
+        failure: Failure | None = None
         for _ in range(20):
             failure = send_one(exporter(backend.url, tls={"ca_file": str(certificates.ca)}))
             assert backend.requests == []
