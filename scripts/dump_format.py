@@ -31,17 +31,17 @@ from holdfast.quiver import (
     RetentionConfig,
     SegmentConfig,
     SubscriberOptions,
-    ledger_log,
     names,
 )
 from holdfast.quiver.bundle import decode_arrow, encode_arrow
-from holdfast.quiver.frame import HEADER_BYTES, STAGED, Frame, Kind
-from holdfast.quiver.ledger_log import LineKind, decode_resolutions, read_ledger_file
-from holdfast.quiver.ledger_recovery import recover_ledger
+from holdfast.quiver.ledger import log as ledger_log
+from holdfast.quiver.ledger.log import LineKind, decode_resolutions, read_ledger_file
+from holdfast.quiver.ledger.recovery import recover_ledger
+from holdfast.quiver.ledger.subscriber import Subscriber
+from holdfast.quiver.log.frame import HEADER_BYTES, STAGED, Frame, Kind
+from holdfast.quiver.log.wal import HEADER_BYTES as WAL_HEADER_BYTES
+from holdfast.quiver.log.wal import decode_header, walk
 from holdfast.quiver.points import Point
-from holdfast.quiver.subscriber import Subscriber
-from holdfast.quiver.wal import HEADER_BYTES as WAL_HEADER_BYTES
-from holdfast.quiver.wal import decode_header, walk
 from holdfast.seam import Seam
 from holdfast.seam.clock import JumpingClock
 from holdfast.seam.disk import Disk

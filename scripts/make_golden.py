@@ -18,13 +18,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from holdfast.quiver import (
-    ColumnExtractor,
-    Quiver,
-    QuiverConfig,
-    Receipt,
-    SegmentConfig,
-)
+from holdfast.quiver import ColumnExtractor, Quiver, QuiverConfig, Receipt, SegmentConfig
 from holdfast.quiver.points import Point
 from holdfast.seam import Seam
 from holdfast.seam.clock import JumpingClock

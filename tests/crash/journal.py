@@ -16,7 +16,7 @@ from tests.crash.contents import Content, Shape, stored_rows, token_of
 
 from holdfast.errors import Damaged, NotAccepted
 from holdfast.quiver import AckLevel, Quiver, Receipt
-from holdfast.quiver.quarantine import Damage
+from holdfast.quiver.log.quarantine import Damage
 
 # What a reader must find: it (acked, if the level promises it, and found), either (maybe), or
 # nothing (no, and gone: it was lost with a promise that allowed it).

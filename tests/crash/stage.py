@@ -16,8 +16,8 @@ from tests.crash.journal import Entry, Journal
 
 from holdfast.quiver import AckLevel, AppendConfig, Quiver, QuiverConfig, SegmentConfig, WalConfig
 from holdfast.quiver.config import KB, MB
+from holdfast.quiver.log.quarantine import Quarantine
 from holdfast.quiver.points import Point
-from holdfast.quiver.quarantine import Quarantine
 from holdfast.seam import Seam
 from holdfast.seam.clock import Clock, JumpingClock
 from holdfast.seam.disk import Handle

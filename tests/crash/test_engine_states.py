@@ -25,10 +25,10 @@ from tests.crash.test_matrix import kinds_at
 
 from holdfast.errors import CannotOpen, NotAccepted, StaleEpoch
 from holdfast.quiver import AckLevel, ProducerConfig, Quiver, names
-from holdfast.quiver.frame import BUNDLE_KINDS, Frame
+from holdfast.quiver.log.frame import BUNDLE_KINDS, Frame
+from holdfast.quiver.log.quarantine import Quarantine
+from holdfast.quiver.log.wal import HEADER_BYTES, decode_header, walk
 from holdfast.quiver.points import Point
-from holdfast.quiver.quarantine import Quarantine
-from holdfast.quiver.wal import HEADER_BYTES, decode_header, walk
 from holdfast.seam.clock import JumpingClock
 from holdfast.seam.faulty import Fault, FaultKind
 from holdfast.seam.simulated import SimulatedCrash, SimulatedDisk

@@ -19,7 +19,7 @@ from holdfast.deliver.destination import DeliverySettings, Destination, State
 from holdfast.errors import Overloaded
 from holdfast.quiver import Outcome
 from holdfast.quiver.config import MB
-from holdfast.quiver.frame import Totals
+from holdfast.quiver.log.frame import Totals
 from holdfast.seam.disk import Handle
 from holdfast.seam.faulty import FaultyDisk
 from holdfast.seam.simulated import SimulatedDisk

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from holdfast.deliver.refusals import Refusals
 from holdfast.deliver.window import Item, TrackedBundle, Verdict
 from holdfast.quiver import Position, Range
-from holdfast.quiver.segment import Ref
+from holdfast.quiver.segments.segment import Ref
 from holdfast.signals.event import Event
 
 

@@ -20,7 +20,7 @@ from holdfast.deliver.window import (
     Window,
 )
 from holdfast.quiver import Cursor, Outcome, Position, Range
-from holdfast.quiver.segment import Ref
+from holdfast.quiver.segments.segment import Ref
 from holdfast.signals.event import Event
 
 DEAD = Decision(Outcome.DEAD_LETTERED, "no")

@@ -12,21 +12,12 @@ from scripts import dump_format
 from scripts.dump_format import DOCS, ROOT, layout, read_field, regenerated, table_rows
 from xxhash import xxh3_64_intdigest
 
-from holdfast.quiver import (
-    Quiver,
-    QuiverConfig,
-    SegmentConfig,
-    TimeFlag,
-    identity,
-    ledger_log,
-    manifest,
-    names,
-    wal,
-)
+from holdfast.quiver import Quiver, QuiverConfig, SegmentConfig, TimeFlag, identity, names
 from holdfast.quiver.bundle import ROWS_MAX, SLOTS_MAX, decode_arrow, encode_arrow, encode_raw
-from holdfast.quiver.bundle_table import BUNDLE_SCHEMA
 from holdfast.quiver.config import FILES_MAX
-from holdfast.quiver.frame import (
+from holdfast.quiver.ledger import log as ledger_log
+from holdfast.quiver.log import wal
+from holdfast.quiver.log.frame import (
     ALIGNMENT_BYTES,
     BODY_BYTES_MAX,
     HEADER_BYTES,
@@ -36,10 +27,12 @@ from holdfast.quiver.frame import (
     Kind,
     producer_part,
 )
-from holdfast.quiver.producers import EPOCH_MAX, NAME_BYTES_MAX
-from holdfast.quiver.scan import ENVELOPE_SCHEMA
-from holdfast.quiver.segment_rows import RAW_FIELDS
-from holdfast.quiver.wal import SEQ_BLOCK, decode_header
+from holdfast.quiver.log.producers import EPOCH_MAX, NAME_BYTES_MAX
+from holdfast.quiver.log.wal import SEQ_BLOCK, decode_header
+from holdfast.quiver.read.scan import ENVELOPE_SCHEMA
+from holdfast.quiver.segments import manifest
+from holdfast.quiver.segments.bundle_table import BUNDLE_SCHEMA
+from holdfast.quiver.segments.rows import RAW_FIELDS
 from holdfast.seam import Seam
 from holdfast.seam.disk import Disk
 from holdfast.seam.simulated import SimulatedDisk

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.operate.doctor import examine
-from holdfast.quiver import byte_order
+from holdfast.quiver.log import byte_order
 
 
 def test_a_big_endian_machine_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

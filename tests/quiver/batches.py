@@ -10,7 +10,7 @@ import pyarrow as pa
 from tests.quiver.machine import quiet
 
 from holdfast.quiver import Extractor, Quiver, QuiverConfig, SegmentConfig
-from holdfast.quiver.segment import Segment
+from holdfast.quiver.segments.segment import Segment
 
 ENVELOPE = ("_seq", "_row", "_ingestion_time", "_event_time", "_event_time_flag")
 

@@ -11,9 +11,9 @@ from typing import NamedTuple, Self
 
 from holdfast.quiver import AckLevel, AppendConfig, Quiver, QuiverConfig, SegmentConfig, WalConfig
 from holdfast.quiver.config import KB, MB
-from holdfast.quiver.frame import Frame
+from holdfast.quiver.log.frame import Frame
+from holdfast.quiver.log.wal import Hole, WalHeader, decode_header, walk
 from holdfast.quiver.points import Point
-from holdfast.quiver.wal import Hole, WalHeader, decode_header, walk
 from holdfast.seam import Seam
 from holdfast.seam.clock import JumpingClock
 from holdfast.seam.disk import Disk, Handle

@@ -10,7 +10,7 @@ import pytest
 from tests.quiver.machine import PATIENCE_S, Machine, quiet
 
 from holdfast.quiver import AckLevel, Quiver
-from holdfast.quiver.frame import Totals
+from holdfast.quiver.log.frame import Totals
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from tests.quiver.batches import numbers, plain_rows
 
 from holdfast.errors import BundleTooLarge
-from holdfast.quiver.buffer import Held
 from holdfast.quiver.bundle import (
     SLOTS_MAX,
     Encoded,
@@ -21,8 +20,9 @@ from holdfast.quiver.bundle import (
     encode_raw,
     read_stream,
 )
-from holdfast.quiver.frame import NO_WATERMARK, Kind
-from holdfast.quiver.segment import held_bundle
+from holdfast.quiver.log.buffer import Held
+from holdfast.quiver.log.frame import NO_WATERMARK, Kind
+from holdfast.quiver.segments.segment import held_bundle
 
 LIMIT = 1 << 20
 

@@ -31,7 +31,7 @@ from holdfast.quiver import (
     RetentionConfig,
     SubscriberOptions,
 )
-from holdfast.quiver.frame import Totals
+from holdfast.quiver.log.frame import Totals
 from holdfast.quiver.points import Point
 from holdfast.seam.faulty import Fault, FaultKind
 

@@ -21,8 +21,7 @@ from tests.quiver.machine import (
 
 from holdfast.errors import CannotOpen
 from holdfast.quiver import AckLevel, Quiver
-from holdfast.quiver.catalog import Catalog
-from holdfast.quiver.frame import (
+from holdfast.quiver.log.frame import (
     HEADER_BYTES,
     NO_WATERMARK,
     NOTHING,
@@ -32,13 +31,14 @@ from holdfast.quiver.frame import (
     encode,
     frame_bytes,
 )
-from holdfast.quiver.manifest import VERSION, Summary
+from holdfast.quiver.log.quarantine import Quarantine
+from holdfast.quiver.log.replay import Replay, WalContent
+from holdfast.quiver.log.wal import HEADER_BYTES as WAL_HEADER_BYTES
+from holdfast.quiver.log.wal import WalHeader, decode_header
 from holdfast.quiver.points import Point
-from holdfast.quiver.quarantine import Quarantine
-from holdfast.quiver.replay import Replay, WalContent
-from holdfast.quiver.segment import Segment
-from holdfast.quiver.wal import HEADER_BYTES as WAL_HEADER_BYTES
-from holdfast.quiver.wal import WalHeader, decode_header
+from holdfast.quiver.segments.catalog import Catalog
+from holdfast.quiver.segments.manifest import VERSION, Summary
+from holdfast.quiver.segments.segment import Segment
 from holdfast.seam.faulty import Fault, FaultKind, FaultyDisk
 from holdfast.seam.simulated import SimulatedCrash, SimulatedDisk
 

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from tests.quiver.machine import WAL, Machine, contents, disk_with, quiet, take_apart
 
 from holdfast.quiver import AckLevel
-from holdfast.quiver.buffer import Held
-from holdfast.quiver.catalog import Catalog
-from holdfast.quiver.frame import Frame, Kind
-from holdfast.quiver.replay import Replay, WalContent
-from holdfast.quiver.wal import HEADER_BYTES, decode_header
+from holdfast.quiver.log.buffer import Held
+from holdfast.quiver.log.frame import Frame, Kind
+from holdfast.quiver.log.replay import Replay, WalContent
+from holdfast.quiver.log.wal import HEADER_BYTES, decode_header
+from holdfast.quiver.segments.catalog import Catalog
 
 # `HOLDFAST_THOROUGH=1` tries fifty times as many examples.
 pytestmark = pytest.mark.timeout(1800)

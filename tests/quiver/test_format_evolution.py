@@ -16,14 +16,11 @@ import pytest
 from xxhash import xxh3_64_hexdigest, xxh3_64_intdigest
 
 from holdfast.errors import UnknownFormat
-from holdfast.quiver import (
-    Quiver,
-    manifest,
-    names,
-)
-from holdfast.quiver.frame import NO_WATERMARK, NOTHING, Kind, decode, encode
+from holdfast.quiver import Quiver, names
 from holdfast.quiver.inspect import inspect
-from holdfast.quiver.wal import decode_header
+from holdfast.quiver.log.frame import NO_WATERMARK, NOTHING, Kind, decode, encode
+from holdfast.quiver.log.wal import decode_header
+from holdfast.quiver.segments import manifest
 from holdfast.seam import Seam
 from holdfast.seam.clock import JumpingClock
 from holdfast.seam.disk import Disk

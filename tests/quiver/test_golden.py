@@ -14,7 +14,7 @@ from tests.quiver.machine import take_apart
 
 from holdfast.errors import StaleEpoch
 from holdfast.quiver import Bundle, Quiver
-from holdfast.quiver.frame import STAGED, Kind
+from holdfast.quiver.log.frame import STAGED, Kind
 
 GOLDEN = Path(__file__).parent / "golden"
 STORES = sorted(GOLDEN.glob("v*"))

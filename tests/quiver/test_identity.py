@@ -24,9 +24,9 @@ from tests.quiver.machine import (
 from holdfast.errors import CannotOpen, DirectoryLocked, WrongQuiver
 from holdfast.quiver import AckLevel, Quiver
 from holdfast.quiver.identity import read_identity
+from holdfast.quiver.log.wal import SEQ_BLOCK
 from holdfast.quiver.names import wal_file
 from holdfast.quiver.points import Point
-from holdfast.quiver.wal import SEQ_BLOCK
 from holdfast.seam.faulty import Fault, FaultKind
 
 FORMAT = ROOT / "FORMAT"
@@ -384,7 +384,7 @@ def test_an_open_that_fails_by_a_bug_lets_go_of_the_directory(
         raise ZeroDivisionError
 
     with monkeypatch.context() as patched:
-        patched.setattr("holdfast.quiver.recovery.Recovery.run", broken)
+        patched.setattr("holdfast.quiver.log.recovery.Recovery.run", broken)
         with pytest.raises(ZeroDivisionError):
             machine.start()
     machine.start()

@@ -15,8 +15,8 @@ from tests.quiver.waiting import in_thread, run_loop, wait_until
 from holdfast.errors import HoldfastError, NotAccepted, Overloaded, QuiverClosed, StorageFailed
 from holdfast.quiver import AckLevel, Quiver, Receipt
 from holdfast.quiver.bundle import Encoded
-from holdfast.quiver.frame import NO_WATERMARK, Kind
-from holdfast.quiver.inbox import Append, Inbox, answer, closed_error
+from holdfast.quiver.log.frame import NO_WATERMARK, Kind
+from holdfast.quiver.log.inbox import Append, Inbox, answer, closed_error
 from holdfast.quiver.points import Point
 from holdfast.seam.clock import RealClock
 from holdfast.seam.faulty import Fault, FaultKind

@@ -18,7 +18,7 @@ from tests.quiver.machine import quiet
 
 from holdfast.errors import Damaged
 from holdfast.quiver import ColumnExtractor, Quiver, QuiverConfig
-from holdfast.quiver.segment import Segment
+from holdfast.quiver.segments.segment import Segment
 
 TIMES = pa.array([1_000_000, None, -1], pa.timestamp("us", "UTC"))
 

@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.quiver.intervals import IntervalSet
+from holdfast.quiver.ledger.intervals import IntervalSet
 
 NUMBERS = st.integers(0, 40)
 STEPS = st.lists(st.tuples(st.sampled_from(["add", "remove"]), NUMBERS, NUMBERS), max_size=25)

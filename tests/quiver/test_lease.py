@@ -22,7 +22,7 @@ from tests.readers.setting import (
 
 from holdfast.errors import BadInput, Fenced, StorageFailed, UnknownPosition, UnknownSubscriber
 from holdfast.quiver import Lease, LeaseOptions, Outcome, Quiver
-from holdfast.quiver.frame import Totals
+from holdfast.quiver.log.frame import Totals
 from holdfast.quiver.points import Point
 from holdfast.seam.faulty import Fault, FaultKind
 

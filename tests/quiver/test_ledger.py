@@ -20,9 +20,9 @@ from tests.readers.ledgers import (
 from holdfast.errors import BadInput, Fenced, StorageFailed, UnknownSubscriber
 from holdfast.quiver import LedgerConfig
 from holdfast.quiver.config import KB
-from holdfast.quiver.frame import Totals
-from holdfast.quiver.ledger import Ledger, LedgerState
-from holdfast.quiver.outcome import Outcome, Position
+from holdfast.quiver.ledger.ledger import Ledger, LedgerState
+from holdfast.quiver.ledger.outcome import Outcome, Position
+from holdfast.quiver.log.frame import Totals
 from holdfast.quiver.points import Point
 from holdfast.seam.clock import JumpingClock
 from holdfast.seam.faulty import Fault, FaultKind, FaultyDisk
@@ -441,7 +441,7 @@ def test_the_newest_append_of_a_producer_is_remembered_whatever_segment_goes_las
 
 
 def test_producers_whose_segments_are_gone_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.quiver.ledger.PRODUCERS_MAX", 3)
+    monkeypatch.setattr("holdfast.quiver.ledger.ledger.PRODUCERS_MAX", 3)
     disk = empty_disk()
     ledger = begin(disk)
     for number, name in enumerate(["a", "b", "c", "a", "d"], start=1):

@@ -11,9 +11,9 @@ from xxhash import xxh3_64_intdigest
 
 from holdfast.errors import UnknownFormat
 from holdfast.quiver import names
-from holdfast.quiver.frame import NO_WATERMARK, NOTHING, encode
-from holdfast.quiver.header_block import BLOCK_BYTES
-from holdfast.quiver.ledger_log import LineKind, decode_header
+from holdfast.quiver.ledger.log import LineKind, decode_header
+from holdfast.quiver.log.frame import NO_WATERMARK, NOTHING, encode
+from holdfast.quiver.log.header_block import BLOCK_BYTES
 from holdfast.seam.simulated import SimulatedDisk
 
 LEDGER = ROOT / names.LEDGER_DIR

@@ -8,9 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.quiver.frame import Frame, Totals
-from holdfast.quiver.header_block import BLOCK_BYTES, HeaderFault, NewerVersion, encode_block
-from holdfast.quiver.ledger_log import (
+from holdfast.quiver.ledger.log import (
     LedgerFile,
     LedgerHeader,
     LineKind,
@@ -19,9 +17,11 @@ from holdfast.quiver.ledger_log import (
     encode_resolutions,
     read_ledger_file,
 )
-from holdfast.quiver.outcome import Outcome, Position, Resolution
+from holdfast.quiver.ledger.outcome import Outcome, Position, Resolution
+from holdfast.quiver.log.frame import Frame, Totals
+from holdfast.quiver.log.header_block import BLOCK_BYTES, HeaderFault, NewerVersion, encode_block
+from holdfast.quiver.log.wal import Hole
 from holdfast.quiver.points import Point
-from holdfast.quiver.wal import Hole
 from holdfast.seam.faulty import Fault, FaultKind, FaultyDisk
 from holdfast.seam.simulated import SimulatedDisk
 

@@ -8,11 +8,11 @@ import pytest
 from tests.readers.ledgers import LEDGER, QUIVER_ID, begin, empty_disk, line, recover, subscriber
 
 from holdfast.errors import UnknownFormat
-from holdfast.quiver.frame import Frame, Totals
-from holdfast.quiver.header_block import BLOCK_BYTES, encode_block
-from holdfast.quiver.ledger_log import read_ledger_file
-from holdfast.quiver.ledger_recovery import recover_ledger
-from holdfast.quiver.outcome import Outcome
+from holdfast.quiver.ledger.log import read_ledger_file
+from holdfast.quiver.ledger.outcome import Outcome
+from holdfast.quiver.ledger.recovery import recover_ledger
+from holdfast.quiver.log.frame import Frame, Totals
+from holdfast.quiver.log.header_block import BLOCK_BYTES, encode_block
 from holdfast.seam.simulated import SimulatedDisk
 
 

@@ -13,8 +13,8 @@ from tests.quiver.batches import column_of, numbers, seal
 from tests.quiver.machine import QUARANTINE, SEGMENTS, Machine
 from xxhash import xxh3_64_hexdigest
 
-from holdfast.quiver import manifest
-from holdfast.quiver.manifest import ManifestFault, NewerManifest, Summary
+from holdfast.quiver.segments import manifest
+from holdfast.quiver.segments.manifest import ManifestFault, NewerManifest, Summary
 
 
 @cache

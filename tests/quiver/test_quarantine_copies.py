@@ -9,7 +9,7 @@ from pathlib import PurePath
 import pytest
 
 from holdfast.quiver import names
-from holdfast.quiver.quarantine import Damage, Quarantine
+from holdfast.quiver.log.quarantine import Damage, Quarantine
 from holdfast.seam.simulated import SimulatedDisk
 
 ROOT = PurePath("/data")

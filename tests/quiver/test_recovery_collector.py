@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 from tests.quiver.machine import Machine
 
-from holdfast.quiver import recovery
-from holdfast.quiver.replay import Replay
+from holdfast.quiver.log import recovery
+from holdfast.quiver.log.replay import Replay
 
 
 @pytest.fixture

@@ -8,9 +8,9 @@ import pyarrow as pa
 import pytest
 
 from holdfast.quiver import Quiver, names
-from holdfast.quiver.frame import HEADER_BYTES, Frame
-from holdfast.quiver.wal import HEADER_BYTES as WAL_HEADER_BYTES
-from holdfast.quiver.wal import decode_header, walk
+from holdfast.quiver.log.frame import HEADER_BYTES, Frame
+from holdfast.quiver.log.wal import HEADER_BYTES as WAL_HEADER_BYTES
+from holdfast.quiver.log.wal import decode_header, walk
 from holdfast.seam import Seam
 from holdfast.seam.simulated import SimulatedDisk
 

@@ -7,7 +7,7 @@ from tests.quiver.machine import ROOT, Machine
 
 from holdfast.errors import Damaged
 from holdfast.quiver import Quiver
-from holdfast.quiver.segment import Segment
+from holdfast.quiver.segments.segment import Segment
 
 
 def fill(quiver: Quiver) -> list[Segment]:

@@ -16,15 +16,9 @@ from tests.readers.setting import (
 )
 
 from holdfast.errors import BadInput, Overloaded, StorageFailed
-from holdfast.quiver import (
-    LeaseOptions,
-    Outcome,
-    Quiver,
-    RetentionConfig,
-    SubscriberOptions,
-)
+from holdfast.quiver import LeaseOptions, Outcome, Quiver, RetentionConfig, SubscriberOptions
 from holdfast.quiver.config import KB, MB
-from holdfast.quiver.frame import Totals
+from holdfast.quiver.log.frame import Totals
 from holdfast.quiver.points import Point
 from holdfast.seam.faulty import Fault, FaultKind
 from holdfast.seam.simulated import SimulatedCrash

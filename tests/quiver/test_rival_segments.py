@@ -11,7 +11,7 @@ from tests.quiver.machine import QUARANTINE, ROOT, SEGMENTS, Machine, contents
 
 from holdfast.quiver import Quiver, names
 from holdfast.quiver.inspect import inspect
-from holdfast.quiver.segment import Segment
+from holdfast.quiver.segments.segment import Segment
 from holdfast.seam.faulty import Fault, FaultKind
 
 VALUES = list(range(10))

@@ -16,9 +16,9 @@ from tests.quiver.waiting import wait_until
 
 from holdfast.errors import CannotOpen
 from holdfast.quiver import Quiver
+from holdfast.quiver.log.wal import HEADER_BYTES
 from holdfast.quiver.names import wal_file
 from holdfast.quiver.points import Point
-from holdfast.quiver.wal import HEADER_BYTES
 from holdfast.seam.faulty import Fault, FaultKind
 from holdfast.seam.simulated import SimulatedCrash
 

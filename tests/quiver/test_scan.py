@@ -22,7 +22,7 @@ from tests.quiver.machine import PATIENCE_S, START_NS, GatedDisk, Machine, quiet
 
 from holdfast.errors import BadInput
 from holdfast.quiver import AckLevel, ColumnExtractor, Quiver
-from holdfast.quiver.buffer import Held, OpenBuffer
+from holdfast.quiver.log.buffer import Held, OpenBuffer
 
 START = datetime.fromtimestamp(START_NS // 1_000_000_000, UTC)
 

@@ -21,7 +21,7 @@ from tests.quiver.machine import START_NS, Machine, quiet
 
 from holdfast.quiver import Bundle, Quiver
 from holdfast.quiver.config import KB, MB
-from holdfast.quiver.frame import Kind
+from holdfast.quiver.log.frame import Kind
 from holdfast.seam import Seam
 from holdfast.seam.disk import RealDisk
 

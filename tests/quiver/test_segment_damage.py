@@ -24,11 +24,12 @@ from tests.quiver.batches import (
 from tests.quiver.machine import PATIENCE_S, SEGMENTS, Machine, contents, disk_with, quiet
 
 from holdfast.errors import Damaged
-from holdfast.quiver import Quiver, segment_file
-from holdfast.quiver.arrow_types import has_dictionary
+from holdfast.quiver import Quiver
 from holdfast.quiver.config import MB
-from holdfast.quiver.manifest import FileSummary, Summary
-from holdfast.quiver.segment import Segment
+from holdfast.quiver.segments import file as segment_file
+from holdfast.quiver.segments.arrow_types import has_dictionary
+from holdfast.quiver.segments.manifest import FileSummary, Summary
+from holdfast.quiver.segments.segment import Segment
 
 Position = tuple[int, int]
 SLOTS = ("words", "logs", "raw", "rare", "odd")

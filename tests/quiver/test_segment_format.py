@@ -14,7 +14,7 @@ from tests.quiver.machine import START_NS, Machine, contents, quiet
 from holdfast.errors import BadInput
 from holdfast.quiver import ColumnExtractor, ProducerConfig, Quiver
 from holdfast.quiver.bundle import ROWS_MAX
-from holdfast.quiver.segment import Segment
+from holdfast.quiver.segments.segment import Segment
 
 NOW_US = START_NS // 1000
 YEAR_2099_US = 4_071_006_245_000_000

@@ -18,9 +18,9 @@ from tests.readers.setting import (
 )
 
 from holdfast.quiver import AckLevel, Quiver
-from holdfast.quiver.frame import Totals
+from holdfast.quiver.log.frame import Totals
 from holdfast.quiver.points import Point
-from holdfast.quiver.shelf import Shelf
+from holdfast.quiver.read.shelf import Shelf
 from holdfast.seam.faulty import Fault, FaultKind
 
 LAYOUTS = st.lists(st.sampled_from(["append", "append", "seal", "crash"]), min_size=1, max_size=12)

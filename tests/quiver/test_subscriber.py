@@ -9,9 +9,9 @@ from tests.readers.ledgers import NOON_NS, line, subscriber
 
 from holdfast.errors import BadInput
 from holdfast.quiver import SubscriberOptions
-from holdfast.quiver.frame import NOTHING, Totals
-from holdfast.quiver.outcome import LOSSES, Outcome, Position, Resolution
-from holdfast.quiver.subscriber import LOSSES_MAX, Pin, Subscriber, check_name
+from holdfast.quiver.ledger.outcome import LOSSES, Outcome, Position, Resolution
+from holdfast.quiver.ledger.subscriber import LOSSES_MAX, Pin, Subscriber, check_name
+from holdfast.quiver.log.frame import NOTHING, Totals
 
 LINES = st.lists(
     st.builds(

@@ -13,8 +13,8 @@ from tests.quiver.machine import SEGMENTS, Machine, payloads
 
 from holdfast.errors import Damaged, StorageFailed
 from holdfast.quiver import Outcome, Quiver
-from holdfast.quiver.manifest import decode
-from holdfast.quiver.segment import Segment
+from holdfast.quiver.segments.manifest import decode
+from holdfast.quiver.segments.segment import Segment
 from holdfast.seam.disk import remove_tree
 from holdfast.seam.faulty import FaultyDisk
 

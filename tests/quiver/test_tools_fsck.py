@@ -12,8 +12,9 @@ from tests.quiver.reading import acknowledge
 from xxhash import xxh3_64_hexdigest
 
 from holdfast.errors import CannotOpen, UnknownFormat
-from holdfast.quiver import Quiver, manifest, names
+from holdfast.quiver import Quiver, names
 from holdfast.quiver.backup_marker import BackupMarker, write_marker
+from holdfast.quiver.segments import manifest
 from holdfast.quiver.tools.findings import Finding, Report, Severity, as_ranges
 from holdfast.quiver.tools.fsck import fsck
 from holdfast.seam import Seam

@@ -23,12 +23,13 @@ from tests.quiver.machine import (
 from tests.quiver.reading import acknowledge
 
 from holdfast.errors import BadInput, CannotOpen, Fenced, WrongQuiver
-from holdfast.quiver import Outcome, Quiver, manifest
-from holdfast.quiver.frame import Frame
+from holdfast.quiver import Outcome, Quiver
+from holdfast.quiver.log.frame import Frame
+from holdfast.quiver.log.wal import decode_header, walk
+from holdfast.quiver.segments import manifest
 from holdfast.quiver.tools.findings import Severity
 from holdfast.quiver.tools.fsck import fsck
 from holdfast.quiver.tools.salvage import Salvaged, salvage
-from holdfast.quiver.wal import decode_header, walk
 from holdfast.seam import Seam
 from holdfast.seam.randomness import seeded_randomness
 from holdfast.seam.simulated import SimulatedDisk

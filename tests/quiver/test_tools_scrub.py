@@ -10,8 +10,9 @@ import pytest
 from tests.quiver.batches import quiet_segments
 from tests.quiver.machine import ROOT, SEGMENTS, Machine, contents
 
-from holdfast.quiver import Quiver, manifest
-from holdfast.quiver.ledger_log import read_ledger_file
+from holdfast.quiver import Quiver
+from holdfast.quiver.ledger.log import read_ledger_file
+from holdfast.quiver.segments import manifest
 from holdfast.quiver.tools.findings import Report, Severity
 from holdfast.quiver.tools.scrub import scrub, total_bytes
 from holdfast.seam.faulty import FaultyDisk

@@ -24,8 +24,8 @@ from holdfast.errors import (
 from holdfast.quiver import Quiver, QuiverConfig, Transaction, TransactionConfig
 from holdfast.quiver.bundle import ROWS_MAX
 from holdfast.quiver.config import MB
+from holdfast.quiver.log.transaction import Staging
 from holdfast.quiver.points import Point
-from holdfast.quiver.transaction import Staging
 from holdfast.seam.faulty import Fault, FaultKind
 from holdfast.seam.simulated import SimulatedCrash
 

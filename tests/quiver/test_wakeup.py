@@ -7,7 +7,7 @@ import threading
 
 from tests.quiver.machine import PATIENCE_S
 
-from holdfast.quiver.wakeup import Signal
+from holdfast.quiver.read.wakeup import Signal
 
 
 def test_news_that_came_before_the_waiting_began_is_not_waited_for() -> None:

@@ -23,9 +23,9 @@ from holdfast.errors import BadInput
 from holdfast.quiver import AckLevel, Quiver, SegmentConfig
 from holdfast.quiver.bundle import SLOTS_MAX
 from holdfast.quiver.config import MB
-from holdfast.quiver.frame import STAGED, Kind
+from holdfast.quiver.log.frame import STAGED, Kind
+from holdfast.quiver.log.wal import HEADER_BYTES, SEQ_BLOCK, decode_header, walk
 from holdfast.quiver.points import Point
-from holdfast.quiver.wal import HEADER_BYTES, SEQ_BLOCK, decode_header, walk
 
 # Round trips.
 

@@ -20,8 +20,8 @@ from holdfast.quiver import (
     RetentionConfig,
     SegmentConfig,
 )
-from holdfast.quiver.books import Balance
 from holdfast.quiver.config import MB
+from holdfast.quiver.ledger.books import Balance
 from holdfast.seam.clock import JumpingClock
 from holdfast.seam.disk import Disk
 from holdfast.seam.faulty import Fault

@@ -42,7 +42,7 @@ from holdfast.quiver import (
     SubscriberOptions,
 )
 from holdfast.quiver.config import KB, MB
-from holdfast.quiver.frame import Kind
+from holdfast.quiver.log.frame import Kind
 from holdfast.seam.faulty import Fault, FaultKind, FaultyDisk
 from holdfast.seam.simulated import SimulatedCrash, SimulatedDisk
 

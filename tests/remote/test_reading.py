@@ -37,9 +37,9 @@ from holdfast.errors import (
     WrongQuiver,
 )
 from holdfast.quiver import Outcome, Position, Quiver, SubscriberOptions
-from holdfast.quiver.frame import Totals
-from holdfast.quiver.scan import TimeRange
-from holdfast.quiver.sealed import SealedRead, names_between
+from holdfast.quiver.log.frame import Totals
+from holdfast.quiver.read.scan import TimeRange
+from holdfast.quiver.read.sealed import SealedRead, names_between
 from holdfast.remote import PlannedRange, RemoteCursor, RemoteQuiver
 from holdfast.remote.faults import from_flight
 from holdfast.remote.sessions import RANGES_MAX

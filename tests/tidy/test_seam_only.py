@@ -219,7 +219,7 @@ def test_a_finding_names_its_place() -> None:
 
 def test_an_exception_holds_in_its_own_module_only() -> None:
     source = "import os\nos.unlink('x')\nos.replace('a', 'b')"
-    assert len(past_the_seam(source, "quiver/wal.py")) == 2
+    assert len(past_the_seam(source, "quiver/log/wal.py")) == 2
     assert past_the_seam(source, "quiver/control.py") == [
         "quiver/control.py:3: os.replace goes past the seam"
     ]

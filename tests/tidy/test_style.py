@@ -170,7 +170,7 @@ def test_an_unfinished_mark_is_found() -> None:
 def test_a_grab_bag_is_found() -> None:
     assert grab_bags(PurePath("holdfast/quiver/utils.py"))
     assert grab_bags(PurePath("holdfast/common/frame.py"))
-    assert not grab_bags(PurePath("holdfast/quiver/frame.py"))
+    assert not grab_bags(PurePath("holdfast/quiver/log/frame.py"))
 
 
 @pytest.mark.parametrize("folder", ["work", "root", "home"])

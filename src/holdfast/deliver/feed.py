@@ -21,7 +21,7 @@ from typing import TypeVar
 from holdfast.deliver.window import DELIVERED, Decision, Item, Piece, TrackedBundle
 from holdfast.errors import UnknownPosition
 from holdfast.quiver import Bundle, Outcome, Quiver, Range, SubscriberOptions
-from holdfast.quiver.frame import Kind
+from holdfast.quiver.log.frame import Kind
 from holdfast.signals.event import Event, events_of
 
 # How often to look for data that nobody announced.

@@ -20,8 +20,8 @@ from holdfast.graph.paths import (
     takes_turns,
 )
 from holdfast.graph.validation import nearest
+from holdfast.quiver.ledger.subscriber import NAME_PATTERN
 from holdfast.quiver.shares import check_count
-from holdfast.quiver.subscriber import NAME_PATTERN
 from holdfast.receive.listening import Address, parse_address
 
 BEHIND_HINT = (

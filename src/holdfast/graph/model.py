@@ -18,7 +18,7 @@ from holdfast.deadletter.office import DeadLettersSettings
 from holdfast.deliver.settings import DeliverySettings
 from holdfast.edge.processor import Processor, Router
 from holdfast.graph.registry import Component, Kind
-from holdfast.quiver.subscriber import NAME_PATTERN
+from holdfast.quiver.ledger.subscriber import NAME_PATTERN
 from holdfast.receive.listening import AddressText
 from holdfast.settings import DurationS, Settings, SizeBytes
 

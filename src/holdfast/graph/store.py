@@ -17,8 +17,8 @@ from pathlib import Path, PurePath
 from holdfast.quiver import Quiver, QuiverConfig, Statistics, names
 from holdfast.quiver.cores import AdoptedQuiver, Core, core_ids
 from holdfast.quiver.engine import cannot_open, make_folders
+from holdfast.quiver.keep.trash import Trash
 from holdfast.quiver.shares import check_count, fair_share, share_of
-from holdfast.quiver.trash import Trash
 from holdfast.seam import Seam
 from holdfast.signals.openlineage.envelope import OpenLineageExtractor
 

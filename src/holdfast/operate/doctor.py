@@ -17,7 +17,8 @@ from typing import Literal, NamedTuple
 from holdfast import __version__
 from holdfast.dataflow.java import JAVA_MIN, find_java
 from holdfast.errors import HoldfastError
-from holdfast.quiver import Quiver, byte_order
+from holdfast.quiver import Quiver
+from holdfast.quiver.log import byte_order
 from holdfast.seam.disk import RealDisk, write_all
 
 Health = Literal["ok", "warn", "fail"]

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from operator import attrgetter
 from typing import Literal, NamedTuple, Protocol
 
-from holdfast.quiver.outcome import Outcome
-from holdfast.quiver.retention import REASONS
+from holdfast.quiver.keep.retention import REASONS
+from holdfast.quiver.ledger.outcome import Outcome
 from holdfast.quiver.statistics import Statistics, SubscriberStatistics
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"

@@ -21,7 +21,7 @@ from holdfast.errors import CheckFailed
 from holdfast.prove.checker import Verdict, check
 from holdfast.prove.victim import Task, drain
 from holdfast.quiver import Balance
-from holdfast.quiver.frame import NOTHING
+from holdfast.quiver.log.frame import NOTHING
 from holdfast.quiver.points import Point
 from holdfast.seam.faulty import FaultKind
 

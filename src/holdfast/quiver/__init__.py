@@ -5,7 +5,6 @@ in a named *slot*; its *seq* is given at accept and never used again; a *segment
 set of consecutive bundles, stored as plain Arrow files.
 """
 
-from holdfast.quiver.books import Balance
 from holdfast.quiver.config import (
     AckLevel,
     AppendConfig,
@@ -18,17 +17,18 @@ from holdfast.quiver.config import (
     WalConfig,
 )
 from holdfast.quiver.cores import Cores
-from holdfast.quiver.cursor import Cursor, Range
-from holdfast.quiver.envelope import ColumnExtractor, Extractor, TimeFlag
-from holdfast.quiver.inbox import Receipt
-from holdfast.quiver.lease import Delivery, Lease, LeaseOptions
-from holdfast.quiver.outcome import Outcome, Position
+from holdfast.quiver.ledger.books import Balance
+from holdfast.quiver.ledger.outcome import Outcome, Position
+from holdfast.quiver.ledger.subscriber import SubscriberOptions
+from holdfast.quiver.log.inbox import Receipt
+from holdfast.quiver.log.transaction import Transaction
 from holdfast.quiver.quiver import Quiver
-from holdfast.quiver.segment import Bundle
-from holdfast.quiver.statement import EventTimeStatement
+from holdfast.quiver.read.cursor import Cursor, Range
+from holdfast.quiver.read.lease import Delivery, Lease, LeaseOptions
+from holdfast.quiver.read.statement import EventTimeStatement
+from holdfast.quiver.segments.envelope import ColumnExtractor, Extractor, TimeFlag
+from holdfast.quiver.segments.segment import Bundle
 from holdfast.quiver.statistics import Statistics
-from holdfast.quiver.subscriber import SubscriberOptions
-from holdfast.quiver.transaction import Transaction
 
 __all__ = [
     "AckLevel",

@@ -31,16 +31,16 @@ from typing import NoReturn, Self
 
 from holdfast.errors import CannotOpen, HoldfastError, QuiverClosed
 from holdfast.quiver import names
-from holdfast.quiver.books import balance
 from holdfast.quiver.config import QuiverConfig
 from holdfast.quiver.engine import cannot_open, make_folders, take_lock
-from holdfast.quiver.frame import NOTHING
-from holdfast.quiver.inbox import Append
+from holdfast.quiver.keep.trash import Trash
+from holdfast.quiver.ledger.books import balance
+from holdfast.quiver.log.frame import NOTHING
+from holdfast.quiver.log.inbox import Append
+from holdfast.quiver.log.transaction import Transaction
 from holdfast.quiver.quiver import Quiver
 from holdfast.quiver.shares import Claim, check_count, fair_share, share_of
 from holdfast.quiver.statistics import Statistics
-from holdfast.quiver.transaction import Transaction
-from holdfast.quiver.trash import Trash
 from holdfast.seam import Seam
 from holdfast.seam.disk import Disk
 

@@ -25,26 +25,26 @@ from typing import TypeVar
 
 from holdfast.errors import BadInput, CannotOpen, DirectoryLocked, HoldfastError, NotAccepted
 from holdfast.quiver import names
-from holdfast.quiver.attachment import Attachment
 from holdfast.quiver.backup_marker import refuse_backup
-from holdfast.quiver.books import proven, reconcile
-from holdfast.quiver.byte_order import check_machine
-from holdfast.quiver.catalog import Catalog
 from holdfast.quiver.config import QuiverConfig
-from holdfast.quiver.keeper import Keeper
-from holdfast.quiver.ledger import Ledger
-from holdfast.quiver.ledger_recovery import RecoveredLedger, recover_ledger, refuse_newer
-from holdfast.quiver.outcome import Resolution
+from holdfast.quiver.keep.keeper import Keeper
+from holdfast.quiver.keep.retention import Retention
+from holdfast.quiver.keep.trash import Trash
+from holdfast.quiver.ledger.books import proven, reconcile
+from holdfast.quiver.ledger.ledger import Ledger
+from holdfast.quiver.ledger.outcome import Resolution
+from holdfast.quiver.ledger.recovery import RecoveredLedger, recover_ledger, refuse_newer
+from holdfast.quiver.log.byte_order import check_machine
+from holdfast.quiver.log.quarantine import Damage
+from holdfast.quiver.log.recovery import Recovered, Recovery
+from holdfast.quiver.log.writer import Writer
 from holdfast.quiver.points import Point
-from holdfast.quiver.quarantine import Damage
-from holdfast.quiver.recovery import Recovered, Recovery
-from holdfast.quiver.retention import Retention
-from holdfast.quiver.sealer import Sealer
-from holdfast.quiver.segment_build import SegmentBuilder
-from holdfast.quiver.shelf import Shelf
-from holdfast.quiver.trash import Trash
-from holdfast.quiver.wakeup import Signal
-from holdfast.quiver.writer import Writer
+from holdfast.quiver.read.attachment import Attachment
+from holdfast.quiver.read.shelf import Shelf
+from holdfast.quiver.read.wakeup import Signal
+from holdfast.quiver.segments.build import SegmentBuilder
+from holdfast.quiver.segments.catalog import Catalog
+from holdfast.quiver.segments.sealer import Sealer
 from holdfast.seam import Seam
 from holdfast.seam.clock import Clock
 from holdfast.seam.disk import Disk, Handle, LockHeld

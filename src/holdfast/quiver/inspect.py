@@ -15,20 +15,21 @@ from dataclasses import dataclass
 from pathlib import PurePath
 
 from holdfast.errors import CannotOpen, Overloaded
-from holdfast.quiver import manifest, names
-from holdfast.quiver.buffer import Held
-from holdfast.quiver.byte_order import check_machine
-from holdfast.quiver.catalog import Catalog
-from holdfast.quiver.frame import Totals
-from holdfast.quiver.header_block import HeaderFault, NewerVersion
+from holdfast.quiver import names
 from holdfast.quiver.identity import FormatFault, Identity, read_identity
-from holdfast.quiver.ledger import LedgerState
-from holdfast.quiver.ledger_recovery import RecoveredLedger, recover_ledger
-from holdfast.quiver.quarantine import Damage, Quarantine
-from holdfast.quiver.replay import Replay, WalContent
-from holdfast.quiver.rivals import choices
-from holdfast.quiver.segment import Segment
-from holdfast.quiver.wal import SEQ_BLOCK, decode_header
+from holdfast.quiver.ledger.ledger import LedgerState
+from holdfast.quiver.ledger.recovery import RecoveredLedger, recover_ledger
+from holdfast.quiver.log.buffer import Held
+from holdfast.quiver.log.byte_order import check_machine
+from holdfast.quiver.log.frame import Totals
+from holdfast.quiver.log.header_block import HeaderFault, NewerVersion
+from holdfast.quiver.log.quarantine import Damage, Quarantine
+from holdfast.quiver.log.replay import Replay, WalContent
+from holdfast.quiver.log.wal import SEQ_BLOCK, decode_header
+from holdfast.quiver.segments import manifest
+from holdfast.quiver.segments.catalog import Catalog
+from holdfast.quiver.segments.rivals import choices
+from holdfast.quiver.segments.segment import Segment
 from holdfast.seam.disk import Disk, Entry
 
 # How often files may vanish while they are listed, before that is taken for an error.

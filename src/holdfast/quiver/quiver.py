@@ -22,7 +22,6 @@ from typing import Self
 import pyarrow as pa
 
 from holdfast.errors import BadInput, HoldfastError, Overloaded
-from holdfast.quiver.books import Balance, balance
 from holdfast.quiver.bundle import (
     DEFAULT_SLOT,
     BundleData,
@@ -34,32 +33,33 @@ from holdfast.quiver.bundle import (
 )
 from holdfast.quiver.config import AckLevel, QuiverConfig, check_level
 from holdfast.quiver.control import ControlServer, serve
-from holdfast.quiver.cursor import Cursor, OnDataLoss
-from holdfast.quiver.decisions import resolve_bundles, waiting_refs
 from holdfast.quiver.engine import Engine
-from holdfast.quiver.event_times import EventTimes
-from holdfast.quiver.frame import Kind, Totals
-from holdfast.quiver.inbox import Append, Receipt
-from holdfast.quiver.lease import Lease, LeaseOptions
-from holdfast.quiver.outcome import Outcome, Position
-from holdfast.quiver.producers import check_producer, check_watermark
-from holdfast.quiver.recovery import RecoveryReport
-from holdfast.quiver.registration import (
+from holdfast.quiver.ledger.books import Balance, balance
+from holdfast.quiver.ledger.decisions import resolve_bundles, waiting_refs
+from holdfast.quiver.ledger.outcome import Outcome, Position
+from holdfast.quiver.ledger.registration import (
     StartPosition,
     register,
     register_if_new,
     replay_range,
     set_options,
 )
-from holdfast.quiver.scan import OnDamage, Span, TimeRange, scan
-from holdfast.quiver.segment import Bundle, Segment
-from holdfast.quiver.segment_table import TableMaker
-from holdfast.quiver.statement import EventTimeStatement
+from holdfast.quiver.ledger.subscriber import SubscriberOptions
+from holdfast.quiver.log.frame import Kind, Totals
+from holdfast.quiver.log.inbox import Append, Receipt
+from holdfast.quiver.log.producers import check_producer, check_watermark
+from holdfast.quiver.log.recovery import RecoveryReport
+from holdfast.quiver.log.transaction import Staging, Transaction
+from holdfast.quiver.read.cursor import Cursor, OnDataLoss
+from holdfast.quiver.read.event_times import EventTimes
+from holdfast.quiver.read.lease import Lease, LeaseOptions
+from holdfast.quiver.read.scan import OnDamage, Span, TimeRange, scan
+from holdfast.quiver.read.statement import EventTimeStatement
+from holdfast.quiver.read.wakeup import Signal
+from holdfast.quiver.segments.segment import Bundle, Segment
+from holdfast.quiver.segments.table import TableMaker
 from holdfast.quiver.statistics import Statistics, gather
-from holdfast.quiver.subscriber import SubscriberOptions
-from holdfast.quiver.transaction import Staging, Transaction
 from holdfast.quiver.verbs import owner_verbs
-from holdfast.quiver.wakeup import Signal
 from holdfast.seam import Seam
 
 

@@ -32,11 +32,11 @@ from holdfast.quiver import (
     SubscriberOptions,
 )
 from holdfast.quiver.bundle import DEFAULT_SLOT, BundleData, Headers, Payloads, one_batch
-from holdfast.quiver.cursor import OnDataLoss
-from holdfast.quiver.dictionaries import unify
-from holdfast.quiver.registration import StartPosition
-from holdfast.quiver.scan import TimeRange
-from holdfast.quiver.sealed import SealedRead
+from holdfast.quiver.ledger.registration import StartPosition
+from holdfast.quiver.read.cursor import OnDataLoss
+from holdfast.quiver.read.scan import TimeRange
+from holdfast.quiver.read.sealed import SealedRead
+from holdfast.quiver.segments.dictionaries import unify
 from holdfast.remote.connection import Connection
 from holdfast.remote.settings import ClientSettings
 from holdfast.remote.wire import (
@@ -181,7 +181,7 @@ class RemoteQuiver:
         return RemoteCursor(self, name, generation, on_data_loss)
 
     def read(self, wanted: SealedRead) -> pa.RecordBatchReader:
-        """Return sealed rows, as `holdfast.quiver.sealed.scan_sealed` does on the spot.
+        """Return sealed rows, as `holdfast.quiver.read.sealed.scan_sealed` does on the spot.
 
         If the server ends meanwhile the stream raises `OwnerGone`; it can be read again.
         """

@@ -18,9 +18,9 @@ from pyarrow import flight
 
 from holdfast.errors import BadInput
 from holdfast.quiver import Outcome, Quiver, Range, SubscriberOptions
-from holdfast.quiver.cursor import OnDataLoss
-from holdfast.quiver.registration import StartPosition
-from holdfast.quiver.sealed import SealedRead, all_sealed, names_between
+from holdfast.quiver.ledger.registration import StartPosition
+from holdfast.quiver.read.cursor import OnDataLoss
+from holdfast.quiver.read.sealed import SealedRead, all_sealed, names_between
 from holdfast.remote.faults import answering, told
 from holdfast.remote.gate import GATE, Gate, client_of
 from holdfast.remote.puts import put

@@ -17,7 +17,7 @@ import pyarrow as pa
 from pyarrow import flight
 
 from holdfast.errors import BadInput
-from holdfast.quiver.sealed import scan_sealed
+from holdfast.quiver.read.sealed import scan_sealed
 from holdfast.remote.faults import answering, told
 from holdfast.remote.gate import GATE, Credential, Gate, client_of
 from holdfast.remote.wire import decode_ticket

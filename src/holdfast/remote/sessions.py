@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 
 from holdfast.errors import Overloaded
 from holdfast.quiver import Cursor, Outcome, Position, Quiver, Range
-from holdfast.quiver.cursor import OnDataLoss
+from holdfast.quiver.read.cursor import OnDataLoss
 from holdfast.seam.clock import Clock
 
 # Ranges of one subscriber whose bundles are remembered.

@@ -27,7 +27,7 @@ import pyarrow.compute as pc
 from holdfast.dataflow.source.schema import fitter
 from holdfast.dataflow.spec.functions import load_function
 from holdfast.dataflow.spec.vertices import SETTABLE, SYSTEM_COLUMNS, RetrySettings
-from holdfast.quiver.envelope import TIME_TYPE
+from holdfast.quiver.segments.envelope import TIME_TYPE
 
 Kind = Literal["map", "filter", "flat_map", "arrow", "sink"]
 

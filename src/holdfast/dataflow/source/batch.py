@@ -14,8 +14,8 @@ from holdfast.dataflow.source.place import Place, places
 from holdfast.dataflow.source.reading import Piece, SourcePartition, read, split
 from holdfast.dataflow.source.schema import WATERMARK_COLUMNS
 from holdfast.errors import BadConfig
-from holdfast.quiver.outcome import Position
-from holdfast.quiver.scan import TimeRange
+from holdfast.quiver.ledger.outcome import Position
+from holdfast.quiver.read.scan import TimeRange
 
 
 class BatchReader(DataSourceReader):

@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import PurePath
 
 from holdfast.errors import Damaged
-from holdfast.quiver import manifest, names
+from holdfast.quiver import names
 from holdfast.quiver.inspect import require_quiver
-from holdfast.quiver.rivals import choices
-from holdfast.quiver.segment import Segment
+from holdfast.quiver.segments import manifest
+from holdfast.quiver.segments.rivals import choices
+from holdfast.quiver.segments.segment import Segment
 from holdfast.seam.disk import Disk, RealDisk
 
 

@@ -18,7 +18,7 @@ from holdfast.dataflow.watermark.claims import NOTHING_CLAIMED_US
 from holdfast.dataflow.watermark.statement import Statement
 from holdfast.errors import BadConfig
 from holdfast.quiver import EventTimeStatement, Position, Quiver, QuiverConfig, Range
-from holdfast.quiver.sealed import names_between
+from holdfast.quiver.read.sealed import names_between
 from holdfast.remote import PlannedRange, RemoteCursor
 from holdfast.seam import Seam
 

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from holdfast.dataflow.source.options import SourceOptions
 from holdfast.errors import BadConfig, WrongQuiver
-from holdfast.quiver.sealed import SealedRead, scan_sealed
+from holdfast.quiver.read.sealed import SealedRead, scan_sealed
 from holdfast.remote import ClientSettings, RemoteQuiver
 from holdfast.seam.disk import RealDisk
 

@@ -14,10 +14,10 @@ from pyspark.sql.types import StructType
 from holdfast.dataflow.source.options import SourceOptions
 from holdfast.dataflow.source.place import Place, read_sealed
 from holdfast.dataflow.source.schema import EVENT_TIME, WATERMARK_COLUMNS, fitter
-from holdfast.quiver.envelope import TIME_TYPE
-from holdfast.quiver.outcome import Position
-from holdfast.quiver.scan import TimeRange
-from holdfast.quiver.sealed import SealedRead
+from holdfast.quiver.ledger.outcome import Position
+from holdfast.quiver.read.scan import TimeRange
+from holdfast.quiver.read.sealed import SealedRead
+from holdfast.quiver.segments.envelope import TIME_TYPE
 
 
 class Piece(NamedTuple):

@@ -12,10 +12,10 @@ from holdfast.dataflow.source.options import SourceOptions
 from holdfast.dataflow.source.place import connect, places, with_directory
 from holdfast.dataflow.source.remembered import recall, remember
 from holdfast.errors import BadInput, OwnerGone
-from holdfast.quiver.envelope import TIME_TYPE
-from holdfast.quiver.scan import TimeRange, scan
-from holdfast.quiver.segment import Segment
-from holdfast.quiver.segment_rows import OPAQUE
+from holdfast.quiver.read.scan import TimeRange, scan
+from holdfast.quiver.segments.envelope import TIME_TYPE
+from holdfast.quiver.segments.rows import OPAQUE
+from holdfast.quiver.segments.segment import Segment
 
 # What a stream adds to the stored columns: its claim, the claim of the batch before, and whether
 # the row is no event but only carries the claim.

@@ -40,7 +40,7 @@ from holdfast.dataflow.source.place import places
 from holdfast.dataflow.source.planner import Planner
 from holdfast.dataflow.source.reading import SourcePartition, read
 from holdfast.errors import BadConfig
-from holdfast.quiver.subscriber import check_name
+from holdfast.quiver.ledger.subscriber import check_name
 from holdfast.seam import Seam
 
 log = logging.getLogger("holdfast.dataflow")

@@ -21,17 +21,17 @@ from xxhash import xxh3_64_hexdigest
 from holdfast.errors import BadInput, Damaged, DiskFull, StorageFailed
 from holdfast.quiver import names
 from holdfast.quiver.backup_marker import VERSION, BackupMarker, CopiedFile, write_marker
-from holdfast.quiver.buffer import Held
 from holdfast.quiver.config import AckLevel
 from holdfast.quiver.engine import make_folders
-from holdfast.quiver.frame import NO_WATERMARK, NOTHING, Totals
-from holdfast.quiver.group import Numbered
 from holdfast.quiver.identity import Identity, write_identity
-from holdfast.quiver.inbox import Append
-from holdfast.quiver.ledger import LedgerState
-from holdfast.quiver.ledger_log import LedgerFile, LedgerHeader
+from holdfast.quiver.ledger.ledger import LedgerState
+from holdfast.quiver.ledger.log import LedgerFile, LedgerHeader
+from holdfast.quiver.log.buffer import Held
+from holdfast.quiver.log.frame import NO_WATERMARK, NOTHING, Totals
+from holdfast.quiver.log.group import Numbered
+from holdfast.quiver.log.inbox import Append
+from holdfast.quiver.log.wal import WalFile, WalHeader, new_salt
 from holdfast.quiver.tools.points import ToolPoint
-from holdfast.quiver.wal import WalFile, WalHeader, new_salt
 from holdfast.seam import Seam
 from holdfast.seam.disk import remove_tree, write_file
 

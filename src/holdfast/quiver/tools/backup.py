@@ -30,19 +30,19 @@ from xxhash import xxh3_64_hexdigest
 from holdfast.errors import CannotOpen, Damaged, HoldfastError, Overloaded
 from holdfast.quiver import names
 from holdfast.quiver.backup_marker import CopiedFile, read_marker, refuse_backup
-from holdfast.quiver.frame import Totals
 from holdfast.quiver.identity import Identity
 from holdfast.quiver.inspect import Inventory, inspect, require_quiver
-from holdfast.quiver.ledger import LedgerState
-from holdfast.quiver.ledger_log import read_ledger_file
-from holdfast.quiver.ledger_recovery import recover_ledger
-from holdfast.quiver.segment import Segment
+from holdfast.quiver.ledger.ledger import LedgerState
+from holdfast.quiver.ledger.log import read_ledger_file
+from holdfast.quiver.ledger.recovery import recover_ledger
+from holdfast.quiver.log.frame import Totals
+from holdfast.quiver.log.wal import SEQ_BLOCK
+from holdfast.quiver.segments.segment import Segment
 from holdfast.quiver.tools.assemble import Assembly, OnRead, check_apart
 from holdfast.quiver.tools.changes import ask_owner, balances
 from holdfast.quiver.tools.findings import Finding
 from holdfast.quiver.tools.offline import directory_lock, require_identity
 from holdfast.quiver.tools.scrub import scrub
-from holdfast.quiver.wal import SEQ_BLOCK
 from holdfast.seam import Seam
 from holdfast.seam.disk import Disk
 from holdfast.seam.randomness import random_uuid

@@ -17,11 +17,11 @@ from holdfast.errors import Damaged
 from holdfast.quiver import names
 from holdfast.quiver.backup_marker import read_marker
 from holdfast.quiver.inspect import Inventory, inspect
-from holdfast.quiver.quarantine import Damage
-from holdfast.quiver.segment import Segment
+from holdfast.quiver.log.quarantine import Damage
+from holdfast.quiver.log.wal import HEADER_BYTES
+from holdfast.quiver.segments.segment import Segment
 from holdfast.quiver.tools.changes import ask_owner, balances
 from holdfast.quiver.tools.findings import Finding, Report, Severity
-from holdfast.quiver.wal import HEADER_BYTES
 from holdfast.seam import Seam
 from holdfast.seam.disk import Disk, Entry
 

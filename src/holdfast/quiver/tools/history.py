@@ -7,16 +7,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from holdfast.quiver.frame import Frame
-from holdfast.quiver.header_block import HeaderFault, NewerVersion
 from holdfast.quiver.inspect import Inventory
-from holdfast.quiver.ledger_log import (
+from holdfast.quiver.ledger.log import (
     LedgerContent,
     LineKind,
     decode_resolutions,
     read_ledger_file,
 )
-from holdfast.quiver.outcome import Outcome, Resolution
+from holdfast.quiver.ledger.outcome import Outcome, Resolution
+from holdfast.quiver.log.frame import Frame
+from holdfast.quiver.log.header_block import HeaderFault, NewerVersion
 from holdfast.seam.disk import Disk
 
 

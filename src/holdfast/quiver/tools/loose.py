@@ -23,8 +23,7 @@ import pyarrow as pa
 from holdfast.errors import Damaged
 from holdfast.quiver import names
 from holdfast.quiver.bundle import RESERVED_METADATA, without_reserved
-from holdfast.quiver.bundle_table import BUNDLE_SCHEMA
-from holdfast.quiver.frame import (
+from holdfast.quiver.log.frame import (
     ALIGNMENT_BYTES,
     HEADER_BYTES,
     MAGIC,
@@ -34,13 +33,14 @@ from holdfast.quiver.frame import (
     Kind,
     decode,
 )
-from holdfast.quiver.manifest import VERSION, BatchSummary, FileSummary, Summary
-from holdfast.quiver.replay import WalContent
-from holdfast.quiver.scan import ENVELOPE_SCHEMA
-from holdfast.quiver.segment import DataFile, Segment
-from holdfast.quiver.segment_rows import ARROW, OPAQUE, RAW, RAW_FIELDS
-from holdfast.quiver.wal import HEADER_BYTES as WAL_HEADER_BYTES
-from holdfast.quiver.wal import WalHeader
+from holdfast.quiver.log.replay import WalContent
+from holdfast.quiver.log.wal import HEADER_BYTES as WAL_HEADER_BYTES
+from holdfast.quiver.log.wal import WalHeader
+from holdfast.quiver.read.scan import ENVELOPE_SCHEMA
+from holdfast.quiver.segments.bundle_table import BUNDLE_SCHEMA
+from holdfast.quiver.segments.manifest import VERSION, BatchSummary, FileSummary, Summary
+from holdfast.quiver.segments.rows import ARROW, OPAQUE, RAW, RAW_FIELDS
+from holdfast.quiver.segments.segment import DataFile, Segment
 from holdfast.seam.disk import Disk
 
 _ARROW_MAGIC_BYTES = 8

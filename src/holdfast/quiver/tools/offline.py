@@ -15,18 +15,18 @@ from pathlib import PurePath
 from holdfast.errors import CannotOpen, DirectoryLocked
 from holdfast.quiver import names
 from holdfast.quiver.backup_marker import refuse_backup
-from holdfast.quiver.buffer import OpenBuffer
 from holdfast.quiver.config import QuiverConfig
-from holdfast.quiver.frame import Totals
 from holdfast.quiver.identity import Identity
 from holdfast.quiver.inspect import Inventory, inspect
-from holdfast.quiver.ledger import Ledger
-from holdfast.quiver.retention import Retention
-from holdfast.quiver.sealer import Sealer
-from holdfast.quiver.segment_build import SegmentBuilder
-from holdfast.quiver.shelf import Shelf
-from holdfast.quiver.wakeup import Signal
-from holdfast.quiver.writer import Writer
+from holdfast.quiver.keep.retention import Retention
+from holdfast.quiver.ledger.ledger import Ledger
+from holdfast.quiver.log.buffer import OpenBuffer
+from holdfast.quiver.log.frame import Totals
+from holdfast.quiver.log.writer import Writer
+from holdfast.quiver.read.shelf import Shelf
+from holdfast.quiver.read.wakeup import Signal
+from holdfast.quiver.segments.build import SegmentBuilder
+from holdfast.quiver.segments.sealer import Sealer
 from holdfast.seam import Seam
 from holdfast.seam.clock import Clock
 from holdfast.seam.disk import LockHeld

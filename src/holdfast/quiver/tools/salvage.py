@@ -17,17 +17,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import PurePath
 
 from holdfast.quiver import names
-from holdfast.quiver.buffer import Held
-from holdfast.quiver.frame import NOTHING, Totals
 from holdfast.quiver.identity import Identity
 from holdfast.quiver.inspect import inspect
-from holdfast.quiver.ledger import LedgerState
+from holdfast.quiver.ledger.ledger import LedgerState
+from holdfast.quiver.log.buffer import Held
+from holdfast.quiver.log.frame import NOTHING, Totals
+from holdfast.quiver.log.wal import SEQ_BLOCK
 from holdfast.quiver.tools.assemble import Assembly, OnRead, check_apart
 from holdfast.quiver.tools.backup import fenced
 from holdfast.quiver.tools.findings import Finding, Severity
 from holdfast.quiver.tools.offline import shelf_of
 from holdfast.quiver.tools.wreck import DamagedRange, Wreck, totals
-from holdfast.quiver.wal import SEQ_BLOCK
 from holdfast.seam import Seam
 from holdfast.seam.randomness import random_uuid
 

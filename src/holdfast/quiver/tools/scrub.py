@@ -11,15 +11,16 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import PurePath
 
 from holdfast.errors import Damaged
-from holdfast.quiver import manifest, names
-from holdfast.quiver.frame import Frame
-from holdfast.quiver.header_block import HeaderFault, NewerVersion, sound_copies
+from holdfast.quiver import names
 from holdfast.quiver.inspect import Inventory, inspect
-from holdfast.quiver.ledger_log import read_ledger_file
-from holdfast.quiver.segment import DataFile, Segment
+from holdfast.quiver.ledger.log import read_ledger_file
+from holdfast.quiver.log.frame import Frame
+from holdfast.quiver.log.header_block import HeaderFault, NewerVersion, sound_copies
+from holdfast.quiver.log.wal import HEADER_BYTES
+from holdfast.quiver.segments import manifest
+from holdfast.quiver.segments.segment import DataFile, Segment
 from holdfast.quiver.tools.findings import Finding, Report, Severity, as_ranges
 from holdfast.quiver.tools.fsck import format_findings, wal_damage_findings
-from holdfast.quiver.wal import HEADER_BYTES
 from holdfast.seam.disk import Disk
 
 OnRead = Callable[[int], None]

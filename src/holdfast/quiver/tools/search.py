@@ -9,10 +9,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from holdfast.errors import Damaged
-from holdfast.quiver.arrow_types import has_dictionary
-from holdfast.quiver.dictionaries import plain_type
 from holdfast.quiver.inspect import Inventory
-from holdfast.quiver.segment import Segment, held_bundle
+from holdfast.quiver.segments.arrow_types import has_dictionary
+from holdfast.quiver.segments.dictionaries import plain_type
+from holdfast.quiver.segments.segment import Segment, held_bundle
 
 _EXCERPT_CHARACTERS = 80
 

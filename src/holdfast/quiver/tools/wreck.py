@@ -10,19 +10,20 @@ from pathlib import PurePath
 import pyarrow as pa
 
 from holdfast.errors import BadInput, Damaged
-from holdfast.quiver import manifest, names
-from holdfast.quiver.buffer import Held
+from holdfast.quiver import names
 from holdfast.quiver.bundle import Encoded, encode_arrow, encode_raw
-from holdfast.quiver.catalog import Catalog
-from holdfast.quiver.frame import BODY_BYTES_MAX, NO_WATERMARK, Kind, Totals
-from holdfast.quiver.header_block import HeaderFault, NewerVersion
 from holdfast.quiver.inspect import inspect
-from holdfast.quiver.replay import Replay, WalContent
-from holdfast.quiver.segment import Bundle, Segment
+from holdfast.quiver.log.buffer import Held
+from holdfast.quiver.log.frame import BODY_BYTES_MAX, NO_WATERMARK, Kind, Totals
+from holdfast.quiver.log.header_block import HeaderFault, NewerVersion
+from holdfast.quiver.log.replay import Replay, WalContent
+from holdfast.quiver.log.wal import HEADER_BYTES, decode_header
+from holdfast.quiver.segments import manifest
+from holdfast.quiver.segments.catalog import Catalog
+from holdfast.quiver.segments.segment import Bundle, Segment
 from holdfast.quiver.tools.assemble import OnRead
 from holdfast.quiver.tools.findings import Finding, Severity
 from holdfast.quiver.tools.loose import LooseSegment, headless_content, loose_files
-from holdfast.quiver.wal import HEADER_BYTES, decode_header
 from holdfast.seam.disk import Disk, Entry
 
 

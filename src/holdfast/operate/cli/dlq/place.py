@@ -17,7 +17,7 @@ from holdfast.graph.model import Graph
 from holdfast.graph.paths import DEAD_LETTERS_DIR, dead_letters_directory, plan
 from holdfast.operate.cli.output import Command
 from holdfast.quiver import Outcome, names
-from holdfast.quiver.frame import Totals
+from holdfast.quiver.log.frame import Totals
 from holdfast.quiver.tools import changes
 from holdfast.receive.openlineage import Config as OpenLineageConfig
 from holdfast.seam import Seam

@@ -19,9 +19,9 @@ from holdfast.operate.cli.quiver.options import directory_argument, parquet_opti
 from holdfast.operate.cli.quiver.parquet import write_parquet
 from holdfast.quiver import QuiverConfig
 from holdfast.quiver.inspect import Inventory, inspect
-from holdfast.quiver.scan import TimeRange, scan
-from holdfast.quiver.segment import Segment
-from holdfast.quiver.segment_table import TableMaker
+from holdfast.quiver.read.scan import TimeRange, scan
+from holdfast.quiver.segments.segment import Segment
+from holdfast.quiver.segments.table import TableMaker
 from holdfast.quiver.tools.changes import ask_owner, balances
 from holdfast.seam import Seam
 

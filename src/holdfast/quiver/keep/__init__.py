@@ -1,0 +1,1 @@
+"""What may go, what must go, and who has to wait."""

@@ -1,0 +1,545 @@
+"""Retention: what may go, what must go, and who has to wait.
+
+First a plan, which decides and changes nothing; then its execution, in an order that survives a
+crash between any two steps:
+
+    1. outcomes     whoever still waited for the data gets `dropped` or `expired` in the ledger
+    2. sync         the ledger is on stable storage: from here on nobody is pending without data
+    3. trash        the segment is renamed into trash/, durably (trash.py)
+    4. unlink       its files go, and only now its bytes count as free
+
+Between plan and execution anybody may register, plan a range or take outcomes back. So what was
+planned is looked at once more under the ledger's lock, which all of them need.
+
+Precedence: what everyone has resolved goes first (steady state), then what is too old (age), then,
+only over a cap, what somebody still waits for (size): for subscribers that chose `drop_oldest`, or
+for all if `retention.size_cap_policy` says so. Planned and leased ranges are left alone. While
+nobody is registered, nothing is resolved, and only age and size take anything.
+"""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import threading
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from pathlib import PurePath
+from typing import NamedTuple
+
+from holdfast.errors import HoldfastError, Overloaded
+from holdfast.quiver import names
+from holdfast.quiver.config import QuiverConfig
+from holdfast.quiver.keep.trash import Trash
+from holdfast.quiver.ledger.intervals import IntervalSet
+from holdfast.quiver.ledger.ledger import Ledger, resolution
+from holdfast.quiver.ledger.outcome import Outcome, Resolution
+from holdfast.quiver.ledger.subscriber import Subscriber
+from holdfast.quiver.log.frame import Totals
+from holdfast.quiver.read.shelf import Shelf
+from holdfast.quiver.segments.catalog import Catalog
+from holdfast.quiver.segments.segment import Ref, Segment
+from holdfast.seam import Seam
+
+# Why a segment goes: everyone has resolved it, it is too old, the size cap, the number of segments.
+REASONS = ("processed", "age", "size", "segments")
+
+
+@dataclass
+class RetentionCounters:
+    """What retention did so far; the seed's metrics are made of these."""
+
+    # By reason: see REASONS.
+    evictions: Counter[str] = field(default_factory=Counter)
+    size_emergencies: int = 0
+    throttled: int = 0
+    subscriber_dropped_segments: int = 0
+    dropped_segments: int = 0
+
+
+class Lag(NamedTuple):
+    """What waited for a subscriber when it was last counted."""
+
+    waiting_bytes: int
+    # By then the quiver had accepted so much, and the subscriber resolved so much.
+    accepted_bytes: int
+    resolved: Totals
+
+
+@dataclass(frozen=True)
+class Removal:
+    """A segment that goes, and what becomes of it for whoever still waits for it."""
+
+    segment: Segment
+    reason: str
+    # None: nobody may wait for it.
+    outcome: Outcome | None
+
+
+class Retention:
+    """Keeps a quiver within its bounds. Safe to use from many threads."""
+
+    def __init__(
+        self,
+        seam: Seam,
+        root: PurePath,
+        config: QuiverConfig,
+        catalog: Catalog,
+        shelf: Shelf,
+        ledger: Ledger,
+        leased: Callable[[str], Collection[int]],
+        unsealed_bytes: Callable[[], tuple[int, int]],
+    ) -> None:
+        self.counters = RetentionCounters()
+        # As configured, unless several quivers share one cap.
+        self.size_cap_bytes = config.retention.size_cap_bytes
+        self._seam = seam
+        self._root = root
+        self._config = config
+        self._retention = config.retention
+        self._catalog = catalog
+        self._shelf = shelf
+        self._ledger = ledger
+        # The seqs of a subscriber that are in somebody's hands.
+        self._leased = leased
+        # Bytes in WAL files, and bytes of the buffers that will become segments.
+        self._unsealed_bytes = unsealed_bytes
+        self._lock = threading.RLock()
+        self._freed = threading.Condition()
+        self._trash = Trash(seam.disk, root)
+        self._quarantined_bytes = 0
+        self._correction_bytes = 0
+        # By subscriber, until outcomes are taken back.
+        self._lags: dict[tuple[str, int], Lag] = {}
+        # Nothing that waits was ingested before this.
+        self._oldest_ns: dict[tuple[str, int], int] = {}
+        self._held_until_s = seam.clock.monotonic_s()
+
+    # ------------------------------------------------------------------- budget
+
+    @property
+    def reserve_bytes(self) -> int:
+        """Kept free below the cap for acknowledging, sealing and deleting."""
+        wanted = self._retention.reserve_bytes
+        if wanted is None:
+            wanted = 2 * self._config.segment.target_size_bytes
+        return min(wanted, self.size_cap_bytes // 4)
+
+    def used_bytes(self) -> int:
+        """Return what the quiver occupies, by its own account, corrected by the last look."""
+        wal_bytes, _ = self._unsealed_bytes()
+        known = wal_bytes + self._catalog.size_bytes + self._ledger.size_bytes
+        others = self._quarantined_bytes + self._trash.left_bytes
+        return known + others + self._correction_bytes
+
+    def look_at_disk(self) -> int:
+        """Compare the account with what the disk says; return the real usage."""
+        with self._lock:
+            self._correction_bytes = 0
+            quarantine = self._root / names.QUARANTINE_DIR
+            exists = self._seam.disk.exists(quarantine)
+            self._quarantined_bytes = self._seam.disk.used_bytes(quarantine) if exists else 0
+            real = self._seam.disk.used_bytes(self._root)
+            # Only ever upwards: what is being written right now may not be on disk yet.
+            self._correction_bytes = max(0, real - self.used_bytes())
+            return real
+
+    def now_ns(self) -> int:
+        """Return the time by which the age of data is measured; see `SteadyTime`."""
+        return self._ledger.steady.earliest_now_ns()
+
+    def refusal(self, size_bytes: int) -> Overloaded | None:
+        """Return why an append of this size must wait, None if it need not.
+
+        What could make room has been tried: the caller may wait and ask again.
+        """
+        if self._must_shrink(size_bytes):
+            # A failing disk must not end the writer: the keeper tells, and there is no room.
+            with contextlib.suppress(HoldfastError, OSError):
+                self.enforce(size_bytes)
+                if self._correction_bytes:
+                    self.look_at_disk()  # it may be out of date by now
+            if self._must_shrink(size_bytes):
+                return self._no_room()
+        return self._blocked_by_subscriber()
+
+    def hold(self, seconds: float) -> None:
+        """Keep what nobody needs any more for a while, because somebody is copying it.
+
+        It goes all the same when room is needed.
+        """
+        self._held_until_s = self._seam.clock.monotonic_s() + seconds
+
+    def throttled(self) -> None:
+        """Count that an append had to wait."""
+        self.counters.throttled += 1
+
+    def wait_freed(self, timeout_s: float) -> None:
+        """Wait until something was resolved or removed."""
+        with self._freed:
+            self._freed.wait(timeout_s)
+
+    def notify_freed(self) -> None:
+        """Wake whoever waits for room."""
+        with self._freed:
+            self._freed.notify_all()
+
+    def _over_cap(self, size_bytes: int) -> bool:
+        # What is in the WAL will be written once more, as a segment, before it can go.
+        _, to_seal_bytes = self._unsealed_bytes()
+        wanted = self.used_bytes() + to_seal_bytes + 2 * size_bytes + self.reserve_bytes
+        return wanted > self.size_cap_bytes
+
+    def _no_room(self) -> Overloaded:
+        segments = self._catalog.snapshot()
+        holders = sorted(self._holders(segments))
+        who = f"its oldest is held by {', '.join(holders)}"
+        if not holders:
+            who = "nobody is registered to read it"
+        _, to_seal_bytes = self._unsealed_bytes()
+        free_bytes = to_seal_bytes + self.reserve_bytes
+        full = (
+            f"{len(segments)} segments, the cap is {self._retention.max_segments} "
+            "(retention.max_segments)"
+            if self._too_many()
+            else f"{self.used_bytes()} bytes and keeps {free_bytes} free for sealing, the cap is "
+            f"{self.size_cap_bytes} (retention.size_cap_bytes)"
+        )
+        return Overloaded(
+            f"the quiver holds {full}; {who}",
+            hint="let its readers catch up, drop a dead one, or raise the cap",
+            path=str(self._root),
+            retry_after_s=1.0,
+        )
+
+    def _holders(self, segments: Sequence[Segment]) -> list[str]:
+        """Return who waits for the oldest segment, or for what is not sealed if there is none."""
+        if segments:
+            return [subscriber.name for subscriber in self._waiting_for(segments[0])]
+        with self._ledger.lock:
+            subscribers = self._ledger.state.subscribers.values()
+            return [s.name for s in subscribers if self._shelf.oldest_waiting_ns(s) is not None]
+
+    def _blocked_by_subscriber(self) -> Overloaded | None:
+        for subscriber in list(self._ledger.state.subscribers.values()):
+            options = subscriber.options
+            if options.on_full != "block":
+                continue
+            behind = None
+            if options.max_bytes is not None and self._lag(subscriber, options.max_bytes):
+                behind = f"{options.max_bytes} bytes behind (max_bytes)"
+            elif options.max_age_s is not None and self._is_late(subscriber, options.max_age_s):
+                behind = f"{options.max_age_s} s behind (max_age_s)"
+            if behind is not None:
+                return Overloaded(
+                    f"subscriber {subscriber.name!r} is more than {behind}",
+                    hint="let it catch up, or choose on_full='drop_oldest' for it",
+                    path=str(self._root),
+                    retry_after_s=1.0,
+                )
+        return None
+
+    def _lag(self, subscriber: Subscriber, max_bytes: int) -> int:
+        """Return how many bytes more than `max_bytes` wait for a subscriber; 0 if not more.
+
+        They are counted only when it may be so. Of a subscriber that resolves nothing, such as a
+        dead one at its cap, they are known without counting: what was accepted since waits for it.
+        """
+        key, accepted = _key_of(subscriber), self._shelf.accepted_payload_bytes()
+        lag = self._lags.get(key)
+        if lag is not None:
+            waiting_bytes = lag.waiting_bytes + accepted - lag.accepted_bytes
+            if waiting_bytes <= max_bytes:
+                return 0
+            if lag.resolved == subscriber.resolved_totals:
+                return waiting_bytes - max_bytes
+        with self._ledger.lock:
+            accepted = self._shelf.accepted_payload_bytes()
+            _, waiting_bytes = self._shelf.waiting(subscriber)
+            self._lags[key] = Lag(waiting_bytes, accepted, subscriber.resolved_totals)
+        return max(0, waiting_bytes - max_bytes)
+
+    def _is_late(self, subscriber: Subscriber, max_age_s: float) -> bool:
+        """Whether something older waits for a subscriber; looked up only when it may be so."""
+        key, now_ns = _key_of(subscriber), self.now_ns()
+        limit_ns = now_ns - int(max_age_s * 1e9)
+        if self._oldest_ns.get(key, limit_ns - 1) >= limit_ns:
+            return False
+        with self._ledger.lock:
+            oldest_ns = self._shelf.oldest_waiting_ns(subscriber)
+        self._oldest_ns[key] = now_ns if oldest_ns is None else oldest_ns
+        return oldest_ns is not None and oldest_ns < limit_ns
+
+    def _forget(self, name: str) -> None:
+        """Forget the lag of a subscriber: more may wait for the next one of that name."""
+        self._lags = {key: lag for key, lag in self._lags.items() if key[0] != name}
+        self._oldest_ns = {k: oldest for k, oldest in self._oldest_ns.items() if k[0] != name}
+
+    # ------------------------------------------------------------------ keeping
+
+    def tick(self) -> None:
+        """Do what is due: orphans, caps of subscribers, then segments."""
+        with self._lock:
+            self._trash.empty()
+            self._give_up_orphans()
+            self._cap_subscribers()
+            self.enforce(0)
+
+    def enforce(self, size_bytes: int) -> None:
+        """Remove what may go, and what must to make room for `size_bytes`."""
+        with self._lock:
+            for removal in self._plan_processed():
+                self._remove(removal)
+            for removal in self._plan_expired():
+                self._remove(removal)
+            while self._must_shrink(size_bytes):
+                pressed = self._plan_pressed()
+                if pressed is None or not self._remove(pressed):
+                    return
+                self.counters.size_emergencies += pressed.reason == "size"
+
+    def _must_shrink(self, size_bytes: int) -> bool:
+        return self._too_many() or self._over_cap(size_bytes)
+
+    def _too_many(self) -> bool:
+        return len(self._catalog.snapshot()) > self._retention.max_segments
+
+    # ----------------------------------------------------------------- planning
+
+    def _waiting_for(self, segment: Segment) -> list[Subscriber]:
+        """Return the subscribers for which something of a segment is not resolved."""
+        first, end = _seqs_of(segment)
+        subscribers = self._ledger.state.subscribers.values()
+        return [s for s in list(subscribers) if end > s.start_seq and s.unresolved(first, end)]
+
+    def _plan_processed(self) -> list[Removal]:
+        """Segments that every subscriber has resolved, beyond the headroom."""
+        held = self._seam.clock.monotonic_s() < self._held_until_s
+        if held or not self._ledger.state.subscribers:
+            return []
+        done = [s for s in self._resolved_for_one() if not self._waiting_for(s)]
+        kept_bytes = sum(segment.disk_bytes for segment in done)
+        removals = []
+        for segment in done:
+            if kept_bytes <= self._retention.steady_state_headroom_bytes:
+                break
+            kept_bytes -= segment.disk_bytes
+            removals.append(Removal(segment, "processed", None))
+        return removals
+
+    def _resolved_for_one(self) -> list[Segment]:
+        """Return the segments that one subscriber has resolved, without looking at all others."""
+        with self._ledger.lock:
+            one = min(self._ledger.state.subscribers.values(), key=lambda s: len(s.resolved))
+            done = IntervalSet([(0, one.start_seq), *one.resolved])
+        segments, found = self._catalog.snapshot(), []
+        for first_seq, end_seq in done:
+            place = bisect.bisect_left(segments, first_seq, key=lambda s: s.summary.first_seq)
+            while place < len(segments) and segments[place].summary.last_seq < end_seq:
+                found.append(segments[place])
+                place += 1
+        return found
+
+    def _plan_expired(self) -> list[Removal]:
+        """Segments that are too old, whoever waits for them."""
+        if self._retention.max_age_s is None:
+            return []
+        oldest_ns = self.now_ns() - int(self._retention.max_age_s * 1e9)
+        removals = []
+        for segment in self._catalog.snapshot():
+            if segment.summary.max_ingestion_ns >= oldest_ns:
+                continue
+            waiting = self._waiting_for(segment)
+            if not self._in_use(segment, waiting):
+                removals.append(Removal(segment, "age", Outcome.EXPIRED))
+        return removals
+
+    def _plan_pressed(self) -> Removal | None:
+        """Return the oldest segment that may go to make room; None: somebody has to wait."""
+        reason = "segments" if self._too_many() else "size"
+        segments = [(segment, self._waiting_for(segment)) for segment in self._catalog.snapshot()]
+        # What nobody needs goes first, although headroom kept it.
+        for segment, waiting in sorted(segments, key=lambda pair: bool(pair[1])):
+            removal = Removal(segment, reason, Outcome.DROPPED if waiting else None)
+            if self._may_go(removal, waiting) and not self._in_use(segment, waiting):
+                return removal
+        return None
+
+    def _may_go(self, removal: Removal, waiting: Sequence[Subscriber]) -> bool:
+        """Whether a segment may go under those who wait for it now."""
+        if any(self._is_pinned(s, *_seqs_of(removal.segment)) for s in waiting):
+            return False
+        if removal.outcome is None:
+            anybody = bool(self._ledger.state.subscribers) or self._may_drop_all
+            return anybody and not waiting
+        willing = all(s.options.on_full == "drop_oldest" for s in waiting)
+        return removal.outcome is Outcome.EXPIRED or willing or self._may_drop_all
+
+    @property
+    def _may_drop_all(self) -> bool:
+        return self._retention.size_cap_policy == "drop_oldest"
+
+    def _in_use(self, segment: Segment, waiting: Sequence[Subscriber]) -> bool:
+        """Whether part of a segment is planned, or in somebody's hands."""
+        first, end = _seqs_of(segment)
+        return any(
+            self._is_pinned(s, first, end)
+            or any(first <= seq < end for seq in self._leased(s.name))
+            for s in waiting
+        )
+
+    def _is_pinned(self, subscriber: Subscriber, first_seq: int, end_seq: int) -> bool:
+        since_ns = self._ledger.steady.now_ns() - int(self._retention.max_pin_s * 1e9)
+        return any(
+            pin.first_seq < end_seq and pin.end_seq > first_seq and pin.time_ns >= since_ns
+            for pin in subscriber.pins
+        )
+
+    # ---------------------------------------------------------------- executing
+
+    def _remove(self, removal: Removal) -> bool:
+        """Remove a segment, if that is still right; return whether it was."""
+        segment, summary = removal.segment, removal.segment.summary
+        with self._ledger.lock:
+            waiting = self._waiting_for(segment)
+            if not self._may_go(removal, waiting):
+                return False
+            lines = self._outcomes(removal, waiting)
+            if lines:
+                self._ledger.resolve(lines)
+            self._ledger.change(
+                "deleted",
+                segment_seq=summary.segment_seq,
+                # For whoever asks later what became of a bundle.
+                seqs=[summary.first_seq, summary.last_seq],
+                reason=removal.reason,
+                totals=[summary.bundles, summary.events],
+                producers={
+                    name: [p.epoch, p.seq, p.bundles, p.events, p.time_ns]
+                    for name, p in summary.producers.items()
+                    if p.epoch
+                },
+            )
+            self._ledger.sync()
+            self._catalog.remove(segment)
+        self._trash.remove(segment.path, segment.disk_bytes)
+        self.counters.evictions[removal.reason] += 1
+        if removal.outcome is Outcome.DROPPED:
+            self.counters.dropped_segments += 1
+            self.counters.subscriber_dropped_segments += len(lines)
+        self.notify_freed()
+        return True
+
+    def _outcomes(self, removal: Removal, waiting: Sequence[Subscriber]) -> list[Resolution]:
+        if removal.outcome is None:
+            return []
+        now_ns, (first, end) = self._seam.clock.wall_ns(), _seqs_of(removal.segment)
+        return [
+            resolution(
+                now_ns,
+                subscriber.name,
+                max(first, subscriber.start_seq),
+                end,
+                removal.outcome,
+                self._shelf.unresolved(subscriber, removal.segment),
+                removal.reason,
+            )
+            for subscriber in waiting
+        ]
+
+    def empty_trash(self) -> None:
+        """Remove what a crash left half removed."""
+        self._trash.empty()
+
+    # -------------------------------------------------------------- subscribers
+
+    def unregister(self, name: str, reason: str) -> Totals:
+        """Record that a subscriber's pending data is given up, and forget the subscriber."""
+        with self._lock, self._ledger.lock:
+            subscriber = self._ledger.subscriber(name)
+            last_seq, _ = self._shelf.readable()
+            counts, _ = self._shelf.waiting(subscriber, last_seq)
+            end = max(subscriber.start_seq, last_seq + 1)
+            now_ns = self._seam.clock.wall_ns()
+            line = resolution(
+                now_ns, name, subscriber.start_seq, end, Outcome.GIVEN_UP, counts, reason
+            )
+            self._ledger.resolve([line])
+            self._ledger.change("unregister", name)
+            self._ledger.sync()
+        self._forget(name)
+        self.notify_freed()
+        return counts
+
+    def _give_up_orphans(self) -> None:
+        ttl_s = self._retention.orphan_ttl_s
+        if ttl_s is None:
+            return
+        since_ns = self._ledger.steady.now_ns() - int(ttl_s * 1e9)
+        for subscriber in list(self._ledger.state.subscribers.values()):
+            absent_ns = subscriber.absent_since_ns
+            if absent_ns is not None and absent_ns < since_ns:
+                self.unregister(subscriber.name, "orphaned")
+
+    def _cap_subscribers(self) -> None:
+        for subscriber in list(self._ledger.state.subscribers.values()):
+            if subscriber.options.on_full == "drop_oldest":
+                self._drop_beyond_caps(subscriber)
+
+    def _drop_beyond_caps(self, subscriber: Subscriber) -> None:
+        """Resolve the oldest bundles of a subscriber until it is within its own caps."""
+        options = subscriber.options
+        # Before the ledger's lock: a lease takes its own first, and the ledger's second.
+        leased = self._leased(subscriber.name)
+        with self._ledger.lock:
+            over_bytes = (
+                0 if options.max_bytes is None else self._lag(subscriber, options.max_bytes)
+            )
+            oldest_ns = 0
+            if options.max_age_s is not None and self._is_late(subscriber, options.max_age_s):
+                oldest_ns = self.now_ns() - int(options.max_age_s * 1e9)
+            lines: list[Resolution] = []
+            dropped_bytes = 0
+            for ref in self._shelf.refs(subscriber.high_water_seq):
+                too_old = ref.ingestion_ns < oldest_ns
+                if not too_old and dropped_bytes >= over_bytes:
+                    break
+                if ref.seq in subscriber.resolved or ref.seq in leased:
+                    continue
+                if not self._is_pinned(subscriber, ref.seq, ref.seq + 1):
+                    dropped_bytes += ref.size_bytes
+                    self._add_line(lines, subscriber, ref, too_old=too_old)
+            if not lines:
+                return
+            key, resolved = _key_of(subscriber), subscriber.resolved_totals
+            self._ledger.resolve(lines)
+            lag = self._lags.get(key)
+            if lag is not None and lag.resolved == resolved:
+                # It is still counted: nothing but this was resolved since.
+                left_bytes = lag.waiting_bytes - dropped_bytes
+                self._lags[key] = Lag(left_bytes, lag.accepted_bytes, subscriber.resolved_totals)
+
+    def _add_line(
+        self, lines: list[Resolution], subscriber: Subscriber, ref: Ref, *, too_old: bool
+    ) -> None:
+        """Add a bundle that is dropped; consecutive ones share a line."""
+        outcome = Outcome.EXPIRED if too_old else Outcome.DROPPED
+        reason = "max_age_s" if too_old else "max_bytes"
+        first, counts = ref.owned_from, Totals(1, ref.events - subscriber.partial.get(ref.seq, 0))
+        if lines and lines[-1].end.seq == first and lines[-1].outcome is outcome:
+            last = lines.pop()
+            first, counts = last.start.seq, last.counts.plus(*counts)
+        now_ns = self._seam.clock.wall_ns()
+        lines.append(
+            resolution(now_ns, subscriber.name, first, ref.seq + 1, outcome, counts, reason)
+        )
+
+
+def _key_of(subscriber: Subscriber) -> tuple[str, int]:
+    return subscriber.name, subscriber.reopened
+
+
+def _seqs_of(segment: Segment) -> tuple[int, int]:
+    """Return the first seq of a segment, and the one behind its last."""
+    return segment.summary.first_seq, segment.summary.last_seq + 1

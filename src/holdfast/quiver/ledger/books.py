@@ -1,0 +1,129 @@
+"""Balancing the books: what the ledger says must agree with what is there.
+
+Per subscriber: accepted = sum of outcomes + pending. `accepted` is counted by the writer, outcomes
+by the ledger, pending by looking at the data. At every start the three are compared; what was
+accepted and is neither resolved nor there is damage, and gets that outcome, so that the equation
+holds again and nobody waits for what will never come.
+
+The other way round, the ledger may know of more than the log does: damage at the very end of a log
+looks like a torn tail that was never accepted. Who has an outcome for a bundle proves that it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from holdfast.quiver.ledger.ledger import Ledger, resolution
+from holdfast.quiver.ledger.outcome import Outcome, Resolution
+from holdfast.quiver.ledger.subscriber import Subscriber
+from holdfast.quiver.log.frame import NOTHING, Totals
+from holdfast.quiver.log.quarantine import Damage
+from holdfast.quiver.read.shelf import Shelf
+
+
+class Balance(NamedTuple):
+    """One subscriber's account, in bundles and in events."""
+
+    subscriber: str
+    accepted: Totals
+    outcomes: dict[Outcome, Totals]
+    pending: Totals
+    pending_bytes: int
+
+    @property
+    def holds(self) -> bool:
+        """Whether the equation is true."""
+        total = self.pending
+        for counts in self.outcomes.values():
+            total = total.plus(*counts)
+        return total == self.accepted
+
+
+def balance(subscriber: Subscriber, shelf: Shelf) -> Balance:
+    """Return the account of a subscriber; pending is counted by looking at the data.
+
+    The caller holds the ledger's lock. What is appended meanwhile is on neither side.
+    """
+    last_seq, accepted = shelf.readable()
+    pending, pending_bytes = shelf.waiting(subscriber, last_seq)
+    before = subscriber.accepted_before
+    return Balance(
+        subscriber.name,
+        Totals(accepted.bundles - before.bundles, accepted.events - before.events),
+        {outcome: subscriber.counts.get(outcome, NOTHING) for outcome in Outcome},
+        pending,
+        pending_bytes,
+    )
+
+
+def proven(ledger: Ledger, shelf: Shelf, accepted: Totals) -> Totals:
+    """Return what was accepted at least, by the log or by what the ledger says."""
+    for subscriber in ledger.state.subscribers.values():
+        found, _ = shelf.waiting(subscriber)
+        known = subscriber.accepted_before.plus(*subscriber.resolved_totals).plus(*found)
+        accepted = Totals(*map(max, accepted, known))
+    return accepted
+
+
+def reconcile(
+    ledger: Ledger, shelf: Shelf, accepted: Totals, damages: Sequence[Damage], now_ns: int
+) -> list[Resolution]:
+    """Write off what is neither resolved nor there; return the lines written."""
+    lines: list[Resolution] = []
+    for subscriber in ledger.state.subscribers.values():
+        expected = subscriber.pending(accepted)
+        found, _ = shelf.waiting(subscriber)
+        missing = Totals(expected.bundles - found.bundles, expected.events - found.events)
+        if missing != NOTHING:
+            lines += _write_off(subscriber, missing, shelf, damages, now_ns)
+    if lines:
+        ledger.resolve(lines)
+        ledger.sync()
+    return lines
+
+
+def _write_off(
+    subscriber: Subscriber, missing: Totals, shelf: Shelf, damages: Sequence[Damage], now_ns: int
+) -> list[Resolution]:
+    """Return lines that resolve the empty ranges; the first carries the count."""
+    lines = []
+    for first, end, reason in _empty_ranges(subscriber, missing, shelf, damages):
+        counts, missing = missing, NOTHING
+        lines.append(
+            resolution(now_ns, subscriber.name, first, end, Outcome.DAMAGED, counts, reason)
+        )
+    if missing != NOTHING:
+        seq = subscriber.high_water_seq
+        reason = "no longer there"
+        lines.append(
+            resolution(now_ns, subscriber.name, seq, seq, Outcome.DAMAGED, missing, reason)
+        )
+    return lines
+
+
+def _empty_ranges(
+    subscriber: Subscriber, missing: Totals, shelf: Shelf, damages: Sequence[Damage]
+) -> list[tuple[int, int, str]]:
+    """Return where the missing bundles may have been: where something is damaged, or anywhere."""
+    ranges: list[tuple[int, int, str]] = []
+    explained_bundles = 0
+    for damage in damages:
+        if damage.first_seq is not None and damage.last_seq is not None:
+            first_seq = max(damage.first_seq, subscriber.start_seq)
+            for first, end in subscriber.resolved.holes(first_seq, damage.last_seq + 1):
+                if next((r for r in shelf.refs(first) if r.seq < end), None) is None:
+                    ranges.append((first, end, f"{damage.source}: {damage.reason}"))
+                    explained_bundles += damage.bundles or 0
+    if explained_bundles >= missing.bundles:
+        return ranges
+    covered, tail = shelf.snapshot()
+    spans = [(s.summary.first_seq, s.summary.last_seq + 1) for s in covered]
+    spans += [(held[0].seq, held[-1].seq + 1) for held in tail]
+    known = {(first, end) for first, end, _ in ranges}
+    low = subscriber.start_seq
+    for first, end in sorted(spans):
+        holes = subscriber.resolved.holes(low, max(low, first))
+        ranges += [(*hole, "no longer there") for hole in holes if hole not in known]
+        low = max(low, end)
+    return ranges

@@ -1,0 +1,67 @@
+"""Single bundles decided by their number, in any order: for data that nobody reads in a row.
+
+Cursor and lease decide what they handed out. Dead letters are looked at by people and programs, now
+this one and now that one, for months; what decides them names them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+from holdfast.quiver.ledger.ledger import resolution
+from holdfast.quiver.ledger.outcome import Outcome, Resolution
+from holdfast.quiver.ledger.subscriber import Subscriber
+from holdfast.quiver.log.frame import NOTHING, Totals
+from holdfast.quiver.read.attachment import Store
+from holdfast.quiver.read.shelf import Shelf
+from holdfast.quiver.segments.segment import Ref
+
+
+def waiting_refs(shelf: Shelf, subscriber: Subscriber, from_seq: int = 0) -> Iterator[Ref]:
+    """Yield the bundles that wait for a subscriber, from a seq on, in order."""
+    for ref in shelf.refs(max(from_seq, subscriber.start_seq)):
+        if ref.seq not in subscriber.resolved:
+            yield ref
+
+
+def resolve_bundles(
+    store: Store, name: str, seqs: Collection[int], outcome: Outcome, reason: str
+) -> Totals:
+    """Decide bundles of a subscriber, durably; return what was not decided before.
+
+    A seq that is not there, or is decided already, is passed over: doing it again changes nothing.
+    """
+    lines: list[Resolution] = []
+    decided, now_ns = NOTHING, store.clock.wall_ns()
+    with store.ledger.lock:
+        subscriber = store.ledger.subscriber(name)
+        for ref in _refs_of(store.shelf, subscriber, set(seqs)):
+            counts = Totals(1, ref.events - subscriber.partial.get(ref.seq, 0))
+            decided = decided.plus(*counts)
+            first = ref.owned_from
+            if lines and lines[-1].end.seq == first:
+                last = lines.pop()
+                first, counts = last.start.seq, last.counts.plus(*counts)
+            lines.append(resolution(now_ns, name, first, ref.seq + 1, outcome, counts, reason))
+        if lines:
+            store.ledger.resolve(lines)
+            store.ledger.sync()
+    if lines:
+        store.freed()
+        store.arrivals.notify()
+    return decided
+
+
+def _refs_of(shelf: Shelf, subscriber: Subscriber, seqs: set[int]) -> Iterator[Ref]:
+    """Yield what waits of some seqs, each with the unused numbers before it."""
+    wanted = {seq for seq in seqs if seq >= subscriber.start_seq}
+    if not wanted:
+        return
+    # From the bundle before the first one on: numbers between them belong to the first.
+    before = next(shelf.refs_back(min(wanted)), None)
+    start = subscriber.start_seq if before is None else before.seq + 1
+    for ref in shelf.refs(max(start, subscriber.start_seq)):
+        if ref.seq > max(wanted):
+            return
+        if ref.seq in wanted and ref.seq not in subscriber.resolved:
+            yield ref

@@ -1,0 +1,123 @@
+"""Reading the ledger back: the newest sound checkpoint, and every sound line after it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import PurePath
+
+from holdfast.errors import UnknownFormat
+from holdfast.quiver import names
+from holdfast.quiver.identity import unknown_format
+from holdfast.quiver.ledger.ledger import LedgerState
+from holdfast.quiver.ledger.log import (
+    LedgerContent,
+    LineKind,
+    decode_resolutions,
+    read_ledger_file,
+)
+from holdfast.quiver.log.frame import Frame
+from holdfast.quiver.log.header_block import BLOCK_BYTES, HeaderFault, NewerVersion
+from holdfast.seam.disk import Disk
+
+
+@dataclass
+class RecoveredLedger:
+    """The state, and what was found on the way."""
+
+    state: LedgerState
+    next_number: int = 1
+    # Path, time it was begun, size.
+    files: list[tuple[PurePath, int, int]] = field(default_factory=list)
+    replayed_lines: int = 0
+    # Ledger files that cannot be read, with the reason.
+    unreadable: list[tuple[PurePath, str]] = field(default_factory=list)
+    # Files whose beginning was interrupted; they never held anything.
+    interrupted: list[PurePath] = field(default_factory=list)
+    # Bytes of lines that do not match their checksum, before the end of a file.
+    damaged_bytes: int = 0
+    torn_bytes: int = 0
+
+
+def refuse_newer(disk: Disk, directory: PurePath) -> None:
+    """Raise if a newer program wrote a file, before anything was touched because of others."""
+    for entry in disk.list(directory):
+        try:
+            read_ledger_file(disk, directory / entry.name)
+        except NewerVersion as newer:
+            raise _unknown_version(directory / entry.name, newer) from None
+        except (OSError, HeaderFault):
+            continue  # a matter of recovery
+
+
+def _unknown_version(path: PurePath, newer: NewerVersion) -> UnknownFormat:
+    return unknown_format(path, f"ledger {newer}")
+
+
+def recover_ledger(disk: Disk, directory: PurePath, own_ids: set[str]) -> RecoveredLedger:
+    """Return the state of the ledger in a directory."""
+    recovered = RecoveredLedger(LedgerState({}))
+    contents: list[LedgerContent] = []
+    for entry in disk.list(directory):
+        path, number = directory / entry.name, names.parse_ledger_file(entry.name)
+        if number is None:
+            recovered.unreadable.append((path, "not a ledger file's name"))
+            continue
+        recovered.next_number = max(recovered.next_number, number + 1)
+        try:
+            content = read_ledger_file(disk, path)
+        except NewerVersion as newer:
+            raise _unknown_version(path, newer) from None
+        except HeaderFault as fault:
+            if entry.size_bytes <= BLOCK_BYTES:
+                recovered.interrupted.append(path)
+                recovered.torn_bytes += entry.size_bytes
+            else:
+                recovered.unreadable.append((path, str(fault)))
+            continue
+        except OSError as error:
+            recovered.unreadable.append((path, str(error)))
+            continue
+        if content.header.quiver_id not in own_ids:
+            recovered.unreadable.append((path, f"a ledger of {content.header.quiver_id}"))
+            continue
+        contents.append(content)
+        recovered.files.append((path, content.header.created_ns, entry.size_bytes))
+    _replay(recovered, contents)
+    return recovered
+
+
+def _replay(recovered: RecoveredLedger, contents: list[LedgerContent]) -> None:
+    begin = next(
+        (place for place in reversed(range(len(contents))) if contents[place].checkpoint), 0
+    )
+    for content in contents[begin:]:
+        checkpoint = content.checkpoint
+        if checkpoint is not None:
+            recovered.state = LedgerState.from_fields(checkpoint)
+        synced = [item.synced_through for item in content.items if isinstance(item, Frame)]
+        for item in content.items:
+            if isinstance(item, Frame):
+                recovered.replayed_lines += apply_line(recovered.state, item)
+            elif item.start < max(synced, default=0):
+                recovered.damaged_bytes += item.end - item.start
+            else:
+                # What a power cut left of lines that were not synced. A line counts what those
+                # before it left over, so nothing behind the hole is taken.
+                recovered.torn_bytes += content.items[-1].end - item.start
+                break
+
+
+def apply_line(state: LedgerState, frame: Frame) -> int:
+    """Apply one frame to the state; return how many lines it held."""
+    if frame.kind == LineKind.RESOLUTIONS:
+        lines = list(decode_resolutions(frame.payload))
+        for line in lines:
+            subscriber = state.subscribers.get(line.subscriber)
+            if subscriber is not None:
+                subscriber.apply(line)
+        return len(lines)
+    if frame.kind == LineKind.CHANGE:
+        state.change(json.loads(bytes(frame.payload)))
+        return 1
+    return 0

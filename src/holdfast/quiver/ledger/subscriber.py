@@ -1,0 +1,190 @@
+"""A subscriber: a named reader, what is resolved for it, and what it may hold back.
+
+This is the state behind the ledger: plain data that lines of the ledger change, in the order they
+were written, live and at replay alike. Nothing here touches a disk or a clock.
+
+The seed's terms are views of it. The high-water mark is the first seq that is not resolved. The gap
+set is what is resolved beyond it. A segment's outstanding count is the number of subscribers for
+which some of its seqs are not resolved.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
+
+from holdfast.errors import BadInput
+from holdfast.quiver.ledger.intervals import IntervalSet
+from holdfast.quiver.ledger.outcome import LOSSES, Outcome, Position, Resolution
+from holdfast.quiver.log.frame import NOTHING, Totals
+
+OnFull = Literal["block", "drop_oldest"]
+Start = Literal["oldest", "latest"] | int
+
+NAME_PATTERN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,63}")
+# Losses a cursor has not been told of yet; older ones are merged into one range.
+LOSSES_MAX = 100
+
+
+def check_name(name: str) -> str:
+    """Return the name of a subscriber if it is one."""
+    if not NAME_PATTERN.fullmatch(name):
+        raise BadInput(
+            f"{name!r} is not a subscriber's name",
+            hint="use 1 to 64 letters, digits, '_', '-' or '.', not beginning with '-' or '.'",
+        )
+    return name
+
+
+@dataclass(frozen=True)
+class SubscriberOptions:
+    """What a subscriber may hold back, and what happens at its cap."""
+
+    # Payload bytes that may wait for it. None: no cap of its own.
+    max_bytes: int | None = None
+    # Age since ingestion of the oldest bundle that may wait for it.
+    max_age_s: float | None = None
+    # At a cap: refuse appends, or drop its oldest and say so.
+    on_full: OnFull = "block"
+
+    def __post_init__(self) -> None:
+        if self.on_full not in ("block", "drop_oldest"):
+            raise BadInput(f"on_full is {self.on_full!r}", hint="use 'block' or 'drop_oldest'")
+        if self.max_bytes is not None and self.max_bytes <= 0:
+            raise BadInput(f"max_bytes is {self.max_bytes}", hint="use a positive number, or None")
+        if self.max_age_s is not None and self.max_age_s <= 0:
+            raise BadInput(f"max_age_s is {self.max_age_s}", hint="use a positive number, or None")
+
+    @classmethod
+    def from_fields(cls, found: dict[str, Any]) -> SubscriberOptions:
+        """Return what a ledger holds; options of a newer program are passed over."""
+        return cls(**{f.name: found[f.name] for f in fields(cls) if f.name in found})
+
+
+@dataclass
+class Pin:
+    """A planned range that retention leaves alone, for a while."""
+
+    first_seq: int
+    end_seq: int
+    time_ns: int
+
+    @property
+    def seqs(self) -> tuple[int, int]:
+        """The range."""
+        return self.first_seq, self.end_seq
+
+
+@dataclass
+class Subscriber:
+    """Everything the ledger knows about one subscriber."""
+
+    name: str
+    start_seq: int
+    # What the quiver had accepted before `start_seq`.
+    accepted_before: Totals
+    registered_ns: int
+    options: SubscriberOptions = field(default_factory=SubscriberOptions)
+    generation: int = 0
+    paused: bool = False
+    # When it was last attached or detached; None while attached.
+    absent_since_ns: int | None = None
+    resolved: IntervalSet = field(default_factory=IntervalSet)
+    # Bundles resolved in part: seq to number of events.
+    partial: dict[int, int] = field(default_factory=dict)
+    counts: dict[Outcome, Totals] = field(default_factory=dict)
+    pins: list[Pin] = field(default_factory=list)
+    # Ranges lost since the cursor last accepted that: first seq, end seq, outcome.
+    losses: list[tuple[int, int, Outcome]] = field(default_factory=list)
+    # How often outcomes were taken back: then its reader has to look at everything again.
+    reopened: int = 0
+
+    @property
+    def high_water_seq(self) -> int:
+        """The first seq that is not resolved."""
+        return self.resolved.first_missing(self.start_seq)
+
+    @property
+    def position(self) -> Position:
+        """The first event that is not resolved."""
+        seq = self.high_water_seq
+        return Position(seq, self.partial.get(seq, 0))
+
+    @property
+    def resolved_totals(self) -> Totals:
+        """The sum of all outcomes."""
+        total = NOTHING
+        for counts in self.counts.values():
+            total = total.plus(*counts)
+        return total
+
+    def pending(self, accepted: Totals) -> Totals:
+        """Return what is accepted for it and not resolved."""
+        done = self.resolved_totals.plus(*self.accepted_before)
+        return Totals(accepted.bundles - done.bundles, accepted.events - done.events)
+
+    def unresolved(self, first_seq: int, end_seq: int) -> bool:
+        """Whether anything between the two seqs still waits for it."""
+        return not self.resolved.covers(max(first_seq, self.start_seq), end_seq)
+
+    def apply(self, resolution: Resolution) -> None:
+        """Take over one line of the ledger."""
+        start, end = resolution.start, resolution.end
+        self.resolved.add(start.seq, end.seq)
+        for seq in [seq for seq in self.partial if seq in self.resolved]:
+            del self.partial[seq]
+        if end.row and end.seq not in self.resolved:
+            self.partial[end.seq] = end.row
+        before = self.counts.get(resolution.outcome, NOTHING)
+        self.counts[resolution.outcome] = before.plus(*resolution.counts)
+        if resolution.outcome in LOSSES:
+            self._note_loss(start.seq, max(end.seq, start.seq + 1), resolution.outcome)
+        self.pins = [pin for pin in self.pins if self.unresolved(pin.first_seq, pin.end_seq)]
+
+    def _note_loss(self, first_seq: int, end_seq: int, outcome: Outcome) -> None:
+        self.losses.append((first_seq, end_seq, outcome))
+        if len(self.losses) > LOSSES_MAX:
+            one, two = self.losses[0], self.losses[1]
+            self.losses[:2] = [(min(one[0], two[0]), max(one[1], two[1]), two[2])]
+
+    # ------------------------------------------------------------- checkpoints
+
+    def to_fields(self) -> dict[str, Any]:
+        """Return the state as JSON can hold it."""
+        return {
+            "name": self.name,
+            "start_seq": self.start_seq,
+            "accepted_before": list(self.accepted_before),
+            "registered_ns": self.registered_ns,
+            "options": {f.name: getattr(self.options, f.name) for f in fields(self.options)},
+            "generation": self.generation,
+            "paused": self.paused,
+            "absent_since_ns": self.absent_since_ns,
+            "resolved": list(self.resolved),
+            "partial": list(self.partial.items()),
+            "counts": {outcome.name: list(counts) for outcome, counts in self.counts.items()},
+            "pins": [[pin.first_seq, pin.end_seq, pin.time_ns] for pin in self.pins],
+            "losses": [[first, end, outcome.name] for first, end, outcome in self.losses],
+            "reopened": self.reopened,
+        }
+
+    @classmethod
+    def from_fields(cls, state: dict[str, Any]) -> Subscriber:
+        """Return the state that `to_fields` gave."""
+        return cls(
+            name=state["name"],
+            start_seq=state["start_seq"],
+            accepted_before=Totals(*state["accepted_before"]),
+            registered_ns=state["registered_ns"],
+            options=SubscriberOptions.from_fields(state["options"]),
+            generation=state["generation"],
+            paused=state["paused"],
+            absent_since_ns=state["absent_since_ns"],
+            resolved=IntervalSet((first, end) for first, end in state["resolved"]),
+            partial=dict(state["partial"]),
+            counts={Outcome[name]: Totals(*counts) for name, counts in state["counts"].items()},
+            pins=[Pin(*pin) for pin in state["pins"]],
+            losses=[(first, end, Outcome[name]) for first, end, name in state["losses"]],
+            reopened=state["reopened"],
+        )

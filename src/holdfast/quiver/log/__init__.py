@@ -1,0 +1,1 @@
+"""The write-ahead log and the one writer: from an append to stable storage, and back."""

@@ -1,0 +1,69 @@
+"""The open buffer: the accepted bundles that are not yet in a segment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from holdfast.errors import HoldfastError
+from holdfast.quiver.bundle import ENVELOPE_BYTES
+from holdfast.quiver.config import SegmentConfig
+from holdfast.quiver.log.frame import HEADER_BYTES, Kind
+
+
+class Held(NamedTuple):
+    """One accepted bundle, in the bytes that are also in the WAL."""
+
+    seq: int
+    kind: Kind
+    ingestion_ns: int
+    watermark_ns: int
+    producer: str | None
+    epoch: int
+    events: int
+    payload: bytes | memoryview | pa.Buffer
+
+
+@dataclass
+class OpenBuffer:
+    """Consecutive bundles on their way into one segment.
+
+    Only the writer adds; a reader takes a snapshot of `bundles` (list slicing is atomic).
+    """
+
+    opened_at_s: float
+    bundles: list[Held] = field(default_factory=list)
+    size_bytes: int = 0
+    # A reader waits for it to be sealed.
+    is_wanted: bool = False
+    # Called once the segment is durable, or with an error if it cannot be: answers appends that
+    # asked for level `segment`, and `flush`.
+    on_sealed: list[Callable[[HoldfastError | None], None]] = field(default_factory=list)
+
+    def add(self, *bundles: Held) -> None:
+        """Take the bundles of whole appends; seqs only grow, readers see all of them or none."""
+        assert not self.bundles or bundles[0].seq > self.bundles[-1].seq, "BUG: seqs must grow"
+        # Headers and rows count: a million empty bundles are not free, nor are as many null rows.
+        self.size_bytes += sum(
+            [len(held.payload) + HEADER_BYTES + held.events * ENVELOPE_BYTES for held in bundles]
+        )
+        self.bundles.extend(bundles)
+
+    def due_s(self, config: SegmentConfig) -> float:
+        """Return when it is to be sealed, however small it is."""
+        longest_s = config.max_open_duration_s
+        wait_s = min(config.min_open_duration_s, longest_s) if self.is_wanted else longest_s
+        return self.opened_at_s + wait_s
+
+    @property
+    def first_seq(self) -> int:
+        """The seq of the oldest bundle."""
+        return self.bundles[0].seq
+
+    @property
+    def last_seq(self) -> int:
+        """The seq of the newest bundle."""
+        return self.bundles[-1].seq

@@ -1,0 +1,204 @@
+"""One commit group: appends that are written together and made durable by one sync."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from holdfast.errors import HoldfastError
+from holdfast.quiver.config import AckLevel
+from holdfast.quiver.log.buffer import Held
+from holdfast.quiver.log.frame import NO_WATERMARK, STAGED, Kind, Totals, encode, producer_part
+from holdfast.quiver.log.inbox import Append, Outcome, Receipt
+from holdfast.quiver.log.producers import LastAppend, Producers
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+COUNT = struct.Struct("<I")
+
+
+@dataclass(slots=True)
+class Numbered:
+    """An append with its place in the sequence; followers repeat its (producer, epoch)."""
+
+    append: Append
+    held: list[Held]
+    followers: list[Append] = field(default_factory=list)
+    # Whether it is in the open buffer, and counted as accepted.
+    published: bool = False
+
+    @property
+    def appends(self) -> tuple[Append, ...]:
+        """The append and those that repeat it, each with the level it asked for."""
+        return (self.append, *self.followers)
+
+    def receipt(self, quiver_id: str, append: Append) -> Receipt:
+        """Return what the producer is told."""
+        return Receipt(
+            quiver_id,
+            self.held[0].seq,
+            len(self.held),
+            sum([held.events for held in self.held]),
+            append.level,
+            append is not self.append,
+        )
+
+
+class Numbering:
+    """Gives out sequence numbers and sorts out repeated epochs, within one group.
+
+    `carried` are appends that have their numbers from an earlier group, which failed.
+    """
+
+    def __init__(
+        self,
+        quiver_id: str,
+        producers: Producers,
+        next_seq: int,
+        now_ns: int,
+        carried: Sequence[Numbered],
+    ) -> None:
+        self.next_seq = next_seq
+        self.numbered: list[Numbered] = []
+        self.refused: list[tuple[Append, Outcome]] = []
+        # Repeats of appends of earlier groups, with the receipts of the first time.
+        self.repeated: list[tuple[Append, Receipt]] = []
+        self._quiver_id = quiver_id
+        self._producers = producers
+        self._now_ns = now_ns
+        self._in_group = {
+            item.append.producer: item
+            for item in carried
+            if item.append.producer is not None and item.append.epoch
+        }
+
+    def take(self, append: Append) -> None:
+        """Number one append, unless it is refused or repeats another."""
+        if not append.claim():
+            return  # its producer gave up waiting
+        if append.producer is not None and append.epoch:
+            try:
+                if self._repeats(append, append.producer):
+                    return
+            except HoldfastError as error:
+                self.refused.append((append, error))
+                return
+        numbered = Numbered(append, self._number(append))
+        self.numbered.append(numbered)
+        if append.producer is not None and append.epoch:
+            self._in_group[append.producer] = numbered
+
+    def _repeats(self, append: Append, producer: str) -> bool:
+        before = self._in_group.get(producer)
+        if before is not None and before.append.epoch >= append.epoch:
+            if before.append.epoch > append.epoch:
+                raise Producers.stale(producer, append.epoch, before.append.epoch)
+            before.followers.append(append)
+            return True
+        last = self._producers.seen(producer, append.epoch)
+        if last is None:
+            return False
+        receipt = Receipt(
+            self._quiver_id, last.seq, last.bundles, last.events, append.level, duplicate=True
+        )
+        self.repeated.append((append, receipt))
+        return True
+
+    def _number(self, append: Append) -> list[Held]:
+        held = []
+        for kind, payload, events in append.bundles:
+            held.append(
+                Held(
+                    self.next_seq,
+                    kind,
+                    self._now_ns,
+                    append.watermark_ns,
+                    append.producer,
+                    append.epoch,
+                    events,
+                    payload,
+                )
+            )
+            self.next_seq += 1
+        return held
+
+
+class Framing:
+    """Turns groups into frames, each with what its file holds before it."""
+
+    def __init__(self, salt: int, end: int, synced_through: int, holds: Totals) -> None:
+        self.buffers: list[Buffer] = []
+        # Of the file, with these frames.
+        self.end = end
+        self.holds = holds
+        self._salt = salt
+        self._synced_through = synced_through
+
+    def put_all(self, appends: Iterable[list[Held]]) -> None:
+        """Add the frames of some appends, each with its bundles."""
+        for bundles in appends:
+            staged = STAGED if len(bundles) > 1 else 0
+            for held in bundles:
+                self._put_bundle(held, staged)
+            if staged:
+                last = bundles[-1]
+                body = COUNT.pack(len(bundles))
+                self._put(Kind.COMMIT, last.seq, last.ingestion_ns, NO_WATERMARK, body)
+
+    def put_close(self, next_seq: int, now_ns: int) -> None:
+        """Add the frame that marks a clean end."""
+        self._put(Kind.CLOSE, next_seq, now_ns, NO_WATERMARK, b"")
+
+    def _put_bundle(self, held: Held, flags: int) -> None:
+        seq, kind, ingestion_ns, watermark_ns, producer, epoch, events, payload = held
+        body: bytes | memoryview | pa.Buffer = payload
+        extra_bytes = 0
+        if producer is not None:
+            part = producer_part(producer, epoch)
+            body, extra_bytes = b"".join((part, payload)), len(part)
+        self._put(kind, seq, ingestion_ns, watermark_ns, body, events, extra_bytes, flags)
+        self.holds = self.holds.plus(1, events)
+
+    def _put(
+        self,
+        kind: Kind,
+        seq: int,
+        ingestion_ns: int,
+        watermark_ns: int,
+        body: bytes | memoryview | pa.Buffer,
+        events: int = 0,
+        extra_bytes: int = 0,
+        flags: int = 0,
+    ) -> None:
+        header, padding = encode(
+            self._salt,
+            self.end,
+            kind,
+            seq,
+            ingestion_ns,
+            self._synced_through,
+            watermark_ns,
+            body,
+            self.holds,
+            events,
+            extra_bytes,
+            flags,
+        )
+        self.buffers += (header, body, padding) if padding else (header, body)
+        self.end += len(header) + len(body) + len(padding)
+
+
+def last_append(item: Numbered) -> LastAppend:
+    """Return what is remembered of a durable append by a producer with an epoch."""
+    first, events = item.held[0], sum(held.events for held in item.held)
+    return LastAppend(first.epoch, first.seq, len(item.held), events, first.ingestion_ns)
+
+
+def needs_sync(numbered: list[Numbered]) -> bool:
+    """Whether anyone in the group waits for stable storage."""
+    return any(one.level >= AckLevel.FSYNCED for item in numbered for one in item.appends)

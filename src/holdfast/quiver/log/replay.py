@@ -1,0 +1,370 @@
+"""Replay: what the WAL files still hold that no segment covers.
+
+Every file is walked, oldest first. Bundles that a segment covers are skipped, so replaying twice
+changes nothing. A file that was left behind counts up to where the next one says (wal.py).
+
+Holes. `synced_through` in the frames, and `previous_synced` in the next file's header, say how far
+a file certainly was on stable storage. A hole before that point is damage, and so is an end before
+it: the bytes go to quarantine, the missing seqs are reported, and reading goes on at the next sound
+frame. A hole beyond it is a torn tail: it was never acknowledged, so it is dropped and only
+counted. Sound frames beyond that point are kept: they may have been acknowledged at level
+`written`, or on the way to be. They are copied into the next file before anybody sees them.
+
+Transactions. Staged bundles count only with the COMMIT behind them, and only all together. There is
+one exception: if a hole that is damage swallowed the COMMIT or some of the bundles, what is sound
+is kept, because all of it had been acknowledged. That is so only next to the hole, and only for
+frames that were synced: a transaction torn later in the same file was not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import PurePath
+from typing import NamedTuple
+
+from holdfast.quiver.bundle import is_readable
+from holdfast.quiver.identity import unknown_format
+from holdfast.quiver.log.buffer import Held
+from holdfast.quiver.log.frame import BUNDLE_KINDS, NOTHING, STAGED, Frame, Kind, Totals
+from holdfast.quiver.log.group import COUNT
+from holdfast.quiver.log.quarantine import Damage
+from holdfast.quiver.log.wal import HEADER_BYTES, Hole, WalHeader, is_begun, walk
+from holdfast.quiver.segments.catalog import Catalog
+
+_KINDS = {int(kind): kind for kind in Kind}
+
+
+@dataclass(frozen=True)
+class WalContent:
+    """One readable WAL file."""
+
+    path: PurePath
+    view: memoryview
+    header: WalHeader
+
+
+@dataclass(slots=True)
+class _Place:
+    """Where in which file the walk is; one for all of a file, because there are many frames."""
+
+    file: WalContent
+    # The header that was written when the file was left, if it is there.
+    later: WalHeader | None
+    items: Sequence[Frame | Hole]
+    synced_through: int
+    number: int = 0
+    start: int = HEADER_BYTES
+
+    def neighbours(self) -> tuple[Frame | None, Frame | None]:
+        """Return what the headers before and after say; no two holes without one are adjacent."""
+        before, after = self.number - 1, self.number + 1
+        return (
+            _header_of(self.items[before]) if before >= 0 else None,
+            _header_of(self.items[after]) if after < len(self.items) else None,
+        )
+
+
+class _Staged(NamedTuple):
+    """A bundle that waits for its COMMIT."""
+
+    held: Held
+    synced: bool
+
+
+@dataclass
+class Replay:
+    """Walks WAL files and gathers what they still hold."""
+
+    catalog: Catalog
+    bundles: dict[int, Held] = field(default_factory=dict)
+    damages: list[tuple[WalContent, Damage]] = field(default_factory=list)
+    torn_bytes: int = 0
+    skipped_bundles: int = 0
+    dropped_transactions: int = 0
+    last_seq: int = -1
+    # The number to go on with, if the newest file ends with a clean shutdown.
+    closed_at_seq: int | None = None
+    # The number of the newest file, how far it is on stable storage, and what it holds up to there.
+    newest: int = 0
+    synced_through: int = 0
+    synced_holds: Totals = NOTHING
+    # The same up to its end, or to the first hole that is no damage.
+    sound_through: int = 0
+    sound_holds: Totals = NOTHING
+    # What stands beyond `synced_through` of any file, by append.
+    copied: list[list[Held]] = field(default_factory=list)
+    # Whether it all stands before `sound_through`.
+    _copied_is_sound: bool = True
+    _torn: bool = False
+    _accepted_bundles: int = 0
+    _accepted_events: int = 0
+    _seen: set[int] = field(default_factory=set)
+    _last_in_file: int = -1
+    _staged: list[_Staged] = field(default_factory=list)
+    # Whether nothing but staged bundles came since a hole that is damage.
+    _beside_damage: bool = False
+    # Where in `damages` those are whose last seq the next bundle will tell.
+    _unended: list[int] = field(default_factory=list)
+
+    def walk_all(self, files: Sequence[WalContent]) -> dict[PurePath, int]:
+        """Replay all files in order; return the highest seq each one still holds (-1: none).
+
+        Raises `UnknownFormat` for a sound frame of a kind, or with a flag, that is not known here.
+        """
+        begun = _begun(files)
+        left = {later.header.previous_number: later.header for later in begun}
+        self.torn_bytes += sum(len(f.view) for f in files) - sum(len(f.view) for f in begun)
+        needed = {file.path: -1 for file in files}
+        for file in begun:
+            needed[file.path] = self._walk(file, left.get(file.header.number))
+        return needed
+
+    @property
+    def accepted(self) -> Totals:
+        """What was ever accepted into these files, damaged or not."""
+        return Totals(self._accepted_bundles, self._accepted_events)
+
+    @property
+    def trusted(self) -> tuple[int, Totals] | None:
+        """How far the newest file may count, and what it holds there, instead of any copies."""
+        if not self.copied or not self._copied_is_sound:
+            return None
+        return self.sound_through, self.sound_holds
+
+    def _walk(self, file: WalContent, later: WalHeader | None) -> int:
+        view = file.view if later is None else file.view[: later.previous_synced]
+        items = list(walk(view, file.header.salt))
+        synced = [item.synced_through for item in items if isinstance(item, Frame)]
+        synced_through = max([later.previous_synced if later else 0, *synced])
+        if synced_through > len(view):
+            _note_cut(items, len(view), synced_through)
+        self.closed_at_seq = None
+        self.newest, self.synced_through = file.header.number, synced_through
+        self.sound_through, self._copied_is_sound = len(view), not self.copied
+        self._torn = False
+        self._last_in_file = -1
+        last_synced = last_sound = None
+        place = _Place(file, later, items, synced_through)
+        for place.number, item in enumerate(items):
+            if isinstance(item, Frame):
+                self._take(item, place)
+                if item.end <= synced_through:
+                    last_synced = item
+                if item.end <= self.sound_through:
+                    last_sound = item
+            elif item.start < synced_through:
+                self._damage(item, place)
+            else:
+                self.torn_bytes += item.end - item.start
+                self.sound_through = min(self.sound_through, item.start)
+                self._torn = True
+                self.closed_at_seq = None
+            place.start = item.end
+        self.synced_holds = last_synced.after if last_synced else NOTHING
+        self.sound_holds = last_sound.after if last_sound else NOTHING
+        self._end_run()
+        return self._last_in_file
+
+    # ------------------------------------------------------------------ frames
+
+    def _take(self, frame: Frame, place: _Place) -> None:
+        kind = frame.kind
+        if frame.flags & ~STAGED:
+            raise unknown_format(place.file.path, f"a frame with flags {frame.flags:#04x}")
+        if kind in BUNDLE_KINDS:
+            self._take_bundle(frame, place)
+        elif kind == Kind.COMMIT:
+            self._commit(frame, place)
+        elif kind == Kind.CLOSE:
+            self._end_run()
+            self.closed_at_seq = frame.seq
+        else:
+            raise unknown_format(place.file.path, f"a frame of kind {kind}")
+
+    def _take_bundle(self, frame: Frame, place: _Place) -> None:
+        if not is_readable(frame.kind, frame.payload):
+            reason = "the payload is not what its kind says"
+            self._damage(Hole(place.start, frame.end, reason, frame), place)
+            return
+        if self._unended:
+            self._end_damages(frame.seq - 1)
+        self.last_seq = max(self.last_seq, frame.seq)
+        held = _held(frame)
+        if frame.flags & STAGED:
+            synced = frame.end <= place.synced_through
+            self._staged.append(_Staged(held, synced))
+            return
+        self._end_run()
+        self._accept([held], synced=frame.end <= place.synced_through)
+
+    def _accept(self, bundles: Sequence[Held], *, synced: bool) -> None:
+        fresh = [held for held in bundles if self._is_fresh(held)]
+        if fresh and not synced:
+            self.copied.append(fresh)
+            self._copied_is_sound &= not self._torn
+
+    def _is_fresh(self, held: Held) -> bool:
+        if held.seq not in self._seen:
+            self._seen.add(held.seq)
+            self._accepted_bundles += 1
+            self._accepted_events += held.events
+        if held.seq in self.bundles or self.catalog.covers(held.seq):
+            self.skipped_bundles += 1
+            return False
+        self.bundles[held.seq] = held
+        self._last_in_file = max(self._last_in_file, held.seq)
+        return True
+
+    # ------------------------------------------------------------ transactions
+
+    def _commit(self, frame: Frame, place: _Place) -> None:
+        (count,) = COUNT.unpack_from(frame.payload)
+        members = [staged for staged in self._staged if staged.held.seq > frame.seq - count]
+        if len(members) == count:
+            # Whatever else is staged belongs to a transaction whose own COMMIT is missing.
+            self._staged = self._staged[:-count]
+        self._end_run()
+        if len(members) == count:
+            synced = frame.end <= place.synced_through
+            self._accept([staged.held for staged in members], synced=synced)
+
+    def _end_run(self) -> None:
+        """Decide about staged bundles that lack their COMMIT, or some of their company."""
+        if not self._staged:
+            self._beside_damage = False
+            return
+        kept = [staged for staged in self._staged if self._beside_damage and staged.synced]
+        self._accept([staged.held for staged in kept], synced=True)
+        if len(kept) < len(self._staged):
+            self.dropped_transactions += 1
+        self._staged = []
+        self._beside_damage = False
+
+    # ------------------------------------------------------------------- holes
+
+    def _damage(self, hole: Hole, place: _Place) -> None:
+        """Note a hole, with the seqs it may have held and the number of bundles it swallowed."""
+        self._beside_damage = True
+        frame = hole.frame
+        first_seq, last_seq = self.last_seq + 1, None
+        if frame is not None:
+            first_seq = last_seq = frame.seq
+            start, end = frame.before, frame.after
+        else:
+            previous, following = place.neighbours()
+            start = previous.after if previous else NOTHING
+            end = place.later.previous_holds if place.later else start
+            if following is not None:
+                end, last_seq = following.before, max(first_seq, _last_before(following))
+        lost = Totals(max(0, end.bundles - start.bundles), max(0, end.events - start.events))
+        if lost == NOTHING:
+            return  # a COMMIT, or the mark of a clean end
+        self._accepted_bundles += lost.bundles
+        self._accepted_events += lost.events
+        if last_seq is None:
+            self._unended.append(len(self.damages))
+        damage = Damage(
+            source=place.file.path.name,
+            reason=hole.reason,
+            offset=hole.start,
+            size_bytes=hole.end - hole.start,
+            first_seq=first_seq,
+            last_seq=last_seq,
+            bundles=lost.bundles,
+            events=lost.events,
+        )
+        self.damages.append((place.file, damage))
+        if last_seq is not None:
+            self.last_seq = max(self.last_seq, last_seq)
+
+    def _end_damages(self, last_seq: int) -> None:
+        for place in self._unended:
+            file, damage = self.damages[place]
+            assert damage.first_seq is not None
+            ended = replace(damage, last_seq=max(damage.first_seq, last_seq))
+            self.damages[place] = file, ended
+        self._unended.clear()
+
+    def real_damages(self) -> list[tuple[WalContent, Damage]]:
+        """Return the damages that cost something, with the seqs that exist nowhere else."""
+        narrowed = [(file, self._narrowed(damage)) for file, damage in self.damages]
+        return [(file, damage) for file, damage in narrowed if damage is not None]
+
+    def _narrowed(self, damage: Damage) -> Damage | None:
+        first, last = damage.first_seq, damage.last_seq
+        assert first is not None
+        assert damage.bundles is not None
+        known_last = first + damage.bundles - 1 if last is None else last
+        missing = self._next_missing(first, known_last)
+        if missing is None:
+            return None
+        if last is not None:
+            last = self._last_missing(missing, last)
+        return replace(damage, first_seq=missing, last_seq=last)
+
+    def _next_missing(self, seq: int, last: int) -> int | None:
+        while seq <= last:
+            segment = self.catalog.find(seq)
+            if segment is not None:
+                seq = segment.summary.last_seq + 1
+            elif seq in self.bundles:
+                seq += 1
+            else:
+                return seq
+        return None
+
+    def _last_missing(self, first: int, seq: int) -> int:
+        while seq > first:
+            segment = self.catalog.find(seq)
+            if segment is not None:
+                seq = segment.summary.first_seq - 1
+            elif seq in self.bundles:
+                seq -= 1
+            else:
+                break
+        return max(first, seq)
+
+
+def _begun(files: Sequence[WalContent]) -> list[WalContent]:
+    """Return the files that count. One that does not is followed by none, and follows another."""
+    followed = {file.header.previous_number for file in files}
+    single = {file.header.number for file in files} - followed
+    return [
+        file
+        for file in files
+        if file.header.number not in single
+        or file.header.previous_number not in single | followed
+        or is_begun(file.view, file.header)
+    ]
+
+
+def _note_cut(items: list[Frame | Hole], end: int, synced_through: int) -> None:
+    """Add the hole between the end of a file and where it once was synced to."""
+    last = items[-1] if items else None
+    if isinstance(last, Hole) and last.frame is None:
+        items[-1] = replace(last, end=synced_through)
+    else:
+        items.append(Hole(end, synced_through, "the file is cut short", None))
+
+
+def _header_of(item: Frame | Hole) -> Frame | None:
+    return item if isinstance(item, Frame) else item.frame
+
+
+def _last_before(following: Frame) -> int:
+    """Return the highest seq that can stand before this frame."""
+    return following.seq if following.kind == Kind.COMMIT else following.seq - 1
+
+
+def _held(frame: Frame) -> Held:
+    return Held(
+        frame.seq,
+        _KINDS[frame.kind],
+        frame.ingestion_ns,
+        frame.watermark_ns,
+        frame.producer,
+        frame.epoch,
+        frame.events,
+        frame.payload,
+    )

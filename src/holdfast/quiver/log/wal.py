@@ -1,0 +1,273 @@
+"""WAL files: a header that says whose file it is, then frames, appended by one thread.
+
+Every process start and every handed-over segment begins a new file, so a file is never appended to
+after a crash, and it is removed as a whole once its bundles are in segments: there is no cursor to
+keep and nothing to truncate in place.
+
+The header (header_block.py) holds
+
+    salt              seeds this file's frames (see frame.py)
+    seq_limit         no sequence number from here on is given out while this file is the newest.
+                      After an unclean end numbering goes on at `seq_limit`: numbers that were given
+                      out but never reached the disk are skipped, not used again
+    previous_number,  the file that was left when this one was begun, how far it was then on stable
+    previous_synced,  storage, and what it held up to there. So far it counts, and no further:
+    previous_holds    what stands beyond is in the copies, or was refused
+    copied_bytes      that much at the beginning are copies of frames of the file before that are
+                      not known to be on stable storage there. Nothing proves that a page which
+                      can be read is on the disk, least of all after a failed sync
+    accepted_before   how many bundles and events the quiver had accepted before this file, without
+                      the copies
+
+A file exists once its header and its copies do: until then (`is_begun`) the file before counts as a
+whole. So a file is never written to again once its successor was tried, or a leftover of that try
+would cut off what came later.
+
+docs/format/wal.md has the byte layout and an example.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import struct
+import threading
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import PurePath
+
+from holdfast.errors import DiskFull, NotAccepted, StorageFailed
+from holdfast.quiver import names
+from holdfast.quiver.log.buffer import Held
+from holdfast.quiver.log.frame import (
+    ALIGNMENT_BYTES,
+    NOTHING,
+    Frame,
+    FrameFault,
+    Totals,
+    decode,
+    find_next,
+)
+from holdfast.quiver.log.group import Framing, Numbered
+from holdfast.quiver.log.header_block import BLOCK_BYTES, decode_block, encode_block
+from holdfast.quiver.points import Point
+from holdfast.seam.disk import DISK_IS_FULL, Disk, write_all
+
+HEADER_BYTES = BLOCK_BYTES
+SEQ_BLOCK = 65_536
+VERSION = 1
+
+_MAGIC = b"HFWAL\r\n\x1a"
+_FIELDS = struct.Struct("<16sQQQQQQQQQqQ")
+
+
+@dataclass(frozen=True)
+class WalHeader:
+    """What a WAL file says about itself."""
+
+    quiver_id: str
+    number: int
+    salt: int
+    seq_limit: int
+    previous_number: int
+    previous_synced: int
+    previous_holds: Totals
+    accepted_before: Totals
+    created_ns: int
+    copied_bytes: int = 0
+
+    def encode(self) -> bytes:
+        """Return the whole header block."""
+        fields = _FIELDS.pack(
+            uuid.UUID(self.quiver_id).bytes,
+            self.number,
+            self.salt,
+            self.seq_limit,
+            self.previous_number,
+            self.previous_synced,
+            *self.previous_holds,
+            *self.accepted_before,
+            self.created_ns,
+            self.copied_bytes,
+        )
+        return encode_block(_MAGIC, VERSION, fields)
+
+
+def decode_header(view: memoryview) -> WalHeader:
+    """Return the header from whichever copy is sound."""
+    owner, *numbers = _FIELDS.unpack_from(decode_block(view, _MAGIC, VERSION))
+    number, salt, seq_limit, previous_number, previous_synced, *totals, created_ns, copied = numbers
+    return WalHeader(
+        str(uuid.UUID(bytes=owner)),
+        number,
+        salt,
+        seq_limit,
+        previous_number,
+        previous_synced,
+        Totals(*totals[:2]),
+        Totals(*totals[2:]),
+        created_ns,
+        copied,
+    )
+
+
+@dataclass(frozen=True)
+class Hole:
+    """Bytes of a WAL file that are no sound frame."""
+
+    start: int
+    end: int
+    reason: str
+    # What the header says, if that is sound and only the body is damaged: then the hole is exactly
+    # one frame. Other holes reach up to the next sound header.
+    frame: Frame | None
+
+
+def walk(view: memoryview, salt: int) -> Iterator[Frame | Hole]:
+    """Yield everything after the header, in order: sound frames, and the holes between them."""
+    offset = HEADER_BYTES
+    end_of_file = len(view)
+    while offset < end_of_file:
+        try:
+            frame = decode(view, offset, salt)
+        except FrameFault as fault:
+            if fault.frame is not None:
+                end = min(fault.frame.end, end_of_file)
+            else:
+                end = find_next(view, offset + ALIGNMENT_BYTES, salt) or end_of_file
+            yield Hole(offset, end, fault.reason, fault.frame)
+            offset = end
+        else:
+            yield frame
+            offset = frame.end
+
+
+def is_begun(view: memoryview, header: WalHeader) -> bool:
+    """Whether the creation of a file was finished: all its copies are there, or more is."""
+    end = HEADER_BYTES + header.copied_bytes
+    if len(view) > end:
+        return True
+    return len(view) == end and all(isinstance(i, Frame) for i in walk(view, header.salt))
+
+
+class WalFile:
+    """The WAL file being appended to. One thread only."""
+
+    def __init__(
+        self, disk: Disk, directory: PurePath, header: WalHeader, copied: Sequence[list[Held]]
+    ) -> None:
+        """Create the file with copies of some appends and make it durable, or leave nothing behind.
+
+        1. create  2. header and copies  3. sync  4. sync the directory
+        """
+        framing = Framing(header.salt, HEADER_BYTES, HEADER_BYTES, NOTHING)
+        framing.put_all(copied)
+        self.header = replace(header, copied_bytes=framing.end - HEADER_BYTES)
+        self.path = directory / names.wal_file(header.number)
+        self.last_seq = max((held.seq for bundles in copied for held in bundles), default=-1)
+        self.end = self.synced = framing.end
+        self.holds = self.synced_holds = framing.holds
+        self._disk = disk
+        self._handle = disk.create(self.path, Point.WAL_CREATE)
+        try:
+            content = [self.header.encode(), *framing.buffers]
+            write_all(disk, self._handle, content, Point.WAL_HEADER)
+            disk.sync(self._handle, Point.WAL_HEADER_SYNC)
+            disk.sync_dir(directory, Point.WAL_SYNC_DIR)
+        except OSError:
+            # What stays behind is harmless at the next start; a busy name is not.
+            disk.close(self._handle)
+            with contextlib.suppress(OSError):
+                disk.unlink(self.path, Point.TRUNCATE_UNLINK)
+            raise
+
+    def write(self, group: list[Numbered]) -> None:
+        """Append the frames of a group; on an error the file's end is unknown until `undo`."""
+        framing = self._framing()
+        framing.put_all(item.held for item in group)
+        write_all(self._disk, self._handle, framing.buffers, Point.WAL_WRITE)
+        self.end, self.holds = framing.end, framing.holds
+        self.last_seq = max(self.last_seq, group[-1].held[-1].seq)
+
+    def write_close(self, next_seq: int, now_ns: int) -> None:
+        """Append the frame that marks a clean end."""
+        framing = self._framing()
+        framing.put_close(next_seq, now_ns)
+        write_all(self._disk, self._handle, framing.buffers, Point.WAL_CLOSE_WRITE)
+        self.end = framing.end
+
+    def _framing(self) -> Framing:
+        return Framing(self.header.salt, self.end, self.synced, self.holds)
+
+    def sync(self, at: Point = Point.WAL_SYNC) -> None:
+        """Put everything written on stable storage. After an error: never again on this file."""
+        self._disk.sync(self._handle, at)
+        self.synced, self.synced_holds = self.end, self.holds
+
+    def undo(self) -> None:
+        """Cut a failed write off, durably, so that it cannot come back after a power cut."""
+        self._disk.truncate(self._handle, self.end, Point.WAL_UNDO)
+        self._disk.sync(self._handle, Point.WAL_UNDO_SYNC)
+        self.synced, self.synced_holds = self.end, self.holds
+
+    def close(self) -> None:
+        """Close the descriptor; syncs nothing."""
+        self._disk.close(self._handle)
+
+
+class ClosedWalFiles:
+    """WAL files no longer written to, each removed once a segment holds its last bundle."""
+
+    def __init__(self, disk: Disk, directory: PurePath) -> None:
+        self._disk = disk
+        self._directory = directory
+        self._lock = threading.Lock()
+        self._files: list[tuple[PurePath, int, int]] = []
+        self._size_bytes = 0
+        self._sealed_through = -1
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all closed files that are still there."""
+        return self._size_bytes
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def add(self, path: PurePath, last_seq: int, size_bytes: int) -> None:
+        """Take a file over from the writer or from recovery."""
+        with self._lock:
+            self._files.append((path, last_seq, size_bytes))
+            self._size_bytes += size_bytes
+
+    def remove_sealed(self, sealed_through: int = -1) -> None:
+        """Unlink every file whose bundles are all in segments; call again after a failure."""
+        with self._lock:
+            self._sealed_through = max(self._sealed_through, sealed_through)
+            due = [file for file in self._files if file[1] <= self._sealed_through]
+            if not due:
+                return
+            for file in due:
+                with contextlib.suppress(FileNotFoundError):
+                    self._disk.unlink(file[0], Point.TRUNCATE_UNLINK)
+                self._files.remove(file)
+                self._size_bytes -= file[2]
+            # Not for safety (a file that comes back is skipped at replay), but so that it is free.
+            self._disk.sync_dir(self._directory, Point.TRUNCATE_SYNC_DIR)
+
+
+def new_salt(randomness: random.Random) -> int:
+    """Return a salt for a new file."""
+    return randomness.getrandbits(64)
+
+
+def write_error(error: OSError, directory: PurePath) -> NotAccepted:
+    """Return what a producer is told when its append could not be written."""
+    kind = DiskFull if error.errno in DISK_IS_FULL else StorageFailed
+    return kind(
+        f"the write-ahead log could not be written: {error.strerror}",
+        hint="free space on the disk, or check it; nothing acknowledged is affected",
+        path=str(directory),
+        retry_after_s=1.0,
+    )

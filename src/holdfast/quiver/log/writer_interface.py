@@ -1,0 +1,62 @@
+"""What the writer begins with, what it counts, and whom it asks for room."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from holdfast.errors import Overloaded
+from holdfast.quiver.log.buffer import Held, OpenBuffer
+from holdfast.quiver.log.frame import Totals
+from holdfast.quiver.log.producers import Producers
+
+
+@dataclass
+class Counters:
+    """What the writer did so far. Written by its thread only."""
+
+    appends: int = 0
+    bundles: int = 0
+    events: int = 0
+    payload_bytes: int = 0
+    groups: int = 0
+    syncs: int = 0
+    sync_seconds: float = 0.0
+    sync_seconds_max: float = 0.0
+    write_failures: int = 0
+    sync_failures: int = 0
+    stall_seconds: float = 0.0
+    stall_seconds_max: float = 0.0
+    blocked_seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where recovery ended and the writer begins."""
+
+    quiver_id: str
+    next_seq: int
+    next_wal_number: int
+    # Number of the newest WAL file of the last process, how far it counts, what it holds there.
+    previous: tuple[int, int, Totals]
+    # What the old files hold, but not on stable storage for certain.
+    copied: list[list[Held]]
+    # How far the newest file may count if there is no room for copies, and what it holds there.
+    trusted: tuple[int, Totals] | None
+    # What the quiver ever accepted.
+    accepted: Totals
+    producers: Producers
+    buffer: OpenBuffer
+
+
+class Room(Protocol):
+    """Who says whether there is room for more."""
+
+    def refusal(self, size_bytes: int) -> Overloaded | None:
+        """Return why an append of this size must wait, None if it need not."""
+
+    def wait_freed(self, timeout_s: float) -> None:
+        """Wait until there may be room again."""
+
+    def throttled(self) -> None:
+        """Count that an append had to wait."""

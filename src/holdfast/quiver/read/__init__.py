@@ -1,0 +1,1 @@
+"""The two ways to read, what they share, and what they see."""

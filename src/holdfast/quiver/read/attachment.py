@@ -1,0 +1,124 @@
+"""An attached subscriber: what cursor and lease have in common.
+
+Attaching begins a generation. Everything said with an older one is refused, so that two readers
+under one name cannot undo each other's work; the newer one wins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from types import TracebackType
+from typing import Protocol, Self
+
+from holdfast.errors import Fenced, StorageFailed
+from holdfast.quiver.ledger.ledger import Ledger
+from holdfast.quiver.ledger.outcome import Outcome, Position, Resolution
+from holdfast.quiver.ledger.subscriber import Subscriber
+from holdfast.quiver.log.frame import Totals
+from holdfast.quiver.read.shelf import Shelf
+from holdfast.quiver.read.wakeup import Signal
+from holdfast.quiver.segments.segment import Bundle
+from holdfast.seam.clock import Clock
+
+
+class Store(Protocol):
+    """What readers need of the quiver they read."""
+
+    shelf: Shelf
+    ledger: Ledger
+    arrivals: Signal
+
+    @property
+    def clock(self) -> Clock:
+        """The quiver's clock."""
+
+    def freed(self) -> None:
+        """Something was resolved: data may go, and whoever waits for room may look again."""
+
+    def hasten(self) -> None:
+        """Somebody waits for sealed data."""
+
+
+class Attachment:
+    """A subscriber in use by one reader."""
+
+    def __init__(self, store: Store, name: str, resumed: int | None = None) -> None:
+        self.name = name
+        self._store = store
+        self._ledger = store.ledger
+        self._closed = False
+        self.generation = store.ledger.attach(name, resumed)
+        # Whoever waits under this name is fenced off, and should know.
+        store.arrivals.notify()
+
+    @property
+    def subscriber(self) -> Subscriber:
+        """The ledger's state of it."""
+        return self._ledger.subscriber(self.name)
+
+    @property
+    def arrivals(self) -> Signal:
+        """News: data arrived, the subscriber was resumed, or a reader attached or closed."""
+        return self._store.arrivals
+
+    def pause(self) -> None:
+        """Stop handing out data, also after a restart, until `resume`."""
+        with self._ledger.lock:
+            self._require_current()
+            self._ledger.change("pause", self.name)
+
+    def resume(self) -> None:
+        """Hand out data again."""
+        with self._ledger.lock:
+            self._require_current()
+            self._ledger.change("resume", self.name)
+        self._store.arrivals.notify()
+
+    def leased(self) -> Collection[int]:
+        """Return the seqs that are in somebody's hands; retention leaves them alone."""
+        return ()
+
+    def close(self) -> None:
+        """Detach; the subscriber stays registered and keeps its place."""
+        if self._closed:
+            return
+        self._closed = True
+        self._store.arrivals.notify()
+        try:
+            self._ledger.detach(self.name, self.generation)
+        except StorageFailed:
+            return  # the next attach replaces this generation anyway
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _require_current(self) -> None:
+        if self._closed:
+            raise Fenced(f"the reader of {self.name!r} is closed", hint="attach again")
+        self._ledger.check_generation(self.name, self.generation)
+
+    def _record(
+        self, start: Position, end: Position, outcome: Outcome, counts: Totals, reason: str
+    ) -> None:
+        now_ns = self._store.clock.wall_ns()
+        line = Resolution(now_ns, self.name, self.generation, start, end, outcome, counts, reason)
+        self._ledger.resolve([line])
+        self._store.freed()
+
+    def _damaged(self, bundle: Bundle, owned_from: int, reason: str) -> None:
+        """Record that a bundle cannot be read any more."""
+        with self._ledger.lock:
+            subscriber = self.subscriber
+            if bundle.seq in subscriber.resolved:
+                return
+            counts = Totals(1, bundle.events - subscriber.partial.get(bundle.seq, 0))
+            start, end = Position(owned_from), Position(bundle.seq + 1)
+            self._record(start, end, Outcome.DAMAGED, counts, reason)

@@ -1,0 +1,349 @@
+"""The cursor: ranges of bundles, in order.
+
+    range = cursor.plan(max_events=10_000)
+    for bundle in cursor.read(range): …
+    cursor.commit(range)
+
+A plan is a promise: it writes a durable pin, and until it is committed (or `retention.max_pin_s`
+has passed) neither age nor a size cap takes its data, so the same range reads the same rows after a
+crash. Plans may be made ahead of commits. A commit may stop at any event inside its range, and
+begin at any bundle: events of one bundle are resolved in order, bundles in any.
+
+A reader that keeps its own account of what it planned (a Spark checkpoint does) says where a plan
+begins, and after a crash asks for exactly the same range with `replan`. It gets all of it or an
+error: what was dropped meanwhile is `DataLoss`, what is committed already `UnknownPosition`.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import pyarrow as pa
+
+from holdfast.errors import BadInput, Damaged, DataLoss, UnknownPosition
+from holdfast.quiver.ledger.intervals import IntervalSet
+from holdfast.quiver.ledger.outcome import Outcome, Position
+from holdfast.quiver.log.frame import NOTHING, Totals
+from holdfast.quiver.read.attachment import Attachment, Store
+from holdfast.quiver.read.shelf import SEQ_MAX
+from holdfast.quiver.segments.segment import Bundle, Ref
+
+OnDataLoss = Literal["fail", "count"]
+
+
+@dataclass(frozen=True)
+class Range:
+    """Consecutive events from `start` up to, not including, `end`."""
+
+    start: Position
+    end: Position
+    events: int
+    size_bytes: int
+    refs: tuple[Ref, ...]
+
+
+class Cursor(Attachment):
+    """Reads a subscriber's data in order. One thread at a time."""
+
+    def __init__(
+        self, store: Store, name: str, on_data_loss: OnDataLoss, resumed: int | None = None
+    ) -> None:
+        if on_data_loss not in ("fail", "count"):
+            raise BadInput(f"on_data_loss is {on_data_loss!r}", hint="use 'fail' or 'count'")
+        super().__init__(store, name, resumed)
+        self._on_data_loss = on_data_loss
+        self._planned = self.subscriber.position
+        self._reopened = self.subscriber.reopened
+
+    @property
+    def position(self) -> Position:
+        """The first event that is not committed."""
+        return self.subscriber.position
+
+    def plan(
+        self,
+        *,
+        max_events: int = 100_000,
+        max_bytes: int = 64 << 20,
+        wait_s: float = 0.0,
+        durable: bool = True,
+        start: Position | None = None,
+        sealed_only: bool = False,
+    ) -> Range | None:
+        """Return the next range, at least one bundle; None if nothing came within `wait_s`.
+
+        It begins behind the last plan, or at `start` (but never before `position`). With
+        `sealed_only` it ends where sealed segments do; if there is nothing sealed, what is open is
+        sealed early, at the age of `segment.min_open_duration_s`.
+        With `durable=False` the pin is not synced at once but with the next lines of the ledger: a
+        power cut may forget it, a crash of the process does not.
+        """
+        if max_events < 1 or max_bytes < 1:
+            raise BadInput("a plan needs room", hint="max_events and max_bytes must be positive")
+        deadline_s = self._store.clock.monotonic_s() + wait_s
+        while True:
+            seen = self._store.arrivals.version
+            self._require_current()
+            planned = self._plan_now(max_events, max_bytes, durable, start, sealed_only)
+            if planned is None and sealed_only:
+                self._store.hasten()
+            remaining_s = deadline_s - self._store.clock.monotonic_s()
+            if planned is not None or remaining_s <= 0:
+                return planned
+            self._store.arrivals.wait(seen, remaining_s)
+
+    async def plan_async(
+        self, *, max_events: int = 100_000, max_bytes: int = 64 << 20, wait_s: float = 0.0
+    ) -> Range | None:
+        """As `plan`, awaitable."""
+        deadline_s = self._store.clock.monotonic_s() + wait_s
+        while True:
+            seen = self._store.arrivals.version
+            planned = self.plan(max_events=max_events, max_bytes=max_bytes)
+            remaining_s = deadline_s - self._store.clock.monotonic_s()
+            if planned is not None or remaining_s <= 0:
+                return planned
+            await self._store.arrivals.wait_async(seen, remaining_s)
+
+    def _plan_now(
+        self,
+        max_events: int,
+        max_bytes: int,
+        durable: bool,
+        start: Position | None,
+        sealed_only: bool,
+    ) -> Range | None:
+        with self._ledger.lock:
+            subscriber = self.subscriber
+            if subscriber.paused:
+                return None
+            self._tell_losses()
+            if self._reopened != subscriber.reopened:
+                self._reopened, self._planned = subscriber.reopened, subscriber.position
+            start = max(self._planned if start is None else start, subscriber.position)
+            refs = self._collect(start, max_events, max_bytes, sealed_only)
+            if not refs:
+                return None
+            planned = self._pinned(start, Position(refs[-1].seq + 1), refs, durable)
+            self._planned = planned.end
+            return planned
+
+    def _pinned(self, start: Position, end: Position, refs: list[Ref], durable: bool) -> Range:
+        now_ns = self._ledger.steady.now_ns()
+        self._ledger.change("pin", self.name, first_seq=start.seq, end_seq=end.seq, since_ns=now_ns)
+        if durable:
+            self._ledger.sync()
+        events = sum(ref.events for ref in refs) - (start.row if refs[0].seq == start.seq else 0)
+        return Range(start, end, events, sum(ref.size_bytes for ref in refs), tuple(refs))
+
+    def _collect(
+        self, start: Position, max_events: int, max_bytes: int, sealed_only: bool = False
+    ) -> list[Ref]:
+        refs: list[Ref] = []
+        events, size_bytes = 0, 0
+        resolved = self.subscriber.resolved
+        for ref in self._store.shelf.refs(start.seq, sealed_only=sealed_only):
+            if ref.seq in resolved:
+                continue
+            events, size_bytes = events + ref.events, size_bytes + ref.size_bytes
+            if refs and (events > max_events or size_bytes > max_bytes):
+                break
+            refs.append(ref)
+        return refs
+
+    def replan(self, start: Position, end: Position) -> Range:
+        """Return exactly the range from `start` to `end`, planned before, and pin it again.
+
+        Raises `DataLoss` if some of it was lost since, and `UnknownPosition` if it was never handed
+        out like that, or some of it is committed. Only what `on_data_loss="count"` or
+        `accept_losses` let go may be missing.
+        """
+        with self._ledger.lock:
+            self._require_current()
+            self._tell_losses(start.seq, end.seq)
+            self._require_replannable(start, end)
+            refs = []
+            for ref in self._store.shelf.refs(start.seq):
+                if ref.seq >= end.seq:
+                    break
+                if ref.seq not in self.subscriber.resolved:
+                    refs.append(ref)
+            if not refs:
+                return Range(start, end, 0, 0, ())
+            if refs[0].seq == start.seq and start.row > refs[0].events:
+                raise _not_planned(start, end, f"bundle {start.seq} has {refs[0].events} events")
+            planned = self._pinned(start, end, refs, durable=True)
+            self._planned = max(self._planned, end)
+            return planned
+
+    def _require_replannable(self, start: Position, end: Position) -> None:
+        subscriber = self.subscriber
+        if start.row < 0 or start > end or end.row:
+            raise _not_planned(start, end, "a range begins at an event and ends behind a bundle")
+        newest_seq = self._store.shelf.newest_seq()
+        if end.seq > newest_seq + 1:
+            raise _not_planned(start, end, f"the newest bundle is {newest_seq}")
+        done = subscriber.position
+        if start == end or start >= done:
+            return
+        lost = IntervalSet((first, until) for first, until, _ in subscriber.losses)
+        if not lost.covers(start.seq, min(done.seq, end.seq)) or (done.row and done < end):
+            raise _not_planned(start, end, f"all before {done} is resolved")
+
+    def _tell_losses(self, first_seq: int = 0, end_seq: int = SEQ_MAX) -> None:
+        losses = [
+            (first, end, outcome)
+            for first, end, outcome in self.subscriber.losses
+            if first < end_seq and first_seq < end
+        ]
+        if not losses or self._on_data_loss == "count":
+            return
+        ranges = [(first, end, outcome.name.lower()) for first, end, outcome in losses]
+        raise DataLoss(
+            f"{len(ranges)} ranges were lost to subscriber {self.name!r} before it read them",
+            hint="accept_losses() goes on behind them; the ledger keeps the account",
+            ranges=ranges,
+        )
+
+    def accept_losses(self) -> None:
+        """Go on behind what was lost; it stays in the ledger."""
+        self._require_current()
+        self._ledger.change("accept_losses", self.name)
+
+    # ------------------------------------------------------------------ reading
+
+    def read(self, planned: Range) -> Iterator[Bundle]:
+        """Yield the bundles of a range in order.
+
+        The first may have events before `planned.start.row` that are committed already. A bundle
+        that is damaged is recorded as such; with `on_data_loss="fail"` it raises `Damaged`.
+        """
+        for ref in planned.refs:
+            bundle = self._store.shelf.bundle(ref.seq)
+            try:
+                if bundle is None:
+                    raise self._gone(ref.seq)
+                _ = bundle.slots
+            except Damaged as damage:
+                if bundle is not None:
+                    self._damaged(bundle, ref.owned_from, str(damage))
+                if self._on_data_loss == "fail":
+                    raise
+            else:
+                yield bundle
+
+    def table(self, planned: Range, slot: str, columns: Sequence[str] | None = None) -> pa.Table:
+        """Return the rows of one slot in a range, without those committed already."""
+        batches = []
+        for bundle in self.read(planned):
+            if slot in bundle.slots:
+                skip = planned.start.row if bundle.seq == planned.start.seq else 0
+                batch = bundle.slots[slot].slice(skip)
+                batches.append(batch.select(columns) if columns else batch)
+        return pa.Table.from_batches(batches) if batches else pa.table({})
+
+    def _gone(self, seq: int) -> Damaged:
+        return Damaged(
+            f"bundle {seq} is no longer there",
+            hint="it was planned longer ago than retention.max_pin_s; plan again",
+        )
+
+    # --------------------------------------------------------------- committing
+
+    def commit(
+        self,
+        planned: Range,
+        *,
+        since: Position | None = None,
+        through: Position | None = None,
+        outcome: Outcome = Outcome.ACKED,
+        reason: str = "",
+    ) -> None:
+        """Resolve a range, or its events from `since` on and before `through`.
+
+        What was resolved before stays so. Inside a bundle `since` goes on where the last commit
+        stopped.
+        """
+        begin = planned.start if since is None else since
+        end = planned.end if through is None else through
+        if not planned.start <= begin <= end <= planned.end:
+            raise UnknownPosition(
+                f"{begin} to {end} is not within the range from {planned.start} to {planned.end}",
+                hint="commit positions of the planned range",
+            )
+        with self._ledger.lock:
+            self._require_current()
+            first = bisect.bisect_left(planned.refs, begin.seq, key=_seq_of)
+            refs = planned.refs[first : bisect.bisect_right(planned.refs, end.seq, key=_seq_of)]
+            if since is not None:
+                begin = self._begin(refs, since, planned.start)
+            counts = self._counts(refs, end)
+            done = self.subscriber.resolved.covers(begin.seq, end.seq)
+            if counts != NOTHING or not done:
+                self._record(begin, end, outcome, counts, reason)
+
+    def _begin(self, refs: Sequence[Ref], since: Position, start: Position) -> Position:
+        """Return where a commit in the middle of a range begins, with the unused numbers before."""
+        ref = refs[0] if refs and refs[0].seq == since.seq else None
+        if since.row:
+            done = self.subscriber.partial.get(since.seq, 0)
+            if ref is None or (since.row != done and since.seq not in self.subscriber.resolved):
+                raise UnknownPosition(
+                    f"event {since.row} of bundle {since.seq}, of which {done} are committed",
+                    hint="commit the events of one bundle in order",
+                )
+            return since
+        return since if ref is None else max(start, Position(ref.owned_from))
+
+    def _counts(self, refs: Sequence[Ref], end: Position) -> Totals:
+        """Return what a commit of these bundles up to `end` newly resolves."""
+        subscriber = self.subscriber
+        bundles, events = 0, 0
+        if end.row and (end.seq in subscriber.resolved or not refs or refs[-1].seq != end.seq):
+            raise UnknownPosition(
+                f"event {end.row} of bundle {end.seq}, which is not there or resolved already",
+                hint=f"commit Position({end.seq}) or a row of a bundle that was read",
+            )
+        for ref in refs:
+            if ref.seq in subscriber.resolved:
+                continue
+            done = subscriber.partial.get(ref.seq, 0)
+            if ref.seq < end.seq:
+                bundles, events = bundles + 1, events + ref.events - done
+            elif end.row:
+                self._check_row(ref, end.row, done)
+                events += end.row - done
+        return Totals(bundles, events)
+
+    def _check_row(self, ref: Ref, row: int, done: int) -> None:
+        if not done <= row < ref.events:
+            raise UnknownPosition(
+                f"event {row} of bundle {ref.seq}, which has {ref.events} and {done} committed",
+                hint=f"commit a row from {done} to {ref.events - 1}, or Position({ref.seq + 1})",
+            )
+
+    # ----------------------------------------------------------------- looking
+
+    def rows_done(self, planned: Range) -> dict[int, int]:
+        """Return, of the bundles of a range that still wait, how many events are resolved."""
+        with self._ledger.lock:
+            subscriber = self.subscriber
+            return {
+                ref.seq: subscriber.partial.get(ref.seq, 0)
+                for ref in planned.refs
+                if ref.seq not in subscriber.resolved
+            }
+
+
+def _not_planned(start: Position, end: Position, why: str) -> UnknownPosition:
+    return UnknownPosition(
+        f"no range from {start} to {end} to plan again: {why}",
+        hint="go on from the cursor's position, if the caller's own account is of this quiver",
+    )
+
+
+def _seq_of(ref: Ref) -> int:
+    return ref.seq

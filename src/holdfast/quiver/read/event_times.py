@@ -1,0 +1,330 @@
+"""Event times of what a quiver holds, remembered so that asking often costs little.
+
+The idea behind the question is in statement.py. Here is how it is answered: whole segments by their
+summaries; rows, where it must be, as three columns (`Times`) that are compared at once. What was
+found for a segment under a claim stands for every later claim up to the time that was found, so a
+segment with late rows is looked at again only when the claim has moved past its next row.
+"""
+
+from __future__ import annotations
+
+import bisect
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from holdfast.errors import Damaged
+from holdfast.quiver.engine import Engine
+from holdfast.quiver.ledger.outcome import Position
+from holdfast.quiver.log.buffer import Held
+from holdfast.quiver.log.frame import NO_WATERMARK
+from holdfast.quiver.read.statement import EventTimeStatement
+from holdfast.quiver.segments.envelope import TimeFlag
+from holdfast.quiver.segments.rows import OPAQUE
+from holdfast.quiver.segments.segment import Segment
+from holdfast.quiver.segments.table import TableMaker
+
+# Pieces of one open buffer: with more, they are put together.
+PIECES_MAX = 16
+
+_START = Position(0)
+
+
+class Times(NamedTuple):
+    """Positions and clamped event times of some rows."""
+
+    seqs: pa.Array
+    rows: pa.Array
+    times_us: pa.Array
+
+    def least_us(self, beyond: Position, claim_us: int | None) -> int | None:
+        """Return the earliest time from a position on that is not before the claim."""
+        times = self.times_us
+        if beyond > _START:
+            behind = pc.greater(self.seqs, beyond.seq)
+            same = pc.and_(pc.equal(self.seqs, beyond.seq), pc.greater_equal(self.rows, beyond.row))
+            times = times.filter(pc.or_(behind, same))
+        if claim_us is not None:
+            times = times.filter(pc.greater_equal(times, claim_us))
+        least: int | None = pc.min(times).as_py()
+        return least
+
+
+class Found(NamedTuple):
+    """The earliest time in a segment, from a position on, that is not before a claim."""
+
+    beyond: Position
+    claim_us: int | None
+    least_us: int | None
+
+    def answers(self, beyond: Position, claim_us: int | None) -> bool:
+        """Whether it is right for another question too."""
+        if beyond != self.beyond or claim_us is None:
+            return (beyond, claim_us) == (self.beyond, self.claim_us)
+        if self.claim_us is not None and claim_us < self.claim_us:
+            return False
+        return self.least_us is None or claim_us <= self.least_us
+
+
+@dataclass
+class Tail:
+    """What was learnt of one buffer that is not sealed yet."""
+
+    through_seq: int = -1
+    events: int = 0
+    pieces: list[Times] = field(default_factory=list)
+
+    def add(self, fresh: Sequence[Held], pieces: Iterable[Times]) -> None:
+        """Take over its newest bundles."""
+        self.through_seq = fresh[-1].seq
+        self.events += sum(held.events for held in fresh)
+        self.pieces += pieces
+        if len(self.pieces) > PIECES_MAX:
+            columns = zip(*self.pieces, strict=True)
+            self.pieces = [Times(*(pa.concat_arrays(column) for column in columns))]
+
+
+class EventTimes:
+    """Answers questions about event times. Safe to use from many threads."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._lock = threading.Lock()
+        self._skew_us = int(engine.config.max_skew_s * 1e6)
+        self._tables = TableMaker(engine.config)
+        # By segment_seq; and by the first seq of a buffer.
+        self._found: dict[int, Found] = {}
+        self._tails: dict[int, Tail] = {}
+        self._max_us: int | None = None
+        self._quiet_since_ns = engine.clock.wall_ns()
+        # The oldest is forgotten first, beyond `producers.max_count`.
+        self._watermarks: dict[str, int] = {}
+        self._known_segments: set[int] = set()
+
+    def statement(self, position: Position, claim_us: int | None) -> EventTimeStatement:
+        """Return what is known of the time beyond a position."""
+        with self._lock:
+            clock_ns = self._engine.ledger.steady.earliest_now_ns()
+            turned_away = self._turned_away()
+            segments, tail = self._engine.shelf.snapshot(synced_only=False)
+            self._learn(segments, tail)
+            if turned_away:
+                self._quiet_since_ns = max(self._quiet_since_ns, clock_ns)
+            newest = [held[-1].seq for held in tail] + [s.summary.last_seq for s in segments[-1:]]
+            least = [*self._sealed(segments, position, claim_us), *self._open(position, claim_us)]
+            return EventTimeStatement(
+                quiver_id=self._engine.quiver_id,
+                position=position,
+                claim_us=claim_us,
+                through_seq=max(newest, default=-1),
+                min_event_us=min(least, default=None),
+                pending_events=self._pending(segments, tail, position),
+                max_event_us=self._max_us,
+                quiet_since_ns=self._quiet_since_ns,
+                clock_ns=clock_ns,
+                producer_watermarks=dict(self._watermarks),
+            )
+
+    def _turned_away(self) -> bool:
+        """Whether somebody may be waiting outside: then silence says nothing."""
+        writer = self._engine.writer
+        waiting = writer.inbox.pending_bytes > 0 or writer.failure is not None
+        return waiting or self._engine.retention.refusal(1) is not None
+
+    # ----------------------------------------------------------------- learning
+
+    def _learn(self, segments: Sequence[Segment], tail: Sequence[list[Held]]) -> None:
+        """Take note of what is new since the last time, and forget what is gone."""
+        known = {segment.summary.segment_seq for segment in segments}
+        # The newest first: then the older ones rarely have to be looked into.
+        for segment in reversed(segments):
+            if segment.summary.segment_seq not in self._known_segments:
+                self._learn_segment(segment)
+        self._known_segments = known
+        self._found = {seq: found for seq, found in self._found.items() if seq in known}
+        tails, self._tails = self._tails, {}
+        for bundles in tail:
+            known_tail = self._tails[bundles[0].seq] = tails.get(bundles[0].seq) or Tail()
+            first = bisect.bisect_right(bundles, known_tail.through_seq, key=_seq_of)
+            if fresh := bundles[first:]:
+                known_tail.add(fresh, self._learn_bundles(fresh))
+
+    def _learn_segment(self, segment: Segment) -> None:
+        summary = segment.summary
+        self._saw(self._newest_us(segment))
+        self._quiet_since_ns = max(self._quiet_since_ns, summary.max_ingestion_ns)
+        for name, producer in reversed(summary.producers.items()):
+            if producer.watermark_ns is not None:
+                self._promised(name, producer.watermark_ns)
+
+    def _learn_bundles(self, fresh: Sequence[Held]) -> Iterator[Times]:
+        for held in fresh:
+            self._quiet_since_ns = max(self._quiet_since_ns, held.ingestion_ns)
+            if held.producer is not None and held.watermark_ns != NO_WATERMARK:
+                self._promised(held.producer, held.watermark_ns)
+        for made in self._tables.tables(fresh):
+            table = made.table
+            self._saw(_newest_us(made.clamped_us, _flat(table, "_event_time_flag")))
+            rows = _no_rows(table.num_rows) if made.group.kind == OPAQUE else _flat(table, "_row")
+            yield Times(_flat(table, "_seq"), rows, made.clamped_us)
+
+    def _saw(self, event_us: int | None) -> None:
+        if event_us is not None:
+            self._max_us = event_us if self._max_us is None else max(self._max_us, event_us)
+
+    def _newest_us(self, segment: Segment) -> int | None:
+        """Return the latest time in a segment, without events dated in the future."""
+        summary = segment.summary
+        newest_us = summary.clamped_max_event_us
+        known_us = -1 if self._max_us is None else self._max_us
+        in_future_us = summary.min_ingestion_ns // 1000 + self._skew_us
+        if newest_us is None or newest_us < in_future_us or newest_us <= known_us:
+            return newest_us
+        try:
+            batches = [
+                f.batch(place) for f in segment.files for place in range(len(f.summary.batches))
+            ]
+        except Damaged:
+            return None
+        found = [
+            _newest_us(
+                batch.column("_event_time").cast(pa.int64()), batch.column("_event_time_flag")
+            )
+            for batch in batches
+        ]
+        return max((time for time in found if time is not None), default=None)
+
+    def _promised(self, producer: str, watermark_ns: int) -> None:
+        known_ns = self._watermarks.pop(producer, watermark_ns)
+        self._watermarks[producer] = max(known_ns, watermark_ns)
+        while len(self._watermarks) > self._engine.config.producers.max_count:
+            del self._watermarks[next(iter(self._watermarks))]
+
+    # ----------------------------------------------------------------- counting
+
+    def _pending(
+        self, segments: Sequence[Segment], tail: Sequence[list[Held]], position: Position
+    ) -> int:
+        """Return how many events there are beyond a position."""
+        events = 0
+        for segment in segments:
+            if Position(segment.summary.first_seq) >= position:
+                events += segment.summary.events
+            elif segment.summary.last_seq >= position.seq:
+                events += _pending_in(segment, position)
+        for bundles in tail:
+            whole = Position(bundles[0].seq) >= position
+            known = self._tails[bundles[0].seq].events
+            events += known if whole else _pending_of(bundles, position)
+        return events
+
+    # ------------------------------------------------------------------ minimum
+
+    def _open(self, position: Position, claim_us: int | None) -> Iterator[int]:
+        for tail in self._tails.values():
+            for piece in tail.pieces:
+                least_us = piece.least_us(position, claim_us)
+                if least_us is not None:
+                    yield least_us
+
+    def _sealed(
+        self, segments: Sequence[Segment], position: Position, claim_us: int | None
+    ) -> Iterator[int]:
+        for segment in segments:
+            summary = segment.summary
+            first_us = summary.clamped_min_event_us
+            if first_us is None or summary.last_seq < position.seq:
+                continue
+            whole = Position(summary.first_seq) >= position
+            if whole and (claim_us is None or first_us >= claim_us):
+                yield first_us
+            else:
+                least_us = self._look(segment, _START if whole else position, claim_us)
+                if least_us is not None:
+                    yield least_us
+
+    def _look(self, segment: Segment, beyond: Position, claim_us: int | None) -> int | None:
+        """Return the earliest time in a segment by its rows."""
+        key = segment.summary.segment_seq
+        found = self._found.get(key)
+        if found is None or not found.answers(beyond, claim_us):
+            try:
+                found = Found(beyond, claim_us, self._least_us(segment, beyond, claim_us))
+            except Damaged:
+                if all(known is not segment for known in self._engine.catalog.snapshot()):
+                    return None  # it was removed: nothing of it is held any more
+                found = _at_least(segment, beyond, claim_us)
+            self._found[key] = found
+        return found.least_us
+
+    def _least_us(self, segment: Segment, beyond: Position, claim_us: int | None) -> int | None:
+        least: list[int] = []
+        for file in segment.files:
+            for place in range(len(file.summary.batches)):
+                times = self._times(file.batch(place), opaque=file.summary.kind == OPAQUE)
+                least_us = times.least_us(beyond, claim_us)
+                if least_us is not None:
+                    least.append(least_us)
+        return min(least, default=None)
+
+    def _times(self, batch: pa.RecordBatch, *, opaque: bool) -> Times:
+        """Return positions and times of stored rows, clamped as when they were sealed."""
+        given = batch.column("_event_time").cast(pa.int64())
+        latest = pc.add(batch.column("_ingestion_time").cast(pa.int64()), self._skew_us)
+        flags = batch.column("_event_time_flag")
+        in_future = pc.equal(flags, int(TimeFlag.IN_FUTURE))
+        clamped = pc.if_else(in_future, pc.min_element_wise(given, latest), given)
+        clamped = pc.max_element_wise(clamped, 0)
+        rows = _no_rows(batch.num_rows) if opaque else batch.column("_row")
+        return Times(batch.column("_seq"), rows, clamped)
+
+
+def _newest_us(times_us: pa.Array, flags: pa.Array) -> int | None:
+    in_time = times_us.filter(pc.not_equal(flags, int(TimeFlag.IN_FUTURE)))
+    newest_us: int | None = pc.max(in_time).as_py()
+    return None if newest_us is None else max(0, newest_us)
+
+
+def _at_least(segment: Segment, beyond: Position, claim_us: int | None) -> Found:
+    """Return what the summary alone proves of a segment whose rows cannot be read."""
+    first_us = segment.summary.clamped_min_event_us
+    assert first_us is not None, "BUG: a segment without events was looked into"
+    return Found(beyond, claim_us, first_us if claim_us is None else max(first_us, claim_us))
+
+
+def _pending_in(segment: Segment, position: Position) -> int:
+    """Return how many events of a segment are beyond a position that cuts it."""
+    try:
+        table = segment.bundle_table
+    except Damaged:
+        return segment.summary.events
+    seqs, events = table.column("seq"), table.column("events")
+    behind = pc.sum(events.filter(pc.greater(seqs, position.seq))).as_py() or 0
+    cut = pc.sum(events.filter(pc.equal(seqs, position.seq))).as_py() or 0
+    return int(behind + max(0, cut - position.row))
+
+
+def _pending_of(bundles: Sequence[Held], position: Position) -> int:
+    first = bisect.bisect_left(bundles, position.seq, key=_seq_of)
+    events = sum(held.events for held in bundles[first:])
+    if first < len(bundles) and bundles[first].seq == position.seq:
+        events -= min(position.row, bundles[first].events)
+    return events
+
+
+def _seq_of(held: Held) -> int:
+    return held.seq
+
+
+def _flat(table: pa.Table, name: str) -> pa.Array:
+    column = table.column(name).combine_chunks()
+    return column if isinstance(column, pa.Array) else pa.concat_arrays(column.chunks)
+
+
+def _no_rows(count: int) -> pa.Array:
+    """Return positions for rows that stand for many events each: they are beyond any row."""
+    return pa.repeat(pa.scalar(2**31 - 1, pa.int32()), count)

@@ -1,0 +1,268 @@
+"""The shelf: every bundle that can be read, sealed or not, in the order of the seqs.
+
+Readers see what is on stable storage and nothing further. Sealed bundles come from mapped segments,
+the newest from the buffers; where the one ends and the other begins is nobody else's business.
+"""
+
+from __future__ import annotations
+
+import bisect
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+
+from holdfast.errors import Damaged
+from holdfast.quiver.ledger.subscriber import Subscriber
+from holdfast.quiver.log.buffer import Held
+from holdfast.quiver.log.frame import NOTHING, Totals
+from holdfast.quiver.log.writer import Writer
+from holdfast.quiver.segments.catalog import Catalog
+from holdfast.quiver.segments.sealer import Sealer
+from holdfast.quiver.segments.segment import Bundle, Ref, Segment, SegmentIndex, held_bundle
+
+SEQ_MAX = 2**63 - 1
+# Bundle tables kept as Python lists; one is some MB for a segment of tiny bundles.
+INDEXES_MAX = 8
+
+
+class Shelf:
+    """All readable bundles. Safe to use from many threads."""
+
+    def __init__(self, catalog: Catalog, sealer: Sealer, writer: Writer) -> None:
+        self._catalog = catalog
+        self._sealer = sealer
+        self._writer = writer
+        self._indexes: OrderedDict[int, SegmentIndex] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def tail(self, from_seq: int = 0) -> list[list[Held]]:
+        """Return the synced bundles from a seq on that are not in segments, by buffer."""
+        return [held for _, held in self._tail(from_seq)]
+
+    def _tail(self, from_seq: int, *, synced_only: bool = True) -> list[tuple[int, list[Held]]]:
+        """Return, oldest first, each buffer's first seq and what of it can be read."""
+        # The open buffer before the sealer's: if it is handed over meanwhile, it is found there.
+        synced_seq, open_bundles = self._writer.synced_seq, self._writer.buffer.bundles
+        newest_seq = synced_seq if synced_only else SEQ_MAX
+        lists = [buffer.bundles for buffer in self._sealer.sealing()]
+        if open_bundles and all(open_bundles is not bundles for bundles in lists):
+            lists.append(open_bundles)
+        tail = []
+        for bundles in lists:
+            first = bisect.bisect_left(bundles, from_seq, key=_seq_of)
+            end = bisect.bisect_right(bundles, newest_seq, key=_seq_of)
+            if first < end:
+                tail.append((bundles[0].seq, bundles[first:end]))
+        return tail
+
+    def snapshot(
+        self, from_seq: int = 0, *, synced_only: bool = True
+    ) -> tuple[tuple[Segment, ...], list[list[Held]]]:
+        """Return segments and tail such that no bundle is in both and none is missed."""
+        # The tail first: a buffer sealed in between is then in the catalog as well, and left out,
+        # by its first seq: it may have grown since we looked.
+        tail = self._tail(from_seq, synced_only=synced_only)
+        segments = self._catalog.snapshot()
+        sealed = {segment.summary.first_seq for segment in segments}
+        return segments, [held for first_seq, held in tail if first_seq not in sealed]
+
+    def refs(self, from_seq: int, *, sealed_only: bool = False) -> Iterator[Ref]:
+        """Yield the readable bundles from a seq on, in order, up to the first not sealed."""
+        end = from_seq
+        for part in self._parts(from_seq):
+            if sealed_only and isinstance(part, list):
+                return
+            places, ref_at = self._look_into(part, from_seq, SEQ_MAX)
+            for place in places:
+                ref = ref_at(place, end)
+                yield ref
+                end = ref.seq + 1
+
+    def refs_back(self, before_seq: int) -> Iterator[Ref]:
+        """Yield the readable bundles before a seq, newest first."""
+        newer: Ref | None = None
+        for part in reversed(self._parts(0)):
+            places, ref_at = self._look_into(part, 0, before_seq)
+            for place in reversed(places):
+                ref = ref_at(place, 0)
+                if newer is not None:
+                    yield newer._replace(owned_from=ref.seq + 1)
+                newer = ref
+        if newer is not None:
+            yield newer
+
+    def newest_seq(self) -> int:
+        """Return a seq that no bundle which can be read exceeds."""
+        return min(self._writer.published[0], self._writer.synced_seq)
+
+    def _parts(self, from_seq: int) -> list[Segment | list[Held]]:
+        """Return segments and buffers that may hold anything from a seq on, in order."""
+        segments, tail = self.snapshot(from_seq)
+        first = max(0, bisect.bisect_right(segments, from_seq, key=_first_seq) - 1)
+        if first < len(segments) and segments[first].summary.last_seq < from_seq:
+            first += 1
+        parts: list[Segment | list[Held]] = [*segments[first:], *tail]
+        if segments and tail and tail[0][0].seq < segments[-1].summary.last_seq:
+            # A damaged segment was replayed from the log, and lies between others.
+            parts.sort(key=_first_seq)
+        return parts
+
+    def _look_into(
+        self, part: Segment | list[Held], from_seq: int, before_seq: int
+    ) -> tuple[range, Callable[[int, int], Ref]]:
+        """Return the places of a part's bundles between two seqs, and what makes references."""
+        if isinstance(part, list):
+            first = bisect.bisect_left(part, from_seq, key=_seq_of)
+            end = bisect.bisect_left(part, before_seq, key=_seq_of)
+            return range(first, end), lambda place, owned_from: _held_ref(part[place], owned_from)
+        index = self._index_unless_removed(part)
+        if index is None:
+            return range(0), _no_ref
+        first = bisect.bisect_left(index.seqs, from_seq)
+        end = bisect.bisect_left(index.seqs, before_seq)
+        return range(first, end), index.ref
+
+    def bundle(self, seq: int) -> Bundle | None:
+        """Return one bundle, or None if there is none with this seq."""
+        for held in (one for buffer in self.tail(seq) for one in buffer[:1]):
+            if held.seq == seq:
+                return held_bundle(held)
+        segment = self._catalog.find(seq)
+        index = None if segment is None else self._index_unless_removed(segment)
+        if segment is None or index is None:
+            return None
+        place = bisect.bisect_left(index.seqs, seq)
+        if place == len(index.seqs) or index.seqs[place] != seq:
+            return None
+        return segment.bundle_at(index, place)
+
+    def oldest_seq(self) -> int | None:
+        """Return the seq of the oldest bundle, None if there is none."""
+        return next((ref.seq for ref in self.refs(0)), None)
+
+    # ----------------------------------------------------------------- counting
+
+    def readable(self) -> tuple[int, Totals]:
+        """Return the newest seq that can be read, and what was accepted up to it, together."""
+        while True:
+            bundles, synced_seq = self._writer.buffer.bundles, self._writer.synced_seq
+            last_seq, accepted = self._writer.published
+            # A group that is written and not synced yet is accepted, and not readable.
+            hidden = [held for held in bundles[:] if synced_seq < held.seq <= last_seq]
+            if bundles is self._writer.buffer.bundles:  # or else it was handed over: look again
+                accepted = accepted.plus(-len(hidden), -sum(held.events for held in hidden))
+                return min(last_seq, synced_seq), accepted
+
+    def accepted_payload_bytes(self) -> int:
+        """Return the payload bytes appended since the quiver was opened."""
+        return self._writer.counters.payload_bytes
+
+    def waiting(self, subscriber: Subscriber, through_seq: int = SEQ_MAX) -> tuple[Totals, int]:
+        """Return what is there and not resolved for a subscriber, and its payload bytes.
+
+        Segments that are resolved or unresolved as a whole are counted by their summaries.
+        """
+        segments, tail = self.snapshot()
+        total, size_bytes = NOTHING, 0
+        for segment in segments:
+            summary = segment.summary
+            first, end = summary.first_seq, summary.last_seq + 1
+            if end <= subscriber.start_seq or subscriber.resolved.covers(first, end):
+                continue
+            if summary.last_seq <= through_seq and self._untouched(subscriber, first, end):
+                total = total.plus(summary.bundles, summary.events)
+                size_bytes += summary.payload_bytes
+            else:
+                refs = [r for r in self._index_refs(segment) if r.seq <= through_seq]
+                total, size_bytes = _add_unresolved(subscriber, refs, total, size_bytes)
+        for buffer in tail:
+            refs = [_held_ref(held, held.seq) for held in buffer if held.seq <= through_seq]
+            total, size_bytes = _add_unresolved(subscriber, refs, total, size_bytes)
+        return total, size_bytes
+
+    def oldest_waiting_ns(self, subscriber: Subscriber) -> int | None:
+        """Return when the oldest bundle that waits for a subscriber was ingested."""
+        segments, tail = self.snapshot()
+        for segment in segments:
+            first, end = segment.summary.first_seq, segment.summary.last_seq + 1
+            if end <= subscriber.start_seq or not subscriber.unresolved(first, end):
+                continue
+            if self._untouched(subscriber, first, end):
+                return segment.summary.min_ingestion_ns
+            for ref in self._index_refs(segment):
+                if _waits(subscriber, ref.seq):
+                    return ref.ingestion_ns
+        held = (held for buffer in tail for held in buffer if _waits(subscriber, held.seq))
+        return next((one.ingestion_ns for one in held), None)
+
+    def unresolved(self, subscriber: Subscriber, segment: Segment) -> Totals:
+        """Return what of a segment is not resolved for a subscriber."""
+        first, end = segment.summary.first_seq, segment.summary.last_seq + 1
+        if self._untouched(subscriber, first, end):
+            return Totals(segment.summary.bundles, segment.summary.events)
+        return _add_unresolved(subscriber, self._index_refs(segment), NOTHING, 0)[0]
+
+    def _untouched(self, subscriber: Subscriber, first: int, end: int) -> bool:
+        if subscriber.start_seq > first or any(first <= seq < end for seq in subscriber.partial):
+            return False
+        return next(subscriber.resolved.holes(first, end), None) == (first, end)
+
+    def _index_refs(self, segment: Segment) -> list[Ref]:
+        try:
+            index = self._index(segment)
+        except Damaged:
+            return []
+        return [index.ref(place, seq) for place, seq in enumerate(index.seqs)]
+
+    def _index_unless_removed(self, segment: Segment) -> SegmentIndex | None:
+        """Return the index of a segment, None if retention removed it since it was found."""
+        try:
+            return self._index(segment)
+        except Damaged:
+            if any(known is segment for known in self._catalog.snapshot()):
+                raise
+            return None
+
+    def _index(self, segment: Segment) -> SegmentIndex:
+        key = segment.summary.segment_seq
+        with self._lock:
+            found = self._indexes.get(key)
+            if found is not None:
+                self._indexes.move_to_end(key)
+                return found
+        index = segment.index()
+        with self._lock:
+            self._indexes[key] = index
+            while len(self._indexes) > INDEXES_MAX:
+                self._indexes.popitem(last=False)
+        return index
+
+
+def _seq_of(held: Held) -> int:
+    return held.seq
+
+
+def _first_seq(part: Segment | list[Held]) -> int:
+    return part[0].seq if isinstance(part, list) else part.summary.first_seq
+
+
+def _no_ref(place: int, owned_from: int) -> Ref:
+    raise AssertionError("BUG: a segment that was removed has no places")
+
+
+def _held_ref(held: Held, owned_from: int) -> Ref:
+    return Ref(held.seq, held.events, len(held.payload), held.ingestion_ns, owned_from)
+
+
+def _waits(subscriber: Subscriber, seq: int) -> bool:
+    return seq >= subscriber.start_seq and seq not in subscriber.resolved
+
+
+def _add_unresolved(
+    subscriber: Subscriber, refs: Sequence[Ref], total: Totals, size_bytes: int
+) -> tuple[Totals, int]:
+    for ref in refs:
+        if _waits(subscriber, ref.seq):
+            total = total.plus(1, ref.events - subscriber.partial.get(ref.seq, 0))
+            size_bytes += ref.size_bytes
+    return total, size_bytes

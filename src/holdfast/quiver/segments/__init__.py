@@ -1,0 +1,1 @@
+"""Immutable sets of bundles as plain Arrow files: built, sealed, catalogued."""

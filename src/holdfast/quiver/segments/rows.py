@@ -1,0 +1,201 @@
+"""The rows of a segment: accepted bundles sorted into groups that can share one Arrow file.
+
+A group is one slot with one schema. Raw events of a slot form one group, with the columns `payload`
+and `headers`. What cannot or should not have a file of its own goes into the opaque group: one row
+per bundle and slot (or per raw event), kept as the bytes it came in.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from xxhash import xxh3_128_hexdigest
+
+from holdfast.quiver.bundle import decode_arrow, decode_raw, joined, read_stream
+from holdfast.quiver.log.buffer import Held
+from holdfast.quiver.log.frame import Kind
+from holdfast.quiver.segments.dictionaries import unify
+from holdfast.quiver.segments.envelope import TIME_TYPE
+
+ARROW, RAW, OPAQUE = "arrow", "raw", "opaque"
+NO_HEADERS = memoryview(b"")
+RAW_FIELDS = (pa.field("payload", pa.binary()), pa.field("headers", pa.string()))
+
+
+class Share(NamedTuple):
+    """What one bundle has in a group."""
+
+    seq: int
+    ingestion_ns: int
+    # Which of the bundle's slots, from 0, and how many events the bundle has before these.
+    slot_index: int
+    first_row: int
+    rows: int
+
+
+@dataclass(eq=False)
+class Values:
+    """The values of a binary column, with no Python object for a single one."""
+
+    lengths: array[int] = field(default_factory=lambda: array("I"))
+    # Their bytes, one after the other; each piece holds whole values.
+    pieces: list[memoryview] = field(default_factory=list)
+
+    def add(self, lengths: array[int], piece: memoryview) -> None:
+        """Take values of these lengths."""
+        self.lengths += lengths
+        if piece:
+            self.pieces.append(piece)
+
+    def split(self) -> Iterator[memoryview]:
+        """Yield every single value."""
+        pieces = iter(self.pieces)
+        piece, position = memoryview(b""), 0
+        for length in self.lengths:
+            while length > len(piece) - position:
+                piece, position = next(pieces), 0
+            yield piece[position : position + length]
+            position += length
+
+    def column(self, kind: pa.DataType, *, empty_is_null: bool = False) -> pa.Array:
+        """Return them as an Arrow array."""
+        if empty_is_null and not self.pieces:
+            return pa.nulls(len(self.lengths), kind)
+        present = None
+        if empty_is_null:
+            present = pc.not_equal(_fixed(pa.uint32(), self.lengths), 0).buffers()[1]
+        offsets = pa.py_buffer(array("i", accumulate(self.lengths, initial=0)))
+        buffers = [present, offsets, joined(self.pieces)]
+        return pa.Array.from_buffers(kind, len(self.lengths), buffers)
+
+
+@dataclass(eq=False)
+class Group:
+    """Rows that share one Arrow file. `slot` is empty for the opaque group."""
+
+    slot: str
+    kind: str
+    shares: list[Share] = field(default_factory=list)
+    # arrow only: one IPC stream per share.
+    streams: list[memoryview] = field(default_factory=list)
+    # raw and opaque: one of each per row.
+    payloads: Values = field(default_factory=Values)
+    headers: Values = field(default_factory=Values)
+    # opaque only: whose row it is.
+    slots: list[str] = field(default_factory=list)
+    kinds: list[str] = field(default_factory=list)
+
+    @property
+    def rows(self) -> int:
+        """The number of rows the file will have."""
+        return sum(share.rows for share in self.shares)
+
+    @property
+    def size_bytes(self) -> int:
+        """How much the bundles brought, as bytes of Arrow streams or of events."""
+        return sum(map(len, self.streams)) + sum(self.payloads.lengths)
+
+
+def group_bundles(bundles: Sequence[Held], max_groups: int) -> list[Group]:
+    """Sort bundles into at most `max_groups` groups, the last of them opaque if need be."""
+    groups: dict[tuple[str, str], Group] = {}
+    for held in bundles:
+        payload = memoryview(held.payload)
+        if held.kind == Kind.RAW:
+            events = decode_raw(payload)
+            group = _group(groups, events.slot, RAW, "")
+            group.shares.append(Share(held.seq, held.ingestion_ns, 0, 0, len(events.lengths)))
+            group.payloads.add(events.lengths, events.payloads)
+            group.headers.add(events.header_lengths, events.headers)
+        elif held.kind == Kind.ARROW:
+            first_row = 0
+            for index, (name, stream, rows) in enumerate(decode_arrow(payload)):
+                group = _group(groups, name, ARROW, _schema_key(stream))
+                group.shares.append(Share(held.seq, held.ingestion_ns, index, first_row, rows))
+                group.streams.append(stream)
+                first_row += rows
+    ordered = sorted(groups.values(), key=lambda group: -len(group.shares))
+    if len(ordered) <= max_groups:
+        return ordered
+    return [*ordered[: max_groups - 1], make_opaque(ordered[max_groups - 1 :])]
+
+
+def _group(groups: dict[tuple[str, str], Group], slot: str, kind: str, key: str) -> Group:
+    found = groups.get((slot, kind + key))
+    if found is None:
+        found = groups[slot, kind + key] = Group(slot, kind)
+    return found
+
+
+def _schema_key(stream: memoryview) -> str:
+    """Return a key that is equal for streams of one schema: their first message is the schema."""
+    metadata_bytes = int.from_bytes(stream[4:8], "little")
+    return xxh3_128_hexdigest(stream[: 8 + metadata_bytes])
+
+
+def make_opaque(groups: Iterable[Group]) -> Group:
+    """Return one group that keeps the bytes of all, in the order of their positions."""
+    rows: list[tuple[Share, str, str, memoryview, memoryview]] = []
+    for group in groups:
+        if group.kind == ARROW:
+            for share, stream in zip(group.shares, group.streams, strict=True):
+                rows.append((share._replace(rows=1), group.slot, ARROW, stream, NO_HEADERS))
+        else:
+            events = zip(group.payloads.split(), group.headers.split(), strict=True)
+            for share in group.shares:
+                for row in range(share.rows):
+                    single = share._replace(first_row=share.first_row + row, rows=1)
+                    rows.append((single, group.slot, RAW, *next(events)))
+    rows.sort(key=lambda row: (row[0].seq, row[0].slot_index, row[0].first_row))
+    opaque = Group("", OPAQUE)
+    for share, slot, kind, payload, headers in rows:
+        opaque.shares.append(share)
+        opaque.slots.append(slot)
+        opaque.kinds.append(kind)
+        opaque.payloads.add(array("I", [len(payload)]), payload)
+        opaque.headers.add(array("I", [len(headers)]), headers)
+    return opaque
+
+
+def group_table(group: Group) -> pa.Table:
+    """Return the user's columns of a group, in one chunk each; raises what Arrow raises."""
+    if group.kind == ARROW:
+        batches = [read_stream(stream) for stream in group.streams]
+        return unify(pa.Table.from_batches(batches)).combine_chunks()
+    columns = [
+        group.payloads.column(pa.binary()),
+        group.headers.column(pa.string(), empty_is_null=True),
+    ]
+    fields = list(RAW_FIELDS)
+    if group.kind == OPAQUE:
+        columns += [pa.array(group.slots, pa.string()), pa.array(group.kinds, pa.string())]
+        fields += [pa.field("slot", pa.string()), pa.field("slot_kind", pa.string())]
+    return pa.Table.from_arrays(columns, schema=pa.schema(fields))
+
+
+def position_columns(shares: Sequence[Share]) -> tuple[pa.Array, pa.Array, pa.Array]:
+    """Return `_seq`, `_row` and `_ingestion_time` of a group's rows."""
+    seqs, rows, times = array("q"), array("i"), array("q")
+    counting = array("i", range(max((share.rows for share in shares), default=0)))
+    for seq, ingestion_ns, _, first_row, count in shares:
+        if first_row == 0:
+            rows += counting[:count]
+        else:
+            rows.extend(range(first_row, first_row + count))
+        seqs += array("q", [seq]) * count
+        times += array("q", [ingestion_ns // 1000]) * count
+    return (
+        _fixed(pa.int64(), seqs),
+        _fixed(pa.int32(), rows),
+        _fixed(TIME_TYPE, times),
+    )
+
+
+def _fixed(kind: pa.DataType, values: array[int]) -> pa.Array:
+    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])

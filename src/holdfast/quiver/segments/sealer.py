@@ -1,0 +1,210 @@
+"""The sealer: one thread that turns a handed-over buffer into a segment.
+
+It takes one buffer at a time (only recovery may leave it more). A seal that fails keeps its data
+(in memory, and in the WAL, which is not truncated past it) and is tried again after a pause that
+doubles. Only when the segment is durable under its final name does it become visible, and only then
+does its WAL go.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import PurePath
+
+from holdfast.errors import HoldfastError, Overloaded, StorageFailed
+from holdfast.quiver.config import QuiverConfig
+from holdfast.quiver.log.buffer import OpenBuffer
+from holdfast.quiver.log.wal import ClosedWalFiles
+from holdfast.quiver.segments.build import SegmentBuilder
+from holdfast.quiver.segments.catalog import Catalog
+from holdfast.seam import Seam
+
+
+@dataclass
+class SealCounters:
+    """What the sealer did so far. Written by its thread only."""
+
+    segments: int = 0
+    failures: int = 0
+    seconds: float = 0.0
+
+
+class Sealer:
+    """Seals one buffer at a time."""
+
+    def __init__(
+        self,
+        seam: Seam,
+        config: QuiverConfig,
+        builder: SegmentBuilder,
+        catalog: Catalog,
+        wal_dir: PurePath,
+    ) -> None:
+        self.counters = SealCounters()
+        self.last_error: str | None = None
+        # Called when a segment became visible.
+        self.on_sealed: Callable[[], None] = lambda: None
+        self.wal_files = ClosedWalFiles(seam.disk, wal_dir)
+        self._wal_dir = wal_dir
+        self._clock = seam.clock
+        self._config = config.segment
+        self._builder = builder
+        self._catalog = catalog
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._queue: deque[OpenBuffer] = deque()
+        self._closing = False
+        self._died_of: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="quiver-sealer", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def offer(self, buffer: OpenBuffer) -> bool:
+        """Take a buffer if none is being sealed."""
+        with self._lock:
+            if self._died_of is not None:
+                raise self._died_of
+            if self._queue:
+                return False
+            self._queue.append(buffer)
+            self._changed.notify_all()
+            return True
+
+    def preload(self, buffers: Iterable[OpenBuffer]) -> None:
+        """Take the buffers that recovery filled, before `start`; they are sealed first."""
+        self._queue.extend(buffers)
+
+    def sealing(self) -> tuple[OpenBuffer, ...]:
+        """Return the buffers whose bundles are not in the catalog yet, oldest first."""
+        with self._lock:
+            return tuple(self._queue)
+
+    def wait_idle(self, timeout_s: float) -> bool:
+        """Wait until nothing is being sealed, at most `timeout_s`; return whether that was so."""
+        with self._lock:
+            was_idle = not self._queue
+            if not was_idle:
+                self._changed.wait(timeout_s)
+            return was_idle
+
+    def overloaded(self) -> Overloaded:
+        """Return the error for appends that waited for a seal in vain."""
+        return Overloaded(
+            "two segments wait to be sealed (2 x segment.target_size_bytes), "
+            "or the write-ahead log is at wal.max_size_bytes",
+            hint=f"sealing is too slow or fails: {self.last_error or 'no error'}",
+            path=str(self._wal_dir),
+            retry_after_s=1.0,
+        )
+
+    def call_when_idle(self, done: Callable[[HoldfastError | None], None]) -> None:
+        """Call `done` when what is being sealed now is durable, or cannot be."""
+        with self._lock:
+            dead = self._died_of is not None
+            if self._queue and not dead:
+                self._queue[-1].on_sealed.append(done)
+                return
+        done(self._not_sealed() if dead else None)
+
+    def close(self, last: OpenBuffer | None) -> None:
+        """Finish the current seal (one more try), seal `last`, and end the thread."""
+        with self._lock:
+            self._closing = True
+            self._changed.notify_all()
+        if self._thread.is_alive():
+            self._thread.join()
+        if last is not None:
+            self._queue.append(last)
+        if self._died_of is None:
+            self._drain()
+        self._tell_the_rest()
+
+    # ------------------------------------------------------------------ thread
+
+    def _run(self) -> None:
+        try:
+            while True:
+                with self._lock:
+                    while not self._queue and not self._closing:
+                        self._changed.wait()
+                    if self._closing:
+                        return
+                    buffer = self._queue[0]
+                self._seal_with_retries(buffer)
+        except BaseException as error:
+            with self._lock:
+                self._died_of = error
+                self._changed.notify_all()
+            self._tell_the_rest()
+
+    def _drain(self) -> None:
+        """Seal what is left, in the closing thread; whatever fails stays in the WAL."""
+        try:
+            while self._queue:
+                self._seal(self._queue[0])
+        except OSError as error:
+            self._failed(error)
+        except BaseException as error:
+            self._died_of = error
+
+    def _seal_with_retries(self, buffer: OpenBuffer) -> None:
+        pause_s = self._config.retry_min_s
+        while True:
+            try:
+                self._seal(buffer)
+            except OSError as error:
+                self._failed(error)
+                with self._lock:
+                    if self._closing:
+                        return
+                    self._changed.wait(pause_s)
+                pause_s = min(2 * pause_s, self._config.retry_max_s)
+            else:
+                return
+
+    def _seal(self, buffer: OpenBuffer) -> None:
+        started_s = self._clock.monotonic_s()
+        segment = self._builder.build(buffer.bundles, self._catalog.next_segment_seq())
+        with self._lock:
+            # Together, so that a reader who asks the sealer first and the catalog second misses
+            # nothing.
+            self._catalog.add(segment)
+            self._queue.popleft()
+            self._changed.notify_all()
+        self.counters.segments += 1
+        self.counters.seconds += self._clock.monotonic_s() - started_s
+        self._tell(buffer, None)
+        self.on_sealed()
+        try:
+            self.wal_files.remove_sealed(buffer.last_seq)
+        except OSError as error:
+            self.last_error = str(error)  # only space is at stake; tried again with the next seal
+
+    def _failed(self, error: OSError) -> None:
+        self.counters.failures += 1
+        self.last_error = str(error)
+
+    def _tell(self, buffer: OpenBuffer, error: HoldfastError | None) -> None:
+        callbacks, buffer.on_sealed = buffer.on_sealed, []
+        for callback in callbacks:
+            callback(error)
+
+    def _tell_the_rest(self) -> None:
+        for buffer in self._queue:
+            self._tell(buffer, self._not_sealed())
+
+    def _not_sealed(self) -> StorageFailed:
+        if self._died_of is None:
+            reason = f"the quiver closed before the segment was sealed: {self.last_error}"
+        else:
+            reason = f"the sealer ended: {type(self._died_of).__name__}: {self._died_of}"
+        return StorageFailed(
+            reason,
+            hint="the bundles are in the write-ahead log; open the quiver again to seal them",
+            stored="maybe",
+        )

@@ -1,0 +1,334 @@
+"""A sealed segment: its summary, and reads that map the files and check what they touch.
+
+Opening a segment reads nothing but the summary. A data file is mapped when it is first read; every
+record batch is checked against its checksum the first time it is touched, and never again. Batches
+point into the map, which lives as long as they do, also after the segment was deleted.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import PurePath
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+from xxhash import xxh3_64, xxh3_64_hexdigest
+
+from holdfast.errors import Damaged, StorageFailed
+from holdfast.quiver import names
+from holdfast.quiver.bundle import decode_arrow, one_batch, read_stream, without_reserved
+from holdfast.quiver.log.buffer import Held
+from holdfast.quiver.log.frame import NO_WATERMARK, Kind
+from holdfast.quiver.segments.arrow_types import has_dictionary
+from holdfast.quiver.segments.bundle_table import BUNDLE_SCHEMA, rebuild
+from holdfast.quiver.segments.manifest import FileSummary, Summary
+from holdfast.quiver.segments.rows import ARROW, OPAQUE, group_bundles, group_table
+from holdfast.seam.disk import Disk
+
+_BLOCK_BYTES = 4096
+
+# Errors that mean a file is not what it should be. Others (too many open files, no permission) say
+# nothing about it: they must cost nobody his data.
+DAMAGE_ERRORS = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EIO})
+
+log = logging.getLogger("holdfast.quiver")
+
+
+class Ref(NamedTuple):
+    """What a reader needs to know of a bundle before reading it."""
+
+    seq: int
+    events: int
+    size_bytes: int
+    ingestion_ns: int
+    # No bundle lies between this and `seq`: resolving the bundle resolves that too.
+    owned_from: int
+
+
+class SegmentIndex:
+    """The bundle table as lists: finding and reading one bundle costs no Arrow scalars."""
+
+    def __init__(self, table: pa.RecordBatch) -> None:
+        columns = [table.column(name).to_pylist() for name in BUNDLE_SCHEMA.names[:-1]]
+        self.seqs: list[int] = columns[0]
+        self._columns = columns
+        places = table.column("places")
+        flat = places.flatten()
+        self._offsets: list[int] = places.offsets.to_pylist()
+        self._places = list(
+            zip(*(flat.field(i).to_pylist() for i in range(flat.type.num_fields)), strict=True)
+        )
+
+    def ref(self, place: int, owned_from: int) -> Ref:
+        """Return the reference to the bundle at a place."""
+        seq, _, ingestion_ns, _, _, _, events, size_bytes = (c[place] for c in self._columns)
+        return Ref(seq, events, size_bytes, ingestion_ns, owned_from)
+
+    def row(self, place: int) -> tuple[Any, ...]:
+        """Return the columns of a bundle, as in the table, without its places."""
+        return tuple(column[place] for column in self._columns)
+
+    def places(self, place: int) -> list[tuple[int, int, int]]:
+        """Return where a bundle's rows are: file, first row, rows."""
+        first = self._offsets[0]
+        start, end = self._offsets[place] - first, self._offsets[place + 1] - first
+        return self._places[start:end]
+
+
+@dataclass(frozen=True, eq=False)
+class Bundle:
+    """One bundle as it was appended. Its content is read when it is first asked for."""
+
+    seq: int
+    kind: Kind
+    ingestion_ns: int
+    watermark_ns: int | None
+    producer: str | None
+    epoch: int
+    events: int
+    load: Callable[[], dict[str, pa.RecordBatch]]
+
+    def __eq__(self, other: object) -> bool:
+        """Whether both say the same about themselves, and hold the same."""
+        if not isinstance(other, Bundle):
+            return NotImplemented
+        return self._head == other._head and self.slots == other.slots
+
+    def __hash__(self) -> int:
+        return hash(self._head)
+
+    @property
+    def _head(self) -> tuple[object, ...]:
+        times = (self.ingestion_ns, self.watermark_ns)
+        return (self.seq, self.kind, times, self.producer, self.epoch, self.events)
+
+    @cached_property
+    def slots(self) -> dict[str, pa.RecordBatch]:
+        """The record batches by slot; raw slots have the columns `payload` and `headers`."""
+        return self.load()
+
+    @cached_property
+    def payloads(self) -> list[bytes]:
+        """The events of a raw bundle as bytes."""
+        assert self.kind == Kind.RAW, "only raw bundles have payloads"
+        (batch,) = self.slots.values()
+        payloads: list[bytes] = batch.column("payload").to_pylist()
+        return payloads
+
+
+class DataFile:
+    """One mapped data file."""
+
+    def __init__(self, disk: Disk, path: PurePath, summary: FileSummary) -> None:
+        self.summary = summary
+        self._disk = disk
+        self._path = path
+        self._lock = threading.Lock()
+        self._sound: set[int] = set()
+
+    @cached_property
+    def _view(self) -> memoryview:
+        try:
+            view = self._disk.map(self._path)
+        except OSError as error:
+            if error.errno not in DAMAGE_ERRORS:
+                raise _unreadable(self._path, error) from error
+            raise self._damaged(f"cannot be read: {error.strerror}") from error
+        if len(view) != self.summary.size_bytes:
+            raise self._damaged(f"has {len(view)} bytes, not {self.summary.size_bytes}")
+        return view
+
+    @cached_property
+    def _reader(self) -> pa.ipc.RecordBatchFileReader:
+        """The Arrow reader, once everything outside the batches is known to be sound."""
+        hasher = xxh3_64()
+        position = 0
+        for batch in self.summary.batches:
+            hasher.update(self._view[position : batch.offset])
+            position = batch.offset + batch.length
+        hasher.update(self._view[position:])
+        if hasher.hexdigest() != self.summary.frame_checksum:
+            raise self._damaged("has a damaged schema or footer")
+        return pa.ipc.open_file(pa.py_buffer(self._view))
+
+    @cached_property
+    def schema(self) -> pa.Schema:
+        """The file's schema, envelope included, with the metadata that its user gave."""
+        return without_reserved(self._reader.schema)
+
+    def batch(self, index: int) -> pa.RecordBatch:
+        """Return a record batch; raise `Damaged` if its bytes are not what was written."""
+        needed = {0, index} if self._has_dictionaries else {index}
+        with self._lock:
+            for place in sorted(needed - self._sound):
+                self._check(place)
+                self._sound.add(place)
+            # Inside the lock: the first read also reads the dictionaries, and only once.
+            batch = self._reader.get_batch(index)
+        return batch.replace_schema_metadata(self.schema.metadata)
+
+    def rows(self, first: int, count: int) -> pa.Table:
+        """Return a range of rows."""
+        batches, position = [], 0
+        for index, batch in enumerate(self.summary.batches):
+            low, high = max(first, position), min(first + count, position + batch.rows)
+            if low < high:
+                batches.append(self.batch(index).slice(low - position, high - low))
+            position += batch.rows
+        return pa.Table.from_batches(batches, self.schema)
+
+    @cached_property
+    def _has_dictionaries(self) -> bool:
+        return any(has_dictionary(field.type) for field in self.schema)
+
+    def _check(self, index: int) -> None:
+        place = self.summary.batches[index]
+        content = self._view[place.offset : place.offset + place.length]
+        if xxh3_64_hexdigest(content) != place.checksum:
+            raise self._damaged(f"is damaged in record batch {index}")
+
+    def _damaged(self, what: str) -> Damaged:
+        return Damaged(
+            f"a segment file {what}",
+            hint="the other record batches are still served; restore this one from a copy",
+            path=str(self._path),
+        )
+
+
+class Segment:
+    """A sealed segment. Safe to use from many threads."""
+
+    def __init__(self, disk: Disk, path: PurePath, summary: Summary) -> None:
+        self.path = path
+        self.summary = summary
+        # Whether the bundle table was damaged, and is made from the rows.
+        self.table_is_rebuilt = False
+        self._disk = disk
+        self.files = tuple(DataFile(disk, path / file.name, file) for file in summary.files)
+
+    @property
+    def disk_bytes(self) -> int:
+        """What the segment occupies: whole blocks, the bundle table, manifest and directory too."""
+        files = [file.size_bytes for file in self.summary.files]
+        table = self.summary.size_bytes - sum(files)
+        return sum(-(-size // _BLOCK_BYTES) * _BLOCK_BYTES for size in (*files, table, 8192, 4096))
+
+    @cached_property
+    def bundle_table(self) -> pa.RecordBatch:
+        """One row per bundle; loaded when first asked for, and made from the rows if damaged."""
+        try:
+            return self.stored_table()
+        except Damaged as damage:
+            if not self._disk.exists(self.path):
+                raise  # not damaged: removed while somebody was reading
+            log.warning("%s; it is made anew from the rows, without producers", damage.message)
+            self.table_is_rebuilt = True
+            return rebuild(self.summary, self.files)
+
+    def stored_table(self) -> pa.RecordBatch:
+        """Return the bundle table as it was written; raise `Damaged` if it is not that."""
+        path = self.path / names.BUNDLES
+        try:
+            data = self._disk.map(path)
+        except OSError as error:
+            if error.errno not in DAMAGE_ERRORS:
+                raise _unreadable(path, error) from error
+            raise _damaged_table(path) from error
+        if xxh3_64_hexdigest(data) != self.summary.bundle_table_checksum:
+            raise _damaged_table(path)
+        return pa.ipc.open_file(pa.py_buffer(data)).get_batch(0)
+
+    def index(self) -> SegmentIndex:
+        """Return the bundle table as lists; not cached, a segment may have very many bundles."""
+        return SegmentIndex(self.bundle_table)
+
+    def bundles(self) -> Iterator[Bundle]:
+        """Yield all bundles in order."""
+        index = self.index()
+        for place in range(len(index.seqs)):
+            yield self.bundle_at(index, place)
+
+    def bundle_at(self, index: SegmentIndex, place: int) -> Bundle:
+        """Return the bundle at a place of the bundle table."""
+        seq, kind, ingestion_ns, watermark_ns, producer, epoch, events, _ = index.row(place)
+        places = index.places(place)
+        return Bundle(
+            seq,
+            Kind(kind),
+            ingestion_ns,
+            watermark_ns,
+            producer,
+            epoch,
+            events,
+            lambda: self._slots_at(places),
+        )
+
+    def _slots_at(self, places: list[tuple[int, int, int]]) -> dict[str, pa.RecordBatch]:
+        slots: dict[str, pa.RecordBatch] = {}
+        for number, first_row, rows in places:
+            file = self.files[number]
+            slots |= _slots(file.summary, file.rows(first_row, rows))
+        return slots
+
+
+def held_bundle(held: Held) -> Bundle:
+    """Return a bundle that is not sealed yet."""
+    return Bundle(
+        held.seq,
+        held.kind,
+        held.ingestion_ns,
+        None if held.watermark_ns == NO_WATERMARK else held.watermark_ns,
+        held.producer,
+        held.epoch,
+        held.events,
+        lambda: _held_slots(held),
+    )
+
+
+def _held_slots(held: Held) -> dict[str, pa.RecordBatch]:
+    if held.kind == Kind.ARROW:
+        streams = decode_arrow(memoryview(held.payload))
+        return {name: read_stream(stream) for name, stream, _ in streams}
+    return {
+        group.slot: one_batch(group_table(group)) for group in group_bundles([held], max_groups=1)
+    }
+
+
+def _slots(file: FileSummary, rows: pa.Table) -> dict[str, pa.RecordBatch]:
+    """Return the slots that stored rows hold, without the envelope."""
+    if file.kind == OPAQUE:
+        return _opaque_slots(rows)
+    return {file.slot: one_batch(rows.select(rows.schema.names[-file.own_columns :]))}
+
+
+def _opaque_slots(rows: pa.Table) -> dict[str, pa.RecordBatch]:
+    slots: dict[str, list[pa.RecordBatch]] = {}
+    for place in range(rows.num_rows):
+        row = rows.slice(place, 1)
+        if row.column("slot_kind")[0].as_py() == ARROW:
+            batch = read_stream(row.column("payload")[0].as_buffer())
+        else:
+            batch = one_batch(row.select(["payload", "headers"]))
+        slots.setdefault(row.column("slot")[0].as_py(), []).append(batch)
+    return {slot: one_batch(pa.Table.from_batches(batches)) for slot, batches in slots.items()}
+
+
+def _damaged_table(path: PurePath) -> Damaged:
+    return Damaged(
+        "a segment's bundle table is damaged",
+        hint="its rows are still served; restore the segment from a copy to have producers again",
+        path=str(path),
+    )
+
+
+def _unreadable(path: PurePath, error: OSError) -> StorageFailed:
+    return StorageFailed(
+        f"a segment file cannot be read now: {error.strerror}",
+        hint="nothing is lost; look after the machine (open files, memory, rights), then try again",
+        path=str(path),
+    )
