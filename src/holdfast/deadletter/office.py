@@ -21,7 +21,6 @@ import logging
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path, PurePath
-from types import TracebackType
 from typing import ClassVar, NamedTuple, Self
 
 from pydantic import Field, model_validator
@@ -307,12 +306,7 @@ class DeadLetters:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
 

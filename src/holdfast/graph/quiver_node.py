@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
@@ -26,7 +27,7 @@ _APPEND, _WAL, _SEGMENT, _RETENTION = (
 )
 
 
-class _Section(Settings):
+class _Section(Settings, ABC):
     """A part that becomes a part of the quiver's own configuration, which checks its bounds."""
 
     @model_validator(mode="after")
@@ -37,9 +38,9 @@ class _Section(Settings):
             raise ValueError(error.hint) from None
         return self
 
+    @abstractmethod
     def as_config(self) -> object:
         """Return it as the quiver takes it."""
-        raise NotImplementedError
 
 
 class AppendSettings(_Section):

@@ -26,7 +26,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import PurePath
-from types import TracebackType
 from typing import NoReturn, Self
 
 from holdfast.errors import CannotOpen, HoldfastError, QuiverClosed
@@ -255,10 +254,5 @@ class Cores:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()

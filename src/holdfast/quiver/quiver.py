@@ -16,7 +16,6 @@ import threading
 from collections.abc import Collection, Sequence
 from datetime import datetime
 from pathlib import PurePath
-from types import TracebackType
 from typing import Self
 
 import pyarrow as pa
@@ -409,10 +408,5 @@ class Quiver:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()

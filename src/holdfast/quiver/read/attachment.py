@@ -7,7 +7,6 @@ under one name cannot undo each other's work; the newer one wins.
 from __future__ import annotations
 
 from collections.abc import Collection
-from types import TracebackType
 from typing import Protocol, Self
 
 from holdfast.errors import Fenced, StorageFailed
@@ -92,12 +91,7 @@ class Attachment:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
     def _require_current(self) -> None:

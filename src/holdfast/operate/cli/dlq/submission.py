@@ -7,7 +7,6 @@ import os
 import urllib.error
 import urllib.request
 from pathlib import PurePath
-from types import TracebackType
 from typing import Any, Self
 
 from holdfast.errors import BadInput, CannotOpen, NotAccepted, OwnerGone
@@ -72,12 +71,7 @@ class Submitter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         if self._quiver is not None:
             self._quiver.close()
 
