@@ -16,7 +16,7 @@ from holdfast.errors import BadConfig, ConfigFinding, HoldfastError
 COMMANDS = {
     "demo": (
         "cmd_demo",
-        "Watch it keep its promise: load, kill -9, recovery, a table that adds up.",
+        "Watch it keep its promise: a gateway, kill -9, a table that adds up.",
     ),
     "up": ("cmd_up", "Run a gateway: receive, hold and deliver, as a graph file says."),
     "validate": ("cmd_validate", "Check a graph file; everything that is wrong, at once."),
@@ -27,10 +27,10 @@ COMMANDS = {
     "destination": ("cmd_destination", "Look at the destinations of a gateway; pause, resume."),
     "tap": ("cmd_tap", "Look at events on their way to a destination, live."),
     "quiver": ("cmd_quiver", "Look into a data directory, check it, change it, copy it."),
-    "explain": ("cmd_explain", "Say what became of a bundle, from receipt to outcome."),
+    "explain": ("cmd_explain", "Say what became of a bundle or a run, from receipt to outcome."),
     "lineage": ("cmd_lineage", "Check OpenLineage events without sending them anywhere."),
     "dlq": ("cmd_dlq", "Look at dead letters: correct them, try them again, give them up."),
-    "dataflow": ("cmd_dataflow", "Run pipelines on Spark: windows, maps, sinks, exactly once."),
+    "dataflow": ("cmd_dataflow", "Run pipelines on Spark: sources, maps, windows, sinks."),
     "prove": ("cmd_prove", "Prove durability on this machine's disk, with real kills."),
     "bench": ("cmd_bench", "Measure speed on this machine."),
     "doctor": ("cmd_doctor", "Say what this machine has, and what it lacks."),
