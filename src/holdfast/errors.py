@@ -18,11 +18,17 @@
     ├── CannotOpen            the data directory cannot be opened
     │   ├── DirectoryLocked   another process owns it
     │   ├── UnknownFormat     it was written by another format version
-    │   └── WrongQuiver       it is not the quiver that was asked for
+    │   ├── WrongQuiver       it is not the quiver that was asked for
+    │   └── DatabaseLost      a store's database of references is not there, or another store's
     ├── BadConfig             the configuration is wrong; `findings` says where, all of them at once
     ├── NotAllowed            a server does not know the caller, or does not let it do that
     ├── OwnerGone             the process that owns the directory ended, or did not answer in time
     ├── PipelineFailed        a query of a pipeline ended with an error
+    ├── StoreError            the store cannot do what it was asked
+    │   ├── ObjectMissing     an object that should be there is not
+    │   ├── StoreUnavailable  the object store did not answer; the request may have landed
+    │   ├── LeaseLost         a job's lease lapsed; what it did not commit will be collected
+    │   └── UnknownCommit     there is no commit of that name
     ├── Damaged               bytes on disk do not match their checksum
     └── CheckFailed           `prove` or `bench` found a broken promise
 
@@ -164,6 +170,10 @@ class WrongQuiver(CannotOpen):
     """The data directory holds another quiver than the one asked for."""
 
 
+class DatabaseLost(CannotOpen):
+    """The database of references is not there, or belongs to another store."""
+
+
 class ConfigFinding(NamedTuple):
     """One thing that is wrong with a configuration, or odd, and where. Lines count from 1."""
 
@@ -206,6 +216,28 @@ class OwnerGone(HoldfastError):
 
 class PipelineFailed(HoldfastError):
     """A query of a pipeline ended with an error; nothing is lost, it can be started again."""
+
+
+class StoreError(HoldfastError):
+    """The store cannot do what it was asked."""
+
+
+class ObjectMissing(StoreError):
+    """An object that should be there is not."""
+
+
+class StoreUnavailable(StoreError):
+    """The object store did not answer in time, or refused for now; the request may have landed."""
+
+    exit_code = 75
+
+
+class LeaseLost(StoreError):
+    """A job's lease lapsed; what it wrote and did not commit will be collected."""
+
+
+class UnknownCommit(StoreError):
+    """There is no commit of that name."""
 
 
 class Damaged(HoldfastError):

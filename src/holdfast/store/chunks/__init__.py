@@ -1,0 +1,1 @@
+"""Chunks: streams cut where their content says, stored once, read back verified."""

@@ -1,0 +1,1 @@
+"""Objects: named, immutable bytes in a folder or in a bucket."""
