@@ -2,6 +2,8 @@
 
 PYTHON ?= python3
 ARGS ?=
+# Tests run in this many processes at once; `make test JOBS=0` runs them in one, as a debugger likes.
+JOBS ?= 2
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -18,10 +20,10 @@ demo: $(INSTALLED) ## see events survive a crash (ARGS="…" adds options, also 
 	$(BIN)/holdfast demo $(ARGS)
 
 test: $(INSTALLED) ## run all tests but the slow ones
-	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+	$(BIN)/python -m pytest -m "not slow" --numprocesses $(JOBS) --dist loadgroup $(ARGS)
 
 test-all: setup-peers $(INSTALLED) ## run every test, with the programs they compare with
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadgroup $(ARGS)
 
 lint: $(INSTALLED) ## check style, format and types
 	$(BIN)/ruff check
