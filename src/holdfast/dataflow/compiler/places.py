@@ -34,7 +34,8 @@ class Places:
     state_dir: Path
     # Where relative paths begin.
     base_dir: Path
-    # Quivers of the same file by name: an address, or a data directory.
+    # Quivers of the same file by name: addresses or data directories, several with commas (each
+    # worker of a gateway has a quiver of its own).
     quivers: Mapping[str, str] = field(default_factory=dict)
 
     def of_query(self, query: Query) -> Path:
@@ -58,12 +59,14 @@ class Places:
         place = self.quivers.get(named, named)
         if "://" in place:
             return {"quiver": place}
-        return {"path": str(self.base_dir / place)}
+        if named not in self.quivers:
+            return {"path": str(self.base_dir / place)}
+        return {"path": ",".join(str(self.base_dir / one) for one in place.split(","))}
 
 
-def subscriber(plan: Plan, vertex: str) -> str:
+def subscriber(pipeline: str, vertex: str) -> str:
     """Return under which name a source reads."""
-    return f"{plan.name}.{vertex}"[:64]
+    return f"{pipeline}.{vertex}"[:64]
 
 
 def source_options(
@@ -98,7 +101,7 @@ def stream_options(
     """Return the options that all streams of a query have."""
     watermark = plan.pipeline.watermark
     options = {
-        "subscriber": subscriber(plan, vertex),
+        "subscriber": subscriber(plan.name, vertex),
         "checkpoint": str(places.checkpoint(query)),
     }
     if not query.claims:
@@ -144,7 +147,9 @@ def target_options(
     """Return the options of a sink."""
     place = {"files": str(places.base_dir / target.files)} if target.files else {}
     if target.quiver:
-        place = {**places.quiver(target.quiver), "slot": target.slot}
+        ((option, found),) = places.quiver(target.quiver).items()
+        # Of several workers' the first: each is as durable as the others.
+        place = {option: found.partition(",")[0], "slot": target.slot}
         if "path" in place:
             place["quiver_config"] = target.quiver_config or f"{_HERE}:SINK_CONFIG"
     secret = {"token": target.token.get_secret_value()} if target.token else {}
