@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
@@ -70,6 +71,9 @@ def test_what_is_appended_is_read_back(place: Place) -> None:
     place.disk.close(handle)
     assert place.disk.read(path) == b"one two three!"
     assert bytes(place.disk.map(path)) == b"one two three!"
+    assert place.disk.read_range(path, 4, 3) == b"two"
+    assert place.disk.read_range(path, 8, 100) == b"three!"
+    assert place.disk.read_range(path, 100, 1) == b""
 
 
 def test_creating_a_file_that_exists_fails_and_leaves_it_alone(place: Place) -> None:
@@ -100,6 +104,7 @@ def test_a_missing_file_cannot_be_read_mapped_synced_or_removed(place: Place) ->
     calls: list[Callable[[PurePath], object]] = [
         place.disk.read,
         place.disk.map,
+        lambda p: place.disk.read_range(p, 0, 1),
         place.disk.used_bytes,
         place.disk.list,
         lambda p: place.disk.sync_path(p, "test"),
@@ -152,9 +157,35 @@ def test_names_are_listed_in_order_with_kind_and_size(place: Place) -> None:
     place.disk.make_dir(place.root / "c", "test")
     place.write("a", b"")
     place.write("c/inside", b"1")
-    assert place.disk.list(place.root) == [
+    assert [entry._replace(modified_ns=0) for entry in place.disk.list(place.root)] == [
         Entry("a", False, 0), Entry("b", False, 5), Entry("c", True, 0),
     ]  # fmt: skip
+
+
+def test_a_file_is_listed_with_the_time_of_its_last_write(place: Place) -> None:
+    before_ns = time.time_ns() - 10**9  # the kernel dates files by a coarser clock
+    place.write("file")
+    [entry] = place.disk.list(place.root)
+    assert before_ns <= entry.modified_ns <= time.time_ns() + 10**9
+
+
+def test_a_link_is_a_second_name_of_the_same_file(place: Place) -> None:
+    source, target = place.write("source", b"12345"), place.root / "target"
+    place.disk.link(source, target, "test")
+    assert place.names() == ["source", "target"]
+    place.disk.unlink(source, "test")
+    assert place.disk.read(target) == b"12345"
+
+
+def test_a_link_never_replaces_what_is_there(place: Place) -> None:
+    source, target = place.write("source", b"new"), place.write("target", b"old")
+    with pytest.raises(FileExistsError):
+        place.disk.link(source, target, "test")
+    assert place.disk.read(target) == b"old"
+    with pytest.raises(FileNotFoundError):
+        place.disk.link(place.root / "missing", place.root / "other", "test")
+    with pytest.raises(FileNotFoundError):
+        place.disk.link(source, place.root / "missing" / "other", "test")
 
 
 def test_making_a_directory_twice_is_fine_and_without_its_parent_fails(place: Place) -> None:

@@ -87,6 +87,7 @@ def test_a_call_that_fails_changes_nothing(kind: FaultKind, code: int) -> None:
         lambda: disk.truncate(handle, 0, "here"),
         lambda: disk.make_dir(PurePath("/made"), "here"),
         lambda: disk.rename(FILE, PurePath("/other"), "here"),
+        lambda: disk.link(FILE, PurePath("/other"), "here"),
         lambda: disk.unlink(FILE, "here"),
         lambda: disk.remove_dir(PurePath("/dir"), "here"),
         lambda: disk.sync_dir(PurePath("/"), "here"),
@@ -156,7 +157,7 @@ def test_a_kill_strikes_before_amid_or_after_a_write(kind: FaultKind, content: b
 
 
 @pytest.mark.parametrize("kind", KILLS)
-@pytest.mark.parametrize("step", ["create", "make_dir", "rename", "unlink", "remove_dir"])
+@pytest.mark.parametrize("step", ["create", "make_dir", "rename", "link", "unlink", "remove_dir"])
 def test_a_kill_strikes_before_or_after_a_change_of_names(kind: FaultKind, step: str) -> None:
     disk, simulated = faulty(Fault("here", kind))
     simulated.put(FILE, b"x")
@@ -165,6 +166,7 @@ def test_a_kill_strikes_before_or_after_a_change_of_names(kind: FaultKind, step:
         "create": lambda: disk.create(PurePath("/new"), "here"),
         "make_dir": lambda: disk.make_dir(PurePath("/new"), "here"),
         "rename": lambda: disk.rename(FILE, PurePath("/new"), "here"),
+        "link": lambda: disk.link(FILE, PurePath("/new"), "here"),
         "unlink": lambda: disk.unlink(FILE, "here"),
         "remove_dir": lambda: disk.remove_dir(PurePath("/dir"), "here"),
     }
@@ -174,6 +176,7 @@ def test_a_kill_strikes_before_or_after_a_change_of_names(kind: FaultKind, step:
         "create": ["dir", "file", "new"],
         "make_dir": ["dir", "file", "new"],
         "rename": ["dir", "new"],
+        "link": ["dir", "file", "new"],
         "unlink": ["dir"],
         "remove_dir": ["file"],
     }

@@ -225,6 +225,26 @@ def test_a_power_cut_undoes_a_rename_without_a_sync(disk: SimulatedDisk) -> None
     assert kept.read(OTHER) == b"new"
 
 
+def test_a_power_cut_forgets_a_link_whose_directory_was_not_synced(disk: SimulatedDisk) -> None:
+    handle = begin(disk, b"x")
+    disk.sync(handle, "test")
+    disk.sync_dir(FILE.parent, "test")
+    disk.link(FILE, OTHER, "test")
+    assert not disk.snapshot().power_loss().exists(OTHER)
+    disk.sync_dir(OTHER.parent, "test")
+    assert disk.snapshot().power_loss().read(OTHER) == b"x"
+
+
+def test_two_names_of_a_file_survive_with_the_same_bytes(disk: SimulatedDisk) -> None:
+    begin(disk, b"d" * (20 * SECTOR_BYTES))
+    disk.link(FILE, OTHER, "test")
+    disk.sync_dir(FILE.parent, "test")
+    assert disk.used_bytes(FILE.parent) == 20 * SECTOR_BYTES
+    for seed in range(5):
+        after = disk.snapshot().power_loss(random.Random(seed))
+        assert after.read(FILE) == after.read(OTHER)
+
+
 def test_a_rename_between_directories_needs_both_to_be_synced(disk: SimulatedDisk) -> None:
     target = PurePath("/target")
     disk.make_dir(target, "test")
@@ -284,6 +304,7 @@ def test_a_read_only_disk_is_read_and_changed_by_nothing(disk: SimulatedDisk) ->
         lambda: disk.sync(handle, "test"),
         lambda: disk.unlink(FILE, "test"),
         lambda: disk.rename(FILE, OTHER, "test"),
+        lambda: disk.link(FILE, OTHER, "test"),
         lambda: disk.make_dir(DIR / "new", "test"),
         lambda: disk.lock(DIR / "LOCK", "nobody"),
     ):

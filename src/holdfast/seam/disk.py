@@ -36,6 +36,7 @@ class Entry(NamedTuple):
     name: str
     is_dir: bool
     size_bytes: int
+    modified_ns: int = 0
 
 
 class LockHeld(Exception):
@@ -77,6 +78,9 @@ class Disk(Protocol):
     def rename(self, source: PurePath, target: PurePath, at: str) -> None:
         """Rename a file or a directory; an existing target file is replaced."""
 
+    def link(self, source: PurePath, target: PurePath, at: str) -> None:
+        """Give a file a second name, which must not exist."""
+
     def unlink(self, path: PurePath, at: str) -> None:
         """Remove one file."""
 
@@ -88,6 +92,9 @@ class Disk(Protocol):
 
     def read(self, path: PurePath) -> bytes:
         """Return a whole file."""
+
+    def read_range(self, path: PurePath, offset_bytes: int, size_bytes: int) -> bytes:
+        """Return a part of a file; less than asked for where the file ends."""
 
     def map(self, path: PurePath) -> memoryview:
         """Return a whole file as read-only memory that outlives its name."""
@@ -212,6 +219,9 @@ class RealDisk:
     def rename(self, source: PurePath, target: PurePath, at: str) -> None:
         os.replace(source, target)
 
+    def link(self, source: PurePath, target: PurePath, at: str) -> None:
+        os.link(source, target)
+
     def unlink(self, path: PurePath, at: str) -> None:
         os.unlink(path)
 
@@ -231,6 +241,11 @@ class RealDisk:
         with open(path, "rb") as file:
             return file.read()
 
+    def read_range(self, path: PurePath, offset_bytes: int, size_bytes: int) -> bytes:
+        with open(path, "rb") as file:
+            file.seek(offset_bytes)
+            return file.read(size_bytes)
+
     def map(self, path: PurePath) -> memoryview:
         with open(path, "rb") as file:
             if os.fstat(file.fileno()).st_size == 0:
@@ -247,8 +262,11 @@ class RealDisk:
                 is_dir = item.is_dir(follow_symlinks=False)
                 # A name that goes while we look is not there.
                 with contextlib.suppress(FileNotFoundError):
-                    size_bytes = 0 if is_dir else item.stat(follow_symlinks=False).st_size
-                    entries.append(Entry(item.name, is_dir, size_bytes))
+                    if is_dir:
+                        entries.append(Entry(item.name, True, 0))
+                        continue
+                    info = item.stat(follow_symlinks=False)
+                    entries.append(Entry(item.name, False, info.st_size, info.st_mtime_ns))
         return sorted(entries)
 
     def exists(self, path: PurePath) -> bool:

@@ -160,6 +160,11 @@ class FaultyDisk:
         self._inner.rename(source, target, at)
         self._leave(kind)
 
+    def link(self, source: PurePath, target: PurePath, at: str) -> None:
+        kind = self._enter(at)
+        self._inner.link(source, target, at)
+        self._leave(kind)
+
     def unlink(self, path: PurePath, at: str) -> None:
         kind = self._enter(at)
         self._inner.unlink(path, at)
@@ -179,6 +184,9 @@ class FaultyDisk:
 
     def read(self, path: PurePath) -> bytes:
         return self._inner.read(path)
+
+    def read_range(self, path: PurePath, offset_bytes: int, size_bytes: int) -> bytes:
+        return self._inner.read_range(path, offset_bytes, size_bytes)
 
     def map(self, path: PurePath) -> memoryview:
         return self._inner.map(path)

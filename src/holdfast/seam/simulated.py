@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import TYPE_CHECKING, NoReturn
 
+from holdfast.seam.clock import Clock, RealClock
 from holdfast.seam.disk import Entry, Handle, LockHeld
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ class _File:
     durable: bytearray = field(default_factory=bytearray)
     dirty: list[tuple[int, int]] = field(default_factory=list)
     cut: bool = False
+    modified_ns: int = 0
 
     def sync(self) -> None:
         for start, end in self.dirty:
@@ -90,8 +92,9 @@ class SimulatedDisk:
 
     is_shared = False
 
-    def __init__(self, capacity_bytes: int | None = None) -> None:
+    def __init__(self, capacity_bytes: int | None = None, clock: Clock | None = None) -> None:
         self.capacity_bytes = capacity_bytes
+        self._clock = clock or RealClock()
         self.read_only = False
         self._root = _Dir()
         self._changes: list[_NameChange] = []
@@ -118,7 +121,7 @@ class SimulatedDisk:
     def snapshot(self) -> SimulatedDisk:
         """Return the disk as kill -9 at this moment would leave it; this one lives on."""
         with self._mutex:
-            disk = SimulatedDisk(self.capacity_bytes)
+            disk = SimulatedDisk(self.capacity_bytes, self._clock)
             # One copy of both, so that the pending changes still point into the copied tree.
             disk._root, disk._changes = copy.deepcopy((self._root, self._changes))
             return disk
@@ -132,8 +135,8 @@ class SimulatedDisk:
         for position, change in enumerate(changes):
             if not change.waits_for or position < kept:
                 change.put_down()
-        disk = SimulatedDisk(self.capacity_bytes)
-        disk._root = _surviving(root, randomness)
+        disk = SimulatedDisk(self.capacity_bytes, self._clock)
+        disk._root = _surviving(root, randomness, {})
         return disk
 
     # ------------------------------------------------------------------ files
@@ -143,7 +146,7 @@ class SimulatedDisk:
             parent = self._dir(path.parent)
             if path.name in parent.names:
                 raise FileExistsError(errno.EEXIST, "exists", str(path))
-            file = _File()
+            file = _File(modified_ns=self._clock.wall_ns())
             self._change(None, (parent, path.name, file))
             handle = Handle(next(self._handles))
             self._open[handle] = file
@@ -161,6 +164,7 @@ class SimulatedDisk:
             start = len(file.cached)
             file.cached.extend(data)
             file.dirty.append((start, start + len(data)))
+            file.modified_ns = self._clock.wall_ns()
             return len(data)
 
     def sync(self, handle: Handle, at: str) -> None:
@@ -209,6 +213,13 @@ class SimulatedDisk:
                 raise OSError(errno.ENOTEMPTY, "directory not empty", str(target))
             self._change((old, source.name), (new, target.name, node))
 
+    def link(self, source: PurePath, target: PurePath, at: str) -> None:
+        with self._writing():
+            file, parent = self._file(source), self._dir(target.parent)
+            if target.name in parent.names:
+                raise FileExistsError(errno.EEXIST, "exists", str(target))
+            self._change(None, (parent, target.name, file))
+
     def unlink(self, path: PurePath, at: str) -> None:
         with self._writing():
             if not isinstance(self._node(path), _File):
@@ -235,15 +246,16 @@ class SimulatedDisk:
         with self._alive():
             return bytes(self._file(path).cached)
 
+    def read_range(self, path: PurePath, offset_bytes: int, size_bytes: int) -> bytes:
+        with self._alive():
+            return bytes(self._file(path).cached[offset_bytes : offset_bytes + size_bytes])
+
     def map(self, path: PurePath) -> memoryview:
         return memoryview(self.read(path))
 
     def list(self, path: PurePath) -> list[Entry]:
         with self._alive():
-            return sorted(
-                Entry(name, isinstance(node, _Dir), _size(node))
-                for name, node in self._dir(path).names.items()
-            )
+            return sorted(_entry(name, node) for name, node in self._dir(path).names.items())
 
     def exists(self, path: PurePath) -> bool:
         with self._alive():
@@ -339,22 +351,33 @@ class SimulatedDisk:
         return node
 
     def _used(self, node: _File | _Dir) -> int:
-        if isinstance(node, _File):
-            return len(node.cached)
-        return sum(self._used(child) for child in node.names.values())
+        return sum(len(file.cached) for file in _files(node))
 
 
-def _size(node: _File | _Dir) -> int:
-    return len(node.cached) if isinstance(node, _File) else 0
+def _files(node: _File | _Dir) -> set[_File]:
+    """Return all files below a node, each once, however many names it has."""
+    if isinstance(node, _File):
+        return {node}
+    return {file for child in node.names.values() for file in _files(child)}
 
 
-def _surviving(directory: _Dir, randomness: random.Random | None) -> _Dir:
+def _entry(name: str, node: _File | _Dir) -> Entry:
+    if isinstance(node, _Dir):
+        return Entry(name, True, 0)
+    return Entry(name, False, len(node.cached), node.modified_ns)
+
+
+def _surviving(
+    directory: _Dir, randomness: random.Random | None, files: dict[_File, _File]
+) -> _Dir:
     survivor = _Dir()
     for name, child in directory.durable.items():
         if isinstance(child, _Dir):
-            survivor.names[name] = _surviving(child, randomness)
-        else:
+            survivor.names[name] = _surviving(child, randomness, files)
+            continue
+        if child not in files:  # it may have two names
             image = child.surviving(randomness)
-            survivor.names[name] = _File(image, bytearray(image))
+            files[child] = _File(image, bytearray(image), modified_ns=child.modified_ns)
+        survivor.names[name] = files[child]
     survivor.durable = dict(survivor.names)
     return survivor
