@@ -1,0 +1,1 @@
+"""File sets: versioned trees of files, as sorted tar streams and indexes of them."""
