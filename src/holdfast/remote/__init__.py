@@ -3,6 +3,7 @@
 from holdfast.remote.client import RemoteCursor, RemoteQuiver
 from holdfast.remote.server import QuiverServer
 from holdfast.remote.settings import ClientSettings, FlightSettings, FlightTls, FlightToken
+from holdfast.remote.stored import StoredSegment
 from holdfast.remote.wire import PlannedRange
 
 __all__ = [
@@ -14,4 +15,5 @@ __all__ = [
     "QuiverServer",
     "RemoteCursor",
     "RemoteQuiver",
+    "StoredSegment",
 ]

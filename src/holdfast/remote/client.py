@@ -21,7 +21,7 @@ from typing import Any, Self
 
 import pyarrow as pa
 
-from holdfast.errors import BadInput, OwnerGone
+from holdfast.errors import BadInput, OwnerGone, UnknownPosition
 from holdfast.quiver import (
     AckLevel,
     EventTimeStatement,
@@ -38,6 +38,7 @@ from holdfast.quiver.read.sealed import SealedRead
 from holdfast.quiver.segments.dictionaries import unify
 from holdfast.remote.connection import Connection
 from holdfast.remote.settings import ClientSettings
+from holdfast.remote.stored import StoredSegment
 from holdfast.remote.wire import (
     Fields,
     PlannedRange,
@@ -45,6 +46,9 @@ from holdfast.remote.wire import (
     decode_statement,
     encode_ticket,
 )
+
+# Segments may go between asking for their names and for their columns.
+SCHEMA_ATTEMPTS = 5
 
 
 class RemoteQuiver:
@@ -181,6 +185,39 @@ class RemoteQuiver:
         """
         schema, batches = self._connection.get(encode_ticket(self.name, wanted))
         return pa.RecordBatchReader.from_batches(schema, batches)
+
+    def segments(
+        self,
+        slot: str = DEFAULT_SLOT,
+        *,
+        times: TimeRange | None = None,
+        start: Position | None = None,
+        end: Position | None = None,
+    ) -> tuple[StoredSegment, ...]:
+        """Return the sealed segments that may hold rows of a slot, times and positions, in order.
+
+        Raises `UnknownPosition` if there are older bundles in the range that are gone.
+        """
+        asked = times or TimeRange()
+        answer = self._act("segments", slot=slot, start=start, end=end, **vars(asked))
+        return tuple(StoredSegment.from_fields(Fields(one)) for one in answer.values["segments"])
+
+    def schema(
+        self, slot: str = DEFAULT_SLOT, columns: Sequence[str] | None = None
+    ) -> pa.Schema | None:
+        """Return the columns that all sealed rows of a slot fit; None if there are none."""
+        chosen = None if columns is None else tuple(columns)
+        for attempt in range(1, SCHEMA_ATTEMPTS + 1):
+            names = tuple(segment.name for segment in self.segments(slot))
+            if not names:
+                return None
+            try:
+                wanted = SealedRead(self.quiver_id, names, slot, chosen)
+                return self._connection.schema(encode_ticket(self.name, wanted))
+            except UnknownPosition:  # one of them was done with, and removed
+                if attempt == SCHEMA_ATTEMPTS:
+                    raise
+        raise AssertionError("BUG: the last attempt returns or raises")
 
     def statement(
         self, position: Position | None = None, *, claim_us: int | None = None

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 from pyarrow import flight
@@ -23,6 +23,8 @@ _CHANNEL_OPTIONS = [
     ("grpc.max_reconnect_backoff_ms", 1000),
     ("grpc.use_local_subchannel_pool", 1),
 ]
+
+_Answer = TypeVar("_Answer")
 
 
 class Connection:
@@ -108,14 +110,33 @@ class Connection:
 
     def get(self, ticket: bytes) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
         """Return schema and record batches behind a ticket."""
+
+        def ask(
+            reader: flight.FlightClient, options: flight.FlightCallOptions
+        ) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+            stream = reader.do_get(flight.Ticket(ticket), options)
+            # It is only here that an answer is waited for.
+            return stream.schema, _batches(stream)
+
+        return self._ask_reader(ask)
+
+    def schema(self, ticket: bytes) -> pa.Schema:
+        """Return the columns of what is behind a ticket."""
+        descriptor = flight.FlightDescriptor.for_command(ticket)
+        # Not GetSchema: pyarrow forgets the details of its errors.
+        return self._ask_reader(
+            lambda reader, options: reader.get_flight_info(descriptor, options).schema
+        )
+
+    def _ask_reader(
+        self, ask: Callable[[flight.FlightClient, flight.FlightCallOptions], _Answer]
+    ) -> _Answer:
+        """Ask the reading process; a second time if it went, and came back elsewhere."""
         for fresh in (False, True):
             reader = self._reader_client(fresh=fresh)
-            options = self._options(self.settings.read_timeout)
             try:
                 with calling():
-                    stream = reader.do_get(flight.Ticket(ticket), options)
-                    # It is only here that an answer is waited for.
-                    return stream.schema, _batches(stream)
+                    return ask(reader, self._options(self.settings.read_timeout))
             except OwnerGone:
                 if fresh:
                     raise

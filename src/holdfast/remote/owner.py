@@ -20,6 +20,7 @@ from holdfast.errors import BadInput
 from holdfast.quiver import Outcome, Quiver, Range, SubscriberOptions
 from holdfast.quiver.ledger.registration import StartPosition
 from holdfast.quiver.read.cursor import OnDataLoss
+from holdfast.quiver.read.scan import TimeRange
 from holdfast.quiver.read.sealed import SealedRead, all_sealed, names_between
 from holdfast.remote.faults import answering, told
 from holdfast.remote.gate import GATE, Gate, client_of
@@ -27,6 +28,7 @@ from holdfast.remote.puts import put
 from holdfast.remote.reader import Secrets, location
 from holdfast.remote.sessions import LOOK_S, Session, Sessions
 from holdfast.remote.settings import FlightSettings, Right
+from holdfast.remote.stored import stored_segments
 from holdfast.remote.wire import (
     Fields,
     PlannedRange,
@@ -76,6 +78,7 @@ class OwnerService(flight.FlightServerBase):  # type: ignore[misc]
         self._actions: dict[str, tuple[Right, Callable[[Fields, Patience], Answer]]] = {
             "quivers": ("read", self._list),
             "reader": ("read", self._where_to_read),
+            "segments": ("read", self._segments),
             "statement": ("read", self._statement),
             "wait": ("read", self._wait),
             "heartbeat": ("append", self._heartbeat),
@@ -216,6 +219,13 @@ class OwnerService(flight.FlightServerBase):  # type: ignore[misc]
 
     def _where_to_read(self, fields: Fields, patience: Patience) -> Answer:
         return {"location": self._reader()}
+
+    def _segments(self, fields: Fields, patience: Patience) -> Answer:
+        times = TimeRange(fields.whole_or_none("since_us"), fields.whole_or_none("until_us"))
+        start, end = fields.position_or_none("start"), fields.position_or_none("end")
+        segments = self._quiver(fields).segments()
+        found = stored_segments(segments, fields.text("slot"), times, start, end)
+        return {"segments": [segment.to_fields() for segment in found]}
 
     def _statement(self, fields: Fields, patience: Patience) -> Answer:
         position = fields.position_or_none("position")

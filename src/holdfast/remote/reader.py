@@ -74,16 +74,29 @@ class ReaderService(flight.FlightServerBase):  # type: ignore[misc]
         self, context: flight.ServerCallContext, ticket: flight.Ticket
     ) -> flight.GeneratorStream:
         """Send the rows that a ticket asks for."""
+        reader = self._scan(context, ticket.ticket)
+        return flight.GeneratorStream(reader.schema, self._messages(context, reader))
+
+    @answering
+    def get_flight_info(
+        self, context: flight.ServerCallContext, descriptor: flight.FlightDescriptor
+    ) -> flight.FlightInfo:
+        """Return the columns of what a ticket asks for; it is the descriptor's command."""
+        reader = self._scan(context, descriptor.command or b"", nulls_for_unknown=False)
+        return flight.FlightInfo(reader.schema, descriptor, [], -1, -1)
+
+    def _scan(
+        self, context: flight.ServerCallContext, ticket: bytes, *, nulls_for_unknown: bool = True
+    ) -> pa.RecordBatchReader:
         client_of(context).require("read")
-        name, wanted = decode_ticket(ticket.ticket)
+        name, wanted = decode_ticket(ticket)
         directory = self._directories.get(name)
         if directory is None:
             raise BadInput(
                 f"no quiver {name!r} is served",
                 hint=f"there are {', '.join(self._directories) or 'none'}",
             )
-        reader = scan_sealed(self._disk, directory, wanted)
-        return flight.GeneratorStream(reader.schema, self._messages(context, reader))
+        return scan_sealed(self._disk, directory, wanted, nulls_for_unknown=nulls_for_unknown)
 
     def _messages(
         self, context: flight.ServerCallContext, reader: pa.RecordBatchReader

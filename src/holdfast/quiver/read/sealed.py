@@ -59,10 +59,12 @@ class SealedRead:
     on_damage: OnDamage = "fail"
 
 
-def scan_sealed(disk: Disk, root: PurePath, wanted: SealedRead) -> pa.RecordBatchReader:
+def scan_sealed(
+    disk: Disk, root: PurePath, wanted: SealedRead, *, nulls_for_unknown: bool = True
+) -> pa.RecordBatchReader:
     """Return sealed rows as `Quiver.scan` does.
 
-    Columns that these rows do not have are null. Raises `UnknownPosition` if a segment is gone, and
+    Columns that these rows do not have are null, or an error. Raises `UnknownPosition` if a segment is gone, and
     `WrongQuiver` if another quiver is there now.
     """
     identity = identity_or_none(disk, root)
@@ -83,7 +85,7 @@ def scan_sealed(disk: Disk, root: PurePath, wanted: SealedRead) -> pa.RecordBatc
             wanted.times,
             wanted.on_damage,
             Span(wanted.start, wanted.end),
-            nulls_for_unknown=True,
+            nulls_for_unknown=nulls_for_unknown,
         )
     except Damaged:
         for segment in segments:
