@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 
+from holdfast.dataflow.points import Point, reached
 from holdfast.dataflow.sink.options import SinkOptions
 from holdfast.dataflow.sink.records import BatchRecords, Record, sync_folder
 from holdfast.dataflow.source.checkpoint import Checkpoint
@@ -60,6 +61,7 @@ class FilesWriter(DataSourceStreamArrowWriter):
         finally:
             if writer is not None:
                 writer.close()
+        reached(Point.WRITE, self._options.checkpoint)
         if writer is None:
             return StagedFile()
         with open(path, "rb") as file:
@@ -85,6 +87,7 @@ class FilesWriter(DataSourceStreamArrowWriter):
             os.replace(path, self._folder / f"{name}-{number:05d}.parquet")
         sync_folder(self._folder)
         records.record(batchId, Record(span, part + 1))
+        reached(Point.SINK_COMMIT, self._options.checkpoint)
         self._sweep()
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803

@@ -9,6 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 
+from holdfast.dataflow.points import Point, reached
 from holdfast.dataflow.sink.options import SinkOptions
 from holdfast.dataflow.sink.records import BatchRecords, Record, Verdict
 from holdfast.dataflow.sink.staged import Staged, stage
@@ -42,7 +43,9 @@ class QuiverWriter(DataSourceStreamArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Stage the rows of one task."""
-        return stage(iterator, self._staging, self._options.inline_bytes)
+        staged = stage(iterator, self._staging, self._options.inline_bytes)
+        reached(Point.WRITE, self._options.checkpoint)
+        return staged
 
     @property
     def _staging(self) -> Path:
@@ -57,6 +60,7 @@ class QuiverWriter(DataSourceStreamArrowWriter):
                     self._append(quiver, staged, batchId)
                 if self._options.watermark:
                     self._promise(quiver, batchId)
+        reached(Point.SINK_COMMIT, self._options.checkpoint)
         self._discard(messages)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803

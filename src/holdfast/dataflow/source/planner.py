@@ -17,6 +17,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
+from holdfast.dataflow import points
 from holdfast.dataflow.source.checkpoint import Checkpoint
 from holdfast.dataflow.source.explanation import Explanation
 from holdfast.dataflow.source.gateway import Gateway
@@ -342,6 +343,7 @@ class Planner:
         done = set(end.seqs) <= set(reached)
         for quiver_id, gateway in reached.items():
             if quiver_id in end.seqs:
+                points.reached(points.Point.ACKNOWLEDGE, self._options.checkpoint)
                 acknowledge = partial(gateway.acknowledge, Position(end.seqs[quiver_id]))
                 done = self._try(gateway, acknowledge) is not None and done
         return done

@@ -1,0 +1,55 @@
+"""The named moments of a batch at which a test or a proof ends a driver, with all it started.
+
+Each lies between two effects: of Spark's logs, of a sink, of a quiver's ledger. A query is several
+processes (the driver, the JVM, whoever plans, the workers), and a seam cannot be handed to those
+that Spark starts. So whoever wants to be told names a function in the environment, which all of
+them inherit; without it nothing happens.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+from collections.abc import Callable
+from enum import StrEnum
+
+# `module:name` of a function that is called with the moment and the query's checkpoint folder.
+TRAP = "HOLDFAST_DATAFLOW_TRAP"
+
+Trap = Callable[["Point", str], None]
+
+
+class Point(StrEnum):
+    """One moment between two effects."""
+
+    OFFSETS = "dataflow-offsets"
+    WRITE = "dataflow-write"
+    SINK_COMMIT = "dataflow-sink-commit"
+    COMMIT_LOG = "dataflow-commit-log"
+    ACKNOWLEDGE = "dataflow-acknowledge"
+
+
+DESCRIPTIONS: dict[Point, str] = {
+    Point.OFFSETS: "the batch's offsets are in the checkpoint, nothing of it is read yet",
+    Point.WRITE: "a task has staged its rows, the sink has not published them",
+    Point.SINK_COMMIT: "a sink has published the batch, others and the commit log do not have it",
+    Point.COMMIT_LOG: "the commit log may have the batch, no quiver was told",
+    Point.ACKNOWLEDGE: "the commit log has the batch, the next quiver has not heard of it",
+}
+
+
+def reached(point: Point, checkpoint: str) -> None:
+    """Tell whoever wants to know that a query is at this moment."""
+    trap = _trap()
+    if trap is not None:
+        trap(point, checkpoint)
+
+
+@functools.cache
+def _trap() -> Trap | None:
+    module, _, name = os.environ.get(TRAP, "").partition(":")
+    if not module:
+        return None
+    trap: Trap = getattr(importlib.import_module(module), name)
+    return trap
