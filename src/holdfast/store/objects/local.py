@@ -1,0 +1,226 @@
+"""Objects as files in a folder, synced before anybody is told that they are there.
+
+A put goes through five steps: write under a temporary name, sync the bytes, link to the real name
+(which fails if it exists), sync the folder, remove the temporary name. A name is therefore never
+seen with half of its bytes, not even after a power cut. `put_many` takes each step for all objects
+before the next one, so that the disk can work on many syncs at once and a folder is synced once.
+
+A process that is killed leaves temporary files behind. They hurt nobody; `remove_leftovers` takes
+those that are older than any put could be.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from enum import StrEnum
+from pathlib import PurePath
+from typing import TYPE_CHECKING
+
+from holdfast.errors import BadInput, DiskFull, ObjectMissing, StorageFailed
+from holdfast.seam import Seam
+from holdfast.seam.disk import DISK_IS_FULL, Handle, write_all
+from holdfast.store.objects.objects import ObjectExists, StoredObject, joined
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+TEMPORARY_DIR = "tmp"
+# Far longer than a put can take.
+LEFTOVER_AGE_S = 24 * 3600.0
+# Open files while many objects are put.
+OPEN_FILES_MAX = 128
+
+
+class Point(StrEnum):
+    """The steps of putting and deleting objects, as fault injection names them."""
+
+    MAKE_DIR = "objects.make_dir"
+    PARENT_SYNC = "objects.parent_sync"
+    CREATE = "objects.create"
+    WRITE = "objects.write"
+    SYNC = "objects.sync"
+    LINK = "objects.link"
+    DIR_SYNC = "objects.dir_sync"
+    TIDY = "objects.tidy"
+    DELETE = "objects.delete"
+    DELETE_SYNC = "objects.delete_sync"
+
+
+class LocalObjects:
+    """Objects below a folder of this machine."""
+
+    def __init__(self, root: PurePath, seam: Seam) -> None:
+        self._root = root
+        self._disk = seam.disk
+        self._clock = seam.clock
+        self._randomness = seam.randomness
+        # Folders whose own names this process has synced.
+        self._known_dirs: set[PurePath] = set()
+        self._lock = threading.Lock()
+
+    @property
+    def root(self) -> PurePath:
+        return self._root
+
+    def put(self, key: str, data: Sequence[Buffer]) -> None:
+        existing = self._put([(key, data)])
+        if existing and self.get(key) != joined(data):
+            raise ObjectExists(key)
+
+    def put_many(self, items: Sequence[tuple[str, Sequence[Buffer]]]) -> None:
+        for start in range(0, len(items), OPEN_FILES_MAX):
+            self._put(items[start : start + OPEN_FILES_MAX])
+
+    def get(self, key: str, offset_bytes: int = 0, size_bytes: int | None = None) -> bytes:
+        path = self._path(key)
+        try:
+            if offset_bytes == 0 and size_bytes is None:
+                return self._disk.read(path)
+            return self._disk.read_range(
+                path, offset_bytes, -1 if size_bytes is None else size_bytes
+            )
+        except FileNotFoundError:
+            raise ObjectMissing(
+                "An object is missing",
+                hint="Run `holdfast store fsck` to see what else is, and what it belongs to",
+                path=str(path),
+            ) from None
+        except OSError as error:
+            raise _failed("cannot be read", path, error) from error
+
+    def delete_many(self, keys: Sequence[str]) -> None:
+        paths = [self._path(key) for key in keys]
+        try:
+            for path in paths:
+                with contextlib.suppress(FileNotFoundError):
+                    self._disk.unlink(path, Point.DELETE)
+            for directory in _parents(paths):
+                with contextlib.suppress(FileNotFoundError):
+                    self._disk.sync_dir(directory, Point.DELETE_SYNC)
+        except OSError as error:
+            raise _failed("cannot be changed", self._root, error) from error
+
+    def list(self, prefix: str) -> Iterator[StoredObject]:
+        start = PurePath(*prefix.split("/")[:-1])
+        yield from self._list(self._root / start, "/".join([*start.parts, ""]), prefix)
+
+    def now_s(self) -> float:
+        return self._clock.wall_ns() / 1e9
+
+    def remove_leftovers(self) -> None:
+        """Remove temporary files that killed processes left."""
+        directory = self._root / TEMPORARY_DIR
+        oldest_ns = self._clock.wall_ns() - int(LEFTOVER_AGE_S * 1e9)
+        # Whatever is wrong with a leftover is no reason not to work.
+        with contextlib.suppress(OSError):
+            for entry in self._disk.list(directory):
+                if entry.modified_ns < oldest_ns:
+                    self._disk.unlink(directory / entry.name, Point.TIDY)
+
+    # ---------------------------------------------------------------- putting
+
+    def _put(self, items: Sequence[tuple[str, Sequence[Buffer]]]) -> Sequence[str]:
+        """Store objects; return the keys that existed."""
+        targets = [self._path(key) for key, _ in items]
+        mark = f"{self._randomness.getrandbits(64):016x}"
+        temporaries = [
+            self._root / TEMPORARY_DIR / f"{mark}.{number}" for number in range(len(items))
+        ]
+        try:
+            self._make_dirs({*_parents(targets), self._root / TEMPORARY_DIR})
+            try:
+                self._write(temporaries, [data for _, data in items])
+                existing = self._link(temporaries, targets)
+                for directory in _parents(targets):
+                    self._disk.sync_dir(directory, Point.DIR_SYNC)
+            finally:
+                self._tidy(temporaries)
+        except OSError as error:
+            raise _failed("did not take an object", self._root, error) from error
+        return [items[number][0] for number in existing]
+
+    def _write(self, paths: Sequence[PurePath], contents: Sequence[Sequence[Buffer]]) -> None:
+        handles: list[Handle] = []
+        try:
+            for path, buffers in zip(paths, contents, strict=True):
+                handles.append(self._disk.create(path, Point.CREATE))
+                write_all(self._disk, handles[-1], buffers, Point.WRITE)
+            for handle in handles:
+                self._disk.sync(handle, Point.SYNC)
+        finally:
+            for handle in handles:
+                self._disk.close(handle)
+
+    def _link(self, sources: Sequence[PurePath], targets: Sequence[PurePath]) -> Sequence[int]:
+        existing = []
+        for number, (source, target) in enumerate(zip(sources, targets, strict=True)):
+            try:
+                self._disk.link(source, target, Point.LINK)
+            except FileExistsError:
+                # Its bytes were synced before it got the name; the name is synced with ours.
+                existing.append(number)
+        return existing
+
+    def _tidy(self, paths: Sequence[PurePath]) -> None:
+        for path in paths:
+            with contextlib.suppress(OSError):  # a leftover costs room and nothing else
+                self._disk.unlink(path, Point.TIDY)
+
+    def _make_dirs(self, wanted: Iterable[PurePath]) -> None:
+        with self._lock:
+            new = {
+                path
+                for directory in wanted
+                for path in (directory, *directory.parents)
+                if path not in self._known_dirs and path.is_relative_to(self._root)
+            } - {self._root}
+            # One that exists may have been made by a process that was killed before it synced.
+            for directory in sorted(new, key=lambda path: len(path.parts)):
+                self._disk.make_dir(directory, Point.MAKE_DIR)
+            for parent in _parents(new):
+                self._disk.sync_dir(parent, Point.PARENT_SYNC)
+            self._known_dirs |= new
+
+    # ---------------------------------------------------------------- reading
+
+    def _list(self, directory: PurePath, above: str, prefix: str) -> Iterator[StoredObject]:
+        try:
+            entries = self._disk.list(directory)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise _failed("cannot be listed", directory, error) from error
+        for entry in entries:
+            key = above + entry.name
+            if entry.is_dir:
+                below = key + "/"
+                if key != TEMPORARY_DIR and (below.startswith(prefix) or prefix.startswith(below)):
+                    yield from self._list(directory / entry.name, below, prefix)
+            elif key.startswith(prefix):
+                yield StoredObject(key, entry.size_bytes, entry.modified_ns / 1e9)
+
+    def _path(self, key: str) -> PurePath:
+        parts = key.split("/")
+        if any(part in ("", ".", "..") or "\0" in part for part in parts):
+            raise BadInput(f"{key!r} is no object's name", hint="Use a relative path")
+        return self._root.joinpath(*parts)
+
+
+def _parents(paths: Iterable[PurePath]) -> list[PurePath]:
+    """Return the folders of some paths, each once."""
+    return list(dict.fromkeys(path.parent for path in paths))
+
+
+def _failed(what: str, path: PurePath, error: OSError) -> DiskFull | StorageFailed:
+    if error.errno in DISK_IS_FULL:
+        return DiskFull(
+            "The disk of the store is full", hint="Make room, then run it again", path=str(path)
+        )
+    return StorageFailed(
+        f"The disk of the store {what}: {error}",
+        hint="Look at the disk, then run it again: what is stored already is not sent twice",
+        path=str(path),
+        stored="maybe",
+    )
