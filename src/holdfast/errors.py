@@ -28,7 +28,9 @@
     │   ├── ObjectMissing     an object that should be there is not
     │   ├── StoreUnavailable  the object store did not answer; the request may have landed
     │   ├── LeaseLost         a job's lease lapsed; what it did not commit will be collected
-    │   └── UnknownCommit     there is no commit of that name
+    │   ├── ChunkGone         a chunk that was to be referred to is not stored, or is dying
+    │   ├── UnknownCommit     there is no commit of that name
+    │   └── CommitExists      there is another commit of that name
     ├── Damaged               bytes on disk do not match their checksum
     └── CheckFailed           `prove` or `bench` found a broken promise
 
@@ -236,8 +238,16 @@ class LeaseLost(StoreError):
     """A job's lease lapsed; what it wrote and did not commit will be collected."""
 
 
+class ChunkGone(StoreError):
+    """A chunk that was to be referred to is not stored, or is being collected."""
+
+
 class UnknownCommit(StoreError):
     """There is no commit of that name."""
+
+
+class CommitExists(StoreError):
+    """There is another commit of that name."""
 
 
 class Damaged(HoldfastError):
