@@ -45,10 +45,16 @@ class Pipeline:
     """A pipeline in the making; `settings` is what it says."""
 
     def __init__(
-        self, *, trigger: str | float = 0.0, shuffle_partitions: int = 2, **watermark: Any
+        self,
+        *,
+        trigger: str | float = 0.0,
+        shuffle_partitions: int = 2,
+        buffers: Mapping[str, Any] | None = None,
+        **watermark: Any,
     ) -> None:
-        """Begin one; the keywords are those of `watermark:` in a file."""
-        options = {"trigger": trigger, "shuffle_partitions": shuffle_partitions}
+        """Begin one; the other keywords are those of `watermark:` in a file."""
+        options: dict[str, Any] = {"trigger": trigger, "shuffle_partitions": shuffle_partitions}
+        options["buffers"] = dict(buffers or {})
         self._draft = _Draft(options={**options, "watermark": watermark})
 
     # ------------------------------------------------------------------- vertices
@@ -114,6 +120,20 @@ class Pipeline:
         window = {} if self._draft.window is None else {"window": self._draft.window}
         given = {"python": python, "returns": returns, "key": keys, **window, **settings}
         return self._changed(window=None)._added("reduce", given, name)
+
+    def process(
+        self,
+        process: Callable[..., Any] | str,
+        name: str = "",
+        *,
+        returns: str,
+        key: str | Sequence[str] = (),
+        **settings: Any,
+    ) -> Pipeline:
+        """Add a reduce by a class with state and timers."""
+        keys = [key] if isinstance(key, str) else list(key)
+        given = {"process": process, "returns": returns, "key": keys, **settings}
+        return self._added("reduce", given, name)
 
     def sink(
         self, python: Callable[..., Any] | str | None = None, name: str = "", **settings: Any

@@ -11,13 +11,13 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 
 from holdfast.dataflow.spec.edges import FAILED, LATE, PORTS, Edge
-from holdfast.dataflow.spec.expansion import ROWS, WINDOW_COLUMNS
 from holdfast.dataflow.spec.findings import Finding, TreePath
 from holdfast.dataflow.spec.functions import load_function
 from holdfast.dataflow.spec.pipeline import PipelineSettings
 from holdfast.dataflow.spec.vertices import (
     SETTABLE,
     SYSTEM_COLUMNS,
+    WINDOW_COLUMNS,
     ReduceSettings,
     TargetSettings,
     VertexSettings,
@@ -109,7 +109,7 @@ class _Checker:
         elif edge.port == LATE and (source.reduce is None or source.reduce.late != "side_output"):
             hint = "write `late: side_output` in the reduce"
             yield Finding(at, f"{edge.vertex!r} has no late rows to send", hint)
-        elif edge.port == FAILED and not source.may_fail:
+        elif edge.port == FAILED and not source.keeps_failures:
             hint = "only vertices with a Python function and `on_failure: dead_letters` do"
             yield Finding(at, f"{edge.vertex!r} has no failed rows to send", hint)
 
@@ -118,6 +118,10 @@ class _Checker:
     def vertices(self) -> Iterator[Finding]:
         """Each vertex by itself."""
         for name, vertex in self._pipeline.vertices.items():
+            if vertex.retry_lane is not None and vertex.step and vertex.step.on_failure == "fail":
+                hint = "leave it out, or let the row be a dead letter in the end"
+                path = _at(name, vertex.kind, "retry_lane")
+                yield Finding(path, "a row that ends the query does not come again", hint)
             if vertex.reduce is not None:
                 yield from self._reduce(name, vertex.reduce)
             if vertex.map is not None:
@@ -132,16 +136,15 @@ class _Checker:
 
     def _reduce(self, name: str, reduce: ReduceSettings) -> Iterator[Finding]:
         at = _at(name, "reduce")
-        if reduce.window is None:
+        if reduce.window is None and reduce.process is None:
             hint = "add `window: {fixed: 1m}`, or sliding, or session: without it it never ends"
             yield Finding(at, f"the reduce {name!r} has no window", hint, at_key=True)
-        else:
+        elif reduce.window is not None:
             yield from self._durations((*at, "window"), reduce)
         if len(set(reduce.key)) < len(reduce.key):
             yield Finding((*at, "key"), "a column stands in the key twice")
         for index, column in enumerate(reduce.key):
-            taken = (ROWS,) if reduce.python is not None else ()
-            if column in (*WINDOW_COLUMNS, *SYSTEM_COLUMNS, *taken):
+            if column in (*WINDOW_COLUMNS, *SYSTEM_COLUMNS):
                 yield Finding((*at, "key", index), f"{column!r} cannot be a key")
         for column, text in reduce.aggregate.items():
             path = (*at, "aggregate", column)
@@ -186,7 +189,7 @@ class _Checker:
         """Every function that is named can be imported."""
         for name, vertex in self._pipeline.vertices.items():
             settings = vertex.step or vertex.reduce or vertex.sink
-            for key in ("python", "arrow"):
+            for key in ("python", "arrow", "process"):
                 function = getattr(settings, key, None)
                 if function is None:
                     continue

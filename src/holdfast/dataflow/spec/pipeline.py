@@ -25,6 +25,15 @@ def _vertex_name(name: str) -> str:
 VertexName = Annotated[str, AfterValidator(_vertex_name)]
 
 
+class BufferSettings(Settings):
+    """How much may wait in a quiver between two queries, and in a retry lane."""
+
+    max_rows: int = Field(default=10_000_000, ge=1)
+    """With more than so many rows the sources before it wait, after the batch that runs …"""
+    resume: float = Field(default=0.8, gt=0, le=1)
+    """… until there is this part of it."""
+
+
 class PipelineSettings(Settings):
     """Vertices, and the edges between them."""
 
@@ -38,6 +47,8 @@ class PipelineSettings(Settings):
     """The least time from one batch to the next; 0: at once."""
     shuffle_partitions: int = Field(default=2, ge=1, le=10_000)
     """Parts of a reduce's state. Fixed when a pipeline first runs."""
+    buffers: BufferSettings = BufferSettings()
+    """How much may wait between two queries."""
 
     def into(self, vertex: str) -> list[Edge]:
         """Return the edges that lead to a vertex."""

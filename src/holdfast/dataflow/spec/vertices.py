@@ -12,8 +12,10 @@ from holdfast.settings import DurationS, Secret, Settings, SizeBytes
 Kind = Literal["source", "map", "filter", "flat_map", "reduce", "sink"]
 KINDS: tuple[Kind, ...] = ("source", "map", "filter", "flat_map", "reduce", "sink")
 # The columns that the rows of a pipeline carry beside their own. A map may set the first two.
-SYSTEM_COLUMNS = ("_event_time", "_tags", "_wm", "_wm_prev", "_control", "_failed")
+SYSTEM_COLUMNS = ("_event_time", "_tags", "_wm", "_wm_prev", "_control", "_failed", "_lane")
 SETTABLE = ("_event_time", "_tags")
+# What the results of a window have beside the key and the columns that were asked for.
+WINDOW_COLUMNS = ("window_start", "window_end")
 RETRY_ATTEMPTS_MAX = 100
 
 
@@ -95,6 +97,17 @@ class RetrySettings(Settings):
         return min(self.cap, self.interval * self.factor ** (attempt - 1))
 
 
+class LaneSettings(RetrySettings):
+    """How often a row that failed in its task comes again later, in batches of their own."""
+
+    attempts: int = Field(default=5, ge=1, le=RETRY_ATTEMPTS_MAX)
+    """How often it comes again; each time it has all tries of `retry`."""
+    interval: DurationS = Field(default=30.0, le=86_400)
+    """Before it comes the first time …"""
+    cap: DurationS = Field(default=600.0, le=86_400)
+    """… up to this; it may take so much longer when others wait before it."""
+
+
 class PythonSettings(Settings):
     """What all vertices with a Python function share."""
 
@@ -106,8 +119,11 @@ class PythonSettings(Settings):
     """How long one call may take; one that takes longer has failed."""
     retry: RetrySettings = RetrySettings()
     """Tried again in the same task."""
+    retry_lane: LaneSettings | None = None
+    """Then kept in the query's retry lane, a quiver, and tried again later; meanwhile it holds the
+    watermark, for at most `watermark.max_hold`. By default it is not."""
     on_failure: Literal["dead_letters", "drop", "fail"] = "dead_letters"
-    """A row that failed: kept with its error (edge `name.failed`, else the query's dead letters),
+    """A row that failed in the end: kept with its error (edge `name.failed`, else the query's dead letters),
     dropped and counted, or the end of the query."""
 
 
@@ -223,7 +239,7 @@ class WindowSettings(Settings):
 
 
 class ReduceSettings(Settings):
-    """Makes one row of all rows of a window (and key), when the watermark has passed it."""
+    """Makes rows of all rows of a window (and key), when the watermark has passed it."""
 
     window: WindowSettings | None = None
     """How time is cut."""
@@ -234,6 +250,12 @@ class ReduceSettings(Settings):
     python: Function | None = None
     """Instead of it: a function of the window (dict) and its rows (list of dicts, by event time)
     that returns a row, or rows, or None. The rows are kept until their window closes."""
+    process: Function | None = None
+    """Instead of it, and of a window: a class with `on_row(row, context)` and, if it sets timers,
+    `on_timer(time, context)`. Both return a row, or rows, or None; `context` has the `key`, the
+    `state` (whatever is put there is kept), the `watermark`, and `set_timer(time)`."""
+    timer_span: DurationS = Field(default=3600.0, gt=0)
+    """How long after the event it is set at a timer of `process` may be."""
     returns: str | None = None
     """Names and types of the columns that the function returns."""
     timeout: DurationS = Field(default=60.0, gt=0)
@@ -249,10 +271,24 @@ class ReduceSettings(Settings):
 
     @model_validator(mode="after")
     def _is_one_thing(self) -> ReduceSettings:
-        _one_of(self, "aggregate", "python")
-        if (self.python is None) != (self.returns is None):
-            raise ValueError("`python` and `returns` go together")
+        _one_of(self, "aggregate", "python", "process")
+        if self.is_python != (self.returns is not None):
+            raise ValueError("`python` or `process` goes together with `returns`")
+        if self.process is not None and self.window is not None:
+            raise ValueError("`process` has no window: it decides itself, by its timers")
         return self
+
+    @property
+    def is_python(self) -> bool:
+        """Whether a Python function makes its results."""
+        return self.python is not None or self.process is not None
+
+    @property
+    def span_s(self) -> float:
+        """How long after an event it may wait for the watermark on its account."""
+        if self.process is not None:
+            return self.timer_span
+        return 0.0 if self.window is None else self.window.span_s
 
 
 # -------------------------------------------------------------------------- sinks
@@ -297,11 +333,19 @@ class SinkSettings(TargetSettings):
     """How long one call may take."""
     retry: RetrySettings = RetrySettings()
     """What the place did not take is tried again."""
+    retry_lane: LaneSettings | None = None
+    """Rows that a function did not take come again later, as in a map."""
     fallback: TargetSettings | None = None
     """Gets what the place did not take in the end; without it a batch fails, and a row that a
     function refused is a dead letter."""
     on_success: TargetSettings | None = None
     """Gets what the place took."""
+
+    @model_validator(mode="after")
+    def _has_rows_of_its_own(self) -> SinkSettings:
+        if self.retry_lane is not None and self.python is None:
+            raise ValueError("`retry_lane` is for functions: a place takes whole batches")
+        return self
 
     @classmethod
     def _places(cls) -> tuple[str, ...]:
@@ -348,15 +392,21 @@ class VertexSettings(Settings):
         return self.step is not None and self.step.is_python
 
     @property
-    def keeps_failures(self) -> bool:
-        """Whether it may have rows on its port `failed`."""
-        return self.step is not None and self.is_python and self.step.on_failure == "dead_letters"
+    def retry_lane(self) -> LaneSettings | None:
+        """How its rows come again after they failed, if they do."""
+        settings = self.step or self.sink
+        return None if settings is None else settings.retry_lane
 
     @property
-    def may_fail(self) -> bool:
-        """Whether a pipeline may have an edge from its port `failed`."""
-        reduce = self.reduce
-        calls = reduce is not None and reduce.python is not None
-        return self.keeps_failures or (
-            calls and reduce is not None and reduce.on_failure == "dead_letters"
-        )
+    def keeps_failures(self) -> bool:
+        """Whether it may have rows on its port `failed`."""
+        settings = self.step or self.reduce
+        calls = settings is not None and settings.is_python
+        return calls and settings is not None and settings.on_failure == "dead_letters"
+
+    @property
+    def sets_aside(self) -> bool:
+        """Whether rows may leave it on another way than its results do."""
+        reduces = self.reduce is not None and self.reduce.is_python
+        steps = self.is_python and self.retry_lane is not None
+        return self.keeps_failures or reduces or steps
