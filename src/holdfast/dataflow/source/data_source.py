@@ -32,9 +32,10 @@ class HoldfastDataSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return the reader of a batch."""
-        from holdfast.dataflow.source.batch import BatchReader
+        from holdfast.dataflow.source.batch import BatchReader, PushingBatchReader
 
-        return BatchReader(parse_options(self.options), schema)
+        options = parse_options(self.options)
+        return (PushingBatchReader if options.pushdown else BatchReader)(options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         """Return the reader of a stream."""

@@ -66,6 +66,24 @@ class SourceOptions(Settings):
     until: AwareDatetime | None = None
     """Only events before this time."""
 
+    since_seq: Annotated[int, Field(ge=0)] | None = None
+    """Of a batch over one quiver: only bundles from this number on; an error if they are gone."""
+
+    until_seq: Annotated[int, Field(ge=0)] | None = None
+    """Of a batch over one quiver: only bundles before this number."""
+
+    seal: bool = False
+    """Of a batch: have everything sealed first that is there now.
+
+    A directory must not be open elsewhere then; a server's token needs the right `append`.
+    """
+
+    pushdown: bool = False
+    """Of a batch: read only what conditions of the query on `_event_time` and `_seq` may need.
+
+    Spark asks for `spark.sql.python.filterPushdown.enabled` with it.
+    """
+
     subscriber: str = ""
     """The name under which a stream's progress is kept in every quiver."""
 
@@ -157,6 +175,11 @@ class SourceOptions(Settings):
         )
 
     @property
+    def is_range(self) -> bool:
+        """Whether it is said which bundles to read, by number."""
+        return self.since_seq is not None or self.until_seq is not None
+
+    @property
     def times(self) -> tuple[datetime | None, datetime | None]:
         """The bounds of event time."""
         return self.since, self.until
@@ -176,5 +199,10 @@ def parse_options(options: Mapping[str, Any]) -> SourceOptions:
     if not parsed.path and not parsed.quiver:
         raise BadConfig(
             "no quiver is named", hint="use option path (a directory) or quiver (an address)"
+        )
+    if parsed.is_range and len(parsed.path) + len(parsed.quiver) > 1:
+        raise BadConfig(
+            "each quiver has numbers of its own, and there are several",
+            hint="read one with since_seq and until_seq, or all by event time: since, until",
         )
     return parsed

@@ -68,20 +68,26 @@ def split(pieces: list[Piece], partition_bytes: int) -> list[tuple[Piece, ...]]:
 
 
 def read(
-    partition: SourcePartition, schema: StructType, options: SourceOptions
+    partition: SourcePartition,
+    schema: StructType,
+    options: SourceOptions,
+    times: TimeRange | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a partition as Spark's schema has them."""
+    """Yield the rows of a partition as Spark's schema has them; of some times, or as it is said."""
     wanted = to_arrow_schema(schema, timezone="UTC")
     fit = fitter(wanted)
+    chosen = times or TimeRange.of(*options.times)
     for piece in partition.pieces:
-        for batch in _rows(piece, wanted, options):
+        for batch in _rows(piece, wanted, options, chosen):
             yield fit(_with_watermark(batch, partition.claimed))
     if partition.control:
         assert partition.claimed is not None, "BUG: a control row without a claim"
         yield fit(_control_row(partition.claimed))
 
 
-def _rows(piece: Piece, wanted: pa.Schema, options: SourceOptions) -> Iterator[pa.RecordBatch]:
+def _rows(
+    piece: Piece, wanted: pa.Schema, options: SourceOptions, times: TimeRange
+) -> Iterator[pa.RecordBatch]:
     columns = tuple(name for name in wanted.names if name not in WATERMARK_COLUMNS)
     sealed = SealedRead(
         piece.quiver_id,
@@ -90,7 +96,7 @@ def _rows(piece: Piece, wanted: pa.Schema, options: SourceOptions) -> Iterator[p
         columns,
         piece.start,
         piece.end,
-        TimeRange.of(*options.times),
+        times,
     )
     yield from read_sealed(piece.place, sealed, options)
 

@@ -9,7 +9,7 @@ import pyarrow.types as kinds
 
 from holdfast.dataflow.source.folder import sealed_segments
 from holdfast.dataflow.source.options import SourceOptions
-from holdfast.dataflow.source.place import connect, places, with_directory
+from holdfast.dataflow.source.place import connect, places
 from holdfast.dataflow.source.remembered import recall, remember
 from holdfast.errors import BadInput, OwnerGone
 from holdfast.quiver.read.scan import TimeRange, scan
@@ -79,49 +79,94 @@ def stored_schema(options: SourceOptions) -> pa.Schema:
         options = options.model_copy(update={"columns": columns})
     remembered = recall(options)
     try:
-        segments = [s for folder in _folders(options) for s in sealed_segments(folder)]
+        found = [one for one in (_here(options), *_at_servers(options)) if one is not None]
     except OwnerGone:
         if remembered is None:
             raise
-        segments = []  # a query that was started before does not need all its gateways to start
-    schema = _sealed_schema(segments, options) or remembered
+        found = []  # a query that was started before does not need all its gateways to start
+    stored = _united(found, options.columns)
+    schema = None
+    if stored is not None:
+        schema = pa.schema(list(_readable(stored, must=options.columns is not None)))
+    schema = schema or remembered
     if schema is None:
-        raise _unknown(segments, options.slot)
+        raise _unknown(options)
     remember(options, schema)
     return pa.schema([*schema, *WATERMARK_FIELDS] if options.watermark else schema)
 
 
-def _sealed_schema(segments: Sequence[Segment], options: SourceOptions) -> pa.Schema | None:
-    """Return the columns of what is sealed; None if nothing of the slot is."""
+def _here(options: SourceOptions) -> pa.Schema | None:
+    """Return the columns of what is sealed in data directories; None if nothing of the slot is."""
+    segments = _local_segments(options)
     files = [file.summary for segment in segments for file in segment.files]
     if not any(file.slot == options.slot or file.kind == OPAQUE for file in files):
         return None
-    stored = scan(segments, (), options.slot, options.columns, TimeRange(), "fail").schema
-    return pa.schema(list(_readable(stored, must=options.columns is not None)))
+    columns = options.columns
+    if columns is not None and options.quiver:
+        known = {
+            name for segment in segments for file in segment.files for name in file.schema.names
+        }
+        columns = tuple(name for name in columns if name in known)  # a server may have the others
+    return scan(segments, (), options.slot, columns, TimeRange(), "fail").schema
 
 
-def _unknown(segments: Sequence[Segment], slot: str) -> BadInput:
-    slots = {file.summary.slot for segment in segments for file in segment.files}
+def _local_segments(options: SourceOptions) -> list[Segment]:
+    return [segment for path in options.path for segment in sealed_segments(path)]
+
+
+def _at_servers(options: SourceOptions) -> Iterable[pa.Schema | None]:
+    is_one = len(options.path) + len(options.quiver) == 1
+    for place in places(options):
+        if not place.location:
+            continue
+        quiver = connect(place.location, place.quiver, options.client)
+        try:
+            yield quiver.schema(options.slot, options.columns)
+        except BadInput:
+            if is_one or options.columns is None:
+                raise
+            yield quiver.schema(options.slot)  # perhaps another one has all of them
+
+
+def _united(found: Sequence[pa.Schema], columns: Sequence[str] | None) -> pa.Schema | None:
+    """Return one schema for what several quivers have."""
+    if columns is not None:
+        found = [pa.schema([f for f in one if f.name in columns]) for one in found]
+    if len(found) <= 1:
+        return found[0] if found else None
+    try:
+        united = pa.unify_schemas(
+            [pa.schema([_plain(field) for field in one]) for one in found],
+            promote_options="permissive",
+        )
+    except pa.ArrowException as error:
+        raise BadInput(
+            f"a column has one type in one quiver and another in the next: {error}",
+            hint="leave it out with option columns",
+        ) from error
+    if columns is None:
+        return united
+    missing = [name for name in columns if name not in united.names]
+    if missing:
+        raise BadInput(f"no column {', '.join(missing)} in any of the quivers", hint="rename it")
+    return pa.schema([united.field(name) for name in columns])
+
+
+def _plain(field: pa.Field) -> pa.Field:
+    """Return a field in a type that can be promoted, where Spark has one."""
+    kind = None if kinds.is_null(field.type) else spark_type(field.type)
+    return field if kind is None else field.with_type(kind)
+
+
+def _unknown(options: SourceOptions) -> BadInput:
+    files = [file.summary for segment in _local_segments(options) for file in segment.files]
+    slots = ", ".join(sorted({file.slot for file in files}))
     return BadInput(
-        f"nothing is sealed in slot {slot!r} yet, so its columns are not known",
-        hint=f"name another with option slot; there are {', '.join(sorted(slots))}"
+        f"nothing is sealed in slot {options.slot!r} yet, so its columns are not known",
+        hint=f"name another with option slot; there are {slots}"
         if slots
         else "give them with .schema(…), or start when there is data",
     )
-
-
-def _folders(options: SourceOptions) -> Iterable[str]:
-    for place in places(options):
-        if not place.location:
-            yield place.directory
-            continue
-        found = with_directory(place, connect(place.location, place.quiver, options.client))
-        if not found.is_here:
-            raise BadInput(
-                f"the columns of {place.name} cannot be looked up from this machine",
-                hint="give them with .schema(…)",
-            )
-        yield found.directory
 
 
 def _readable(stored: pa.Schema, *, must: bool) -> Iterable[pa.Field]:

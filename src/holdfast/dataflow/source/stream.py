@@ -56,6 +56,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 "a stream needs a subscriber",
                 hint="name it with option subscriber: its progress is kept under that name",
             )
+        if options.is_range or options.seal or options.pushdown:
+            raise BadConfig(
+                "since_seq, until_seq, seal and pushdown are of a batch",
+                hint="use spark.read; a stream goes on where its subscriber is",
+            )
         check_name(options.subscriber)
         self._options = options
         self._schema = schema
