@@ -1,4 +1,5 @@
 # Written by scripts/make_protobuf.py from docs/format/fileset.proto.
+# mypy: disable-error-code="type-arg"
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
@@ -36,18 +37,20 @@ class Index(_message.Message):
     def __init__(self, path: _Optional[str] = ..., range: _Optional[_Union[Range, _Mapping]] = ..., data_op: _Optional[_Union[DataOp, _Mapping]] = ..., size_bytes: _Optional[int] = ..., seq: _Optional[int] = ..., present: _Optional[bool] = ..., metadata: _Optional[_Union[Metadata, _Mapping]] = ...) -> None: ...
 
 class Range(_message.Message):
-    __slots__ = ("last_path", "num_files", "num_entries", "level", "bloom")
+    __slots__ = ("last_path", "num_files", "num_entries", "level", "bloom", "plain")
     LAST_PATH_FIELD_NUMBER: _ClassVar[int]
     NUM_FILES_FIELD_NUMBER: _ClassVar[int]
     NUM_ENTRIES_FIELD_NUMBER: _ClassVar[int]
     LEVEL_FIELD_NUMBER: _ClassVar[int]
     BLOOM_FIELD_NUMBER: _ClassVar[int]
+    PLAIN_FIELD_NUMBER: _ClassVar[int]
     last_path: str
     num_files: int
     num_entries: int
     level: int
     bloom: bytes
-    def __init__(self, last_path: _Optional[str] = ..., num_files: _Optional[int] = ..., num_entries: _Optional[int] = ..., level: _Optional[int] = ..., bloom: _Optional[bytes] = ...) -> None: ...
+    plain: bool
+    def __init__(self, last_path: _Optional[str] = ..., num_files: _Optional[int] = ..., num_entries: _Optional[int] = ..., level: _Optional[int] = ..., bloom: _Optional[bytes] = ..., plain: _Optional[bool] = ...) -> None: ...
 
 class DataOp(_message.Message):
     __slots__ = ("data_ref", "op", "tags")

@@ -1,0 +1,215 @@
+"""Index entries: a change of one path, or a range of entries, as header and protobuf message."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from google.protobuf.message import DecodeError
+
+from holdfast.store.address import ChunkHash, DataRef
+from holdfast.store.filesets import fileset_pb2 as pb
+from holdfast.store.filesets import header as tar
+from holdfast.store.filesets.algebra import Change, Part
+
+FileChange = Change[pb.DataRef]
+
+_BLOCK = tar.BLOCK_BYTES
+_CHECKSUM_AT = slice(148, 156)
+_CHECKSUM_DIGITS = slice(148, 154)
+_OCTAL = 8 ** np.arange(5, -1, -1, dtype=np.int64)
+_TYPES = (tar.INDEX[0], tar.RANGE[0])
+
+
+class Entry(NamedTuple):
+    """An entry as it stands in a stream, with what the index above it must know."""
+
+    path: str
+    last_path: str
+    data: bytes
+    files: int
+    entries: int
+    size_bytes: int
+    children: Sequence[ChunkHash]
+    plain: bool
+
+
+class Node(NamedTuple):
+    """The entries of one index chunk. `is_leaf`: they are 'i' entries."""
+
+    is_leaf: bool
+    paths: list[str]
+    indexes: list[pb.Index]
+
+
+def message_of(ref: DataRef) -> pb.DataRef:
+    """Return a reference as it is stored."""
+    return pb.DataRef(
+        chunk=pb.Chunk(hash=ref.hash),
+        hash=ref.content_hash,
+        offset_bytes=ref.offset_bytes,
+        size_bytes=ref.size_bytes,
+    )
+
+
+def ref_of(message: pb.DataRef) -> DataRef:
+    """Return a stored reference to content."""
+    return DataRef(
+        ChunkHash(message.chunk.hash), message.offset_bytes, message.size_bytes, message.hash
+    )
+
+
+def is_plain(change: FileChange) -> bool:
+    """Whether a change makes a file where nothing older is, and says no more than that."""
+    return (
+        not change.reset
+        and bool(change.parts)
+        and not any(part.set or part.refs is None for part in change.parts.values())
+    )
+
+
+def index_of(path: str, change: FileChange) -> pb.Index:
+    """Return the message for one path."""
+    index = pb.Index(path=path)
+    operation = index.data_op
+    present = False
+    total_bytes = 0
+    for tag in sorted(change.parts):
+        part = change.parts[tag]
+        size_bytes = 0
+        if part.refs is not None:
+            present = True
+            operation.data_ref.extend(part.refs)
+            size_bytes = sum([ref.size_bytes for ref in part.refs])
+        operation.tags.add(id=tag, size_bytes=size_bytes, set=part.set, deleted=part.refs is None)
+        total_bytes += size_bytes
+    if change.reset:
+        operation.op = pb.OVERWRITE if change.parts else pb.DELETE
+    index.size_bytes = total_bytes
+    index.present = present
+    if change.metadata is not None:
+        index.metadata.CopyFrom(change.metadata)
+    return index
+
+
+def change_of(index: pb.Index, where: str) -> FileChange:
+    """Return what an index entry says about its path."""
+    operation = index.data_op
+    refs = list(operation.data_ref)
+    parts = {}
+    at = 0
+    for tag in operation.tags:
+        start, left_bytes = at, tag.size_bytes
+        while left_bytes > 0 and at < len(refs):
+            left_bytes -= refs[at].size_bytes
+            at += 1
+        if left_bytes != 0 or (tag.deleted and at != start):
+            raise tar.damaged(f"the tags of {index.path!r} do not match its data", where)
+        parts[tag.id] = Part(tag.set, None if tag.deleted else tuple(refs[start:at]))
+    if at != len(refs) or len(parts) != len(operation.tags):
+        raise tar.damaged(f"the tags of {index.path!r} do not match its data", where)
+    metadata = index.metadata if index.HasField("metadata") else None
+    return Change(operation.op != pb.APPEND, parts, metadata)
+
+
+def pack_entry(index: pb.Index, kind: bytes) -> bytes:
+    """Return an entry of a stream: header, message, and zeros to the end of the block."""
+    body = index.SerializeToString(deterministic=True)
+    front = tar.pack(tar.Header(index.path.encode(), kind, len(body)))
+    return b"".join((front, body, tar.padding(len(body))))
+
+
+def file_entry(path: str, change: FileChange) -> Entry:
+    """Return the 'i' entry for what a layer does to a path."""
+    index = index_of(path, change)
+    children = dict.fromkeys(ref.chunk.hash for ref in index.data_op.data_ref)
+    return Entry(
+        path=path,
+        last_path=path,
+        data=pack_entry(index, tar.INDEX),
+        files=1 if index.present else 0,
+        entries=1,
+        size_bytes=index.size_bytes,
+        children=[ChunkHash(child) for child in children],
+        plain=is_plain(change),
+    )
+
+
+def range_entry(index: pb.Index) -> Entry:
+    """Return the 'r' entry for a range."""
+    return Entry(
+        path=index.path,
+        last_path=index.range.last_path,
+        data=pack_entry(index, tar.RANGE),
+        files=index.range.num_files,
+        entries=index.range.num_entries,
+        size_bytes=index.size_bytes,
+        children=[ChunkHash(index.data_op.data_ref[0].chunk.hash)],
+        plain=index.range.plain,
+    )
+
+
+def tombstone_entries(folders: Iterable[str]) -> bytes:
+    """Return the stream of 'i' entries for folders that are taken away; '' is named './'."""
+    return b"".join(
+        pack_entry(pb.Index(path=folder or "./", data_op=pb.DataOp(op=pb.DELETE)), tar.INDEX)
+        for folder in folders
+    )
+
+
+def parse_node(data: bytes, where: str) -> Node:
+    """Return the entries of an index chunk, after checking headers, order and messages."""
+    kinds, bodies = _split(data, where)
+    kind = kinds.pop()
+    if kinds or kind not in _TYPES:
+        raise tar.damaged("index entries of several kinds are mixed", where)
+    decode = pb.Index.FromString
+    try:
+        indexes = [decode(body) for body in bodies]
+    except DecodeError:
+        raise tar.damaged("an index entry is not a valid message", where) from None
+    paths = [index.path for index in indexes]
+    if not all(map(operator.lt, paths, paths[1:])):
+        raise tar.damaged("index entries are not sorted", where)
+    return Node(kind == tar.INDEX[0], paths, indexes)
+
+
+def _split(data: bytes, where: str) -> tuple[set[int], list[bytes]]:
+    """Return the types that occur in a stream, and the bodies of its index entries.
+
+    Only the walk from header to header is a loop; the checksums are summed for all at once.
+    """
+    size_bytes = len(data)
+    if not size_bytes or size_bytes % _BLOCK:
+        raise tar.damaged(f"an index of {size_bytes} bytes is cut off", where)
+    heads: list[int] = []
+    bodies: list[bytes] = []
+    kinds: set[int] = set()
+    at = 0
+    try:
+        while at < size_bytes:
+            body_bytes = int(data[at + 124 : at + 135], 8)
+            kind = data[at + 156]
+            heads.append(at // _BLOCK)
+            at += _BLOCK
+            if kind != tar.PAX[0]:  # the message holds the whole path, too
+                kinds.add(kind)
+                bodies.append(data[at : at + body_bytes])
+            at += body_bytes + (-body_bytes % _BLOCK)
+    except ValueError:
+        raise tar.damaged("an index entry has no size", where) from None
+    if at != size_bytes or not bodies:
+        raise tar.damaged("the last index entry is cut off", where)
+    _check_sums(data, heads, where)
+    return kinds, bodies
+
+
+def _check_sums(data: bytes, heads: list[int], where: str) -> None:
+    headers = np.frombuffer(data, np.uint8).reshape(-1, _BLOCK)[heads]
+    field = headers[:, _CHECKSUM_AT].sum(axis=1, dtype=np.int64)
+    sums = headers.sum(axis=1, dtype=np.int64) - field + 8 * ord(" ")
+    written = (headers[:, _CHECKSUM_DIGITS].astype(np.int64) - ord("0")) @ _OCTAL
+    if not np.array_equal(sums, written):
+        raise tar.damaged("the header of an index entry does not match its checksum", where)

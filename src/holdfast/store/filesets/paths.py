@@ -1,0 +1,135 @@
+"""What a path in a file set may be, how paths are ordered, and what stands below a folder.
+
+Paths are compared as UTF-8 bytes, which is the order of Python's strings. A folder's path ends with
+a slash. Everything below `d/` stands in `d/` ≤ path < `d0`, because '0' is the character after '/'.
+Nothing is normalised: what would need it is refused, since a path that means another one on some
+disk is how an archive writes outside of its folder.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from holdfast.errors import BadInput
+
+# As long as a path may be on Linux.
+PATH_BYTES_MAX = 4096
+
+_REFUSED = re.compile("(?:\\A|/)\\.{0,2}(?:/|\\Z)|\0|[\ud800-\udfff]")
+
+
+def check_path(path: str) -> str:
+    """Return the path of a file or folder if it can be stored."""
+    inner = path.removesuffix("/")
+    if _REFUSED.search(inner) or (len(inner) > PATH_BYTES_MAX // 4 and _is_too_long(inner)):
+        raise BadInput(f"the path {path!r} cannot be stored: {_reason(inner)}", hint=_HINT)
+    return path
+
+
+def check_file(path: str) -> str:
+    """Return the path of a file if it can be stored."""
+    if path.endswith("/"):
+        raise BadInput(
+            f"the path {path!r} is a folder's", hint="Give the file's name, without a slash behind."
+        )
+    return check_path(path)
+
+
+def check_folder(folder: str) -> str:
+    """Return a folder's path, with a slash behind it; '' is the whole file set."""
+    if folder in ("", "/"):
+        return ""
+    return check_path(folder if folder.endswith("/") else folder + "/")
+
+
+def decode_path(name: bytes) -> str:
+    """Return a path from an archive or a disk, which may hold any bytes."""
+    try:
+        return name.decode("utf-8")
+    except UnicodeDecodeError:
+        raise BadInput(f"the path {name!r} cannot be stored: it is not UTF-8", hint=_HINT) from None
+
+
+_HINT = (
+    "Paths are relative, of UTF-8 text without NUL, with no empty part, '.' or '..'. "
+    "Rename the file, or leave it out."
+)
+
+
+def _is_too_long(path: str) -> bool:
+    return len(path.encode("utf-8", "surrogatepass")) > PATH_BYTES_MAX
+
+
+def _reason(path: str) -> str:
+    parts = path.split("/")
+    reasons = (
+        (not path, "it is empty"),
+        ("\0" in path, "it holds a NUL"),
+        (re.search("[\ud800-\udfff]", path) is not None, "it is not UTF-8"),
+        (path.startswith("/"), "it is absolute"),
+        (".." in parts, "'..' leads out of its folder"),
+        ("." in parts, "it has '.' as a part"),
+        ("" in parts, "it has an empty part"),
+    )
+    longest = f"it is longer than {PATH_BYTES_MAX} bytes"
+    return next((reason for holds, reason in reasons if holds), longest)
+
+
+def after_folder(folder: str) -> str | None:
+    """Return the first path behind everything that is below a folder; None: there is none."""
+    return folder[:-1] + "0" if folder else None
+
+
+def folders_above(path: str) -> Iterator[str]:
+    """Yield the folders that a path stands in, outermost first, without ''."""
+    at = path.find("/")
+    while 0 <= at < len(path) - 1:
+        yield path[: at + 1]
+        at = path.find("/", at + 1)
+
+
+def leads_out(path: str, target: str) -> bool:
+    """Whether a symbolic link at `path` points outside of the file set."""
+    if target.startswith("/") or "\0" in target or not target:
+        return True
+    depth = path.count("/")
+    for part in target.split("/"):
+        if part == "..":
+            depth -= 1
+        elif part not in ("", "."):
+            depth += 1
+        if depth < 0:
+            return True
+    return False
+
+
+class Collisions:
+    """Finds a path that is both a file and a folder, in a sorted stream of paths.
+
+    Neighbours are not enough: between `a` and `a/x` may stand `a-b`, because '-' sorts before '/'.
+    So it keeps all files that may still turn out to be folders: those that are prefixes of the
+    last path.
+    """
+
+    def __init__(self, files: list[str] | None = None) -> None:
+        self._files = files or []
+
+    def check(self, path: str) -> None:
+        """Take the next path; raise `BadInput` if a file stands above it."""
+        files = self._files
+        while files and not path.startswith(files[-1]):
+            files.pop()
+        for file in files:
+            if path.startswith(file + "/"):
+                raise collision(file)
+        if not path.endswith("/"):
+            files.append(path)
+
+
+def collision(path: str) -> BadInput:
+    """Return the error for a path that is a file and a folder."""
+    return BadInput(
+        f"{path!r} is a file and a folder at once",
+        hint="Delete one of them in the same layer, or give it another name.",
+    )
