@@ -1,0 +1,1 @@
+"""Garbage collection: who refers to which chunk, and what becomes of chunks nobody refers to."""

@@ -1,0 +1,182 @@
+"""Commits: the roots. A row first, then the object; at the end, the object first, then the row.
+
+The row and its edges are the moment at which a commit is safe from the collector; the object is
+what a lost database is rebuilt from, and what makes the commit visible (`published`). A process
+that dies in between leaves a commit that is `publishing` or `deleting`; a collector finishes what
+was begun: the row holds the record, so it can write the object as well as the one who began.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import NamedTuple, NewType
+from urllib.parse import quote, unquote
+
+from sqlalchemy import Connection, RowMapping, Select, insert, select
+
+from holdfast.errors import BadInput, CommitExists, UnknownCommit
+from holdfast.store.address import ChunkHash, ChunkKey
+from holdfast.store.gc.database import Database, commit, edge
+from holdfast.store.gc.edges import (
+    COMMIT_KIND,
+    Edge,
+    EdgeSource,
+    add_edges,
+    locked_rows,
+    remove_edges,
+)
+from holdfast.store.gc.transitions import BEGIN_DELETE, CONFIRM, END_DELETE, PIN, CommitState
+
+COMMIT_PREFIX = "commits/"
+# A quoted name is at most three times as long, and must fit into one file name.
+COMMIT_NAME_BYTES_MAX = 200
+FILE_NAME_BYTES_MAX = 255
+
+CommitId = NewType("CommitId", int)
+
+_OBJECT_KEY = re.compile(r"commits/([^/]+)\.([0-9a-f]{16})")
+
+
+class CommitRow(NamedTuple):
+    """One commit; `created_s` is by the database's clock."""
+
+    name: str
+    id: CommitId
+    record: bytes
+    state: CommitState
+    created_s: float
+
+
+def commit_object_key(name: str, commit_id: int) -> str:
+    """Return the name of a commit's object: `commits/<quoted name>.<id, 16 hex>`."""
+    return f"{COMMIT_PREFIX}{quote(name, safe='')}.{commit_id:016x}"
+
+
+def parse_commit_key(object_key: str) -> tuple[str, CommitId] | None:
+    """Return name and id of the commit that an object's name stands for, or None."""
+    found = _OBJECT_KEY.fullmatch(object_key)
+    return (unquote(found[1]), CommitId(int(found[2], 16))) if found else None
+
+
+def check_name(name: str) -> None:
+    """Refuse a name that could not be an object's."""
+    too_long = len(commit_object_key(name, 0)) - len(COMMIT_PREFIX) > FILE_NAME_BYTES_MAX
+    if not name or "\0" in name or too_long or not _is_unicode(name):
+        raise BadInput(
+            f"{name[:80]!r} cannot be the name of a commit",
+            hint="use 1 to about 200 letters, digits and slashes; others count three times",
+        )
+
+
+def insert_commit(
+    database: Database,
+    connection: Connection,
+    job_id: int,
+    given: tuple[int, str, bytes],
+    roots: Sequence[ChunkKey],
+) -> CommitId:
+    """Add the row of a commit that is publishing, and its edges to rows that are locked."""
+    number, name, record = given
+    asked = select(commit).where(
+        commit.c.name == name, commit.c.state != CommitState.DELETING.value
+    )
+    row = connection.execute(asked).mappings().first()
+    if row is not None:
+        if row["job_id"] == job_id and row["record"] == record:
+            return CommitId(row["id"])  # the same call, repeated
+        raise CommitExists(
+            f"there is a commit {name!r} already",
+            hint="choose another name, or delete that commit first",
+        )
+    columns = {"id": number, "name": name, "record": record, "job_id": job_id}
+    connection.execute(
+        insert(commit).values(**columns, state=CommitState.PUBLISHING.value, created=database.now)
+    )
+    source = EdgeSource.numbered(COMMIT_KIND, number)
+    add_edges(database, connection, [Edge(source, key) for key in sorted(set(roots))])
+    return CommitId(number)
+
+
+def confirm(database: Database, connection: Connection, commit_id: CommitId) -> None:
+    """Say that a commit's object is there."""
+    confirmed = database.step(CONFIRM).where(commit.c.id == commit_id)
+    if connection.execute(confirmed).rowcount == 0:
+        asked = select(commit.c.state).where(commit.c.id == commit_id)
+        if connection.execute(asked).scalar() != CommitState.PUBLISHED:
+            raise unknown(f"number {commit_id}")
+
+
+def begin_delete(database: Database, connection: Connection, name: str) -> CommitId:
+    """Take a commit away from all who look for it. Again: return the one that is being deleted."""
+    begun = database.step(BEGIN_DELETE).where(commit.c.name == name).returning(commit.c.id)
+    number = connection.execute(begun).scalar()
+    if number is None:
+        asked = select(commit.c.id).where(
+            commit.c.name == name, commit.c.state == CommitState.DELETING.value
+        )
+        number = connection.execute(asked.order_by(commit.c.id.desc())).scalar()
+    if number is None:
+        raise unknown(repr(name))
+    return CommitId(number)
+
+
+def end_delete(database: Database, connection: Connection, commit_id: CommitId) -> None:
+    """Let the edges and the row of a commit go, whose object is deleted."""
+    asked = select(commit.c.id).where(commit.c.id == commit_id, *database.guard(END_DELETE))
+    if connection.execute(asked.with_for_update()).first() is None:
+        return  # somebody else ended it
+    source = EdgeSource.numbered(COMMIT_KIND, commit_id)
+    targets = targets_of(connection, source)
+    locked_rows(database, connection, [key.hash for key in targets])
+    remove_edges(database, connection, [Edge(source, target) for target in targets])
+    connection.execute(database.step(END_DELETE).where(commit.c.id == commit_id))
+
+
+def published(database: Database, connection: Connection, name: str) -> RowMapping:
+    """Return a commit that can be pinned, and keep it so until the transaction ends."""
+    asked = select(commit).where(commit.c.name == name, *database.guard(PIN))
+    row = connection.execute(asked.with_for_update(read=True)).mappings().first()
+    if row is None:
+        raise unknown(repr(name))
+    return row
+
+
+def targets_of(connection: Connection, source: EdgeSource) -> list[ChunkKey]:
+    """Return all chunks that a source refers to."""
+    asked = select(edge.c.hash, edge.c.generation).where(
+        edge.c.source_kind == source.kind,
+        edge.c.source_id == source.id,
+        edge.c.source_generation == source.generation,
+    )
+    found = connection.execute(asked)
+    return [ChunkKey(ChunkHash(hash_), generation) for hash_, generation in found]
+
+
+def with_prefix(prefix: str, every_state: bool) -> Select[tuple[object, ...]]:
+    """Return the query for commits whose name begins so, in order of their names."""
+    asked = select(commit).order_by(commit.c.name, commit.c.id)
+    if prefix:
+        asked = asked.where(commit.c.name.startswith(prefix, autoescape=True))
+    if not every_state:
+        asked = asked.where(commit.c.state == CommitState.PUBLISHED.value)
+    return asked
+
+
+def to_row(row: RowMapping) -> CommitRow:
+    """Return a row of the table as a CommitRow."""
+    state = CommitState(row["state"])
+    return CommitRow(row["name"], CommitId(row["id"]), row["record"], state, row["created"])
+
+
+def unknown(what: str) -> UnknownCommit:
+    """Return the error for a commit that is not there."""
+    return UnknownCommit(f"there is no commit {what}", hint="list the commits to see what there is")
+
+
+def _is_unicode(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -1,0 +1,175 @@
+"""What all transactions on references share: rows under lock, edges, and the counts they keep.
+
+An edge says that a source refers to a chunk, or, if the source is a job, that it holds it. Counts
+are never set, only stepped by the number of edges that really came or went, in the transaction in
+which they did. So `refcount` is the number of edges at every moment, and repeating a call that
+already happened finds its edges there, or gone, and counts nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from sqlalchemy import Connection, bindparam, delete, insert, select
+
+from holdfast.store.address import ChunkHash, ChunkKey
+from holdfast.store.gc.database import Database, chunk, edge, slices
+from holdfast.store.gc.transitions import (
+    HOLD,
+    NEW_CHUNK,
+    REFER,
+    RELEASE,
+    UNREFER,
+    JobKind,
+    Step,
+)
+
+CHUNK_KIND = "chunk"
+COMMIT_KIND = "commit"
+# Kinds that `update_references` leaves alone: their edges come and go with what they name.
+OWN_KINDS = frozenset({CHUNK_KIND, COMMIT_KIND, JobKind.JOB.value, JobKind.PIN.value})
+
+# Rows of one hash that are not dying, by generation.
+Generations = dict[int, dict[str, Any]]
+
+
+class EdgeSource(NamedTuple):
+    """Who refers: a chunk (by its key), a commit, a job, a pin, or what a user names."""
+
+    kind: str
+    id: bytes
+    generation: int = 0
+
+    @classmethod
+    def chunk(cls, key: ChunkKey) -> EdgeSource:
+        """Return a chunk as a source."""
+        return cls(CHUNK_KIND, key.hash, key.generation)
+
+    @classmethod
+    def numbered(cls, kind: str, number: int) -> EdgeSource:
+        """Return a job, pin or commit as a source."""
+        return cls(kind, number.to_bytes(8, "big"))
+
+
+class Edge(NamedTuple):
+    """One reference, to one generation."""
+
+    source: EdgeSource
+    target: ChunkKey
+
+
+def locked_rows(
+    database: Database, connection: Connection, hashes: Iterable[ChunkHash]
+) -> dict[ChunkHash, Generations]:
+    """Lock all rows of these hashes that are not dying, in order, and return them."""
+    found: dict[ChunkHash, Generations] = {}
+    for part in slices(sorted(set(hashes)), database.settings.batch_rows):
+        asked = (
+            select(chunk)
+            .where(chunk.c.hash.in_(part), chunk.c.removing.is_(None))
+            .order_by(chunk.c.hash, chunk.c.generation)
+            .with_for_update()
+        )
+        for row in connection.execute(asked).mappings():
+            found.setdefault(ChunkHash(row["hash"]), {})[row["generation"]] = dict(row)
+    return found
+
+
+def current(generations: Generations | None) -> int | None:
+    """Return the generation of a hash that is uploaded and not dying, if there is one."""
+    for generation, row in (generations or {}).items():
+        if row["uploaded"]:
+            return generation
+    return None
+
+
+def existing(
+    database: Database, connection: Connection, source: EdgeSource, hashes: Collection[ChunkHash]
+) -> set[ChunkKey]:
+    """Return which chunks among `hashes` a source refers to."""
+    found = set()
+    for part in slices(sorted(hashes), database.settings.batch_rows):
+        asked = select(edge.c.hash, edge.c.generation).where(
+            edge.c.source_kind == source.kind,
+            edge.c.source_id == source.id,
+            edge.c.source_generation == source.generation,
+            edge.c.hash.in_(part),
+        )
+        found |= {ChunkKey(ChunkHash(h), generation) for h, generation in connection.execute(asked)}
+    return found
+
+
+def add_edges(database: Database, connection: Connection, edges: Sequence[Edge]) -> None:
+    """Add edges that do not exist, to rows that are locked, and count them."""
+    if edges:
+        connection.execute(insert(edge), [_columns(one) for one in edges])
+        _count(database, connection, edges, HOLD, REFER)
+
+
+def insert_held(
+    database: Database,
+    connection: Connection,
+    source: EdgeSource,
+    sizes: Mapping[ChunkKey, int],
+) -> None:
+    """Add rows of new generations, each held by the job that will upload it."""
+    if not sizes:
+        return
+    rows = [
+        {"hash": key.hash, "generation": key.generation, "size_bytes": size, **NEW_CHUNK}
+        for key, size in sizes.items()
+    ]
+    connection.execute(insert(chunk).values(updated=database.now), rows)
+    connection.execute(insert(edge), [_columns(Edge(source, key)) for key in sizes])
+
+
+def remove_edges(database: Database, connection: Connection, edges: Sequence[Edge]) -> None:
+    """Remove edges that exist, to rows that are locked, and count them."""
+    if edges:
+        named = delete(edge).where(*(column == bindparam(f"x_{column.name}") for column in edge.c))
+        given = [{f"x_{name}": value for name, value in _columns(one).items()} for one in edges]
+        gone = connection.execute(named, given).rowcount
+        assert gone == len(edges), f"BUG: {len(edges)} edges were to go, {gone} went"
+        _count(database, connection, edges, RELEASE, UNREFER)
+
+
+def take_step(
+    database: Database, connection: Connection, step: Step, keys: Mapping[ChunkKey, int]
+) -> None:
+    """Let every row take a step so many times; each must be allowed to."""
+    if not keys:
+        return
+    repeated = any(how == "add" for _, how, _ in step.effect)
+    statement = database.step(step, times=repeated).where(
+        chunk.c.hash == bindparam("x_hash"), chunk.c.generation == bindparam("x_generation")
+    )
+    given = [
+        {"x_hash": key.hash, "x_generation": key.generation}
+        | ({"times": times} if repeated else {})
+        for key, times in sorted(keys.items())
+    ]
+    changed = connection.execute(statement, given).rowcount
+    assert changed == len(given), f"BUG: {step.name}: {len(given)} rows were to go, {changed} went"
+
+
+def _count(
+    database: Database, connection: Connection, edges: Iterable[Edge], hold: Step, refer: Step
+) -> None:
+    held: Counter[ChunkKey] = Counter()
+    referred: Counter[ChunkKey] = Counter()
+    for source, target in edges:
+        (held if source.kind == JobKind.JOB else referred)[target] += 1
+    take_step(database, connection, hold, held)
+    take_step(database, connection, refer, referred)
+
+
+def _columns(one: Edge) -> dict[str, Any]:
+    return {
+        "source_kind": one.source.kind,
+        "source_id": one.source.id,
+        "source_generation": one.source.generation,
+        "hash": one.target.hash,
+        "generation": one.target.generation,
+    }

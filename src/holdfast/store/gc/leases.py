@@ -1,0 +1,228 @@
+"""Jobs and pins: what is theirs stays as long as their lease is renewed, and is lost with it.
+
+One row and one renewal per job, however many chunks it holds. All leases of a process are renewed
+by one thread, at a third of their length. A lease is lost when the database says that it ended, or
+when it could not be renewed for its whole length: then a collector may have ended it, so the holder
+must stop, and does: `check` raises, and `on_lost` calls those who wait for something else.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from types import TracebackType
+from typing import Self
+
+from sqlalchemy import Connection, bindparam, select
+
+from holdfast.errors import LeaseLost, StoreUnavailable
+from holdfast.seam import Seam
+from holdfast.store.address import ChunkHash, ChunkKey
+from holdfast.store.gc.database import Database, edge, job
+from holdfast.store.gc.edges import Edge, EdgeSource, locked_rows, remove_edges
+from holdfast.store.gc.transitions import CLOSE, FORGET_JOB, RENEW, WORK, JobKind
+
+RENEWALS_PER_LEASE = 3
+
+
+class Lease:
+    """What a job and a pin are: a row that somebody must keep renewing."""
+
+    def __init__(self, keeper: LeaseKeeper, number: int, kind: JobKind, name: str) -> None:
+        self.id = number
+        self.kind = kind
+        self.name = name
+        self.lost = threading.Event()
+        self.source = EdgeSource.numbered(kind.value, number)
+        self._keeper = keeper
+        self._lock = threading.Lock()
+        self._on_lost: list[Callable[[], None]] = []
+        self._released = False
+
+    def check(self) -> None:
+        """Raise LeaseLost if the lease was lost, or given back."""
+        if self.lost.is_set() or self._released:
+            raise self.lapsed()
+
+    def on_lost(self, call: Callable[[], None]) -> None:
+        """Call this, from another thread, when the lease is lost; at once if it is lost already."""
+        with self._lock:
+            if not self.lost.is_set():
+                self._on_lost.append(call)
+                return
+        call()
+
+    def lose(self) -> None:
+        """Tell everybody that the lease is lost."""
+        with self._lock:
+            if self.lost.is_set():
+                return
+            self.lost.set()
+            calls = list(self._on_lost)
+        for call in calls:
+            call()
+
+    def release(self) -> None:
+        """Give back the lease and all that it holds. May be repeated."""
+        if not self._released:
+            self._released = True
+            self._keeper.release(self)
+
+    def lapsed(self) -> LeaseLost:
+        """Return the error of whoever goes on without a lease."""
+        return LeaseLost(
+            f"the lease of {self.kind.value} {self.name!r} has ended",
+            hint="begin again: what was stored and not committed will be collected; "
+            "if this happens often, make the lease longer (lease_s)",
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.release()
+
+
+class Job(Lease):
+    """A writer's lease: the chunks that it reserved or uploaded are not collected."""
+
+    close = Lease.release
+
+
+class Pin(Lease):
+    """A reader's lease on a commit: its chunks stay, also if the commit is deleted meanwhile."""
+
+
+class LeaseKeeper:
+    """Renews the leases of one process in one thread, which runs while there are any."""
+
+    def __init__(self, database: Database, seam: Seam) -> None:
+        self._database = database
+        self._clock = seam.clock
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._renewed_s: dict[Lease, float] = {}
+        self._thread: threading.Thread | None = None
+
+    def keep(self, lease: Lease, asked_s: float) -> None:
+        """Renew this lease from now on; it was asked for at `asked_s`, by the monotonic clock."""
+        with self._lock:
+            self._renewed_s[lease] = asked_s
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._run, name="holdfast-leases", daemon=True
+                )
+                self._thread.start()
+
+    def release(self, lease: Lease) -> None:
+        """Stop renewing a lease, and end its row."""
+        with self._lock:
+            self._renewed_s.pop(lease, None)
+        end_lease(self._database, lease.id)
+        release_edges(self._database, lease.source, lease.id)
+
+    def close(self) -> None:
+        """Stop renewing. Leases that are left lapse by themselves."""
+        self._stop.set()
+        with self._lock:
+            thread, leases = self._thread, list(self._renewed_s)
+            self._renewed_s.clear()
+        if thread is not None:
+            thread.join()
+        for lease in leases:
+            lease.lose()
+
+    def renew(self) -> None:
+        """Renew all leases once; tell those that are lost."""
+        with self._lock:
+            leases = {lease.id: lease for lease in self._renewed_s}
+        asked_s = self._clock.monotonic_s()
+        try:
+            renewed = self._database.transact(lambda connection: self._renew(connection, leases))
+        except StoreUnavailable:
+            self._lose_those_too_old()
+            return
+        with self._lock:
+            for number in renewed:
+                if leases[number] in self._renewed_s:
+                    self._renewed_s[leases[number]] = asked_s
+            lost = [leases[n] for n in leases if n not in renewed and leases[n] in self._renewed_s]
+            for lease in lost:
+                del self._renewed_s[lease]
+        for lease in lost:
+            lease.lose()
+
+    def _renew(self, connection: Connection, numbers: Iterable[int]) -> set[int]:
+        statement = self._database.step(RENEW).where(job.c.id.in_(sorted(numbers)))
+        return set(connection.execute(statement.returning(job.c.id)).scalars())
+
+    def _lose_those_too_old(self) -> None:
+        now_s = self._clock.monotonic_s()
+        with self._lock:
+            old = [
+                lease
+                for lease, renewed_s in self._renewed_s.items()
+                if now_s - renewed_s >= self._database.settings.lease_s
+            ]
+            for lease in old:
+                del self._renewed_s[lease]
+        for lease in old:
+            lease.lose()
+
+    def _run(self) -> None:
+        pause_s = self._database.settings.lease_s / RENEWALS_PER_LEASE
+        while not self._stop.wait(pause_s):
+            if self._renewed_s:
+                self.renew()
+
+
+def check_lease(database: Database, connection: Connection, lease: Lease) -> None:
+    """Lock a lease's row, so that it cannot end before the transaction does; refuse if it ended."""
+    asked = select(job.c.id).where(job.c.id == lease.id, *database.guard(WORK))
+    if connection.execute(asked.with_for_update(read=True)).first() is None:
+        lease.lose()
+        raise lease.lapsed()
+
+
+def end_lease(database: Database, number: int) -> None:
+    """End a lease for good, as its holder asks."""
+    ended = database.step(CLOSE).where(job.c.id == number)
+    database.transact(lambda connection: connection.execute(ended))
+
+
+def release_edges(database: Database, source: EdgeSource, number: int) -> int:
+    """Take away all edges of a lease that has ended, batch by batch, and its row; count them."""
+    released = 0
+    while taken := database.transact(
+        lambda connection: _release_some(database, connection, source)
+    ):
+        released += taken
+    gone = database.step(FORGET_JOB).where(job.c.id == number)
+    database.transact(lambda connection: connection.execute(gone))
+    return released
+
+
+def _release_some(database: Database, connection: Connection, source: EdgeSource) -> int:
+    number = int.from_bytes(source.id, "big")
+    # Its row is the lock: two collectors may have found the same lease.
+    connection.execute(select(job.c.id).where(job.c.id == number).with_for_update())
+    asked = (
+        select(edge.c.hash, edge.c.generation)
+        .where(
+            edge.c.source_kind == source.kind,
+            edge.c.source_id == source.id,
+            edge.c.source_generation == source.generation,
+        )
+        .order_by(edge.c.hash, edge.c.generation)
+        .limit(bindparam("rows"))
+    )
+    found = connection.execute(asked, {"rows": database.settings.batch_rows})
+    targets = [ChunkKey(ChunkHash(hash_), generation) for hash_, generation in found]
+    locked_rows(database, connection, [key.hash for key in targets])
+    remove_edges(database, connection, [Edge(source, target) for target in targets])
+    return len(targets)

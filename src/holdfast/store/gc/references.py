@@ -1,0 +1,408 @@
+"""The client library: chunks are reserved, uploaded, referred to, and let go, in batches.
+
+    with references.open_job("backup") as job:
+        for (key, needs_upload) in references.reserve_chunks(job, [(hash, size_bytes), …]): …
+        # put the objects that need it, under key.object_key(); then
+        references.mark_uploaded(job, [(key, children), …])
+        commit_id = references.publish_commit(job, "name", record, roots)
+        # put the commit's object; then
+        references.confirm_commit(commit_id)
+
+Nothing here waits for a delete, and no call of one job waits for another job's upload. Every call
+may be repeated: what it finds done, it does not do again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
+from types import TracebackType
+from typing import NamedTuple, Self
+
+from sqlalchemy import Connection, Row, Select, insert, select
+
+from holdfast.errors import BadInput, ChunkGone
+from holdfast.seam import Seam
+from holdfast.store.address import HASH_BYTES, ChunkHash, ChunkKey
+from holdfast.store.gc import commits
+from holdfast.store.gc.commits import CommitId, CommitRow
+from holdfast.store.gc.database import Database, chunk, job, slices
+from holdfast.store.gc.edges import (
+    COMMIT_KIND,
+    OWN_KINDS,
+    Edge,
+    EdgeSource,
+    Generations,
+    add_edges,
+    current,
+    existing,
+    insert_held,
+    locked_rows,
+    remove_edges,
+    take_step,
+)
+from holdfast.store.gc.leases import Job, Lease, LeaseKeeper, Pin, check_lease
+from holdfast.store.gc.points import Point
+from holdfast.store.gc.settings import GcSettings
+from holdfast.store.gc.statistics import GcStatistics, gather
+from holdfast.store.gc.transitions import MARK_UPLOADED, JobKind, allows, wins
+
+# Who refers, in `update_references`: a kind and an id of the caller's choice.
+Source = tuple[str, bytes]
+
+
+class Reservation(NamedTuple):
+    """A chunk that a job holds; its object is to be put if it needs an upload."""
+
+    key: ChunkKey
+    needs_upload: bool
+
+
+class References:
+    """Who refers to which chunk. Safe to use from many threads."""
+
+    def __init__(
+        self,
+        database_url: str,
+        *,
+        settings: GcSettings | None = None,
+        store_id: str = "",
+        create: bool = True,
+        seam: Seam | None = None,
+        now: str | None = None,
+    ) -> None:
+        """Open the database; make its tables, unless `create` says that they must be there."""
+        self.settings = settings or GcSettings()
+        self.seam = seam or Seam()
+        self.database = Database(
+            database_url, settings=self.settings, store_id=store_id, create=create, now=now
+        )
+        self._leases = LeaseKeeper(self.database, self.seam)
+        try:
+            self.database.check_complete()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Stop renewing leases and give back all connections."""
+        self._leases.close()
+        self.database.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # Leases.
+
+    def open_job(self, name: str) -> Job:
+        """Begin a job: what it reserves stays until it is closed or its lease lapses."""
+        opened = Job(self._leases, self._number(), JobKind.JOB, name)
+        self._keep(opened, lambda connection: None)
+        return opened
+
+    def pin(self, name: str) -> Pin:
+        """Keep all that a commit refers to for a reader, also if the commit is deleted."""
+        opened = Pin(self._leases, self._number(), JobKind.PIN, name)
+        self._keep(opened, lambda connection: self._pin(connection, opened))
+        return opened
+
+    def renew_leases(self) -> None:
+        """Renew all leases of this process now, as the thread does that keeps them."""
+        self._leases.renew()
+
+    # Chunks.
+
+    def reserve_chunks(
+        self, job: Job, chunks: Sequence[tuple[ChunkHash, int]]
+    ) -> list[Reservation]:
+        """Hold these chunks (hash, plain bytes) and say which are to be uploaded; same order."""
+        sizes = dict(chunks)
+        _check_hashes(sizes)
+        held: dict[ChunkHash, Reservation] = {}
+        for part in slices(sorted(sizes), self.settings.batch_rows):
+            given = {hash_: sizes[hash_] for hash_ in part}
+            numbers = self.database.numbers(len(given))
+            reserved, used = self.database.transact(
+                partial(self._reserve, job=job, sizes=given, numbers=numbers)
+            )
+            self.database.give_back(numbers[used:])
+            held |= reserved
+            self.seam.reached(Point.RESERVED)
+        return [held[hash_] for hash_, _ in chunks]
+
+    def mark_uploaded(
+        self, job: Job, uploaded: Sequence[tuple[ChunkKey, Sequence[ChunkHash]]]
+    ) -> list[ChunkKey]:
+        """Say that objects are stored, and which chunks each refers to: both or neither.
+
+        A child may come before its parent in the same call. Returns the key that is current for
+        each: another writer may have been first, and then the job holds that one's.
+        """
+        for key, children in uploaded:
+            _check_hashes([key.hash, *children])
+        kept: list[ChunkKey] = []
+        for part in slices(uploaded, self.settings.batch_rows):
+            kept += self.database.transact(partial(self._mark, job=job, uploaded=part))
+            self.seam.reached(Point.MARKED)
+        return kept
+
+    def resolve(self, hashes: Sequence[ChunkHash]) -> dict[ChunkHash, ChunkKey]:
+        """Return the stored generation of each chunk; those that are not stored are left out."""
+        found: dict[ChunkHash, ChunkKey] = {}
+        for part in slices(sorted(set(hashes)), self.settings.batch_rows):
+            asked = select(chunk.c.hash, chunk.c.generation).where(
+                chunk.c.hash.in_(part), chunk.c.uploaded.is_(True), chunk.c.removing.is_(None)
+            )
+            rows = self.database.read(partial(_all, asked=asked))
+            found |= {ChunkHash(h): ChunkKey(ChunkHash(h), generation) for h, generation in rows}
+        return found
+
+    def update_references(
+        self,
+        job: Job | None,
+        add: Sequence[tuple[Source, ChunkHash]] = (),
+        remove: Sequence[tuple[Source, ChunkHash]] = (),
+    ) -> None:
+        """Add and remove references of sources that the caller names; all of it, or nothing."""
+        _check_hashes([hash_ for _, hash_ in [*add, *remove]])
+        self._check_sources([*add, *remove])
+        self.database.transact(lambda connection: self._update(connection, job, add, remove))
+        self.seam.reached(Point.REFERRED)
+
+    # Commits.
+
+    def publish_commit(
+        self, job: Job, name: str, record: bytes, roots: Sequence[ChunkHash]
+    ) -> CommitId:
+        """Refer to the roots under a name; the caller then puts the object, then confirms."""
+        commits.check_name(name)
+        _check_hashes(roots)
+        number = self._number()
+
+        def publish(connection: Connection) -> CommitId:
+            check_lease(self.database, connection, job)
+            rows = locked_rows(self.database, connection, roots)
+            keys = [_current_key(rows, root) for root in roots]
+            given = (number, name, record)
+            return commits.insert_commit(self.database, connection, job.id, given, keys)
+
+        published = self.database.transact(publish)
+        self.seam.reached(Point.PUBLISHING)
+        return published
+
+    def confirm_commit(self, commit_id: CommitId) -> None:
+        """Say that a commit's object is stored: from now on it is found."""
+        self.database.transact(
+            lambda connection: commits.confirm(self.database, connection, commit_id)
+        )
+
+    def begin_delete_commit(self, name: str) -> CommitId:
+        """Let a commit not be found any more; the caller then deletes its object, then ends it."""
+        number = self.database.transact(
+            lambda connection: commits.begin_delete(self.database, connection, name)
+        )
+        self.seam.reached(Point.COMMIT_DELETING)
+        return number
+
+    def end_delete_commit(self, commit_id: CommitId) -> None:
+        """Let go what a commit referred to, after its object was deleted."""
+        self.database.transact(
+            lambda connection: commits.end_delete(self.database, connection, commit_id)
+        )
+
+    def commits(self, prefix: str = "", *, every_state: bool = False) -> list[CommitRow]:
+        """Return the commits that can be read, by name; or all, with those half made or deleted."""
+        asked = commits.with_prefix(prefix, every_state)
+        found = self.database.read(lambda connection: connection.execute(asked).mappings().all())
+        return [commits.to_row(row) for row in found if row["name"].startswith(prefix)]
+
+    def commit(self, name: str) -> CommitRow:
+        """Return one commit that can be read."""
+        found = self.database.transact(
+            lambda connection: commits.published(self.database, connection, name)
+        )
+        return commits.to_row(found)
+
+    def statistics(self) -> GcStatistics:
+        """Return how many chunks and bytes are in which state, and who holds leases."""
+        return gather(self.database)
+
+    # What runs inside of transactions.
+
+    def _keep(self, lease: Lease, also: Callable[[Connection], None]) -> None:
+        asked_s = self.seam.clock.monotonic_s()
+        row = {"id": lease.id, "kind": lease.kind.value, "name": lease.name}
+
+        def open_(connection: Connection) -> None:
+            if connection.execute(select(job.c.id).where(job.c.id == lease.id)).first():
+                return  # the transaction had happened, only its answer was lost
+            times = {"created": self.database.now, "lease_until": self.database.lease_end}
+            connection.execute(insert(job).values(**row, **times))
+            also(connection)
+
+        self.database.transact(open_)
+        self._leases.keep(lease, asked_s)
+
+    def _pin(self, connection: Connection, pin: Pin) -> None:
+        row = commits.published(self.database, connection, pin.name)
+        source = EdgeSource.numbered(COMMIT_KIND, row["id"])
+        targets = commits.targets_of(connection, source)
+        locked_rows(self.database, connection, [key.hash for key in targets])
+        add_edges(self.database, connection, [Edge(pin.source, target) for target in targets])
+
+    def _number(self) -> int:
+        return self.database.numbers(1)[0]
+
+    def _reserve(
+        self,
+        connection: Connection,
+        job: Job,
+        sizes: Mapping[ChunkHash, int],
+        numbers: Sequence[int],
+    ) -> tuple[dict[ChunkHash, Reservation], int]:
+        check_lease(self.database, connection, job)
+        rows = locked_rows(self.database, connection, sizes)
+        held = existing(self.database, connection, job.source, rows.keys())
+        reserved: dict[ChunkHash, Reservation] = {}
+        new: dict[ChunkKey, int] = {}
+        holds: list[Edge] = []
+        for hash_, size_bytes in sizes.items():
+            generation = current(rows.get(hash_))
+            if generation is not None:
+                key = ChunkKey(hash_, generation)
+                if key not in held:
+                    holds.append(Edge(job.source, key))
+                reserved[hash_] = Reservation(key, needs_upload=False)
+                continue
+            # Others that are not uploaded belong to writers that may be dead: not ours.
+            ours = [key for g in rows.get(hash_, ()) if (key := ChunkKey(hash_, g)) in held]
+            if not ours:
+                ours = [ChunkKey(hash_, numbers[len(new)])]
+                new[ours[0]] = size_bytes
+            reserved[hash_] = Reservation(ours[0], needs_upload=True)
+        insert_held(self.database, connection, job.source, new)
+        add_edges(self.database, connection, holds)
+        return reserved, len(new)
+
+    def _mark(
+        self,
+        connection: Connection,
+        job: Job,
+        uploaded: Sequence[tuple[ChunkKey, Sequence[ChunkHash]]],
+    ) -> list[ChunkKey]:
+        check_lease(self.database, connection, job)
+        own = [key.hash for key, _ in uploaded]
+        children = [child for _, named in uploaded for child in named]
+        rows = locked_rows(self.database, connection, [*own, *children])
+        held = existing(self.database, connection, job.source, set(own))
+        kept: list[ChunkKey] = []
+        marked: dict[ChunkKey, int] = {}
+        added: list[Edge] = []
+        moved: list[tuple[ChunkKey, ChunkKey]] = []
+        for key, named in uploaded:
+            generations = rows.get(key.hash, {})
+            winner = ChunkKey(key.hash, wins(key.generation, generations))
+            if winner != key:
+                moved.append((key, winner))
+            elif not generations.get(key.generation, {}).get("uploaded"):
+                if key not in held or not allows(MARK_UPLOADED, generations[key.generation]):
+                    raise _gone(key.hash)
+                source = EdgeSource.chunk(key)
+                added += [Edge(source, _current_key(rows, child)) for child in set(named)]
+                generations[key.generation]["uploaded"] = True
+                marked[key] = 1
+            kept.append(winner)
+        take_step(self.database, connection, MARK_UPLOADED, marked)
+        add_edges(self.database, connection, added)
+        self._move_holds(connection, job, held, moved)
+        return kept
+
+    def _move_holds(
+        self,
+        connection: Connection,
+        job: Job,
+        held: set[ChunkKey],
+        moved: Sequence[tuple[ChunkKey, ChunkKey]],
+    ) -> None:
+        """Give up generations that came second, and hold those that were first."""
+        losers = {loser for loser, _ in moved} & held
+        winners = {winner for _, winner in moved} - held
+        remove_edges(self.database, connection, [Edge(job.source, key) for key in sorted(losers)])
+        add_edges(self.database, connection, [Edge(job.source, key) for key in sorted(winners)])
+
+    def _update(
+        self,
+        connection: Connection,
+        job: Job | None,
+        add: Sequence[tuple[Source, ChunkHash]],
+        remove: Sequence[tuple[Source, ChunkHash]],
+    ) -> None:
+        if job is not None:
+            check_lease(self.database, connection, job)
+        rows = locked_rows(self.database, connection, [hash_ for _, hash_ in [*add, *remove]])
+        added: list[Edge] = []
+        for source, hashes in _by_source(add).items():
+            there = existing(self.database, connection, source, hashes)
+            wanted = {_current_key(rows, hash_) for hash_ in hashes}
+            added += [Edge(source, key) for key in sorted(wanted - there)]
+        add_edges(self.database, connection, added)
+        for source, hashes in _by_source(remove).items():
+            there = existing(self.database, connection, source, hashes)
+            remove_edges(self.database, connection, [Edge(source, key) for key in sorted(there)])
+
+    def _check_sources(self, given: Sequence[tuple[Source, ChunkHash]]) -> None:
+        if len(given) > self.settings.update_rows_max:
+            raise BadInput(
+                f"{len(given)} references are too many for one transaction",
+                hint=f"change at most {self.settings.update_rows_max} in one call",
+            )
+        for (kind, _), _ in given:
+            if kind in OWN_KINDS or not kind:
+                raise BadInput(
+                    f"references of kind {kind!r} cannot be changed by hand",
+                    hint="use a kind of your own; chunks, commits, jobs and pins keep theirs",
+                )
+
+
+def _all(
+    connection: Connection, asked: Select[tuple[bytes, int]]
+) -> Sequence[Row[tuple[bytes, int]]]:
+    return connection.execute(asked).all()
+
+
+def _by_source(given: Sequence[tuple[Source, ChunkHash]]) -> dict[EdgeSource, set[ChunkHash]]:
+    found: dict[EdgeSource, set[ChunkHash]] = {}
+    for (kind, name), hash_ in given:
+        found.setdefault(EdgeSource(kind, name), set()).add(hash_)
+    return found
+
+
+def _current_key(rows: Mapping[ChunkHash, Generations], hash_: ChunkHash) -> ChunkKey:
+    generation = current(rows.get(hash_))
+    if generation is None:
+        raise _gone(hash_)
+    return ChunkKey(hash_, generation)
+
+
+def _gone(hash_: ChunkHash) -> ChunkGone:
+    return ChunkGone(
+        f"chunk {hash_.hex()} is not stored, or is being collected",
+        hint="reserve it again, upload it if that says so, and repeat",
+    )
+
+
+def _check_hashes(hashes: Collection[bytes]) -> None:
+    for hash_ in hashes:
+        if len(hash_) != HASH_BYTES:
+            raise BadInput(
+                f"{hash_[:40].hex()} is not the hash of a chunk",
+                hint=f"a hash has {HASH_BYTES} bytes",
+            )

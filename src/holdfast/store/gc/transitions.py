@@ -1,0 +1,236 @@
+"""Every step that a row of the collector's database can take, as data.
+
+The statements that the code sends are made from this table, and so are the steps of the model that
+the tests search exhaustively (tests/store/gc/model.py). A guard that is weakened here is weakened
+in both, and the search finds the crash or the race that it was there for.
+
+    Nascent ⇄ Live → Removing → Deleting → Deleted
+
+A row is one *generation* of a chunk: one object, stored at most once, never reused. Why that is
+needed: a delete that timed out may land minutes later. If the object's name were the hash alone, it
+would take away what another writer has stored since. With the generation in the name, it can only
+hit an object that nobody will ever ask for again. Hence a writer never waits for a delete either:
+it is given a new generation beside the dying one.
+
+- **Nascent**: nobody refers to the row (`refcount` is 0). Jobs may hold it (`holds` counts them).
+  Whether the object exists is what `uploaded` says, and nothing else is to be trusted.
+- **Live**: a commit, a chunk or a reader's pin refers to it. Only uploaded rows can be referred to.
+- **Removing**: nobody refers to it and nobody can any more. One way.
+- **Deleting**: the references that it held itself are gone. One way. Its object may be deleted.
+- **Deleted**: the object is gone, and the row with it.
+
+Several rows of one hash may be Nascent and not uploaded: writers that met, each with an object of
+its own. The first to say that it has uploaded wins (`MARK_UPLOADED` is guarded by "no other row of
+this hash is uploaded and not dying"); the others give up theirs and hold the winner's. Nobody waits
+for a writer that may be dead.
+
+Time appears in one guard alone: a lease lapses by the database's clock. The model lets it lapse at
+any moment, so no clock, however wrong, can break what the model shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Any, Literal, NamedTuple
+
+
+class State(StrEnum):
+    """What a row is, as the seed names it. Derived from its columns, never stored."""
+
+    NASCENT = "nascent"
+    LIVE = "live"
+    REMOVING = "removing"
+    DELETING = "deleting"
+    DELETED = "deleted"
+
+
+class JobKind(StrEnum):
+    """What holds a lease: a writer, whose holds are no references, or a reader's pin."""
+
+    JOB = "job"
+    PIN = "pin"
+
+
+class CommitState(StrEnum):
+    """Where a commit is between its row and its object."""
+
+    PUBLISHING = "publishing"
+    PUBLISHED = "published"
+    DELETING = "deleting"
+
+
+class Moment(StrEnum):
+    """A value that only the database knows when the statement runs."""
+
+    NOW = "now"
+    LEASE_END = "now + lease"
+
+
+class Condition(NamedTuple):
+    """One thing that must be true of the row."""
+
+    column: str
+    test: Literal["is", "above", "is set", "is not set", "is past"]
+    value: Any = None
+
+
+class Change(NamedTuple):
+    """What becomes of one column: a new value, or so much more."""
+
+    column: str
+    how: Literal["set", "add"]
+    value: Any
+
+
+class Step(NamedTuple):
+    """One guarded step of one row; `deletes` says that the row goes."""
+
+    name: str
+    table: Literal["chunk", "job", "commit"]
+    guard: tuple[Condition, ...]
+    effect: tuple[Change, ...] = ()
+    deletes: bool = False
+
+
+_NOT_DYING = Condition("removing", "is not set")
+_UPLOADED = Condition("uploaded", "is", True)
+_AT_WORK = Condition("ended", "is not set")
+
+# Chunks. A new row is Nascent: not uploaded, held by the job that reserved it.
+NEW_CHUNK: Mapping[str, Any] = {
+    "uploaded": False,
+    "refcount": 0,
+    "holds": 1,
+    "removing": None,
+    "deleting": None,
+}
+HOLD = Step("hold", "chunk", (_UPLOADED, _NOT_DYING), (Change("holds", "add", 1),))
+RELEASE = Step("release", "chunk", (Condition("holds", "above", 0),), (Change("holds", "add", -1),))
+MARK_UPLOADED = Step(
+    "mark uploaded",
+    "chunk",
+    (Condition("uploaded", "is", False), _NOT_DYING),
+    (Change("uploaded", "set", True),),
+)
+REFER = Step("refer", "chunk", (_UPLOADED, _NOT_DYING), (Change("refcount", "add", 1),))
+UNREFER = Step(
+    "unrefer", "chunk", (Condition("refcount", "above", 0),), (Change("refcount", "add", -1),)
+)
+BEGIN_REMOVING = Step(
+    "begin removing",
+    "chunk",
+    (Condition("refcount", "is", 0), Condition("holds", "is", 0), _NOT_DYING),
+    (Change("removing", "set", Moment.NOW),),
+)
+BEGIN_DELETING = Step(
+    "begin deleting",
+    "chunk",
+    (Condition("removing", "is set"), Condition("deleting", "is not set")),
+    (Change("deleting", "set", Moment.NOW),),
+)
+FORGET = Step("forget", "chunk", (Condition("deleting", "is set"),), deletes=True)
+
+# Jobs and pins. A lease that ended never comes back: whatever is said with it is refused.
+WORK = Step("work", "job", (_AT_WORK,))
+RENEW = Step("renew", "job", (_AT_WORK,), (Change("lease_until", "set", Moment.LEASE_END),))
+EXPIRE = Step(
+    "expire",
+    "job",
+    (_AT_WORK, Condition("lease_until", "is past")),
+    (Change("ended", "set", Moment.NOW),),
+)
+CLOSE = Step("close", "job", (_AT_WORK,), (Change("ended", "set", Moment.NOW),))
+# Only once all that it held is released.
+FORGET_JOB = Step("forget job", "job", (Condition("ended", "is set"),), deletes=True)
+
+# Commits. The row comes before the object and goes after it, so a database that is rebuilt from
+# objects knows no commit whose chunks may be gone.
+CONFIRM = Step(
+    "confirm",
+    "commit",
+    (Condition("state", "is", CommitState.PUBLISHING),),
+    (Change("state", "set", CommitState.PUBLISHED),),
+)
+PIN = Step("pin", "commit", (Condition("state", "is", CommitState.PUBLISHED),))
+BEGIN_DELETE = Step(
+    "begin delete",
+    "commit",
+    (Condition("state", "is", CommitState.PUBLISHED),),
+    (Change("state", "set", CommitState.DELETING),),
+)
+END_DELETE = Step(
+    "end delete", "commit", (Condition("state", "is", CommitState.DELETING),), deletes=True
+)
+
+STEPS: tuple[Step, ...] = (
+    HOLD,
+    RELEASE,
+    MARK_UPLOADED,
+    REFER,
+    UNREFER,
+    BEGIN_REMOVING,
+    BEGIN_DELETING,
+    FORGET,
+    WORK,
+    RENEW,
+    EXPIRE,
+    CLOSE,
+    FORGET_JOB,
+    CONFIRM,
+    PIN,
+    BEGIN_DELETE,
+    END_DELETE,
+)
+
+
+def allows(step: Step, row: Mapping[str, Any], now_s: float = 0.0) -> bool:
+    """Say whether a row, as it is under its lock, may take a step."""
+    return all(_is_met(condition, row[condition.column], now_s) for condition in step.guard)
+
+
+def after(
+    step: Step, row: Mapping[str, Any], now_s: float = 0.0, lease_end_s: float = 0.0
+) -> dict[str, Any] | None:
+    """Return the row after a step; None if the step deletes it."""
+    if step.deletes:
+        return None
+    moments = {Moment.NOW: now_s, Moment.LEASE_END: lease_end_s}
+    changed = dict(row)
+    for column, how, value in step.effect:
+        given = moments[value] if isinstance(value, Moment) else value
+        changed[column] = row[column] + given if how == "add" else given
+    return changed
+
+
+def state_of(row: Mapping[str, Any]) -> State:
+    """Return the state of a chunk's row."""
+    if row["deleting"] is not None:
+        return State.DELETING
+    if row["removing"] is not None:
+        return State.REMOVING
+    return State.LIVE if row["refcount"] > 0 else State.NASCENT
+
+
+def wins(key_generation: int, rows: Mapping[int, Mapping[str, Any]]) -> int:
+    """Return the generation that is current once the writer of `key_generation` has uploaded it.
+
+    `rows` are those of one hash that are not dying, by generation. The first that is there stays.
+    """
+    uploaded = [generation for generation, row in rows.items() if row["uploaded"]]
+    assert len(uploaded) <= 1, f"BUG: generations {uploaded} of one chunk are both current"
+    return uploaded[0] if uploaded else key_generation
+
+
+def _is_met(condition: Condition, value: Any, now_s: float) -> bool:
+    match condition.test:
+        case "is":
+            return bool(value == condition.value)
+        case "above":
+            return bool(value > condition.value)
+        case "is set":
+            return value is not None
+        case "is not set":
+            return value is None
+        case "is past":
+            return bool(value < now_s)
