@@ -34,8 +34,10 @@ class Chunking(Settings):
     """Files up to this size are packed with their neighbours."""
     pack_min_bytes: SizeBytes = 256 * KB
     """A pack is not cut before it holds so much, whatever the paths say."""
-    pack_divisor: Annotated[int, Field(ge=1)] = 32
-    """Behind one in so many paths, chosen by their hash, a pack may be cut."""
+    pack_spread_bytes: Annotated[SizeBytes, Field(ge=1)] = 512 * KB
+    """Then it is cut behind one file in so many bytes of files, chosen by the hash of its path."""
+    pack_files_max: Annotated[int, Field(ge=1)] = 16384
+    """A pack holds no more files, however small they are."""
 
     @model_validator(mode="after")
     def _sizes_are_in_order(self) -> Self:

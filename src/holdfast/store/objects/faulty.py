@@ -104,7 +104,7 @@ class FaultyObjects:
     def get(self, key: str, offset_bytes: int = 0, size_bytes: int | None = None) -> bytes:
         kind = self._enter("get")
         if kind is ObjectFaultKind.MISSING:
-            raise ObjectMissing("injected: 404", hint="None", path=key)
+            raise ObjectMissing("injected: 404", hint="none", path=key)
         if kind in (ObjectFaultKind.REFUSED, ObjectFaultKind.ANSWER_LOST):
             raise _unavailable(key)
         return self._inner.get(key, offset_bytes, size_bytes)
@@ -159,4 +159,4 @@ class FaultyObjects:
 
 
 def _unavailable(key: str) -> StoreUnavailable:
-    return StoreUnavailable("injected: no answer", hint="Try again", path=key)
+    return StoreUnavailable("injected: no answer", hint="try again", path=key)

@@ -83,8 +83,8 @@ class LocalObjects:
             )
         except FileNotFoundError:
             raise ObjectMissing(
-                "An object is missing",
-                hint="Run `holdfast store fsck` to see what else is, and what it belongs to",
+                "an object is missing",
+                hint="run `holdfast store fsck` to see what else is, and what it belongs to",
                 path=str(path),
             ) from None
         except OSError as error:
@@ -204,7 +204,7 @@ class LocalObjects:
     def _path(self, key: str) -> PurePath:
         parts = key.split("/")
         if any(part in ("", ".", "..") or "\0" in part for part in parts):
-            raise BadInput(f"{key!r} is no object's name", hint="Use a relative path")
+            raise BadInput(f"{key!r} is no object's name", hint="use a relative path")
         return self._root.joinpath(*parts)
 
 
@@ -216,11 +216,11 @@ def _parents(paths: Iterable[PurePath]) -> list[PurePath]:
 def _failed(what: str, path: PurePath, error: OSError) -> DiskFull | StorageFailed:
     if error.errno in DISK_IS_FULL:
         return DiskFull(
-            "The disk of the store is full", hint="Make room, then run it again", path=str(path)
+            "the disk of the store is full", hint="make room, then run it again", path=str(path)
         )
     return StorageFailed(
-        f"The disk of the store {what}: {error}",
-        hint="Look at the disk, then run it again: what is stored already is not sent twice",
+        f"the disk of the store {what}: {error}",
+        hint="look at the disk, then run it again: what is stored already is not sent twice",
         path=str(path),
         stored="maybe",
     )

@@ -125,7 +125,7 @@ class RemoteObjects:
             return False
         except ObjectMissing:
             raise CannotOpen(
-                "The bucket does not exist", hint="Create it, or correct the url", path=self._url
+                "the bucket does not exist", hint="create it, or correct the url", path=self._url
             ) from None
         return True
 
@@ -154,14 +154,14 @@ class RemoteObjects:
                 return call()
             except FileNotFoundError:
                 raise ObjectMissing(
-                    "An object is missing",
-                    hint="Run `holdfast store fsck` to see what else is, and what it belongs to",
+                    "an object is missing",
+                    hint="run `holdfast store fsck` to see what else is, and what it belongs to",
                     path=f"{self._url}/{key}",
                 ) from None
             except (PermissionDeniedError, UnauthenticatedError) as error:
                 raise NotAllowed(
-                    "The object store does not let us in",
-                    hint=f"Check the credentials in the environment ({_first_line(error)})",
+                    "the object store does not let us in",
+                    hint=f"check the credentials in the environment ({_first_line(error)})",
                     path=self._url,
                 ) from error
             except (GenericError, JoinError) as error:
@@ -174,8 +174,8 @@ class RemoteObjects:
 
     def _unavailable(self, error: BaseError, tries: int) -> StoreUnavailable:
         return StoreUnavailable(
-            f"The object store did not answer after {tries} tries: {_first_line(error)}",
-            hint="Run it again when it is back: what is stored already is not sent twice",
+            f"the object store did not answer after {tries} tries: {_first_line(error)}",
+            hint="run it again when it is back: what is stored already is not sent twice",
             path=self._url,
         )
 
@@ -190,8 +190,8 @@ def _connect(url: str, limits: RemoteLimits) -> ObjectStore:
         )
     except (BaseError, ValueError) as error:
         raise CannotOpen(
-            f"The object store cannot be used: {_first_line(error)}",
-            hint="Check the url, and the settings of the object store in the environment",
+            f"the object store cannot be used: {_first_line(error)}",
+            hint="check the url, and the settings of the object store in the environment",
             path=url,
         ) from error
 

@@ -1,0 +1,171 @@
+"""Reads ranges of chunks: each chunk once, ahead of time, and nothing that is not verified.
+
+A range is never fetched alone. Chunks are small and mostly compressed, so the whole one is fetched,
+checked against its address, kept for the next read, and the range cut out of it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, NamedTuple
+
+from holdfast.errors import BadInput, Damaged, ObjectMissing
+from holdfast.store.address import ChunkHash, ChunkKey, DataRef
+from holdfast.store.chunks.cache import ChunkCache
+from holdfast.store.chunks.codec import decode
+from holdfast.store.objects import Objects
+
+if TYPE_CHECKING:
+    from holdfast.store.gc.references import References
+
+# Chunks whose keys are asked for together, and keys that a reader remembers.
+RESOLVE_BATCH = 1000
+KEYS_MAX = 100_000
+
+
+class _Ranges(NamedTuple):
+    """What is wanted of one chunk, in order: pairs of start and end."""
+
+    hash: ChunkHash
+    parts: list[tuple[int, int]]
+
+
+class ChunkReader:
+    """Reads chunks of a store. May be used by several threads."""
+
+    def __init__(
+        self,
+        objects: Objects,
+        references: References,
+        keys: Mapping[ChunkHash, ChunkKey],
+        cache: ChunkCache,
+        threads: Callable[[], ThreadPoolExecutor],
+        prefetch_chunks: int,
+    ) -> None:
+        self._objects = objects
+        self._references = references
+        self._given = keys
+        self._found: dict[ChunkHash, ChunkKey] = {}
+        self._cache = cache
+        self._threads = threads
+        self._prefetch_chunks = prefetch_chunks
+
+    def read(
+        self, refs: Iterable[DataRef], offset_bytes: int = 0, size_bytes: int | None = None
+    ) -> Iterator[bytes]:
+        """Yield the bytes that some references stand for, or a range of them."""
+        if offset_bytes < 0 or (size_bytes is not None and size_bytes < 0):
+            raise BadInput("a range begins or ends before the data", hint="use positive numbers")
+        wanted = _coalesced(_clipped(refs, offset_bytes, size_bytes))
+        return self._read(wanted)
+
+    def read_chunk(self, chunk: ChunkHash) -> bytes:
+        """Return a whole chunk."""
+        data = self._cache.get(chunk)
+        return self._fetch(chunk) if data is None else data
+
+    def _read(self, wanted: Iterator[_Ranges]) -> Iterator[bytes]:
+        for batch in _batches(wanted, RESOLVE_BATCH):
+            if len(batch) == 1:
+                [ranges] = batch
+                yield from _parts(self.read_chunk(ranges.hash), ranges)
+            else:
+                yield from self._read_ahead(batch)
+
+    def _read_ahead(self, batch: Sequence[_Ranges]) -> Iterator[bytes]:
+        self._resolve([ranges.hash for ranges in batch])
+        coming: deque[Future[bytes]] = deque()
+        not_begun = iter(batch)
+        try:
+            for ranges in batch:
+                for next_one in itertools.islice(not_begun, self._prefetch_chunks - len(coming)):
+                    coming.append(self._threads().submit(self.read_chunk, next_one.hash))
+                yield from _parts(coming.popleft().result(), ranges)
+        finally:
+            for future in coming:
+                future.cancel()
+
+    def _fetch(self, chunk: ChunkHash) -> bytes:
+        self._resolve([chunk])
+        key = self._key(chunk)
+        try:
+            data = decode(self._objects.get(key.object_key()), key)
+        except ObjectMissing:
+            # What we knew may be old: the chunk was collected, and stored anew since.
+            newer = self._references.resolve([chunk]).get(chunk)
+            if newer is None or newer == key:
+                raise
+            self._remember({chunk: newer})
+            data = decode(self._objects.get(newer.object_key()), newer)
+        self._cache.put(chunk, data)
+        return data
+
+    def _key(self, chunk: ChunkHash) -> ChunkKey:
+        key = self._found.get(chunk) or self._given.get(chunk)
+        if key is None:
+            raise ObjectMissing(
+                f"chunk {chunk.hex()} is not in the store",
+                hint="run `holdfast store fsck` to see what else is missing, and for whom",
+            )
+        return key
+
+    def _resolve(self, chunks: Iterable[ChunkHash]) -> None:
+        unknown = [
+            chunk for chunk in chunks if chunk not in self._given and chunk not in self._found
+        ]
+        if unknown:
+            self._remember(self._references.resolve(list(dict.fromkeys(unknown))))
+
+    def _remember(self, keys: Mapping[ChunkHash, ChunkKey]) -> None:
+        if len(self._found) + len(keys) > KEYS_MAX:
+            self._found = {}
+        self._found.update(keys)
+
+
+def _clipped(
+    refs: Iterable[DataRef], offset_bytes: int, size_bytes: int | None
+) -> Iterator[tuple[ChunkHash, int, int]]:
+    """Yield chunk, start and end of what lies in the range."""
+    left_bytes = size_bytes
+    for ref in refs:
+        if left_bytes is not None and left_bytes <= 0:
+            return
+        skipped_bytes = min(offset_bytes, ref.size_bytes)
+        offset_bytes -= skipped_bytes
+        start, end = ref.offset_bytes + skipped_bytes, ref.offset_bytes + ref.size_bytes
+        if left_bytes is not None:
+            end = min(end, start + left_bytes)
+            left_bytes -= end - start
+        if end > start:
+            yield ref.hash, start, end
+
+
+def _coalesced(parts: Iterable[tuple[ChunkHash, int, int]]) -> Iterator[_Ranges]:
+    """Yield each run of parts of one chunk together, with what is adjacent joined."""
+    for chunk, run in itertools.groupby(parts, key=lambda part: part[0]):
+        ranges = _Ranges(chunk, [])
+        for _, start, end in run:
+            if ranges.parts and ranges.parts[-1][1] == start:
+                ranges.parts[-1] = (ranges.parts[-1][0], end)
+            else:
+                ranges.parts.append((start, end))
+        yield ranges
+
+
+def _parts(data: bytes, ranges: _Ranges) -> Iterator[bytes]:
+    for start, end in ranges.parts:
+        if end > len(data):
+            raise Damaged(
+                f"a reference asks for bytes {start} to {end} of a chunk that has {len(data)}",
+                hint="what holds the reference is damaged; `holdfast store fsck` says what it is",
+                path=ranges.hash.hex(),
+            )
+        yield data[start:end]  # the whole chunk is not copied
+
+
+def _batches(items: Iterator[_Ranges], size: int) -> Iterator[list[_Ranges]]:
+    while batch := list(itertools.islice(items, size)):
+        yield batch

@@ -1,0 +1,255 @@
+"""Stores chunks for one job: reserve, compress, put, mark, in batches and in threads.
+
+    put ──hash──▶ open batch ──full──▶ worker: reserve ▶ compress ▶ put_many ▶ mark uploaded
+    caller's thread                    one batch at a time each
+
+A chunk is *marked* once its object is durable, and then holds its children. So children are marked
+before their parents, though they may be stored in any order: what is stored and has an unmarked
+child waits (`_stored`) until a worker has marked that child.
+
+Memory is bounded by plain bytes that are not stored yet: `put` waits when there are too many. The
+first error, or the loss of the job's lease, ends the writer: what is queued is dropped, and every
+later call raises it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import TYPE_CHECKING, NamedTuple, Self
+
+from holdfast.errors import BadInput
+from holdfast.store.address import ChunkHash, ChunkKey, DataRef, hash_of
+from holdfast.store.chunks.codec import encode
+from holdfast.store.chunks.cutting import cut, unchanging
+from holdfast.store.objects import Objects
+from holdfast.store.settings import Chunking, StoreSettings
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+    from holdfast.store.gc.leases import Job
+    from holdfast.store.gc.references import References
+
+# Hashes that a writer remembers to have stored, so as not to ask the database again.
+RECENT_HASHES_MAX = 65_536
+
+
+class _Chunk(NamedTuple):
+    hash: ChunkHash
+    data: memoryview
+    children: tuple[ChunkHash, ...]
+
+
+class _Stored(NamedTuple):
+    key: ChunkKey
+    children: tuple[ChunkHash, ...]
+
+
+@dataclass
+class _Batch:
+    chunks: list[_Chunk] = field(default_factory=list)
+    size_bytes: int = 0
+
+
+class ChunkWriter:
+    """Stores chunks under a job's lease. May be used by several threads."""
+
+    def __init__(
+        self,
+        objects: Objects,
+        references: References,
+        job: Job,
+        chunking: Chunking,
+        settings: StoreSettings,
+    ) -> None:
+        self._objects = objects
+        self._references = references
+        self._job = job
+        self._chunking = chunking
+        self._settings = settings
+        self._threads = ThreadPoolExecutor(settings.writer_threads, thread_name_prefix="chunks")
+        # Guards everything below; notified whenever a batch is done.
+        self._changed = threading.Condition()
+        self._open = _Batch()
+        self._in_flight_bytes = 0
+        self._batches_in_flight = 0
+        # Hashes that were put and are not marked yet, and those that were marked lately.
+        self._unmarked: set[ChunkHash] = set()
+        self._recent: OrderedDict[ChunkHash, None] = OrderedDict()
+        self._stored: list[_Stored] = []
+        self._failure: BaseException | None = None
+        self._marking = threading.Lock()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            if error is None:
+                self.barrier()
+        finally:
+            self.close()
+
+    def put(self, data: Buffer, children: Sequence[ChunkHash] = ()) -> ChunkHash:
+        """Store one whole chunk, soon; return its address."""
+        view = unchanging(data)
+        if view.nbytes > self._chunking.max_bytes:
+            raise BadInput(
+                f"a chunk of {view.nbytes} bytes is too large",
+                hint=f"chunks of this store have at most {self._chunking.max_bytes} bytes",
+            )
+        chunk = _Chunk(hash_of(view), view, tuple(children))
+        with self._changed:
+            self._check()
+            if not self._is_known(chunk.hash):
+                self._wait_for_room(view.nbytes)
+                self._add(chunk)
+        return chunk.hash
+
+    def put_stream(self, stream: Iterable[Buffer]) -> list[DataRef]:
+        """Store a stream, cut where its content says; return what it consists of."""
+        return [DataRef(self.put(view), 0, view.nbytes) for view in cut(stream, self._chunking)]
+
+    def barrier(self) -> None:
+        """Return once everything put so far is durable and marked."""
+        with self._changed:
+            self._submit()
+            self._changed.wait_for(lambda: self._failure or not self._batches_in_flight)
+            self._check()
+            assert not self._stored, "BUG: a chunk waits for a child that nobody stores"
+
+    def close(self) -> None:
+        """Drop what is queued and end the threads; `barrier` first if it is wanted."""
+        with self._changed:
+            self._fail(ValueError("the writer is closed"))
+        self._threads.shutdown()
+
+    # ------------------------------------------------------- the caller's side
+
+    def _is_known(self, chunk: ChunkHash) -> bool:
+        if chunk in self._recent:
+            self._recent.move_to_end(chunk)
+            return True
+        return chunk in self._unmarked
+
+    def _wait_for_room(self, size_bytes: int) -> None:
+        limit_bytes = self._settings.max_in_flight_bytes
+
+        def has_room() -> bool:
+            return self._in_flight_bytes == 0 or self._in_flight_bytes + size_bytes <= limit_bytes
+
+        while not has_room():
+            self._submit()
+            self._changed.wait()
+            self._check()
+
+    def _add(self, chunk: _Chunk) -> None:
+        if self._is_known(chunk.hash):  # by another thread, while this one waited for room
+            return
+        self._unmarked.add(chunk.hash)
+        self._in_flight_bytes += chunk.data.nbytes
+        self._open.chunks.append(chunk)
+        self._open.size_bytes += chunk.data.nbytes
+        is_full = (
+            self._open.size_bytes >= self._settings.batch_bytes
+            or len(self._open.chunks) >= self._settings.batch_chunks
+        )
+        if is_full:
+            self._submit()
+
+    def _submit(self) -> None:
+        if self._open.chunks and self._failure is None:
+            batch, self._open = self._open, _Batch()
+            self._batches_in_flight += 1
+            self._threads.submit(self._work, batch)
+
+    def _check(self) -> None:
+        if self._failure is None:
+            try:
+                self._job.check()
+            except Exception as error:
+                self._fail(error)
+        if self._failure is not None:
+            raise self._failure
+
+    def _fail(self, error: BaseException) -> None:
+        if self._failure is None:
+            self._failure = error
+        self._open = _Batch()
+        self._changed.notify_all()
+
+    # ------------------------------------------------------- the workers' side
+
+    def _work(self, batch: _Batch) -> None:
+        try:
+            if self._failure is None:
+                self._mark(batch, self._store(batch))
+        except BaseException as error:
+            with self._changed:
+                self._fail(error)
+        finally:
+            with self._changed:
+                self._batches_in_flight -= 1
+                self._in_flight_bytes -= batch.size_bytes
+                self._changed.notify_all()
+
+    def _store(self, batch: _Batch) -> list[_Stored]:
+        """Store what nobody has stored yet."""
+        self._job.check()
+        reservations = self._references.reserve_chunks(
+            self._job, [(chunk.hash, chunk.data.nbytes) for chunk in batch.chunks]
+        )
+        stored, items = [], []
+        for chunk, (key, needs_upload) in zip(batch.chunks, reservations, strict=True):
+            if needs_upload:
+                stored.append(_Stored(key, chunk.children))
+                items.append((key.object_key(), encode(chunk.data, self._settings.zstd_level)))
+        # An object that is put now, when the lease is gone, only has to be collected again.
+        self._job.check()
+        if items:
+            self._objects.put_many(items)
+        return stored
+
+    def _mark(self, batch: _Batch, stored: list[_Stored]) -> None:
+        """Mark what was stored, and whatever waited for it; the rest waits for others."""
+        new = {chunk.key.hash for chunk in stored}
+        with self._changed:
+            self._stored += stored
+            self._are_marked([chunk.hash for chunk in batch.chunks if chunk.hash not in new])
+        with self._marking:
+            while ready := self._take_ready():
+                self._references.mark_uploaded(self._job, ready)
+                with self._changed:
+                    self._are_marked([key.hash for key, _ in ready])
+
+    def _take_ready(self) -> list[_Stored]:
+        """Take what has no unmarked child, or has it before itself."""
+        ready: list[_Stored] = []
+        waiting: list[_Stored] = []
+        with self._changed:
+            unmarked = set(self._unmarked) if any(c.children for c in self._stored) else set()
+            for chunk in self._stored:
+                if unmarked.isdisjoint(chunk.children):
+                    ready.append(chunk)
+                    unmarked.discard(chunk.key.hash)
+                else:
+                    waiting.append(chunk)
+            self._stored = waiting
+        return ready
+
+    def _are_marked(self, chunks: Iterable[ChunkHash]) -> None:
+        for chunk in chunks:
+            self._unmarked.discard(chunk)
+            self._recent[chunk] = None
+        while len(self._recent) > RECENT_HASHES_MAX:
+            self._recent.popitem(last=False)
