@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import NamedTuple, NewType
+from typing import Any, NamedTuple, NewType
 from urllib.parse import quote, unquote
 
 from sqlalchemy import Connection, RowMapping, Select, insert, select
@@ -153,7 +153,7 @@ def targets_of(connection: Connection, source: EdgeSource) -> list[ChunkKey]:
     return [ChunkKey(ChunkHash(hash_), generation) for hash_, generation in found]
 
 
-def with_prefix(prefix: str, every_state: bool) -> Select[tuple[object, ...]]:
+def with_prefix(prefix: str, every_state: bool) -> Select[Any]:
     """Return the query for commits whose name begins so, in order of their names."""
     asked = select(commit).order_by(commit.c.name, commit.c.id)
     if prefix:
