@@ -12,6 +12,7 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 
 from holdfast.settings import DurationS, Settings, SizeBytes
+from holdfast.store.gc.settings import GcSettings
 
 KB = 1024
 MB = 1024 * KB
@@ -75,3 +76,7 @@ class StoreSettings(Settings):
     """How often a request to a remote store is sent again."""
     retry_timeout_s: DurationS = 120.0
     """How long a request to a remote store is retried, all in all."""
+    connections: Annotated[int, Field(ge=1, le=256)] = 8
+    """Objects that are sent to a remote store at once."""
+    gc: GcSettings = GcSettings()
+    """Of the database of references, and of collectors."""

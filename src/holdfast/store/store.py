@@ -1,0 +1,260 @@
+"""The door of a store: where its objects lie, which database counts its references.
+
+`store.json` is the first object of a store. It says which format the store has, which id, and how
+its data is cut into chunks; it never changes. The database is part of the store, and knows its id:
+without it nothing could tell what is used, so it is never made anew behind the user's back.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import PurePath
+from types import TracebackType
+from typing import Self
+
+from pydantic import ValidationError
+from sqlalchemy import URL
+
+from holdfast.errors import (
+    BadInput,
+    CannotOpen,
+    Damaged,
+    DatabaseLost,
+    ObjectMissing,
+    UnknownFormat,
+)
+from holdfast.seam import Seam
+from holdfast.settings import Settings
+from holdfast.store.chunks import ChunkStore
+from holdfast.store.gc.references import References
+from holdfast.store.objects import ObjectExists, Objects
+from holdfast.store.objects.local import LocalObjects
+from holdfast.store.objects.remote import SCHEMES, RemoteLimits, RemoteObjects
+from holdfast.store.settings import Chunking, StoreSettings
+
+FORMAT_VERSION = 1
+FORMAT_KEY = "store.json"
+DATABASE_FILE = "gc.sqlite"
+
+
+class StoreFormat(Settings):
+    """What `store.json` holds."""
+
+    format_version: int = FORMAT_VERSION
+    store_id: str
+    chunking: Chunking
+
+
+class Store:
+    """Objects, the references between them, and the chunks they make up. Thread-safe."""
+
+    def __init__(
+        self,
+        url: str,
+        objects: Objects,
+        references: References,
+        settings: StoreSettings,
+        store_format: StoreFormat,
+    ) -> None:
+        self.url = url
+        self.id = store_format.store_id
+        self.objects = objects
+        self.references = references
+        self.settings = settings
+        self.chunks = ChunkStore(objects, references, store_format.chunking, settings)
+
+    @classmethod
+    def create(
+        cls,
+        url: str,
+        *,
+        database: str | None = None,
+        settings: StoreSettings | None = None,
+        seam: Seam | None = None,
+    ) -> Self:
+        """Make a new store in a folder, or below the prefix of a bucket (`s3://bucket/prefix`)."""
+        place = _Place(url, database, settings or StoreSettings(), seam or Seam())
+        try:
+            wanted = place.new_format()
+            try:
+                place.objects.put(FORMAT_KEY, [_to_json(wanted)])
+            except ObjectExists:
+                wanted = place.unfinished_format()
+            references = place.references(wanted.store_id, create=True)
+        except BaseException:
+            _close(place.objects)
+            raise
+        return cls(url, place.objects, references, place.settings, wanted)
+
+    @classmethod
+    def open(
+        cls,
+        url: str,
+        *,
+        database: str | None = None,
+        settings: StoreSettings | None = None,
+        seam: Seam | None = None,
+    ) -> Self:
+        """Open a store that exists, with the database it was created with."""
+        place = _Place(url, database, settings or StoreSettings(), seam or Seam())
+        try:
+            found = place.format()
+            references = place.references(found.store_id, create=False)
+        except BaseException:
+            _close(place.objects)
+            raise
+        if isinstance(place.objects, LocalObjects):
+            place.objects.remove_leftovers()
+        return cls(url, place.objects, references, place.settings, found)
+
+    def close(self) -> None:
+        """End all threads and connections."""
+        self.chunks.close()
+        self.references.close()
+        _close(self.objects)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class _Place:
+    """Where a store is, or is to be."""
+
+    def __init__(self, url: str, database: str | None, settings: StoreSettings, seam: Seam) -> None:
+        self.url = url
+        self.settings = settings
+        self._seam = seam
+        self._folder: PurePath | None = None
+        self.objects: Objects
+        scheme, divider, _ = url.partition("://")
+        if not divider:
+            self._folder = PurePath(url)
+            self.objects = LocalObjects(self._folder, seam)
+        elif scheme in SCHEMES:
+            if database is None:
+                raise BadInput(
+                    "a store in a bucket needs a database",
+                    hint="name one with `database`, such as postgresql://user@host/name",
+                    path=url,
+                )
+            self.objects = RemoteObjects(url, seam, _limits(settings))
+        else:
+            raise BadInput(
+                f"{scheme}:// is no place for a store",
+                hint=f"use a folder, or one of {', '.join(SCHEMES)}",
+                path=url,
+            )
+        self._database = database
+
+    def new_format(self) -> StoreFormat:
+        """Return what is written into a new store; make its folder."""
+        if self._folder is not None:
+            _make_folder(self._folder, self._seam)
+        store_id = f"{self._seam.randomness.getrandbits(128):032x}"
+        return StoreFormat(store_id=store_id, chunking=self.settings.chunking)
+
+    def format(self) -> StoreFormat:
+        """Return what the store's own file says of it."""
+        try:
+            written = self.objects.get(FORMAT_KEY)
+        except ObjectMissing:
+            raise CannotOpen(
+                "there is no store here",
+                hint="correct the place, or make one with `holdfast store create`",
+                path=self.url,
+            ) from None
+        return _from_json(written, self.url)
+
+    def unfinished_format(self) -> StoreFormat:
+        """Return the format of a store whose creation was interrupted before its database."""
+        found = self.format()
+        try:
+            self.references(found.store_id, create=False).close()
+        except DatabaseLost:
+            if next(self.objects.list("chunks/"), None) is not None:
+                raise
+            return found
+        raise CannotOpen(
+            "there is a store here already", hint="open it, or choose another place", path=self.url
+        )
+
+    def references(self, store_id: str, *, create: bool) -> References:
+        """Open the database, which must be there unless the store is new."""
+        url = self._database
+        if url is None:
+            assert self._folder is not None, "BUG: only a folder has a database of its own"
+            path = self._folder / DATABASE_FILE
+            if not create and self._seam.disk.is_shared and not self._seam.disk.exists(path):
+                raise DatabaseLost(
+                    "the store's database is missing",
+                    hint="bring it back from a copy, or rebuild it: `holdfast store fsck --repair`",
+                    path=str(path),
+                )
+            url = URL.create("sqlite", database=str(path)).render_as_string()
+        return References(
+            url, settings=self.settings.gc, store_id=store_id, create=create, seam=self._seam
+        )
+
+
+def _limits(settings: StoreSettings) -> RemoteLimits:
+    return RemoteLimits(
+        settings.request_timeout_s, settings.retries, settings.retry_timeout_s, settings.connections
+    )
+
+
+def _make_folder(folder: PurePath, seam: Seam) -> None:
+    missing = []
+    for path in (folder, *folder.parents):
+        if seam.disk.exists(path):
+            break
+        missing.append(path)
+    try:
+        for path in reversed(missing):
+            seam.disk.make_dir(path, "store.make_dir")
+            seam.disk.sync_dir(path.parent, "store.parent_sync")
+    except OSError as error:
+        raise CannotOpen(
+            f"the folder cannot be made: {error}", hint="choose another place", path=str(folder)
+        ) from error
+
+
+def _to_json(store_format: StoreFormat) -> bytes:
+    return store_format.model_dump_json(indent=2).encode() + b"\n"
+
+
+def _from_json(written: bytes, url: str) -> StoreFormat:
+    try:
+        version = json.loads(written)["format_version"]
+    except (ValueError, KeyError, TypeError):
+        raise _damaged(url) from None
+    if version != FORMAT_VERSION:
+        raise UnknownFormat(
+            f"the store has format version {version}; this Holdfast knows {FORMAT_VERSION}",
+            hint="use the version of Holdfast that made it, or a newer one",
+            path=url,
+        )
+    try:
+        return StoreFormat.model_validate_json(written)
+    except ValidationError:
+        raise _damaged(url) from None
+
+
+def _damaged(url: str) -> Damaged:
+    return Damaged(
+        f"{FORMAT_KEY} cannot be read",
+        hint="bring it back from a copy: it says how the data is cut, and which store this is",
+        path=url,
+    )
+
+
+def _close(objects: Objects) -> None:
+    if isinstance(objects, RemoteObjects):
+        objects.close()
