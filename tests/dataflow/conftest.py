@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 JVM_GRACE_S = 30.0
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Keep the tests of a session in one process: a second JVM costs more than it saves."""
     for item in items:
