@@ -57,6 +57,9 @@ class SinkOptions(Settings):
     The event time of the results must not be before it: use the end of a window, less 1 ms.
     """
 
+    hold_us: int | None = None
+    """With `watermark`: state no later one than this, because rows of that time will come again."""
+
     staging: str = ""
     """A folder that tasks and driver share, for what is too large to be sent to the driver."""
 

@@ -132,6 +132,8 @@ class QuiverWriter(DataSourceStreamArrowWriter):
         """Say how far the query's results are complete: whoever reads them claims no more."""
         producer = producer_name(self._checkpoint.require_query_id(), self._options.name)
         reached_ns = min((self._checkpoint.watermark_ms(batch) or 0) * 1_000_000, PROMISE_NS_MAX)
+        if self._options.hold_us is not None:
+            reached_ns = min(reached_ns, self._options.hold_us * 1000)
         if reached_ns > quiver.statement().producer_watermarks.get(producer, 0):
             quiver.heartbeat(producer, reached_ns)
 

@@ -102,6 +102,9 @@ class SourceOptions(Settings):
     partition_bytes: SizeBytes = 32 * 1024 * 1024
     """Stored bytes that one task reads, at least one segment."""
 
+    wait_while: str = ""
+    """A file: while it is there nothing new is planned, because too much waits further down."""
+
     poll_every: DurationS = 0.05
     """How long a question waits that found nothing new; Spark asks again at once."""
 

@@ -18,6 +18,7 @@ An acknowledgement always follows a commit, so a crash anywhere costs reading ag
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -98,7 +99,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             rows = min(rows, limit.max_rows)
         elif not isinstance(limit, ReadAllAvailable):
             log.debug("the read limit %r is not used, max_rows is", limit)
-        end = self.planner.next(Offset.from_fields(start), rows).to_fields()
+        must_wait = self._options.wait_while and os.path.exists(self._options.wait_while)
+        end = start if must_wait else self.planner.next(Offset.from_fields(start), rows).to_fields()
         if end == start:
             time.sleep(self._options.poll_every)
         return end
