@@ -50,6 +50,14 @@ class Places:
         """Return the quiver of rows that a query set aside."""
         return self.of_query(query) / "dead_letters"
 
+    def lane(self, query: Query, part: str) -> Path:
+        """Return a directory of the retry lane of a query."""
+        return self.of_query(query) / "lane" / part
+
+    def wait_file(self, query: Query) -> Path:
+        """Return the file that is there while the sources of a query have to wait."""
+        return self.of_query(query) / "wait"
+
     def buffer(self, output: Output) -> Path:
         """Return the directory of a quiver between queries."""
         return self.state_dir / "buffers" / str(output)
@@ -86,6 +94,7 @@ def source_options(
         "until": settings.until.isoformat() if settings.until else "",
         "max_rows": str(settings.read_limit.rows),
         "max_bytes": str(settings.read_limit.bytes),
+        "partition_bytes": str(settings.task_bytes),
         "token": settings.token.get_secret_value() if settings.token else "",
         "ca_file": settings.ca_file or "",
         "quiver_config": settings.quiver_config or _config_of(settings),
@@ -162,9 +171,22 @@ def directory_options(name: str, directory: Path, checkpoint: Path) -> SinkOptio
     return _options(name, checkpoint, path=str(directory), quiver_config=f"{_HERE}:SINK_CONFIG")
 
 
-def buffer_options(output: Output, address: str, checkpoint: Path) -> SinkOptions:
+def buffer_options(
+    output: Output, address: str, checkpoint: Path, hold_us: int | None = None
+) -> SinkOptions:
     """Return the options for writing to a quiver between queries."""
-    return _options(f"{output}", checkpoint, quiver=address, slot=SLOT, watermark="true")
+    held = {} if hold_us is None else {"hold_us": str(hold_us)}
+    return _options(f"{output}", checkpoint, quiver=address, slot=SLOT, watermark="true", **held)
+
+
+def lane_options(name: str, address: str, checkpoint: Path) -> SinkOptions:
+    """Return the options for writing to a retry lane."""
+    return _options(name, checkpoint, quiver=address, slot=SLOT)
+
+
+def lane_subscriber(plan: Plan, query: Query) -> str:
+    """Return under which name a query reads its retry lane."""
+    return subscriber(plan.name, f"{query.name}.lane")
 
 
 def _options(name: str, checkpoint: Path, **options: str) -> SinkOptions:

@@ -75,7 +75,8 @@ def read_sealed(place: Place, wanted: SealedRead, options: SourceOptions) -> pa.
     if place.is_here and (options.local_reads or not place.location):
         try:
             return scan_sealed(RealDisk(), PurePath(place.directory), wanted)
-        except WrongQuiver:
+        except (WrongQuiver, PermissionError):
+            # Another machine's directory of the same name, or one that only its owner may read.
             if not place.location:
                 raise
     return connect(place.location, place.quiver, options.client).read(wanted)

@@ -61,6 +61,8 @@ class SourceSettings(Settings):
     """Names and types (`key string, number bigint`), where nothing can be looked up yet."""
     read_limit: ReadLimit = ReadLimit()
     """How much one batch may be."""
+    task_bytes: SizeBytes = 32 * 1024 * 1024
+    """Stored bytes that one task reads, at least one segment."""
     start: Literal["oldest", "latest"] | AwareDatetime = "oldest"
     """Where a pipeline that is new begins."""
     since: AwareDatetime | None = None
@@ -123,8 +125,8 @@ class PythonSettings(Settings):
     """Then kept in the query's retry lane, a quiver, and tried again later; meanwhile it holds the
     watermark, for at most `watermark.max_hold`. By default it is not."""
     on_failure: Literal["dead_letters", "drop", "fail"] = "dead_letters"
-    """A row that failed in the end: kept with its error (edge `name.failed`, else the query's dead letters),
-    dropped and counted, or the end of the query."""
+    """A row that failed in the end: kept with its error (edge `name.failed`, else the query's dead
+    letters), dropped and counted, or the end of the query."""
 
 
 class MapSettings(PythonSettings):
