@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections.abc import Iterator
 from contextlib import closing
@@ -32,7 +33,7 @@ from requests import HTTPError
 from tests.receive.harness import Running, running
 
 from holdfast.errors import Overloaded
-from holdfast.quiver import Receipt
+from holdfast.quiver import Intake
 from holdfast.receive.openlineage import Config
 from holdfast.receive.tokens import TokenSettings
 from holdfast.settings import Secret
@@ -178,15 +179,17 @@ def test_an_invalid_event_is_not_sent_again(server: Running) -> None:
 
 
 def test_a_refusal_for_now_is_sent_again(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    append = server.place.quiver.append_raw_async
+    offer = Intake.offer
     refusals = iter([True, True, False])
 
-    async def sometimes(*args: Any, **options: Any) -> Receipt:
+    def sometimes(intake: Intake, payload: bytes, header: Any, told: Any) -> bool:
         if next(refusals):
-            raise Overloaded("full", hint="wait", retry_after_s=0.1)
-        return await append(*args, **options)
+            error = Overloaded("full", hint="wait", retry_after_s=0.1)
+            asyncio.get_running_loop().call_soon(told, error)
+            return True
+        return offer(intake, payload, header, told)
 
-    monkeypatch.setattr(server.place.quiver, "append_raw_async", sometimes)
+    monkeypatch.setattr(Intake, "offer", sometimes)
     event = run_events()[0]
     with closing_client(http(server)) as client:
         client.emit(event)

@@ -27,7 +27,7 @@ from tests.receive.harness import (
 from uvicorn.config import Config as UvicornConfig
 from uvicorn.server import ServerState
 
-from holdfast.quiver import Receipt
+from holdfast.quiver import Intake, Receipt
 from holdfast.receive.connection import BoundedConnection, ConnectionCounts, ConnectionSettings
 from holdfast.receive.openlineage import Config
 from holdfast.receive.request_limits import RequestLimits
@@ -61,13 +61,24 @@ def idle(server: Running) -> bool:
 def hold_appends(server: Running, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """Let no append through until the event is set."""
     gate = threading.Event()
-    append = server.place.quiver.append_raw_async
+    append, offer = server.place.quiver.append_raw_async, Intake.offer
 
     async def slow_append(*args: Any, **options: Any) -> Receipt:
         await asyncio.to_thread(gate.wait, PATIENCE_S)
         return await append(*args, **options)
 
+    def slow_offer(*args: Any) -> bool:
+        loop = asyncio.get_running_loop()
+
+        def offer_later() -> None:
+            gate.wait(PATIENCE_S)
+            loop.call_soon_threadsafe(offer, *args)
+
+        loop.run_in_executor(None, offer_later)
+        return True
+
     monkeypatch.setattr(server.place.quiver, "append_raw_async", slow_append)
+    monkeypatch.setattr(Intake, "offer", slow_offer)
     return gate
 
 

@@ -21,6 +21,7 @@ from holdfast.quiver.ledger.books import Balance
 from holdfast.quiver.ledger.outcome import Outcome, Position
 from holdfast.quiver.ledger.subscriber import SubscriberOptions
 from holdfast.quiver.log.inbox import Receipt
+from holdfast.quiver.log.intake import Intake
 from holdfast.quiver.log.transaction import Transaction
 from holdfast.quiver.quiver import Quiver
 from holdfast.quiver.read.cursor import Cursor, Range
@@ -41,6 +42,7 @@ __all__ = [
     "Delivery",
     "EventTimeStatement",
     "Extractor",
+    "Intake",
     "Lease",
     "LeaseOptions",
     "LedgerConfig",

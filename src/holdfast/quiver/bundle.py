@@ -39,6 +39,7 @@ RESERVED_METADATA = b"holdfast."
 _TABLE_ENTRY = struct.Struct("<HQQQ")
 _TABLE_LENGTH = struct.Struct("<I")
 _RAW_HEAD = struct.Struct("<IH")
+_ONE_EVENT = struct.Struct("<II")
 _JOINED_AT_ONCE_BYTES = 256 * 1024
 _END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 
@@ -293,6 +294,22 @@ def encode_raw(
     except TypeError as error:
         raise BadInput(f"a payload is not bytes: {error}", hint="encode it first") from error
     return _checked(Encoded(Kind.RAW, payload, len(events)), max_bytes)
+
+
+class OneEvent:
+    """Makes what `encode_raw` makes of one event and its headers, in a fraction of the time."""
+
+    def __init__(self, slot: str, max_bytes: int) -> None:
+        name = check_slot(slot).encode()
+        self._head = _RAW_HEAD.pack(1, len(name)) + name
+        self._max_bytes = max_bytes
+
+    def encode(self, payload: bytes, header: Headers | None) -> Encoded:
+        """Return the payload of a bundle."""
+        blob = _header_bytes(header) if header else b""
+        lengths = _ONE_EVENT.pack(len(payload), len(blob))
+        whole = b"".join((self._head, lengths, payload, blob))
+        return _checked(Encoded(Kind.RAW, whole, 1), self._max_bytes)
 
 
 def _header_bytes(header: object) -> bytes:

@@ -30,12 +30,14 @@ from typing import NoReturn, Self
 
 from holdfast.errors import CannotOpen, HoldfastError, QuiverClosed
 from holdfast.quiver import names
-from holdfast.quiver.config import QuiverConfig
+from holdfast.quiver.bundle import DEFAULT_SLOT
+from holdfast.quiver.config import AckLevel, QuiverConfig
 from holdfast.quiver.engine import cannot_open, make_folders, take_lock
 from holdfast.quiver.keep.trash import Trash
 from holdfast.quiver.ledger.books import balance
 from holdfast.quiver.log.frame import NOTHING
 from holdfast.quiver.log.inbox import Append
+from holdfast.quiver.log.intake import Intake
 from holdfast.quiver.log.transaction import Transaction
 from holdfast.quiver.quiver import Quiver
 from holdfast.quiver.shares import Claim, check_count, fair_share, share_of
@@ -56,6 +58,10 @@ class AdoptedQuiver(Quiver):
     """A quiver that is only drained: everything but appending."""
 
     def transaction(self, *, producer: str | None = None, epoch: int | None = None) -> Transaction:
+        """Refuse: nothing is appended to an adopted core."""
+        self._refuse()
+
+    def intake(self, *, slot: str = DEFAULT_SLOT, level: AckLevel | None = None) -> Intake:
         """Refuse: nothing is appended to an adopted core."""
         self._refuse()
 

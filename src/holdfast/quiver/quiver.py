@@ -26,6 +26,7 @@ from holdfast.quiver.bundle import (
     BundleData,
     Encoded,
     Headers,
+    OneEvent,
     Payloads,
     encode_arrow,
     encode_raw,
@@ -46,6 +47,7 @@ from holdfast.quiver.ledger.registration import (
 from holdfast.quiver.ledger.subscriber import SubscriberOptions
 from holdfast.quiver.log.frame import Kind, Totals
 from holdfast.quiver.log.inbox import Append, Receipt
+from holdfast.quiver.log.intake import Intake
 from holdfast.quiver.log.producers import check_producer, check_watermark
 from holdfast.quiver.log.recovery import RecoveryReport
 from holdfast.quiver.log.transaction import Staging, Transaction
@@ -178,6 +180,15 @@ class Quiver:
         """As `append_raw`, awaitable."""
         encoded = encode_raw(slot, payloads, headers, self._config.max_bundle_bytes)
         return await self._append_async([encoded], producer, epoch, watermark_ns, level)
+
+    def intake(self, *, slot: str = DEFAULT_SLOT, level: AckLevel | None = None) -> Intake:
+        """Return a way in for many single events of one slot from the running event loop."""
+        return Intake(
+            self._writer.inbox,
+            OneEvent(slot, self._config.max_bundle_bytes),
+            self._config.append.level if level is None else check_level(level),
+            self._config.append.timeout_s,
+        )
 
     def heartbeat(self, producer: str, watermark_ns: int) -> Receipt:
         """Append a bundle without rows that moves a producer's watermark."""

@@ -13,6 +13,11 @@ server on a network cannot:
 
 Deadlines are plain numbers. The server looks at them now and then (`expire`), so that a request
 costs no timer.
+
+A task, its scope, its events and its two messages cost a small request more than all that is done
+about it. So an app may have a short way (`AtOnce`): a small request to one of its paths is held
+back until it is complete, and then handed over by a call. What the short way does not take goes the
+long way, as do requests that are large, slow, broken off, sent ahead, or special in any way.
 """
 
 from __future__ import annotations
@@ -21,15 +26,19 @@ import asyncio
 import math
 import socket
 from collections import Counter
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from http import HTTPStatus
-from typing import Any
+from typing import Any, Protocol, cast
 
 import httptools
 from pydantic import Field
 from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
 from uvicorn.server import ServerState
 
 from holdfast.receive.answers import Answer, Reason, refusal
@@ -38,6 +47,8 @@ from holdfast.settings import DurationS, Settings, SizeBytes
 _NEVER_S = math.inf
 # Connections beyond the bound that are being told so; more of them are cut without a word.
 REFUSED_AT_ONCE_MAX = 64
+# So much of a body is held back for the short way, and until the server next looks at deadlines.
+HELD_BYTES_MAX = 64 * 1024
 
 _COMPLAINTS = {
     Reason.MALFORMED: refusal(
@@ -106,6 +117,22 @@ class _TooManyPipelined(Exception):
     pass
 
 
+class AtOnce(Protocol):
+    """The short way of an app."""
+
+    @property
+    def at_once_targets(self) -> Container[bytes]:
+        """Request targets (path and query, as sent) of POSTs that may go the short way."""
+
+    def take_at_once(
+        self,
+        headers: Sequence[tuple[bytes, bytes]],
+        body: bytes,
+        answered: Callable[[Answer], None],
+    ) -> bool:
+        """Take a whole request and call `answered` later, once; or return False, nothing done."""
+
+
 class BoundedConnection(HttpToolsProtocol):
     """A connection that ends when its client is too slow, too large or unreadable."""
 
@@ -116,10 +143,14 @@ class BoundedConnection(HttpToolsProtocol):
         config: Config,
         server_state: ServerState,
         app_state: dict[str, Any],
+        at_once: AtOnce | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state)
         self._settings = settings
         self._counts = counts
+        self._at_once = at_once
+        # What came of a body that may go the short way, once its headers are complete.
+        self._held: list[bytes] | None = None
         self._phase = _Phase.IDLE
         self._deadline_s = _NEVER_S
         self._write_deadline_s = _NEVER_S
@@ -148,6 +179,8 @@ class BoundedConnection(HttpToolsProtocol):
         if self._refused:
             self._counts.refused.discard(self)
             return
+        if self._held is not None:
+            self._go_the_long_way()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -166,6 +199,8 @@ class BoundedConnection(HttpToolsProtocol):
                 self._head_bytes += len(data)
                 if self._head_bytes > self._settings.max_header_bytes:
                     self._break_off(Reason.HEADER_TOO_LARGE)
+            elif self._held is not None and sum(map(len, self._held)) > HELD_BYTES_MAX:
+                self._go_the_long_way()
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """Stay open for an answer that is under way: some clients close their side early."""
@@ -204,12 +239,18 @@ class BoundedConnection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         if len(self.pipeline) >= self._settings.max_pipelined_requests:
             raise _TooManyPipelined
-        super().on_headers_complete()
-        # From here on the app has the time in its hands.
         self._phase = _Phase.BODY
         self._deadline_s = _NEVER_S
+        if self._may_go_the_short_way():
+            self._held = []
+        else:
+            # From here on the app has the time in its hands.
+            super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
+        if self._held is not None:
+            self._held.append(body)
+            return
         if self.cycle.response_complete:
             self._counts.unread_bytes += len(body)
             self._unread_bytes += len(body)
@@ -223,6 +264,10 @@ class BoundedConnection(HttpToolsProtocol):
         if self.parser.should_upgrade():
             return  # the parser takes what follows for another protocol: see `_pass_over`
         self._phase = _Phase.IDLE
+        if self._held is not None:
+            if self._went_the_short_way(b"".join(self._held)):
+                return
+            self._go_the_long_way()
         if self.cycle.response_complete:
             self._deadline_s = self.loop.time() + self._settings.keep_alive_s
         super().on_message_complete()
@@ -250,6 +295,9 @@ class BoundedConnection(HttpToolsProtocol):
 
     def expire(self, now_s: float) -> None:
         """Close the connection if its client had its time."""
+        if self._held is not None:
+            # It came partly, and an app knows how long the rest may take.
+            self._go_the_long_way()
         if now_s < min(self._deadline_s, self._write_deadline_s):
             return
         if now_s >= self._write_deadline_s or self.transport.is_closing():
@@ -260,6 +308,45 @@ class BoundedConnection(HttpToolsProtocol):
             if self._phase is _Phase.HEAD:
                 self._counts.rejected[Reason.TIMEOUT] += 1
             self._break_off(None)
+
+    def shutdown(self) -> None:
+        if self._held is not None:
+            self._go_the_long_way()
+        super().shutdown()
+
+    # ------------------------------------------------------------ the short way
+
+    def _may_go_the_short_way(self) -> bool:
+        return (
+            self._at_once is not None
+            and self.url in self._at_once.at_once_targets
+            and self.parser.get_method() == b"POST"
+            and self.parser.get_http_version() == "1.1"
+            and not self.expect_100_continue
+            and not self.parser.should_upgrade()
+            and not self.flow.write_paused
+            and not self._is_answering()
+        )
+
+    def _went_the_short_way(self, body: bytes) -> bool:
+        """Hand a complete request over; False if it is for the long way."""
+        assert self._at_once is not None
+        request = _RequestAtOnce(self, keep_alive=self.parser.should_keep_alive())
+        if not self._at_once.take_at_once(self.headers, body, request.answered):
+            return False
+        self._held = None
+        self.cycle = cast(RequestResponseCycle, request)
+        # While it is under way the server counts it as it counts the tasks of the others.
+        self.tasks.add(cast("asyncio.Task[None]", request))
+        return True
+
+    def _go_the_long_way(self) -> None:
+        """Begin a request that was held back, with what came of its body."""
+        assert self._held is not None
+        held, self._held = self._held, None
+        super().on_headers_complete()
+        for piece in held:
+            super().on_body(piece)
 
     # ----------------------------------------------------------------- in here
 
@@ -274,6 +361,8 @@ class BoundedConnection(HttpToolsProtocol):
 
     def _break_off(self, complaint: Reason | None) -> None:
         """Read nothing more; give the answers that are due, complain, and close."""
+        if self._held is not None:
+            self._go_the_long_way()
         self._deaf = True
         if complaint is not None:
             self._counts.rejected[complaint] += 1
@@ -355,15 +444,54 @@ class _BodyOnly:
             self._connection = None
 
 
-def response_bytes(answer: Answer) -> bytes:
-    """Return an answer as it is written where there is no request to answer; closes."""
-    lines = [
-        b"HTTP/1.1 %d %s" % (answer.status, HTTPStatus(answer.status).phrase.encode()),
-        b"content-type: application/json",
-        b"content-length: %d" % len(answer.body),
-        *(name + b": " + value for name, value in answer.headers),
-        b"connection: close",
-        b"",
-        answer.body,
-    ]
-    return b"\r\n".join(lines)
+class _RequestAtOnce:
+    """A request on its short way: what uvicorn's protocol asks of a request's cycle."""
+
+    __slots__ = ("_connection", "disconnected", "keep_alive", "response_complete")
+
+    def __init__(self, connection: BoundedConnection, *, keep_alive: bool) -> None:
+        self._connection = connection
+        self.keep_alive = keep_alive
+        self.disconnected = False
+        self.response_complete = False
+
+    @property
+    def response_started(self) -> bool:
+        return self.response_complete
+
+    @property
+    def message_event(self) -> _RequestAtOnce:
+        return self
+
+    def set(self) -> None:
+        """Nobody waits for news of the client: its request is complete."""
+
+    def cancel(self) -> None:
+        """Its answer comes, and in time; there is nothing to cancel."""
+
+    def answered(self, answer: Answer) -> None:
+        """Give the answer, if there is still somebody to give it to."""
+        connection = self._connection
+        connection.tasks.discard(cast("asyncio.Task[None]", self))
+        if self.disconnected:
+            return
+        self.response_complete = True
+        headers = connection.server_state.default_headers
+        connection.transport.write(response_bytes(answer, headers, closes=not self.keep_alive))
+        if not self.keep_alive:
+            connection.transport.close()
+        connection.on_response_complete()
+
+
+def response_bytes(
+    answer: Answer, headers: Sequence[tuple[bytes, bytes]] = (), *, closes: bool = True
+) -> bytes:
+    """Return an answer as it is written where uvicorn does not."""
+    parts = [STATUS_LINE[answer.status]]
+    for name, value in (*headers, *answer.headers):
+        parts += (name, b": ", value, b"\r\n")
+    if closes:
+        parts.append(b"connection: close\r\n")
+    parts.append(b"content-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(answer.body))
+    parts.append(answer.body)
+    return b"".join(parts)

@@ -18,7 +18,12 @@ from uvicorn.server import ServerState
 
 from holdfast.errors import BadConfig
 from holdfast.receive.answers import AsgiApp, Receive, Scope, Send
-from holdfast.receive.connection import BoundedConnection, ConnectionCounts, ConnectionSettings
+from holdfast.receive.connection import (
+    AtOnce,
+    BoundedConnection,
+    ConnectionCounts,
+    ConnectionSettings,
+)
 from holdfast.receive.listening import TlsSettings, parse_address, server_context
 
 # How often deadlines are looked at: a fraction of the shortest, within these bounds.
@@ -42,11 +47,16 @@ class HttpServer:
         limits: ConnectionSettings | None = None,
         *,
         extra_routes: Mapping[str, AsgiApp] | None = None,
+        at_once: AtOnce | None = None,
         base_dir: Path | None = None,
         reuse_port: bool = False,
     ) -> None:
-        """Do not listen yet. `extra_routes` are apps for exact paths, asked before `app`."""
+        """Do not listen yet. `extra_routes` are apps for exact paths, asked before `app`.
+
+        `at_once` is asked before all of them, for the requests that it names.
+        """
         self._app = _Routes(app, extra_routes) if extra_routes else app
+        self._at_once = at_once
         self._listen = parse_address(listen)
         self._tls = tls
         self._limits = limits or ConnectionSettings()
@@ -90,7 +100,9 @@ class HttpServer:
         config.load()
 
         def connection() -> BoundedConnection:
-            return BoundedConnection(self._limits, self._counts, config, self._state, {})
+            return BoundedConnection(
+                self._limits, self._counts, config, self._state, {}, self._at_once
+            )
 
         self._refresh_date()
         scheme = "https" if self._tls else "http"

@@ -8,6 +8,9 @@
 
 No framework stands between uvicorn and this: a request is one pass through `__call__`. What it
 stores are the bytes that came, never a re-serialisation.
+
+Nearly all requests are one small event with nothing wrong about it. `take_at_once` takes those in
+one step, and everything else not at all: then the same request comes through `__call__`.
 """
 
 from __future__ import annotations
@@ -15,17 +18,18 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import orjson
 
 from holdfast.deadletter.letter import Letter
 from holdfast.errors import BundleTooLarge, NotAccepted
+from holdfast.quiver import Intake, Receipt
 from holdfast.quiver.config import AckLevel
-from holdfast.receive.admission import Admission
+from holdfast.receive.admission import Admission, Slot
 from holdfast.receive.answers import (
     Answer,
     Disconnected,
@@ -110,6 +114,9 @@ class OpenLineageApp:
         self._validator = Validator(validation, context.base_dir)
         self._admission = Admission(self._limits.max_requests, self._limits.max_in_flight_bytes)
         self._routes = _routes(paths)
+        single = [path for path, route in self._routes.items() if route is Route.SINGLE]
+        self.at_once_targets = frozenset(path.encode() for path in single)
+        self._intake: Intake | None = None
         self._openapi = Answer(200, orjson.dumps(openapi_document(paths, asks_token=bool(tokens))))
         self._accepted_head = b'{"status":"accepted","level":"%s","position":"%s/' % (
             level.encode(),
@@ -120,7 +127,7 @@ class OpenLineageApp:
         self._accepted_events = 0
         self._accepted_bytes = 0
         self._rejected: Counter[str] = Counter()
-        self._warned_s: dict[type[Exception], float] = {}
+        self._warned_s: dict[type[BaseException], float] = {}
         for notice in self._validator.notices:
             log.warning("%s: %s", self._name, notice)
 
@@ -182,21 +189,24 @@ class OpenLineageApp:
         except Disconnected:
             counted[Reason.DISCONNECTED] += 1
             raise
-        except NotAccepted as error:
+        except Exception as error:
             counted[Reason.UNAVAILABLE] += request.events if request else 1
+            return self._unavailable(error)
+
+    def _unavailable(self, error: BaseException) -> Answer:
+        """Return the answer to a request that the quiver did not take, or that we failed at."""
+        if isinstance(error, NotAccepted):
             self._warn(f"events are not accepted: {error.message}", error)
             return refusal(
                 Reason.UNAVAILABLE, error.message, error.hint, retry_after_s=error.retry_after_s
             )
-        except Exception as error:
-            # A fault of ours. The event may be fine, and its sender keeps it.
-            counted[Reason.UNAVAILABLE] += request.events if request else 1
-            self._warn("BUG: a request failed", error, exc_info=error)
-            return refusal(
-                Reason.UNAVAILABLE,
-                "the gateway failed to handle this request",
-                "send it again; the gateway's log says what happened",
-            )
+        # A fault of ours. The event may be fine, and its sender keeps it.
+        self._warn("BUG: a request failed", error, exc_info=error)
+        return refusal(
+            Reason.UNAVAILABLE,
+            "the gateway failed to handle this request",
+            "send it again; the gateway's log says what happened",
+        )
 
     def _examine(self, scope: Scope, route: Route) -> _Request:
         """Read the headers, and refuse at once what can be refused by them."""
@@ -259,14 +269,15 @@ class OpenLineageApp:
         receipt = await self._quiver.append_raw_async(
             body, slot=SLOT, headers=None if stored is None else [stored], level=self._level
         )
-        self._accepted_events += 1
-        self._accepted_bytes += len(body)
+        answer = self._accepted(receipt, len(body))
         if verdict.warnings:
-            return Answer(
-                200,
-                b'%s%d/0","warnings":%s}'
-                % (self._accepted_head, receipt.seq, _fields(verdict.warnings)),
-            )
+            body = b'%s,"warnings":%s}' % (answer.body[:-1], _fields(verdict.warnings))
+            return answer._replace(body=body)
+        return answer
+
+    def _accepted(self, receipt: Receipt, size_bytes: int) -> Answer:
+        self._accepted_events += 1
+        self._accepted_bytes += size_bytes
         return Answer(200, b'%s%d/0"}' % (self._accepted_head, receipt.seq))
 
     async def _reject_one(self, body: bytes, verdict: Verdict, request: _Request) -> Answer:
@@ -292,6 +303,75 @@ class OpenLineageApp:
                 "warnings": [problem.to_fields() for problem in verdict.warnings],
             },
         )
+
+    # ------------------------------------------------- single event, the short way
+
+    def take_at_once(
+        self,
+        headers: Sequence[tuple[bytes, bytes]],
+        body: bytes,
+        answered: Callable[[Answer], None],
+    ) -> bool:
+        """Take an event that nothing is wrong with; False: nothing was done."""
+        client = self._plain_client(headers)
+        if client is None or len(body) > self._limits.max_body_bytes:
+            return False
+        document, verdict = self._validator.parse_and_check(body)
+        if verdict.errors or verdict.warnings:
+            return False
+        if client.namespaces is not None and client.forbidden(namespaces(document)):
+            return False
+        if self._intake is None:
+            self._intake = self._quiver.intake(slot=SLOT, level=self._level)
+        try:
+            slot = self._admission.enter(len(body))
+        except Refused:
+            return False
+        told = partial(self._stored, slot, len(body), answered)
+        try:
+            taken = self._intake.offer(body, client.event_headers, told)
+        except BundleTooLarge:
+            taken = False
+        if not taken:
+            slot.leave()
+            return False
+        slot.received(len(body))  # there was room for them when it entered
+        self._requests += 1
+        return True
+
+    def _plain_client(self, headers: Sequence[tuple[bytes, bytes]]) -> Client | None:
+        """Return who sends, if the headers ask for nothing that takes more than one step."""
+        authorization = content_type = b""
+        for name, value in headers:
+            if name == b"content-type":
+                content_type = value
+            elif name == b"authorization":
+                authorization = value
+            elif name == b"content-encoding":
+                return None
+        if self._stopping:
+            return None
+        try:
+            _is_lines(content_type, Route.SINGLE)
+            client = self._tokens.client(authorization)
+        except Refused:
+            return None
+        # A rate is charged once, by whoever answers.
+        return client if client.bucket is None else None
+
+    def _stored(
+        self,
+        slot: Slot,
+        size_bytes: int,
+        answered: Callable[[Answer], None],
+        outcome: Receipt | BaseException,
+    ) -> None:
+        slot.leave()
+        if isinstance(outcome, Receipt):
+            answered(self._accepted(outcome, size_bytes))
+        else:
+            self._rejected[Reason.UNAVAILABLE] += 1
+            answered(self._unavailable(outcome))
 
     # -------------------------------------------------------------------- batch
 
@@ -397,7 +477,7 @@ class OpenLineageApp:
         )
 
     def _warn(
-        self, message: str, error: Exception, *, exc_info: BaseException | None = None
+        self, message: str, error: BaseException, *, exc_info: BaseException | None = None
     ) -> None:
         """Say what goes wrong, each kind of it now and then."""
         now_s = self._clock.monotonic_s()

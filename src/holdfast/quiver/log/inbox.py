@@ -1,16 +1,18 @@
 """The inbox: appends on their way from producers to the writer, bounded in bytes.
 
 A producer waits twice: for room (here), and for its answer (`Append`). Both waits end at the same
-deadline. Threads wait on a lock each; coroutines wait on a future of their own loop, and every loop
-is woken once per group, not once per append.
+deadline. Threads wait on a lock each; coroutines wait on a future of their own loop, or give a
+function that is called in it (intake.py), and every loop is woken once per group, not once per
+append.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -33,14 +35,15 @@ class Receipt(NamedTuple):
 
 
 Outcome = Receipt | BaseException
+Told = Callable[[Outcome], None]
 
 
 class Append:
     """One append in flight: all its bundles are accepted, or none."""
 
     __slots__ = (
-        "_claim", "_done", "_future", "_loop", "bundles", "epoch", "level", "outcome", "producer",
-        "size_bytes", "watermark_ns",
+        "_claim", "_done", "_future", "_loop", "_told", "bundles", "epoch", "level", "outcome",
+        "producer", "size_bytes", "watermark_ns",
     )  # fmt: skip
 
     def __init__(
@@ -51,6 +54,7 @@ class Append:
         epoch: int,
         watermark_ns: int,
         loop: asyncio.AbstractEventLoop | None = None,
+        told: Told | None = None,
     ) -> None:
         self.bundles = bundles
         self.level = level
@@ -61,8 +65,11 @@ class Append:
         self.outcome: Outcome | None = None
         self._claim = threading.Lock()
         self._loop = loop
-        # A coroutine waits for the future, a thread for the lock.
+        # A coroutine waits for the future or is called, a thread waits for the lock.
         self._future: asyncio.Future[None] | None = None
+        self._told = told
+        if told is not None:
+            return
         if loop is not None:
             self._future = loop.create_future()
         else:
@@ -93,11 +100,21 @@ class Append:
             self._give_up()
         return self._result()
 
+    def tell(self) -> None:
+        """Let whoever waits in a loop have the outcome; runs in that loop, works once."""
+        told, self._told = self._told, None
+        if told is not None:
+            told(self._too_late() if self.outcome is None else self.outcome)
+        elif self._future is not None and not self._future.done():
+            self._future.set_result(None)
+
     def _give_up(self) -> None:
-        if self.outcome is not None:
-            return
+        if self.outcome is None:
+            raise self._too_late()
+
+    def _too_late(self) -> Overloaded:
         stored = "no" if self.claim() else "maybe"
-        raise Overloaded(
+        return Overloaded(
             "the append was not answered in time",
             hint="the disk or the sealer is too slow; see statistics(), then try again",
             stored=stored,  # type: ignore[arg-type]
@@ -114,7 +131,7 @@ class Append:
 
 def answer(appends: Iterable[tuple[Append, Outcome]]) -> None:
     """Answer many appends, each only the first time; wakes every event loop once."""
-    futures: dict[asyncio.Future[None], asyncio.AbstractEventLoop] = {}
+    by_loop: dict[asyncio.AbstractEventLoop, list[Append]] = {}
     for append, outcome in appends:
         if append.outcome is not None:
             continue
@@ -122,20 +139,19 @@ def answer(appends: Iterable[tuple[Append, Outcome]]) -> None:
         if append._loop is None:
             append._done.release()
         else:
-            assert append._future is not None
-            futures[append._future] = append._loop
-    _wake(futures)
+            by_loop.setdefault(append._loop, []).append(append)
+    for loop, answered in by_loop.items():
+        with contextlib.suppress(RuntimeError):  # the loop was closed while somebody waited in it
+            loop.call_soon_threadsafe(_tell, answered)
 
 
-def _wake(futures: Mapping[asyncio.Future[None], asyncio.AbstractEventLoop]) -> None:
-    by_loop: dict[asyncio.AbstractEventLoop, list[asyncio.Future[None]]] = {}
-    for future, loop in futures.items():
-        by_loop.setdefault(loop, []).append(future)
-    for loop, waiting in by_loop.items():
+def _tell(appends: list[Append]) -> None:
+    for append in appends:
         try:
-            loop.call_soon_threadsafe(resolve_futures, waiting)
-        except RuntimeError:  # the loop was closed while somebody waited in it; nobody listens
-            continue
+            append.tell()
+        except Exception as error:  # a fault of one that waited is not one of the others
+            context = {"message": "an answer was not taken", "exception": error}
+            asyncio.get_running_loop().call_exception_handler(context)
 
 
 def answer_when_sealed(
@@ -190,6 +206,11 @@ class Inbox:
                 remaining = deadline_s - self._clock.monotonic_s()
                 if remaining <= 0 or not self._room.wait(remaining):
                     raise self._full()
+
+    def offer(self, append: Append) -> bool:
+        """Hand over an append if there is room for it now."""
+        with self._lock:
+            return self._try_put(append)
 
     async def put_async(self, append: Append, deadline_s: float) -> None:
         """Hand over an append; awaits room."""
@@ -266,7 +287,12 @@ class Inbox:
 
     def _wake_loops(self) -> None:
         waiting, self._loops_waiting = self._loops_waiting, {}
-        _wake(waiting)
+        by_loop: dict[asyncio.AbstractEventLoop, list[asyncio.Future[None]]] = {}
+        for future, loop in waiting.items():
+            by_loop.setdefault(loop, []).append(future)
+        for loop, futures in by_loop.items():
+            with contextlib.suppress(RuntimeError):  # the loop was closed while somebody waited
+                loop.call_soon_threadsafe(resolve_futures, futures)
 
     def _full(self) -> Overloaded:
         return Overloaded(
