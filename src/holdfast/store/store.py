@@ -82,7 +82,7 @@ class Store:
                 wanted = place.unfinished_format()
             references = place.references(wanted.store_id, create=True)
         except BaseException:
-            _close(place.objects)
+            place.objects.close()
             raise
         return cls(url, place.objects, references, place.settings, wanted)
 
@@ -101,7 +101,7 @@ class Store:
             found = place.format()
             references = place.references(found.store_id, create=False)
         except BaseException:
-            _close(place.objects)
+            place.objects.close()
             raise
         if isinstance(place.objects, LocalObjects):
             place.objects.remove_leftovers()
@@ -111,7 +111,7 @@ class Store:
         """End all threads and connections."""
         self.chunks.close()
         self.references.close()
-        _close(self.objects)
+        self.objects.close()
 
     def __enter__(self) -> Self:
         return self
@@ -253,8 +253,3 @@ def _damaged(url: str) -> Damaged:
         hint="bring it back from a copy: it says how the data is cut, and which store this is",
         path=url,
     )
-
-
-def _close(objects: Objects) -> None:
-    if isinstance(objects, RemoteObjects):
-        objects.close()

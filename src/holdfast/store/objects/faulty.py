@@ -126,6 +126,9 @@ class FaultyObjects:
     def now_s(self) -> float:
         return self._inner.now_s()
 
+    def close(self) -> None:
+        self._inner.close()
+
     def _put_one_of_many(self, key: str, data: Sequence[bytes]) -> None:
         self._change("put", key, lambda: self._inner.put_many([(key, data)]))
 

@@ -3,7 +3,8 @@
 A put goes through five steps: write under a temporary name, sync the bytes, link to the real name
 (which fails if it exists), sync the folder, remove the temporary name. A name is therefore never
 seen with half of its bytes, not even after a power cut. `put_many` takes each step for all objects
-before the next one, so that the disk can work on many syncs at once and a folder is synced once.
+before the next one, and syncs in several threads: a disk that is asked to sync ten files at once
+needs hardly longer than for one of them, because one flush serves all.
 
 A process that is killed leaves temporary files behind. They hurt nobody; `remove_leftovers` takes
 those that are older than any put could be.
@@ -13,10 +14,11 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from enum import StrEnum
 from pathlib import PurePath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from holdfast.errors import BadInput, DiskFull, ObjectMissing, StorageFailed
 from holdfast.seam import Seam
@@ -26,11 +28,15 @@ from holdfast.store.objects.objects import ObjectExists, StoredObject, joined
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
+Item = TypeVar("Item")
+
 TEMPORARY_DIR = "tmp"
 # Far longer than a put can take.
 LEFTOVER_AGE_S = 24 * 3600.0
 # Open files while many objects are put.
 OPEN_FILES_MAX = 128
+# Files or folders that are synced at once.
+SYNC_THREADS = 8
 
 
 class Point(StrEnum):
@@ -59,10 +65,11 @@ class LocalObjects:
         # Folders whose own names this process has synced.
         self._known_dirs: set[PurePath] = set()
         self._lock = threading.Lock()
+        self._threads = ThreadPoolExecutor(SYNC_THREADS, thread_name_prefix="sync")
 
-    @property
-    def root(self) -> PurePath:
-        return self._root
+    def close(self) -> None:
+        """End the threads that sync."""
+        self._threads.shutdown()
 
     def put(self, key: str, data: Sequence[Buffer]) -> None:
         existing = self._put([(key, data)])
@@ -96,9 +103,7 @@ class LocalObjects:
             for path in paths:
                 with contextlib.suppress(FileNotFoundError):
                     self._disk.unlink(path, Point.DELETE)
-            for directory in _parents(paths):
-                with contextlib.suppress(FileNotFoundError):
-                    self._disk.sync_dir(directory, Point.DELETE_SYNC)
+            self._at_once(self._sync_dir_if_there, _parents(paths))
         except OSError as error:
             raise _failed("cannot be changed", self._root, error) from error
 
@@ -133,8 +138,9 @@ class LocalObjects:
             try:
                 self._write(temporaries, [data for _, data in items])
                 existing = self._link(temporaries, targets)
-                for directory in _parents(targets):
-                    self._disk.sync_dir(directory, Point.DIR_SYNC)
+                self._at_once(
+                    lambda path: self._disk.sync_dir(path, Point.DIR_SYNC), _parents(targets)
+                )
             finally:
                 self._tidy(temporaries)
         except OSError as error:
@@ -147,8 +153,7 @@ class LocalObjects:
             for path, buffers in zip(paths, contents, strict=True):
                 handles.append(self._disk.create(path, Point.CREATE))
                 write_all(self._disk, handles[-1], buffers, Point.WRITE)
-            for handle in handles:
-                self._disk.sync(handle, Point.SYNC)
+            self._at_once(lambda handle: self._disk.sync(handle, Point.SYNC), handles)
         finally:
             for handle in handles:
                 self._disk.close(handle)
@@ -182,6 +187,20 @@ class LocalObjects:
             for parent in _parents(new):
                 self._disk.sync_dir(parent, Point.PARENT_SYNC)
             self._known_dirs |= new
+
+    def _at_once(self, sync: Callable[[Item], None], items: Sequence[Item]) -> None:
+        """Sync some things in threads; return, or raise, when all have come to an end."""
+        if len(items) == 1:
+            sync(items[0])
+            return
+        futures = [self._threads.submit(sync, item) for item in items]
+        wait(futures)
+        for future in futures:
+            future.result()
+
+    def _sync_dir_if_there(self, directory: PurePath) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            self._disk.sync_dir(directory, Point.DELETE_SYNC)
 
     # ---------------------------------------------------------------- reading
 

@@ -58,6 +58,9 @@ class Objects(Protocol):
     def now_s(self) -> float:
         """Return the time by the clock that dates the objects."""
 
+    def close(self) -> None:
+        """End what works in the background; nothing is asked for any more."""
+
 
 def joined(data: Sequence[Buffer]) -> bytes:
     """Return some buffers as one."""
