@@ -20,10 +20,10 @@ demo: $(INSTALLED) ## see events survive a crash (ARGS="…" adds options, also 
 	$(BIN)/holdfast demo $(ARGS)
 
 test: $(INSTALLED) ## run all tests but the slow ones
-	$(BIN)/python -m pytest -m "not slow" --numprocesses $(JOBS) --dist loadgroup $(ARGS)
+	$(BIN)/python -m pytest -m "not slow" --numprocesses $(JOBS) --dist loadfile $(ARGS)
 
 test-all: setup-peers $(INSTALLED) ## run every test, with the programs they compare with
-	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadgroup $(ARGS)
+	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile $(ARGS)
 
 lint: $(INSTALLED) ## check style, format and types
 	$(BIN)/ruff check

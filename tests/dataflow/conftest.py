@@ -20,14 +20,6 @@ if TYPE_CHECKING:
 JVM_GRACE_S = 30.0
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep the tests of a session in one process: a second JVM costs more than it saves."""
-    for item in items:
-        if "spark" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.xdist_group("spark"))
-
-
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """A quiet `local[2]`, bound to loopback, that writes below a temporary folder."""
