@@ -13,15 +13,18 @@ from pathlib import Path
 
 from holdfast.operate.gateway_metrics import GATEWAY_METRICS, GatewayMetric
 from holdfast.operate.metrics import METRICS, Metric, prometheus_name
+from holdfast.operate.pipeline_metrics import PIPELINE_METRICS, PipelineMetric
+
+AnyMetric = Metric | GatewayMetric | PipelineMetric
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "metrics.md"
 
 HEAD = """\
 # Metrics
 
-Every figure that a gateway and its quivers tell about themselves, made of their `statistics()` and
-of nothing else. This page is written by `scripts/metrics_page.py` from the tables in
-`src/holdfast/operate/metrics.py` and `gateway_metrics.py`.
+Every figure that a gateway, its quivers and its pipelines tell about themselves, made of their
+`statistics()` and of nothing else. This page is written by `scripts/metrics_page.py` from the
+tables in `src/holdfast/operate/metrics.py`, `gateway_metrics.py` and `pipeline_metrics.py`.
 
 A running gateway serves all of them as Prometheus' text at `/metrics` of its admin port
 (`admin.listen`, 127.0.0.1:8480), and pushes them over UDP if `statsd:` is configured.
@@ -32,6 +35,14 @@ A running gateway serves all of them as Prometheus' text at `/metrics` of its ad
   the tables below. With several workers the admin port tells of all of them.
 
 GATEWAY_TABLES
+
+# Pipelines
+
+What the driver process beside a gateway tells of its pipelines, on the gateway's admin port and to
+its statsd server; `holdfast dataflow run --metrics HOST:PORT` serves the same names. Counters begin
+at 0 with each run of a pipeline.
+
+PIPELINE_TABLES
 
 # Quivers
 
@@ -70,21 +81,23 @@ accepted_total = sum by (outcome) of outcome_total + lag
 
 def page() -> str:
     """Return the whole page."""
-    return HEAD.replace("GATEWAY_TABLES\n", _sections(GATEWAY_METRICS)) + _sections(METRICS)
+    head = HEAD.replace("GATEWAY_TABLES\n", _sections(GATEWAY_METRICS))
+    head = head.replace("PIPELINE_TABLES\n", _sections(PIPELINE_METRICS))
+    return head + _sections(METRICS)
 
 
-def _sections(table: Sequence[Metric | GatewayMetric]) -> str:
+def _sections(table: Sequence[AnyMetric]) -> str:
     areas = groupby(table, key=lambda metric: metric.name.split(".")[1])
     return "".join(_section(area, list(metrics)) for area, metrics in areas)
 
 
-def _section(area: str, metrics: Sequence[Metric | GatewayMetric]) -> str:
+def _section(area: str, metrics: Sequence[AnyMetric]) -> str:
     rows = "".join(_row(metric) for metric in metrics)
     head = "| metric | type | unit | what it is | what to look for |\n|---|---|---|---|---|\n"
     return f"\n## {area}\n\n{head}{rows}"
 
 
-def _row(metric: Metric | GatewayMetric) -> str:
+def _row(metric: AnyMetric) -> str:
     labels = f"{{{', '.join(metric.labels)}}}" if metric.labels else ""
     name = f"`{prometheus_name(metric.name)}{labels}`"
     return f"| {name} | {metric.type} | {metric.unit} | {metric.help} | {metric.watch} |\n"

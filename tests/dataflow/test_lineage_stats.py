@@ -14,7 +14,8 @@ from tests.dataflow.quivers import START
 
 from holdfast.dataflow.compiler.places import LINEAGE_CONFIG, SINK_CONFIG, Places
 from holdfast.dataflow.kit.cases import CasesFile, run_case
-from holdfast.dataflow.run import PipelineRun, ask_to_drain
+from holdfast.dataflow.run import PipelineRun
+from holdfast.dataflow.state_dir import StateDir
 from holdfast.errors import DirectoryLocked
 from holdfast.graph.document import read_document
 from holdfast.graph.pipelines import load_pipelines
@@ -57,7 +58,7 @@ def test_the_example_counts_what_a_receiver_stored(spark: SparkSession, tmp_path
     with PipelineRun("lineage-stats", pipeline, places, spark) as run:
         with pytest.raises(DirectoryLocked, match="another driver"):
             PipelineRun("lineage-stats", pipeline, places, spark)
-        assert ask_to_drain(places.state_dir, close=True)
+        assert StateDir(places.state_dir).ask_to_drain(close=True)
         run.drain(close=True)
     tables = [pq.read_table(path) for path in (tmp_path / "lineage_stats").glob("*.parquet")]
     rows = Counter(
@@ -66,7 +67,7 @@ def test_the_example_counts_what_a_receiver_stored(spark: SparkSession, tmp_path
         for row in table.to_pylist()
     )
     assert rows == {(timedelta(minutes=n), "shop", "orders", 2, 1): 1 for n in range(3)}
-    assert not ask_to_drain(places.state_dir, close=True)
+    assert not StateDir(places.state_dir).ask_to_drain(close=True)
     (told,) = run.statistics()
     assert (told.rows_total > 0, told.is_running, dict(told.counts)["written.stats"]) == (
         True,

@@ -1,13 +1,11 @@
 """Running a pipeline: its queries, their progress, draining them, and how they end.
 
     state_dir/
-      lock                     held while a driver runs
-      closed                   the pipeline was drained and closed: it is finished
-      drain.json               somebody asks a running driver to drain
-      <query>/checkpoint/      Spark's, and our notes in holdfast/
-      <query>/shape.json       what its state is made of
-      <query>/dead_letters/    a quiver of rows that failed
-      buffers/<output>/        a quiver between two queries
+      lock, closed, drain.json   see state_dir.py
+      <query>/checkpoint/        Spark's, and our notes in holdfast/
+      <query>/shape.json         what its state is made of
+      <query>/dead_letters/      a quiver of rows that failed
+      buffers/<output>/          a quiver between two queries
 
 `start` runs until it is stopped. `drain` reads what is there now, query after query, so that what
 one puts out is read by the next; with `close` it claims the end of time and every window closes.
@@ -15,16 +13,13 @@ one puts out is read by the next; with `close` it claims the end of time and eve
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 import time
-from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path, PurePath
-from typing import IO, TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.errors import AnalysisException
 
 from holdfast.dataflow.buffers import Buffers
@@ -38,53 +33,25 @@ from holdfast.dataflow.compiler.places import (
 from holdfast.dataflow.compiler.plan import Output, Plan, Query, make_plan
 from holdfast.dataflow.compiler.sources import Buffered, streams
 from holdfast.dataflow.compiler.tails import Tail, gathered, written
+from holdfast.dataflow.progress import QueryProgress, QueryStatistics
 from holdfast.dataflow.session import query_session
 from holdfast.dataflow.sink.options import SinkOptions
 from holdfast.dataflow.sink.quiver_writer import producer_name
 from holdfast.dataflow.source.checkpoint import Checkpoint
 from holdfast.dataflow.spec.pipeline import PipelineSettings
+from holdfast.dataflow.state_dir import StateDir
 from holdfast.errors import BadConfig, DirectoryLocked, HoldfastError, PipelineFailed
 from holdfast.quiver.tools.offline import directory_lock
 from holdfast.seam import Seam
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming.query import StreamingQuery
 
 # A query writes its id before it reads anything.
 ID_TIMEOUT_S = 60.0
 # How long to wait for a data directory that somebody has open.
 FREE_TIMEOUT_S = 10.0
 POLL_S = 0.1
-
-
-class QueryStatistics(NamedTuple):
-    """A moment's picture of one query. Totals count since the driver began."""
-
-    name: str
-    is_running: bool
-    batch: int | None
-    rows_total: int
-    rows_per_s: float
-    # As Spark writes it; None before the first.
-    watermark: str | None
-    state_rows: int
-    # Rows that Spark left out of windows that were closed: of sliding windows, whose rows still
-    # count in others. A row that counts nowhere is late, and told under `counts`.
-    left_out_total: int
-    # By what became of rows, and where: late.perjob, failed.parse, written.out, fallback.out.
-    counts: Mapping[str, int]
-
-
-@dataclass
-class _Running:
-    query: Query
-    spark: StreamingQuery
-    tail: Tail | None
-    rows_total: int = 0
-    left_out_total: int = 0
-    seen_batch: int = -1
-    observed: Counter[str] = field(default_factory=Counter)
 
 
 class PipelineRun:
@@ -99,9 +66,10 @@ class PipelineRun:
             places, state_dir=places.state_dir.absolute(), base_dir=places.base_dir.absolute()
         )
         self._session = session
-        self._running: list[_Running] = []
-        self._ended: list[_Running] = []
-        self._lock = _locked(places.state_dir)
+        self._running: list[QueryProgress] = []
+        self._ended: list[QueryProgress] = []
+        self.state_dir = StateDir(places.state_dir)
+        self._lock = self.state_dir.lock()
         try:
             self._check_state()
             self._buffers = Buffers(self.plan, places)
@@ -122,16 +90,25 @@ class PipelineRun:
         buffered: dict[Output, Buffered] = {}
         for query in self.plan.queries:
             self._start(query, buffered, close=False, once=False)
+        self._buffers.start()
 
     def drain(self, *, close: bool = False) -> None:
         """Read what is there now, to the end; with `close` close all windows, for good."""
+        self._stop_queries()
         buffered: dict[Output, Buffered] = {}
         for query in self.plan.queries:
-            self._start(query, buffered, close=close, once=True)
-            self.wait()
-            self._ended, self._running = [*self._ended, *self._running], []
+            lane = self._buffers.lanes.get(query.name)
+            if lane is not None:
+                lane.move()
+            is_left = True
+            while is_left:
+                self._start(query, buffered, close=close, once=True)
+                self.wait()
+                self._ended, self._running = [*self._ended, *self._running], []
+                # Nothing comes any more: rows that failed are tried as often as they may, now.
+                is_left = close and lane is not None and lane.move(hurry=True) > 0
         if close:
-            (self._places.state_dir / "closed").write_text("", "utf-8")
+            self.state_dir.close()
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until all queries have ended, or one failed; whether they have."""
@@ -147,18 +124,21 @@ class PipelineRun:
             error = one.spark.exception()
             if error is not None:
                 self.stop()
-                raise _failed(one.query, error) from error
+                raise _failed(one.name, error) from error
         self._look()
         return True
 
     def stop(self) -> None:
         """Stop all queries, and let go of everything; a batch that runs is run again next time."""
+        self._stop_queries()
+        self._buffers.close()
+        self._lock.close()
+
+    def _stop_queries(self) -> None:
         for one in self._running:
             one.spark.stop()
         self._look()
         self._ended, self._running = [*self._ended, *self._running], []
-        self._buffers.close()
-        self._lock.close()
 
     def _start(
         self, query: Query, buffered: dict[Output, Buffered], *, close: bool, once: bool
@@ -167,9 +147,13 @@ class PipelineRun:
         self._wait_for_sources(query)
         session = query_session(self._session, pipeline.shuffle_partitions)
         try:
-            given = streams(session, self.plan, query, self._places, buffered, close=close)
+            lane = self._buffers.lanes.get(query.name)
+            given = streams(
+                session, self.plan, query, self._places, buffered,
+                close=close, waits=not once, lane="" if lane is None else lane.due_address,
+            )  # fmt: skip
         except AnalysisException as error:
-            raise _failed(query, error) from error
+            raise _failed(query.name, error) from error
         frames = Frames(self.plan, query, given, is_stream=True)
         tail = None
         if query.terminal == "writer":
@@ -177,14 +161,17 @@ class PipelineRun:
             rows = _along_the_edge(frames, query, self.plan, options)
             writer = rows.writeStream.format("holdfast").options(**_as_text(options))
         else:
-            tail = Tail(self.plan, query, self._places, self._buffers.addresses)
+            tail = Tail(self.plan, query, self._places, self._buffers.addresses, lane)
             writer = gathered(frames, query.taps).writeStream.foreachBatch(tail)
         checkpoint = self._places.checkpoint(query)
         writer = writer.queryName(f"{self.plan.name}.{query.name}").outputMode("append")
         writer = writer.option("checkpointLocation", str(checkpoint))
         trigger = {"processingTime": f"{round(pipeline.trigger * 1000)} milliseconds"}
-        started = writer.trigger(**({"availableNow": True} if once else trigger)).start()
-        self._running.append(_Running(query, started, tail))
+        try:
+            started = writer.trigger(**({"availableNow": True} if once else trigger)).start()
+        except Py4JJavaError as error:
+            raise _failed(query.name, error) from error
+        self._running.append(QueryProgress(query.name, started, tail))
         self._note_buffers(query, frames, buffered)
 
     def _wait_for_sources(self, query: Query) -> None:
@@ -196,7 +183,8 @@ class PipelineRun:
         sources = [self.plan.pipeline.vertices[name].source for name in query.vertices]
         named = [self._places.quiver(q) for source in sources if source for q in source.quiver]
         give_up_s = time.monotonic() + FREE_TIMEOUT_S
-        for path in [PurePath(one["path"]) for one in named if "path" in one]:
+        paths = [path for one in named if "path" in one for path in one["path"].split(",")]
+        for path in map(PurePath, paths):
             while time.monotonic() < give_up_s and not _is_free(path):
                 time.sleep(POLL_S)
 
@@ -232,7 +220,7 @@ class PipelineRun:
     def _check_state(self) -> None:
         """Refuse a state directory that is finished, or of another pipeline."""
         state = self._places.state_dir
-        if (state / "closed").exists():
+        if self.state_dir.is_closed:
             raise BadConfig(
                 "the pipeline was closed: all its windows are written",
                 hint="use another state directory for what comes next",
@@ -254,45 +242,11 @@ class PipelineRun:
     def statistics(self) -> tuple[QueryStatistics, ...]:
         """Return a picture of this moment, of all queries that were started."""
         self._look()
-        return tuple(_picture(one) for one in (*self._ended, *self._running))
+        return tuple(one.statistics() for one in (*self._ended, *self._running))
 
     def _look(self) -> None:
-        """Take in what Spark tells about batches; it remembers the last hundred."""
         for one in self._running:
-            for progress in one.spark.recentProgress:
-                batch = int(progress["batchId"])
-                if batch <= one.seen_batch or not _is_batch(progress):
-                    continue
-                one.seen_batch = batch
-                one.rows_total += int(progress["numInputRows"])
-                one.left_out_total += sum(
-                    int(operator["numRowsDroppedByWatermark"])
-                    for operator in progress["stateOperators"]
-                )
-                for name, row in dict(progress["observedMetrics"] or {}).items():
-                    one.observed[name] += int(row["rows"] or 0)
-
-
-def _is_batch(progress: Any) -> bool:
-    """Whether a report is of a batch; an idle query reports its last number again."""
-    return "addBatch" in progress["durationMs"]
-
-
-def _picture(one: _Running) -> QueryStatistics:
-    last = one.spark.lastProgress
-    tail = {} if one.tail is None else {".".join(k): n for k, n in one.tail.counts.items()}
-    operators = last["stateOperators"] if last else []
-    return QueryStatistics(
-        name=one.query.name,
-        is_running=one.spark.isActive,
-        batch=None if one.seen_batch < 0 else one.seen_batch,
-        rows_total=one.rows_total,
-        rows_per_s=float(last["processedRowsPerSecond"] or 0.0) if last else 0.0,
-        watermark=(last["eventTime"] or {}).get("watermark") if last else None,
-        state_rows=sum(int(operator["numRowsTotal"]) for operator in operators),
-        left_out_total=one.left_out_total,
-        counts={name: n for name, n in {**one.observed, **tail}.items() if n},
-    )
+            one.look()
 
 
 def _along_the_edge(frames: Frames, query: Query, plan: Plan, options: SinkOptions) -> DataFrame:
@@ -332,21 +286,6 @@ def _query_id(checkpoint: Path) -> str:
     return found.require_query_id()
 
 
-def _locked(state_dir: Path) -> IO[bytes]:
-    state_dir.mkdir(parents=True, exist_ok=True)
-    lock = open(state_dir / "lock", "ab")  # noqa: SIM115
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        lock.close()
-        raise DirectoryLocked(
-            "another driver runs this pipeline",
-            hint="stop it, or ask it with `holdfast dataflow drain`",
-            path=str(state_dir),
-        ) from error
-    return lock
-
-
 def _is_free(directory: PurePath) -> bool:
     try:
         with directory_lock(Seam(), directory):
@@ -357,8 +296,10 @@ def _is_free(directory: PurePath) -> bool:
         return True  # nothing is there: the query will say so
 
 
-def _failed(query: Query, error: Exception) -> PipelineFailed:
-    told = [line.strip() for line in str(error).splitlines() if line.strip()]
+def _failed(query: str, error: Exception) -> PipelineFailed:
+    told = [
+        line.strip().removeprefix("Caused by: ") for line in str(error).splitlines() if line.strip()
+    ]
     ours = [
         line for line in told if line.startswith(("holdfast.", "pyspark.errors", "FunctionFailed"))
     ]
@@ -366,37 +307,4 @@ def _failed(query: Query, error: Exception) -> PipelineFailed:
     hint = "nothing is lost: it goes on where it was when it is started again"
     if "its columns are not known" in reason:
         hint = "say what they are with `columns_are` of the source, or start when there is data"
-    return PipelineFailed(f"the query {query.name} ended: {reason}", hint=hint)
-
-
-# -------------------------------------------------------------------- asking a driver
-
-
-def ask_to_drain(state_dir: Path, *, close: bool) -> bool:
-    """Ask the driver that runs here to drain and end; False if there is none."""
-    if not is_running(state_dir):
-        return False
-    fresh = state_dir / "drain.new"
-    fresh.write_text(json.dumps({"close": close}), "utf-8")
-    os.replace(fresh, state_dir / "drain.json")
-    return True
-
-
-def asked_to_drain(state_dir: Path) -> dict[str, bool] | None:
-    """Return what somebody asked this driver for, once."""
-    path = state_dir / "drain.json"
-    try:
-        asked: dict[str, bool] = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError):
-        return None
-    path.unlink(missing_ok=True)
-    return asked
-
-
-def is_running(state_dir: Path) -> bool:
-    """Whether a driver runs here."""
-    try:
-        _locked(state_dir).close()
-    except DirectoryLocked:
-        return True
-    return False
+    return PipelineFailed(f"the query {query} ended: {reason}", hint=hint)

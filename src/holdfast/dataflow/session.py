@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import subprocess
 import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -13,6 +15,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 STATE_STORE = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+# For the Java process to end by itself; then it is killed.
+STOP_PATIENCE_S = 10.0
 
 # Of the process; they cannot be changed later.
 _FIXED = {
@@ -39,10 +43,12 @@ def start_session(
     os.environ.update(spark_environment())
     from pyspark.sql import SparkSession
 
-    is_local = master.startswith("local")
+    is_local = master.startswith("local") and not is_submitted()
     if is_local:
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    builder = SparkSession.builder.master(master).appName(name)
+    builder = SparkSession.builder.appName(name)
+    if not is_submitted():
+        builder = builder.master(master)
     fixed = _FIXED if is_local else {k: v for k, v in _FIXED.items() if "ui" in k}
     for key, value in {**fixed, **QUERY_SETTINGS, **(settings or {})}.items():
         builder = builder.config(key, value)
@@ -51,6 +57,30 @@ def start_session(
         session = builder.getOrCreate()
     session.sparkContext.setLogLevel("OFF")
     return session
+
+
+def is_submitted() -> bool:
+    """Whether `spark-submit` started this process: then it has said where Spark runs."""
+    return "PYSPARK_GATEWAY_PORT" in os.environ
+
+
+def stop_session(session: SparkSession) -> None:
+    """Stop Spark, and wait until its Java process is gone: pyspark leaves that to its exit."""
+    java = session.sparkContext._gateway
+    with contextlib.suppress(Exception):  # a Java process that died answers nothing
+        session.stop()
+    if java is None or is_submitted():
+        return
+    process: subprocess.Popen[bytes] = java.proc
+    with contextlib.suppress(Exception):
+        java.shutdown()
+    if process.stdin is not None:
+        process.stdin.close()  # it sees that, and ends
+    try:
+        process.wait(STOP_PATIENCE_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def query_session(session: SparkSession, shuffle_partitions: int) -> SparkSession:

@@ -17,6 +17,7 @@ from holdfast.deadletter.redrive import TURN_S
 from holdfast.deadletter.redrive import VERB as REPLAY_VERB
 from holdfast.errors import BadInput, Overloaded
 from holdfast.graph.runtime import Gateway
+from holdfast.graph.serving import ACCESS_VERB
 from holdfast.quiver.control import Verb, Verbs
 
 # How long a verb may take before its asker is told to try again; a replay takes its turns.
@@ -36,6 +37,7 @@ def gateway_verbs(gateway: Gateway, loop: asyncio.AbstractEventLoop) -> Verbs:
         "pause": on_loop(loop, verbs.pause),
         "resume": on_loop(loop, verbs.resume),
         "tap": on_loop(loop, verbs.tap),
+        ACCESS_VERB: on_loop(loop, verbs.access),
         REPLAY_VERB: on_loop(loop, gateway.replay_dead_letters, REPLAY_ANSWER_S),
     }
 
@@ -93,6 +95,11 @@ class _GatewayVerbs:
                 name: [asdict(core) for core in cores] for name, cores in told.quivers.items()
             },
         }
+
+    async def access(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Say how its quivers are reached; the token is for who may use this socket."""
+        access = self._gateway.access
+        return {"access": None if access is None else access.to_fields()}
 
     async def pause(self, request: dict[str, Any]) -> dict[str, Any]:
         """Deliver nothing to a destination until it is resumed."""

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
+from holdfast.dataflow.driver_settings import SparkSettings
 from holdfast.dataflow.spec import PipelineSettings
 from holdfast.deadletter.office import DeadLettersSettings
 from holdfast.deliver.settings import DeliverySettings
@@ -20,6 +21,7 @@ from holdfast.edge.processor import Processor, Router
 from holdfast.graph.registry import Component, Kind
 from holdfast.quiver.ledger.subscriber import NAME_PATTERN
 from holdfast.receive.listening import AddressText
+from holdfast.remote.settings import FlightSettings
 from holdfast.settings import DurationS, Settings, SizeBytes
 
 WORKERS_MAX = 64
@@ -166,7 +168,13 @@ class GraphFile(Settings):
     nodes: dict[Name, NodeSettings] = Field(min_length=1)
     """The components, by name, and how they are connected."""
     pipelines: dict[Name, PipelineSettings] = Field(default_factory=dict)
-    """Pipelines on Spark, by name: docs/guide/pipelines.md. `holdfast dataflow run` runs them."""
+    """Pipelines on Spark, by name: docs/guide/pipelines.md. They run beside the gateway."""
+    spark: SparkSettings = SparkSettings()
+    """Where the pipelines run, and how their driver is kept going."""
+    flight: FlightSettings | None = None
+    """Serve the quivers over Arrow Flight: docs/reference/flight.md. Without it they are served
+    only to the pipelines of this file, on a port of loopback. Several workers listen on this port
+    and the following ones."""
 
 
 @dataclass(frozen=True)

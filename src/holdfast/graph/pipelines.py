@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from pathlib import Path
-from typing import NamedTuple
+from pathlib import Path, PurePath
+from typing import Any, NamedTuple
 
 from pydantic import Field
 
+from holdfast.dataflow.driver_settings import SparkSettings
 from holdfast.dataflow.spec import PipelineSettings
 from holdfast.dataflow.spec.checks import Parse
+from holdfast.dataflow.spec.vertices import SourceSettings, TargetSettings
 from holdfast.errors import BadConfig, ConfigFinding
 from holdfast.graph.document import Document, read_document
 from holdfast.graph.loader import FINDINGS_MAX, load
-from holdfast.graph.model import GraphFile, Name
-from holdfast.graph.paths import quiver_directory
+from holdfast.graph.model import Graph, GraphFile, Name
+from holdfast.graph.paths import plan
 from holdfast.graph.pipeline_checks import check_pipelines
-from holdfast.graph.quiver_node import Config as QuiverNode
+from holdfast.graph.pipeline_sources import PIPELINES_DIR
+from holdfast.graph.serving import ACCESS_VERB, Access
 from holdfast.graph.substitution import Substitution
 from holdfast.graph.validation import validated
-from holdfast.settings import Settings
+from holdfast.quiver import names
+from holdfast.quiver.control import ask
+from holdfast.settings import Secret, Settings
 
 
 class PipelinesFile(Settings):
@@ -30,6 +35,8 @@ class PipelinesFile(Settings):
     """The directory for everything durable, relative to the file."""
     pipelines: dict[Name, PipelineSettings] = Field(min_length=1)
     """The pipelines, by name."""
+    spark: SparkSettings = SparkSettings()
+    """Where they run."""
 
 
 class LoadedPipelines(NamedTuple):
@@ -39,8 +46,25 @@ class LoadedPipelines(NamedTuple):
     warnings: tuple[ConfigFinding, ...]
     base_dir: Path
     data_dir: Path
-    # Data directories of the file's own quivers, by name.
+    # Data directories of the file's own quivers (or their addresses, see `reaching`), by name.
     quivers: Mapping[str, str]
+    spark: SparkSettings = SparkSettings()
+    # Whether there is a gateway in the file.
+    has_gateway: bool = False
+
+    def state_dir(self, name: str) -> Path:
+        """Return where a pipeline keeps its progress."""
+        return self.data_dir / PIPELINES_DIR / name
+
+    def reaching(self, access: Access) -> LoadedPipelines:
+        """Return them with their gateway's quivers as the running gateway serves them."""
+        quivers = {name: ",".join(found) for name, found in access.addresses.items()}
+        ca_file = None if self.spark.ca_file is None else str(self.base_dir / self.spark.ca_file)
+        pipelines = {
+            name: _with_token(pipeline, quivers, access.token, ca_file)
+            for name, pipeline in self.pipelines.items()
+        }
+        return self._replace(pipelines=pipelines, quivers=quivers)
 
 
 def load_pipelines(
@@ -60,7 +84,8 @@ def load_pipelines(
     warnings = _told(document)
     assert settings is not None, "BUG: a file without settings and without findings"
     base_dir = file.parent
-    return LoadedPipelines(settings.pipelines, warnings, base_dir, base_dir / settings.data_dir, {})
+    data_dir = base_dir / settings.data_dir
+    return LoadedPipelines(settings.pipelines, warnings, base_dir, data_dir, {}, settings.spark)
 
 
 def _of_graph(
@@ -73,12 +98,71 @@ def _of_graph(
         place = document.key_place(("nodes",))
         document.find(place, "there are no pipelines in this file", "add `pipelines:`")
     check_pipelines(pipelines, document, parse=parse, imports=imports)
-    quivers = {
-        node.name: str(quiver_directory(graph, node.name, node.config))
-        for node in graph.quivers
-        if isinstance(node.config, QuiverNode)
+    return LoadedPipelines(
+        pipelines,
+        _told(document),
+        graph.base_dir,
+        graph.data_dir,
+        quiver_directories(graph),
+        graph.settings.spark,
+        has_gateway=True,
+    )
+
+
+def quiver_directories(graph: Graph) -> dict[str, str]:
+    """Return the data directories of a gateway's quivers by name, one for each worker."""
+    found = {}
+    for one in plan(graph):
+        cores = sorted(one.directory.glob("core-*")) or [one.directory / names.core_dir(0)]
+        found[one.name] = ",".join(map(str, cores))
+    return found
+
+
+def ask_for_access(data_dir: Path) -> Access | None:
+    """Ask the gateway of a data directory how its quivers are reached; None if none runs."""
+    answer = ask(PurePath(data_dir), ACCESS_VERB)
+    if answer is None:
+        return None
+    if answer["access"] is None:
+        raise BadConfig(
+            "the gateway of this file runs, and serves its quivers to nobody",
+            hint="add `flight: {}` to the file and start it again, or stop it",
+        )
+    return Access.from_fields(answer["access"])
+
+
+def _with_token(
+    pipeline: PipelineSettings, quivers: Mapping[str, str], token: str | None, ca_file: str | None
+) -> PipelineSettings:
+    """Give the gateway's own token to the vertices that use its quivers, unless they have one."""
+    given = {"token": None if token is None else Secret(token), "ca_file": ca_file}
+    vertices = {
+        name: vertex.model_copy(
+            update={
+                kind: _given(settings, quivers, given)
+                for kind in ("source", "sink")
+                if (settings := getattr(vertex, kind)) is not None
+            }
+        )
+        for name, vertex in pipeline.vertices.items()
     }
-    return LoadedPipelines(pipelines, _told(document), graph.base_dir, graph.data_dir, quivers)
+    return pipeline.model_copy(update={"vertices": vertices})
+
+
+def _given(
+    settings: SourceSettings | TargetSettings,
+    quivers: Mapping[str, str],
+    given: Mapping[str, Any],
+) -> SourceSettings | TargetSettings:
+    changes: dict[str, Any] = {}
+    named = [settings.quiver] if isinstance(settings.quiver, str) else settings.quiver
+    if set(named or ()) & set(quivers):
+        changes = {key: getattr(settings, key) or value for key, value in given.items()}
+    for further in ("fallback", "on_success"):
+        target = getattr(settings, further, None)
+        if isinstance(target, TargetSettings):
+            changes[further] = _given(target, quivers, given)
+    return settings.model_copy(update=changes)
 
 
 def _told(document: Document) -> tuple[ConfigFinding, ...]:

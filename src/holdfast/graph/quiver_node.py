@@ -63,6 +63,8 @@ class SegmentSettings(_Section):
     """A segment is sealed at this size, 1MB to 256MB; memory holds at most two of them."""
     max_open_duration: DurationS = _SEGMENT.max_open_duration_s
     """A segment is sealed at this age, however small it is."""
+    min_open_duration: DurationS = _SEGMENT.min_open_duration_s
+    """A pipeline that waits for events has a segment sealed at this age already."""
     compression: Literal["none", "lz4", "zstd"] = _SEGMENT.compression
     """Compression saves disk and costs reads without copies."""
 
@@ -71,6 +73,7 @@ class SegmentSettings(_Section):
         return SegmentConfig(
             target_size_bytes=self.target_size,
             max_open_duration_s=self.max_open_duration,
+            min_open_duration_s=self.min_open_duration,
             compression=self.compression,
         )
 

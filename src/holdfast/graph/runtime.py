@@ -1,9 +1,11 @@
 """The gateway: opens the quivers, delivers what they hold, and then lets receivers fill them.
 
-    start     quivers and dead letters (replaying what a crash left), then destinations are made,
-              so that everyone is registered when the first event is accepted, then receivers
-              listen; only when nothing can fail any more is the first event sent
-    stop      receivers and destinations, within one deadline; then the quivers are closed
+    start     quivers and dead letters (replaying what a crash left), then destinations are made
+              and pipelines registered, so that everyone is known when the first event is accepted,
+              then Flight is served and receivers listen; only when nothing can fail any more is
+              the first event sent
+    stop      receivers and destinations, within one deadline; then Flight and the quivers are
+              closed
 
 Whatever is accepted is on disk before its sender hears of it, so a stop that hurries, and a kill,
 lose nothing; a stop that has time sends what is under way and leaves nothing to replay.
@@ -21,6 +23,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from holdfast.dataflow.state_dir import StateDir
 from holdfast.deadletter.office import DeadLetters, DeadLettersStatistics
 from holdfast.deadletter.redrive import Way as ReplayWay
 from holdfast.deadletter.redrive import serve_replay
@@ -31,10 +34,13 @@ from holdfast.graph.delivery import Courier, Surroundings
 from holdfast.graph.losses import Losses
 from holdfast.graph.model import Graph, Node
 from holdfast.graph.paths import DestinationPlan, QuiverPlan, dead_letters_directory, plan
+from holdfast.graph.pipeline_sources import readers, state_dir
+from holdfast.graph.serving import Access, Serving, is_served
 from holdfast.graph.store import Store
 from holdfast.graph.taps import Taps
 from holdfast.quiver import Statistics
 from holdfast.receive.receiver import Receiver, ReceiverContext, ReceiverStatistics
+from holdfast.remote.server import ServerStatistics
 from holdfast.seam import Seam
 
 # How often the cap is shared anew among a quiver and those that are being drained beside it, and
@@ -78,6 +84,7 @@ class GatewayStatistics:
     # Memory and processor time of the process.
     resident_bytes: int
     cpu_seconds: float
+    flight: ServerStatistics | None = None
 
 
 @dataclass(frozen=True)
@@ -113,6 +120,7 @@ class Gateway:
         self._buffers: list[_Buffer] = []
         self._handlers: list[Courier] = []
         self._dead_letters: DeadLetters | None = None
+        self._serving: Serving | None = None
         self._opened = ExitStack()
         # Whether all quivers are open.
         self._is_open = False
@@ -129,6 +137,7 @@ class Gateway:
             await _to_its_end(self._open)
             await _to_its_end(self._make_couriers)
             self._is_open = True
+            await _to_its_end(self._serve)
             self._tell_policies()
             for buffer in self._buffers:
                 await self._start_receivers(buffer)
@@ -166,9 +175,31 @@ class Gateway:
                 buffer.couriers += self._couriers_of(buffer.plan.name, one)
         for name, node in self.graph.handlers.items():
             self._handlers += self._couriers_of(HANDLERS, DestinationPlan(name, (node,)))
+        self._register_pipelines()
         self._tell_leftovers()
         if self.worker == 0:
             self._tell_former_workers()
+
+    def _register_pipelines(self) -> None:
+        """Keep events for the pipelines of the file from the first one on: Spark starts slowly."""
+        if not self.graph.settings.spark.run:
+            return
+        for reader in readers(self.graph):
+            is_closed = StateDir(state_dir(self.graph, reader.pipeline)).is_closed
+            for core in self._buffer(reader.quiver).store.cores:
+                is_known = reader.subscriber in core.quiver.subscribers()
+                if is_known and is_closed:
+                    core.quiver.unregister(reader.subscriber, reason="the pipeline is closed")
+                elif not is_known and not is_closed:
+                    core.quiver.register(reader.subscriber, start=reader.start)
+
+    def _serve(self) -> None:
+        if not is_served(self.graph):
+            return
+        stores = {buffer.plan.name: buffer.store for buffer in self._buffers}
+        self._serving = serving = Serving(self.graph, stores, self.worker, self._seam)
+        self._opened.callback(serving.close)
+        log.info("flight: listens on %s", serving.location)
 
     def _couriers_of(self, quiver: str, one: DestinationPlan) -> list[Courier]:
         """Return what delivers to a destination: one per quiver that may hold its events."""
@@ -196,8 +227,9 @@ class Gateway:
     def _tell_leftovers(self) -> None:
         """Say which subscribers hold data back without being in the graph."""
         self._surroundings().dead_letters.keep_only(self.graph.handlers.keys())
+        pipelines = {reader.subscriber for reader in readers(self.graph)}
         for buffer in self._buffers:
-            known = {one.name for one in buffer.plan.destinations}
+            known = {one.name for one in buffer.plan.destinations} | pipelines
             for name in sorted(set(buffer.store.quiver.subscribers()) - known):
                 log.warning(
                     "%s is no longer a destination of %s, and what waits for it is kept until "
@@ -269,11 +301,14 @@ class Gateway:
 
     # ------------------------------------------------------------------ stopping
 
-    async def stop(self, drain_s: float | None = None) -> None:
+    async def stop(
+        self, drain_s: float | None = None, *, others: Iterable[Awaitable[None]] = ()
+    ) -> None:
         """Stop receivers and destinations, each within `drain_s`; then close the quivers.
 
         All at once: a slow client must not use up the time of deliveries, which would then be cut
         off in the middle and be sent again after the next start. What is accepted meanwhile waits.
+        `others` are waited for, too, before anything is closed: drivers that still read.
         Cancelled, it hurries: what is under way is left, and the quivers are closed at once.
         """
         if self.state == "stopped":
@@ -286,7 +321,7 @@ class Gateway:
         try:
             receivers = [one for buffer in self._buffers for one in buffer.receivers.values()]
             running: list[Receiver | Courier] = [*receivers, *self._couriers()]
-            await _all(one.stop(drain_s) for one in running)
+            await _all([*(one.stop(drain_s) for one in running), *others])
             self.left_events = await self.lag_events()
         except asyncio.CancelledError:
             await _all(courier.stop(0.0) for courier in self._couriers())
@@ -345,6 +380,11 @@ class Gateway:
             for name, receiver in buffer.receivers.items()
         }
 
+    @property
+    def access(self) -> Access | None:
+        """How pipelines reach the quivers; None if they are not served."""
+        return None if self._serving is None else self._serving.access
+
     async def statistics(self) -> GatewayStatistics:
         """Return a picture of this moment."""
         stored = await self._count_stored()
@@ -363,6 +403,7 @@ class Gateway:
             refusing=stored.refusing,
             resident_bytes=_resident_bytes(),
             cpu_seconds=time.process_time(),
+            flight=None if self._serving is None else self._serving.statistics(),
         )
 
     async def _count_stored(self) -> _Stored:

@@ -14,6 +14,7 @@ from holdfast.deadletter.office import StoreStatistics
 from holdfast.deliver.statistics import State
 from holdfast.graph.runtime import DestinationFigures, GatewayStatistics
 from holdfast.operate.metrics import METRICS, Described, Labels, Record, exposition, records
+from holdfast.operate.pipeline_metrics import PIPELINE_METRICS
 
 Rows = Iterable[tuple[Labels, float]]
 _Read = Callable[[GatewayStatistics], Rows]
@@ -121,6 +122,11 @@ def _refusing(gateway: GatewayStatistics) -> Iterator[tuple[Labels, float]]:
 def _figure(field: str) -> _Read:
     get = attrgetter(field)
     return lambda gateway: [({}, get(gateway))]
+
+
+def _flight(field: str) -> _Read:
+    get = attrgetter(field)
+    return lambda gateway: [] if gateway.flight is None else [({}, get(gateway.flight))]
 
 
 _RECEIVER = ("receiver",)
@@ -314,6 +320,28 @@ GATEWAY_METRICS: tuple[GatewayMetric, ...] = (
         "Letters that were replayed, fixed or purged, ever.", "Work done.",
         _letters("resolved"), _STORE,
     ),
+    # --------------------------------------------------------------------- flight
+    GatewayMetric(
+        "gateway.flight.calls_total", "counter", "calls",
+        "Calls over Flight to the owner of the quivers, refused ones left out.",
+        "Its rate: how often pipelines ask.", _flight("calls_total"),
+    ),
+    GatewayMetric(
+        "gateway.flight.refused_calls_total", "counter", "calls",
+        "Calls refused for want of a token or of room.",
+        "Any increase: a wrong token, or `max_calls` is too small.", _flight("refused_total"),
+    ),
+    GatewayMetric(
+        "gateway.flight.attached_subscribers", "gauge", "subscribers",
+        "Subscribers that are attached over Flight.",
+        "Fewer than there are pipelines: a driver is away.", _flight("attached"),
+    ),
+    GatewayMetric(
+        "gateway.flight.reader_starts_total", "counter", "starts",
+        "How often the process that serves sealed data was started.",
+        "Grows: it is killed, by the kernel for want of memory perhaps.",
+        _flight("reader_starts_total"),
+    ),
     # -------------------------------------------------------------------- process
     GatewayMetric(
         "gateway.process.uptime_seconds", "gauge", "seconds",
@@ -335,7 +363,7 @@ GATEWAY_METRICS: tuple[GatewayMetric, ...] = (
     ),
 )  # fmt: skip
 
-ALL_METRICS: tuple[Described, ...] = (*GATEWAY_METRICS, *METRICS)
+ALL_METRICS: tuple[Described, ...] = (*GATEWAY_METRICS, *PIPELINE_METRICS, *METRICS)
 COUNTERS = frozenset(metric.name for metric in ALL_METRICS if metric.type == "counter")
 
 

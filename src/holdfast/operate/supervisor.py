@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import os
 import signal
@@ -25,7 +26,12 @@ from holdfast.deadletter.redrive import VERB as REPLAY_VERB
 from holdfast.errors import BadConfig, BadInput, HoldfastError
 from holdfast.graph.control import REPLAY_ANSWER_S
 from holdfast.graph.loader import Loaded
+from holdfast.graph.serving import ACCESS_VERB, Access
+from holdfast.operate.drivers.beside import driver_of, lineage_url
+from holdfast.operate.drivers.child import DriverChild
+from holdfast.operate.drivers.wire import Orders
 from holdfast.operate.metrics import Record
+from holdfast.operate.pipeline_metrics import driver_records
 from holdfast.operate.sd_notify import Notifier
 from holdfast.operate.up import STATUS_S, Signals, end, observed, worker_directory
 from holdfast.quiver.control import Verbs, ask, serve
@@ -50,6 +56,8 @@ class Workers:
 
     def __init__(self, data_dir: Path, count: int) -> None:
         self._directories = [PurePath(worker_directory(data_dir, n)) for n in range(count)]
+        # What runs pipelines over the quivers of all workers.
+        self.driver: DriverChild | None = None
 
     def ask_one(
         self, worker: int, verb: str, *, timeout_s: float = ANSWER_S, **fields: Any
@@ -79,8 +87,9 @@ class Workers:
         return reasons
 
     async def records(self) -> Sequence[Record]:
-        """Return every figure of all workers that answer."""
-        return await asyncio.to_thread(self._records)
+        """Return every figure of all workers that answer, and of the driver beside them."""
+        records = await asyncio.to_thread(self._records)
+        return records if self.driver is None else [*records, *driver_records(self.driver.figures)]
 
     def _records(self) -> list[Record]:
         found: list[Record] = []
@@ -99,8 +108,19 @@ class Workers:
             "pause": lambda request: self._to_all("pause", request),
             "resume": lambda request: self._to_all("resume", request),
             "tap": self._tap,
+            ACCESS_VERB: self._access,
             REPLAY_VERB: self._replay,
         }
+
+    def access(self) -> Access | None:
+        """Return how the quivers of all workers are reached; None if they are not served."""
+        told = [one["access"] for one in self.ask_all(ACCESS_VERB)]
+        found = [Access.from_fields(one) for one in told if one is not None]
+        return functools.reduce(Access.joined, found) if found else None
+
+    def _access(self, request: dict[str, Any]) -> dict[str, Any]:
+        access = self.access()
+        return {"access": None if access is None else access.to_fields()}
 
     def _to_all(self, verb: str, request: dict[str, Any]) -> dict[str, Any]:
         self.ask_all(verb, **_fields(request))
@@ -158,8 +178,11 @@ class Supervisor:
         self._options = options
         self._count = loaded.graph.settings.workers
         self._workers = Workers(loaded.graph.data_dir, self._count)
+        self._driver = self._workers.driver = driver_of(loaded, self._orders)
         self._processes: dict[int, Process] = {}
         self._notifier = Notifier()
+        # Set when all workers were, once.
+        self._are_ready = asyncio.Event()
         self._failure: int | None = None
 
     async def run(self) -> None:
@@ -177,6 +200,9 @@ class Supervisor:
             keepers = [asyncio.create_task(self._keep(n, signals)) for n in range(self._count)]
             telling = asyncio.create_task(self._tell_status())
             held.push_async_callback(end, telling)
+            if self._driver is not None:
+                self._driver.start()
+                held.push_async_callback(self._driver.stop, 0.0)
             while await signals.next() == "reload":
                 self._notifier.reloading()
                 self._send(signal.SIGHUP)
@@ -184,6 +210,14 @@ class Supervisor:
             await self._stop(signals, keepers)
         if self._failure is not None:
             raise BadConfig("a worker could not start", hint="its own lines in the log say why")
+
+    async def _orders(self) -> Orders:
+        """Return the orders of the driver, when all workers can be asked."""
+        await self._are_ready.wait()
+        access = await asyncio.to_thread(self._workers.access)
+        addresses = await asyncio.to_thread(self._workers.ask_one, 0, "status")
+        url = lineage_url(self._loaded.graph, addresses["addresses"])
+        return Orders(self._loaded.document.file, access, url)
 
     async def _keep(self, number: int, signals: Signals) -> None:
         """Run one worker, again and again."""
@@ -228,6 +262,7 @@ class Supervisor:
         while reasons := await self._workers.not_ready():
             log.debug("not ready: %s", "; ".join(reasons))
             await asyncio.sleep(POLL_S)
+        self._are_ready.set()
         self._notifier.ready(f"{self._count} workers")
         log.info("holdfast %s is ready, process %d", __version__, os.getpid())
         while True:
@@ -237,6 +272,7 @@ class Supervisor:
 
     async def _stop(self, signals: Signals, keepers: Sequence[asyncio.Task[None]]) -> None:
         self._notifier.stopping("stopping")
+        await self._stop_driver(signals)
         self._send(signal.SIGTERM)
         hurrying = asyncio.create_task(signals.hurry.wait())
         everyone = asyncio.ensure_future(_finished(keepers))
@@ -252,6 +288,18 @@ class Supervisor:
             self._send(signal.SIGKILL)
             await everyone
         hurrying.cancel()
+
+    async def _stop_driver(self, signals: Signals) -> None:
+        """Stop what reads the workers' quivers before they go."""
+        if self._driver is None:
+            return
+        stopping = asyncio.create_task(self._driver.stop(self._loaded.graph.settings.drain))
+        hurrying = asyncio.create_task(signals.hurry.wait())
+        await asyncio.wait([stopping, hurrying], return_when=asyncio.FIRST_COMPLETED)
+        hurrying.cancel()
+        if not stopping.done():
+            await self._driver.stop(0.0)
+        await stopping
 
     def _send(self, number: signal.Signals) -> None:
         """Send a signal to every worker that runs."""

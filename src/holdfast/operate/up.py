@@ -27,8 +27,12 @@ from holdfast.graph.reload import reload
 from holdfast.graph.runtime import Gateway
 from holdfast.operate import logs
 from holdfast.operate.admin import AdminApp, Watched
+from holdfast.operate.drivers.beside import driver_of, lineage_url
+from holdfast.operate.drivers.child import DriverChild
+from holdfast.operate.drivers.wire import Orders
 from holdfast.operate.gateway_metrics import COUNTERS, gateway_records
 from holdfast.operate.metrics import Record
+from holdfast.operate.pipeline_metrics import driver_records
 from holdfast.operate.sd_notify import Notifier
 from holdfast.operate.statsd import Statsd
 from holdfast.quiver.control import ControlServer, serve
@@ -73,10 +77,11 @@ def _text(found: ConfigFinding) -> str:
 
 
 class GatewayWatch:
-    """A gateway as the admin port sees it."""
+    """A gateway as the admin port sees it, and the driver beside it."""
 
-    def __init__(self, gateway: Gateway) -> None:
+    def __init__(self, gateway: Gateway, driver: DriverChild | None = None) -> None:
         self._gateway = gateway
+        self._driver = driver
 
     async def not_ready(self) -> Sequence[str]:
         """Return why senders should not be sent here."""
@@ -84,7 +89,10 @@ class GatewayWatch:
 
     async def records(self) -> Sequence[Record]:
         """Return every figure."""
-        return gateway_records(await self._gateway.statistics())
+        records = gateway_records(await self._gateway.statistics())
+        return (
+            records if self._driver is None else [*records, *driver_records(self._driver.figures)]
+        )
 
 
 class Signals:
@@ -155,12 +163,14 @@ class GatewayProcess:
         self._loaded = loaded
         self._worker = worker
         self._gateway = Gateway(loaded.graph, Seam(), worker=worker or 0)
+        # With several workers the parent has it.
+        self._driver = driver_of(loaded, self._orders) if worker is None else None
         self._notifier = Notifier({} if worker is not None else None)
 
     async def run(self) -> None:
         """Start, serve, stop."""
         signals = Signals()
-        watched = GatewayWatch(self._gateway)
+        watched = GatewayWatch(self._gateway, self._driver)
         async with contextlib.AsyncExitStack() as held:
             if self._worker is None:
                 await held.enter_async_context(observed(self._loaded, watched))
@@ -170,6 +180,9 @@ class GatewayProcess:
                 return
             # However this ends: nothing stays open.
             held.push_async_callback(self._gateway.stop, 0.0)
+            if self._driver is not None:
+                self._driver.start()
+                held.push_async_callback(self._driver.stop, 0.0)
             control = self._listen_to_tools()
             if control is not None:
                 held.callback(control.close)
@@ -209,6 +222,10 @@ class GatewayProcess:
         }
         return serve(PurePath(directory), verbs, Seam().clock)
 
+    async def _orders(self) -> Orders:
+        url = lineage_url(self._loaded.graph, self._gateway.addresses)
+        return Orders(self._loaded.document.file, self._gateway.access, url)
+
     async def _metrics(self, request: dict[str, Any]) -> dict[str, Any]:
         """Return every figure, for the parent of several workers."""
         records = gateway_records(await self._gateway.statistics())
@@ -244,8 +261,10 @@ class GatewayProcess:
 
     async def _stop(self, signals: Signals) -> None:
         self._notifier.stopping("stopping")
-        log.info("stopping, within %g s", self._gateway.graph.settings.drain)
-        stopping = asyncio.create_task(self._gateway.stop())
+        drain_s = self._gateway.graph.settings.drain
+        log.info("stopping, within %g s", drain_s)
+        others = [] if self._driver is None else [self._driver.stop(drain_s)]
+        stopping = asyncio.create_task(self._gateway.stop(others=others))
         await _done_or(stopping, signals.hurry)
         if not stopping.done():
             log.warning("stopping at once")

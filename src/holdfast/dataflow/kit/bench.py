@@ -13,7 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from holdfast.dataflow.compiler.places import EVENT_TIME, SINK_CONFIG, SLOT, Places
-from holdfast.dataflow.run import PipelineRun, QueryStatistics
+from holdfast.dataflow.progress import QueryStatistics
+from holdfast.dataflow.run import PipelineRun
 from holdfast.dataflow.session import start_session
 from holdfast.dataflow.spec import Pipeline, PipelineSettings
 from holdfast.dataflow.spec.vertices import SinkSettings, SourceSettings, TargetSettings

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import tempfile
 import threading
-import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
 import click
-from rich.live import Live
-from rich.table import Table
 
-from holdfast.dataflow.run import (
-    PipelineRun,
-    QueryStatistics,
-    ask_to_drain,
-    asked_to_drain,
-    is_running,
-)
+from holdfast.dataflow.driving import drive
+from holdfast.dataflow.progress import QueryStatistics
+from holdfast.dataflow.run import PipelineRun
 from holdfast.dataflow.session import start_session
+from holdfast.dataflow.state_dir import StateDir
 from holdfast.errors import BadConfig, BadInput
 from holdfast.graph.document import read_document
 from holdfast.graph.pipelines import load_pipelines
@@ -35,22 +30,18 @@ from holdfast.operate.cli.dataflow.arguments import (
     name_argument,
     state_option,
 )
+from holdfast.operate.cli.dataflow.display import Display, progress_table
 from holdfast.operate.cli.output import json_option, print_json, stdout
 
 if TYPE_CHECKING:
     from holdfast.dataflow.kit.cases import CasesFile
 
 master_option = click.option(
-    "--master", default="local[*]", show_default=True, help="Where Spark runs."
+    "--master", help="Where Spark runs; by default `spark.master` of CONFIG, else local[*]."
 )
 conf_option = click.option(
     "--conf", "settings", multiple=True, metavar="KEY=VALUE", help="A setting of Spark; repeatable."
 )
-LOOK_EVERY_S = 0.5
-# On no terminal: a line that often.
-TELL_EVERY_S = 10.0
-# A driver that was asked to drain has so long for each look whether it has ended.
-ASKED_POLL_S = 0.5
 
 
 @click.command("run")
@@ -64,17 +55,29 @@ ASKED_POLL_S = 0.5
 def run_command(
     config: str,
     name: str | None,
-    master: str,
+    master: str | None,
     settings: Sequence[str],
     state_dir: Path | None,
     once: bool,
     as_json: bool,
 ) -> None:
-    """Run a pipeline of CONFIG until it is told to stop (Ctrl-C, SIGTERM) or to drain."""
-    chosen = choose(config, name, state_dir)
+    """Run a pipeline of CONFIG until it is told to stop (Ctrl-C, SIGTERM) or to drain.
+
+    Quivers of a gateway that runs are read where it serves them.
+    """
+    chosen = choose(config, name, state_dir, reach=True)
     if once:
         _drain(chosen, master, settings, close=False, as_json=as_json)
         return
+    with _stop_on_signals() as stop, _running(chosen, master, settings) as run:
+        with Display(as_json) as display:
+            end = drive(run, stop, display.show)
+        if end != "stopped":
+            _print_ended(run.statistics(), close=end == "closed", as_json=as_json)
+
+
+@contextlib.contextmanager
+def _stop_on_signals() -> Iterator[threading.Event]:
     stop = threading.Event()
 
     def end(number: int, frame: FrameType | None) -> None:
@@ -82,31 +85,18 @@ def run_command(
 
     before = {one: signal.signal(one, end) for one in (signal.SIGTERM, signal.SIGINT)}
     try:
-        asked = _run(chosen, master, settings, stop, as_json=as_json)
+        yield stop
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    if asked is not None:
-        _drain(chosen, master, settings, close=asked.get("close", False), as_json=as_json)
 
 
-def _run(
-    chosen: Chosen, master: str, settings: Sequence[str], stop: threading.Event, *, as_json: bool
-) -> dict[str, bool] | None:
-    """Run until told to stop; return what was asked for if it is to drain."""
-    session = start_session(master, _settings(settings), name=chosen.name)
+@contextlib.contextmanager
+def _running(chosen: Chosen, master: str | None, settings: Sequence[str]) -> Iterator[PipelineRun]:
+    given = {**chosen.spark.conf, **_settings(settings)}
+    session = start_session(master or chosen.spark.master, given, name=chosen.name)
     with PipelineRun(chosen.name, chosen.pipeline, chosen.places, session) as run:
-        asked_to_drain(chosen.places.state_dir)  # what was asked before we began
-        run.start()
-        with _Display(as_json) as display:
-            while not stop.is_set():
-                if run.wait(LOOK_EVERY_S):
-                    return None
-                display.show(run.statistics())
-                asked = asked_to_drain(chosen.places.state_dir)
-                if asked is not None:
-                    return asked
-    return None
+        yield run
 
 
 @click.command("drain")
@@ -122,7 +112,7 @@ def _run(
 def drain_command(
     config: str,
     name: str | None,
-    master: str,
+    master: str | None,
     settings: Sequence[str],
     state_dir: Path | None,
     close: bool,
@@ -133,24 +123,28 @@ def drain_command(
     A driver that runs it is asked to; without one it is done here.
     """
     chosen = choose(config, name, state_dir)
-    if ask_to_drain(chosen.places.state_dir, close=close):
-        while is_running(chosen.places.state_dir):
-            time.sleep(ASKED_POLL_S)
+    state = StateDir(chosen.places.state_dir)
+    if state.ask_to_drain(close=close):
+        told = [QueryStatistics.from_fields(one) for one in state.wait_drained()]
+        _print_ended(told, close=close, as_json=as_json)
         return
+    chosen = choose(config, name, state_dir, reach=True)
     _drain(chosen, master, settings, close=close, as_json=as_json)
 
 
 def _drain(
-    chosen: Chosen, master: str, settings: Sequence[str], *, close: bool, as_json: bool
+    chosen: Chosen, master: str | None, settings: Sequence[str], *, close: bool, as_json: bool
 ) -> None:
-    session = start_session(master, _settings(settings), name=chosen.name)
-    with PipelineRun(chosen.name, chosen.pipeline, chosen.places, session) as run:
+    with _running(chosen, master, settings) as run:
         run.drain(close=close)
-    told = run.statistics()
+    _print_ended(run.statistics(), close=close, as_json=as_json)
+
+
+def _print_ended(told: Sequence[QueryStatistics], *, close: bool, as_json: bool) -> None:
     if as_json:
-        print_json({"closed": close, "queries": [_fields(one) for one in told]})
+        print_json({"closed": close, "queries": [one.to_fields() for one in told]})
     else:
-        stdout.print(_table(told))
+        stdout.print(progress_table(told))
 
 
 @click.command("test")
@@ -199,62 +193,3 @@ def _settings(given: Sequence[str]) -> dict[str, str]:
     if wrong:
         raise BadInput(f"{wrong[0]!r} is no setting", hint="write --conf spark.executor.memory=4g")
     return dict(one.split("=", 1) for one in given)
-
-
-# -------------------------------------------------------------------------- display
-
-
-class _Display:
-    """Tells how a pipeline goes: a table on a terminal, else a line now and then."""
-
-    def __init__(self, as_json: bool) -> None:
-        self._as_json = as_json
-        self._told_s = time.monotonic()
-        self._live = Live(console=stdout) if stdout.is_terminal and not as_json else None
-
-    def __enter__(self) -> _Display:
-        if self._live is not None:
-            self._live.start()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        if self._live is not None:
-            self._live.stop()
-
-    def show(self, told: Sequence[QueryStatistics]) -> None:
-        """Show how things are."""
-        if self._live is not None:
-            self._live.update(_table(told))
-        elif time.monotonic() > self._told_s + TELL_EVERY_S:
-            self._told_s = time.monotonic()
-            if self._as_json:
-                print_json([_fields(one) for one in told])
-            else:
-                for one in told:
-                    counts = " ".join(f"{name}={n}" for name, n in one.counts.items())
-                    click.echo(
-                        f"{one.name} batch={one.batch} rows={one.rows_total} "
-                        f"watermark={one.watermark} {counts}".rstrip()
-                    )
-
-
-def _fields(one: QueryStatistics) -> dict[str, object]:
-    return {**one._asdict(), "counts": dict(one.counts)}
-
-
-def _table(told: Sequence[QueryStatistics]) -> Table:
-    table = Table()
-    for column in ("query", "batch", "rows", "rows/s", "watermark", "state rows", "counts"):
-        table.add_column(column)
-    for one in told:
-        counts = ", ".join(f"{name} {n:,}" for name, n in one.counts.items())
-        table.add_row(
-            one.name,
-            "" if one.batch is None else f"{one.batch:,}",
-            f"{one.rows_total:,}",
-            f"{one.rows_per_s:,.0f}",
-            one.watermark or "",
-            f"{one.state_rows:,}",
-            counts,
-        )
-    return table

@@ -1,0 +1,43 @@
+"""What a driver does with one pipeline: run it until it is told to stop, or asked to drain."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+from holdfast.dataflow.progress import QueryStatistics
+from holdfast.dataflow.run import PipelineRun
+from holdfast.errors import HoldfastError
+
+LOOK_EVERY_S = 0.5
+
+End = Literal["stopped", "drained", "closed"]
+Tell = Callable[[Sequence[QueryStatistics]], None]
+
+
+def drive(run: PipelineRun, stop: threading.Event, tell: Tell) -> End:
+    """Run a pipeline until something ends it; `tell` hears how it goes."""
+    run.state_dir.asked()  # what was asked before we began
+    run.start()
+    while not stop.is_set():
+        if run.wait(LOOK_EVERY_S):
+            break
+        tell(run.statistics())
+        asked = run.state_dir.asked()
+        if asked is not None:
+            return drain(run, tell, close=asked.close)
+    return "stopped"
+
+
+def drain(run: PipelineRun, tell: Tell, *, close: bool) -> End:
+    """Drain a pipeline, and leave word of it for whoever asked."""
+    try:
+        run.drain(close=close)
+    except HoldfastError as error:
+        run.state_dir.tell_drained([], error.message)
+        raise
+    told = run.statistics()
+    tell(told)
+    run.state_dir.tell_drained([one.to_fields() for one in told])
+    return "closed" if close else "drained"

@@ -1,0 +1,117 @@
+"""How a query goes: what Spark tells about its batches, added up."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.query import StreamingQuery
+
+    from holdfast.dataflow.compiler.tails import Tail
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class QueryStatistics(NamedTuple):
+    """A moment's picture of one query. Totals count since the driver began."""
+
+    name: str
+    is_running: bool
+    batch: int | None
+    batches_total: int
+    # How long the last batch took.
+    batch_s: float
+    rows_total: int
+    rows_per_s: float
+    # As Spark writes it; None before the first.
+    watermark: str | None
+    # How far the watermark is behind the clock of the driver; 0 once all windows are closed.
+    lag_s: float | None
+    state_rows: int
+    state_bytes: int
+    # Rows that Spark left out of windows that were closed: of sliding windows, whose rows still
+    # count in others. A row that counts nowhere is late, and told under `counts`.
+    left_out_total: int
+    # By what became of rows, and where: late.perjob, failed.parse, written.out, fallback.out.
+    counts: Mapping[str, int]
+
+    def to_fields(self) -> dict[str, Any]:
+        """Return what JSON can hold."""
+        return {**self._asdict(), "counts": dict(self.counts)}
+
+    @classmethod
+    def from_fields(cls, fields: Mapping[str, Any]) -> QueryStatistics:
+        """Return what another process told."""
+        return cls(**fields)
+
+
+@dataclass
+class QueryProgress:
+    """Adds up what Spark reports of one query's batches; it remembers the last hundred."""
+
+    name: str
+    spark: StreamingQuery
+    tail: Tail | None
+    rows_total: int = 0
+    batches_total: int = 0
+    left_out_total: int = 0
+    seen_batch: int = -1
+    observed: Counter[str] = field(default_factory=Counter)
+
+    def look(self) -> None:
+        """Take in what is new."""
+        for progress in self.spark.recentProgress:
+            batch = int(progress["batchId"])
+            if batch <= self.seen_batch or not _is_batch(progress):
+                continue
+            self.seen_batch = batch
+            self.batches_total += 1
+            self.rows_total += int(progress["numInputRows"])
+            self.left_out_total += sum(
+                int(operator["numRowsDroppedByWatermark"])
+                for operator in progress["stateOperators"]
+            )
+            for name, row in dict(progress["observedMetrics"] or {}).items():
+                self.observed[name] += int(row["rows"] or 0)
+
+    def statistics(self) -> QueryStatistics:
+        """Return a picture of this moment."""
+        last = self.spark.lastProgress
+        tail = {} if self.tail is None else {".".join(k): n for k, n in self.tail.counts.items()}
+        operators = last["stateOperators"] if last else []
+        watermark = (last["eventTime"] or {}).get("watermark") if last else None
+        return QueryStatistics(
+            name=self.name,
+            is_running=self.spark.isActive,
+            batch=None if self.seen_batch < 0 else self.seen_batch,
+            batches_total=self.batches_total,
+            batch_s=float(last["batchDuration"]) / 1000 if last else 0.0,
+            rows_total=self.rows_total,
+            rows_per_s=float(last["processedRowsPerSecond"] or 0.0) if last else 0.0,
+            watermark=watermark,
+            lag_s=lag_s(watermark, datetime.now(UTC)),
+            state_rows=sum(int(operator["numRowsTotal"]) for operator in operators),
+            state_bytes=sum(int(operator["memoryUsedBytes"]) for operator in operators),
+            left_out_total=self.left_out_total,
+            counts={name: n for name, n in {**self.observed, **tail}.items() if n},
+        )
+
+
+def lag_s(watermark: str | None, now: datetime) -> float | None:
+    """Return how far a watermark is behind; None while there is none."""
+    if watermark is None:
+        return None
+    try:
+        moment = datetime.fromisoformat(watermark)
+    except ValueError:
+        return 0.0  # the end of time has a year that Python does not write
+    return None if moment <= _EPOCH else max(0.0, (now - moment).total_seconds())
+
+
+def _is_batch(progress: Any) -> bool:
+    """Whether a report is of a batch; an idle query reports its last number again."""
+    return "addBatch" in progress["durationMs"]

@@ -1,0 +1,120 @@
+"""The state directory of a pipeline: who runs it, whether it is finished, and asking its driver.
+
+    lock          held while a driver runs
+    closed        the pipeline was drained and closed: it is finished
+    drain.json    somebody asks the driver to drain
+    drained.json  what came of that
+
+Nothing here needs Spark: a gateway and tools look without having it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+from holdfast.errors import DirectoryLocked, PipelineFailed
+
+# How often a driver that was asked is looked at.
+ASKED_POLL_S = 0.2
+
+
+class Request(NamedTuple):
+    """What somebody asked a driver for."""
+
+    close: bool
+
+
+class StateDir:
+    """One pipeline's state directory."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    # ---------------------------------------------------------------------- owner
+
+    def lock(self) -> IO[bytes]:
+        """Take it; whoever has it is the only driver until the file is closed."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        lock = open(self.path / "lock", "ab")  # noqa: SIM115
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            lock.close()
+            raise DirectoryLocked(
+                "another driver runs this pipeline",
+                hint="stop it, or ask it with `holdfast dataflow drain`",
+                path=str(self.path),
+            ) from error
+        return lock
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a driver runs here."""
+        try:
+            self.lock().close()
+        except DirectoryLocked:
+            return True
+        return False
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether all windows are written, and nothing more is read."""
+        return (self.path / "closed").exists()
+
+    def close(self) -> None:
+        """Say that it is finished."""
+        (self.path / "closed").write_text("", "utf-8")
+
+    # --------------------------------------------------------------------- asking
+
+    def ask_to_drain(self, *, close: bool) -> bool:
+        """Ask the driver that runs here to drain and end; False if there is none."""
+        if not self.is_running:
+            return False
+        (self.path / "drained.json").unlink(missing_ok=True)
+        self._write("drain.json", {"close": close})
+        return True
+
+    def asked(self) -> Request | None:
+        """Return what somebody asked this driver for, once."""
+        fields = self._read("drain.json")
+        if fields is None:
+            return None
+        (self.path / "drain.json").unlink(missing_ok=True)
+        return Request(bool(fields.get("close")))
+
+    def tell_drained(self, queries: Sequence[Mapping[str, Any]], error: str = "") -> None:
+        """Say what came of draining, while the lock is still held."""
+        self._write("drained.json", {"queries": list(queries), "error": error})
+
+    def wait_drained(self) -> list[dict[str, Any]]:
+        """Wait until the driver that was asked has ended; return what its queries did."""
+        while self.is_running:
+            time.sleep(ASKED_POLL_S)
+        told = self._read("drained.json")
+        if told is None or told["error"]:
+            raise PipelineFailed(
+                f"the driver did not drain: {told['error'] if told else 'it ended before'}",
+                hint="nothing is lost: ask again, its own log says more",
+                path=str(self.path),
+            )
+        queries: list[dict[str, Any]] = told["queries"]
+        return queries
+
+    def _write(self, name: str, fields: Mapping[str, Any]) -> None:
+        fresh = self.path / f"{name}.new"
+        fresh.write_text(json.dumps(fields), "utf-8")
+        os.replace(fresh, self.path / name)
+
+    def _read(self, name: str) -> dict[str, Any] | None:
+        with contextlib.suppress(OSError, ValueError):
+            fields = json.loads((self.path / name).read_text("utf-8"))
+            return fields if isinstance(fields, dict) else None
+        return None

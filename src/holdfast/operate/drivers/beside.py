@@ -1,0 +1,34 @@
+"""Whether a gateway has a driver beside it, and what that driver is told of the gateway."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from importlib.util import find_spec
+
+from holdfast.errors import BadConfig
+from holdfast.graph.loader import Loaded
+from holdfast.graph.model import Graph
+from holdfast.operate.drivers.child import DriverChild
+from holdfast.operate.drivers.wire import Orders
+
+
+def driver_of(loaded: Loaded, orders: Callable[[], Awaitable[Orders]]) -> DriverChild | None:
+    """Return the driver of a file's pipelines; None if nothing is to be run."""
+    settings = loaded.graph.settings
+    if not settings.pipelines or not settings.spark.run:
+        return None
+    if find_spec("pyspark") is None:
+        raise BadConfig(
+            "the file has pipelines, and Spark is not installed",
+            hint="pip install 'holdfast[spark]', or run them elsewhere with `spark: {run: false}`",
+            path=loaded.document.file,
+        )
+    return DriverChild(settings.spark, orders)
+
+
+def lineage_url(graph: Graph, addresses: Mapping[str, Sequence[str]]) -> str | None:
+    """Return where the gateway itself takes lineage, if it does."""
+    for node in graph.of_kind("receiver"):
+        if node.component.type == "openlineage" and addresses.get(node.name):
+            return addresses[node.name][0]
+    return None

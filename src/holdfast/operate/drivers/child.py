@@ -1,0 +1,173 @@
+"""The gateway's side of the driver process: starts it, starts it again, reads it, and ends it.
+
+The process leads a session of its own, so that a Ctrl-C is not for it, and so that everything it
+started can be found when it has ended: nothing is left behind, whoever was killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import signal
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
+
+from holdfast.dataflow.driver_settings import SparkSettings
+from holdfast.errors import HoldfastError
+from holdfast.operate.drivers.session_end import end_session
+from holdfast.operate.drivers.wire import DriverFigures, Orders, decode_figures
+
+# A longer line of its log is cut.
+LINE_BYTES_MAX = 256 * 1024
+# A stop that hurries still lets the driver acknowledge its last batch.
+HURRY_S = 2.0
+_LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
+# What Java and Spark say at every start.
+_USUAL = ("WARNING: ", "Setting default log level", "To adjust logging level", "Using Spark's")
+
+log = logging.getLogger("holdfast.pipelines")
+
+
+class DriverChild:
+    """Keeps one driver process going until it is stopped."""
+
+    def __init__(self, settings: SparkSettings, orders: Callable[[], Awaitable[Orders]]) -> None:
+        self._settings = settings
+        self._orders = orders
+        self._figures = DriverFigures()
+        self._process: Process | None = None
+        self._stopping = asyncio.Event()
+        self._keeping: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin; nothing waits for Spark."""
+        self._keeping = asyncio.create_task(self._keep())
+
+    @property
+    def figures(self) -> DriverFigures:
+        """What it told last."""
+        process = self._process
+        is_running = process is not None and process.returncode is None
+        return replace(self._figures, is_running=is_running)
+
+    async def stop(self, patience_s: float) -> None:
+        """End it: orderly within a time, then with everything it started."""
+        self._stopping.set()
+        process = self._process
+        if process is not None and process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(signal.SIGTERM)
+        if self._keeping is None:
+            return
+        try:
+            await asyncio.wait([self._keeping], timeout=max(patience_s, HURRY_S))
+        finally:
+            if not self._keeping.done() and self._process is not None:
+                log.warning("the driver of the pipelines does not end, and is killed")
+                end_session(self._process.pid)
+        await asyncio.wait([self._keeping])
+
+    # ------------------------------------------------------------------ keeping
+
+    async def _keep(self) -> None:
+        loop = asyncio.get_running_loop()
+        pause_s = self._settings.restart_min
+        while not self._stopping.is_set():
+            began_s = loop.time()
+            try:
+                code = await self._live()
+            except (OSError, HoldfastError) as error:
+                log.error("the driver of the pipelines cannot be started: %s", error)
+                code = -1
+            if self._stopping.is_set():
+                return
+            if code == 0:
+                log.info("all pipelines have ended")
+                return
+            if loop.time() - began_s >= self._settings.restart_max:
+                pause_s = self._settings.restart_min
+            log.error("the driver of the pipelines ended with %d; again in %g s", code, pause_s)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    await self._stopping.wait()
+            pause_s = min(2 * pause_s, self._settings.restart_max)
+
+    async def _live(self) -> int:
+        """Start the process, and read it to its end."""
+        orders = await self._ordered()
+        if orders is None:
+            return 0
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "holdfast.operate.drivers.process",
+            stdin=PIPE, stdout=PIPE, stderr=PIPE, start_new_session=True,
+        )  # fmt: skip
+        self._process = process
+        self._figures = replace(self._figures, starts_total=self._figures.starts_total + 1)
+        try:
+            assert process.stdin is not None
+            with contextlib.suppress(OSError):
+                process.stdin.write(orders.encode())
+                await process.stdin.drain()
+            if self._stopping.is_set():
+                process.terminate()
+            reading = asyncio.gather(self._read_figures(process), self._read_log(process))
+            code = await process.wait()
+            # Whatever is left of its session would keep the pipes open.
+            end_session(process.pid)
+            await reading
+            return code
+        finally:
+            end_session(process.pid)
+            if process.stdin is not None:
+                process.stdin.close()
+
+    async def _ordered(self) -> Orders | None:
+        """Return the orders, when they are known; None if it is to stop before."""
+        asking = asyncio.ensure_future(self._orders())
+        stopping = asyncio.create_task(self._stopping.wait())
+        await asyncio.wait([asking, stopping], return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        if not asking.done():
+            asking.cancel()
+            return None
+        return await asking
+
+    async def _read_figures(self, process: Process) -> None:
+        assert process.stdout is not None
+        async for line in _lines(process.stdout):
+            with contextlib.suppress(ValueError, TypeError, KeyError):
+                self._figures = replace(self._figures, pipelines=decode_figures(line))
+
+    async def _read_log(self, process: Process) -> None:
+        assert process.stderr is not None
+        async for line in _lines(process.stderr):
+            level, message = _told(line)
+            if message:
+                log.log(level, "%s", message)
+
+
+def _told(line: bytes) -> tuple[int, str]:
+    """Return severity and text of a line: ours are JSON, those of Java and Spark are not."""
+    text = line.decode("utf-8", "replace").strip()
+    try:
+        fields = json.loads(text)
+        return _LEVELS.get(fields["level"], logging.INFO), str(fields["message"])
+    except (ValueError, TypeError, KeyError):
+        is_usual = text.startswith(_USUAL)
+        return (logging.DEBUG if is_usual else logging.INFO), text and f"spark: {text}"
+
+
+async def _lines(stream: asyncio.StreamReader) -> AsyncIterator[bytes]:
+    """Yield lines, the beginning of those that are too long."""
+    waiting = b""
+    while chunk := await stream.read(64 * 1024):
+        *whole, waiting = (waiting + chunk).split(b"\n")
+        for line in whole:
+            yield line
+        waiting = waiting[:LINE_BYTES_MAX]
+    if waiting:
+        yield waiting

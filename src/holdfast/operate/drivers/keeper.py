@@ -1,0 +1,108 @@
+"""Keeps one pipeline of a driver going: begins it again, after a pause that grows, when it fails.
+
+Each pipeline has a thread of its own: one that fails, or waits for a gateway that does not answer,
+does not stop the others.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from holdfast.dataflow.compiler.places import Places
+from holdfast.dataflow.driver_settings import SparkSettings
+from holdfast.dataflow.driving import drive
+from holdfast.dataflow.progress import QueryStatistics
+from holdfast.dataflow.run import PipelineRun
+from holdfast.dataflow.spec import PipelineSettings
+from holdfast.dataflow.state_dir import StateDir
+from holdfast.errors import BadConfig, HoldfastError
+from holdfast.operate.drivers.wire import PipelineFigures
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+log = logging.getLogger("holdfast.pipelines")
+
+
+class Keeper:
+    """One pipeline, in a thread."""
+
+    def __init__(
+        self,
+        name: str,
+        pipeline: PipelineSettings,
+        places: Places,
+        settings: SparkSettings,
+        stop: threading.Event,
+    ) -> None:
+        self.name = name
+        self.figures = PipelineFigures("starting")
+        self._pipeline = pipeline
+        self._places = places
+        self._settings = settings
+        self._stop = stop
+        self._thread: threading.Thread | None = None
+
+    def start(self, session: SparkSession) -> None:
+        """Begin."""
+        thread = threading.Thread(
+            target=self._keep, args=(session,), name=f"pipeline-{self.name}", daemon=True
+        )
+        self._thread = thread
+        thread.start()
+
+    def join(self) -> None:
+        """Wait until the pipeline has ended."""
+        if self._thread is not None:
+            self._thread.join()
+
+    def _keep(self, session: SparkSession) -> None:
+        pause_s = self._settings.restart_min
+        while not self._stop.is_set():
+            began_s = time.monotonic()
+            try:
+                self._run(session)
+            except BadConfig as error:
+                self._refuse(error)
+            except Exception as error:  # whatever Spark raises
+                if time.monotonic() - began_s >= self._settings.restart_max:
+                    pause_s = self._settings.restart_min
+                self._wait(error, pause_s)
+                pause_s = min(2 * pause_s, self._settings.restart_max)
+                continue
+            return
+
+    def _run(self, session: SparkSession) -> None:
+        if StateDir(self._places.state_dir).is_closed:
+            log.info("%s is closed: all its windows are written", self.name)
+            self.figures = replace(self.figures, state="closed")
+            return
+        self.figures = replace(self.figures, state="starting", queries=())
+        with PipelineRun(self.name, self._pipeline, self._places, session) as run:
+            log.info("%s is started, %d queries", self.name, len(run.plan.queries))
+            end = drive(run, self._stop, self._tell)
+        self.figures = replace(self.figures, state=end)
+        log.info("%s is %s", self.name, end)
+
+    def _tell(self, told: Sequence[QueryStatistics]) -> None:
+        self.figures = replace(self.figures, state="running", error="", queries=tuple(told))
+
+    def _refuse(self, error: BadConfig) -> None:
+        """Give up: trying again would change nothing before somebody changes the file."""
+        self.figures = replace(self.figures, state="refused", error=error.message)
+        log.error("%s cannot run: %s; %s", self.name, error.message, error.hint)
+
+    def _wait(self, error: Exception, pause_s: float) -> None:
+        if self._stop.is_set():
+            return
+        message = error.message if isinstance(error, HoldfastError) else f"{error}"
+        told = message.strip().partition("\n")[0] or type(error).__name__
+        restarts = self.figures.restarts_total + 1
+        self.figures = replace(self.figures, state="waiting", error=told, restarts_total=restarts)
+        log.error("%s failed: %s; again in %g s", self.name, told, pause_s)
+        self._stop.wait(pause_s)

@@ -1,0 +1,133 @@
+"""The driver process beside a gateway: all pipelines of a file on one Spark session.
+
+Run as `python -m holdfast.operate.drivers.process`; see wire.py for what it is told and tells. It
+ends when all pipelines have ended for good, when it is told to (SIGTERM), when the gateway is gone
+(its standard input ends) or when Java is; then the gateway starts it again.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from types import FrameType
+from typing import IO, TYPE_CHECKING
+
+from holdfast.dataflow.compiler.places import Places
+from holdfast.dataflow.session import start_session, stop_session
+from holdfast.errors import HoldfastError
+from holdfast.graph.model import LoggingSettings
+from holdfast.graph.pipelines import LoadedPipelines, load_pipelines
+from holdfast.operate import logs
+from holdfast.operate.drivers.keeper import Keeper
+from holdfast.operate.drivers.session_end import end_own_session
+from holdfast.operate.drivers.wire import ENDED, Orders, encode_figures
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+TELL_EVERY_S = 1.0
+# When the gateway is gone nobody else looks after us: how long an orderly end may take.
+ORPHAN_PATIENCE_S = 20.0
+_JAVA_ENDED = 70
+
+log = logging.getLogger("holdfast.pipelines")
+
+
+def main() -> int:
+    """Run pipelines until the end."""
+    figures = _keep_stdout()
+    orders = Orders.decode(sys.stdin.buffer.readline())
+    handler = logs.set_up(LoggingSettings(format="json", max_lines_per_s=1000))
+    stop = threading.Event()
+    _listen(stop)
+    try:
+        loaded = load_pipelines(orders.file)
+        if orders.access is not None:
+            loaded = loaded.reaching(orders.access)
+        return _run(loaded, stop, figures)
+    except HoldfastError as error:
+        log.error("%s; %s", error.message, error.hint)
+        return error.exit_code
+    finally:
+        handler.close()
+
+
+def _keep_stdout() -> IO[bytes]:
+    """Keep the standard output for figures: whatever Java or a console sink prints is a log."""
+    mine = os.fdopen(os.dup(1), "wb", buffering=0)
+    os.dup2(2, 1)
+    return mine
+
+
+def _listen(stop: threading.Event) -> None:
+    def end(number: int, frame: FrameType | None) -> None:
+        stop.set()
+
+    def follow_parent() -> None:
+        # The file, not its buffer: Python locks that one at exit, and we may still read then.
+        while os.read(0, 1):
+            pass
+        stop.set()
+        threading.Event().wait(ORPHAN_PATIENCE_S)
+        end_own_session()
+        os._exit(1)
+
+    signal.signal(signal.SIGTERM, end)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=follow_parent, name="parent", daemon=True).start()
+
+
+def _run(loaded: LoadedPipelines, stop: threading.Event, figures: IO[bytes]) -> int:
+    keepers = [
+        Keeper(
+            name,
+            pipeline,
+            Places(loaded.state_dir(name).absolute(), loaded.base_dir, loaded.quivers),
+            loaded.spark,
+            stop,
+        )
+        for name, pipeline in loaded.pipelines.items()
+    ]
+    _tell(figures, keepers)
+    session = start_session(loaded.spark.master, loaded.spark.conf)
+    log.info("Spark %s runs on %s", session.version, loaded.spark.master)
+    try:
+        for keeper in keepers:
+            keeper.start(session)
+        while not stop.wait(TELL_EVERY_S):
+            _tell(figures, keepers)
+            if all(keeper.figures.state in ENDED for keeper in keepers):
+                return 0
+            if _java_ended(session):
+                log.error("the Java process of Spark ended")
+                return _JAVA_ENDED
+        for keeper in keepers:
+            keeper.join()
+        return 0
+    finally:
+        _tell(figures, keepers)
+        stop_session(session)
+
+
+def _tell(figures: IO[bytes], keepers: Sequence[Keeper]) -> None:
+    try:
+        figures.write(encode_figures({keeper.name: keeper.figures for keeper in keepers}))
+    except OSError:
+        log.debug("nobody reads the figures")
+
+
+def _java_ended(session: SparkSession) -> bool:
+    java = session.sparkContext._gateway
+    return java is None or java.proc.poll() is not None
+
+
+if __name__ == "__main__":
+    code = main()
+    # Threads that wait for a Java process that is gone must not keep us.
+    logging.shutdown()
+    end_own_session()
+    os._exit(code)

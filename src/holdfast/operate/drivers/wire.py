@@ -1,0 +1,86 @@
+"""What a gateway and the driver process beside it tell each other: lines of JSON.
+
+The gateway writes one line of orders to the driver's standard input, and keeps it open: when it
+ends, the gateway is gone, and the driver ends too. The driver writes a line of figures to its
+standard output now and then, and its log to its standard error.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+from holdfast.dataflow.progress import QueryStatistics
+from holdfast.graph.serving import Access
+
+# `waiting`: it failed, and is begun again after a pause. The last three are the end of it.
+PipelineState = Literal["starting", "running", "waiting", "stopped", "drained", "closed", "refused"]
+ENDED: frozenset[PipelineState] = frozenset({"drained", "closed", "refused"})
+
+
+class Orders(NamedTuple):
+    """What the driver has to know."""
+
+    # The graph file, as it was named.
+    file: str
+    # None: no pipeline uses a quiver of the file.
+    access: Access | None
+    # Where lineage goes that goes to the gateway; None: it has no receiver for it.
+    lineage_url: str | None = None
+
+    def encode(self) -> bytes:
+        """Return the line."""
+        access = None if self.access is None else self.access.to_fields()
+        return json.dumps({**self._asdict(), "access": access}).encode() + b"\n"
+
+    @classmethod
+    def decode(cls, line: bytes) -> Orders:
+        """Return what a line says."""
+        fields = json.loads(line)
+        access = fields["access"]
+        given = None if access is None else Access.from_fields(access)
+        return cls(fields["file"], given, fields["lineage_url"])
+
+
+@dataclass(frozen=True)
+class PipelineFigures:
+    """A moment's picture of one pipeline."""
+
+    state: PipelineState
+    # How often it was begun again, since the driver began.
+    restarts_total: int = 0
+    # Why it failed the last time.
+    error: str = ""
+    queries: tuple[QueryStatistics, ...] = ()
+
+
+@dataclass(frozen=True)
+class DriverFigures:
+    """A moment's picture of the driver process and its pipelines."""
+
+    is_running: bool = False
+    # How often the process was started.
+    starts_total: int = 0
+    pipelines: Mapping[str, PipelineFigures] = field(default_factory=dict)
+
+
+def encode_figures(pipelines: Mapping[str, PipelineFigures]) -> bytes:
+    """Return a line of figures."""
+    fields = {
+        name: {**vars(one), "queries": [query.to_fields() for query in one.queries]}
+        for name, one in pipelines.items()
+    }
+    return json.dumps(fields).encode() + b"\n"
+
+
+def decode_figures(line: bytes) -> dict[str, PipelineFigures]:
+    """Return what a line of figures says."""
+    told: dict[str, dict[str, Any]] = json.loads(line)
+    return {
+        name: PipelineFigures(
+            **{**one, "queries": tuple(map(QueryStatistics.from_fields, one["queries"]))}
+        )
+        for name, one in told.items()
+    }
