@@ -30,6 +30,7 @@
     │   ├── LeaseLost         a job's lease lapsed; what it did not commit will be collected
     │   ├── ChunkGone         a chunk that was to be referred to is not stored, or is dying
     │   ├── UnknownCommit     there is no commit of that name
+    │   ├── UnknownPath       there is no such file in a file set
     │   └── CommitExists      there is another commit of that name
     ├── Damaged               bytes on disk do not match their checksum
     └── CheckFailed           `prove` or `bench` found a broken promise
@@ -244,6 +245,10 @@ class ChunkGone(StoreError):
 
 class UnknownCommit(StoreError):
     """There is no commit of that name."""
+
+
+class UnknownPath(StoreError):
+    """There is no such file in the file set."""
 
 
 class CommitExists(StoreError):
