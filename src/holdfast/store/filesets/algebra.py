@@ -34,20 +34,21 @@ from holdfast.store.filesets.paths import after_folder
 
 # A reference to content. The algebra only puts them into sequences.
 Ref = TypeVar("Ref")
+Ref_co = TypeVar("Ref_co", covariant=True)
 
 
-class Part(NamedTuple, Generic[Ref]):
+class Part(NamedTuple, Generic[Ref_co]):
     """What a layer does to one tag of one path; `refs` is None where it takes the tag away."""
 
     set: bool
-    refs: tuple[Ref, ...] | None
+    refs: tuple[Ref_co, ...] | None
 
 
-class Change(NamedTuple, Generic[Ref]):
+class Change(NamedTuple, Generic[Ref_co]):
     """What a layer does to one path. `metadata` is None if it says nothing about it."""
 
     reset: bool
-    parts: Mapping[bytes, Part[Ref]]
+    parts: Mapping[bytes, Part[Ref_co]]
     metadata: Any = None
 
     @property

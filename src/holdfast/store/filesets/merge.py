@@ -130,6 +130,25 @@ def merged_file(path: str, indexes: Sequence[pb.Index], where: str) -> pb.Index 
     return index_of(path, change) if change else None
 
 
+def files_of(
+    nodes: Nodes, sources: Sequence[Source], lo: str = "", hi: str | None = None
+) -> Iterator[tuple[str, pb.Index]]:
+    """Yield path and entry of every file that some layers make, with lo ≤ path < hi."""
+    if len(sources) == 1:
+        # Nothing to merge: the entries are taken by the chunk.
+        root = sources[0].root
+        runs = Cursor(nodes, root, lo, hi).leaf_runs() if root is not None else iter(())
+        for paths, indexes in runs:
+            for path, index in zip(paths, indexes, strict=True):
+                if index.present:
+                    yield path, index
+        return
+    for path, met in Merge(nodes, sources, lo, hi).entries():
+        merged = merged_file(path, met, path)
+        if merged is not None:
+            yield path, merged
+
+
 def find(nodes: Nodes, sources: Sequence[Source], path: str, where: str) -> pb.Index | None:
     """Return the entry of one file in the merge of some layers, or None."""
     met: list[pb.Index] = []

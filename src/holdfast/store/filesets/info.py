@@ -1,0 +1,125 @@
+"""What is known of a file: its metadata as it is given, and its entry as it is found."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from blake3 import blake3
+
+from holdfast.store.filesets import fileset_pb2 as pb
+
+FILE_MODE = 0o644
+FOLDER_MODE = 0o755
+LINK_MODE = 0o777
+
+# Numbers as tags sort as they count: eight bytes, the sign turned over.
+_SIGN = 1 << 63
+
+
+def tag_of(tag: bytes | int) -> bytes:
+    """Return a tag as it is stored; a number becomes eight bytes that sort as it does."""
+    return tag if isinstance(tag, bytes) else (tag + _SIGN).to_bytes(8, "big")
+
+
+class Metadata(NamedTuple):
+    """What may be kept of a file besides its content; None: not known."""
+
+    mode: int | None = None
+    mtime_ns: int | None = None
+    link_target: str | None = None
+    uid: int | None = None
+    gid: int | None = None
+    user: str | None = None
+    group: str | None = None
+
+    def to_message(self) -> pb.Metadata | None:
+        """Return it as it is stored; None if nothing is known."""
+        known = {key: value for key, value in self._asdict().items() if value is not None}
+        return pb.Metadata(**known) if known else None
+
+
+class FileInfo:
+    """One file, folder or link of a file set."""
+
+    __slots__ = ("_index", "path", "size_bytes")
+
+    def __init__(self, path: str, index: pb.Index | None = None) -> None:
+        self.path = path
+        self.size_bytes = index.size_bytes if index else 0
+        # None: a folder that is there because something stands in it.
+        self._index = index
+
+    def __repr__(self) -> str:
+        return f"FileInfo({self.path!r}, {self.size_bytes} bytes)"
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, FileInfo)
+            and self.path == other.path
+            and self.content_id == other.content_id
+            and self.metadata == other.metadata
+        )
+
+    def __hash__(self) -> int:
+        return hash(self.path)
+
+    @property
+    def is_folder(self) -> bool:
+        return self.path.endswith("/")
+
+    @property
+    def is_link(self) -> bool:
+        return self.link_target is not None
+
+    @property
+    def mode(self) -> int:
+        """The permissions; the usual ones if none were kept."""
+        if self._index is not None and self._index.metadata.HasField("mode"):
+            return self._index.metadata.mode
+        return FOLDER_MODE if self.is_folder else LINK_MODE if self.is_link else FILE_MODE
+
+    @property
+    def mtime_ns(self) -> int | None:
+        return self.metadata.mtime_ns
+
+    @property
+    def link_target(self) -> str | None:
+        """Where a symbolic link leads; None for anything else."""
+        return self.metadata.link_target
+
+    @property
+    def metadata(self) -> Metadata:
+        """All that was kept of the file."""
+        if self._index is None or not self._index.HasField("metadata"):
+            return Metadata()
+        message = self._index.metadata
+        return Metadata(
+            *(getattr(message, key) if message.HasField(key) else None for key in Metadata._fields)
+        )
+
+    @property
+    def tags(self) -> list[tuple[bytes, int]]:
+        """The tags that the content consists of, in order, and the bytes of each."""
+        if self._index is None:
+            return []
+        tags = self._index.data_op.tags
+        return [(tag.id, tag.size_bytes) for tag in tags if not tag.deleted]
+
+    @property
+    def refs(self) -> Sequence[pb.DataRef]:
+        """Where the content lies, as the index says it."""
+        return self._index.data_op.data_ref if self._index is not None else ()
+
+    @property
+    def content_id(self) -> bytes:
+        """A hash of the content, as it is stored: the same for files that were stored the same way.
+
+        It does not depend on which other files share their chunks, nor on the store. Equal content
+        that was appended in other pieces may have another one.
+        """
+        digest = blake3()
+        for ref in self.refs:
+            digest.update(ref.hash or ref.chunk.hash)
+            digest.update(ref.size_bytes.to_bytes(8, "big"))
+        return digest.digest()
