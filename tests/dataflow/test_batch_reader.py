@@ -12,7 +12,9 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.datasource import EqualTo, Filter, GreaterThan, LessThan
 from pyspark.sql.pandas.types import from_arrow_schema
+from tests.dataflow.driver import Driver
 from tests.dataflow.quivers import CONFIG, CONFIG_NAME, at, batch
+from tests.dataflow.test_stream_reader import numbers as stream_numbers
 from tests.dataflow.test_stream_reader import wait_for
 
 from holdfast.dataflow.source import place, schema
@@ -22,6 +24,7 @@ from holdfast.dataflow.source.place import connect
 from holdfast.dataflow.source.reading import SourcePartition
 from holdfast.dataflow.source.schema import stored_schema
 from holdfast.dataflow.source.stream import StreamReader
+from holdfast.dataflow.watermark.claims import END_OF_TIME_US
 from holdfast.errors import BadConfig, BadInput, DirectoryLocked, UnknownPosition
 from holdfast.quiver import Outcome, Quiver, SegmentConfig
 from holdfast.remote import FlightSettings, QuiverServer
@@ -189,3 +192,50 @@ def test_what_makes_no_sense_is_said(stored: Stored, tmp_path: Path) -> None:
     parsed = parse_options(stored.options("folder", subscriber="s", since_seq=0))
     with pytest.raises(BadConfig, match="are of a batch"):
         StreamReader(parsed, from_arrow_schema(stored_schema(parsed)))
+
+
+# -------------------------------------------------------------------- stored, as a stream
+
+
+def replayed(stored: Stored, kind: str, checkpoint: Path, **options: Any) -> Driver:
+    given = stored.options(kind, stored=True, watermark=True, max_delay="5s", **options)
+    driver = Driver(given.pop("path", ""), checkpoint, **given)
+    driver.reader.prepareForTriggerAvailableNow()
+    return driver
+
+
+@both
+def test_what_is_stored_is_a_stream_without_a_subscriber(
+    stored: Stored, kind: str, tmp_path: Path
+) -> None:
+    before = stored.quiver.subscribers()
+    driver = replayed(stored, kind, tmp_path / "c", close=True)
+    first = driver.next(max_rows=15)
+    assert stream_numbers(first) == list(range(10))
+    assert first is not None
+    assert first.column("_wm")[0].as_py() == at(10)  # the earliest of what is left
+    planned = driver.plan(max_rows=20)
+    assert planned == 1
+    rows = driver.run(1)
+    assert stream_numbers(rows) == list(range(10, 30))
+    driver.stop()
+    again = replayed(stored, kind, tmp_path / "c", close=True)
+    assert again.run(1).equals(rows)
+    again.finish(1)
+    assert stream_numbers(again.next())[:10] == list(range(30, 40))
+    assert again.next() is not None  # the end of time
+    assert again.offset()["claim_us"] == END_OF_TIME_US
+    assert again.next() is None
+    again.stop()
+    assert stored.quiver.subscribers() == before
+
+
+@both
+def test_a_range_of_what_is_stored_is_a_stream(stored: Stored, kind: str, tmp_path: Path) -> None:
+    driver = replayed(stored, kind, tmp_path / "c", since_seq=1, until_seq=3)
+    assert [stream_numbers(rows) for rows in iter(driver.next, None)] == [list(range(10, 30))]
+    driver.stop()
+    timed = {"since": at(15).isoformat(), "until": at(21).isoformat()}
+    driver = replayed(stored, kind, tmp_path / "d", **timed)
+    assert [stream_numbers(rows) for rows in iter(driver.next, None)] == [list(range(15, 21))]
+    driver.stop()

@@ -24,6 +24,9 @@ class StoredSegment:
     # Rows and bytes of the record batches that may hold some.
     rows: int
     size_bytes: int
+    # Of all events of the segment, those dated in the future clamped; None: it has none.
+    min_event_us: int | None = None
+    max_event_us: int | None = None
 
     def to_fields(self) -> dict[str, Any]:
         """Return it as JSON can hold it."""
@@ -38,6 +41,8 @@ class StoredSegment:
             fields.whole("last_seq"),
             fields.whole("rows"),
             fields.whole("size_bytes"),
+            fields.whole_or_none("min_event_us"),
+            fields.whole_or_none("max_event_us"),
         )
 
 
@@ -74,8 +79,12 @@ def _with_rows(segment: Segment, slot: str, times: TimeRange) -> Iterator[Stored
         if times.may_overlap(batch.min_event_us, batch.max_event_us)
     ]
     if batches:
-        rows = sum(batch.rows for batch in batches)
-        size_bytes = sum(batch.length for batch in batches)
         yield StoredSegment(
-            segment.path.name, summary.first_seq, summary.last_seq, rows, size_bytes
+            segment.path.name,
+            summary.first_seq,
+            summary.last_seq,
+            sum(batch.rows for batch in batches),
+            sum(batch.length for batch in batches),
+            summary.clamped_min_event_us,
+            summary.clamped_max_event_us,
         )

@@ -22,7 +22,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from holdfast.dataflow.source.folder import sealed_segments
+from holdfast.dataflow.source.folder import quiver_id_of, sealed_segments
 from holdfast.dataflow.source.gateway import load_config
 from holdfast.dataflow.source.options import SourceOptions
 from holdfast.dataflow.source.place import Place, connect, places, with_directory
@@ -72,7 +72,7 @@ class BatchReader(DataSourceReader):
                 with Quiver.open(place.directory, load_config(options.quiver_config)) as opened:
                     opened.flush()
             segments = sealed_segments(place.directory)
-            quiver_id = segments[0].summary.quiver_id if segments else ""
+            quiver_id = quiver_id_of(place.directory, segments)
             found = stored_segments(segments, options.slot, self._times, start, end)
         first, last = self._seqs
         for one in found:

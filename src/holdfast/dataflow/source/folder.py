@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import PurePath
 
 from holdfast.errors import Damaged
 from holdfast.quiver import names
-from holdfast.quiver.inspect import require_quiver
+from holdfast.quiver.inspect import identity_or_none, require_quiver
 from holdfast.quiver.segments import manifest
 from holdfast.quiver.segments.rivals import choices
 from holdfast.quiver.segments.segment import Segment
@@ -42,3 +43,11 @@ def sealed_segments(root: str) -> list[Segment]:
                 raise
     kept = [choice.kept for choice in choices(found)]
     return sorted(kept, key=lambda segment: segment.summary.first_seq)
+
+
+def quiver_id_of(root: str, segments: Sequence[Segment]) -> str:
+    """Return the id of the quiver in a data directory; segments may have that of an earlier one."""
+    identity = identity_or_none(RealDisk(), PurePath(root))
+    if identity is not None:
+        return identity.quiver_id
+    return segments[-1].summary.quiver_id if segments else ""

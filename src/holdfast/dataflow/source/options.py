@@ -67,10 +67,16 @@ class SourceOptions(Settings):
     """Only events before this time."""
 
     since_seq: Annotated[int, Field(ge=0)] | None = None
-    """Of a batch over one quiver: only bundles from this number on; an error if they are gone."""
+    """Of one quiver, of a batch or `stored`: bundles from this number on, all of them or none."""
 
     until_seq: Annotated[int, Field(ge=0)] | None = None
-    """Of a batch over one quiver: only bundles before this number."""
+    """Of one quiver, of a batch or `stored`: only bundles before this number."""
+
+    stored: bool = False
+    """A stream over what is stored now, whoever has processed it: no subscriber, nothing is kept.
+
+    The name in `subscriber` is only for the checkpoint.
+    """
 
     seal: bool = False
     """Of a batch: have everything sealed first that is there now.

@@ -41,6 +41,7 @@ from holdfast.dataflow.source.options import SourceOptions
 from holdfast.dataflow.source.place import places
 from holdfast.dataflow.source.planner import Planner
 from holdfast.dataflow.source.reading import SourcePartition, read
+from holdfast.dataflow.source.stored import StoredGateway
 from holdfast.errors import BadConfig
 from holdfast.quiver.ledger.subscriber import check_name
 from holdfast.seam import Seam
@@ -57,7 +58,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 "a stream needs a subscriber",
                 hint="name it with option subscriber: its progress is kept under that name",
             )
-        if options.is_range or options.seal or options.pushdown:
+        if (options.is_range and not options.stored) or options.seal or options.pushdown:
             raise BadConfig(
                 "since_seq, until_seq, seal and pushdown are of a batch",
                 hint="use spark.read; a stream goes on where its subscriber is",
@@ -73,7 +74,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._planner is None:
             options, seam = self._options, Seam()
             checkpoint = Checkpoint(options.checkpoint) if options.checkpoint else None
-            gateways = [open_gateway(place, options, seam) for place in places(options)]
+            gateways = [
+                StoredGateway(place, options, seam)
+                if options.stored
+                else open_gateway(place, options, seam)
+                for place in places(options)
+            ]
             self._planner = Planner(options, gateways, checkpoint, seam)
         return self._planner
 

@@ -1,0 +1,145 @@
+"""A quiver as it is stored, read once and without a subscriber: what a replay reads.
+
+The planner does not see the difference: it plans, claims and reads as over a cursor. But nothing is
+registered, pinned or acknowledged, the owner goes on meanwhile, and a bundle that somebody else has
+processed is read again as long as it is there. What goes while it is being read is an error.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+
+from holdfast.dataflow.source.folder import quiver_id_of, sealed_segments
+from holdfast.dataflow.source.gateway import Gateway, load_config
+from holdfast.dataflow.source.options import SourceOptions
+from holdfast.dataflow.source.place import Place, connect, with_directory
+from holdfast.errors import DirectoryLocked, NotAllowed, UnknownPosition
+from holdfast.quiver import EventTimeStatement, Position, Quiver
+from holdfast.quiver.read.scan import TimeRange
+from holdfast.remote import PlannedRange, StoredSegment
+from holdfast.remote.stored import stored_segments
+from holdfast.seam import Seam
+
+log = logging.getLogger("holdfast.dataflow")
+
+
+class StoredGateway(Gateway):
+    """The sealed segments of a quiver, here or at a server, as they are when it is first asked."""
+
+    def __init__(self, place: Place, options: SourceOptions, seam: Seam) -> None:
+        super().__init__(place, options)
+        self._seam = seam
+        self._segments: Sequence[StoredSegment] = ()
+
+    def _attach(self) -> str:
+        self._seal()
+        quiver_id, found = self._list()
+        self._segments = list(found)
+        return quiver_id
+
+    def _seal(self) -> None:
+        """Have everything sealed that is there, if we may."""
+        place, options = self.place, self._options
+        try:
+            if place.location:
+                connect(place.location, place.quiver, options.client).flush()
+            else:
+                with Quiver.open(place.directory, load_config(options.quiver_config)) as quiver:
+                    quiver.flush()
+        except (DirectoryLocked, NotAllowed) as error:
+            log.warning("%s: what is not sealed yet is left out: %s", self.name, error.message)
+
+    def _list(self) -> tuple[str, Iterable[StoredSegment]]:
+        options, times = self._options, TimeRange.of(*self._options.times)
+        start = None if options.since_seq is None else Position(options.since_seq)
+        end = None if options.until_seq is None else Position(options.until_seq)
+        if self.place.location:
+            quiver = connect(self.place.location, self.place.quiver, options.client)
+            self.place = with_directory(self.place, quiver)
+            return quiver.quiver_id, quiver.segments(
+                options.slot, times=times, start=start, end=end
+            )
+        segments = sealed_segments(self.place.directory)
+        found = stored_segments(segments, options.slot, times, start, end)
+        return quiver_id_of(self.place.directory, segments), found
+
+    def _bounds(self, one: StoredSegment) -> tuple[int, int]:
+        """Return the first of its bundles that is wanted, and the end."""
+        since, until = self._options.since_seq, self._options.until_seq
+        first, end = one.first_seq, one.last_seq + 1
+        return (
+            first if since is None else max(first, since),
+            end if until is None else min(end, until),
+        )
+
+    def position(self) -> Position:
+        """See `Gateway`."""
+        return Position(self._bounds(self._segments[0])[0] if self._segments else 0)
+
+    def seal(self) -> int:
+        """See `Gateway`; nothing comes to what is stored."""
+        return self._bounds(self._segments[-1])[1] if self._segments else 0
+
+    def _beyond(self, position: Position) -> Iterator[StoredSegment]:
+        return (one for one in self._segments if self._bounds(one)[1] > position.seq)
+
+    def plan(self, start: Position, max_rows: int, max_bytes: int) -> PlannedRange | None:
+        """See `Gateway`."""
+        rows = size_bytes = 0
+        chosen: list[StoredSegment] = []
+        for one in self._beyond(start):
+            rows, size_bytes = rows + one.rows, size_bytes + one.size_bytes
+            if chosen and (rows > max_rows or size_bytes > max_bytes):
+                break
+            chosen.append(one)
+        return self._range(start, Position(self._bounds(chosen[-1])[1]), chosen) if chosen else None
+
+    def replan(self, start: Position, end: Position) -> PlannedRange:
+        """See `Gateway`."""
+        chosen = [one for one in self._beyond(start) if self._bounds(one)[0] < end.seq]
+        if not chosen or chosen[-1].last_seq + 1 < end.seq:
+            raise UnknownPosition(
+                f"{self.name} has no bundles up to {end.seq} any more",
+                hint="begin the replay anew, in another folder",
+            )
+        return self._range(start, end, chosen)
+
+    def _range(
+        self, start: Position, end: Position, chosen: Sequence[StoredSegment]
+    ) -> PlannedRange:
+        return PlannedRange(
+            self.reach(),
+            start,
+            end,
+            sum(one.rows for one in chosen),
+            sum(one.size_bytes for one in chosen),
+            tuple(one.name for one in chosen),
+        )
+
+    def commit(self, start: Position, end: Position) -> None:
+        """See `Gateway`; nobody has to know."""
+
+    def known(self, position: Position, claim_us: int) -> EventTimeStatement:
+        """See `Gateway`; of a segment that is not read the earliest event counts, late or not."""
+        left = list(self._beyond(position))
+        earliest = [one.min_event_us for one in left if one.min_event_us is not None]
+        newest = [one.max_event_us for one in self._segments if one.max_event_us is not None]
+        clock_ns = self._seam.clock.wall_ns()
+        return EventTimeStatement(
+            quiver_id=self.reach(),
+            position=position,
+            claim_us=claim_us,
+            through_seq=self.seal() - 1,
+            min_event_us=max(claim_us, min(earliest)) if earliest else None,
+            pending_events=sum(one.rows for one in left),
+            max_event_us=max(newest, default=None),
+            # Never idle: a clock says nothing about what is stored.
+            quiet_since_ns=clock_ns,
+            clock_ns=clock_ns,
+            producer_watermarks=dict.fromkeys(self._options.producers, 0),
+        )
+
+    def close(self) -> None:
+        """Forget it; nobody knew."""
+        self._quiver_id = None
