@@ -83,11 +83,10 @@ class LocalObjects:
     def get(self, key: str, offset_bytes: int = 0, size_bytes: int | None = None) -> bytes:
         path = self._path(key)
         try:
-            if offset_bytes == 0 and size_bytes is None:
-                return self._disk.read(path)
-            return self._disk.read_range(
-                path, offset_bytes, -1 if size_bytes is None else size_bytes
-            )
+            if size_bytes is None:
+                whole = self._disk.read(path)
+                return whole[offset_bytes:] if offset_bytes else whole
+            return self._disk.read_range(path, offset_bytes, size_bytes)
         except FileNotFoundError:
             raise ObjectMissing(
                 "an object is missing",

@@ -185,7 +185,8 @@ def _connect(url: str, limits: RemoteLimits) -> ObjectStore:
     try:
         return obstore.store.from_url(
             url,
-            client_options={"timeout": timeout, "connect_timeout": timeout},
+            # Without TLS only where the environment names an endpoint that has none.
+            client_options={"timeout": timeout, "connect_timeout": timeout, "allow_http": True},
             retry_config={"max_retries": 0, "retry_timeout": timeout},
         )
     except (BaseError, ValueError) as error:

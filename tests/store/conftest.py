@@ -1,0 +1,16 @@
+"""Servers that tests of the store share: one of each for all tests of a process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from tests.store.s3 import in_environment, running_s3
+
+
+@pytest.fixture(scope="session")
+def s3_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The url of an empty bucket; each test works below a prefix of its own."""
+    log = tmp_path_factory.mktemp("s3") / "server.log"
+    with running_s3(log) as server, in_environment(server.environment()):
+        yield server.url
