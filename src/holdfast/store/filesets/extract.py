@@ -1,0 +1,168 @@
+"""Restores files into a folder, by several threads, and never outside of it.
+
+Files that share chunks stand beside each other in the order of paths, so each thread takes a run of
+neighbours. Links are made last, when nothing is written any more that one could lead astray (the
+folder's own code follows none, either), and folders get their modes and times at the very end.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import PurePath
+from typing import NamedTuple
+
+from holdfast.errors import BadInput, Damaged, StoreError
+from holdfast.seam.folders import Folder, new_folder
+from holdfast.store.filesets.fileset import FileSet
+from holdfast.store.filesets.info import FileInfo
+from holdfast.store.filesets.paths import after_folder, check_folder, check_path, leads_out
+
+WRITE_THREADS = 4
+# Files that one thread restores at a time, and their bytes.
+GROUP_FILES = 64
+GROUP_BYTES = 4 * 1024 * 1024
+# Groups that are handed out ahead of what is done.
+GROUPS_AHEAD = 16
+
+
+class Restored(NamedTuple):
+    """What was written."""
+
+    files: int
+    size_bytes: int
+
+
+def extract(
+    files: FileSet,
+    target: PurePath | str,
+    *,
+    folder: str = "",
+    overwrite: bool = False,
+    threads: int = WRITE_THREADS,
+) -> Restored:
+    """Restore a file set, or what is below one of its folders, into a folder on disk.
+
+    A file that is there already is an error, or is replaced with `overwrite`; others stay.
+    """
+    below = check_folder(folder)
+    try:
+        with new_folder(target) as root:
+            return _Extraction(files, root, below, overwrite).run(threads)
+    except OSError as error:
+        raise _failed(str(target), error) from error
+
+
+class _Extraction:
+    def __init__(self, files: FileSet, root: Folder, below: str, overwrite: bool) -> None:
+        self._files = files
+        self._root = root
+        self._below = below
+        self._overwrite = overwrite
+        self._own = threading.local()
+        self._folders: list[Folder] = []
+        self._lock = threading.Lock()
+
+    def run(self, threads: int) -> Restored:
+        pool = ThreadPoolExecutor(threads, thread_name_prefix="restore")
+        links: list[FileInfo] = []
+        folders: list[FileInfo] = []
+        done: deque[Future[Restored]] = deque()
+        count, size_bytes = 0, 0
+        try:
+            for group in self._groups(links, folders):
+                done.append(pool.submit(self._write, group))
+                if len(done) > GROUPS_AHEAD:
+                    part = done.popleft().result()
+                    count, size_bytes = count + part.files, size_bytes + part.size_bytes
+            for future in done:
+                part = future.result()
+                count, size_bytes = count + part.files, size_bytes + part.size_bytes
+        finally:
+            pool.shutdown(cancel_futures=True)
+            for folder in self._folders:
+                folder.close()
+        self._finish(links, folders)
+        return Restored(count + len(links), size_bytes)
+
+    def _groups(self, links: list[FileInfo], folders: list[FileInfo]) -> Iterator[list[FileInfo]]:
+        """Yield runs of files; what is not a file is set aside."""
+        group: list[FileInfo] = []
+        group_bytes = 0
+        for file in self._files.files(self._below, after_folder(self._below)):
+            if file.is_folder:
+                folders.append(file)
+                continue
+            if file.is_link:
+                links.append(file)
+                continue
+            group.append(file)
+            group_bytes += file.size_bytes
+            if len(group) >= GROUP_FILES or group_bytes >= GROUP_BYTES:
+                yield group
+                group, group_bytes = [], 0
+        if group:
+            yield group
+
+    def _write(self, group: list[FileInfo]) -> Restored:
+        root = self._own_root()
+        size_bytes = 0
+        for file in group:
+            path = self._inner(file)
+            try:
+                if self._overwrite:
+                    root.remove(path)
+                root.write(path, self._files.content(file), file.mode, file.mtime_ns)
+            except OSError as error:
+                raise _failed(f"{root.path}/{path}", error) from error
+            size_bytes += file.size_bytes
+        return Restored(len(group), size_bytes)
+
+    def _finish(self, links: list[FileInfo], folders: list[FileInfo]) -> None:
+        for link in links:
+            target = link.link_target or ""
+            if leads_out(link.path, target):
+                raise Damaged(
+                    f"the link {link.path!r} leads out of the file set, to {target!r}",
+                    hint="Such links are not stored by Holdfast. Do not trust this file set.",
+                )
+            path = self._inner(link)
+            try:
+                if self._overwrite:
+                    self._root.remove(path)
+                self._root.link(path, target)
+            except OSError as error:
+                raise _failed(f"{self._root.path}/{path}", error) from error
+        for folder in folders:
+            self._root.make_folder(self._inner(folder))
+        for folder in reversed(folders):
+            if folder.path != self._below:
+                self._root.dress(self._inner(folder), folder.mode, folder.mtime_ns)
+
+    def _inner(self, file: FileInfo) -> str:
+        """Return where a file goes, checked again: an index is only as good as who wrote it."""
+        return check_path(file.path)[len(self._below) :]
+
+    def _own_root(self) -> Folder:
+        found: Folder | None = getattr(self._own, "root", None)
+        if found is None:
+            found = self._own.root = Folder(self._root.path)
+            with self._lock:
+                self._folders.append(found)
+        return found
+
+
+def _failed(path: str, error: OSError) -> StoreError | BadInput:
+    if isinstance(error, FileExistsError | NotADirectoryError):
+        return BadInput(
+            "something is there already where a file is to be restored",
+            hint="Restore into an empty folder, or overwrite what is there.",
+            path=path,
+        )
+    return StoreError(
+        f"a file cannot be restored: {error.strerror or error}",
+        hint="Make room, or the folder writable; what was restored so far can be overwritten.",
+        path=path,
+    )

@@ -1,0 +1,181 @@
+"""Stores a whole folder as one layer; files that look as they did in a parent commit are not read.
+
+The folder comes in order of its paths, so nothing is buffered or sorted: small files go straight
+into shared chunks, large ones into their own, and the index behind them. The layer takes away all
+older files, and holds all of the folder's. Its entries that did not change are the bytes they were,
+and so are the chunks of its index.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import TYPE_CHECKING, NamedTuple
+
+from holdfast.seam.folders import FolderEntry
+from holdfast.store.address import DataRef
+from holdfast.store.chunks import ChunkWriter
+from holdfast.store.filesets import algebra
+from holdfast.store.filesets import fileset_pb2 as pb
+from holdfast.store.filesets.algebra import Change, Tombstones
+from holdfast.store.filesets.entry import change_of, message_of
+from holdfast.store.filesets.fileset import FileSet
+from holdfast.store.filesets.folder_reader import (
+    READ_THREADS,
+    FolderReader,
+    FoundFile,
+    OutsideLinks,
+)
+from holdfast.store.filesets.info import FOLDER_MODE, Metadata
+from holdfast.store.filesets.layer import Layer
+from holdfast.store.filesets.layer_builder import Content, LayerBuilder
+from holdfast.store.filesets.merge import files_of
+from holdfast.store.filesets.seen import SeenFiles, SeenWriter
+
+if TYPE_CHECKING:
+    from holdfast.store.gc.leases import Job
+    from holdfast.store.store import Store
+
+
+class StoredTree(NamedTuple):
+    """A folder that was stored. `layer` and `seen` belong into one commit."""
+
+    layer: Layer
+    seen: tuple[DataRef, ...]
+    files: int
+    read_files: int
+    read_bytes: int
+    skipped_links: int
+
+
+@dataclass
+class _Counts:
+    files: int = 0
+    read_files: int = 0
+    read_bytes: int = 0
+
+
+def put_tree(
+    store: Store,
+    job: Job,
+    folder: PurePath | str,
+    *,
+    parent: FileSet | None = None,
+    parent_seen: Sequence[DataRef] = (),
+    outside_links: OutsideLinks = "refuse",
+    threads: int = READ_THREADS,
+) -> StoredTree:
+    """Store a folder. `parent` is a pinned file set, kept open until the new commit is made."""
+    with store.chunks.writer(job) as writer:
+        tree = _Tree(store, writer, folder, parent, parent_seen)
+        return tree.store(outside_links, threads)
+
+
+class _Tree:
+    def __init__(
+        self,
+        store: Store,
+        writer: ChunkWriter,
+        folder: PurePath | str,
+        parent: FileSet | None,
+        parent_seen: Sequence[DataRef],
+    ) -> None:
+        self._writer = writer
+        self._folder = folder
+        self._builder = LayerBuilder(store.chunks, writer)
+        self._before = _Before(parent, parent_seen)
+        self._small_bytes = store.chunks.chunking.small_file_bytes
+        self._seen = SeenWriter(store.references.seam.clock.wall_ns())
+        self._counts = _Counts()
+
+    def store(self, outside_links: OutsideLinks, threads: int) -> StoredTree:
+        reader = FolderReader(
+            self._folder,
+            small_bytes=self._small_bytes,
+            skip=self._before.looks_same,
+            outside_links=outside_links,
+            threads=threads,
+        )
+        empty: FolderEntry | None = None
+        for found in reader.files():
+            if empty is not None and not found.entry.path.startswith(empty.path):
+                self._add_folder(empty)
+            empty = None
+            if found.entry.kind == "folder":
+                empty = self._folder_or_empty(found.entry)
+            else:
+                self._add_file(reader, found)
+        if empty is not None:
+            self._add_folder(empty)
+        layer = self._builder.close(Tombstones([""]))
+        seen = tuple(self._writer.put_stream(self._seen.data()))
+        self._writer.barrier()
+        counts = self._counts
+        return StoredTree(
+            layer, seen, counts.files, counts.read_files, counts.read_bytes, reader.skipped_links
+        )
+
+    def _folder_or_empty(self, entry: FolderEntry) -> FolderEntry | None:
+        """Store a folder whose mode is unusual; return any other, which may be an empty one."""
+        if entry.mode == FOLDER_MODE:
+            return entry
+        self._add_folder(entry)
+        return None
+
+    def _add_folder(self, entry: FolderEntry) -> None:
+        metadata = Metadata(mode=entry.mode).to_message()
+        self._builder.add(entry.path, algebra.append(b"", (), metadata))
+
+    def _add_file(self, reader: FolderReader, found: FoundFile) -> None:
+        entry = found.entry
+        self._counts.files += 1
+        if found.link_target is not None:
+            metadata = Metadata(link_target=found.link_target).to_message()
+            self._builder.add(entry.path, algebra.append(b"", (), metadata))
+            return
+        self._seen.add(entry)
+        change = self._before.find(entry) if found.small is None else None
+        if change is None:
+            metadata = Metadata(mode=entry.mode, mtime_ns=entry.mtime_ns).to_message()
+            change = algebra.append(b"", tuple(self._content(reader, found)), metadata)
+        self._builder.add(entry.path, change)
+
+    def _content(self, reader: FolderReader, found: FoundFile) -> Iterator[Content]:
+        self._counts.read_files += 1
+        entry, small = found.entry, found.small
+        if small is None and entry.size_bytes <= self._small_bytes:
+            small = b"".join(reader.blocks(entry))
+        if small is not None and len(small) <= self._small_bytes:
+            self._counts.read_bytes += len(small)
+            yield self._builder.store_small(entry.path, small)
+            return
+        for ref in self._writer.put_stream(reader.blocks(entry)):
+            self._counts.read_bytes += ref.size_bytes
+            yield message_of(ref)
+
+
+class _Before:
+    """The parent commit, walked beside the folder."""
+
+    def __init__(self, parent: FileSet | None, seen: Sequence[DataRef]) -> None:
+        self._table = SeenFiles()
+        self._files: Iterator[tuple[str, pb.Index]] = iter(())
+        if parent is not None and seen:
+            self._table = SeenFiles(b"".join(parent.reader.read(seen)))
+            self._files = files_of(parent.nodes, parent.sources)
+        self._next = next(self._files, None)
+
+    def looks_same(self, entry: FolderEntry) -> bool:
+        """Whether a file looks as when the parent was made. May be asked by any thread."""
+        return self._table.is_same(entry)
+
+    def find(self, entry: FolderEntry) -> Change[Content] | None:
+        """Return what the parent holds of a file that looks the same; asked in order of paths."""
+        while self._next is not None and self._next[0] < entry.path:
+            self._next = next(self._files, None)
+        if self._next is None or self._next[0] != entry.path or not self.looks_same(entry):
+            return None
+        index = self._next[1]
+        same = index.size_bytes == entry.size_bytes and index.metadata.mode == entry.mode
+        return algebra.over_nothing(change_of(index, entry.path)) if same else None
