@@ -41,6 +41,7 @@ RANGE = b"r"
 
 _MAGIC = b"ustar\x0000"
 _OLD_GNU_MAGIC = b"ustar  \x00"
+_OWNER_BYTES = 31
 _DEVICES = b"0000000\x000000000\x00"
 _PAX_NAME = b"././@PaxHeader"
 _BLANKS = b" " * 8
@@ -86,6 +87,8 @@ def pack(header: Header) -> bytes:
     if len(target) > NAME_BYTES:
         records["linkpath"] = target
         target = _cut_text(target)
+    owners = (("uname", header.user), ("gname", header.group))
+    records.update({key: owner for key, owner in owners if len(owner) > _OWNER_BYTES})
     numbers = _numbers(header, records)
     block = _block(split, header, numbers, target)
     return _pax_entry(records) + block if records else block
@@ -125,8 +128,8 @@ def _block(
         header.type,
         target.ljust(NAME_BYTES, b"\0"),
         _MAGIC,
-        header.user[:31].ljust(32, b"\0"),
-        header.group[:31].ljust(32, b"\0"),
+        header.user[:_OWNER_BYTES].ljust(32, b"\0"),
+        header.group[:_OWNER_BYTES].ljust(32, b"\0"),
         _DEVICES,
         prefix.ljust(PREFIX_BYTES + 12, b"\0"),
     )

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator
+from pathlib import PurePath
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, Self
 
@@ -20,10 +21,12 @@ from holdfast.store.filesets import algebra
 from holdfast.store.filesets import fileset_pb2 as pb
 from holdfast.store.filesets.algebra import Change, Part, Tombstones
 from holdfast.store.filesets.compact import merge_into
-from holdfast.store.filesets.entry import message_of
+from holdfast.store.filesets.entry import change_of, message_of
+from holdfast.store.filesets.folder_reader import FolderReader, OutsideLinks
 from holdfast.store.filesets.info import FileInfo, Metadata, tag_of
 from holdfast.store.filesets.layer import TOMBSTONES_MAX, Layer
 from holdfast.store.filesets.layer_builder import Content, LayerBuilder
+from holdfast.store.filesets.merge import find
 from holdfast.store.filesets.paths import (
     check_file,
     check_folder,
@@ -150,15 +153,37 @@ class FileSetWriter:
         path = check_path(folder if folder.endswith("/") else folder + "/")
         self._change(path, algebra.overwrite(b"", (), _message(metadata)))
 
-    def link(self, path: str, target: str, *, metadata: Metadata | None = None) -> None:
-        """Store a symbolic link, which must not lead out of the file set."""
-        if leads_out(check_file(path), target):
+    def link(
+        self, path: str, target: str, *, metadata: Metadata | None = None, root: str = ""
+    ) -> None:
+        """Store a symbolic link, which must not lead out of the folder `root`."""
+        if leads_out(check_file(path)[len(root) :], target):
             raise BadInput(
-                f"the link {path!r} leads to {target!r}, outside of the file set",
+                f"the link {path!r} leads to {target!r}, outside of {root or 'the file set'}",
                 hint="Store what it leads to, or leave it out.",
             )
         known = (metadata or Metadata())._replace(link_target=target)
         self._change(path, algebra.overwrite(b"", (), known.to_message()))
+
+    def put_tree(
+        self, folder: PurePath | str, *, into: str = "", outside_links: OutsideLinks = "refuse"
+    ) -> None:
+        """Store everything in a folder of the disk below `into`, beside what else is written.
+
+        A whole file set is stored faster by the function `put_tree`.
+        """
+        below = check_folder(into)
+        reader = FolderReader(folder, small_bytes=self._small_bytes, outside_links=outside_links)
+        for entry, small, link_target in reader.files():
+            path = below + entry.path
+            if entry.kind == "folder":
+                self.make_folder(path, metadata=Metadata(mode=entry.mode))
+            elif link_target is not None:
+                self.link(path, link_target, root=below)
+            else:
+                content = reader.blocks(entry) if small is None else small
+                known = Metadata(mode=entry.mode, mtime_ns=entry.mtime_ns)
+                self.put(path, content, metadata=known)
 
     def copy(self, path: str, file: FileInfo) -> None:
         """Store a file of this store under another path, by reference: no content is moved.
@@ -176,6 +201,27 @@ class FileSetWriter:
             parts[tag] = Part(True, tuple(taken))
         check = check_path if file.is_folder else check_file
         self._change(check(path), Change(True, parts, _message(file.metadata)))
+
+    def copy_within(self, source: str, path: str) -> None:
+        """Store the same content under another path; `source` must be in this layer already."""
+        before = self._buffer.get(check_file(source))
+        if before is not None and before.began < self._deleted_at(source):
+            before = None
+        change = before.change if before else self._find_in_runs(source)
+        if change is None or not change.present:
+            raise BadInput(
+                f"{path!r} is a hard link to {source!r}, which did not come before it",
+                hint="Make the archive of a folder that holds both.",
+            )
+        self._change(check_file(path), change._replace(reset=True))
+
+    def _find_in_runs(self, path: str) -> Change[_Held] | None:
+        if not self._runs or self._deleted_at(path):
+            return None
+        self._writer.barrier()
+        reader = self._store.chunks.reader()
+        index = find(open_nodes(reader), open_layers(reader, self._runs), path, path)
+        return change_of(index, path) if index is not None else None
 
     def close(self) -> Layer:
         """Store what is left, and return the layer; all of it is durable then."""

@@ -1,0 +1,154 @@
+"""File sets as tar archives: written for stock tools, and read from any of them.
+
+An export holds what is stored, in order of the paths, with headers that depend on it alone. So an
+export that is imported and exported again is the same bytes, and so is a sorted archive by GNU tar.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from holdfast.errors import BadInput
+from holdfast.store.address import ChunkHash
+from holdfast.store.filesets import header as tar
+from holdfast.store.filesets.cursor import Cursor
+from holdfast.store.filesets.fileset import FileSet
+from holdfast.store.filesets.header import Header
+from holdfast.store.filesets.info import FILE_MODE, FOLDER_MODE, LINK_MODE, FileInfo, Metadata
+from holdfast.store.filesets.paths import after_folder, check_folder, check_path, decode_path
+from holdfast.store.filesets.tar_reader import Member, Readable, TarReader
+from holdfast.store.filesets.writer import FileSetWriter
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+# Archives are filled up to a multiple of this, as tar does since it wrote to tapes.
+RECORD_BYTES = 20 * tar.BLOCK_BYTES
+_END_BYTES = 2 * tar.BLOCK_BYTES
+_NS_PER_S = 1_000_000_000
+
+
+class Writable(Protocol):
+    """Where an archive goes."""
+
+    def write(self, data: Buffer, /) -> object: ...
+
+
+class Moved(NamedTuple):
+    """What went into or came out of an archive."""
+
+    files: int
+    size_bytes: int
+
+
+def export_tar(files: FileSet, target: Writable, *, folder: str = "") -> Moved:
+    """Write everything below a folder as a tar archive."""
+    below = check_folder(folder)
+    count, size_bytes, written_bytes = 0, 0, 0
+    for file in files.files(below, after_folder(below)):
+        head = tar.pack(_header(file))
+        target.write(head)
+        for block in files.content(file):
+            target.write(block)
+        tail = tar.padding(file.size_bytes)
+        target.write(tail)
+        count += 1
+        size_bytes += file.size_bytes
+        written_bytes += len(head) + file.size_bytes + len(tail)
+    target.write(_end(written_bytes))
+    return Moved(count, size_bytes)
+
+
+def export_index(files: FileSet, target: Writable) -> None:
+    """Write the stored index entries themselves, layer after layer: the raw streams, as a tar."""
+    written_bytes = 0
+    for source in files.sources:
+        cursor = Cursor(files.nodes, source.root) if source.root is not None else None
+        while cursor is not None and cursor.path is not None:
+            if cursor.index.range.level > 1:
+                cursor.descend()
+                continue
+            chunk = ChunkHash(cursor.index.data_op.data_ref[0].chunk.hash)
+            data = files.reader.read_chunk(chunk)
+            target.write(data)
+            written_bytes += len(data)
+            cursor.advance()
+    target.write(_end(written_bytes))
+
+
+def import_tar(writer: FileSetWriter, source: Readable, *, into: str = "") -> Moved:
+    """Put everything from a tar archive into a layer, below a folder if one is given.
+
+    What cannot be stored is refused: paths and links that lead out, devices, pipes.
+    """
+    below = check_folder(into)
+    count, size_bytes = 0, 0
+    for member in TarReader(source).members():
+        name = _inner(decode_path(member.header.name))
+        if name in ("", "/"):
+            continue  # the archive's own root
+        _put(writer, below, name, member)
+        count += 1
+        size_bytes += member.header.size_bytes if member.header.type == tar.FILE else 0
+    return Moved(count, size_bytes)
+
+
+def _put(writer: FileSetWriter, below: str, name: str, member: Member) -> None:
+    header = member.header
+    path = below + check_path(name)
+    if header.type == tar.FOLDER or (header.type == tar.FILE and name.endswith("/")):
+        writer.make_folder(path, metadata=_metadata(member, FOLDER_MODE))
+    elif header.type == tar.FILE:
+        writer.put(path, member.body, metadata=_metadata(member, FILE_MODE))
+    elif header.type == tar.LINK:
+        target = decode_path(header.link_target)
+        # Judged within the archive, so that `into` gives it no more room.
+        writer.link(path, target, metadata=_metadata(member, LINK_MODE), root=below)
+    elif header.type == tar.HARD_LINK:
+        writer.copy_within(below + _inner(decode_path(header.link_target)), path)
+    else:
+        raise BadInput(
+            f"{name!r} is neither a file, a folder nor a link (type {header.type!r})",
+            hint="Make the archive without devices and pipes.",
+        )
+
+
+def _inner(name: str) -> str:
+    """Return a name without the './' that many archives begin all names with."""
+    while name.startswith("./"):
+        name = name[2:].lstrip("/")
+    return "" if name == "." else name
+
+
+def _header(file: FileInfo) -> Header:
+    known = file.metadata
+    kind = tar.FOLDER if file.is_folder else tar.LINK if file.is_link else tar.FILE
+    return Header(
+        name=file.path.encode(),
+        type=kind,
+        size_bytes=file.size_bytes,
+        mode=file.mode,
+        mtime_s=(known.mtime_ns or 0) // _NS_PER_S,
+        uid=known.uid or 0,
+        gid=known.gid or 0,
+        link_target=(known.link_target or "").encode(),
+        user=(known.user or "").encode(),
+        group=(known.group or "").encode(),
+    )
+
+
+def _metadata(member: Member, usual_mode: int) -> Metadata:
+    """Return what is worth keeping: what an export would not say by itself."""
+    header = member.header
+    return Metadata(
+        mode=header.mode if header.mode != usual_mode else None,
+        mtime_ns=member.mtime_ns or None,
+        uid=header.uid or None,
+        gid=header.gid or None,
+        user=header.user.decode("utf-8", "replace") or None,
+        group=header.group.decode("utf-8", "replace") or None,
+    )
+
+
+def _end(written_bytes: int) -> bytes:
+    return b"\0" * (_END_BYTES + -(written_bytes + _END_BYTES) % RECORD_BYTES)
