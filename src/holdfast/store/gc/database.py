@@ -147,12 +147,12 @@ Index(
     sqlite_where=_HAS_A_NAME,
     postgresql_where=_HAS_A_NAME,
 )
-_IS_UNFINISHED = text("state <> 'published'")
+IS_UNFINISHED = text("state <> 'published'")
 Index(
     "gc_commit_unfinished",
     commit.c.id,
-    sqlite_where=_IS_UNFINISHED,
-    postgresql_where=_IS_UNFINISHED,
+    sqlite_where=IS_UNFINISHED,
+    postgresql_where=IS_UNFINISHED,
 )
 
 # What each collector has done since it began, for `status`.

@@ -162,7 +162,8 @@ class References:
                 chunk.c.hash.in_(part), chunk.c.uploaded.is_(True), chunk.c.removing.is_(None)
             )
             rows = self.database.read(partial(_all, asked=asked))
-            found |= {ChunkHash(h): ChunkKey(ChunkHash(h), generation) for h, generation in rows}
+            keys = [ChunkKey(row.hash, row.generation) for row in rows]
+            found |= {key.hash: key for key in keys}
         return found
 
     def update_references(

@@ -1,0 +1,372 @@
+"""The collector: ends leases that lapsed, finishes commits, and takes garbage through its states.
+
+    leases that lapsed ─▶ end ─▶ release what they held
+    commits left half made ─▶ object, confirm;   half deleted ─▶ object, row
+    garbage ─▶ Removing ─▶ Deleting (its own references go with it) ─▶ objects ─▶ rows
+
+Every arrow is a guarded transaction or a request that may be repeated, and nothing is remembered
+outside of the database. So recovery is no separate thing: a collector that starts first does what
+its predecessor left (rows that are dying), and two collectors that do the same do it safely. Each
+batch looks at garbage alone, through indexes that hold nothing else: the cost grows with what goes,
+not with what stays. What a chunk referred to becomes garbage in the batch in which the chunk goes,
+and is found by the next.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from functools import partial
+from typing import Any
+
+from sqlalchemy import Connection, Select, bindparam, delete, insert, select, update
+
+from holdfast.errors import UnknownCommit
+from holdfast.seam import Seam
+from holdfast.store.address import ChunkHash, ChunkKey
+from holdfast.store.gc import commits
+from holdfast.store.gc.commits import CommitId, CommitRow, commit_object_key
+from holdfast.store.gc.database import (
+    IS_DYING,
+    IS_UNFINISHED,
+    Database,
+    chunk,
+    collector,
+    commit,
+    edge,
+    job,
+    slices,
+)
+from holdfast.store.gc.edges import CHUNK_KIND, EdgeSource, locked_rows, take_step
+from holdfast.store.gc.leases import release_edges
+from holdfast.store.gc.plan import GcPlan, make_plan
+from holdfast.store.gc.points import Point
+from holdfast.store.gc.rate import DeleteRate
+from holdfast.store.gc.references import References
+from holdfast.store.gc.shards import Shard
+from holdfast.store.gc.sweep import Sweeper, SweepReport
+from holdfast.store.gc.transitions import (
+    BEGIN_DELETING,
+    BEGIN_REMOVING,
+    EXPIRE,
+    FORGET,
+    UNREFER,
+    CommitState,
+    Step,
+)
+from holdfast.store.objects.objects import Objects
+
+# Chunks whose references are asked for at once.
+OUTGOING_ROWS = 250
+
+
+@dataclass
+class GcReport:
+    """What a collection did."""
+
+    leases_expired: int = 0
+    holds_released: int = 0
+    commits_finished: int = 0
+    chunks_removed: int = 0
+    """Chunks that became Removing."""
+    references_removed: int = 0
+    """References of theirs to other chunks."""
+    objects_deleted: int = 0
+    """Objects whose deletion was asked for; some were never stored."""
+    bytes_deleted: int = 0
+    """Plain bytes of those that were stored."""
+    batches: int = 0
+
+    def add(self, other: GcReport) -> None:
+        """Add up two reports."""
+        for field in fields(self):
+            mine, theirs = getattr(self, field.name), getattr(other, field.name)
+            setattr(self, field.name, mine + theirs)
+
+    @property
+    def did_something(self) -> bool:
+        """Whether anything was there to do."""
+        return any(getattr(self, field.name) for field in fields(self) if field.name != "batches")
+
+
+# Rows of one batch, and how many plain bytes go with each: none if it was never uploaded.
+Batch = dict[ChunkKey, int]
+
+
+class Collector:
+    """Collects one shard of a store. Several may run at once, also on the same shard."""
+
+    def __init__(
+        self,
+        references: References,
+        objects: Objects,
+        *,
+        shard: Shard | None = None,
+        name: str = "collector",
+        seam: Seam | None = None,
+    ) -> None:
+        self.shard = shard or Shard()
+        self.name = f"{name} {self.shard}"
+        self._references = references
+        self._database: Database = references.database
+        self._settings = references.settings
+        self._objects = objects
+        self._seam = seam or references.seam
+        self._stop = threading.Event()
+        self._rate = DeleteRate(
+            self._settings.objects_per_s,
+            self._settings.bytes_per_s,
+            self._seam.clock,
+            self.wait,
+        )
+
+    # What operators call.
+
+    def plan(self) -> GcPlan:
+        """Return what a collection would do now, and why; nothing is changed."""
+        return make_plan(self._database, self.shard)
+
+    def collect(self) -> GcReport:
+        """Do all that there is to do; end when nothing is left, or when stopped."""
+        started_s = self._seam.clock.monotonic_s()
+        report = GcReport()
+        while not self._stop.is_set():
+            done = self.collect_some()
+            report.add(done)
+            if not done.did_something:
+                break
+        self._remember(report, self._seam.clock.monotonic_s() - started_s)
+        return report
+
+    def collect_some(self) -> GcReport:
+        """Do one batch of everything."""
+        report = GcReport(batches=1)
+        self._expire_leases(report)
+        self._finish_commits(report)
+        # What others, or this one before it died, have begun comes first.
+        self._delete(self._find_deleting(), report)
+        self._delete(self._begin_deleting(report), report)
+        removing = self._database.transact(self._mark_removing)
+        if removing:
+            report.chunks_removed += len(removing)
+            self._seam.reached(Point.REMOVING)
+            self._delete(self._begin_deleting(report), report)
+        return report
+
+    def sweep(self) -> SweepReport:
+        """Delete objects that no row knows, and that are older than the grace."""
+        report = Sweeper(self._database, self._objects, self._rate).sweep(self.shard)
+        self._seam.reached(Point.SWEPT)
+        return report
+
+    def stop(self) -> None:
+        """End `collect` after its batch."""
+        self._stop.set()
+
+    def wait(self, wait_s: float) -> None:
+        """Wait, but not when stopped."""
+        self._stop.wait(wait_s)
+
+    def consider(self, hashes: Sequence[ChunkHash]) -> int:
+        """Mark those of these chunks that are garbage, for the next batch; return how many."""
+        marked = 0
+        for part in slices(sorted(set(hashes)), self._settings.batch_rows):
+            marked += len(self._database.transact(partial(self._mark_removing, hashes=part)))
+        return marked
+
+    # Leases.
+
+    def _expire_leases(self, report: GcReport) -> None:
+        expired = self._database.transact(self._expire)
+        report.leases_expired += expired
+        if expired:
+            self._seam.reached(Point.LEASES_EXPIRED)
+        for kind, number in self._database.read(self._ended):
+            source = EdgeSource.numbered(kind, number)
+            report.holds_released += release_edges(self._database, source, number)
+            self._seam.reached(Point.LEASE_RELEASED)
+
+    def _expire(self, connection: Connection) -> int:
+        asked = (
+            select(job.c.id)
+            .where(*self._database.guard(EXPIRE))
+            .order_by(job.c.id)
+            .limit(self._settings.batch_rows)
+            .with_for_update(skip_locked=True)
+        )
+        lapsed = list(connection.execute(asked).scalars())
+        if not lapsed:
+            return 0
+        statement = self._database.step(EXPIRE).where(job.c.id.in_(lapsed))
+        return int(connection.execute(statement).rowcount)
+
+    def _ended(self, connection: Connection) -> list[tuple[str, int]]:
+        asked = select(job.c.kind, job.c.id).where(job.c.ended.is_not(None)).order_by(job.c.id)
+        rows = connection.execute(asked.limit(self._settings.batch_rows))
+        return [(kind, number) for kind, number in rows]
+
+    # Commits.
+
+    def _finish_commits(self, report: GcReport) -> None:
+        for row in self._database.read(self._unfinished):
+            key = commit_object_key(row.name, row.id)
+            if row.state == CommitState.PUBLISHING:
+                # Whoever was first wrote the same bytes.
+                self._objects.put_many([(key, [row.record])])
+                self._seam.reached(Point.COMMIT_PUT)
+                self._confirm(row.id)
+            else:
+                self._objects.delete_many([key])
+                self._seam.reached(Point.COMMIT_OBJECT_DELETED)
+                self._references.end_delete_commit(row.id)
+            report.commits_finished += 1
+
+    def _unfinished(self, connection: Connection) -> list[CommitRow]:
+        """Return commits that are being deleted, or whose publisher's lease is over."""
+        publisher = select(job.c.id).where(job.c.id == commit.c.job_id, job.c.ended.is_(None))
+        asked = (
+            select(commit)
+            .where(
+                (commit.c.state == CommitState.DELETING.value)
+                | ((commit.c.state == CommitState.PUBLISHING.value) & ~publisher.exists())
+            )
+            .where(IS_UNFINISHED)
+            .order_by(commit.c.id)
+            .limit(self._settings.batch_rows)
+        )
+        return [commits.to_row(row) for row in connection.execute(asked).mappings()]
+
+    def _confirm(self, number: CommitId) -> None:
+        # Gone, if another collector was quicker and the commit was deleted since; then the object
+        # that was put too late is an orphan, for the sweep.
+        with contextlib.suppress(UnknownCommit):
+            self._references.confirm_commit(number)
+
+    # Chunks.
+
+    def _find_deleting(self) -> Batch:
+        asked = (
+            select(chunk)
+            .where(*self._database.guard(FORGET), IS_DYING, *self.shard.conditions())
+            .order_by(chunk.c.hash, chunk.c.generation)
+            .limit(self._settings.batch_rows)
+        )
+        return self._database.read(lambda connection: _batch(connection, asked))
+
+    def _mark_removing(
+        self, connection: Connection, hashes: Sequence[ChunkHash] | None = None
+    ) -> Batch:
+        found = _batch(connection, self._lock_some(BEGIN_REMOVING, hashes))
+        take_step(self._database, connection, BEGIN_REMOVING, dict.fromkeys(found, 1))
+        return found
+
+    def _begin_deleting(self, report: GcReport) -> Batch:
+        batch, references = self._database.transact(self._mark_deleting)
+        report.references_removed += references
+        if batch:
+            self._seam.reached(Point.DELETING)
+        return batch
+
+    def _mark_deleting(self, connection: Connection) -> tuple[Batch, int]:
+        """Let rows that are Removing let go what they refer to; what that frees is garbage next."""
+        found = _batch(connection, self._lock_some(BEGIN_DELETING, None).where(IS_DYING))
+        targets: Counter[ChunkKey] = Counter()
+        batch: Batch = {}
+        for key, outgoing in self._outgoing(connection, list(found)).items():
+            if targets and targets.total() + len(outgoing) > self._settings.batch_edges:
+                break  # the rest waits for the next transaction
+            targets.update(outgoing)
+            batch[key] = found[key]
+        self._drop_edges(connection, list(batch))
+        locked_rows(self._database, connection, [key.hash for key in targets])
+        take_step(self._database, connection, UNREFER, targets)
+        take_step(self._database, connection, BEGIN_DELETING, dict.fromkeys(batch, 1))
+        return batch, targets.total()
+
+    def _outgoing(
+        self, connection: Connection, keys: Sequence[ChunkKey]
+    ) -> dict[ChunkKey, list[ChunkKey]]:
+        """Return what each of these chunks refers to, until there is enough for a transaction."""
+        found: dict[ChunkKey, list[ChunkKey]] = {}
+        total = 0
+        for part in slices(keys, OUTGOING_ROWS):
+            by_key: dict[ChunkKey, list[ChunkKey]] = {key: [] for key in part}
+            asked = select(edge).where(
+                edge.c.source_kind == CHUNK_KIND, edge.c.source_id.in_([key.hash for key in part])
+            )
+            for _, hash_, generation, *target in connection.execute(asked):
+                # Another generation of the same chunk may be in use.
+                by_key.get(ChunkKey(hash_, generation), []).append(ChunkKey(*target))
+            found |= by_key
+            total += sum(len(targets) for targets in by_key.values())
+            if total > self._settings.batch_edges:
+                break
+        return found
+
+    def _drop_edges(self, connection: Connection, keys: Sequence[ChunkKey]) -> None:
+        if keys:
+            named = delete(edge).where(
+                edge.c.source_kind == CHUNK_KIND,
+                edge.c.source_id == bindparam("x_hash"),
+                edge.c.source_generation == bindparam("x_generation"),
+            )
+            connection.execute(
+                named, [{"x_hash": key.hash, "x_generation": key.generation} for key in keys]
+            )
+
+    def _lock_some(self, step: Step, hashes: Sequence[ChunkHash] | None) -> Select[Any]:
+        asked = select(chunk).where(*self._database.guard(step))
+        if hashes is None:
+            asked = asked.where(*self.shard.conditions()).limit(self._settings.batch_rows)
+        else:
+            asked = asked.where(chunk.c.hash.in_(hashes))
+        # What another collector has locked, it is taking care of.
+        return asked.order_by(chunk.c.hash, chunk.c.generation).with_for_update(skip_locked=True)
+
+    def _delete(self, batch: Batch, report: GcReport) -> None:
+        for part in slices(list(batch), self._rate.batch(self._settings.delete_objects)):
+            size_bytes = sum(batch[key] for key in part)
+            self._rate.wait_for(len(part), size_bytes)
+            if self._stop.is_set():
+                return  # they are Deleting, and found again
+            self._objects.delete_many([key.object_key() for key in part])
+            self._seam.reached(Point.OBJECTS_DELETED)
+            self._database.transact(partial(self._forget, keys=part))
+            self._seam.reached(Point.FORGOTTEN)
+            report.objects_deleted += len(part)
+            report.bytes_deleted += size_bytes
+
+    def _forget(self, connection: Connection, keys: Sequence[ChunkKey]) -> None:
+        # Some may be gone: another collector did the same.
+        statement = self._database.step(FORGET).where(
+            chunk.c.hash == bindparam("x_hash"), chunk.c.generation == bindparam("x_generation")
+        )
+        given = [{"x_hash": key.hash, "x_generation": key.generation} for key in sorted(keys)]
+        connection.execute(statement, given)
+
+    def _remember(self, report: GcReport, busy_s: float) -> None:
+        """Add a report to what this collector has done so far."""
+        done = {
+            "chunks": report.objects_deleted,
+            "size_bytes": report.bytes_deleted,
+            "busy_s": busy_s,
+        }
+
+        def remember(connection: Connection) -> None:
+            mine = update(collector).where(collector.c.name == self.name)
+            grown = {name: collector.c[name] + value for name, value in done.items()}
+            if not connection.execute(mine.values(**grown, updated=self._database.now)).rowcount:
+                times = {"started": self._database.now, "updated": self._database.now}
+                connection.execute(insert(collector).values(name=self.name, **times, **done))
+
+        self._database.transact(remember)
+
+
+def _batch(connection: Connection, asked: Select[Any]) -> Batch:
+    return {
+        ChunkKey(row["hash"], row["generation"]): row["size_bytes"] if row["uploaded"] else 0
+        for row in connection.execute(asked).mappings()
+    }

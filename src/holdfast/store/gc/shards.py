@@ -1,0 +1,69 @@
+"""Shards: parts of the hashes, by their first bits, so that several collectors share the work.
+
+They save work and decide nothing: two collectors on one shard do the same things twice, and safely.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from sqlalchemy.sql import ColumnElement
+
+from holdfast.errors import BadInput
+from holdfast.store.address import CHUNK_PREFIX, ChunkHash
+from holdfast.store.gc.database import chunk
+
+# Shards are cut at the first byte of a hash, as the folders of the objects are.
+SHARDS_MAX = 256
+
+
+class Shard(NamedTuple):
+    """Part number `part`, from 0, of so many `parts`."""
+
+    part: int = 0
+    parts: int = 1
+
+    @classmethod
+    def parse(cls, words: str) -> Shard:
+        """Return the shard that is written as `2/8`: the second of eight."""
+        found = re.fullmatch(r"([0-9]{1,3})/([0-9]{1,3})", words)
+        shard = cls(int(found[1]) - 1, int(found[2])) if found else cls(-1)
+        if not (0 <= shard.part < shard.parts <= SHARDS_MAX):
+            raise BadInput(
+                f"{words!r} is not a shard",
+                hint=f"write 1/1, or 2/8 for the second of eight; at most {SHARDS_MAX}",
+            )
+        return shard
+
+    def __str__(self) -> str:
+        return f"{self.part + 1}/{self.parts}"
+
+    @property
+    def first(self) -> int:
+        """The lowest first byte of its hashes."""
+        return self.part * SHARDS_MAX // self.parts
+
+    @property
+    def end(self) -> int:
+        """The first byte behind them; 256 if there is none."""
+        return (self.part + 1) * SHARDS_MAX // self.parts
+
+    def holds(self, hash_: ChunkHash) -> bool:
+        """Say whether a hash belongs to this shard."""
+        return self.first <= hash_[0] < self.end
+
+    def conditions(self) -> list[ColumnElement[bool]]:
+        """Return what is true of rows of this shard."""
+        found = []
+        if self.first > 0:
+            found.append(chunk.c.hash >= bytes([self.first]))
+        if self.end < SHARDS_MAX:
+            found.append(chunk.c.hash < bytes([self.end]))
+        return found
+
+    def prefixes(self) -> Iterator[str]:
+        """Yield the prefixes of its objects."""
+        for byte in range(self.first, self.end):
+            yield f"{CHUNK_PREFIX}{byte:02x}/"
