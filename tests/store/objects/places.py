@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import uuid
 from collections.abc import Iterator
 from pathlib import Path, PurePath
@@ -26,7 +25,7 @@ def simulated_disk() -> SimulatedDisk:
 
 
 def on_simulated_disk(disk: SimulatedDisk) -> LocalObjects:
-    return LocalObjects(ROOT, Seam(disk=disk, randomness=random.Random(7)))
+    return LocalObjects(ROOT, Seam(disk=disk))
 
 
 def opened(kind: str, tmp_path: Path, s3_url: str) -> Iterator[Objects]:
