@@ -297,8 +297,11 @@ def _is_free(directory: PurePath) -> bool:
 
 
 def _failed(query: str, error: Exception) -> PipelineFailed:
+    lines = [line.strip() for line in str(error).splitlines()]
     told = [
-        line.strip().removeprefix("Caused by: ") for line in str(error).splitlines() if line.strip()
+        line.removeprefix("Caused by: ").removeprefix(": ")
+        for line in lines
+        if line and not line.startswith("An error occurred while calling")
     ]
     ours = [
         line for line in told if line.startswith(("holdfast.", "pyspark.errors", "FunctionFailed"))

@@ -86,6 +86,10 @@ def stop_session(session: SparkSession) -> None:
 def query_session(session: SparkSession, shuffle_partitions: int) -> SparkSession:
     """Return a session for one query: its settings are its own."""
     mine = session.newSession()
+    # Spark looks for data sources in the session of the thread, and a thread that is not the one
+    # which started Spark has none.
+    assert mine._jvm is not None, "BUG: a session without Java"
+    mine._get_j_spark_session_class(mine._jvm).setActiveSession(mine._jsparkSession)
     for key, value in QUERY_SETTINGS.items():
         mine.conf.set(key, value)
     mine.conf.set("spark.sql.shuffle.partitions", str(shuffle_partitions))
