@@ -31,6 +31,7 @@ from holdfast.operate.drivers.beside import driver_of, lineage_url
 from holdfast.operate.drivers.child import DriverChild
 from holdfast.operate.drivers.wire import Orders
 from holdfast.operate.gateway_metrics import COUNTERS, gateway_records
+from holdfast.operate.interpreter import leave_alone_what_is_here
 from holdfast.operate.metrics import Record
 from holdfast.operate.pipeline_metrics import driver_records
 from holdfast.operate.sd_notify import Notifier
@@ -186,6 +187,7 @@ class GatewayProcess:
             control = self._listen_to_tools()
             if control is not None:
                 held.callback(control.close)
+            leave_alone_what_is_here()
             self._notifier.ready(await self._status())
             log.info("holdfast %s is ready, process %d", __version__, os.getpid())
             if self._notifier.is_heard:

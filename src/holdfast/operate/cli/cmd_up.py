@@ -61,6 +61,7 @@ def _run(loaded: Loaded, worker: int | None, as_json: bool) -> None:
     import uvloop
 
     from holdfast.operate import logs
+    from holdfast.operate.interpreter import suit_a_gateway
     from holdfast.operate.supervisor import Supervisor
     from holdfast.operate.up import GatewayProcess, raise_open_files, tell_warnings
 
@@ -69,6 +70,7 @@ def _run(loaded: Loaded, worker: int | None, as_json: bool) -> None:
         settings = settings.model_copy(update={"format": "json"})
     handler = logs.set_up(settings, worker=worker)
     raise_open_files()
+    suit_a_gateway()
     try:
         alone = worker is not None or loaded.graph.settings.workers == 1
         if worker is None:

@@ -1,0 +1,36 @@
+"""The interpreter of a gateway looks for garbage seldom, and not at all at what never changes."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+
+from holdfast.operate.interpreter import NEW_CONTAINERS, SWITCH_S
+
+# In a process of its own: all of it is for the whole interpreter.
+_PROGRAM = """
+import gc, sys
+from holdfast.operate.interpreter import leave_alone_what_is_here, suit_a_gateway
+suit_a_gateway()
+leave_alone_what_is_here()
+print(gc.get_threshold()[0], sys.getswitchinterval(), gc.get_freeze_count(), len(gc.get_objects()))
+class Cycle: pass
+for _ in range(2 * gc.get_threshold()[0]):
+    one = Cycle(); one.itself = one
+print(gc.get_stats()[0]["collections"], len(gc.get_objects()))
+"""
+
+
+def test_a_gateway_looks_at_what_is_new_and_seldom() -> None:
+    before = gc.get_threshold()
+    done = subprocess.run(
+        [sys.executable, "-c", _PROGRAM], capture_output=True, text=True, check=True, timeout=60
+    )
+    settings, garbage = done.stdout.splitlines()
+    threshold, switch_s, frozen, left = settings.split()
+    assert (int(threshold), float(switch_s)) == (NEW_CONTAINERS, SWITCH_S)
+    assert int(frozen) > 10 * int(left), "what was there before is still looked at"
+    _, alive = garbage.split()
+    assert int(alive) < 2 * NEW_CONTAINERS, "cycles stay for ever"
+    assert gc.get_threshold() == before
