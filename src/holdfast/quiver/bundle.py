@@ -332,6 +332,12 @@ def decode_raw(payload: memoryview) -> RawEvents:
     count, name_bytes = _RAW_HEAD.unpack_from(payload)
     position = _RAW_HEAD.size + name_bytes
     slot = str(payload[_RAW_HEAD.size : position], "utf-8")
+    if count == 1:
+        size_bytes, header_bytes = _ONE_EVENT.unpack_from(payload, position)
+        position += _ONE_EVENT.size
+        end = position + size_bytes
+        lengths, header_lengths = array("I", (size_bytes,)), array("I", (header_bytes,))
+        return RawEvents(slot, lengths, payload[position:end], header_lengths, payload[end:])
     lengths, header_lengths = array("I"), array("I")
     lengths.frombytes(payload[position : position + 4 * count])
     header_lengths.frombytes(payload[position + 4 * count : position + 8 * count])

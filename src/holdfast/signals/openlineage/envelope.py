@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import datetime
+from itertools import pairwise
 
 import orjson
 import pyarrow as pa
@@ -33,10 +34,23 @@ class OpenLineageExtractor:
 
 
 def _read(payloads: pa.Array) -> Iterator[tuple[datetime | None, str | None, str | None]]:
-    for payload in payloads:
+    for payload in _values(payloads):
         try:
-            document = orjson.loads(payload.as_py() or b"")
+            document = orjson.loads(payload)
         except orjson.JSONDecodeError:
             yield None, None, None
         else:
             yield event_time(document), run_id(document), job_name(document)
+
+
+def _values(column: pa.Array) -> Iterator[memoryview]:
+    """Yield the values of a binary column in place, nothing for a null."""
+    if column.type != pa.binary():
+        column = column.cast(pa.binary())
+    _, offsets, values = column.buffers()
+    if values is None:
+        offsets, values = pa.py_buffer(bytes(4 * (len(column) + 1))), pa.py_buffer(b"")
+    view = memoryview(values)
+    ends = memoryview(offsets).cast("B").cast("i")[column.offset : column.offset + len(column) + 1]
+    for start, end in pairwise(ends):
+        yield view[start:end]

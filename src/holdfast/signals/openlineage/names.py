@@ -100,12 +100,17 @@ _DATE_CHARS = len("2026-01-31")
 
 def read_time(text: str) -> datetime | None:
     """Read an ISO 8601 date and time; one without a time zone is taken as UTC."""
-    text = _ZONE_NAME.sub("", text.strip().upper())
-    whole, leaped = _LEAP_SECOND.subn(":59", text)
+    whole, leaped = text.strip().upper(), 0
+    if "[" in whole:
+        whole = _ZONE_NAME.sub("", whole)
+    if ":60" in whole:
+        whole, leaped = _LEAP_SECOND.subn(":59", whole)
     if len(whole) <= _DATE_CHARS:
         return None
     try:
-        time = datetime.fromisoformat(whole) + timedelta(seconds=leaped)
+        time = datetime.fromisoformat(whole)
+        if leaped:
+            time += timedelta(seconds=leaped)
         return time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)
     except (ValueError, OverflowError):
         return None
