@@ -14,6 +14,7 @@ from holdfast.errors import BadInput
 NAMES: dict[str, str] = {
     "quiver": "append, acknowledge, seal, recover and start, against the bare disk",
     "gateway": "accept, forward and hold lineage events, beside NATS JetStream",
+    "dataflow": "read, map and reduce on Spark, beside its own Parquet source",
 }
 
 
@@ -29,6 +30,8 @@ def run(
         raise BadInput(f"there is no benchmark {name!r}", hint=f"choose one of: {', '.join(NAMES)}")
     if name == "gateway":
         from holdfast.bench.gateway import run_gateway as run_it
+    elif name == "dataflow":
+        from holdfast.bench.dataflow import run_dataflow as run_it
     else:
         from holdfast.bench.quiver import run_quiver as run_it
     return run_it(quick=quick, progress=progress, directory=directory)

@@ -1,0 +1,32 @@
+"""The stopwatch of a tree: children count, also those that ended."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from holdfast.bench.process_tree import TreeStopwatch
+
+WORK = "import time\nwhile time.process_time() < 1.0: pass"
+# A child that works, below one that only waits for it.
+NESTED = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {WORK!r}])"
+
+
+def test_the_cpu_time_of_a_grandchild_that_ended_is_counted() -> None:
+    with TreeStopwatch() as watch:
+        subprocess.run([sys.executable, "-c", NESTED], check=True)
+    assert watch.cpu_s > 0.5
+    assert watch.wall_s > 0.5
+
+
+def test_what_was_used_before_is_not_counted() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", f"{WORK}\nprint('done', flush=True)\ninput()"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"done\n"
+        with TreeStopwatch() as watch:
+            child.communicate(b"\n")
+    assert 0 <= watch.cpu_s < 0.9
