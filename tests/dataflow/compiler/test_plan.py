@@ -5,8 +5,9 @@ from __future__ import annotations
 from hypothesis import given, settings
 from tests.dataflow.spec.pipelines import KINDS, WINDOW, pipeline, pipelines, same
 
-from holdfast.dataflow.compiler.cuts import ASKED, MEETS, USED_TWICE, components
-from holdfast.dataflow.compiler.plan import Output, Plan, Query, make_plan
+from holdfast.dataflow.compiler.cuts import ASKED, MEETS, SET_ASIDE, USED_TWICE, components
+from holdfast.dataflow.compiler.explain import explain
+from holdfast.dataflow.compiler.plan import EVERY, LANE, Output, Plan, Query, make_plan
 from holdfast.dataflow.spec import PipelineSettings
 
 
@@ -52,6 +53,9 @@ def test_no_edge_is_cut_without_a_need(one: PipelineSettings) -> None:
         edge = one.edges[index]
         if reason == ASKED:
             assert edge.durable
+        elif reason == SET_ASIDE:
+            assert one.vertices[edge.vertex].sets_aside
+            assert any(one.vertices[n].reduce for n in {edge.target, *one.behind(edge.target)})
         elif reason == USED_TWICE:
             before = [n for n in one.vertices if edge.vertex in {n, *one.behind(n)}]
             behind = {edge.target, *one.behind(edge.target)}
@@ -97,6 +101,9 @@ def test_trunks_hold_all_state_and_tails_none(one: PipelineSettings) -> None:
         for name in query.tail:
             assert one.vertices[name].reduce is None
             assert one.vertices[name].kind != "source"
+        for name in query.trunk:
+            assert not one.vertices[name].sets_aside
+        for name in query.tail:
             assert not set(query.trunk) & one.behind(name) & set(query.vertices)
         entering = [
             Output(e.vertex, e.port) for name in query.tail for e in one.into(name)
@@ -192,9 +199,39 @@ def test_a_sink_with_a_fallback_gets_batches() -> None:
     assert KINDS["sink"] == {"sink": {"files": "out"}}
 
 
-def test_a_reduce_by_a_function_is_a_reduce_and_a_call_behind_it() -> None:
+def test_results_of_a_function_leave_the_plan_with_its_failures_in_one() -> None:
     called = {"reduce": {"window": {"fixed": "10s"}, "python": same, "returns": "x int"}}
     kinds = {"a": "source", "r": called, "y": "sink", "z": "sink"}
     query = only(make_plan("p", pipeline("a -> r", "r -> y", "r.failed -> z", **kinds)))
-    assert query.vertices == ("a", "r", "r~python", "y", "z")
-    assert (query.trunk, query.taps) == (("a", "r"), (Output("r"),))
+    assert query.vertices == ("a", "r", "y", "z")
+    assert (query.trunk, query.taps) == (("a", "r"), (Output("r", EVERY),))
+    assert query.terminal == "batches"
+
+
+def test_a_function_that_sets_rows_aside_is_never_in_the_plan_of_a_reduce() -> None:
+    """It would be called twice for each row: once for its results, once for what failed."""
+    kinds = {"a": "source", "f": "python", "m": "map", "r": "reduce", "y": "sink", "z": "sink"}
+    plan = make_plan("p", pipeline("a -> f", "f -> y", "f -> m", "m -> r", "r -> z", **kinds))
+    assert [(cut.edge, cut.reason) for cut in plan.cuts] == [(2, SET_ASIDE)]
+    assert [query.vertices for query in plan.queries] == [("a", "f", "y"), ("m", "r", "z")]
+    dropping = {**kinds, "f": "dropping"}
+    edges = ["a -> f", "f -> m", "m -> r", "r -> z"]
+    del dropping["y"]
+    assert only(make_plan("p", pipeline(*edges, **dropping))).trunk == ("a", "f", "m", "r")
+
+
+def test_results_of_a_function_reach_another_reduce_through_a_quiver() -> None:
+    called = {"reduce": {"process": same, "returns": "x int", "timer_span": "30s"}}
+    kinds = {"a": "source", "r": called, "s": "reduce", "z": "sink"}
+    plan = make_plan("p", pipeline("a -> r", "r -> s", "s -> z", **kinds))
+    assert [cut.reason for cut in plan.cuts] == [SET_ASIDE]
+    assert [query.horizon_s for query in plan.queries] == [40, 10]
+
+
+def test_a_query_has_a_lane_where_a_vertex_or_a_sink_says_so() -> None:
+    again = {"map": {"python": same, "retry_lane": {}, "on_failure": "drop"}}
+    query = only(make_plan("p", pipeline("a -> f", "f -> z", a="source", f=again, z="sink")))
+    assert (query.taps, query.has_lane, query.terminal) == ((Output("a"), LANE), True, "batches")
+    taking = {"sink": {"python": same, "retry_lane": {"attempts": 1}}}
+    assert only(make_plan("p", pipeline("a -> z", a="source", z=taking))).has_lane
+    assert "come again" in explain(make_plan("p", pipeline("a -> z", a="source", z=taking)))

@@ -1,9 +1,12 @@
 """Cuts: edges that become durable quivers between two queries. As few as can be.
 
 An edge within one query costs nothing; one that is cut costs a transaction, a batch of delay and a
-subscriber. So an edge is cut for one of three reasons only:
+subscriber. So an edge is cut for one of four reasons only:
 
 - the pipeline says so (`durable: true`);
+- a function before it may set rows aside, and a reduce is behind it. In one plan Spark would call
+  the function once for either way, and one that fails only now and then would fail on both, or on
+  none. And a row that comes again later has to find its windows open, in a query that goes on;
 - what is behind a reduce is used twice, and one of the uses is another reduce. Spark has no way
   to use the results of a stateful operator twice in one plan: it would keep the state twice;
 - the two queries of another cut would be one again, because rows meet further down. A query that
@@ -19,10 +22,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from holdfast.dataflow.spec.edges import MAIN, Edge
+from holdfast.dataflow.spec.edges import LATE, MAIN, Edge
 from holdfast.dataflow.spec.pipeline import PipelineSettings
 
 ASKED = "the pipeline says `durable: true`"
+SET_ASIDE = "a function sets rows aside here that may come again, and a reduce is behind"
 USED_TWICE = "results of a reduce are used more than once, and once by another reduce"
 MEETS = "its rows meet those of another cut: in one query it would wait for its own watermark"
 
@@ -40,6 +44,8 @@ def find_cuts(pipeline: PipelineSettings) -> tuple[Cut, ...]:
     for index, edge in enumerate(pipeline.edges):
         if edge.durable:
             reasons[index] = ASKED
+    for index in _set_aside(pipeline):
+        reasons.setdefault(index, SET_ASIDE)
     for index in _used_twice(pipeline, set(reasons)):
         reasons[index] = USED_TWICE
     while circle := _circle(pipeline, set(reasons)):
@@ -68,10 +74,14 @@ def reduces_behind(pipeline: PipelineSettings, edge: Edge) -> bool:
     return any(pipeline.vertices[name].reduce is not None for name in reached)
 
 
-def uses(pipeline: PipelineSettings, vertex: str) -> int:
-    """Return how often what a vertex puts out is used; rows that failed are a use of their own."""
-    edges = pipeline.out_of(vertex, MAIN)
-    return len(edges) + pipeline.vertices[vertex].keeps_failures
+def _set_aside(pipeline: PipelineSettings) -> list[int]:
+    return [
+        index
+        for index, edge in enumerate(pipeline.edges)
+        if edge.port != LATE
+        and pipeline.vertices[edge.vertex].sets_aside
+        and reduces_behind(pipeline, edge)
+    ]
 
 
 def _used_twice(pipeline: PipelineSettings, cut: set[int]) -> list[int]:
@@ -85,7 +95,7 @@ def _used_twice(pipeline: PipelineSettings, cut: set[int]) -> list[int]:
         }
         if pipeline.vertices[name].reduce is not None or inputs & stateful:
             stateful.add(name)
-        if name in stateful and uses(pipeline, name) > 1:
+        if name in stateful and len(pipeline.out_of(name, MAIN)) > 1:
             found += [
                 index
                 for index, edge in enumerate(pipeline.edges)

@@ -60,6 +60,8 @@ def _query(plan: Plan, query: Query) -> Iterator[str]:
         yield f"reads what {output} puts out, from a quiver"
     for output in query.writes:
         yield f"keeps what {output} puts out in a quiver, for other queries"
+    if query.has_lane:
+        yield "rows that fail come again, from its retry lane"
     for run in query.runs:
         if len(run) > 1:
             yield f"{', '.join(run)} are called together, rows cross to Python once"
@@ -90,13 +92,13 @@ def describe(vertex: VertexSettings) -> str:
 
 def _reduce(reduce: ReduceSettings) -> str:
     window = reduce.window
+    key = f" by {', '.join(reduce.key)}" if reduce.key else ""
     if window is None:
-        return "reduce without a window"
+        return f"process in Python{key}, with state and timers"
     if window.sliding is not None:
         how = f"sliding {window.sliding.size:g} s every {window.sliding.every:g} s"
     elif window.session is not None:
         how = f"sessions of {window.session:g} s"
     else:
         how = f"windows of {window.fixed:g} s"
-    key = f" by {', '.join(reduce.key)}" if reduce.key else ""
     return f"reduce in {how}{key}" + (", rows are kept" if reduce.python is not None else "")

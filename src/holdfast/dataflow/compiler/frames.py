@@ -16,11 +16,10 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import ArrayType, DataType, StringType, StructField, StructType
 
-from holdfast.dataflow.compiler.plan import Output, Plan, Query
-from holdfast.dataflow.compiler.python import ALWAYS_LATE_US, FAILED_DDL, Call, Run
+from holdfast.dataflow.compiler.plan import EVERY, LANE, Output, Plan, Query
+from holdfast.dataflow.compiler.python import ALWAYS_LATE_US, FAILED_DDL, LANE_DDL, Call, Run
 from holdfast.dataflow.compiler.reduces import Reduced, marked, metric, reduce_frame
 from holdfast.dataflow.spec.edges import FAILED, LATE, Edge, TagCondition
-from holdfast.dataflow.spec.expansion import written_name
 from holdfast.dataflow.spec.vertices import SYSTEM_COLUMNS, FlatMapSettings, MapSettings, Step
 from holdfast.dataflow.watermark.drive import DELAY_KEY, claimed, keep_control
 from holdfast.errors import BadConfig
@@ -35,13 +34,20 @@ class Frames:
     """The vertices of a query, on top of some frames that are given: its sources, or its taps."""
 
     def __init__(
-        self, plan: Plan, query: Query, given: Mapping[Output, DataFrame], *, is_stream: bool
+        self,
+        plan: Plan,
+        query: Query,
+        given: Mapping[Output, DataFrame],
+        *,
+        is_stream: bool,
+        batch: int = 0,
     ) -> None:
         self._plan = plan
         self._pipeline = plan.pipeline
         self._query = query
         self._given = dict(given)
         self._is_stream = is_stream
+        self._batch = batch
         self._lateness_ms = round(query.allowed_lateness_s * 1000)
         self._run_of = {name: run for run in query.runs for name in run}
         self._outputs: dict[Output, DataFrame] = {}
@@ -71,20 +77,35 @@ class Frames:
     def _make(self, output: Output) -> DataFrame:
         vertex = self._pipeline.vertices[output.vertex]
         if vertex.reduce is not None:
-            reduced = self._reduce(output.vertex)
-            return reduced.late if output.port == LATE else reduced.results
+            return self._of_reduce(output)
         step = vertex.step
         assert step is not None, f"BUG: {output} was not given"
         if not step.is_python:
             return _naming(output.vertex, lambda: self._sql(step, self.rows_into(output.vertex)))
         run = self.run(self._run_of[output.vertex])
         if output.port == FAILED:
-            mine = run.where(F.col("_failed.vertex") == output.vertex)
-            named = F.lit(written_name(output.vertex)).alias("vertex")
-            others = ("_failed.error", "_failed.attempts", "_failed.row", "_event_time")
-            return mine.select(named, *others)
+            return set_aside(self.failures(output.vertex).where("_failed.lane IS NULL"))
         assert output.vertex == self._run_of[output.vertex][-1], "BUG: a run is used in its middle"
-        return run.where("_failed IS NULL").drop("_failed")
+        return run.where("_failed IS NULL").drop("_failed", "_lane")
+
+    def failures(self, vertex: str) -> DataFrame:
+        """Return the rows that failed in a vertex, whatever becomes of them."""
+        if self._pipeline.vertices[vertex].reduce is not None:
+            return self.output(Output(vertex, EVERY)).where("_failed IS NOT NULL")
+        run = self.run(self._run_of[vertex])
+        return run.where(F.col("_failed.vertex") == vertex)
+
+    def _of_reduce(self, output: Output) -> DataFrame:
+        settings = self._pipeline.vertices[output.vertex].reduce
+        assert settings is not None, "BUG: not a reduce"
+        if output.port == LATE:
+            return self._reduce(output.vertex).late
+        if not settings.is_python or output.port == EVERY:
+            return self._reduce(output.vertex).results
+        every = self.output(Output(output.vertex, EVERY))
+        if output.port == FAILED:
+            return set_aside(self.failures(output.vertex))
+        return every.where("_failed IS NULL").drop("_failed")
 
     def _along(self, edge: Edge) -> DataFrame:
         frame = self.output(Output(edge.vertex, edge.port))
@@ -101,7 +122,8 @@ class Frames:
         settings = self._pipeline.vertices[name].reduce
         assert settings is not None, "BUG: not a reduce"
         parts = [self._with_claim(self._along(edge)) for edge in self._pipeline.into(name)]
-        return reduce_frame(_union(parts), settings, name, self._lateness_ms)
+        returns = None if settings.returns is None else _parsed(settings.returns, name)
+        return reduce_frame(_union(parts), settings, name, self._lateness_ms, returns)
 
     def _with_claim(self, frame: DataFrame) -> DataFrame:
         if "_wm" in frame.columns:
@@ -134,19 +156,29 @@ class Frames:
         return self._runs[run]
 
     def _made_run(self, run: tuple[str, ...]) -> DataFrame:
-        frame = self.rows_into(run[0]).withColumn("_failed", F.lit(None).cast(FAILED_DDL))
+        frame = self.with_lane(self.rows_into(run[0]), run)
         calls, schema = [], without_system(frame.schema)
         for name in run:
             call = self._call(name, schema)
             calls.append(call)
             schema = from_arrow_schema(call.returns)
-        done = call_python(frame, calls, schema)
+        done = call_python(frame, calls, schema, self._batch)
         for name in run:
             step = self._pipeline.vertices[name].step
             if step is not None and step.on_failure == "drop" and self._is_stream:
                 failed = F.count_if(F.col("_failed.vertex") == name).alias("rows")
-                done = done.observe(metric("failed", written_name(name)), failed)
+                done = done.observe(metric("failed", name), failed)
         return self._marked_again(frame, done)
+
+    def with_lane(self, frame: DataFrame, vertices: tuple[str, ...]) -> DataFrame:
+        """Return rows for some functions, with those that come again to them."""
+        frame = frame.withColumn("_failed", F.lit(None).cast(FAILED_DDL))
+        lane = self._given.get(LANE)
+        if self._is_stream or lane is None:
+            return frame
+        mine = lane.where(F.col("_lane.vertex").isin(*vertices)).select("_lane", "_event_time")
+        asked = frame.withColumn("_lane", F.lit(None).cast(LANE_DDL))
+        return asked.unionByName(mine, allowMissingColumns=True)
 
     def _call(self, name: str, schema: StructType) -> Call:
         vertex = self._pipeline.vertices[name]
@@ -168,6 +200,7 @@ class Frames:
             retry=step.retry,
             is_fatal=step.on_failure == "fail",
             keep=tuple(step.keep) if step.returns is not None else (),
+            lane=step.retry_lane,
         )
 
     def _marked_again(self, before: DataFrame, after: DataFrame) -> DataFrame:
@@ -177,13 +210,21 @@ class Frames:
         return after.withColumns({"_event_time": marked(F.col("_event_time"), self._lateness_ms)})
 
 
-def call_python(frame: DataFrame, calls: list[Call], schema: StructType) -> DataFrame:
+def set_aside(failed: DataFrame, *more: str) -> DataFrame:
+    """Return rows that failed as they are sent on, or with more of them as they are kept."""
+    parts = ("vertex", "error", "attempts", "row", *more)
+    return failed.select(*(f"_failed.{part}" for part in parts), "_event_time")
+
+
+def call_python(
+    frame: DataFrame, calls: list[Call], schema: StructType, batch: int = 0
+) -> DataFrame:
     """Return the rows of a frame after some functions; `_failed` is among its columns."""
     system = [StructField(f.name, f.dataType) for f in frame.schema if f.name in SYSTEM_COLUMNS]
     if "_tags" not in frame.columns:
         system.append(StructField("_tags", ArrayType(StringType())))
     full = StructType([*schema.fields, *system])
-    return frame.mapInArrow(Run(calls, to_arrow_schema(full, timezone="UTC")), full)
+    return frame.mapInArrow(Run(calls, to_arrow_schema(full, timezone="UTC"), batch), full)
 
 
 def without_system(schema: StructType) -> StructType:

@@ -37,6 +37,8 @@ class Places:
     # Quivers of the same file by name: addresses or data directories, several with commas (each
     # worker of a gateway has a quiver of its own).
     quivers: Mapping[str, str] = field(default_factory=dict)
+    # Options of all sources, beside those that the pipeline gives them.
+    reading: Mapping[str, str] = field(default_factory=dict)
 
     def of_query(self, query: Query) -> Path:
         """Return the folder of a query."""
@@ -101,7 +103,8 @@ def source_options(
         "producers": ",".join(settings.producers),
     }
     given = {name: value for name, value in options.items() if value}
-    return {**given, **stream_options(plan, query, vertex, places, close=close)}
+    streaming = stream_options(plan, query, vertex, places, close=close)
+    return {**given, **streaming, **places.reading}
 
 
 def stream_options(

@@ -6,6 +6,7 @@ Plain data, decided without Spark, so that it can be shown, tested and compared.
   to them; beyond the last one also whatever follows in a straight line.
 - *tap*: an output of a trunk vertex that is used outside of the trunk.
 - *tail*: the vertices behind the taps. They are run on each batch as it comes.
+- *lane*: rows that failed and come again; a tap of their own.
 - *run*: Python functions that follow each other directly; they become one `mapInArrow`.
 """
 
@@ -17,7 +18,6 @@ from typing import Literal, NamedTuple
 
 from holdfast.dataflow.compiler.cuts import Cut, components, find_cuts
 from holdfast.dataflow.spec.edges import FAILED, MAIN, Edge
-from holdfast.dataflow.spec.expansion import expanded
 from holdfast.dataflow.spec.pipeline import PipelineSettings
 from holdfast.dataflow.spec.vertices import SinkSettings
 
@@ -30,6 +30,12 @@ class Output(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.vertex}.{self.port}" if self.port else self.vertex
+
+
+# A port of reduces by a function: results and calls that failed, which a tail takes apart.
+EVERY = "every"
+# Rows of a query that come again.
+LANE = Output("", "lane")
 
 
 class Buffer(NamedTuple):
@@ -72,6 +78,11 @@ class Query:
         return tuple(name for name in self.vertices if name not in self.trunk)
 
     @property
+    def has_lane(self) -> bool:
+        """Whether rows that failed come again."""
+        return LANE in self.taps
+
+    @property
     def claims(self) -> bool:
         """Whether it needs a watermark: for its windows, or for those of whoever reads it."""
         return self.stateful or bool(self.writes)
@@ -102,7 +113,6 @@ class Plan:
 
 def make_plan(name: str, pipeline: PipelineSettings) -> Plan:
     """Return the plan of a pipeline that was checked."""
-    pipeline = expanded(pipeline)
     cuts = find_cuts(pipeline)
     cut = frozenset(one.edge for one in cuts)
     drafts = [_Draft(pipeline, cut, group) for group in components(pipeline, cut)]
@@ -148,8 +158,7 @@ class _Draft:
         for name in self._vertices:
             reduce = self._pipeline.vertices[name].reduce
             before = [longest[edge.vertex] for edge in self._edges if edge.target == name]
-            window = None if reduce is None else reduce.window
-            longest[name] = max(before, default=0.0) + (0.0 if window is None else window.span_s)
+            longest[name] = max(before, default=0.0) + (0.0 if reduce is None else reduce.span_s)
         return max(longest.values()) + self._lateness_s()
 
     def _lateness_s(self) -> float:
@@ -162,7 +171,7 @@ class _Draft:
         trunk = self._ancestors(stateful)
         while further := self._straight_on(trunk):
             trunk.add(further)
-        taps = self._taps(trunk)
+        taps = [*self._taps(trunk), *self._lane()]
         why = self._why_batches(taps, trunk)
         return Query(
             name=self.name,
@@ -203,22 +212,34 @@ class _Draft:
         (target,) = targets
         vertex = self._pipeline.vertices[target]
         is_all = len(self._pipeline.into(target)) == len(leaving)
-        return target if is_all and vertex.step and not vertex.keeps_failures else None
+        is_plain = all(tap.port != EVERY for tap in self._taps(trunk))
+        return target if is_all and is_plain and vertex.step and not vertex.sets_aside else None
 
     def _taps(self, trunk: set[str]) -> list[Output]:
-        failing = [name for name in trunk if self._pipeline.vertices[name].keeps_failures]
         wanted = {
             *_outputs(self._leaving(trunk)),
             *(output for output in self.writes if output.vertex in trunk),
-            *(Output(name, FAILED) for name in failing),
         }
         order = self._pipeline.ordered()
-        return sorted(wanted, key=lambda output: (order.index(output.vertex), output.port))
+        taps = {self._undivided(output) for output in wanted}
+        return sorted(taps, key=lambda output: (order.index(output.vertex), output.port))
+
+    def _undivided(self, output: Output) -> Output:
+        """Return what leaves the trunk for an output: of a function's results all in one."""
+        reduce = self._pipeline.vertices[output.vertex].reduce
+        is_made = reduce is not None and reduce.is_python and output.port in (MAIN, FAILED)
+        return Output(output.vertex, EVERY) if is_made else output
+
+    def _lane(self) -> list[Output]:
+        lanes = [self._pipeline.vertices[name].retry_lane for name in self._vertices]
+        return [LANE] if any(lane is not None for lane in lanes) else []
 
     def _why_batches(self, taps: list[Output], trunk: set[str]) -> str:
         if len(taps) != 1:
             return "rows leave the streaming plan in several places"
         (tap,) = taps
+        if tap.port == EVERY:
+            return f"calls of {tap.vertex} that failed are set aside"
         edges = [edge for edge in self._leaving(trunk) if Output(edge.vertex, edge.port) == tap]
         if self.writes:
             return "rows are used here and by another query" if edges else ""

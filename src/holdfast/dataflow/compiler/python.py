@@ -5,61 +5,82 @@ A row that a function does not take (it raises, returns something else than it s
 end in time) is tried again as often as the pipeline says, and then set aside: it goes on as a row
 whose column `_failed` says what happened, for its branch to pick up. All others go on.
 
+Where the vertex has a retry lane, `_failed` also has everything that the row needs to come again:
+its columns as the function got them, as Arrow. When it does, it comes in `_lane`, and enters the
+run before the very function that it failed in, whatever stands before that.
+
 A function for whole batches that fails is called again for ever smaller parts, down to single
 rows, so that one bad row costs one row.
 """
 
 from __future__ import annotations
 
-import json
-import signal
-import threading
+import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
-from types import FrameType
 from typing import Any, Literal, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark import TaskContext
 
+from holdfast.dataflow.compiler.calling import (
+    UNFIT,
+    FunctionFailed,
+    GaveUp,
+    as_batch,
+    as_json,
+    checked,
+    told,
+    tried,
+)
 from holdfast.dataflow.source.schema import fitter
 from holdfast.dataflow.spec.functions import load_function
-from holdfast.dataflow.spec.vertices import SETTABLE, SYSTEM_COLUMNS, RetrySettings
+from holdfast.dataflow.spec.vertices import SETTABLE, SYSTEM_COLUMNS, LaneSettings, RetrySettings
 from holdfast.quiver.segments.envelope import TIME_TYPE
 
 Kind = Literal["map", "filter", "flat_map", "arrow", "sink"]
 
-ERROR_LETTERS_MAX = 500
-ROW_LETTERS_MAX = 64 * 1024
 # Later than every watermark: a row whose event time was set back is late, whatever its windows.
 ALWAYS_LATE_US = 253402297200_000_000
+# What a row needs to come again. `tries` says the how-maniest time that is, `attempts` how often a
+# function was called with it; times are wall clock.
+LANE_TYPE = pa.struct(
+    [
+        pa.field("id", pa.string()),
+        pa.field("vertex", pa.string()),
+        pa.field("tries", pa.int32()),
+        pa.field("attempts", pa.int32()),
+        pa.field("failed_us", pa.int64()),
+        pa.field("due_us", pa.int64()),
+        pa.field("row", pa.binary()),
+    ]
+)
+LANE_DDL = (
+    "struct<id: string, vertex: string, tries: int, attempts: int, failed_us: bigint, "
+    "due_us: bigint, row: binary>"
+)
 FAILED_TYPE = pa.struct(
     [
         pa.field("vertex", pa.string()),
         pa.field("error", pa.string()),
         pa.field("attempts", pa.int32()),
         pa.field("row", pa.string()),
+        # The row as the function got it, if it failed in the end but may be sent again by people.
+        pa.field("payload", pa.binary()),
+        pa.field("lane", LANE_TYPE),
     ]
 )
-FAILED_DDL = "struct<vertex: string, error: string, attempts: int, row: string>"
-
+FAILED_DDL = (
+    "struct<vertex: string, error: string, attempts: int, row: string, payload: binary, "
+    f"lane: {LANE_DDL}>"
+)
 
 _SETTABLE_FIELDS = (
     pa.field("_event_time", TIME_TYPE),
     pa.field("_tags", pa.list_(pa.string())),
 )
-# What is raised for values that do not fit their columns.
-_UNFIT = (pa.ArrowException, TypeError, ValueError, OverflowError)
-
-
-class FunctionFailed(Exception):
-    """A function failed, and the pipeline says that this is the end."""
-
-
-class _TooLong(Exception):
-    """A call took longer than it may."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +97,8 @@ class Call:
     is_fatal: bool = False
     # Columns of the row it is called with that its results have, too.
     keep: tuple[str, ...] = ()
+    # How rows that failed come again, if they do.
+    lane: LaneSettings | None = None
 
 
 class _Part(NamedTuple):
@@ -97,27 +120,39 @@ class _Part(NamedTuple):
 class Run:
     """What one task does with its batches; made in the driver, called in workers."""
 
-    def __init__(self, calls: Sequence[Call], schema: pa.Schema) -> None:
+    def __init__(self, calls: Sequence[Call], schema: pa.Schema, batch: int = 0) -> None:
         self._calls = tuple(calls)
         self._schema = schema
+        # The number of Spark's batch: it makes the names of rows that come again.
+        self._batch = batch
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield the rows of all batches after all functions."""
-        functions = [load_function(call.function) for call in self._calls]
+        context = TaskContext.get()
+        task = f"{self._batch}.{context.partitionId() if context else 0}"
+        callers = [_Caller(call, load_function(call.function), task) for call in self._calls]
         fit = fitter(self._schema)
         for batch in batches:
-            passing, part = _split(batch)
+            passing, part, lane = _split(_with_tags(batch))
             if passing.num_rows:
                 yield fit(passing)
-            for call, function in zip(self._calls, functions, strict=True):
-                part, failed = _Caller(call, function).apply(part)
-                if failed.num_rows:
-                    yield fit(failed)
+            for caller in callers:
+                part, failed = caller.apply(part, lane)
+                yield from (fit(one) for one in failed if one.num_rows)
             yield fit(_joined(part))
 
 
-def _split(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, _Part]:
-    """Return the rows that are not for functions (control rows, failed ones), and the others."""
+def _with_tags(batch: pa.RecordBatch) -> pa.RecordBatch:
+    if "_tags" in batch.schema.names:
+        return batch
+    return batch.append_column("_tags", pa.nulls(batch.num_rows, pa.list_(pa.string())))
+
+
+def _split(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, _Part, pa.RecordBatch]:
+    """Return the rows that are not for functions, those that are, and those that come again.
+
+    Not for functions are control rows, and those that failed before.
+    """
     system = [name for name in batch.schema.names if name in SYSTEM_COLUMNS]
     names = [name for name in batch.schema.names if name not in SYSTEM_COLUMNS]
     aside = pa.array([False] * batch.num_rows)
@@ -126,7 +161,11 @@ def _split(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, _Part]:
     if "_failed" in system:
         aside = pc.or_(aside, pc.is_valid(batch.column("_failed")))
     passing, mine = batch.filter(aside), batch.filter(pc.invert(aside))
-    return passing, _Part(mine.select(names), mine.select(system))
+    lane = mine.select(system).slice(0, 0)
+    if "_lane" in system:
+        again = pc.is_valid(mine.column("_lane"))
+        lane, mine = mine.filter(again).select(system), mine.filter(pc.invert(again))
+    return passing, _Part(mine.select(names), mine.select(system)), lane
 
 
 def _joined(part: _Part) -> pa.RecordBatch:
@@ -145,12 +184,17 @@ class _Failure(NamedTuple):
 class _Caller:
     """One function, and one part after the other."""
 
-    def __init__(self, call: Call, function: Callable[..., Any]) -> None:
+    def __init__(self, call: Call, function: Callable[..., Any], task: str = "") -> None:
         self._call = call
         self._function = function
+        self._task = task
+        self._numbers = itertools.count()
 
-    def apply(self, part: _Part) -> tuple[_Part, pa.RecordBatch]:
-        """Return what becomes of a part, and the rows that failed."""
+    def apply(self, part: _Part, lane: pa.RecordBatch) -> tuple[_Part, list[pa.RecordBatch]]:
+        """Return what becomes of a part and of rows that come again, and the rows that failed."""
+        part, unfit = self._with_lane(part, lane)
+        # By the place of its row among all that this task called the function with.
+        names = [f"{self._task}.{next(self._numbers)}" for _ in range(part.rows.num_rows)]
         failures: list[_Failure] = []
         if self._call.kind == "arrow":
             done = self._apply_to_batch(part, range(part.rows.num_rows), failures)
@@ -158,7 +202,30 @@ class _Caller:
             done = self._apply_to_rows(part, failures)
         if failures and self._call.is_fatal:
             raise FunctionFailed(_sentence(self._call, part, failures[0]))
-        return done, self._set_aside(part, failures)
+        return _arrived(done), [self._set_aside(part, failures, names), *unfit]
+
+    def _with_lane(self, part: _Part, lane: pa.RecordBatch) -> tuple[_Part, list[pa.RecordBatch]]:
+        """Return a part with the rows that come again here, and those that cannot any more."""
+        if not lane.num_rows:
+            return part, []
+        mine = lane.filter(pc.equal(lane.column("_lane").field("vertex"), self._call.vertex))
+        parts, unfit = [part], []
+        fit, fit_system = fitter(part.rows.schema), fitter(part.system.schema)
+        for place, kept in enumerate(mine.column("_lane").field("row").to_pylist()):
+            system = mine.slice(place, 1)
+            try:
+                whole = pa.ipc.open_stream(kept).read_all().to_batches()[0]
+                rows = fit(whole)
+            except (*UNFIT, OSError, IndexError) as error:
+                unfit.append(self._no_longer(system, f"its columns changed: {told(error)}"))
+                continue
+            parts.append(_Part(rows, fit_system(_with_columns(system, whole))))
+        return _Part(*(_concat([one[side] for one in parts]) for side in (0, 1))), unfit
+
+    def _no_longer(self, system: pa.RecordBatch, error: str) -> pa.RecordBatch:
+        attempts = system.column("_lane").field("attempts")[0].as_py()
+        letter = {"vertex": self._call.vertex, "error": error, "attempts": attempts, "row": "{}"}
+        return _replaced(system, "_failed", pa.array([letter], FAILED_TYPE))
 
     # ------------------------------------------------------------------ row by row
 
@@ -167,15 +234,15 @@ class _Caller:
         for place, row in enumerate(_arguments(part)):
             try:
                 made.append((place, list(self._rows_of(self._tried(dict(row)), row))))
-            except _Gave as gave:
+            except GaveUp as gave:
                 failures.append(_Failure(place, gave.error, gave.attempts))
             except (TypeError, ValueError) as error:
-                failures.append(_Failure(place, _told(error), 1))
+                failures.append(_Failure(place, told(error), 1))
         if self._call.kind in ("filter", "sink"):
             return part.take([place for place, rows in made if rows])
         try:
             return self._as_part(part, made)
-        except _UNFIT:  # some row is; the others go on without it
+        except UNFIT:  # some row is; the others go on without it
             return self._as_part(part, list(self._fit_alone(made, failures)))
 
     def _fit_alone(
@@ -184,8 +251,8 @@ class _Caller:
         for place, rows in made:
             try:
                 self._as_batch(rows)
-            except _UNFIT as error:
-                failures.append(_Failure(place, _told(error), 1))
+            except UNFIT as error:
+                failures.append(_Failure(place, told(error), 1))
             else:
                 yield place, rows
 
@@ -210,16 +277,11 @@ class _Caller:
         else:
             kept = {name: row[name] for name in self._call.keep}
             made = returned if kind == "flat_map" else [] if returned is None else [returned]
-            yield from ({**kept, **_checked(one)} for one in made)
+            yield from ({**kept, **checked(one)} for one in made)
 
     def _as_batch(self, rows: list[dict[str, Any]]) -> pa.RecordBatch:
         """Return rows as Arrow, with what they set of the system's columns."""
-        schema = pa.schema([*self._call.returns, *_SETTABLE_FIELDS])
-        for row in rows:
-            if not row.keys() <= set(schema.names):
-                unknown = ", ".join(sorted(map(str, row.keys() - set(schema.names))))
-                raise ValueError(f"returned {unknown}, which is not in `returns`")
-        return pa.RecordBatch.from_pylist(rows, schema)
+        return as_batch(rows, pa.schema([*self._call.returns, *_SETTABLE_FIELDS]))
 
     # ------------------------------------------------------------------ in batches
 
@@ -229,10 +291,10 @@ class _Caller:
         try:
             returned = self._tried(mine.rows)
             return self._fitting(returned, mine)
-        except _Gave as gave:
+        except GaveUp as gave:
             error, attempts = gave.error, gave.attempts
-        except (pa.ArrowException, TypeError, ValueError) as wrong:
-            error, attempts = _told(wrong), 1
+        except UNFIT as wrong:
+            error, attempts = told(wrong), 1
         if len(places) > 1:
             middle = len(places) // 2
             halves = [
@@ -261,16 +323,10 @@ class _Caller:
     # -------------------------------------------------------------------- one call
 
     def _tried(self, argument: Any) -> Any:
-        retry = self._call.retry
-        for attempt in range(1, retry.attempts + 1):
-            try:
-                with _no_longer_than(self._call.timeout_s):
-                    return self._materialised(self._function(argument))
-            except Exception as error:
-                if attempt == retry.attempts:
-                    raise _Gave(_told(error), attempt) from None
-                time.sleep(retry.pause_s(attempt))
-        raise AssertionError("BUG: no attempt was made")
+        def call() -> Any:
+            return self._materialised(self._function(argument))
+
+        return tried(call, self._call.timeout_s, self._call.retry)
 
     def _materialised(self, returned: Any) -> Any:
         """Return a result; rows of a generator are made while the clock runs."""
@@ -280,49 +336,48 @@ class _Caller:
             raise TypeError(f"returned {type(returned).__name__}, not rows")
         return list(returned)
 
-    def _set_aside(self, part: _Part, failures: Sequence[_Failure]) -> pa.RecordBatch:
+    def _set_aside(
+        self, part: _Part, failures: Sequence[_Failure], names: Sequence[str]
+    ) -> pa.RecordBatch:
         """Return the rows that failed; those of a sink keep their columns."""
         lost = part.take([failure.place for failure in failures])
-        told = [
-            {
-                "vertex": self._call.vertex,
-                "error": failure.error,
-                "attempts": failure.attempts,
-                "row": _as_json(part.argument(failure.place)),
-            }
-            for failure in failures
-        ]
-        place = lost.system.schema.get_field_index("_failed")
-        system = lost.system.set_column(place, "_failed", pa.array(told, FAILED_TYPE))
+        letters = []
+        for place, failure in enumerate(failures):
+            before = _lane_of(lost, place)
+            attempts = failure.attempts + (before["attempts"] if before else 0)
+            again = self._again(lost, place, before, attempts, names[failure.place])
+            is_kept = again is None and self._call.lane is not None
+            letters.append(
+                {
+                    "vertex": self._call.vertex,
+                    "error": failure.error,
+                    "attempts": attempts,
+                    "row": as_json(lost.argument(place)),
+                    "payload": _as_stream(lost, place) if is_kept else None,
+                    "lane": again,
+                }
+            )
+        system = _replaced(lost.system, "_failed", pa.array(letters, FAILED_TYPE))
         return _joined(_Part(lost.rows, system)) if self._call.kind == "sink" else system
 
-
-class _Gave(Exception):
-    """All attempts failed."""
-
-    def __init__(self, error: str, attempts: int) -> None:
-        super().__init__(error)
-        self.error = error
-        self.attempts = attempts
-
-
-@contextmanager
-def _no_longer_than(timeout_s: float) -> Iterator[None]:
-    """Raise `_TooLong` in the body when it takes longer; only a main thread can be told."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def ring(number: int, frame: FrameType | None) -> None:
-        raise _TooLong(f"took longer than {timeout_s:g} s")
-
-    before = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, timeout_s)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+    def _again(
+        self, part: _Part, place: int, before: dict[str, Any] | None, attempts: int, name: str
+    ) -> dict[str, Any] | None:
+        """Return what a row needs to come again; None if it was tried as often as it may."""
+        lane = self._call.lane
+        tries = before["tries"] + 1 if before else 1
+        if lane is None or tries > lane.attempts:
+            return None
+        now_us = time.time_ns() // 1000
+        return {
+            "id": before["id"] if before else f"{self._call.vertex}.{name}",
+            "vertex": self._call.vertex,
+            "tries": tries,
+            "attempts": attempts,
+            "failed_us": before["failed_us"] if before else now_us,
+            "due_us": now_us + round(lane.pause_s(tries) * 1e6),
+            "row": _as_stream(part, place),
+        }
 
 
 # --------------------------------------------------------------------------- columns
@@ -337,10 +392,31 @@ def _arguments(part: _Part) -> list[dict[str, Any]]:
     return rows
 
 
-def _checked(row: Any) -> dict[str, Any]:
-    if not isinstance(row, dict):
-        raise TypeError(f"returned {type(row).__name__}, not a row (dict)")
-    return row
+def _lane_of(part: _Part, place: int) -> dict[str, Any] | None:
+    if "_lane" not in part.system.schema.names:
+        return None
+    found: dict[str, Any] | None = part.system.column("_lane")[place].as_py()
+    return found
+
+
+def _arrived(part: _Part) -> _Part:
+    """Return rows that came again and were taken as rows like all others."""
+    if "_lane" not in part.system.schema.names:
+        return part
+    return part._replace(
+        system=_replaced(part.system, "_lane", pa.nulls(part.system.num_rows, LANE_TYPE))
+    )
+
+
+def _as_stream(part: _Part, place: int) -> bytes:
+    """Return a row with its tags as an Arrow stream."""
+    row = part.rows.slice(place, 1)
+    if "_tags" in part.system.schema.names:
+        row = row.append_column("_tags", part.system.column("_tags").slice(place, 1))
+    out = pa.BufferOutputStream()
+    with pa.ipc.new_stream(out, row.schema) as stream:
+        stream.write_batch(row)
+    return bytes(out.getvalue())
 
 
 def _with_columns(system: pa.RecordBatch, returned: pa.RecordBatch) -> pa.RecordBatch:
@@ -380,17 +456,6 @@ def _concat(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
         if any(batch.num_rows for batch in batches)
         else batches[0]
     )
-
-
-def _told(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}".removeprefix("_TooLong: ")[:ERROR_LETTERS_MAX]
-
-
-def _as_json(row: dict[str, Any]) -> str:
-    def text(value: Any) -> str:
-        return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
-
-    return json.dumps(row, default=text, ensure_ascii=False)[:ROW_LETTERS_MAX]
 
 
 def _sentence(call: Call, part: _Part, failure: _Failure) -> str:

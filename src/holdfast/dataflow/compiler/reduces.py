@@ -1,4 +1,4 @@
-"""Reduces: windows over the claimed watermark, native aggregates, and rows that came too late.
+"""Reduces: windows over the claimed watermark, aggregates, functions, and rows that came too late.
 
 What is late is decided here and before Spark, by the same comparison (`watermark/late.py`), so
 that nothing is dropped silently. Results of a reduce are never late for the next one: a window
@@ -7,12 +7,29 @@ that closes in a batch ends after the watermark of the batch before.
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
 from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import (
+    ArrayType,
+    DataType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
 
-from holdfast.dataflow.spec.expansion import ROWS
-from holdfast.dataflow.spec.vertices import ReduceSettings, WindowSettings
+from holdfast.dataflow.compiler.python import FAILED_DDL
+from holdfast.dataflow.compiler.reducers import (
+    ProcessReducer,
+    Reducer,
+    Reducing,
+    SessionReducer,
+    WindowReducer,
+)
+from holdfast.dataflow.spec.vertices import WINDOW_COLUMNS, ReduceSettings, WindowSettings
 from holdfast.dataflow.watermark.drive import DELAY_KEY, is_late
 
 if TYPE_CHECKING:
@@ -23,43 +40,127 @@ RESULT_BEFORE_END = "interval 1 millisecond"
 
 
 class Reduced(NamedTuple):
-    """What a reduce puts out."""
+    """What a reduce puts out; of a function the results have `_failed`, too."""
 
     results: DataFrame
     late: DataFrame
 
 
 def reduce_frame(
-    rows: DataFrame, settings: ReduceSettings, name: str, allowed_lateness_ms: int
+    rows: DataFrame,
+    settings: ReduceSettings,
+    name: str,
+    allowed_lateness_ms: int,
+    returns: StructType | None = None,
 ) -> Reduced:
     """Return the results of a reduce, and its late rows; `rows` are claimed."""
-    assert settings.window is not None, "BUG: a reduce without a window was not found"
-    late = F.coalesce(is_late(_last_end(settings.window), allowed_lateness_ms), F.lit(False))
+    last_end = _last_end(settings.window)
+    late = F.coalesce(is_late(last_end, allowed_lateness_ms), F.lit(False))
     judged = rows.withColumn("_late", late)
     counted = judged.observe(metric("late", name), F.count_if("_late").alias("rows"))
     in_time = counted.where("NOT _late").drop("_late", "_wm_prev")
+    if returns is None:
+        results = _aggregated(in_time, settings, allowed_lateness_ms)
+    else:
+        results = _called(in_time, settings, name, allowed_lateness_ms, returns)
+    return Reduced(results, judged.where("_late").drop("_late", "_wm_prev"))
+
+
+def _aggregated(
+    in_time: DataFrame, settings: ReduceSettings, allowed_lateness_ms: int
+) -> DataFrame:
+    assert settings.window is not None, "BUG: a reduce without a window was not found"
     keys = [F.col(f"`{key}`") for key in settings.key]
     if settings.window.session is not None and not keys:
         # Spark refuses sessions without a key, and folds a constant away.
-        keys = [F.pmod(F.hash("_event_time"), F.lit(1)).alias("_everything")]
+        keys = [_everything().alias("_everything")]
     grouped = in_time.groupBy(_window(settings.window).alias("_window"), *keys)
     aggregates = {column: F.expr(text) for column, text in settings.aggregate.items()}
-    if settings.python is not None:
-        mine = [name for name in in_time.columns if name != "_event_time"]
-        time = F.timestamp_micros(F.unix_micros("_event_time")).alias("_event_time")
-        whole = F.struct(*(F.col(f"`{name}`") for name in mine), time)
-        aggregates = {ROWS: F.collect_list(whole)}
     results = grouped.agg(*(made.alias(column) for column, made in aggregates.items()))
-    return Reduced(
-        results.select(
-            F.col("_window.start").alias("window_start"),
-            F.col("_window.end").alias("window_end"),
-            *(F.col(f"`{key}`") for key in settings.key),
-            *(F.col(f"`{column}`") for column in aggregates),
-            marked(F.col("_window.end") - F.expr(RESULT_BEFORE_END), allowed_lateness_ms),
-        ),
-        judged.where("_late").drop("_late", "_wm_prev"),
+    return results.select(
+        F.col("_window.start").alias("window_start"),
+        F.col("_window.end").alias("window_end"),
+        *(F.col(f"`{key}`") for key in settings.key),
+        *(F.col(f"`{column}`") for column in aggregates),
+        marked(F.col("_window.end") - F.expr(RESULT_BEFORE_END), allowed_lateness_ms),
     )
+
+
+def _called(
+    in_time: DataFrame,
+    settings: ReduceSettings,
+    name: str,
+    allowed_lateness_ms: int,
+    returns: StructType,
+) -> DataFrame:
+    """Return the results of a function, and the calls that failed, in one frame."""
+    window = settings.window
+    mine = [F.col(f"`{name}`") for name in in_time.columns if name != "_event_time"]
+    # Without the mark by which windows close: that is on the column `_close` here.
+    time = _unmarked(F.col("_event_time"))
+    if window is not None and window.session is None:
+        # Spark finds the windows of a row; each is a group, and closes by its own end.
+        found = in_time.select(*mine, time, _window(window).alias("_window"))
+        ends = _unmarked(F.col("_window.end")).alias("_window_end")
+        starts = _unmarked(F.col("_window.start")).alias("_window_start")
+        close = F.col("_window.end")
+        given = found.select(
+            *mine, F.col("_event_time"), starts, ends, _close(close, allowed_lateness_ms)
+        )
+        groups = ["_window_start", "_window_end", *settings.key]
+    else:
+        close = _close(_last_end(window), allowed_lateness_ms)
+        given = in_time.select(*mine, time, close)
+        groups = list(settings.key)
+    keys = [F.col(f"`{key}`") for key in groups] or [_everything().alias("_everything")]
+    reducer = _reducer(settings, name, returns)
+    windows = () if window is None else WINDOW_COLUMNS
+    schema = StructType(
+        [
+            *(StructField(column, TimestampType()) for column in windows),
+            *(StructField(key, in_time.schema[key].dataType) for key in settings.key),
+            *returns.fields,
+            StructField("_event_time", TimestampType()),
+            StructField("_tags", ArrayType(StringType())),
+            StructField("_failed", DataType.fromDDL(FAILED_DDL)),
+        ]
+    )
+    return given.groupBy(*keys).transformWithState(reducer, schema, "Append", "EventTime")
+
+
+def _reducer(settings: ReduceSettings, name: str, returns: StructType) -> Reducer:
+    window = settings.window
+    gap_s = window.session if window is not None and window.session is not None else 0.0
+    function = settings.process or settings.python
+    assert function is not None, "BUG: a reduce without a function"
+    reducing = Reducing(
+        vertex=name,
+        function=function,
+        key=tuple(settings.key),
+        returns=to_arrow_schema(returns, timezone="UTC"),
+        timeout_s=settings.timeout,
+        retry=settings.retry,
+        is_fatal=settings.on_failure == "fail",
+        gap=timedelta(milliseconds=round(gap_s * 1000)),
+        timer_span=timedelta(seconds=settings.timer_span),
+    )
+    if window is None:
+        return ProcessReducer(reducing)
+    return SessionReducer(reducing) if gap_s else WindowReducer(reducing)
+
+
+def _everything() -> Column:
+    """Return a key that all rows have, and that Spark does not take for a constant."""
+    return F.pmod(F.hash("_event_time"), F.lit(1))
+
+
+def _unmarked(time: Column) -> Column:
+    return F.timestamp_micros(F.unix_micros(time)).alias("_event_time")
+
+
+def _close(end: Column, allowed_lateness_ms: int) -> Column:
+    """Return the column by which Spark drops rows of windows that are closed."""
+    return end.alias("_close", metadata={DELAY_KEY: allowed_lateness_ms})
 
 
 def metric(what: str, vertex: str) -> str:
@@ -82,8 +183,10 @@ def _window(window: WindowSettings) -> Column:
     return F.window("_event_time", _interval(window.fixed))
 
 
-def _last_end(window: WindowSettings) -> Column:
-    """Return the end of the last window that a row is in."""
+def _last_end(window: WindowSettings | None) -> Column:
+    """Return the end of the last window that a row is in; without windows it is alone in one."""
+    if window is None:
+        return F.col("_event_time") + F.expr(RESULT_BEFORE_END)
     if window.session is not None:
         return F.col("_event_time") + F.expr(f"interval {_interval(window.session)}")
     size_s = window.fixed or (window.sliding.size if window.sliding else 0.0)

@@ -12,15 +12,19 @@ from holdfast.dataflow.compiler.places import (
     EVENT_TIME,
     SLOT,
     Places,
+    lane_subscriber,
     source_options,
     stream_options,
 )
-from holdfast.dataflow.compiler.plan import Output, Plan, Query
+from holdfast.dataflow.compiler.plan import LANE, Output, Plan, Query
 from holdfast.errors import BadConfig
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
+_LANE = (
+    "id string, vertex string, tries int, attempts int, failed_us bigint, due_us bigint, row binary"
+)
 _TIME = StructField("_event_time", TimestampType())
 _CLAIMS = (
     StructField("_wm", TimestampType()),
@@ -57,16 +61,42 @@ def streams(
     buffers: Mapping[Output, Buffered],
     *,
     close: bool,
+    waits: bool = False,
+    lane: str = "",
 ) -> dict[Output, DataFrame]:
-    """Return what the sources of a query, and other queries, put out."""
+    """Return what the sources of a query, other queries, and its retry lane put out.
+
+    With `waits` the sources wait while too much is behind them; `lane` is the lane's address.
+    """
     found = {}
+    wait = {"wait_while": str(places.wait_file(query))} if waits else {}
     for name in query.vertices:
         if plan.pipeline.vertices[name].source is not None:
-            options = source_options(plan, query, name, places, close=close)
+            options = {**source_options(plan, query, name, places, close=close), **wait}
             found[Output(name)] = _source(session, plan, query, name, options)
     for output in query.reads:
-        found[output] = _buffer(session, plan, query, output, places, buffers[output], close)
+        options = stream_options(plan, query, f"{query.name}.{output}", places, close=close)
+        found[output] = _buffer(session, query, buffers[output], {**options, **wait})
+    if query.has_lane:
+        found[LANE] = _lane(session, plan, query, places, lane)
     return found
+
+
+def _lane(
+    session: SparkSession, plan: Plan, query: Query, places: Places, address: str
+) -> DataFrame:
+    """Return the rows that come again, as `Run` wants them."""
+    columns = _parsed(_LANE, "the retry lane")
+    rows = (
+        session.readStream.format("holdfast")
+        .option("quiver", address)
+        .option("slot", SLOT)
+        .option("subscriber", lane_subscriber(plan, query))
+        .option("checkpoint", str(places.checkpoint(query)))
+        .schema(StructType([*columns.fields, _TIME]))
+        .load()
+    )
+    return rows.select(F.struct(*columns.names).alias("_lane"), "_event_time")
 
 
 def _source(
@@ -112,16 +142,8 @@ def _decoded(frame: DataFrame) -> DataFrame:
 
 
 def _buffer(
-    session: SparkSession,
-    plan: Plan,
-    query: Query,
-    output: Output,
-    places: Places,
-    buffer: Buffered,
-    close: bool,
+    session: SparkSession, query: Query, buffer: Buffered, options: dict[str, str]
 ) -> DataFrame:
-    vertex = f"{query.name}.{output}"
-    options = stream_options(plan, query, vertex, places, close=close)
     if query.claims:
         options["producers"] = buffer.producer
     reader = session.readStream.format("holdfast").option("quiver", buffer.address)

@@ -3,6 +3,11 @@
 Spark may run a batch again; every sink here keeps a batch record (sink/records.py), so a second
 time changes nothing. A sink that does not take a batch is tried again, and then its fallback gets
 the batch. That is written down before, so that a batch that is run again takes the same way.
+
+Functions are called first, then the rows that will come again are written to the retry lane, then
+everything else. A function may decide otherwise when a killed driver's batch is run again: rows
+that fail only then are added to the lane, so no row is lost; one that failed before and is taken
+now is written, and comes again. Functions that decide alike see every row once.
 """
 
 from __future__ import annotations
@@ -13,7 +18,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
 from pyspark.errors import PySparkException
@@ -21,29 +26,32 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.datasource import WriterCommitMessage
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from holdfast.dataflow.compiler.frames import Frames, call_python, without_system
+from holdfast.dataflow.compiler.frames import Frames, call_python, set_aside, without_system
 from holdfast.dataflow.compiler.places import (
     EVENT_TIME,
     Places,
     buffer_options,
     directory_options,
+    lane_options,
+    lane_subscriber,
     target_options,
 )
 from holdfast.dataflow.compiler.plan import Output, Plan, Query
-from holdfast.dataflow.compiler.python import FAILED_DDL, Call
+from holdfast.dataflow.compiler.python import Call
 from holdfast.dataflow.sink.files_writer import FilesWriter
 from holdfast.dataflow.sink.options import SinkOptions
 from holdfast.dataflow.sink.quiver_writer import RECORDS_DIR, QuiverWriter
 from holdfast.dataflow.sink.records import BatchRecords, Record
 from holdfast.dataflow.source.checkpoint import Checkpoint
 from holdfast.dataflow.spec.edges import FAILED
-from holdfast.dataflow.spec.expansion import written_name
 from holdfast.dataflow.spec.vertices import SYSTEM_COLUMNS, SinkSettings, TargetSettings
 from holdfast.errors import HoldfastError
 from holdfast.quiver.bundle import RESERVED_COLUMNS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+    from holdfast.dataflow.lane import Lane
 
 CONSOLE_ROWS_MAX = 20
 
@@ -79,11 +87,24 @@ def written(rows: DataFrame, options: SinkOptions) -> DataFrame:
     return rows.select(*kept)
 
 
+class _Called(NamedTuple):
+    """A sink that is a function, after it was called: rows that it took, and others."""
+
+    name: str
+    sink: SinkSettings
+    rows: DataFrame
+
+
 class Tail:
     """Runs on every batch of a query, in the driver."""
 
     def __init__(
-        self, plan: Plan, query: Query, places: Places, buffers: Mapping[Output, str]
+        self,
+        plan: Plan,
+        query: Query,
+        places: Places,
+        buffers: Mapping[Output, str],
+        lane: Lane | None = None,
     ) -> None:
         # Rows since the start, by what became of them and where.
         self.counts: Counter[tuple[str, str]] = Counter()
@@ -92,24 +113,36 @@ class Tail:
         self._places = places
         # Addresses of the quivers between queries.
         self._buffers = buffers
+        self._lane = lane
         self._checkpoint = places.checkpoint(query)
 
     def __call__(self, batch: DataFrame, number: int) -> None:
         """Do everything that is to be done with a batch."""
         with ExitStack() as kept:
-            frames = self._frames(batch, kept)
-            for name in self._query.tail:
-                sink = self._plan.pipeline.vertices[name].sink
-                if sink is not None:
-                    self._sink(name, sink, frames.rows_into(name), number, kept)
+            frames = self._frames(batch, number, kept)
+            called = [self._called(n, sink, frames, number, kept) for n, sink in self._sinks(True)]
+            if self._lane is not None:
+                self._put_in_lane(self._lane, frames, called, number)
+            for one in called:
+                self._after_call(one, number)
+            for name, sink in self._sinks(False):
+                self._sink(name, sink, frames.rows_into(name), number, kept)
+            hold_us = self._hold_us(number) if self._query.writes else None
             for output in self._query.writes:
-                options = buffer_options(output, self._buffers[output], self._checkpoint)
+                address = self._buffers[output]
+                options = buffer_options(output, address, self._checkpoint, hold_us)
                 self._write(frames.output(output), options, number)
             self._set_aside(frames, number)
 
+    def _sinks(self, are_functions: bool) -> Iterator[tuple[str, SinkSettings]]:
+        for name in self._query.tail:
+            sink = self._plan.pipeline.vertices[name].sink
+            if sink is not None and (sink.python is not None) == are_functions:
+                yield name, sink
+
     # ------------------------------------------------------------------- branches
 
-    def _frames(self, batch: DataFrame, kept: ExitStack) -> Frames:
+    def _frames(self, batch: DataFrame, number: int, kept: ExitStack) -> Frames:
         taps = self._query.taps
         if len(taps) == 1:
             given = {taps[0]: batch}
@@ -119,7 +152,7 @@ class Tail:
                 tap: batch.where(F.col("_tap") == place).select(f"_{place}.*")
                 for place, tap in enumerate(taps)
             }
-        frames = Frames(self._plan, self._query, given, is_stream=False)
+        frames = Frames(self._plan, self._query, given, is_stream=False, batch=number)
         for output in [*taps, *(Output(name) for name in self._query.tail)]:
             edges = [e for e in self._plan.pipeline.out_of(*output) if e.target in self._query.tail]
             if len(edges) + (output in self._query.writes) > 1 and len(taps) == 1:
@@ -130,33 +163,64 @@ class Tail:
         return frames
 
     def _set_aside(self, frames: Frames, number: int) -> None:
-        """Keep rows that failed and that no edge takes."""
+        """Keep rows that failed in the end and that no edge takes; count those that are dropped."""
         for name in self._query.vertices:
             vertex = self._plan.pipeline.vertices[name]
-            if vertex.step is None or not vertex.is_python or vertex.step.on_failure == "fail":
+            calls = vertex.reduce if vertex.reduce is not None else vertex.step
+            if calls is None or not calls.is_python or calls.on_failure == "fail":
                 continue
-            if name not in self._query.tail and not vertex.keeps_failures:
+            if name not in self._query.tail and vertex.reduce is None:
                 continue  # counted in the streaming plan
-            failed = frames.output(Output(name, FAILED))
+            failed = frames.failures(name).where("_failed.lane IS NULL")
             if not vertex.keeps_failures:
-                self.counts["failed", written_name(name)] += failed.count()
+                self.counts["failed", name] += failed.count()
             elif not self._plan.pipeline.out_of(name, FAILED):
-                kept = self._dead_letters(name, failed, number)
-                self.counts["failed", written_name(name)] += kept
+                letters = set_aside(failed, "payload")
+                self.counts["failed", name] += self._dead_letters(name, letters, number)
 
     def _dead_letters(self, name: str, failed: DataFrame, number: int) -> int:
         directory = self._places.dead_letters(self._query)
         options = directory_options(f"{name}-failed", directory, self._checkpoint)
         return self._write(failed, options, number)
 
+    # ----------------------------------------------------------------- retry lane
+
+    def _put_in_lane(self, lane: Lane, frames: Frames, called: list[_Called], number: int) -> None:
+        """Write the rows that will come again, each once."""
+        runs = {run for run in self._query.runs if run[0] in self._query.tail}
+        failed = [frames.run(run) for run in runs] + [one.rows for one in called]
+        for place, frame in enumerate(failed):
+            again = frame.where("_failed.lane IS NOT NULL")
+            rows = again.select("_failed.lane.*", "_event_time", F.lit(number).alias("batch"))
+            self.counts["retried", self._query.name] += self._put(lane, rows, number, place)
+
+    def _put(self, lane: Lane, rows: DataFrame, number: int, place: int) -> int:
+        """Write rows as one transaction; if the batch was run before, only those that are new."""
+        name = f"lane-{place}"
+        checkpoint = Checkpoint(str(self._checkpoint))
+        query_id, turn = checkpoint.require_query_id(), 0
+        while BatchRecords(
+            self._checkpoint / RECORDS_DIR, f"quiver-{name}-{query_id}", checkpoint
+        ).of(number):
+            turn += 1
+            name = f"lane-{place}-{turn}"
+        if turn:
+            rows = rows.where(~F.col("id").isin(*lane.ids_of(number)))
+        return self._write(rows, lane_options(name, lane.waiting_address, self._checkpoint), number)
+
+    def _hold_us(self, number: int) -> int | None:
+        """Return the time of the earliest row that will come again, if it holds the watermark."""
+        if self._lane is None:
+            return None
+        offsets = Checkpoint(str(self._checkpoint)).offsets(number)
+        read = offsets.get(lane_subscriber(self._plan, self._query))
+        return self._lane.holds_us(0 if read is None else read.seqs.get(self._lane.due_id, 0))
+
     # ---------------------------------------------------------------------- sinks
 
     def _sink(
         self, name: str, sink: SinkSettings, rows: DataFrame, number: int, kept: ExitStack
     ) -> None:
-        if sink.python is not None:
-            self._call_sink(name, sink, rows, number, kept)
-            return
         if sink.on_success is not None or sink.fallback is not None:
             _keep(rows, kept)
         checkpoint = Checkpoint(str(self._checkpoint))
@@ -186,11 +250,12 @@ class Tail:
                     time.sleep(sink.retry.pause_s(attempt))
         return False
 
-    def _call_sink(
-        self, name: str, sink: SinkSettings, rows: DataFrame, number: int, kept: ExitStack
-    ) -> None:
-        """Call a function for each row; those it does not take go to the fallback."""
+    def _called(
+        self, name: str, sink: SinkSettings, frames: Frames, number: int, kept: ExitStack
+    ) -> _Called:
+        """Call a function for each row."""
         assert sink.python is not None, "BUG: not a function"
+        rows = frames.rows_into(name)
         schema = without_system(rows.schema)
         call = Call(
             vertex=name,
@@ -199,10 +264,16 @@ class Tail:
             returns=to_arrow_schema(schema, timezone="UTC"),
             timeout_s=sink.timeout,
             retry=sink.retry,
+            lane=sink.retry_lane,
         )
-        asked = rows.withColumn("_failed", F.lit(None).cast(FAILED_DDL))
-        done = _keep(call_python(asked, [call], schema), kept)
-        taken, refused = done.where("_failed IS NULL"), done.where("_failed IS NOT NULL")
+        asked = frames.with_lane(rows, (name,))
+        return _Called(name, sink, _keep(call_python(asked, [call], schema, number), kept))
+
+    def _after_call(self, called: _Called, number: int) -> None:
+        """Write what a function took, and what it did not take in the end."""
+        name, sink, rows = called
+        taken = rows.where("_failed IS NULL")
+        refused = rows.where("_failed.lane IS NULL AND _failed IS NOT NULL")
         self.counts["written", name] += taken.count()
         if sink.on_success is not None:
             self._place(f"{name}-on_success", sink.on_success, taken, number)
@@ -212,7 +283,7 @@ class Tail:
                 f"{name}-fallback", sink.fallback, told, number
             )
         else:
-            letters = refused.select("_failed.*", "_event_time")
+            letters = set_aside(refused, "payload")
             self.counts["failed", name] += self._dead_letters(name, letters, number)
 
     def _place(self, name: str, target: TargetSettings, rows: DataFrame, number: int) -> int:

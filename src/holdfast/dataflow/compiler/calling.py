@@ -1,0 +1,103 @@
+"""Calling a user's function: so often, no longer than it may, and what it did wrong in words."""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any, TypeVar
+
+import pyarrow as pa
+
+from holdfast.dataflow.spec.vertices import RetrySettings
+from holdfast.errors import BadInput
+
+ERROR_LETTERS_MAX = 500
+ROW_LETTERS_MAX = 64 * 1024
+# What is raised for values that do not fit their columns.
+UNFIT = (pa.ArrowException, TypeError, ValueError, OverflowError, BadInput)
+
+Returned = TypeVar("Returned")
+
+
+class FunctionFailed(Exception):
+    """A function failed, and the pipeline says that this is the end."""
+
+
+class GaveUp(Exception):
+    """All attempts failed."""
+
+    def __init__(self, error: str, attempts: int) -> None:
+        super().__init__(error)
+        self.error = error
+        self.attempts = attempts
+
+
+class _TooLong(BaseException):
+    """A call took longer than it may; not an `Exception`, which functions catch."""
+
+
+def tried(call: Callable[[], Returned], timeout_s: float, retry: RetrySettings) -> Returned:
+    """Return what a call returns; raises `GaveUp` when it failed as often as it may."""
+    for attempt in range(1, retry.attempts + 1):
+        try:
+            with _no_longer_than(timeout_s):
+                return call()
+        except (Exception, _TooLong) as error:
+            if attempt == retry.attempts:
+                raise GaveUp(told(error), attempt) from None
+            time.sleep(retry.pause_s(attempt))
+    raise AssertionError("BUG: no attempt was made")
+
+
+def told(error: BaseException) -> str:
+    """Return an error in words, not too many."""
+    return f"{type(error).__name__}: {error}".removeprefix("_TooLong: ")[:ERROR_LETTERS_MAX]
+
+
+def as_json(row: dict[str, Any]) -> str:
+    """Return a row for people, not too much of it."""
+
+    def text(value: Any) -> str:
+        return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+
+    return json.dumps(row, default=text, ensure_ascii=False)[:ROW_LETTERS_MAX]
+
+
+def checked(row: Any) -> dict[str, Any]:
+    """Return a row that a function returned; raises if it is none."""
+    if not isinstance(row, dict):
+        raise TypeError(f"returned {type(row).__name__}, not a row (dict)")
+    return row
+
+
+def as_batch(rows: list[dict[str, Any]], schema: pa.Schema) -> pa.RecordBatch:
+    """Return rows as Arrow; raises one of `UNFIT` if they do not fit."""
+    for row in rows:
+        if not row.keys() <= set(schema.names):
+            unknown = ", ".join(sorted(map(str, row.keys() - set(schema.names))))
+            raise ValueError(f"returned {unknown}, which is not in `returns`")
+    return pa.RecordBatch.from_pylist(rows, schema)
+
+
+@contextmanager
+def _no_longer_than(timeout_s: float) -> Iterator[None]:
+    """Raise `_TooLong` in the body when it takes longer; only a main thread can be told."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def ring(number: int, frame: FrameType | None) -> None:
+        raise _TooLong(f"took longer than {timeout_s:g} s")
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, timeout_s)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

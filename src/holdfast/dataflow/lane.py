@@ -1,0 +1,175 @@
+"""The retry lane of a query: two quivers, one in which failed rows wait, one from which they come.
+
+    batch N ──▶ waiting ──(when they are due)──▶ due ──▶ batch M of the same query
+
+A row that a function did not take, however often its task tried, goes to `waiting` with the batch
+that it failed in, in one transaction of that batch: once. The driver moves bundles to `due` in
+their order, each as one idempotent append, when their time has come; there the query reads them
+like any source. So a row is nowhere but in the log of one quiver or the other, whoever is killed.
+
+Bundles keep their order: a row may wait for those before it, but no longer than the longest pause
+of a retry. While a row is here it holds what its query promises to the queries behind it, so that
+its windows are open when it comes, for at most `max_hold` after it first failed; from then on it is
+late when it comes. What was late already when it failed holds nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from holdfast.dataflow.compiler.places import EVENT_TIME, SLOT
+from holdfast.errors import HoldfastError
+from holdfast.quiver import Cursor, Position, Quiver, Range
+
+# Who moves rows, in the one quiver and in the other.
+MOVER = "lane"
+COLUMNS = ("id", "vertex", "tries", "attempts", "failed_us", "due_us", "row", EVENT_TIME)
+# How long the mover waits before it looks again.
+LOOK_EVERY_S = 0.25
+
+log = logging.getLogger("holdfast.dataflow")
+
+
+class _Bundle(NamedTuple):
+    planned: Range
+    seq: int
+    rows: pa.RecordBatch
+    due_us: int
+
+
+def _now_us() -> int:
+    return time.time_ns() // 1000
+
+
+class Lane:
+    """Both quivers, in the driver, which has them open."""
+
+    def __init__(
+        self,
+        waiting: Quiver,
+        due: Quiver,
+        written: Sequence[Quiver],
+        max_hold_us: int,
+        now_us: Callable[[], int] = _now_us,
+    ) -> None:
+        # The addresses under which the quivers are served, as soon as they are.
+        self.waiting_address = ""
+        self.due_address = ""
+        self._waiting = waiting
+        self._due = due
+        # The quivers between queries that the query writes: what it promises is in them.
+        self._written = tuple(written)
+        self._max_hold_us = max_hold_us
+        self._now_us = now_us
+        self._cursor: Cursor = waiting.cursor(MOVER)
+        self._head: _Bundle | None = None
+        self._lock = threading.Lock()
+        self._stopped = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    # --------------------------------------------------------------------- moving
+
+    def start(self) -> None:
+        """Move rows as they become due, until it is stopped."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="lane", daemon=True)
+            self._thread.start()
+
+    def stop(self) -> None:
+        """Stop moving rows."""
+        self._stopped.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stopped.wait(LOOK_EVERY_S):
+            try:
+                self.move()
+            except HoldfastError as error:
+                # They stay where they are: the next look tries again.
+                log.warning("rows of a retry lane were not moved: %s", error)
+
+    def move(self, *, hurry: bool = False) -> int:
+        """Move what is due, or with `hurry` everything; return how many rows that was."""
+        moved = 0
+        with self._lock:
+            while (head := self._first()) is not None:
+                if head.due_us > self._now_us() and not hurry:
+                    break
+                if head.rows.num_rows:
+                    epoch = head.seq + 1
+                    self._due.append({SLOT: head.rows}, producer=MOVER, epoch=epoch)
+                self._cursor.commit(head.planned)
+                self._head = None
+                moved += head.rows.num_rows
+        return moved
+
+    def _first(self) -> _Bundle | None:
+        """Return the first bundle that waits."""
+        if self._head is None:
+            planned = self._cursor.plan(max_events=1, start=self._cursor.position)
+            for bundle in () if planned is None else self._cursor.read(planned):
+                empty = pa.RecordBatch.from_pylist([], pa.schema([("due_us", pa.int64())]))
+                rows = bundle.slots.get(SLOT, empty)
+                due_us = pc.max(rows.column("due_us")).as_py() or 0
+                mine = rows.select([name for name in COLUMNS if name in rows.schema.names])
+                assert planned is not None, "BUG: rows of no plan"
+                self._head = _Bundle(planned, bundle.seq, mine, due_us)
+        return self._head
+
+    # -------------------------------------------------------------------- looking
+
+    @property
+    def rows(self) -> int:
+        """How many rows wait, due or not."""
+        readers = [name for name in self._due.subscribers() if name != MOVER]
+        due = max((self._due.balance(name).pending.events for name in readers), default=0)
+        return self._waiting.balance(MOVER).pending.events + due
+
+    @property
+    def due_id(self) -> str:
+        """The id of the quiver from which rows come."""
+        return self._due.quiver_id
+
+    def ids_of(self, batch: int) -> set[str]:
+        """Return which rows of a batch were put here before, in another run of it."""
+        found = _columns(self._waiting, Position(0), ["id", "batch"])
+        if found is None:
+            return set()
+        return set(found.filter(pc.equal(found["batch"], batch))["id"].to_pylist())
+
+    def holds_us(self, end_seq: int) -> int | None:
+        """Return the earliest event time that is held; rows of `due` before `end_seq` are done."""
+        oldest_us = self._now_us() - self._max_hold_us
+        promised_us = self._promised_us()
+        held = []
+        with self._lock:
+            places = ((self._waiting, self._cursor.position), (self._due, Position(end_seq)))
+            for quiver, start in places:
+                rows = _columns(quiver, start, ["failed_us", EVENT_TIME])
+                if rows is None:
+                    continue
+                times = rows[EVENT_TIME].cast(pa.int64())
+                holding = pc.and_(
+                    pc.greater(rows["failed_us"], oldest_us), pc.greater_equal(times, promised_us)
+                )
+                held.append(pc.min(times.filter(holding)).as_py())
+        return min((time_us for time_us in held if time_us is not None), default=None)
+
+    def _promised_us(self) -> int:
+        promises = [quiver.statement().producer_watermarks.values() for quiver in self._written]
+        return min((max(one, default=0) for one in promises), default=0) // 1000
+
+
+def _columns(quiver: Quiver, start: Position, names: list[str]) -> pa.Table | None:
+    """Return some columns of the rows from a position on; None if there are none."""
+    if not quiver.statement(start).pending_events:
+        return None
+    return quiver.scan(names, slot=SLOT, start=start).read_all()
