@@ -192,7 +192,8 @@ class PipelineRun:
         checkpoint = self._places.checkpoint(query)
         if query.writes:
             (output,) = query.writes
-            return buffer_options(output, self._buffers.addresses[output], checkpoint)
+            address = self._buffers.addresses[output]
+            return buffer_options(self.plan, query, output, address, self._places)
         (name,) = query.tail
         sink = self.plan.pipeline.vertices[name].sink
         assert sink is not None, "BUG: a writer without a sink"
@@ -204,7 +205,8 @@ class PipelineRun:
             address = self._buffers.addresses[output]
             checkpoint = self._places.checkpoint(query)
             rows = self._schema_of(frames, query, output)
-            stored = written(rows, buffer_options(output, address, checkpoint))
+            options = buffer_options(self.plan, query, output, address, self._places)
+            stored = written(rows, options)
             producer = producer_name(_query_id(checkpoint), str(output))
             is_time_ours = EVENT_TIME not in rows.columns
             buffered[output] = Buffered(address, stored.schema, is_time_ours, producer)

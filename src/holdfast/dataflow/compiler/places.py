@@ -175,11 +175,22 @@ def directory_options(name: str, directory: Path, checkpoint: Path) -> SinkOptio
 
 
 def buffer_options(
-    output: Output, address: str, checkpoint: Path, hold_us: int | None = None
+    plan: Plan,
+    query: Query,
+    output: Output,
+    address: str,
+    places: Places,
+    hold_us: int | None = None,
 ) -> SinkOptions:
     """Return the options for writing to a quiver between queries."""
-    held = {} if hold_us is None else {"hold_us": str(hold_us)}
-    return _options(f"{output}", checkpoint, quiver=address, slot=SLOT, watermark="true", **held)
+    options = {"quiver": address, "slot": SLOT, "watermark": "true"}
+    if hold_us is not None:
+        options["hold_us"] = str(hold_us)
+    if not query.stateful:
+        sources = [name for name in query.vertices if plan.pipeline.vertices[name].source]
+        read = [f"{query.name}.{output}" for output in query.reads]
+        options["claims_of"] = ",".join(subscriber(plan.name, one) for one in (*sources, *read))
+    return _options(f"{output}", places.checkpoint(query), **options)
 
 
 def lane_options(name: str, address: str, checkpoint: Path) -> SinkOptions:

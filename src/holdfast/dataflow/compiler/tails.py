@@ -129,10 +129,13 @@ class Tail:
                 self._sink(name, sink, frames.rows_into(name), number, kept)
             hold_us = self._hold_us(number) if self._query.writes else None
             for output in self._query.writes:
-                address = self._buffers[output]
-                options = buffer_options(output, address, self._checkpoint, hold_us)
+                options = self._buffer_options(output, hold_us)
                 self._write(frames.output(output), options, number)
             self._set_aside(frames, number)
+
+    def _buffer_options(self, output: Output, hold_us: int | None) -> SinkOptions:
+        address = self._buffers[output]
+        return buffer_options(self._plan, self._query, output, address, self._places, hold_us)
 
     def _sinks(self, are_functions: bool) -> Iterator[tuple[str, SinkSettings]]:
         for name in self._query.tail:

@@ -57,6 +57,11 @@ class SinkOptions(Settings):
     The event time of the results must not be before it: use the end of a window, less 1 ms.
     """
 
+    claims_of: str = ""
+    """With `watermark`: state what these subscribers claimed (a list with commas), not the
+    watermark by which Spark closes windows. For a query that has none: its results are complete
+    that far with this batch, not with the next."""
+
     hold_us: int | None = None
     """With `watermark`: state no later one than this, because rows of that time will come again."""
 

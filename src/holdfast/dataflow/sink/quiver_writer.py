@@ -131,11 +131,18 @@ class QuiverWriter(DataSourceStreamArrowWriter):
     def _promise(self, quiver: Quiver | RemoteQuiver, batch: int) -> None:
         """Say how far the query's results are complete: whoever reads them claims no more."""
         producer = producer_name(self._checkpoint.require_query_id(), self._options.name)
-        reached_ns = min((self._checkpoint.watermark_ms(batch) or 0) * 1_000_000, PROMISE_NS_MAX)
+        reached_ns = min(self._reached_us(batch) * 1000, PROMISE_NS_MAX)
         if self._options.hold_us is not None:
             reached_ns = min(reached_ns, self._options.hold_us * 1000)
         if reached_ns > quiver.statement().producer_watermarks.get(producer, 0):
             quiver.heartbeat(producer, reached_ns)
+
+    def _reached_us(self, batch: int) -> int:
+        if not self._options.claims_of:
+            return (self._checkpoint.watermark_ms(batch) or 0) * 1000
+        offsets = self._checkpoint.offsets(batch)
+        names = self._options.claims_of.split(",")
+        return min(offsets[name].claim_us if name in offsets else 0 for name in names)
 
     def _discard(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         for message in messages:
