@@ -10,6 +10,7 @@ from holdfast.operate.cli.dataflow.looking import (
     validate_command,
     watermark_command,
 )
+from holdfast.operate.cli.dataflow.replaying import replay_command
 from holdfast.operate.cli.dataflow.running import drain_command, run_command, test_command
 
 
@@ -34,5 +35,6 @@ for subcommand in (
     run_command,
     watermark_command,
     drain_command,
+    replay_command,
 ):
     command.add_command(subcommand)

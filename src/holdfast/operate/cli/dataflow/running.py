@@ -93,7 +93,7 @@ def _stop_on_signals() -> Iterator[threading.Event]:
 
 @contextlib.contextmanager
 def _running(chosen: Chosen, master: str | None, settings: Sequence[str]) -> Iterator[PipelineRun]:
-    given = {**chosen.spark.conf, **_settings(settings)}
+    given = {**chosen.spark.conf, **spark_settings(settings)}
     session = start_session(master or chosen.spark.master, given, name=chosen.name)
     with PipelineRun(chosen.name, chosen.pipeline, chosen.places, session) as run:
         yield run
@@ -188,7 +188,8 @@ def _cases(path: Path) -> CasesFile:
     return found
 
 
-def _settings(given: Sequence[str]) -> dict[str, str]:
+def spark_settings(given: Sequence[str]) -> dict[str, str]:
+    """Return settings of Spark, written as KEY=VALUE."""
     wrong = [one for one in given if "=" not in one]
     if wrong:
         raise BadInput(f"{wrong[0]!r} is no setting", hint="write --conf spark.executor.memory=4g")
