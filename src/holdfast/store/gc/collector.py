@@ -40,7 +40,7 @@ from holdfast.store.gc.database import (
     job,
     slices,
 )
-from holdfast.store.gc.edges import CHUNK_KIND, EdgeSource, locked_rows, take_step
+from holdfast.store.gc.edges import CHUNK_KIND, EdgeSource, lock_rows, take_step
 from holdfast.store.gc.leases import release_edges
 from holdfast.store.gc.plan import GcPlan, make_plan
 from holdfast.store.gc.points import Point
@@ -92,6 +92,7 @@ class GcReport:
         return any(getattr(self, field.name) for field in fields(self) if field.name != "batches")
 
 
+BATCH_COLUMNS = (chunk.c.hash, chunk.c.generation, chunk.c.size_bytes, chunk.c.uploaded)
 # Rows of one batch, and how many plain bytes go with each: none if it was never uploaded.
 Batch = dict[ChunkKey, int]
 
@@ -249,7 +250,7 @@ class Collector:
 
     def _find_deleting(self) -> Batch:
         asked = (
-            select(chunk)
+            select(*BATCH_COLUMNS)
             .where(*self._database.guard(FORGET), IS_DYING, *self.shard.conditions())
             .order_by(chunk.c.hash, chunk.c.generation)
             .limit(self._settings.batch_rows)
@@ -281,7 +282,7 @@ class Collector:
             targets.update(outgoing)
             batch[key] = found[key]
         self._drop_edges(connection, list(batch))
-        locked_rows(self._database, connection, [key.hash for key in targets])
+        lock_rows(self._database, connection, [key.hash for key in targets])
         take_step(self._database, connection, UNREFER, targets)
         take_step(self._database, connection, BEGIN_DELETING, dict.fromkeys(batch, 1))
         return batch, targets.total()
@@ -313,12 +314,10 @@ class Collector:
                 edge.c.source_id == bindparam("x_hash"),
                 edge.c.source_generation == bindparam("x_generation"),
             )
-            connection.execute(
-                named, [{"x_hash": key.hash, "x_generation": key.generation} for key in keys]
-            )
+            self._database.execute_many(connection, named, [_named(key) for key in keys])
 
     def _lock_some(self, step: Step, hashes: Sequence[ChunkHash] | None) -> Select[Any]:
-        asked = select(chunk).where(*self._database.guard(step))
+        asked = select(*BATCH_COLUMNS).where(*self._database.guard(step))
         if hashes is None:
             asked = asked.where(*self.shard.conditions()).limit(self._settings.batch_rows)
         else:
@@ -344,8 +343,7 @@ class Collector:
         statement = self._database.step(FORGET).where(
             chunk.c.hash == bindparam("x_hash"), chunk.c.generation == bindparam("x_generation")
         )
-        given = [{"x_hash": key.hash, "x_generation": key.generation} for key in sorted(keys)]
-        connection.execute(statement, given)
+        self._database.execute_many(connection, statement, [_named(key) for key in sorted(keys)])
 
     def _remember(self, report: GcReport, busy_s: float) -> None:
         """Add a report to what this collector has done so far."""
@@ -367,6 +365,10 @@ class Collector:
 
 def _batch(connection: Connection, asked: Select[Any]) -> Batch:
     return {
-        ChunkKey(row["hash"], row["generation"]): row["size_bytes"] if row["uploaded"] else 0
-        for row in connection.execute(asked).mappings()
+        ChunkKey(hash_, generation): size_bytes if uploaded else 0
+        for hash_, generation, size_bytes, uploaded in connection.execute(asked)
     }
+
+
+def _named(key: ChunkKey) -> dict[str, object]:
+    return {"x_hash": key.hash, "x_generation": key.generation}

@@ -23,7 +23,7 @@ from holdfast.store.gc.edges import (
     Edge,
     EdgeSource,
     add_edges,
-    locked_rows,
+    lock_rows,
     remove_edges,
 )
 from holdfast.store.gc.transitions import BEGIN_DELETE, CONFIRM, END_DELETE, PIN, CommitState
@@ -128,7 +128,7 @@ def end_delete(database: Database, connection: Connection, commit_id: CommitId) 
         return  # somebody else ended it
     source = EdgeSource.numbered(COMMIT_KIND, commit_id)
     targets = targets_of(connection, source)
-    locked_rows(database, connection, [key.hash for key in targets])
+    lock_rows(database, connection, [key.hash for key in targets])
     remove_edges(database, connection, [Edge(source, target) for target in targets])
     connection.execute(database.step(END_DELETE).where(commit.c.id == commit_id))
 

@@ -77,6 +77,17 @@ def locked_rows(
     return found
 
 
+def lock_rows(database: Database, connection: Connection, hashes: Iterable[ChunkHash]) -> None:
+    """Lock what `locked_rows` does, and look at nothing: the rows are known to be there."""
+    if database.locks_rows:
+        for part in slices(sorted(set(hashes)), database.settings.batch_rows):
+            asked = select(chunk.c.generation).where(
+                chunk.c.hash.in_(part), chunk.c.removing.is_(None)
+            )
+            ordered = asked.order_by(chunk.c.hash, chunk.c.generation)
+            connection.execute(ordered.with_for_update()).all()
+
+
 def current(generations: Generations | None) -> int | None:
     """Return the generation of a hash that is uploaded and not dying, if there is one."""
     for generation, row in (generations or {}).items():
@@ -104,7 +115,7 @@ def existing(
 def add_edges(database: Database, connection: Connection, edges: Sequence[Edge]) -> None:
     """Add edges that do not exist, to rows that are locked, and count them."""
     if edges:
-        connection.execute(insert(edge), [_columns(one) for one in edges])
+        database.execute_many(connection, insert(edge), [_columns(one) for one in edges])
         _count(database, connection, edges, HOLD, REFER)
 
 
@@ -121,8 +132,9 @@ def insert_held(
         {"hash": key.hash, "generation": key.generation, "size_bytes": size, **NEW_CHUNK}
         for key, size in sizes.items()
     ]
-    connection.execute(insert(chunk).values(updated=database.now), rows)
-    connection.execute(insert(edge), [_columns(Edge(source, key)) for key in sizes])
+    database.execute_many(connection, insert(chunk).values(updated=database.now), rows)
+    edges = [_columns(Edge(source, key)) for key in sizes]
+    database.execute_many(connection, insert(edge), edges)
 
 
 def remove_edges(database: Database, connection: Connection, edges: Sequence[Edge]) -> None:
@@ -130,7 +142,7 @@ def remove_edges(database: Database, connection: Connection, edges: Sequence[Edg
     if edges:
         named = delete(edge).where(*(column == bindparam(f"x_{column.name}") for column in edge.c))
         given = [{f"x_{name}": value for name, value in _columns(one).items()} for one in edges]
-        gone = connection.execute(named, given).rowcount
+        gone = database.execute_many(connection, named, given)
         assert gone == len(edges), f"BUG: {len(edges)} edges were to go, {gone} went"
         _count(database, connection, edges, RELEASE, UNREFER)
 
@@ -150,7 +162,7 @@ def take_step(
         | ({"times": times} if repeated else {})
         for key, times in sorted(keys.items())
     ]
-    changed = connection.execute(statement, given).rowcount
+    changed = database.execute_many(connection, statement, given)
     assert changed == len(given), f"BUG: {step.name}: {len(given)} rows were to go, {changed} went"
 
 

@@ -19,7 +19,7 @@ from holdfast.errors import LeaseLost, StoreUnavailable
 from holdfast.seam import Seam
 from holdfast.store.address import ChunkHash, ChunkKey
 from holdfast.store.gc.database import Database, edge, job
-from holdfast.store.gc.edges import Edge, EdgeSource, locked_rows, remove_edges
+from holdfast.store.gc.edges import Edge, EdgeSource, lock_rows, remove_edges
 from holdfast.store.gc.transitions import CLOSE, FORGET_JOB, RENEW, WORK, JobKind
 
 RENEWALS_PER_LEASE = 3
@@ -223,6 +223,6 @@ def _release_some(database: Database, connection: Connection, source: EdgeSource
     )
     found = connection.execute(asked, {"rows": database.settings.batch_rows})
     targets = [ChunkKey(ChunkHash(hash_), generation) for hash_, generation in found]
-    locked_rows(database, connection, [key.hash for key in targets])
+    lock_rows(database, connection, [key.hash for key in targets])
     remove_edges(database, connection, [Edge(source, target) for target in targets])
     return len(targets)

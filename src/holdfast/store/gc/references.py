@@ -37,6 +37,7 @@ from holdfast.store.gc.edges import (
     current,
     existing,
     insert_held,
+    lock_rows,
     locked_rows,
     remove_edges,
     take_step,
@@ -256,7 +257,7 @@ class References:
         row = commits.published(self.database, connection, pin.name)
         source = EdgeSource.numbered(COMMIT_KIND, row["id"])
         targets = commits.targets_of(connection, source)
-        locked_rows(self.database, connection, [key.hash for key in targets])
+        lock_rows(self.database, connection, [key.hash for key in targets])
         add_edges(self.database, connection, [Edge(pin.source, target) for target in targets])
 
     def _number(self) -> int:
