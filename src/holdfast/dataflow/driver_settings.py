@@ -8,6 +8,8 @@ from holdfast.settings import DurationS, Secret, Settings
 
 # Where lineage goes when it goes to the gateway of the same file.
 TO_GATEWAY = "gateway"
+# Of the events that pipelines tell about their own runs; sources leave them out.
+OWN_PRODUCER = "urn:holdfast:pipelines"
 
 
 class LineageSettings(Settings):

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Literal
 
+from holdfast.dataflow.lineage import RunReporter
 from holdfast.dataflow.progress import QueryStatistics
 from holdfast.dataflow.run import PipelineRun
 from holdfast.errors import HoldfastError
@@ -16,10 +17,35 @@ End = Literal["stopped", "drained", "closed"]
 Tell = Callable[[Sequence[QueryStatistics]], None]
 
 
-def drive(run: PipelineRun, stop: threading.Event, tell: Tell) -> End:
-    """Run a pipeline until something ends it; `tell` hears how it goes."""
+def drive(
+    run: PipelineRun, stop: threading.Event, tell: Tell, reporter: RunReporter | None = None
+) -> End:
+    """Run a pipeline until something ends it; `tell` hears how it goes, `reporter` tells others."""
+    if reporter is None:
+        return _drive(run, stop, tell)
+
+    def tell_all(told: Sequence[QueryStatistics]) -> None:
+        tell(told)
+        reporter.running(told)
+
+    try:
+        end = _drive(run, stop, tell_all, reporter.started)
+    except Exception as error:
+        reporter.ended(error.message if isinstance(error, HoldfastError) else str(error))
+        raise
+    reporter.ended()
+    return end
+
+
+def _drive(
+    run: PipelineRun,
+    stop: threading.Event,
+    tell: Tell,
+    tell_started: Callable[[], None] = lambda: None,
+) -> End:
     run.state_dir.asked()  # what was asked before we began
     run.start()
+    tell_started()
     while not stop.is_set():
         if run.wait(LOOK_EVERY_S):
             break

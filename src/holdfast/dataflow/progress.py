@@ -29,7 +29,8 @@ class QueryStatistics(NamedTuple):
     rows_per_s: float
     # As Spark writes it; None before the first.
     watermark: str | None
-    # How far the watermark is behind the clock of the driver; 0 once all windows are closed.
+    # How far the watermark is behind the clock of the driver; 0 while no window is open: one that
+    # nobody waits for stands still. None before the first.
     lag_s: float | None
     state_rows: int
     state_bytes: int
@@ -84,6 +85,7 @@ class QueryProgress:
         tail = {} if self.tail is None else {".".join(k): n for k, n in self.tail.counts.items()}
         operators = last["stateOperators"] if last else []
         watermark = (last["eventTime"] or {}).get("watermark") if last else None
+        state_rows = sum(int(operator["numRowsTotal"]) for operator in operators)
         return QueryStatistics(
             name=self.name,
             is_running=self.spark.isActive,
@@ -93,15 +95,15 @@ class QueryProgress:
             rows_total=self.rows_total,
             rows_per_s=float(last["processedRowsPerSecond"] or 0.0) if last else 0.0,
             watermark=watermark,
-            lag_s=lag_s(watermark, datetime.now(UTC)),
-            state_rows=sum(int(operator["numRowsTotal"]) for operator in operators),
+            lag_s=lag_s(watermark, datetime.now(UTC), is_waited_for=state_rows > 0),
+            state_rows=state_rows,
             state_bytes=sum(int(operator["memoryUsedBytes"]) for operator in operators),
             left_out_total=self.left_out_total,
             counts={name: n for name, n in {**self.observed, **tail}.items() if n},
         )
 
 
-def lag_s(watermark: str | None, now: datetime) -> float | None:
+def lag_s(watermark: str | None, now: datetime, *, is_waited_for: bool) -> float | None:
     """Return how far a watermark is behind; None while there is none."""
     if watermark is None:
         return None
@@ -109,7 +111,9 @@ def lag_s(watermark: str | None, now: datetime) -> float | None:
         moment = datetime.fromisoformat(watermark)
     except ValueError:
         return 0.0  # the end of time has a year that Python does not write
-    return None if moment <= _EPOCH else max(0.0, (now - moment).total_seconds())
+    if moment <= _EPOCH:
+        return None
+    return max(0.0, (now - moment).total_seconds()) if is_waited_for else 0.0
 
 
 def _is_batch(progress: Any) -> bool:

@@ -19,6 +19,8 @@ from holdfast.graph.paths import (
     reached,
     takes_turns,
 )
+from holdfast.graph.pipeline_sources import named_sources
+from holdfast.graph.ports import flight_addresses
 from holdfast.graph.validation import nearest
 from holdfast.quiver.ledger.subscriber import NAME_PATTERN
 from holdfast.quiver.shares import check_count
@@ -209,11 +211,12 @@ class _Checker:
     def _unused(self) -> None:
         sources = [*self._graph.quivers, *self._graph.of_kind("receiver")]
         used = {one.name for source in sources for one in reached(self._graph, source)}
+        read = {quiver for _, quiver in named_sources(self._graph.settings.pipelines)}
         for node in self._graph.nodes.values():
             if node.kind != "receiver" and not node.is_quiver and node.name not in used:
                 message = f"nothing leads to {node.name!r}; it is not started"
                 self._warn(self._node_place(node.name), message, "connect it, or remove it")
-            if node.is_quiver and not node.destinations:
+            if node.is_quiver and not node.destinations and node.name not in read:
                 message = f"nobody reads the quiver {node.name!r}"
                 hint = "what it accepts goes by age and size alone; add `to: […]`"
                 self._warn(self._node_place(node.name), message, hint)
@@ -309,12 +312,18 @@ class _Checker:
             if listen is not None:
                 place = self._setting_place(node, "listen")
                 yield node.name, (place, parse_address(listen))
+        for at, _, address in flight_addresses(self._graph):
+            yield "flight", (self._document.value_place(at), address)
 
     def addresses(self) -> None:
         """Two listeners do not share an address, and workers can share theirs."""
         seen: list[tuple[str, Address]] = []
         for name, (place, address) in self._listening():
-            if address.port == 0 and name != "admin" and self._graph.settings.workers > 1:
+            if (
+                address.port == 0
+                and name not in ("admin", "flight")
+                and self._graph.settings.workers > 1
+            ):
                 message = "workers share a port, and port 0 is another one for each of them"
                 self._error(place, message, "name a port")
             for other, taken in seen:

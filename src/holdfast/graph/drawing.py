@@ -6,8 +6,14 @@ from collections.abc import Iterator
 
 from holdfast.graph.model import Graph, Node
 from holdfast.graph.paths import IMPLICIT_QUIVER, takes_turns
+from holdfast.graph.pipeline_sources import readers, writers
 
-_SHAPES = {"receiver": ("([", "])"), "processor": ("[", "]"), "exporter": ("[/", "/]")}
+_SHAPES = {
+    "receiver": ("([", "])"),
+    "processor": ("[", "]"),
+    "exporter": ("[/", "/]"),
+    "pipeline": ("{{", "}}"),
+}
 
 
 def arrows(graph: Graph) -> Iterator[tuple[str, str, str]]:
@@ -23,6 +29,15 @@ def arrows(graph: Graph) -> Iterator[tuple[str, str, str]]:
                 label = f"{label} in turns".strip()
             for target in port.destinations:
                 yield hidden if hidden and node.kind == "receiver" else node.name, target, label
+    for quiver, pipeline in sorted({(one.quiver, one.pipeline) for one in readers(graph)}):
+        yield quiver, pipeline_label(pipeline), ""
+    for pipeline, quiver in sorted({(name, quiver) for name, _, quiver in writers(graph)}):
+        yield pipeline_label(pipeline), quiver, ""
+
+
+def pipeline_label(name: str) -> str:
+    """Return how a pipeline is called in a drawing: a node may have its name."""
+    return f"pipeline {name}"
 
 
 def _sources(graph: Graph) -> list[Node]:
@@ -39,15 +54,20 @@ def as_text(graph: Graph) -> str:
         for source, target, label in arrows(graph)
     ]
     connected = {name for source, target, _ in arrows(graph) for name in (source, target)}
-    lines += [name for name in graph.nodes if name not in connected]
+    names = [*graph.nodes, *map(pipeline_label, graph.settings.pipelines)]
+    lines += [name for name in names if name not in connected]
     return "\n".join(lines) + "\n"
 
 
 def as_mermaid(graph: Graph) -> str:
     """Return a flowchart that GitHub and many editors draw."""
-    drawn = {name: (node.kind, node.component.type) for name, node in graph.nodes.items()}
+    drawn: dict[str, tuple[str, str]] = {
+        name: (node.kind, node.component.type) for name, node in graph.nodes.items()
+    }
     if not graph.quivers:
         drawn[IMPLICIT_QUIVER] = ("processor", "quiver")
+    for name in graph.settings.pipelines:
+        drawn[pipeline_label(name)] = ("pipeline", "Spark")
     # Mermaid has words of its own, such as `end`: nodes are numbered, and named by their label.
     ids = {name: f"n{number}" for number, name in enumerate(drawn)}
     lines = ["flowchart LR"]

@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
+from holdfast.dataflow.java import JAVA_MIN, find_java
 from holdfast.errors import ConfigFinding
 from holdfast.graph.document import TreePath
 from holdfast.graph.loader import Loaded
 from holdfast.graph.paths import dead_letters_directory, plan
+from holdfast.graph.ports import flight_addresses
 from holdfast.receive.listening import parse_address
 
 
@@ -19,7 +22,12 @@ def missing_in_environment(loaded: Loaded) -> list[ConfigFinding]:
     document = loaded.document
     return [
         ConfigFinding(document.file, *document.value_place(at), message, hint)
-        for at, message, hint in [*_directories(loaded), *_files(loaded), *_ports(loaded)]
+        for at, message, hint in [
+            *_directories(loaded),
+            *_files(loaded),
+            *_ports(loaded),
+            *_spark(loaded),
+        ]
     ]
 
 
@@ -40,8 +48,14 @@ def _directories(loaded: Loaded) -> Iterator[tuple[TreePath, str, str]]:
 def _files(loaded: Loaded) -> Iterator[tuple[TreePath, str, str]]:
     """Look for what settings called `…_file` name: certificates, keys, tokens."""
     graph = loaded.graph
-    for name, node in graph.settings.nodes.items():
-        for at, value in _leaves(node.config, ("nodes", name, "config")):
+    parts: list[tuple[TreePath, object]] = [
+        (("nodes", name, "config"), node.config) for name, node in graph.settings.nodes.items()
+    ]
+    for key in ("flight", "spark"):
+        settings = getattr(graph.settings, key)
+        parts.append(((key,), settings.model_dump() if settings is not None else None))
+    for part, settings in parts:
+        for at, value in _leaves(settings, part):
             if not (str(at[-1]).endswith("_file") and isinstance(value, str)):
                 continue
             path = graph.base_dir / value
@@ -67,10 +81,25 @@ def _ports(loaded: Loaded) -> Iterator[tuple[TreePath, str, str]]:
         listen = getattr(node.config, "listen", None)
         if listen is not None:
             wanted.append((("nodes", node.name, "config", "listen"), listen))
+    wanted += [(at, text) for at, text, _ in flight_addresses(graph)]
     for at, text in wanted:
         problem = _cannot_listen(text)
         if problem is not None:
             yield at, f"cannot listen on {text}: {problem}", "who has it? `ss -ltnp` says"
+
+
+def _spark(loaded: Loaded) -> Iterator[tuple[TreePath, str, str]]:
+    settings = loaded.graph.settings
+    if not settings.pipelines or not settings.spark.run:
+        return
+    if find_spec("pyspark") is None:
+        yield ("pipelines",), "Spark is not installed", "pip install 'holdfast[spark]'"
+        return
+    java = find_java()
+    if java is None or not java.is_good:
+        found = "none is found" if java is None else f"{java.executable} is {java.version}"
+        hint = "install one and set JAVA_HOME, or: pip install 'holdfast[spark]'"
+        yield ("pipelines",), f"Spark needs Java {JAVA_MIN} or newer, and {found}", hint
 
 
 def _cannot_listen(text: str) -> str | None:

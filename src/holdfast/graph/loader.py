@@ -12,7 +12,7 @@ from holdfast.errors import BadConfig, ConfigFinding, HoldfastError
 from holdfast.graph.checks import check_graph
 from holdfast.graph.document import Document, TreePath, read_document
 from holdfast.graph.model import Graph, GraphFile, HandlerSettings, Node, NodeSettings
-from holdfast.graph.pipeline_checks import check_pipelines
+from holdfast.graph.pipeline_checks import check_beside_gateway, check_pipelines
 from holdfast.graph.registry import Component, Kind, Registry
 from holdfast.graph.substitution import Substitution
 from holdfast.graph.validation import nearest, validated
@@ -80,6 +80,7 @@ class _Loader:
         # A name whose node is wrong is still a name: nobody needs to hear that it is unknown.
         check_graph(graph, self._document, names=set(nodes))
         check_pipelines(settings.pipelines, self._document)
+        check_beside_gateway(graph, self._document)
         return graph if len(known) + len(told) == len(nodes) + len(handlers) else None
 
     def _node(self, name: str, settings: NodeSettings) -> Node | None:

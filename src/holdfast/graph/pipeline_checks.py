@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 
+from holdfast.dataflow.driver_settings import TO_GATEWAY
 from holdfast.dataflow.spec import PipelineSettings, check
 from holdfast.dataflow.spec.checks import Parse
+from holdfast.graph import quiver_node
 from holdfast.graph.document import Document, TreePath
+from holdfast.graph.model import Graph
+from holdfast.graph.paths import IMPLICIT_QUIVER, quiver_directory
+from holdfast.graph.validation import nearest
 
 
 def check_pipelines(
@@ -23,3 +29,71 @@ def check_pipelines(
             place = document.key_place(at) if found.at_key else document.value_place(at)
             is_warning = found.severity == "warning"
             document.find(place, found.message, found.hint, is_warning=is_warning)
+
+
+def check_beside_gateway(graph: Graph, document: Document) -> None:
+    """Write down what is wrong with pipelines beside the gateway of the same file."""
+    if not graph.settings.pipelines:
+        return
+    _check_names(graph, document)
+    _check_lineage(graph, document)
+    flight = graph.settings.flight
+    if graph.settings.spark.run and flight and flight.tls and flight.tls.client_ca_file:
+        place = document.value_place(("flight", "tls", "client_ca_file"))
+        hint = "use tokens instead, or run them elsewhere: `spark: {run: false}`"
+        document.find(place, "pipelines beside the gateway have no certificate to show", hint)
+
+
+def _check_names(graph: Graph, document: Document) -> None:
+    """A source names a quiver of the file, a directory that is nobody else's, or an address."""
+    owned = _owned(graph)
+    written = {named for _, is_source, named in _named(graph) if not is_source}
+    for at, is_source, named in _named(graph):
+        directory = (graph.base_dir / named).resolve()
+        owner = next((n for n, path in owned.items() if _is_inside(directory, path)), None)
+        place = document.value_place(at)
+        if named in owned or "://" in named:
+            continue
+        if owner is not None:
+            message = f"this is the directory of the quiver {owner!r}, which the gateway has open"
+            document.find(place, message, f"name it: {owner}")
+        elif is_source and "/" not in named and named not in written and not directory.exists():
+            hint = nearest(named, owned, "quivers of this file") + f"; a folder is ./{named}"
+            document.find(place, f"there is no quiver {named!r}", hint)
+
+
+def _owned(graph: Graph) -> dict[str, Path]:
+    """Return the directories of the gateway's quivers; the graph may be wrong elsewhere."""
+    owned = {
+        node.name: quiver_directory(graph, node.name, node.config).resolve()
+        for node in graph.quivers
+        if isinstance(node.config, quiver_node.Config)
+    }
+    hidden = quiver_directory(graph, IMPLICIT_QUIVER, quiver_node.Config())
+    return owned or {IMPLICIT_QUIVER: hidden.resolve()}
+
+
+def _is_inside(path: Path, folder: Path) -> bool:
+    return path == folder or folder in path.parents
+
+
+def _named(graph: Graph) -> Iterator[tuple[TreePath, bool, str]]:
+    """Yield every quiver that a pipeline names: where, whether to read it, and its name."""
+    for name, pipeline in graph.settings.pipelines.items():
+        for vertex, settings in pipeline.vertices.items():
+            at: TreePath = ("pipelines", name, "vertices", vertex)
+            if settings.source is not None:
+                for quiver in settings.source.quiver:
+                    yield (*at, "source", "quiver"), True, quiver
+            if settings.sink is not None and settings.sink.quiver is not None:
+                yield (*at, "sink", "quiver"), False, settings.sink.quiver
+
+
+def _check_lineage(graph: Graph, document: Document) -> None:
+    lineage = graph.settings.spark.lineage
+    if lineage is None or lineage.to != TO_GATEWAY:
+        return
+    if not any(node.component.type == "openlineage" for node in graph.of_kind("receiver")):
+        place = document.value_place(("spark", "lineage"))
+        hint = "add a receiver of type openlineage, or name another address with `to`"
+        document.find(place, "this gateway does not take lineage", hint)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 from holdfast.dataflow.compiler.places import subscriber
+from holdfast.dataflow.spec import PipelineSettings
 from holdfast.graph.model import Graph
 from holdfast.graph.paths import plan
 from holdfast.quiver.ledger.registration import StartPosition
@@ -30,16 +31,24 @@ def state_dir(graph: Graph, pipeline: str) -> Path:
     return graph.data_dir / PIPELINES_DIR / pipeline
 
 
+def named_sources(pipelines: Mapping[str, PipelineSettings]) -> Iterator[tuple[str, str]]:
+    """Yield pipeline and quiver of every source, as they are named."""
+    for name, pipeline in pipelines.items():
+        for vertex in pipeline.vertices.values():
+            for quiver in vertex.source.quiver if vertex.source else ():
+                yield name, quiver
+
+
 def readers(graph: Graph) -> Iterator[Reader]:
     """Yield every reading of the file's own quivers by its own pipelines."""
     names = {one.name for one in plan(graph)}
     for name, pipeline in graph.settings.pipelines.items():
         for vertex, settings in pipeline.vertices.items():
-            for quiver in settings.source.quiver if settings.source else ():
-                if quiver in names:
-                    assert settings.source is not None, "BUG: a reader that is no source"
+            source = settings.source
+            for quiver in () if source is None else source.quiver:
+                if source is not None and quiver in names:
                     called = subscriber(name, vertex)
-                    yield Reader(name, vertex, quiver, called, settings.source.start)
+                    yield Reader(name, vertex, quiver, called, source.start)
 
 
 def writers(graph: Graph) -> Iterator[tuple[str, str, str]]:

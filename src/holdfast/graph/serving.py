@@ -21,10 +21,11 @@ from typing import Any, NamedTuple
 from holdfast.errors import BadConfig
 from holdfast.graph.model import Graph
 from holdfast.graph.pipeline_sources import reads_own_quivers
+from holdfast.graph.ports import of_worker
 from holdfast.graph.store import Store
 from holdfast.remote import FlightSettings, QuiverServer
 from holdfast.remote.server import ServerStatistics
-from holdfast.remote.settings import FlightToken, split_address
+from holdfast.remote.settings import FlightToken
 from holdfast.seam import Seam
 from holdfast.settings import Secret
 
@@ -88,7 +89,7 @@ class Serving:
         }
         quivers = {served: quiver for served, (_, quiver) in self._names.items()}
         self._server = QuiverServer(
-            quivers, _of_worker(settings, worker), base_dir=graph.base_dir, seam=seam
+            quivers, of_worker(settings, worker), base_dir=graph.base_dir, seam=seam
         )
         self._server.start()
 
@@ -114,20 +115,6 @@ class Serving:
     def close(self) -> None:
         """End all calls, and the serving process; before the quivers are closed."""
         self._server.stop()
-
-
-def _of_worker(settings: FlightSettings, worker: int) -> FlightSettings:
-    """Return the settings of one of several workers: each has ports of its own."""
-    _, port = split_address(settings.listen)
-    if worker == 0:
-        return settings
-    host = settings.listen.rpartition(":")[0]
-    reader_port = settings.reader_port
-    ports = {
-        "listen": f"{host}:{port + worker if port else 0}",
-        "reader_port": reader_port + worker if reader_port else 0,
-    }
-    return settings.model_copy(update=ports)
 
 
 def own_token(data_dir: Path) -> str:

@@ -131,7 +131,7 @@ PIPELINE_METRICS: tuple[PipelineMetric, ...] = (
     ),
     PipelineMetric(
         "pipeline.query.lag_seconds", "gauge", "seconds",
-        "How far the watermark is behind the clock.",
+        "How far the watermark is behind the clock; 0 while no window is open.",
         "The one to alert on: results are this late.", _query("lag_s"), _QUERY,
     ),
     PipelineMetric(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from holdfast.graph.drawing import arrows, as_mermaid, as_text
+from holdfast.graph.drawing import arrows, as_mermaid, as_text, pipeline_label
 from holdfast.graph.loader import load
 from holdfast.operate.cli.gateway_options import config_argument
 from holdfast.operate.cli.output import json_option, print_json
@@ -17,12 +17,16 @@ from holdfast.operate.cli.output import json_option, print_json
 )
 @json_option
 def command(config: str, form: str, as_json: bool) -> None:
-    """Draw CONFIG: which node leads to which."""
+    """Draw CONFIG: which node leads to which, and which pipelines read them."""
     graph = load(config).graph
     if as_json:
         nodes = [
             {"name": one.name, "kind": one.kind, "type": one.component.type}
             for one in graph.nodes.values()
+        ]
+        nodes += [
+            {"name": pipeline_label(name), "kind": "pipeline", "type": "spark"}
+            for name in graph.settings.pipelines
         ]
         connections = [
             {"from": source, "to": target, "label": label}

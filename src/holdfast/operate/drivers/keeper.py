@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from holdfast.dataflow.compiler.places import Places
 from holdfast.dataflow.driver_settings import SparkSettings
 from holdfast.dataflow.driving import drive
+from holdfast.dataflow.lineage import LineageSender, RunReporter
 from holdfast.dataflow.progress import QueryStatistics
 from holdfast.dataflow.run import PipelineRun
 from holdfast.dataflow.spec import PipelineSettings
@@ -39,6 +40,7 @@ class Keeper:
         places: Places,
         settings: SparkSettings,
         stop: threading.Event,
+        sender: LineageSender | None = None,
     ) -> None:
         self.name = name
         self.figures = PipelineFigures("starting")
@@ -46,6 +48,7 @@ class Keeper:
         self._places = places
         self._settings = settings
         self._stop = stop
+        self._sender = sender
         self._thread: threading.Thread | None = None
 
     def start(self, session: SparkSession) -> None:
@@ -85,9 +88,15 @@ class Keeper:
         self.figures = replace(self.figures, state="starting", queries=())
         with PipelineRun(self.name, self._pipeline, self._places, session) as run:
             log.info("%s is started, %d queries", self.name, len(run.plan.queries))
-            end = drive(run, self._stop, self._tell)
+            end = drive(run, self._stop, self._tell, self._reporter())
         self.figures = replace(self.figures, state=end)
         log.info("%s is %s", self.name, end)
+
+    def _reporter(self) -> RunReporter | None:
+        settings = self._settings.lineage
+        if self._sender is None or settings is None:
+            return None
+        return RunReporter(settings, self._sender, self.name, self._pipeline, self._places)
 
     def _tell(self, told: Sequence[QueryStatistics]) -> None:
         self.figures = replace(self.figures, state="running", error="", queries=tuple(told))

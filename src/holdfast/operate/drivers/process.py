@@ -17,6 +17,7 @@ from types import FrameType
 from typing import IO, TYPE_CHECKING
 
 from holdfast.dataflow.compiler.places import Places
+from holdfast.dataflow.lineage import LineageSender, lineage_sender
 from holdfast.dataflow.session import start_session, stop_session
 from holdfast.errors import HoldfastError
 from holdfast.graph.model import LoggingSettings
@@ -48,7 +49,12 @@ def main() -> int:
         loaded = load_pipelines(orders.file)
         if orders.access is not None:
             loaded = loaded.reaching(orders.access)
-        return _run(loaded, stop, figures)
+        sender = lineage_sender(loaded.spark.lineage, orders.lineage_url)
+        try:
+            return _run(loaded, stop, figures, sender)
+        finally:
+            if sender is not None:
+                sender.close()
     except HoldfastError as error:
         log.error("%s; %s", error.message, error.hint)
         return error.exit_code
@@ -81,7 +87,12 @@ def _listen(stop: threading.Event) -> None:
     threading.Thread(target=follow_parent, name="parent", daemon=True).start()
 
 
-def _run(loaded: LoadedPipelines, stop: threading.Event, figures: IO[bytes]) -> int:
+def _run(
+    loaded: LoadedPipelines,
+    stop: threading.Event,
+    figures: IO[bytes],
+    sender: LineageSender | None,
+) -> int:
     keepers = [
         Keeper(
             name,
@@ -89,6 +100,7 @@ def _run(loaded: LoadedPipelines, stop: threading.Event, figures: IO[bytes]) -> 
             Places(loaded.state_dir(name).absolute(), loaded.base_dir, loaded.quivers),
             loaded.spark,
             stop,
+            sender,
         )
         for name, pipeline in loaded.pipelines.items()
     ]

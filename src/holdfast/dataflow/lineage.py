@@ -1,0 +1,231 @@
+"""Pipelines tell of their own runs as OpenLineage events: START, RUNNING now and then, and the end.
+
+Best effort: a thread sends them, whatever does not fit into its short queue or is not taken is left
+out, and no batch ever waits for it. They may go to the gateway whose events the pipeline reads; so
+that it does not count itself, sources leave out what has our `OWN_PRODUCER`.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import logging
+import queue
+import threading
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+from holdfast.dataflow.compiler.places import Places
+from holdfast.dataflow.driver_settings import OWN_PRODUCER, TO_GATEWAY, LineageSettings
+from holdfast.dataflow.progress import QueryStatistics
+from holdfast.dataflow.spec import PipelineSettings
+from holdfast.dataflow.spec.vertices import TargetSettings
+
+EVENT_SCHEMA = "https://openlineage.io/spec/2-0-2/OpenLineage.json#/$defs/RunEvent"
+PATH = "/api/v1/lineage"
+# Events that wait to be sent, how long sending one may take, and how long an end waits for it.
+WAITING_MAX = 16
+SEND_S = 5.0
+CLOSE_S = 6.0
+_FACETS = "https://openlineage.io/spec/facets"
+_REFUSED = 300
+
+EventType = Literal["START", "RUNNING", "COMPLETE", "FAIL"]
+Fields = dict[str, Any]
+
+log = logging.getLogger("holdfast.pipelines")
+
+
+class LineageSender:
+    """Sends events to one address, in a thread."""
+
+    def __init__(self, url: str, token: str | None = None) -> None:
+        self._url = urlsplit(url)
+        self._headers = {"Content-Type": "application/json"}
+        if token is not None:
+            self._headers["Authorization"] = f"Bearer {token}"
+        self._waiting: queue.Queue[Fields | None] = queue.Queue(WAITING_MAX)
+        self._was_told = False
+        self._thread = threading.Thread(target=self._run, name="lineage", daemon=True)
+        self._thread.start()
+
+    def send(self, event: Fields) -> None:
+        """Take an event; one too many is left out."""
+        try:
+            self._waiting.put_nowait(event)
+        except queue.Full:
+            log.debug("an event about a pipeline is left out: too many wait")
+
+    def close(self) -> None:
+        """Send what waits, for a moment at most."""
+        try:
+            self._waiting.put(None, timeout=CLOSE_S)
+        except queue.Full:
+            return
+        self._thread.join(CLOSE_S)
+
+    def _run(self) -> None:
+        while (event := self._waiting.get()) is not None:
+            try:
+                self._post(json.dumps(event).encode())
+            except (OSError, http.client.HTTPException) as error:
+                # Once: whoever is not there now will not be there for the next ones either.
+                log.log(
+                    logging.DEBUG if self._was_told else logging.WARNING,
+                    "an event about a pipeline was not sent: %s",
+                    error,
+                )
+                self._was_told = True
+
+    def _post(self, body: bytes) -> None:
+        url = self._url
+        is_encrypted = url.scheme == "https"
+        kind = http.client.HTTPSConnection if is_encrypted else http.client.HTTPConnection
+        connection = kind(url.netloc, timeout=SEND_S)
+        try:
+            path = url.path if url.path.strip("/") else PATH
+            query = f"?{url.query}" if url.query else ""
+            connection.request("POST", path + query, body, self._headers)
+            status = connection.getresponse().status
+        finally:
+            connection.close()
+        if status >= _REFUSED:
+            raise http.client.HTTPException(f"{url.netloc} answered {status}")
+
+
+def lineage_sender(
+    settings: LineageSettings | None, gateway_url: str | None
+) -> LineageSender | None:
+    """Return what sends the events of pipelines; None if nobody is told."""
+    if settings is None:
+        return None
+    url = gateway_url if settings.to == TO_GATEWAY else settings.to
+    if url is None:
+        log.warning("no gateway takes the lineage of the pipelines; name its address in `to`")
+        return None
+    return LineageSender(url, None if settings.token is None else settings.token.get_secret_value())
+
+
+class RunReporter:
+    """Tells of one run of a pipeline."""
+
+    def __init__(
+        self,
+        settings: LineageSettings,
+        sender: LineageSender,
+        name: str,
+        pipeline: PipelineSettings,
+        places: Places,
+    ) -> None:
+        self._settings = settings
+        self._sender = sender
+        self._name = name
+        self._datasets = {
+            "inputs": list(_inputs(pipeline, places)),
+            "outputs": list(_outputs(pipeline, places)),
+        }
+        self._run_id = str(uuid.uuid4())
+        self._told_s: float | None = None
+        self._counts: Mapping[str, int] = {}
+
+    def started(self) -> None:
+        """The queries run."""
+        self._told_s = time.monotonic()
+        self._tell("START")
+
+    def running(self, told: Sequence[QueryStatistics]) -> None:
+        """They go on; told now and then."""
+        self._counts = {name: n for one in told for name, n in one.counts.items()}
+        if self._told_s is not None and time.monotonic() >= self._told_s + self._settings.every:
+            self._told_s = time.monotonic()
+            self._tell("RUNNING")
+
+    def ended(self, error: str = "") -> None:
+        """They have ended, orderly or not; nothing is told of a run that never started."""
+        if self._told_s is not None:
+            self._tell("FAIL" if error else "COMPLETE", error)
+            self._told_s = None
+
+    def _tell(self, kind: EventType, error: str = "") -> None:
+        facets: Fields = {}
+        if error:
+            facets["errorMessage"] = _facet(
+                "1-0-1/ErrorMessageRunFacet", message=error, programmingLanguage="PYTHON"
+            )
+        job_type = _facet(
+            "2-0-3/JobTypeJobFacet",
+            processingType="STREAMING", integration="HOLDFAST", jobType="PIPELINE",
+        )  # fmt: skip
+        self._sender.send(
+            {
+                "eventType": kind,
+                "eventTime": datetime.now(UTC).isoformat(),
+                "producer": OWN_PRODUCER,
+                "schemaURL": EVENT_SCHEMA,
+                "run": {"runId": self._run_id, "facets": facets},
+                "job": {
+                    "namespace": self._settings.namespace,
+                    "name": self._name,
+                    "facets": {"jobType": job_type},
+                },
+                "inputs": self._datasets["inputs"],
+                "outputs": [self._counted(one) for one in self._datasets["outputs"]],
+            }
+        )
+
+    def _counted(self, output: Fields) -> Fields:
+        """Return an output with the rows that were written to it."""
+        dataset = {key: value for key, value in output.items() if key != "vertex"}
+        rows = self._counts.get(f"written.{output['vertex']}")
+        if rows is None:
+            return dataset
+        statistics = _facet("1-0-2/OutputStatisticsOutputDatasetFacet", rowCount=rows)
+        return {**dataset, "outputFacets": {"outputStatistics": statistics}}
+
+
+def _facet(schema: str, **fields: Any) -> Fields:
+    name = schema.rpartition("/")[2]
+    return {
+        "_producer": OWN_PRODUCER,
+        "_schemaURL": f"{_FACETS}/{schema}.json#/$defs/{name}",
+        **fields,
+    }
+
+
+def _inputs(pipeline: PipelineSettings, places: Places) -> Sequence[Fields]:
+    named = (q for v in pipeline.vertices.values() if v.source is not None for q in v.source.quiver)
+    return [_quiver(name, places) for name in dict.fromkeys(named)]
+
+
+def _outputs(pipeline: PipelineSettings, places: Places) -> Sequence[Fields]:
+    sinks = {name: v.sink for name, v in pipeline.vertices.items() if v.sink is not None}
+    return [
+        {"vertex": name, **dataset}
+        for name, sink in sinks.items()
+        if (dataset := _target(sink, places)) is not None
+    ]
+
+
+def _target(sink: TargetSettings, places: Places) -> Fields | None:
+    if sink.files is not None:
+        return _folder(places.base_dir / sink.files)
+    return None if sink.quiver is None else _quiver(sink.quiver, places)
+
+
+def _quiver(name: str, places: Places) -> Fields:
+    """Return a quiver as a dataset: by its name in the file, its address, or its directory."""
+    if name in places.quivers:
+        return {"namespace": "holdfast", "name": name}
+    if "://" in name:
+        parts = urlsplit(name)
+        return {"namespace": f"{parts.scheme}://{parts.netloc}", "name": parts.path.strip("/")}
+    return _folder(places.base_dir / name)
+
+
+def _folder(path: Path) -> Fields:
+    return {"namespace": "file", "name": str(path.resolve())}
