@@ -17,6 +17,7 @@ from holdfast.dataflow.compiler.places import (
     stream_options,
 )
 from holdfast.dataflow.compiler.plan import LANE, Output, Plan, Query
+from holdfast.dataflow.driver_settings import OWN_PRODUCER
 from holdfast.errors import BadConfig
 
 if TYPE_CHECKING:
@@ -112,7 +113,20 @@ def _source(
         names = dict.fromkeys((*settings.columns, _TIME.name))
         reader = reader.option("columns", ",".join(names))
     frame = reader.load()
-    return _decoded(frame) if settings.decode == "openlineage" else frame
+    if settings.decode != "openlineage":
+        return frame
+    decoded = _decoded(frame)
+    return decoded if settings.own_runs else decoded.where(_of_others())
+
+
+def _of_others() -> Column:
+    """Return whether an event is not of a pipeline of Holdfast (lineage.py) about its own runs.
+
+    Most payloads do not have its name anywhere: looking for that is much faster than parsing JSON.
+    """
+    is_named = F.contains(F.col("payload"), F.lit(OWN_PRODUCER.encode()))
+    is_own = F.coalesce(F.col("producer") == OWN_PRODUCER, F.lit(False))
+    return F.col("payload").isNull() | ~is_named | ~is_own
 
 
 def _with_claims(schema: StructType, query: Query) -> StructType:

@@ -55,6 +55,8 @@ class SourceSettings(Settings):
     """The slot to read; without it the only one there is."""
     decode: Literal["openlineage"] | None = None
     """What the payloads are: adds `namespace`, `job`, `event_type`, `run_id` and `producer`."""
+    own_runs: bool = False
+    """With `decode`: also the events that pipelines of Holdfast tell about their own runs."""
     columns: list[str] | None = None
     """The columns to read; by default all."""
     columns_are: str | None = None
