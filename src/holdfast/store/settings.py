@@ -33,9 +33,9 @@ class Chunking(Settings):
     """No chunk is larger."""
     small_file_bytes: SizeBytes = 256 * KB
     """Files up to this size are packed with their neighbours."""
-    pack_min_bytes: SizeBytes = 256 * KB
+    pack_min_bytes: SizeBytes = 64 * KB
     """A pack is not cut before it holds so much, whatever the paths say."""
-    pack_spread_bytes: Annotated[SizeBytes, Field(ge=1)] = 512 * KB
+    pack_spread_bytes: Annotated[SizeBytes, Field(ge=1)] = 64 * KB
     """Then it is cut behind one file in so many bytes of files, chosen by the hash of its path."""
     pack_files_max: Annotated[int, Field(ge=1)] = 16384
     """A pack holds no more files, however small they are."""
@@ -54,7 +54,7 @@ class StoreSettings(Settings):
 
     chunking: Chunking = Chunking()
     """Used when a store is created; an existing store keeps its own."""
-    zstd_level: Annotated[int, Field(ge=1, le=19)] = 2
+    zstd_level: Annotated[int, Field(ge=1, le=19)] = 3
     """How hard chunks are compressed."""
     writer_threads: Annotated[int, Field(ge=1, le=64)] = 2
     """Threads of one writer that compress and store."""
