@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.dataflow.crashing import end_session
+
+from holdfast.prove.sessions import end_session
 
 # What issue and documentation name; each has a median and a spread.
 FIGURES = {

@@ -1,124 +1,104 @@
-"""A driver process that dies at a named moment of one of its batches, with everything it started.
+"""A driver process with a query of every shape, which dies when each has come to its moment.
 
-Run as `python -m tests.dataflow.crashing SHAPE ROOT`: runs the query SHAPE over the quiver in ROOT
-to its end. With `HOLDFAST_DIE_AT=point:batch` in its environment every process of its session is
-killed there, the JVM and the Python workers too. The moments are those of stream.py's list.
+Run as `python -m tests.dataflow.crashing KIND ROOT`: runs the four shapes over the quivers in ROOT
+to their end, each in its own folder. KIND says how they are written: with Spark's own words
+("plain"), or as pipelines that are compiled ("compiled").
+
+With `HOLDFAST_DATAFLOW_TRAP=tests.dataflow.crashing:trap` and `HOLDFAST_CELLS` (moments by shape)
+in the environment, a query that comes to its moment in batch 1 waits there until all of them are at
+theirs; then every process of the session is killed, the JVM and the Python workers too. What is
+durable of each query is what is durable at its moment, as if it had been alone.
 """
 
 from __future__ import annotations
 
+import json
 import os
-import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812
-from pyspark.sql.datasource import (
-    DataSourceStreamArrowWriter,
-    DataSourceStreamReader,
-    InputPartition,
-    WriterCommitMessage,
-)
-from pyspark.sql.types import StructType
-from tests.dataflow.conftest import build_session
-from tests.dataflow.quivers import CONFIG_NAME
+import yaml
 
-from holdfast.dataflow.java import spark_environment
-from holdfast.dataflow.sink.files_writer import FilesWriter
-from holdfast.dataflow.sink.options import parse_sink_options
+from holdfast.dataflow.compiler.places import Places
+from holdfast.dataflow.points import Point
+from holdfast.dataflow.run import PipelineRun
+from holdfast.dataflow.session import query_session, start_session
 from holdfast.dataflow.source.checkpoint import Checkpoint
-from holdfast.dataflow.source.data_source import HoldfastDataSource
-from holdfast.dataflow.source.options import parse_options
-from holdfast.dataflow.source.stream import StreamReader
-from holdfast.dataflow.watermark.drive import claimed
+from holdfast.dataflow.spec.pipeline import PipelineSettings
+from holdfast.prove.sessions import end_session
 
-DIE_AT = "HOLDFAST_DIE_AT"
-POINTS = ("offsets", "write", "sink_commit", "commit_log", "acknowledge")
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+CELLS = "HOLDFAST_CELLS"
 SHAPES = ("map", "window", "session", "fan_out")
+KINDS = ("plain", "compiled")
+QUIVERS = ("one", "two")
+# The first batch is not the one: a query that begins is another matter than one that goes on.
+BATCH = 1
+# At most one of the moments keeps a task: the others go on beside it.
+MASTER = "local[2]"
+BARRIER_S = 200.0
+QUERY_S = 300
+
+# ------------------------------------------------------------------------- moments
+
+_seen: dict[str, int] = {}
 
 
-def reached(point: str, batch: int) -> None:
-    """Kill the whole session if this is the moment, and it is the first time."""
-    wanted, _, number = os.environ.get(DIE_AT, ":-1").partition(":")
-    if point == wanted and batch == int(number):
-        end_session(os.getsid(0))
+def trap(point: Point, checkpoint: str) -> None:
+    """Wait for the other shapes and kill the session, if this is the moment of this one."""
+    cells: dict[str, str] = json.loads(os.environ[CELLS])
+    root = Path(cells["root"])
+    shape = Path(checkpoint).relative_to(root).parts[0]
+    if cells.get(shape) != point or not _is_time(point, Checkpoint(checkpoint)):
+        return
+    _seen[shape] = _seen.get(shape, 0) + 1
+    if point == Point.ACKNOWLEDGE and _seen[shape] < len(QUIVERS):
+        return  # one quiver has been told; before the last one is the worst moment
+    (root / f"reached-{shape}").touch()
+    give_up_s = time.monotonic() + BARRIER_S
+    while len(list(root.glob("reached-*"))) < len(cells) - 1 and time.monotonic() < give_up_s:
+        time.sleep(0.02)
+    end_session(os.getsid(0))
 
 
-def end_session(session: int) -> None:
-    """Kill every process of a session, the own one last."""
-    mine = os.getpid()
-    for name in os.listdir("/proc"):
-        if name.isdigit() and int(name) != mine and session_of(int(name)) == session:
-            try:
-                os.kill(int(name), signal.SIGKILL)
-            except ProcessLookupError:
-                continue
-    if session_of(mine) == session:
-        os.kill(mine, signal.SIGKILL)
+def _is_time(point: Point, checkpoint: Checkpoint) -> bool:
+    if point in (Point.COMMIT_LOG, Point.ACKNOWLEDGE):
+        return checkpoint.last_committed() == BATCH
+    return checkpoint.last_planned() == BATCH
 
 
-def session_of(pid: int) -> int | None:
-    """Return the session of a process, None if it is gone."""
-    try:
-        return os.getsid(pid)
-    except ProcessLookupError:
-        return None
+# ---------------------------------------------------------------- with Spark's own words
 
 
-class DyingReader(StreamReader):
-    """Dies when a batch has its offsets, or before it acknowledges one."""
-
-    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        planned = Checkpoint(self._options.checkpoint).last_planned()
-        reached("offsets", -1 if planned is None else planned)
-        return super().partitions(start, end)
-
-    def latestOffset(self, start: dict[str, Any], limit: Any) -> dict[str, Any]:  # noqa: N802
-        committed = Checkpoint(self._options.checkpoint).last_committed()
-        reached("commit_log", -1 if committed is None else committed)
-        return super().latestOffset(start, limit)
-
-    def commit(self, end: dict[str, Any]) -> None:
-        committed = Checkpoint(self._options.checkpoint).last_committed()
-        reached("acknowledge", -1 if committed is None else committed)
-        super().commit(end)
-
-
-class DyingWriter(FilesWriter):
-    """Dies while tasks write, or when the sink has committed."""
-
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        planned = Checkpoint(self._options.checkpoint).last_planned()
-        message = super().write(iterator)
-        reached("write", -1 if planned is None else planned)
-        return message
-
-    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        super().commit(messages, batchId)
-        reached("sink_commit", batchId)
+def _plain(shape: str, folder: Path, spark: SparkSession) -> None:
+    reader = query_session(spark, 1).readStream.format("holdfast")
+    checkpoint = str(folder / "checkpoint")
+    options = {
+        "path": ",".join(str(folder / name) for name in QUIVERS), "subscriber": "stats",
+        "checkpoint": checkpoint, "watermark": "true", "max_rows": "20", "max_delay": "5s",
+        "idle_after": "1h", "close": "true", "quiver_config": "tests.dataflow.quivers:CONFIG",
+    }  # fmt: skip
+    rows = _shaped(shape, reader.options(**options).load())
+    writer = rows.writeStream.trigger(availableNow=True)
+    writer = writer.option("checkpointLocation", checkpoint)
+    if shape == "fan_out":
+        query = writer.foreachBatch(_fan_out(folder, checkpoint)).start()
+    else:
+        query = writer.format("holdfast").option("files", str(folder / "out")).start()
+    assert query.awaitTermination(QUERY_S)
 
 
-class DyingDataSource(HoldfastDataSource):
-    """The data source with all its moments."""
+def _shaped(shape: str, rows: DataFrame) -> DataFrame:
+    from pyspark.sql import functions as F  # noqa: N812
 
-    @classmethod
-    def name(cls) -> str:
-        """Return what stands in `format(…)`."""
-        return "dying"
+    from holdfast.dataflow.watermark.drive import claimed
 
-    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
-        return DyingReader(parse_options(self.options), schema)
-
-    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802
-        return DyingWriter(parse_sink_options(self.options))
-
-
-def shaped(shape: str, rows: DataFrame) -> DataFrame:
-    """Return the query of a shape."""
     events = claimed(rows)
     if shape in ("map", "fan_out"):
         return events.select("number", (F.col("number") * 2).alias("twice"))
@@ -126,50 +106,93 @@ def shaped(shape: str, rows: DataFrame) -> DataFrame:
     length = "3 seconds" if shape == "session" else "10 seconds"
     grouped = events.groupBy(made("_event_time", length).alias("window"), "key")
     return grouped.agg(F.count("*").alias("rows"), F.sum("number").alias("total")).select(
-        F.unix_micros("window.start").alias("start"), "key", "rows", "total"
+        F.col("window.start").alias("window_start"), "key", "rows", "total"
     )
 
 
-def fan_out(root: Path, checkpoint: str) -> Callable[[DataFrame, int], None]:
-    """Return what writes a batch into two sinks, and may die between them."""
-
+def _fan_out(folder: Path, checkpoint: str) -> Callable[[DataFrame, int], None]:
     def write(rows: DataFrame, batch: int) -> None:
         rows.persist()
-        reached("write", batch)
         for target in ({"files": "out"}, {"path": "second"}):
-            options = {name: str(root / place) for name, place in target.items()}
+            options = {name: str(folder / place) for name, place in target.items()}
             writer = rows.write.format("holdfast").option("checkpoint", checkpoint)
             writer.options(**options).option("batch", batch).mode("append").save()
-            reached("sink_commit", batch)
         rows.unpersist()
 
     return write
 
 
-def run(shape: str, root: Path) -> None:
-    """Run a query to its end, in batches of two bundles, and close all windows."""
-    os.environ.update(spark_environment())
-    os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
-    spark: SparkSession = build_session(root / "spark")
-    spark.dataSource.register(DyingDataSource)
-    reader = spark.readStream.format("dying")
-    checkpoint = str(root / "checkpoint")
-    options = {
-        "path": str(root / "quiver"), "subscriber": "stats", "checkpoint": checkpoint,
-        "watermark": "true", "max_rows": "20", "max_delay": "5s", "idle_after": "1h",
-        "close": "true", "quiver_config": CONFIG_NAME,
-    }  # fmt: skip
-    for name, value in options.items():
-        reader = reader.option(name, value)
-    writer = shaped(shape, reader.load()).writeStream.trigger(availableNow=True)
-    writer = writer.option("checkpointLocation", checkpoint)
-    if shape == "fan_out":
-        query = writer.foreachBatch(fan_out(root, checkpoint)).start()
-    else:
-        query = writer.format("dying").option("files", str(root / "out")).start()
-    query.awaitTermination()
-    spark.stop()
+# --------------------------------------------------------------------- as pipelines
+
+_SOURCE = """
+        source:
+          quiver: [one, two]
+          quiver_config: tests.dataflow.quivers:CONFIG
+          read_limit: {rows: 20}
+"""
+_REDUCE = "key: key, aggregate: {rows: count(*), total: sum(number)}"
+PIPELINES = f"""
+map:
+  vertices:
+    events: {_SOURCE}
+    twice: {{map: {{python: "tests.dataflow.crashing:twice",
+                    returns: "number bigint, twice bigint"}}}}
+    out: {{sink: {{files: out}}}}
+  edges: [events -> twice, twice -> out]
+window:
+  watermark: {{max_delay: 5s, idle_after: 1h}}
+  shuffle_partitions: 1
+  vertices:
+    events: {_SOURCE}
+    reduced: {{reduce: {{window: {{fixed: 10s}}, {_REDUCE}}}}}
+    out: {{sink: {{files: out}}}}
+  edges: [events -> reduced, reduced -> out]
+session:
+  watermark: {{max_delay: 5s, idle_after: 1h}}
+  shuffle_partitions: 1
+  vertices:
+    events: {_SOURCE}
+    reduced: {{reduce: {{window: {{session: 3s}}, {_REDUCE}}}}}
+    out: {{sink: {{files: out}}}}
+  edges: [events -> reduced, reduced -> out]
+fan_out:
+  vertices:
+    events: {_SOURCE}
+    twice: {{map: {{select: {{number: number, twice: number * 2}}}}}}
+    out: {{sink: {{files: out}}}}
+    second: {{sink: {{quiver: second}}}}
+  edges: [events -> twice, twice -> out, twice -> second]
+"""
+
+
+def twice(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row with its number doubled."""
+    return {"number": row["number"], "twice": 2 * row["number"]}
+
+
+def _compiled(shape: str, folder: Path, spark: SparkSession) -> None:
+    settings = PipelineSettings.model_validate(yaml.safe_load(PIPELINES)[shape])
+    with PipelineRun(shape, settings, Places(folder / "state", folder), spark) as run:
+        run.drain(close=True)
+
+
+# -------------------------------------------------------------------------- running
+
+
+def run(kind: str, root: Path, spark: SparkSession) -> None:
+    """Run all shapes to their end at once, in batches of 20 rows, and close all windows."""
+    one = _plain if kind == "plain" else _compiled
+    with ThreadPoolExecutor(len(SHAPES)) as threads:
+        running: list[Future[None]] = []
+        for shape in SHAPES:
+            running.append(threads.submit(one, shape, root / shape, spark))
+            # Spark gives a process that plans ten seconds to start: not four at once.
+            while not (list((root / shape).glob("**/offsets/0")) or running[-1].done()):
+                time.sleep(0.05)
+    for future in running:
+        future.result()
 
 
 if __name__ == "__main__":
-    run(sys.argv[1], Path(sys.argv[2]))
+    settings = {"spark.sql.shuffle.partitions": "1", "spark.local.dir": f"{sys.argv[2]}/spark"}
+    run(sys.argv[1], Path(sys.argv[2]), start_session(MASTER, settings))

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 import pyarrow.parquet as pq
 import pytest
 from tests.dataflow.compiler.rows import rows, seconds
-from tests.dataflow.crashing import end_session
 
 from holdfast.dataflow.compiler.places import SINK_CONFIG, SLOT, Places
 from holdfast.dataflow.run import PipelineRun
 from holdfast.dataflow.source.explanation import read_explanations
 from holdfast.dataflow.spec import Pipeline
+from holdfast.prove.sessions import end_session
 from holdfast.quiver import Quiver
 
 if TYPE_CHECKING:

@@ -1,0 +1,58 @@
+"""Sessions of processes: a driver leads one, and everything that it started is found by it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+_POLL_S = 0.01
+
+
+def end_session(session: int) -> None:
+    """Kill every process of a session, the own one last."""
+    mine = os.getpid()
+    while others := [pid for pid in processes() if pid != mine and session_of(pid) == session]:
+        for pid in others:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        time.sleep(_POLL_S)
+    if session_of(mine) == session:
+        os.kill(mine, signal.SIGKILL)
+
+
+def processes() -> list[int]:
+    """Return all processes that run; one that was killed and is not reaped does not."""
+    return [int(name) for name in os.listdir("/proc") if name.isdigit() and _runs(name)]
+
+
+def session_of(pid: int) -> int | None:
+    """Return the session of a process, None if it is gone."""
+    try:
+        return os.getsid(pid)
+    except ProcessLookupError:
+        return None
+
+
+def sessions_with(name: str, value: str) -> set[int]:
+    """Return the sessions of the processes that have a variable in their environment."""
+    wanted = f"{name}={value}".encode()
+    found = {pid: session_of(pid) for pid in processes() if wanted in _environment(pid)}
+    return {session for session in found.values() if session is not None}
+
+
+def _environment(pid: int) -> list[bytes]:
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return []
+
+
+def _runs(pid: str) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
