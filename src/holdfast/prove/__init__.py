@@ -9,6 +9,7 @@ from typing import Any
 NAMES = {
     "quiver": "kill a process that appends to a quiver; everything it answered must be there",
     "gateway": "kill a gateway and its backends under load; all that was accepted must arrive",
+    "dataflow": "kill a gateway and the driver of its pipelines; every event must count once",
 }
 
 Progress = Callable[[str], None]
@@ -19,6 +20,8 @@ def run(name: str, *, kills: int, seed: int, directory: Path, progress: Progress
     assert name in NAMES, f"BUG: no proof {name}"
     if name == "gateway":
         from holdfast.prove.gateway import prove_gateway as prove
+    elif name == "dataflow":
+        from holdfast.prove.dataflow import prove_dataflow as prove
     else:
         from holdfast.prove.quiver import prove_quiver as prove
     return prove(kills=kills, seed=seed, directory=directory, progress=progress)
@@ -34,4 +37,8 @@ def points(name: str) -> list[tuple[str, str]]:
         from holdfast.deliver.points import DESCRIPTIONS as MOMENTS
 
         listed += [(str(point), text) for point, text in MOMENTS.items()]
+    if name == "dataflow":
+        from holdfast.dataflow.points import DESCRIPTIONS as BATCHES
+
+        listed += [(str(point), text) for point, text in BATCHES.items()]
     return listed

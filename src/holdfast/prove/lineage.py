@@ -16,15 +16,18 @@ _PRODUCER = "urn:holdfast:prove"
 _NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
 
-def event_of(name: str) -> bytes:
-    """Return the event with this name: valid, and different from every other."""
+def event_of(name: str, at: datetime | None = None) -> bytes:
+    """Return the event with this name: valid, and different from every other.
+
+    Without a time it has one of its own, which tells nothing about when it is sent.
+    """
     digest = hashlib.sha256(name.encode()).hexdigest()
     query = f"select '{digest * (QUERY_BYTES // len(digest) + 1)}'"[:QUERY_BYTES]
     facet = {"_producer": _PRODUCER, "_schemaURL": f"{_FACETS}/SQLJobFacet.json"}
     dataset = {"namespace": NAMESPACE, "name": f"table-{digest[:8]}"}
     event = {
         "eventType": "COMPLETE",
-        "eventTime": (_NOON + timedelta(seconds=int(digest[:4], 16))).isoformat(),
+        "eventTime": (at or _NOON + timedelta(seconds=int(digest[:4], 16))).isoformat(),
         "run": {"runId": str(uuid.uuid5(_RUNS, name))},
         "job": {
             "namespace": NAMESPACE,

@@ -25,7 +25,7 @@ TIMEOUT_S = 30.0
 PAUSE_S = 0.02
 BATCH_EVENTS = 5
 _BATCH_EVERY = 7
-_OK, _UNAVAILABLE = 200, 503
+_OK, _BAD_REQUEST = 200, 400
 
 
 class LineageClient(threading.Thread):
@@ -45,15 +45,15 @@ class LineageClient(threading.Thread):
         while not self._stop_asked.is_set():
             count += 1
             events = BATCH_EVENTS if count % _BATCH_EVERY == 0 else 1
-            self._post(f"{self._number}-{count}", events)
+            name = f"{self._number}-{count}"
+            self._post(name, [event_of(f"{name}.{place}") for place in range(events)])
         self._close()
         self._journal.close()
 
-    def _post(self, name: str, events: int) -> None:
-        names = [f"{name}.{place}" for place in range(events)]
-        self._journal.sent(name, events)
+    def _post(self, name: str, events: list[bytes]) -> None:
+        self._journal.sent(name, len(events))
         try:
-            status, answer = self._exchange([event_of(one) for one in names])
+            status, answer = self._exchange(events)
         except ConnectionRefusedError:
             self._journal.refused(name, "no", "refused")
             self._pause()
@@ -63,6 +63,8 @@ class LineageClient(threading.Thread):
         else:
             if status == _OK:
                 self._journal.answered(name, int(answer["position"].split("/")[1]))
+            elif status == _BAD_REQUEST:
+                self._journal.refused(name, "no", str(status))
             else:
                 self._journal.refused(name, "maybe", str(status))
                 self._pause()
@@ -90,20 +92,22 @@ class LineageClient(threading.Thread):
             self._connection = None
 
 
-def main(port: int, directory: Path, count: int) -> None:
+def main(
+    port: int, directory: Path, count: int, client: type[LineageClient] = LineageClient
+) -> None:
     """Run all clients until SIGTERM."""
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
-    clients = [LineageClient(port, directory, number, stop) for number in range(count)]
-    for client in clients:
-        client.start()
+    clients = [client(port, directory, number, stop) for number in range(count)]
+    for one in clients:
+        one.start()
     parent = os.getppid()
     while not stop.is_set():
         time.sleep(0.1)
         if os.getppid() != parent:
             stop.set()
-    for client in clients:
-        client.join()
+    for one in clients:
+        one.join()
 
 
 if __name__ == "__main__":

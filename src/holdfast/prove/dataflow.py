@@ -1,0 +1,248 @@
+"""Prove pipelines: clients post, a driver counts, and gateway and driver are killed under it.
+
+The gateway is `holdfast up`, which starts the driver itself. Every other kill strikes at a named
+point: of the driver a moment between two effects, of the gateway a step of its disk. The rest
+strike at random moments. In the end the pipelines are drained and closed, and the journals of the
+clients are compared with the files of the sinks.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from holdfast.dataflow.points import TRAP
+from holdfast.dataflow.points import Point as DriverPoint
+from holdfast.errors import CheckFailed
+from holdfast.graph.loader import load
+from holdfast.graph.pipeline_sources import state_dir
+from holdfast.prove.dataflow_checker import DataflowVerdict, check_dataflow
+from holdfast.prove.dataflow_graph import PIPELINES, graph_file
+from holdfast.prove.dataflow_trap import DRIVER, GATEWAY, TRAPS, set_trap, take_trap
+from holdfast.prove.gateway import Process, free_ports
+from holdfast.prove.quiver import KILL_SITES as QUIVER_SITES
+from holdfast.prove.sessions import end_session, sessions_with
+
+CLIENTS = 4
+START_SECONDS_MAX = 60.0
+# Java, Spark and the first batch of both pipelines, on a machine that does much else.
+PROGRESS_SECONDS_MAX = 300.0
+# How long a trap lies before another one is set.
+POINT_SECONDS_MAX = 60.0
+DRAIN_SECONDS_MAX = 600.0
+DRAIN_ATTEMPTS = 3
+POLL_SECONDS = 0.05
+# What a gateway does while it runs.
+GATEWAY_SITES = tuple(
+    point for point in QUIVER_SITES if not point.startswith(("recover", "wal.close"))
+)
+
+
+class DataflowProof:
+    """All processes of one proof."""
+
+    def __init__(self, directory: Path, seed: int) -> None:
+        self.directory = directory
+        self.journals, self._logs, self._traps = (
+            directory / name for name in ("journals", "logs", "traps")
+        )
+        for folder in (self.journals, self._logs, self._traps, directory / "spark"):
+            folder.mkdir(parents=True)
+        (self._port,) = free_ports(1)
+        self._dice = random.Random(seed)
+        self._config = directory / "gateway.yaml"
+        self._config.write_text(graph_file(self._port, directory))
+        graph = load(self._config).graph
+        self._states = [state_dir(graph, name) for name in PIPELINES]
+        self._environment = {
+            **os.environ,
+            TRAPS: str(self._traps),
+            TRAP: "holdfast.prove.dataflow_trap:reached",
+        }
+        self._gateway: subprocess.Popen[bytes] | None = None
+        self._clients: Process | None = None
+
+    # ----------------------------------------------------------------- starting
+
+    def start_gateway(self) -> None:
+        """Start the gateway, which starts the driver, and wait until it listens."""
+        command = [sys.executable, "-m", "holdfast.prove.dataflow_victim", str(self._config)]
+        with (self._logs / "gateway").open("ab") as log:
+            self._gateway = subprocess.Popen(
+                command, stdout=log, stderr=log, env=self._environment, start_new_session=True
+            )
+        self._wait(self._listens, START_SECONDS_MAX, "the gateway does not listen")
+
+    def start_clients(self) -> None:
+        """Start the clients; they run until the end."""
+        arguments = [str(self._port), str(self.journals), str(CLIENTS)]
+        command = [sys.executable, "-m", "holdfast.prove.dataflow_clients", *arguments]
+        self._clients = Process(command, self._logs / "clients")
+
+    def wait_for_progress(self) -> None:
+        """Wait until every pipeline has done a batch more than it has now."""
+        before = self._batches()
+        self._wait(
+            lambda: all(now > then for now, then in zip(self._batches(), before, strict=True)),
+            PROGRESS_SECONDS_MAX,
+            "a pipeline does not go on",
+        )
+
+    def _batches(self) -> list[int]:
+        """Return the last batch of each pipeline's only query."""
+        found = []
+        for state in self._states:
+            commits = [p.name for p in state.glob("*/checkpoint/commits/*") if p.name.isdigit()]
+            found.append(max(map(int, commits), default=-1))
+        return found
+
+    def _listens(self) -> bool:
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", self._port)) == 0
+
+    def _wait(self, condition: Callable[[], bool], seconds_max: float, complaint: str) -> None:
+        deadline_s = time.monotonic() + seconds_max
+        while not condition():
+            if time.monotonic() > deadline_s:
+                raise CheckFailed(complaint, hint=f"see {self._logs}")
+            time.sleep(POLL_SECONDS)
+
+    # ------------------------------------------------------------------ killing
+
+    def kill_at_random(self) -> str:
+        """Kill the driver or the gateway at a random moment; return who it was."""
+        self.wait_for_progress()
+        time.sleep(self._dice.uniform(0.0, 2.0))
+        victim = self._dice.choice((DRIVER, GATEWAY))
+        if victim == DRIVER:
+            for session in self._drivers():
+                end_session(session)
+        else:
+            assert self._gateway is not None
+            self._gateway.kill()
+            self._gateway.wait()
+            self.start_gateway()
+        return f"random: {victim}"
+
+    def kill_at_point(self) -> str | None:
+        """Set a trap; return where it struck, or None if nobody came there in time."""
+        self.wait_for_progress()
+        victim = self._dice.choice((DRIVER, GATEWAY))
+        sites = tuple(DriverPoint) if victim == DRIVER else GATEWAY_SITES
+        point = str(self._dice.choice(sites))
+        set_trap(self._traps, victim, point)
+        deadline_s = time.monotonic() + POINT_SECONDS_MAX
+        while time.monotonic() < deadline_s:
+            if victim == DRIVER and not (self._traps / DRIVER).exists():
+                return point
+            if self._is_gateway_dead():
+                self.start_gateway()
+                return point
+            time.sleep(POLL_SECONDS)
+        if victim == DRIVER and take_trap(self._traps, DRIVER) is None:
+            return point
+        if victim == GATEWAY:
+            self._disarm_gateway()
+        return None
+
+    def _disarm_gateway(self) -> None:
+        """Let the next gateway be one without a trap; it ends as it would have at the point."""
+        assert self._gateway is not None
+        self._gateway.kill()
+        self._gateway.wait()
+        self.start_gateway()
+
+    def _is_gateway_dead(self) -> bool:
+        assert self._gateway is not None
+        code = self._gateway.poll()
+        if code not in (None, -signal.SIGKILL):
+            raise CheckFailed(f"the gateway ended with {code}", hint=f"see {self._logs}")
+        return code is not None
+
+    def _drivers(self) -> set[int]:
+        """Return the sessions of all drivers; one whose gateway is dead takes a while to end."""
+        assert self._gateway is not None
+        return sessions_with(TRAPS, str(self._traps)) - {self._gateway.pid}
+
+    # ------------------------------------------------------------------- ending
+
+    def drain(self) -> DataflowVerdict:
+        """End the clients, let the pipelines read everything and close; return the verdict."""
+        assert self._clients is not None
+        self._clients.end()
+        self.wait_for_progress()
+        for name in PIPELINES:
+            self._close(name)
+        return check_dataflow(self.journals, self.directory)
+
+    def _close(self, name: str) -> None:
+        command = [sys.executable, "-m", "holdfast", "dataflow", "drain", str(self._config), name]
+        for attempt in range(1, DRAIN_ATTEMPTS + 1):
+            with (self._logs / "drain").open("ab") as log:
+                done = subprocess.run(
+                    [*command, "--close"],
+                    stdout=log, stderr=log, timeout=DRAIN_SECONDS_MAX, check=False,
+                    env=self._environment,
+                )  # fmt: skip
+            if done.returncode == 0:
+                return
+            # A driver that has just been begun again may not have its lock yet.
+            time.sleep(attempt)
+        raise CheckFailed(f"{name} cannot be drained", hint=f"see {self._logs}")
+
+    def close(self) -> None:
+        """Leave no process behind."""
+        if self._clients is not None and self._clients.is_alive():
+            self._clients.kill()
+        if self._gateway is not None:
+            self._gateway.kill()
+            self._gateway.wait()
+            for session in sessions_with(TRAPS, str(self._traps)):
+                end_session(session)
+
+
+def prove_dataflow(
+    *, kills: int, seed: int, directory: Path, progress: Callable[[str], None]
+) -> dict[str, Any]:
+    """Kill gateway and driver `kills` times under load, and check what was promised."""
+    started_s = time.monotonic()
+    sites: Counter[str] = Counter()
+    proof = DataflowProof(directory, seed)
+    missed = 0
+    try:
+        proof.start_gateway()
+        proof.start_clients()
+        progress("Spark starts")
+        while sites.total() < kills:
+            at_point = sites.total() % 2 == 1
+            site = proof.kill_at_point() if at_point else proof.kill_at_random()
+            if site is None:
+                missed += 1
+                continue
+            sites[site] += 1
+            progress(f"kill {sites.total()}/{kills} at {site}")
+        progress("everything has to be counted")
+        verdict = proof.drain()
+    finally:
+        proof.close()
+    return {
+        "proof": "dataflow",
+        "ok": verdict.ok,
+        **asdict(verdict),
+        "kills": sites.total(),
+        "kills_at_points": sum(n for site, n in sites.items() if not site.startswith("random")),
+        "kill_sites": dict(sorted(sites.items())),
+        "points_not_reached": missed,
+        "seconds": round(time.monotonic() - started_s, 1),
+        "seed": seed,
+    }
