@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.dataflow.world import STEP_US, World
 
-from holdfast.dataflow.watermark.late import is_late, last_end_us, session_end_us
 from holdfast.dataflow.watermark.settings import WatermarkSettings
 
 _APPEND = st.tuples(st.just("append"), st.integers(0, 2), st.integers(-20, 5))
@@ -92,18 +91,37 @@ def test_a_gateway_that_is_left_out_costs_lateness_and_no_event(
     assert sum(world.state.closed.values()) + world.state.late == world.accepted
 
 
-def test_a_claim_over_what_is_in_flight_would_break_the_promise() -> None:
-    """The world can fail: without holding for rows in flight, one that fails is passed."""
+def test_a_promise_over_what_comes_again_would_be_broken() -> None:
+    """The world can fail: where the lane held nothing, a row that fails would be passed."""
     settings = WatermarkSettings(max_delay=0.0, idle_after=0.001)
     world = World(1, STEP_US, settings, retries=True)
     world.append(0, world.clock_us)
     world.append(0, world.clock_us + STEP_US)
     world.clock_us += 10 * STEP_US
     end = world.plan(5)
-    world.commit(end, world.run(end, frozenset({0})), no_data_batch=True)
-    too_far = end._replace(claim_us=world.clock_us)
+    state = world.run(end, frozenset({0}))
+    assert state.promised_us == 100 * STEP_US
+    world.commit(end, state, no_data_batch=True)
+    state.promised_us = world.clock_us
     with pytest.raises(AssertionError, match="passed"):
-        world.commit(too_far, world.run(too_far, frozenset({0})), no_data_batch=True)
+        world.commit(end, state, no_data_batch=True)
+
+
+def test_a_row_that_comes_again_is_held_for_max_hold_and_is_late_after_that() -> None:
+    """Hole H2 of Numaflow: a nacked message is forgotten by the tracker, and dropped as late."""
+    settings = WatermarkSettings(max_delay=0.0, idle_after=0.001, max_hold=0.02)
+    for waits_ms, late in ((19, 0), (21, 1)):
+        world = World(1, STEP_US, settings, retries=True)
+        world.append(0, world.clock_us)
+        world.append(0, world.clock_us + 5 * STEP_US)
+        end = world.plan(5)
+        world.commit(end, world.run(end, frozenset({0})), no_data_batch=True)
+        world.clock_us += waits_ms * STEP_US
+        for failing in (frozenset({0}), frozenset[int]()):
+            end = world.plan(5)
+            world.commit(end, world.run(end, failing), no_data_batch=True)
+        world.finish()
+        assert (world.state.late, sum(world.state.closed.values())) == (late, 2 - late)
 
 
 def test_a_dead_gateway_with_unread_events_is_waited_for_and_nothing_is_late() -> None:
@@ -128,26 +146,3 @@ def test_a_dead_gateway_with_unread_events_is_waited_for_and_nothing_is_late() -
     assert world.state.late == 0
     world.finish()
     assert sum(world.state.closed.values()) == world.accepted
-
-
-# ------------------------------------------------------------------- late, exactly
-
-
-def test_a_window_is_closed_when_it_ends_at_the_watermark() -> None:
-    assert last_end_us(10, size_us=10) == 20  # an event at the end of a window is in the next
-    assert last_end_us(9, size_us=10) == 10
-    assert is_late(10, watermark_us=10)
-    assert not is_late(10, watermark_us=9)
-    assert not is_late(10, watermark_us=14, allowed_lateness_us=5)
-    assert is_late(10, watermark_us=15, allowed_lateness_us=5)
-    assert session_end_us(7, gap_us=3) == 10
-
-
-@given(st.integers(0, 10_000), st.integers(1, 100), st.integers(1, 100))
-def test_the_last_window_is_the_last_that_holds_the_event(
-    event_us: int, slides: int, slide_us: int
-) -> None:
-    size_us = slides * slide_us
-    starts = range(0, event_us + 1, slide_us)
-    ends = [start + size_us for start in starts if start <= event_us < start + size_us]
-    assert last_end_us(event_us, size_us, slide_us) == max(ends)

@@ -1,7 +1,9 @@
-"""A world without Spark: gateways, a planner with claims, and windows that close as Spark's do.
+"""A world without Spark: gateways, a query whose rows may fail, and windows that close behind it.
 
-What is durable survives `restart`: the gateways' events, the last planned offset (Spark's offset
-log), the retry lane, the open windows as of the last committed batch. Times are small integers in
+The first query claims, sets rows aside that come again, and promises; the second has the windows,
+which close by the promise as Spark's do. What is durable survives `restart`: the gateways' events,
+the last planned offset (Spark's offset log), the retry lane, the promise, the open windows as of
+the last committed batch. Times are small integers in
 µs, but claims are whole milliseconds, so one step is one millisecond.
 """
 
@@ -12,14 +14,14 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from holdfast.dataflow.watermark.claims import END_OF_TIME_US, Claims, Silence
-from holdfast.dataflow.watermark.late import is_late, last_end_us
+import pyarrow as pa
+
+from holdfast.dataflow.watermark.claims import Claims, Silence
+from holdfast.dataflow.watermark.holds import earliest_held_us
 from holdfast.dataflow.watermark.settings import WatermarkSettings
 from holdfast.dataflow.watermark.statement import Statement
-from holdfast.dataflow.watermark.tracker import Tracker
 
 STEP_US = 1000
-LANE = "retry lane"
 
 
 class Event(NamedTuple):
@@ -63,6 +65,8 @@ class State:
     closed: dict[int, int] = field(default_factory=dict)
     late: int = 0
     lane: dict[int, tuple[Event, int]] = field(default_factory=dict)
+    # How far the first query's results are complete.
+    promised_us: int = 0
     # The watermark that the last batch evicted by: Spark's late filter of the next.
     evicted_by_us: int = 0
     processed: set[int] = field(default_factory=set)
@@ -96,11 +100,9 @@ class World:
             min(len(gateway.events), position + limit) if gateway.reachable else position
             for gateway, position in zip(self.gateways, self.start.positions, strict=True)
         )
-        # A row of this batch may fail and come again: where there are retries it holds too.
-        asked = self.start.positions if self.retries else ends
         heard: dict[str, Statement | Silence] = {
             f"gateway {number}": gateway.statement(
-                asked[number],
+                ends[number],
                 self.claims.claimed_us,
                 self.clock_us,
                 int(self.settings.idle_after * 1e6),
@@ -109,14 +111,19 @@ class World:
             else Silence(self.clock_us)
             for number, gateway in enumerate(self.gateways)
         }
-        heard[LANE] = Statement(self._lane_us(), None, False, self.clock_us, END_OF_TIME_US)
         return Offset(ends, self.claims.update(heard).us)
 
-    def _lane_us(self) -> int | None:
-        tracker = Tracker(int(self.settings.max_hold * 1e6))
-        for event, failed_us in self.state.lane.values():
-            tracker.insert(event.number, event.event_us, failed_us=failed_us)
-        return tracker.pending_us(self.clock_us)
+    def _promise(self, state: State, claim_us: int) -> int:
+        """Return what is promised behind a batch: what the lane holds, is not."""
+        held_us = earliest_held_us(
+            pa.array([event.event_us for event, _ in state.lane.values()], pa.int64()),
+            pa.array([failed_us for _, failed_us in state.lane.values()], pa.int64()),
+            now_us=self.clock_us,
+            max_hold_us=int(self.settings.max_hold * 1e6),
+            promised_us=state.promised_us,
+        )
+        reached_us = claim_us if held_us is None else min(claim_us, held_us)
+        return max(state.promised_us, reached_us)
 
     def run(self, end: Offset, failing: frozenset[int] = frozenset()) -> State:
         """Return the state after the batch; nothing is kept until it is committed."""
@@ -136,14 +143,15 @@ class World:
                 continue
             state.lane.pop(event.number, None)
             self._count(state, event)
-        self._evict(state, self.start.claim_us)
+        self._evict(state, state.promised_us)
+        state.promised_us = self._promise(state, end.claim_us)
         return state
 
     def _count(self, state: State, event: Event) -> None:
         assert event.number not in state.processed, "an event was counted twice"
         state.processed.add(event.number)
-        window_end = last_end_us(event.event_us, self.window_us)
-        if is_late(window_end, self.start.claim_us):
+        window_end = event.event_us // self.window_us * self.window_us + self.window_us
+        if window_end <= state.promised_us:
             state.late += 1
             return
         assert window_end > state.evicted_by_us, "Spark would have dropped the row silently"
@@ -159,7 +167,7 @@ class World:
     def commit(self, end: Offset, state: State, *, no_data_batch: bool) -> None:
         self.start, self.state = end, state
         if no_data_batch:
-            self._evict(self.state, end.claim_us)
+            self._evict(self.state, self.state.promised_us)
 
     def restart(self) -> None:
         """Forget what only the process knew; the last claim is in the offset log."""
@@ -181,4 +189,5 @@ class World:
             gateway.reachable = True
         end = Offset(tuple(len(g.events) for g in self.gateways), self.start.claim_us)
         self.commit(end, self.run(end), no_data_batch=False)
-        self.commit(end._replace(claim_us=self.claims.close().us), self.state, no_data_batch=True)
+        closing = end._replace(claim_us=self.claims.close().us)
+        self.commit(closing, self.run(closing), no_data_batch=True)

@@ -11,6 +11,9 @@ Bundles keep their order: a row may wait for those before it, but no longer than
 of a retry. While a row is here it holds what its query promises to the queries behind it, so that
 its windows are open when it comes, for at most `max_hold` after it first failed; from then on it is
 late when it comes. What was late already when it failed holds nothing.
+
+Rows that failed in the end are dead letters, with everything they need to come once more: `redrive`
+puts them in the lane again.
 """
 
 from __future__ import annotations
@@ -19,18 +22,23 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from holdfast.dataflow.compiler.places import EVENT_TIME, SLOT
+from holdfast.dataflow.compiler.python import LANE_TYPE
+from holdfast.dataflow.watermark.holds import earliest_held_us
 from holdfast.errors import HoldfastError
 from holdfast.quiver import Cursor, Position, Quiver, Range
+from holdfast.quiver.segments.envelope import TIME_TYPE
 
 # Who moves rows, in the one quiver and in the other.
 MOVER = "lane"
+REDRIVER = "redrive"
 COLUMNS = ("id", "vertex", "tries", "attempts", "failed_us", "due_us", "row", EVENT_TIME)
+_SCHEMA = pa.schema([*LANE_TYPE, pa.field(EVENT_TIME, TIME_TYPE)])
 # How long the mover waits before it looks again.
 LOOK_EVERY_S = 0.25
 
@@ -147,8 +155,7 @@ class Lane:
 
     def holds_us(self, end_seq: int) -> int | None:
         """Return the earliest event time that is held; rows of `due` before `end_seq` are done."""
-        oldest_us = self._now_us() - self._max_hold_us
-        promised_us = self._promised_us()
+        now_us, promised_us = self._now_us(), self._promised_us()
         held = []
         with self._lock:
             places = ((self._waiting, self._cursor.position), (self._due, Position(end_seq)))
@@ -156,11 +163,14 @@ class Lane:
                 rows = _columns(quiver, start, ["failed_us", EVENT_TIME])
                 if rows is None:
                     continue
-                times = rows[EVENT_TIME].cast(pa.int64())
-                holding = pc.and_(
-                    pc.greater(rows["failed_us"], oldest_us), pc.greater_equal(times, promised_us)
+                earliest_us = earliest_held_us(
+                    rows[EVENT_TIME].cast(pa.int64()),
+                    rows["failed_us"],
+                    now_us=now_us,
+                    max_hold_us=self._max_hold_us,
+                    promised_us=promised_us,
                 )
-                held.append(pc.min(times.filter(holding)).as_py())
+                held.append(earliest_us)
         return min((time_us for time_us in held if time_us is not None), default=None)
 
     def _promised_us(self) -> int:
@@ -173,3 +183,51 @@ def _columns(quiver: Quiver, start: Position, names: list[str]) -> pa.Table | No
     if not quiver.statement(start).pending_events:
         return None
     return quiver.scan(names, slot=SLOT, start=start).read_all()
+
+
+# ------------------------------------------------------------------------- redrive
+
+
+class Redriven(NamedTuple):
+    """What became of dead letters."""
+
+    # They will come again.
+    sent: int
+    # They are of vertices that have no retry lane, and stay where they are.
+    left: int
+
+
+def redrive(letters: Quiver, waiting: Quiver) -> Redriven:
+    """Put the dead letters of a query in its lane, each once; those before were put there before.
+
+    They have all attempts again, and hold no watermark: whatever they belong to has gone on.
+    """
+    sent = left = 0
+    with letters.cursor(REDRIVER) as cursor:
+        while (planned := cursor.plan(max_events=1, start=cursor.position)) is not None:
+            for bundle in cursor.read(planned):
+                rows = [] if SLOT not in bundle.slots else bundle.slots[SLOT].to_pylist()
+                again = [
+                    _first_try(row, f"again.{bundle.seq}.{place}")
+                    for place, row in enumerate(rows)
+                    if row.get("payload") is not None
+                ]
+                if again:
+                    batch = pa.RecordBatch.from_pylist(again, _SCHEMA)
+                    waiting.append({SLOT: batch}, producer=REDRIVER, epoch=bundle.seq + 1)
+                sent, left = sent + len(again), left + len(rows) - len(again)
+            cursor.commit(planned)
+    return Redriven(sent, left)
+
+
+def _first_try(letter: dict[str, Any], name: str) -> dict[str, Any]:
+    return {
+        "id": name,
+        "vertex": letter["vertex"],
+        "tries": 1,
+        "attempts": letter["attempts"],
+        "failed_us": 0,
+        "due_us": 0,
+        "row": letter["payload"],
+        EVENT_TIME: letter[EVENT_TIME],
+    }

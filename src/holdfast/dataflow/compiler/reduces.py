@@ -1,6 +1,6 @@
 """Reduces: windows over the claimed watermark, aggregates, functions, and rows that came too late.
 
-What is late is decided here and before Spark, by the same comparison (`watermark/late.py`), so
+What is late is decided here and before Spark, by the same comparison (`watermark/drive.py`), so
 that nothing is dropped silently. Results of a reduce are never late for the next one: a window
 that closes in a batch ends after the watermark of the batch before.
 """

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from holdfast.dataflow.buffers import Buffers
 from holdfast.dataflow.compiler.places import EVENT_TIME, SINK_CONFIG, SLOT, Places
+from holdfast.dataflow.compiler.plan import make_plan
 from holdfast.dataflow.progress import QueryStatistics
 from holdfast.dataflow.run import PipelineRun
 from holdfast.dataflow.session import start_session
@@ -127,6 +129,15 @@ class Bench:
         self.statistics = run.statistics()
         for query in self.statistics:
             self.counts.update(query.counts)
+
+    def redrive(self) -> int:
+        """Let dead letters come again, with the next run; return how many."""
+        plan = make_plan(self._name, self.settings)
+        buffers = Buffers(plan, Places(self._folder / "state", self._folder))
+        try:
+            return sum(buffers.redrive(query).sent for query in plan.queries)
+        finally:
+            buffers.close()
 
     # --------------------------------------------------------------------- results
 

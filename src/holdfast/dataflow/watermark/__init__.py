@@ -6,5 +6,6 @@ Spark's own watermark is the newest event time less a delay, over everything a b
 fast input makes the rows of a slow one late, silently, and without input it stands still. Here the
 source *claims* a watermark, from what every gateway says about data that was not read yet, and
 drives Spark's with it (`drive.py`). A row is late only against a claim that was made before it
-came, and late rows are data too: they are counted or kept, never dropped silently (`late.py`).
+came, and late rows are data too: they are counted or kept, never dropped silently. A row that
+failed and will come again is not done: it holds what its query promises (`holds.py`).
 """

@@ -53,6 +53,13 @@ def keep_control(condition: Column) -> Column:
 
 
 def is_late(last_end: Column, allowed_lateness_ms: int = 0) -> Column:
-    """Whether all windows of a row are closed; the same comparison as `late.is_late`."""
+    """Whether all windows of a row are closed, the last of which ends at `last_end`.
+
+    Spark closes a window when its end is not after the watermark (`end <= watermark`), and drops
+    what comes for it later. This is the same comparison, against the claim with which the batch
+    before ended, so that a row is given to its windows or to the late ones before Spark can drop
+    it: that claim is never behind the watermark that Spark filters by. In a sliding window a row
+    still counts in those that are open, and Spark leaves it out of the others.
+    """
     allowed = F.expr(f"interval {allowed_lateness_ms} milliseconds")
     return last_end + allowed <= F.col("_wm_prev")
