@@ -12,14 +12,7 @@ from holdfast.operate.cli.dataflow.looking import (
 )
 from holdfast.operate.cli.dataflow.replaying import replay_command
 from holdfast.operate.cli.dataflow.running import drain_command, run_command, test_command
-
-
-class InThisOrder(click.Group):
-    """A group that lists its commands as they were added."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the names in the order of the story: check, look, test, run, end."""
-        return list(self.commands)
+from holdfast.operate.cli.groups import InThisOrder
 
 
 @click.group(cls=InThisOrder)

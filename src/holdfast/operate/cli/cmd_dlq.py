@@ -6,14 +6,7 @@ import click
 
 from holdfast.operate.cli.dlq.changing import fix_command, purge_command, replay_command
 from holdfast.operate.cli.dlq.looking import list_command, show_command
-
-
-class InThisOrder(click.Group):
-    """A group that lists its commands as they were added."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the names in the order of the story: look, mend, try again, give up."""
-        return list(self.commands)
+from holdfast.operate.cli.groups import InThisOrder
 
 
 @click.group(cls=InThisOrder)

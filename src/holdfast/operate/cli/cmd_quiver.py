@@ -5,19 +5,12 @@ from __future__ import annotations
 import click
 
 from holdfast.operate.cli import cmd_quiver_metrics
+from holdfast.operate.cli.groups import InThisOrder
 from holdfast.operate.cli.quiver.account import ledger_command
 from holdfast.operate.cli.quiver.changing import drop_subscriber_command, replay_command
 from holdfast.operate.cli.quiver.checking import fsck_command, scrub_command
 from holdfast.operate.cli.quiver.copying import backup_command, restore_command, salvage_command
 from holdfast.operate.cli.quiver.looking import cat_command, list_command, show_command
-
-
-class InThisOrder(click.Group):
-    """A group that lists its commands as they were added."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the names in the order of the story: look, check, change, copy."""
-        return list(self.commands)
 
 
 @click.group(cls=InThisOrder)

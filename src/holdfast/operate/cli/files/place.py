@@ -1,0 +1,143 @@
+"""Which store a command works with, and how its commands show that they are busy."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import IO, TYPE_CHECKING, Any
+
+import click
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import TransferSpeedColumn as SpeedColumn
+
+from holdfast.operate.cli.output import Command, stderr
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+    from holdfast.store.filesets import FileSet
+    from holdfast.store.gc.leases import Job
+    from holdfast.store.store import Store
+
+STORE_VARIABLE = "HOLDFAST_STORE"
+DATABASE_VARIABLE = "HOLDFAST_STORE_DATABASE"
+
+_store_option: Callable[[Command], Command] = click.option(
+    "--store",
+    "url",
+    required=True,
+    envvar=STORE_VARIABLE,
+    show_envvar=True,
+    metavar="PLACE",
+    help="The store: a folder, or a bucket as s3://bucket/prefix.",
+)
+_database_option: Callable[[Command], Command] = click.option(
+    "--database",
+    envvar=DATABASE_VARIABLE,
+    show_envvar=True,
+    metavar="URL",
+    help="Its database, such as postgresql+psycopg://user@host/name; a folder has one of its own.",
+)
+
+
+@dataclass(frozen=True)
+class Place:
+    """The store that a command was told."""
+
+    url: str
+    database: str | None
+
+    def open(self) -> Store:
+        """Open the store."""
+        from holdfast.store.store import Store
+
+        return Store.open(self.url, database=self.database)
+
+    def create(self) -> Store:
+        """Make the store."""
+        from holdfast.store.store import Store
+
+        return Store.create(self.url, database=self.database)
+
+
+def place_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Let a command be told its store, as `place`."""
+
+    @functools.wraps(command)
+    def with_place(url: str, database: str | None, **others: object) -> None:
+        command(place=Place(url, database), **others)
+
+    return _store_option(_database_option(with_place))
+
+
+@contextlib.contextmanager
+def opened_commit(store: Store, name: str) -> Iterator[FileSet]:
+    """Give the files of a commit, which stays readable meanwhile."""
+    from holdfast.store.filesets import Commits
+
+    with Commits(store).open(name) as files:
+        yield files
+
+
+@contextlib.contextmanager
+def opened_parent(store: Store, name: str | None) -> Iterator[FileSet | None]:
+    """Give the files of a parent commit, if there is to be one."""
+    if name is None:
+        yield None
+        return
+    with opened_commit(store, name) as files:
+        yield files
+
+
+@contextlib.contextmanager
+def opened_job(store: Store, what: str) -> Iterator[Job]:
+    """Give a lease to write under."""
+    with store.references.open_job(f"holdfast files {what}") as job:
+        yield job
+
+
+@contextlib.contextmanager
+def progress(what: str, total_bytes: int | None = None) -> Iterator[Callable[[int], None]]:
+    """Show a bar on a terminal, and nothing elsewhere; what is given is told the bytes done."""
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        SpeedColumn(),
+        TimeElapsedColumn(),
+        console=stderr,
+        transient=True,
+        disable=not stderr.is_terminal,
+    )
+    with bar:
+        task = bar.add_task(what, total=total_bytes)
+        yield lambda done_bytes: bar.advance(task, done_bytes)
+
+
+class CountedReader:
+    """A file that tells how much was read of it."""
+
+    def __init__(self, file: IO[bytes], tell: Callable[[int], None]) -> None:
+        self._file = file
+        self._tell = tell
+
+    def read(self, size: int = -1, /) -> bytes:
+        """Read from the file."""
+        data = self._file.read(size)
+        self._tell(len(data))
+        return data
+
+
+class CountedWriter:
+    """A file that tells how much was written to it."""
+
+    def __init__(self, file: IO[bytes], tell: Callable[[int], None]) -> None:
+        self._file = file
+        self._tell = tell
+
+    def write(self, data: Buffer, /) -> Any:
+        """Write to the file."""
+        self._tell(memoryview(data).nbytes)
+        return self._file.write(data)
