@@ -36,10 +36,18 @@ class PutChunk(Protocol):
     def __call__(self, data: bytes, children: Sequence[ChunkHash]) -> ChunkHash: ...
 
 
-def cuts_here(level: int, path: str) -> bool:
-    """Whether a chunk that is large enough ends behind an entry with this path."""
-    digest = bloom.path_hash(path) if level == 1 else xxh3_64_intdigest(path.encode(), level)
-    return digest % CUT_DIVISOR == 0
+class CutRule:
+    """Where index chunks end. Stores with smaller chunks have smaller index chunks, too."""
+
+    def __init__(self, chunk_max_bytes: int) -> None:
+        self.max_bytes = min(INDEX_MAX_BYTES, chunk_max_bytes)
+        self.min_bytes = min(INDEX_MIN_BYTES, self.max_bytes // 8)
+        self._divisor = max(2, min(CUT_DIVISOR, self.max_bytes // 4096))
+
+    def cuts(self, level: int, path: str) -> bool:
+        """Whether a chunk that is large enough ends behind an entry with this path."""
+        digest = bloom.path_hash(path) if level == 1 else xxh3_64_intdigest(path.encode(), level)
+        return digest % self._divisor == 0
 
 
 class _Level:
@@ -55,18 +63,17 @@ class _Level:
 class IndexWriter:
     """Takes entries in order of their paths; `close` returns the root, or None without any."""
 
-    def __init__(self, put: PutChunk, *, max_bytes: int = INDEX_MAX_BYTES) -> None:
+    def __init__(self, put: PutChunk, rule: CutRule) -> None:
         self._put = put
-        self._max_bytes = min(max_bytes, INDEX_MAX_BYTES)
-        self._min_bytes = min(INDEX_MIN_BYTES, self._max_bytes // 4)
+        self._rule = rule
         self._levels: list[_Level] = [_Level()]
 
     def add(self, entry: Entry) -> None:
         """Take the next 'i' entry."""
-        if len(entry.data) > self._max_bytes:
+        if len(entry.data) > self._rule.max_bytes:
             raise BadInput(
                 f"{entry.path!r} has too many tags: its index entry would take "
-                f"{len(entry.data)} bytes, and {self._max_bytes} are the most",
+                f"{len(entry.data)} bytes, and {self._rule.max_bytes} are the most",
                 hint="Merge tags that need not be told apart.",
             )
         self._add(1, entry)
@@ -76,8 +83,8 @@ class IndexWriter:
         return (
             index.range.level == 1
             and not self._levels[0].entries
-            and index.data_op.data_ref[0].size_bytes >= self._min_bytes
-            and cuts_here(1, index.range.last_path)
+            and index.data_op.data_ref[0].size_bytes >= self._rule.min_bytes
+            and self._rule.cuts(1, index.range.last_path)
         )
 
     def take_over(self, index: pb.Index) -> None:
@@ -105,19 +112,15 @@ class IndexWriter:
 
     def _add(self, level: int, entry: Entry, index: pb.Index | None = None) -> None:
         waiting = self._levels[level - 1]
-        if waiting.size_bytes + len(entry.data) > self._max_bytes and waiting.entries:
+        if waiting.size_bytes + len(entry.data) > self._rule.max_bytes and waiting.entries:
             self._cut(level)
             waiting = self._levels[level - 1]
         waiting.last = index
         waiting.entries.append(entry)
         waiting.size_bytes += len(entry.data)
         if level == 1:
-            digest = bloom.path_hash(entry.path)
-            waiting.hashes.append(digest)
-            cut = digest % CUT_DIVISOR == 0
-        else:
-            cut = cuts_here(level, entry.path)
-        if cut and waiting.size_bytes >= self._min_bytes:
+            waiting.hashes.append(bloom.path_hash(entry.path))
+        if waiting.size_bytes >= self._rule.min_bytes and self._rule.cuts(level, entry.path):
             self._cut(level)
 
     def _cut(self, level: int) -> None:

@@ -17,7 +17,7 @@ from holdfast.store.chunks.chunk_store import ChunkStore
 from holdfast.store.filesets import fileset_pb2 as pb
 from holdfast.store.filesets.algebra import Change, Part, Tombstones
 from holdfast.store.filesets.entry import file_entry, message_of, tombstone_entries
-from holdfast.store.filesets.index_writer import IndexWriter
+from holdfast.store.filesets.index_writer import CutRule, IndexWriter
 from holdfast.store.filesets.layer import Layer
 from holdfast.store.filesets.paths import Collisions
 
@@ -43,7 +43,7 @@ class LayerBuilder:
         self._max_bytes = chunks.chunking.max_bytes
         self._small_bytes = chunks.chunking.small_file_bytes
         self._small = chunks.small_files(writer)
-        self._index = IndexWriter(writer.put, max_bytes=self._max_bytes)
+        self._index = IndexWriter(writer.put, CutRule(self._max_bytes))
         self._waiting: deque[tuple[str, Change[Content]]] = deque()
         self._collisions = Collisions() if check_collisions else None
 

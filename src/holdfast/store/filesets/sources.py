@@ -38,20 +38,26 @@ def _read_tombstones(reader: ChunkReader, layer: Layer) -> Tombstones:
 
 
 def direct(
-    reader: ChunkReader, refs: Iterable[pb.DataRef], offset_bytes: int = 0
+    reader: ChunkReader,
+    refs: Iterable[pb.DataRef],
+    offset_bytes: int = 0,
+    limit_bytes: int | None = None,
 ) -> Iterator[tuple[int, DataRef]]:
-    """Yield the references to content from some place on, each with where its content begins.
+    """Yield the references to content in a range, each with where its content begins.
 
-    Lists of references that end before that place are not opened.
+    Lists of references that lie outside of the range are not opened.
     """
     at_bytes = 0
     for ref in refs:
+        if limit_bytes is not None and at_bytes >= limit_bytes:
+            return
         end_bytes = at_bytes + ref.size_bytes
         if end_bytes > offset_bytes and not ref.indirect:
             yield at_bytes, ref_of(ref)
         elif end_bytes > offset_bytes:
             listed = _listed(reader, ref)
-            for inner_bytes, inner in direct(reader, listed, offset_bytes - at_bytes):
+            limit = None if limit_bytes is None else limit_bytes - at_bytes
+            for inner_bytes, inner in direct(reader, listed, offset_bytes - at_bytes, limit):
                 yield at_bytes + inner_bytes, inner
         at_bytes = end_bytes
 
@@ -71,7 +77,8 @@ def read_content(
     reader: ChunkReader, refs: Iterable[pb.DataRef], offset_bytes: int, size_bytes: int | None
 ) -> Iterator[bytes]:
     """Yield the bytes of a file, or a range of them."""
-    wanted = direct(reader, refs, offset_bytes)
+    limit_bytes = None if size_bytes is None else offset_bytes + size_bytes
+    wanted = direct(reader, refs, offset_bytes, limit_bytes)
     first = next(wanted, None)
     if first is None:
         return iter(())
