@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import time
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
@@ -33,6 +34,7 @@ from holdfast.dataflow.compiler.places import (
 from holdfast.dataflow.compiler.plan import Output, Plan, Query, make_plan
 from holdfast.dataflow.compiler.sources import Buffered, streams
 from holdfast.dataflow.compiler.tails import Tail, gathered, written
+from holdfast.dataflow.intakes import Intakes
 from holdfast.dataflow.progress import QueryProgress, QueryStatistics
 from holdfast.dataflow.session import query_session
 from holdfast.dataflow.sink.options import SinkOptions
@@ -72,10 +74,15 @@ class PipelineRun:
         self._lock = self.state_dir.lock()
         try:
             self._check_state()
-            self._buffers = Buffers(self.plan, places)
+            with ExitStack() as opening:
+                self._buffers = Buffers(self.plan, places)
+                opening.callback(self._buffers.close)
+                self._intakes = Intakes(self.plan, places)
+                opening.pop_all()
         except BaseException:
             self._lock.close()
             raise
+        self._places = replace(places, intakes=self._intakes.addresses)
 
     def __enter__(self) -> PipelineRun:
         return self
@@ -91,10 +98,13 @@ class PipelineRun:
         for query in self.plan.queries:
             self._start(query, buffered, close=False, once=False)
         self._buffers.start()
+        self._intakes.start()
 
     def drain(self, *, close: bool = False) -> None:
         """Read what is there now, to the end; with `close` close all windows, for good."""
         self._stop_queries()
+        self._intakes.stop()
+        self._intakes.take_in()
         buffered: dict[Output, Buffered] = {}
         for query in self.plan.queries:
             lane = self._buffers.lanes.get(query.name)
@@ -131,6 +141,7 @@ class PipelineRun:
     def stop(self) -> None:
         """Stop all queries, and let go of everything; a batch that runs is run again next time."""
         self._stop_queries()
+        self._intakes.close()
         self._buffers.close()
         self._lock.close()
 

@@ -78,7 +78,10 @@ def _query(plan: Plan, query: Query) -> Iterator[str]:
 def describe(vertex: VertexSettings) -> str:
     """Return what a vertex is, in a few words."""
     if vertex.source is not None:
-        return f"source of {', '.join(vertex.source.quiver)}"
+        source = vertex.source
+        if source.files is not None:
+            return f"source of the files in {source.files}"
+        return f"source of {', '.join(source.quiver) or 'made-up rows'}"
     if vertex.reduce is not None:
         return _reduce(vertex.reduce)
     if vertex.sink is not None:

@@ -37,6 +37,8 @@ class Places:
     # Quivers of the same file by name: addresses or data directories, several with commas (each
     # worker of a gateway has a quiver of its own).
     quivers: Mapping[str, str] = field(default_factory=dict)
+    # Where sources that are no quivers are read, by vertex.
+    intakes: Mapping[str, str] = field(default_factory=dict)
     # Options of all sources, beside those that the pipeline gives them.
     reading: Mapping[str, str] = field(default_factory=dict)
 
@@ -59,6 +61,10 @@ class Places:
     def wait_file(self, query: Query) -> Path:
         """Return the file that is there while the sources of a query have to wait."""
         return self.of_query(query) / "wait"
+
+    def intake(self, vertex: str) -> Path:
+        """Return the folder of a source that is no quiver."""
+        return self.state_dir / "intakes" / vertex
 
     def buffer(self, output: Output) -> Path:
         """Return the directory of a quiver between queries."""
@@ -86,6 +92,8 @@ def source_options(
     settings = plan.pipeline.vertices[vertex].source
     assert settings is not None, "BUG: not a source"
     named = [places.quiver(name) for name in settings.quiver]
+    if not settings.quiver:
+        named = [{"quiver": places.intakes[vertex]}]
     options = {
         "path": ",".join(one["path"] for one in named if "path" in one),
         "quiver": ",".join(one["quiver"] for one in named if "quiver" in one),

@@ -34,6 +34,8 @@ _CLAIMS = (
 )
 # What the receiver's extractor adds to a payload (signals/openlineage/envelope.py).
 _LINEAGE = "payload binary, run_id string, job string"
+# What a generator makes (source/intake.py).
+_GENERATED = "event_time timestamp, number bigint, key string, value double"
 _LINEAGE_COLUMNS = {
     "event_type": "$.eventType",
     "namespace": "$.job.namespace",
@@ -107,6 +109,8 @@ def _source(
     assert settings is not None, "BUG: not a source"
     reader = session.readStream.format("holdfast").options(**options)
     known = settings.columns_are or (_LINEAGE if settings.decode else "")
+    if settings.generator is not None:
+        known = _GENERATED
     if known:
         reader = reader.schema(_with_claims(_parsed(known, name), query))
     elif settings.columns:

@@ -46,11 +46,30 @@ class ReadLimit(Settings):
     """Stored bytes of one batch, unless one bundle has more."""
 
 
-class SourceSettings(Settings):
-    """Reads one or more quivers."""
+class GeneratorSettings(Settings):
+    """Makes rows with `event_time`, `number`, `key` and `value`, to try things out."""
 
-    quiver: Names = Field(min_length=1)
+    rows_per_s: float = Field(default=1000.0, gt=0, le=1_000_000)
+    """How many are due each second, since the pipeline first ran."""
+    keys: int = Field(default=10, ge=1)
+    """How many different keys there are."""
+    rows: int | None = Field(default=None, ge=1)
+    """Make so many, at once, and no more."""
+
+
+class SourceSettings(Settings):
+    """Reads one or more quivers, the files of a folder, or what a generator makes."""
+
+    quiver: Names = Field(default_factory=list)
     """Data directories, addresses (`grpc://host:port/name`), or quivers of the same file."""
+    files: str | None = None
+    """A folder: its files are read once, in order of their names. Move them in when they are whole."""
+    format: Literal["ndjson", "parquet"] = "ndjson"
+    """Of `files`: a JSON object a line (`.ndjson`, `.jsonl`, `.json`), or `.parquet`."""
+    event_time: str = "event_time"
+    """Of `files`: the column with the time of an event; without one, when it was taken in."""
+    generator: GeneratorSettings | None = None
+    """Rows that are made up."""
     slot: str | None = None
     """The slot to read; without it the only one there is."""
     decode: Literal["openlineage"] | None = None
@@ -79,6 +98,15 @@ class SourceSettings(Settings):
     """`module:name` of the QuiverConfig of data directories."""
     producers: Names = Field(default_factory=list)
     """Pipelines that write into the quivers: the watermark follows their promises."""
+
+    @model_validator(mode="after")
+    def _is_one_place(self) -> SourceSettings:
+        _one_of(self, "quiver", "files", "generator")
+        if self.files and not self.columns_are:
+            raise ValueError("files need `columns_are`: names and types, key string, number bigint")
+        if not self.quiver and (self.decode or self.producers):
+            raise ValueError("`decode` and `producers` are of quivers")
+        return self
 
 
 # --------------------------------------------------------------------------- maps

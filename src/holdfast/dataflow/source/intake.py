@@ -1,0 +1,312 @@
+"""Sources that are no quivers, files and a generator: taken into a quiver, each row once.
+
+A source has to give a batch again as it was, to say what it still holds, and to forget what is
+processed. Quivers can; so everything else goes into one first, and is read from there like the
+events of a gateway. What was taken is kept in a small note beside the quiver:
+
+    note: file begun ──▶ append (producer, epoch) ──▶ note: so far ──▶ … ──▶ done.log
+
+A driver that dies between an append and its note takes the same rows again, under the same epoch,
+and the quiver answers with the first receipt. For that the next rows must be the same again: which
+file comes next is noted before anything of it is appended.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from holdfast.errors import BadInput
+from holdfast.quiver import Quiver
+from holdfast.quiver.segments.envelope import TIME_TYPE
+
+PRODUCER = "intake"
+SLOT = "events"
+# Rows of one bundle.
+BUNDLE_ROWS = 10_000
+# Names of files that are done; more have to be moved away.
+DONE_MAX = 1_000_000
+# What Arrow says to a value that does not fit its column.
+_UNFIT = (pa.ArrowException, ValueError, TypeError, OverflowError)
+_SUFFIXES = {"ndjson": (".ndjson", ".jsonl", ".json"), "parquet": (".parquet",)}
+
+
+class Note:
+    """How far an intake has come: a small file, replaced as a whole and synced."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            self._fields: dict[str, Any] = json.loads(path.read_text("utf-8"))
+        except FileNotFoundError:
+            self._fields = {}
+
+    def get(self, name: str, default: Any) -> Any:
+        """Return a field."""
+        return self._fields.get(name, default)
+
+    def write(self, **changes: Any) -> None:
+        """Change some fields, durably."""
+        self._fields |= changes
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        fresh = self._path.with_suffix(".new")
+        with open(fresh, "w", encoding="utf-8") as file:
+            json.dump(self._fields, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(fresh, self._path)
+
+
+class Intake(ABC):
+    """Takes rows into a quiver. One thread at a time."""
+
+    def __init__(self, folder: Path, quiver: Quiver) -> None:
+        self._note = Note(folder / "intake.json")
+        self._quiver = quiver
+        self.rows_total = 0
+        self.rejected_total = 0
+
+    @abstractmethod
+    def take(self, should_stop: Callable[[], bool]) -> int:
+        """Take in what is there now; return how many rows that were."""
+
+    def _append(self, rows: pa.RecordBatch, **so_far: Any) -> None:
+        """Append rows, once, and note how far that is."""
+        epoch = self._note.get("epoch", 0) + 1
+        if rows.num_rows:
+            self._quiver.append({SLOT: rows}, producer=PRODUCER, epoch=epoch)
+            self.rows_total += rows.num_rows
+        self._note.write(epoch=epoch, **so_far)
+
+
+# -------------------------------------------------------------------------- files
+
+
+class FilesIntake(Intake):
+    """Takes the files of a folder, each when it is there; they must not change after that."""
+
+    def __init__(
+        self,
+        folder: Path,
+        quiver: Quiver,
+        rejected: Quiver,
+        incoming: Path,
+        kind: str,
+        event_time: str,
+        schema: pa.Schema | None = None,
+    ) -> None:
+        """`rejected` gets lines that are no rows; lines have the columns of `schema`."""
+        super().__init__(folder, quiver)
+        self._rejected = rejected
+        self._incoming = incoming
+        self._kind = kind
+        self._event_time = event_time
+        self._schema = _with_time(schema or pa.schema([]), event_time)
+        self._moments = [f.name for f in self._schema if pa.types.is_timestamp(f.type)]
+        self._done_log = folder / "done.log"
+        self._done = self._load_done()
+
+    def take(self, should_stop: Callable[[], bool]) -> int:
+        """See `Intake`."""
+        before = self.rows_total
+        while not should_stop() and (name := self._next()) is not None:
+            if self._note.get("file", None) != name:
+                self._note.write(file=name, offset=0)
+            for rows, offset in self._read(self._incoming / name, self._note.get("offset", 0)):
+                self._append(rows, file=name, offset=offset)
+                if should_stop():
+                    return self.rows_total - before
+            self._finish(name)
+        return self.rows_total - before
+
+    def _next(self) -> str | None:
+        """Return the file that was begun, else the first that is not done."""
+        begun = self._note.get("file", None)
+        if begun is not None and begun not in self._done:
+            if (self._incoming / begun).exists():
+                return str(begun)
+            self._finish(begun)  # taken away before its end
+        if not self._incoming.is_dir():
+            raise BadInput(
+                "there is no folder to read files from",
+                hint="create it, or name another as `files` of the source",
+                path=str(self._incoming),
+            )
+        names = sorted(
+            entry.name
+            for entry in os.scandir(self._incoming)
+            if entry.name.endswith(_SUFFIXES[self._kind]) and not entry.name.startswith((".", "_"))
+        )
+        return next((name for name in names if name not in self._done), None)
+
+    def _finish(self, name: str) -> None:
+        self._done_log.parent.mkdir(parents=True, exist_ok=True)
+        with open(self._done_log, "a", encoding="utf-8") as file:
+            file.write(json.dumps(name) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        self._done.add(name)
+
+    def _load_done(self) -> set[str]:
+        try:
+            lines = self._done_log.read_text("utf-8").splitlines()
+        except FileNotFoundError:
+            return set()
+        done = {json.loads(line) for line in lines if line.endswith('"')}
+        if len(done) > DONE_MAX:
+            raise BadInput(
+                f"{len(done)} files are done, at most {DONE_MAX} are remembered",
+                hint="move them to another folder, and use a new state directory",
+                path=str(self._incoming),
+            )
+        return done
+
+    def _read(self, path: Path, offset: int) -> Iterator[tuple[pa.RecordBatch, int]]:
+        """Yield the rows of a file from an offset on, each with where the next ones begin."""
+        read = self._read_parquet if self._kind == "parquet" else self._read_lines
+        yield from read(path, offset)
+
+    def _read_parquet(self, path: Path, offset: int) -> Iterator[tuple[pa.RecordBatch, int]]:
+        """Offsets are numbers of rows."""
+        try:
+            with pq.ParquetFile(path) as file:
+                end = 0
+                for batch in file.iter_batches(BUNDLE_ROWS):
+                    end += batch.num_rows
+                    if end > offset:
+                        yield self._timed(batch), end
+        except (pa.ArrowException, OSError) as error:
+            self._reject(path, [(0, str(path).encode(), f"no Parquet file: {error}")])
+            yield pa.record_batch({}), offset
+
+    def _read_lines(self, path: Path, offset: int) -> Iterator[tuple[pa.RecordBatch, int]]:
+        """Offsets are bytes."""
+        with open(path, "rb") as file:
+            file.seek(offset)
+            while lines := _lines(file, BUNDLE_ROWS):
+                yield self._rows(path, offset, lines), file.tell()
+                offset = file.tell()
+
+    def _rows(self, path: Path, offset: int, lines: Sequence[bytes]) -> pa.RecordBatch:
+        """Return lines as rows; those that are none are kept elsewhere, with their place."""
+        rows: list[dict[str, Any]] = []
+        places: list[tuple[int, bytes]] = []
+        wrong: list[tuple[int, bytes, str]] = []
+        for line in lines:
+            if line.strip():
+                try:
+                    rows.append(self._row(orjson.loads(line)))
+                    places.append((offset, line))
+                except (ValueError, TypeError) as error:
+                    wrong.append((offset, line, str(error)))
+            offset += len(line)
+        try:
+            fitting = self._batch(rows)
+        except _UNFIT:  # one at least; that must not cost the others
+            told = [self._why_unfit(row) for row in rows]
+            wrong += [(*place, why) for place, why in zip(places, told, strict=True) if why]
+            fitting = self._batch([row for row, why in zip(rows, told, strict=True) if not why])
+        if wrong:
+            self._reject(path, sorted(wrong))
+        return fitting
+
+    def _row(self, row: object) -> dict[str, Any]:
+        if not isinstance(row, dict):
+            raise TypeError("it is no JSON object")
+        for name in self._moments:
+            text = row.get(name)
+            if isinstance(text, str):
+                moment = datetime.fromisoformat(text)
+                row[name] = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+        return row
+
+    def _why_unfit(self, row: dict[str, Any]) -> str:
+        try:
+            self._batch([row])
+        except _UNFIT as error:
+            return str(error)
+        return ""
+
+    def _batch(self, rows: list[dict[str, Any]]) -> pa.RecordBatch:
+        return pa.RecordBatch.from_pylist(rows, self._schema)
+
+    def _timed(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        if self._event_time in batch.schema.names:
+            return batch
+        return batch.append_column(self._event_time, pa.nulls(batch.num_rows, TIME_TYPE))
+
+    def _reject(self, path: Path, wrong: Sequence[tuple[int, bytes, str]]) -> None:
+        epoch = self._note.get("epoch", 0) + 1
+        headers = [{"file": str(path), "offset": str(o), "error": why} for o, _, why in wrong]
+        self._rejected.append_raw(
+            [line for _, line, _ in wrong],
+            slot=SLOT, headers=headers, producer=PRODUCER, epoch=epoch,
+        )  # fmt: skip
+        self.rejected_total += len(wrong)
+
+
+def _with_time(schema: pa.Schema, name: str) -> pa.Schema:
+    place, field = schema.get_field_index(name), pa.field(name, TIME_TYPE)
+    return schema.append(field) if place < 0 else schema.set(place, field)
+
+
+def _lines(file: Any, count: int) -> list[bytes]:
+    found = []
+    for _ in range(count):
+        line = file.readline()
+        if not line:
+            break
+        found.append(line)
+    return found
+
+
+# ---------------------------------------------------------------------- generator
+
+
+class GeneratorIntake(Intake):
+    """Makes rows: numbered, with a key, a value and the time they were due."""
+
+    def __init__(
+        self, folder: Path, quiver: Quiver, rows_per_s: float, keys: int, rows: int | None
+    ) -> None:
+        """Make `rows_per_s` since the first start; at once, if there is a number of `rows`."""
+        super().__init__(folder, quiver)
+        self._rows_per_s = rows_per_s
+        self._keys = keys
+        self._rows = rows
+
+    def take(self, should_stop: Callable[[], bool]) -> int:
+        """See `Intake`."""
+        before = self.rows_total
+        began_s = self._note.get("began_s", None)
+        if began_s is None:
+            began_s = int(time.time())
+            self._note.write(began_s=began_s)
+        due = int((time.time() - began_s) * self._rows_per_s) if self._rows is None else self._rows
+        while not should_stop() and (first := self._note.get("made", 0)) < due:
+            end = min(due, first + BUNDLE_ROWS)
+            self._append(self._made(began_s, first, end), made=end)
+        return self.rows_total - before
+
+    def _made(self, began_s: int, first: int, end: int) -> pa.RecordBatch:
+        """Return rows by their numbers: the same numbers give the same rows."""
+        began, step = datetime.fromtimestamp(began_s, UTC), timedelta(seconds=1 / self._rows_per_s)
+        numbers = range(first, end)
+        return pa.record_batch(
+            {
+                "event_time": pa.array([began + n * step for n in numbers], TIME_TYPE),
+                "number": pa.array(numbers, pa.int64()),
+                "key": [f"key-{n % self._keys}" for n in numbers],
+                "value": [(n * 7919 % 1000) / 10 for n in numbers],
+            }
+        )
