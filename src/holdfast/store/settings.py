@@ -18,6 +18,7 @@ KB = 1024
 MB = 1024 * KB
 
 # What the cutting library can do.
+CHUNK_MIN_BYTES_MAX = 1 * MB
 CHUNK_AVERAGE_BYTES_MAX = 4 * MB
 CHUNK_BYTES_MAX = 16 * MB
 
@@ -25,7 +26,7 @@ CHUNK_BYTES_MAX = 16 * MB
 class Chunking(Settings):
     """Where streams and packs of small files are cut; part of the format."""
 
-    min_bytes: Annotated[SizeBytes, Field(ge=256)] = 256 * KB
+    min_bytes: Annotated[SizeBytes, Field(ge=256, le=CHUNK_MIN_BYTES_MAX)] = 256 * KB
     """No chunk of a stream is smaller, except the last one."""
     average_bytes: Annotated[SizeBytes, Field(ge=1024, le=CHUNK_AVERAGE_BYTES_MAX)] = 1 * MB
     """The size that chunks of a stream tend to."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import zstandard
 
-from holdfast.errors import Damaged, UnknownFormat
+from holdfast.errors import Damaged
 from holdfast.store.address import ChunkKey, hash_of
 from holdfast.store.settings import CHUNK_BYTES_MAX
 
@@ -49,11 +49,8 @@ def decode(stored: bytes, key: ChunkKey) -> bytes:
     if magic != MAGIC or zero != 0 or codec not in (PLAIN, ZSTD):
         raise _damaged(key, "its header is none")
     if version != VERSION:
-        raise UnknownFormat(
-            f"a chunk was written by format version {version}; this Holdfast knows {VERSION}",
-            hint="use the version of Holdfast that wrote it, or a newer one",
-            path=key.object_key(),
-        )
+        # The version of the whole store was checked when it was opened.
+        raise _damaged(key, f"its header says version {version} instead of {VERSION}")
     if size_bytes > CHUNK_BYTES_MAX:
         raise _damaged(key, f"it claims to hold {size_bytes} bytes")
     body = memoryview(stored)[HEADER_BYTES:]

@@ -15,6 +15,7 @@ later call raises it.
 from __future__ import annotations
 
 import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -84,6 +85,9 @@ class ChunkWriter:
         self._stored: list[_Stored] = []
         self._failure: BaseException | None = None
         self._marking = threading.Lock()
+        # Whoever waits here is told at once. Weakly, because a job may outlive many writers.
+        this = weakref.ref(self)
+        job.on_lost(lambda: _cancel(this()))
 
     def __enter__(self) -> Self:
         return self
@@ -253,3 +257,9 @@ class ChunkWriter:
             self._recent[chunk] = None
         while len(self._recent) > RECENT_HASHES_MAX:
             self._recent.popitem(last=False)
+
+
+def _cancel(writer: ChunkWriter | None) -> None:
+    if writer is not None:
+        with writer._changed:
+            writer._fail(writer._job.lapsed())

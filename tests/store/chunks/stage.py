@@ -1,0 +1,47 @@
+"""A small store for tests of chunks: tiny chunks, a real database, objects in a folder."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from blake3 import blake3
+
+from holdfast.store.chunks import ChunkStore
+from holdfast.store.gc.settings import GcSettings
+from holdfast.store.objects import Objects
+from holdfast.store.settings import Chunking, StoreSettings
+from holdfast.store.store import Store
+
+TINY = Chunking(
+    min_bytes=256,
+    average_bytes=1024,
+    max_bytes=4096,
+    small_file_bytes=512,
+    pack_min_bytes=512,
+    pack_spread_bytes=512,
+)
+# Nobody cuts the power in these tests.
+SETTINGS = StoreSettings(chunking=TINY, gc=GcSettings(synchronous="off"))
+
+
+def noise(size_bytes: int, seed: bytes = b"") -> bytes:
+    """Return bytes that look random, the same on every machine and in every version."""
+    return blake3(seed).digest(size_bytes)
+
+
+@contextlib.contextmanager
+def new_store(folder: Path, **settings: object) -> Iterator[Store]:
+    """Create a store in a folder that does not exist."""
+    changed = StoreSettings.model_validate(SETTINGS.model_dump() | settings)
+    store = Store.create(str(folder), settings=changed)
+    try:
+        yield store
+    finally:
+        store.close()
+
+
+def over(store: Store, objects: Objects) -> ChunkStore:
+    """Return the chunks of a store as they are seen through other objects."""
+    return ChunkStore(objects, store.references, store.chunks.chunking, store.settings)
