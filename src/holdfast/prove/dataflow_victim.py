@@ -2,7 +2,7 @@
 
 Run as `python -m holdfast.prove.dataflow_victim CONFIG`. The command is the real one, driver and
 all; only the gateway's disk is another: when a trap is set (dataflow_trap.py) the process dies at
-that step, before it or after it.
+that step, before it or after it. It ends when whoever started it is gone.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import random
 import runpy
+import signal
 import sys
 import threading
 import time
@@ -36,7 +37,11 @@ class TrappedDisk(FaultyDisk):
         threading.Thread(target=self._look, args=(folder,), name="traps", daemon=True).start()
 
     def _look(self, folder: Path) -> None:
+        parent = os.getppid()
         while True:
+            if os.getppid() != parent:
+                os.kill(os.getpid(), signal.SIGTERM)  # nobody is left to end it
+                return
             point = take_trap(folder, GATEWAY)
             if point is not None:
                 self._arm(point)
