@@ -63,7 +63,7 @@ class SourceSettings(Settings):
     quiver: Names = Field(default_factory=list)
     """Data directories, addresses (`grpc://host:port/name`), or quivers of the same file."""
     files: str | None = None
-    """A folder: its files are read once, in order of their names. Move them in when they are whole."""
+    """A folder: its files are read once, in order of their names. Move them in as a whole."""
     format: Literal["ndjson", "parquet"] = "ndjson"
     """Of `files`: a JSON object a line (`.ndjson`, `.jsonl`, `.json`), or `.parquet`."""
     event_time: str = "event_time"
