@@ -108,7 +108,7 @@ class Buffers:
         while not self._stopped.wait(WATCH_EVERY_S):
             try:
                 self.look()
-            except HoldfastError as error:
+            except (HoldfastError, OSError) as error:
                 log.warning("nobody knows how much waits between queries: %s", error)
 
     def look(self) -> None:
@@ -119,6 +119,7 @@ class Buffers:
             waiting = self.waiting_rows(query)
             if waiting > limit.max_rows and not path.exists():
                 log.warning("%s waits: %d rows are behind it", query.name, waiting)
+                path.parent.mkdir(parents=True, exist_ok=True)
                 path.touch()
             elif waiting <= limit.max_rows * limit.resume:
                 path.unlink(missing_ok=True)
