@@ -15,6 +15,7 @@ NAMES: dict[str, str] = {
     "quiver": "append, acknowledge, seal, recover and start, against the bare disk",
     "gateway": "accept, forward and hold lineage events, beside NATS JetStream",
     "dataflow": "read, map and reduce on Spark, beside its own Parquet source",
+    "store": "store, restore, list, compare and collect, beside restic and borg",
 }
 
 
@@ -32,6 +33,8 @@ def run(
         from holdfast.bench.gateway import run_gateway as run_it
     elif name == "dataflow":
         from holdfast.bench.dataflow import run_dataflow as run_it
+    elif name == "store":
+        from holdfast.bench.store import run_store as run_it
     else:
         from holdfast.bench.quiver import run_quiver as run_it
     return run_it(quick=quick, progress=progress, directory=directory)

@@ -1,0 +1,90 @@
+"""Collecting garbage: how fast, and whether what stays makes it slower.
+
+Garbage is a commit that was deleted: index chunks with references, data chunks below them, one
+object each. It is collected beside a little live data and beside much more of it.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from holdfast.bench.figures import Figures
+from holdfast.bench.rounds import interleave
+from holdfast.bench.stopwatch import Stopwatch
+from holdfast.bench.store_scale import StoreScale
+from holdfast.errors import CheckFailed
+from holdfast.store.filesets import Commits, FileSetWriter
+from holdfast.store.gc.collector import Collector
+from holdfast.store.settings import Chunking, StoreSettings
+from holdfast.store.store import Store
+
+# Chunks as small as they may be: the cost of a chunk is what is measured, not that of its bytes.
+_SETTINGS = StoreSettings(
+    chunking=Chunking(
+        min_bytes=256, average_bytes=1024, max_bytes=4096, small_file_bytes=1, pack_min_bytes=1
+    )
+)
+_FILE_BYTES = 200
+
+
+def measure_collecting(
+    folder: Path, scale: StoreScale, figures: Figures, progress: Callable[[str], None]
+) -> None:
+    """Collect the same garbage beside little and beside much live data, in turn."""
+    garbage, live = scale.garbage_chunks, scale.garbage_chunks * scale.live_factor
+    places = {"small": folder / "gc-small", "large": folder / "gc-large"}
+    progress(f"collect: {garbage:,} chunks, beside none and beside {live:,}")
+    Store.create(str(places["small"]), settings=_SETTINGS).close()
+    with Store.create(str(places["large"]), settings=_SETTINGS) as store:
+        _commit(store, "live", live)
+    rounds = iter(range(2 * (scale.rounds + 1)))
+    results = interleave(
+        {
+            name: lambda place=place: _collect(place, garbage, next(rounds))  # type: ignore[misc]
+            for name, place in places.items()
+        },
+        scale.rounds,
+    )
+    figures.add("gc_chunks_per_s", [chunks / watch.wall_s for chunks, watch in results["small"]])
+    figures.add(
+        "gc_cpu_us_per_chunk",
+        [watch.cpu_s * 1e6 / chunks for chunks, watch in results["small"]],
+    )
+    pairs = zip(results["small"], results["large"], strict=True)
+    figures.add(
+        "gc_cost_slope",
+        [
+            (large.wall_s / large_chunks) / (small.wall_s / small_chunks)
+            for (small_chunks, small), (large_chunks, large) in pairs
+        ],
+    )
+    for place in places.values():
+        shutil.rmtree(place)
+
+
+def _collect(place: Path, garbage: int, round_number: int) -> tuple[int, Stopwatch]:
+    with Store.open(str(place), settings=_SETTINGS) as store:
+        _commit(store, f"garbage-{round_number}", garbage)
+        Commits(store).delete(f"garbage-{round_number}")
+        collector = Collector(store.references, store.objects)
+        with Stopwatch() as watch:
+            report = collector.collect()
+        if report.objects_deleted < garbage:
+            raise CheckFailed(
+                f"{report.objects_deleted} of at least {garbage} chunks were collected",
+                hint="Please report this.",
+            )
+        return report.objects_deleted, watch
+
+
+def _commit(store: Store, name: str, chunks: int) -> None:
+    """Store so many files that each is a chunk of its own."""
+    with store.references.open_job(name) as job:
+        with FileSetWriter(store, job) as writer:
+            for number in range(chunks):
+                data = f"{name} {number} ".encode()
+                writer.put(f"{name}/{number:08}", data * (_FILE_BYTES // len(data)))
+            layer = writer.close()
+        Commits(store).create(job, name, [layer])
