@@ -1,18 +1,22 @@
-"""examples/lineage_stats.yaml over what a receiver stores, from file to files."""
+"""examples/lineage_stats.yaml: beside a gateway that is killed, over what one left; its tests."""
 
 from __future__ import annotations
 
 import json
+import subprocess
 from collections import Counter
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
 import pytest
+import yaml
+from tests.dataflow.beside import Beside, lineage, wait_for
 from tests.dataflow.quivers import START
 
 from holdfast.dataflow.compiler.places import LINEAGE_CONFIG, SINK_CONFIG, Places
+from holdfast.dataflow.driver_settings import OWN_PRODUCER
 from holdfast.dataflow.kit.cases import CasesFile, run_case
 from holdfast.dataflow.run import PipelineRun
 from holdfast.dataflow.state_dir import StateDir
@@ -26,8 +30,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-
-pytestmark = pytest.mark.slow
 
 
 def event(seconds: float, job: str, kind: str) -> bytes:
@@ -43,10 +45,59 @@ def event(seconds: float, job: str, kind: str) -> bytes:
     ).encode()
 
 
+@pytest.mark.timeout(900)
+def test_the_example_counts_everything_though_its_gateway_is_killed(tmp_path: Path) -> None:
+    """The test of the short suite that goes the whole way: HTTP, quiver, Flight, Spark, files."""
+    tree = yaml.safe_load((EXAMPLES / "lineage_stats.yaml").read_text())
+    with Beside(tmp_path, tree) as gateway:
+        gateway.start()
+        sent = gateway.post(*both_kinds("orders", 20))
+        wait_for(lambda: gateway.metric(LAG, READER) == 0, "the first batch", gateway.log)
+        gateway.kill()
+        wait_for(lambda: not gateway.processes(), "the end of its driver", gateway.log)
+        gateway.start()
+        sent += gateway.post(*both_kinds("orders", 15), *both_kinds("stock", 5))
+        ended = drained(gateway)
+        assert ended.returncode == 0, ended.stderr + gateway.log()
+        rows = gateway.rows("lineage_stats")
+        runs = Counter(dict.fromkeys(("orders", "stock"), 0))
+        for row in rows:
+            runs[row["job"]] += row["runs"]
+        assert {row["namespace"] for row in rows} == {"shop"}, "the pipeline counted itself"
+        assert runs == {"orders": 35, "stock": 5}
+        assert sum(row["failed"] for row in rows) == 40 // 5
+        # Beside what was sent, the gateway took what the pipeline tells of its runs.
+        assert gateway.metric("quiver_ingest_accepted_events_total", 'quiver="buffer"') >= sent + 2
+        gateway.stop()
+    with Quiver.open(tmp_path / "holdfast_data" / "buffer" / "core-00", LINEAGE_CONFIG) as quiver:
+        payloads = quiver.scan(slot="openlineage").read_all()["payload"].to_pylist()
+        told = [json.loads(payload) for payload in payloads]
+    own = [e["eventType"] for e in told if e["producer"] == OWN_PRODUCER]
+    assert own[0] == "START"
+
+
+LAG, READER = "quiver_subscriber_lag_events", 'subscriber="lineage-stats.events"'
+
+
+def both_kinds(job: str, runs: int) -> list[dict[str, Any]]:
+    """Return the start and the end of some runs; every fifth fails."""
+    ends = ["FAIL" if n % 5 == 0 else "COMPLETE" for n in range(runs)]
+    return [lineage(job, kind) for end in ends for kind in ("START", end)]
+
+
+def drained(gateway: Beside) -> subprocess.CompletedProcess[str]:
+    """Drain and close: by the driver if it runs by now, else here, where it is then refused."""
+    wait_for(
+        lambda: gateway.metric("pipeline_run_state", 'state="running"') == 1, "running", gateway.log
+    )
+    return gateway.holdfast("dataflow", "drain", str(gateway.config), "--close", "--json")
+
+
+@pytest.mark.slow
 def test_the_example_counts_what_a_receiver_stored(spark: SparkSession, tmp_path: Path) -> None:
     (tmp_path / "lineage_stats.yaml").write_text((EXAMPLES / "lineage_stats.yaml").read_text())
     loaded = load_pipelines(tmp_path / "lineage_stats.yaml")
-    buffer = tmp_path / "holdfast_data" / "buffer"
+    buffer = tmp_path / "holdfast_data" / "buffer" / "core-00"
     with Quiver.open(buffer, LINEAGE_CONFIG) as quiver:
         for minute in range(3):
             start = 60 * minute
@@ -76,6 +127,7 @@ def test_the_example_counts_what_a_receiver_stored(spark: SparkSession, tmp_path
     )
 
 
+@pytest.mark.slow
 def test_the_example_s_own_tests_pass_and_can_fail(spark: SparkSession, tmp_path: Path) -> None:
     path = EXAMPLES / "lineage_stats_tests.yaml"
     document = read_document(path, Substitution({}, path.parent))

@@ -13,9 +13,9 @@ from holdfast.operate.cli import COMMANDS
 from holdfast.quiver import Quiver
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+def run(*arguments: str, timeout_s: float = 100) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", "from holdfast.operate.cli import main; main()", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
 
 
 @pytest.fixture
@@ -132,8 +132,19 @@ def test_prove_refuses_a_directory_that_is_not_empty(tmp_path: Path) -> None:
     assert "not empty" in result.stderr
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_demo_counts_with_spark_what_it_accepted() -> None:
+    result = run("demo", "--seconds", "1", "--spark", "--json", timeout_s=800)
+    assert result.returncode == 0, result.stderr
+    told = json.loads(result.stdout)
+    assert told["ok"]
+    assert told["counted"] == told["stored"] >= told["accepted"] > 0
+    assert "counting.events" in {account["subscriber"] for account in told["ledger"]}
+
+
 def test_the_demo_reconciles() -> None:
-    result = run("demo", "--seconds", "0.5", "--json")
+    result = run("demo", "--seconds", "0.5", "--no-spark", "--json")
     assert result.returncode == 0, result.stderr
     told = json.loads(result.stdout)
     assert told["ok"]

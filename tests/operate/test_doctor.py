@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 from pathlib import Path
 
 import pytest
 
+from holdfast.operate import doctor
 from holdfast.operate.doctor import examine
 from holdfast.quiver.log import byte_order
 
@@ -18,3 +20,17 @@ def test_a_big_endian_machine_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert findings["byte order"].health == findings["quiver"].health == "fail"
     assert findings["byte order"].advice
     assert list(tmp_path.iterdir()) == []
+
+
+def test_it_says_which_java_and_which_spark(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    findings = {finding.name: finding for finding in examine(tmp_path)}
+    assert findings["java"].health == "ok"
+    assert " from " in findings["java"].found
+    assert findings["spark"].found == importlib.metadata.version("pyspark")
+    assert findings["spark"].health == "ok"
+    monkeypatch.setattr(doctor, "SPARK_SERIES", "3.5")
+    findings = {finding.name: finding for finding in examine(tmp_path)}
+    assert findings["spark"].health == "warn"
+    assert "3.5" in findings["spark"].advice

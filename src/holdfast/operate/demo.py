@@ -1,8 +1,9 @@
-"""The demo: a gateway between OpenLineage's own client and two backends, with real kills.
+"""The demo: a gateway between OpenLineage's own client, two backends and Spark, with real kills.
 
 No configuration, no network but the loopback, a temporary folder. One backend dies and returns, the
 gateway itself is killed and restarted, and in the end the journals of the client and of both
-backends are compared with each other and with the ledger.
+backends are compared with each other, with the ledger, and with what a pipeline counted. Without
+Spark or Java it is played without the pipeline.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import yaml
 from holdfast.errors import CheckFailed
 from holdfast.graph.loader import load
 from holdfast.graph.paths import plan
+from holdfast.operate.demo_counting import PIPELINES, Counting, PipelineScene
 from holdfast.prove.gateway import free_ports
 from holdfast.prove.journal import whole_lines
 from holdfast.quiver import Balance, Quiver
@@ -30,6 +32,7 @@ STEADY, FLAKY = "backend-a", "backend-b"
 REFRESH_S = 0.1
 READY_SECONDS_MAX = 30.0
 CATCH_UP_SECONDS_MAX = 120.0
+SPARK_SECONDS_MAX = 180.0
 
 
 @dataclass
@@ -44,6 +47,8 @@ class Scene:
     delivered: dict[str, int] = field(default_factory=dict)
     dead: set[str] = field(default_factory=set)
     kills: int = 0
+    # None: it is played without.
+    pipeline: PipelineScene | None = None
 
 
 @dataclass
@@ -61,12 +66,21 @@ class Reckoning:
     # Arrived although the client was never told that they were accepted: cut off by a kill.
     unanswered: int
     accounts: list[Balance]
+    # By the pipeline, in windows and late; None: it was played without.
+    counted: int | None = None
+
+    @property
+    def stored(self) -> int:
+        """Events in the ledger: what a client sent twice is there twice."""
+        return max((one.accepted.events for one in self.accounts), default=0)
 
     @property
     def ok(self) -> bool:
         """Whether everything accepted arrived everywhere, in order, and the ledger agrees."""
         books = all(one.holds and one.pending.events == 0 for one in self.accounts)
-        return self.lost == 0 and self.out_of_order == 0 and books and len(self.accounts) > 0
+        is_counted = self.counted in (None, self.stored)
+        sound = self.lost == 0 and self.out_of_order == 0 and books and is_counted
+        return sound and len(self.accounts) > 0
 
 
 class Journal:
@@ -85,9 +99,15 @@ class Play:
     """One performance."""
 
     def __init__(
-        self, directory: Path, show: Callable[[Scene], None], seconds_per_act: float
+        self,
+        directory: Path,
+        show: Callable[[Scene], None],
+        seconds_per_act: float,
+        *,
+        counts: bool,
     ) -> None:
-        self.scene = Scene()
+        """`counts`: with a pipeline on Spark."""
+        self.scene = Scene(pipeline=PipelineScene() if counts else None)
         self._directory = directory
         self._show = show
         self._seconds_per_act = seconds_per_act
@@ -99,11 +119,13 @@ class Play:
         self._config.write_text(self._graph_file())
         self._accepted = Journal(directory, "client.journal")
         self._arrived = {name: Journal(directory, f"*.{name}") for name in self._ports}
+        self._counting = Counting(directory, self._config, self._admin)
 
     def run(self) -> Reckoning:
         """Play all acts, and count."""
         try:
             self._begin()
+            self._wait_for_spark("Spark starts, too")
             self._act("everything is up")
             self._kill(FLAKY)
             self._act(f"{FLAKY} is dead (kill -9); its events wait, {STEADY} does not")
@@ -114,6 +136,7 @@ class Play:
             self._act(f"{FLAKY} is back, and catches up in order")
             self._stop("client")
             self._wait_until_delivered()
+            self._close_pipeline()
             self._stop("gateway")
             return self._reckon()
         finally:
@@ -145,7 +168,10 @@ class Play:
             **exporters,
         }
         admin = {"listen": f"127.0.0.1:{self._admin}"}
-        return yaml.safe_dump({"data_dir": "data", "admin": admin, "nodes": nodes})
+        whole = {"data_dir": "data", "admin": admin, "nodes": nodes}
+        if self.scene.pipeline is not None:
+            whole["pipelines"] = PIPELINES
+        return yaml.safe_dump(whole)
 
     def _start(self, name: str, *command: str) -> subprocess.Popen[bytes]:
         with (self._directory / f"{name}.log").open("ab") as log:
@@ -208,6 +234,27 @@ class Play:
             log = (self._directory / f"{name}.log").read_text(errors="replace")[-2000:]
             raise CheckFailed(f"{name} ended with {code}: {log}", hint="run `holdfast doctor`")
 
+    # --------------------------------------------------------------------- spark
+
+    def _wait_for_spark(self, act: str) -> None:
+        """Wait until the pipeline runs; if that takes too long, the show goes on without."""
+        self.scene.act = act
+        deadline_s = time.monotonic() + SPARK_SECONDS_MAX
+        pipeline = self.scene.pipeline
+        while pipeline is not None and pipeline.state != "running":
+            if time.monotonic() > deadline_s:
+                return
+            self._look()
+            time.sleep(REFRESH_S)
+
+    def _close_pipeline(self) -> None:
+        if self.scene.pipeline is None:
+            return
+        self._wait_for_spark("the pipeline catches up")
+        self.scene.act = "drain --close: all windows are written"
+        self._look()
+        self._counting.close()
+
     # --------------------------------------------------------------------- acts
 
     def _act(self, title: str) -> None:
@@ -224,6 +271,8 @@ class Play:
         self.scene.delivered = {
             name: len(set(journal.names())) for name, journal in self._arrived.items()
         }
+        if self.scene.pipeline is not None:
+            self._counting.look(self.scene.pipeline)
         self._show(self.scene)
 
     def _wait_until_delivered(self) -> None:
@@ -254,6 +303,7 @@ class Play:
             out_of_order=sum(_out_of_order(accepted, names) for names in different.values()),
             unanswered=len(set(different[STEADY]) - set(accepted)),
             accounts=accounts,
+            counted=None if self.scene.pipeline is None else self._counting.counted(),
         )
 
 

@@ -26,7 +26,8 @@ Health = Literal["ok", "warn", "fail"]
 PYTHON_MIN = (3, 11)
 FREE_BYTES_LOW = 1 << 30
 SYNC_SLOW_MS = 20.0
-_EXTRAS = {"spark": "pyspark", "store": "obstore", "kafka": "confluent_kafka"}
+SPARK_SERIES = "4.3"
+_EXTRAS = {"store": "obstore", "kafka": "confluent_kafka"}
 
 
 class Finding(NamedTuple):
@@ -40,7 +41,7 @@ class Finding(NamedTuple):
 
 def examine(directory: Path) -> list[Finding]:
     """Look at everything, writing only into a temporary folder below `directory`."""
-    findings = [*_software(), _java(), *_extras(), *_disk(directory)]
+    findings = [*_software(), _java(), _spark(), *_extras(), *_disk(directory)]
     return [f._replace(advice="") if f.health == "ok" else f for f in findings]
 
 
@@ -76,6 +77,17 @@ def _java() -> Finding:
         return Finding("java", "warn", "none", advice)
     found = f"{java.version} from {java.origin} ({java.executable})"
     return Finding("java", "ok" if java.is_good else "warn", found, f"{JAVA_MIN} or newer")
+
+
+def _spark() -> Finding:
+    """Say which Spark there is: the watermark rests on its internals, so not any will do."""
+    if importlib.util.find_spec("pyspark") is None:
+        advice = "only pipelines need it: pip install holdfast[spark]"
+        return Finding("spark", "warn", "none", advice)
+    version = importlib.metadata.version("pyspark")
+    health: Health = "ok" if version.startswith(f"{SPARK_SERIES}.") else "warn"
+    advice = f"pipelines are tested on {SPARK_SERIES} alone: pip install holdfast[spark]"
+    return Finding("spark", health, version, advice)
 
 
 def _disk(directory: Path) -> Iterator[Finding]:

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from holdfast.operate.cli.output import json_option, print_json, print_table, stdout
 from holdfast.operate.demo import Play, Reckoning, Scene
+from holdfast.operate.demo_counting import PipelineScene, can_count
 from holdfast.quiver import Balance, Outcome
 
 
@@ -18,22 +19,31 @@ from holdfast.quiver import Balance, Outcome
 @click.option(
     "--seconds", default=3.0, show_default=True, type=click.FloatRange(0.2, 3600), help="Per act."
 )
+@click.option(
+    "--spark/--no-spark", default=None, help="With a pipeline or not; by default if Spark can run."
+)
 @json_option
-def command(seconds: float, as_json: bool) -> int:
-    """Send lineage through a gateway, kill a backend and the gateway; then a table that adds up."""
+def command(seconds: float, spark: bool | None, as_json: bool) -> int:
+    """Send lineage through a gateway, kill a backend and the gateway; then a table that adds up.
+
+    A pipeline on Spark counts the same events, where Spark is installed.
+    """
+    counts = can_count() if spark is None else spark
     with tempfile.TemporaryDirectory(prefix="holdfast-demo-") as temporary:
         directory = Path(temporary)
         if as_json:
-            reckoning = Play(directory, lambda _: None, seconds).run()
+            reckoning = Play(directory, lambda _: None, seconds, counts=counts).run()
             print_json(_fields(reckoning))
             return 0 if reckoning.ok else 3
         if stdout.is_terminal:
             with Live(console=stdout, auto_refresh=False) as live:
-                reckoning = Play(
-                    directory, lambda scene: live.update(_picture(scene), refresh=True), seconds
-                ).run()
+
+                def show(scene: Scene) -> None:
+                    live.update(_picture(scene), refresh=True)
+
+                reckoning = Play(directory, show, seconds, counts=counts).run()
         else:
-            reckoning = Play(directory, _Narrator(), seconds).run()
+            reckoning = Play(directory, _Narrator(), seconds, counts=counts).run()
     _print(reckoning)
     return 0 if reckoning.ok else 3
 
@@ -48,7 +58,10 @@ class _Narrator:
         if scene.act != self._told:
             self._told = scene.act
             arrived = ", ".join(f"{name} {count:,}" for name, count in scene.delivered.items())
-            click.echo(f"{scene.act}; accepted {scene.accepted:,}, arrived: {arrived}")
+            line = f"{scene.act}; accepted {scene.accepted:,}, arrived: {arrived}"
+            if scene.pipeline is not None:
+                line += f"; Spark: {_pipeline_row(scene.pipeline)[1]}"
+            click.echo(line)
 
 
 def _picture(scene: Scene) -> Table:
@@ -61,8 +74,19 @@ def _picture(scene: Scene) -> Table:
         behind = max(0, scene.accepted - count)
         state = "dead" if name in scene.dead else "up"
         table.add_row(f"arrived at {name}", state, f"{count:,}", f"{behind:,}")
+    if scene.pipeline is not None:
+        table.add_row(*_pipeline_row(scene.pipeline))
     table.caption = f"{scene.kills} kills so far"
     return table
+
+
+def _pipeline_row(pipeline: PipelineScene) -> tuple[str, str, str, str]:
+    state = pipeline.state
+    if state == "running":
+        watermark = pipeline.watermark
+        told = "no watermark yet" if watermark is None else f"watermark {watermark:%H:%M:%S}"
+        state = f"{pipeline.rows_per_s:,.0f} rows/s, {told}"
+    return "read by Spark", state, f"{pipeline.rows:,}", ""
 
 
 def _print(reckoning: Reckoning) -> None:
@@ -71,6 +95,11 @@ def _print(reckoning: Reckoning) -> None:
         ("+ accepted, but a kill cut off the answer", reckoning.unanswered),
     ]
     rows += [(f"= arrived at {name}", count) for name, count in reckoning.delivered.items()]
+    if reckoning.counted is not None:
+        rows += [
+            ("accepted, by the ledger (sent twice: there twice)", reckoning.stored),
+            ("= counted by Spark, in windows and late", reckoning.counted),
+        ]
     rows += [
         ("lost", reckoning.lost),
         ("out of order", reckoning.out_of_order),
@@ -114,5 +143,7 @@ def _fields(reckoning: Reckoning) -> dict[str, object]:
         "repeated": reckoning.repeated,
         "lost": reckoning.lost,
         "out_of_order": reckoning.out_of_order,
+        "stored": reckoning.stored,
+        "counted": reckoning.counted,
         "ledger": ledger,
     }

@@ -13,7 +13,7 @@ import logging
 import signal
 import sys
 from asyncio.subprocess import PIPE, Process
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import replace
 
 from holdfast.dataflow.driver_settings import SparkSettings
@@ -21,6 +21,7 @@ from holdfast.errors import HoldfastError
 from holdfast.operate.drivers.session_end import end_session
 from holdfast.operate.drivers.wire import DriverFigures, Orders, decode_figures
 
+DRIVER = (sys.executable, "-m", "holdfast.operate.drivers.process")
 # A longer line of its log is cut.
 LINE_BYTES_MAX = 256 * 1024
 # A stop that hurries still lets the driver acknowledge its last batch.
@@ -35,7 +36,13 @@ log = logging.getLogger("holdfast.pipelines")
 class DriverChild:
     """Keeps one driver process going until it is stopped."""
 
-    def __init__(self, settings: SparkSettings, orders: Callable[[], Awaitable[Orders]]) -> None:
+    def __init__(
+        self,
+        settings: SparkSettings,
+        orders: Callable[[], Awaitable[Orders]],
+        command: Sequence[str] = DRIVER,
+    ) -> None:
+        self._command = command
         self._settings = settings
         self._orders = orders
         self._figures = DriverFigures()
@@ -102,9 +109,8 @@ class DriverChild:
         if orders is None:
             return 0
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "holdfast.operate.drivers.process",
-            stdin=PIPE, stdout=PIPE, stderr=PIPE, start_new_session=True,
-        )  # fmt: skip
+            *self._command, stdin=PIPE, stdout=PIPE, stderr=PIPE, start_new_session=True
+        )
         self._process = process
         self._figures = replace(self._figures, starts_total=self._figures.starts_total + 1)
         try:

@@ -1,0 +1,175 @@
+"""The driver process beside a gateway, played by small programs: restarts, figures, logs, ends."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from holdfast.dataflow.driver_settings import SparkSettings
+from holdfast.dataflow.progress import QueryStatistics
+from holdfast.graph.serving import Access
+from holdfast.operate.drivers.child import DriverChild
+from holdfast.operate.drivers.wire import (
+    DriverFigures,
+    Orders,
+    PipelineFigures,
+    decode_figures,
+    encode_figures,
+)
+from holdfast.operate.pipeline_metrics import PIPELINE_METRICS, driver_records
+
+PATIENCE_S = 60.0
+QUERY = QueryStatistics(
+    name="events", is_running=True, batch=3, batches_total=4, batch_s=0.5, rows_total=100,
+    rows_per_s=12.5, watermark="2026-05-01T10:00:00.000Z", lag_s=7.0, state_rows=2, state_bytes=64,
+    left_out_total=1, counts={"late.per_job": 5, "written.out": 9},
+)  # fmt: skip
+FIGURES = {"stats": PipelineFigures("running", 2, "", (QUERY,))}
+QUICK = SparkSettings(restart_min=0.01, restart_max=0.04)
+
+
+async def orders() -> Orders:
+    return Orders("gateway.yaml", Access({"buffer": ("grpc://127.0.0.1:1/buffer",)}, "secret"))
+
+
+def playing(program: str, settings: SparkSettings = QUICK) -> DriverChild:
+    return DriverChild(settings, orders, [sys.executable, "-c", program])
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    loop = asyncio.get_running_loop()
+    give_up_s = loop.time() + PATIENCE_S
+    while not holds():
+        assert loop.time() < give_up_s, "it does not happen"
+        await asyncio.sleep(0.01)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+
+
+def test_figures_and_orders_come_through_whole() -> None:
+    assert decode_figures(encode_figures(FIGURES)) == FIGURES
+    given = asyncio.run(orders())
+    assert Orders.decode(given.encode()) == given
+    assert Orders.decode(Orders("f", None, "http://h").encode()) == Orders("f", None, "http://h")
+
+
+def test_every_metric_of_a_driver_has_its_labels() -> None:
+    told = driver_records(DriverFigures(True, 1, FIGURES))
+    assert {record.name for record in told} == {metric.name for metric in PIPELINE_METRICS}
+    labels = {metric.name: set(metric.labels) for metric in PIPELINE_METRICS}
+    assert all(set(record.labels) == labels[record.name] for record in told)
+    values = {(r.name, r.labels.get("outcome"), r.labels.get("state")): r.value for r in told}
+    assert values["pipeline.query.outcome_rows_total", "late", None] == 5
+    assert values["pipeline.query.lag_seconds", None, None] == 7
+    assert values["pipeline.run.state", None, "running"] == 1
+    assert values["pipeline.run.state", None, "closed"] == 0
+    assert values["pipeline.query.watermark_timestamp_seconds", None, None] == 1777629600
+
+
+def test_one_that_ends_is_started_again_with_its_orders(tmp_path: Path) -> None:
+    program = (
+        f"import sys; open({str(tmp_path / 'told')!r}, 'a').write(input() + '\\n'); sys.exit(3)"
+    )
+
+    async def run() -> None:
+        child = playing(program)
+        child.start()
+        await until(lambda: child.figures.starts_total >= 4)
+        await child.stop(5.0)
+        assert not child.figures.is_running
+
+    asyncio.run(run())
+    lines = (tmp_path / "told").read_text().splitlines()
+    assert len(lines) >= 3
+    assert Orders.decode(lines[0].encode()) == asyncio.run(orders())
+
+
+def test_one_whose_pipelines_have_all_ended_is_not(tmp_path: Path) -> None:
+    async def run() -> None:
+        child = playing("input()")
+        child.start()
+        assert child._keeping is not None
+        await asyncio.wait_for(child._keeping, PATIENCE_S)
+        assert (child.figures.starts_total, child.figures.is_running) == (1, False)
+        await child.stop(5.0)
+
+    asyncio.run(run())
+
+
+def test_its_figures_and_its_log_are_read(caplog: pytest.LogCaptureFixture) -> None:
+    told = encode_figures(FIGURES).decode().strip()
+    program = (
+        "import sys, time; input(); "
+        f"print({told!r}, flush=True); "
+        """print('{"level": "error", "message": "it hurts"}', file=sys.stderr); """
+        "print('WARNING: as always', file=sys.stderr); "
+        "print('java.lang.Something', file=sys.stderr, flush=True); time.sleep(600)"
+    )
+
+    async def run() -> None:
+        child = playing(program)
+        child.start()
+        await until(lambda: child.figures.pipelines == FIGURES)
+        await until(lambda: "spark: java.lang.Something" in caplog.messages)
+        assert child.figures.is_running
+        await child.stop(5.0)
+
+    with caplog.at_level(logging.INFO, "holdfast.pipelines"):
+        asyncio.run(run())
+    levels = {record.getMessage(): record.levelname for record in caplog.records}
+    assert levels["it hurts"] == "ERROR"
+    assert not any("as always" in message for message in levels)
+
+
+@pytest.mark.parametrize("how", ["it is stopped", "it ends"])
+def test_nothing_that_it_started_is_left(tmp_path: Path, how: str) -> None:
+    """A grandchild in a process group of its own, deaf to SIGTERM like its parent."""
+    deaf = "import os, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+    grandchild = deaf + "os.setpgid(0, 0); time.sleep(600)"
+    noted = str(tmp_path / "pid")
+
+    def pids() -> list[int]:
+        path = Path(noted)
+        return [int(path.read_text())] if path.exists() and path.read_text() else []
+
+    program = (
+        f"{deaf} import subprocess, sys; input(); "
+        f"child = subprocess.Popen([sys.executable, '-c', {grandchild!r}]); "
+        f"open({noted!r}, 'w').write(str(child.pid)); "
+    ) + ("time.sleep(600)" if how == "it is stopped" else "os._exit(0)")
+
+    async def run() -> None:
+        child = playing(program)
+        child.start()
+        await until(lambda: bool(pids()))
+        await child.stop(0.0)
+        await until(lambda: not is_alive(pids()[0]))
+
+    asyncio.run(run())
+
+
+def test_it_can_be_stopped_before_its_orders_are_known() -> None:
+    async def never() -> Orders:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def run() -> None:
+        child = DriverChild(QUICK, never)
+        child.start()
+        await asyncio.sleep(0)
+        await child.stop(5.0)
+        assert child.figures == DriverFigures()
+
+    asyncio.run(run())
+    assert os.getpid()
