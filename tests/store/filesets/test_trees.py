@@ -1,0 +1,265 @@
+"""Folders: stored and restored as they are, read only where they changed, never left."""
+
+from __future__ import annotations
+
+import filecmp
+import os
+import random
+from pathlib import Path
+
+import pytest
+from tests.store.filesets.operations import put_all, read_all
+
+from holdfast.errors import BadInput, Damaged, StoreError
+from holdfast.store.filesets import (
+    Commits,
+    FileSet,
+    FileSetWriter,
+    Metadata,
+    StoredTree,
+    algebra,
+    extract,
+    put_tree,
+)
+from holdfast.store.filesets.layer_builder import LayerBuilder
+from holdfast.store.gc.leases import Job
+from holdfast.store.store import Store
+
+LONG_AGO_NS = 1_600_000_000_123_456_789
+
+
+def make_tree(folder: Path) -> None:
+    """Make a folder with everything that a folder may hold."""
+    dice = random.Random(1)
+    contents = {
+        "a": b"",
+        "a-b": b"between",
+        "sub/small": b"small",
+        "sub/large": dice.randbytes(100_000),
+        "sub/deeper/file": dice.randbytes(3000),
+        "ü/日本": b"names",
+        "odd * [name]": b"odd",
+        ".hidden": b"hidden",
+    }
+    for number in range(150):
+        contents[f"many/{number:03}"] = dice.randbytes(number)
+    for path, data in contents.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_bytes(data)
+        os.utime(folder / path, ns=(LONG_AGO_NS, LONG_AGO_NS))
+    (folder / "sub/small").chmod(0o751)
+    (folder / "empty/inner").mkdir(parents=True)
+    (folder / "private").mkdir(mode=0o700)
+    (folder / "private/key").write_bytes(b"key")
+    (folder / "sub/link").symlink_to("../a-b")
+    (folder / "dangling").symlink_to("nothing")
+
+
+def look(folder: Path) -> dict[str, tuple[object, ...]]:
+    """Return what everything in a folder looks like."""
+    found: dict[str, tuple[object, ...]] = {}
+    for path in sorted(folder.rglob("*")):
+        name = str(path.relative_to(folder))
+        if path.is_symlink():
+            found[name] = ("link", os.readlink(path))
+        elif path.is_dir():
+            found[name] = ("folder", path.stat().st_mode)
+        else:
+            info = path.stat()
+            found[name] = ("file", info.st_mode, info.st_mtime_ns, path.read_bytes())
+    return found
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    made = tmp_path / "folder"
+    made.mkdir()
+    make_tree(made)
+    return made
+
+
+def committed(commits: Commits, job: Job, name: str, tree: StoredTree) -> FileSet:
+    commits.create(job, name, [tree.layer], seen=tree.seen)
+    return commits.open(name)
+
+
+def test_a_folder_is_restored_as_it_was(
+    store: Store, job: Job, commits: Commits, folder: Path, tmp_path: Path
+) -> None:
+    tree = put_tree(store, job, folder)
+    assert tree.files == tree.read_files + 2 == 161
+    with committed(commits, job, "tree", tree) as files:
+        restored = extract(files, tmp_path / "restored")
+    assert restored.files == 161
+    assert look(tmp_path / "restored") == look(folder)
+
+
+def test_a_part_is_restored_by_itself(
+    store: Store, job: Job, commits: Commits, folder: Path, tmp_path: Path
+) -> None:
+    with committed(commits, job, "tree", put_tree(store, job, folder)) as files:
+        extract(files, tmp_path / "part", folder="sub/deeper", threads=1)
+    assert filecmp.cmp(tmp_path / "part/file", folder / "sub/deeper/file", shallow=False)
+    assert len(list((tmp_path / "part").iterdir())) == 1
+
+
+def age(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let files that were changed just now count as old enough to be trusted."""
+    monkeypatch.setattr("holdfast.store.filesets.seen.RACY_NS", -(10**18))
+
+
+def test_only_what_changed_is_read_again(
+    store: Store, job: Job, commits: Commits, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    age(monkeypatch)
+    first = put_tree(store, job, folder)
+    with committed(commits, job, "first", first) as parent:
+        seen = commits.get("first").seen
+        same = put_tree(store, job, folder, parent=parent, parent_seen=seen)
+        assert (same.read_files, same.read_bytes) == (0, 0)
+        assert same.layer.root == first.layer.root
+        (folder / "sub/small").write_bytes(b"SMALL")  # the same size
+        (folder / "many/007").unlink()
+        (folder / "many/new").write_bytes(b"new")
+        second = put_tree(store, job, folder, parent=parent, parent_seen=seen)
+        assert second.read_files == 2
+        assert second.read_bytes == 8
+        with committed(commits, job, "second", second) as files:
+            found = {one.path: one.kind for one in parent.diff(files)}
+            assert found == {"many/007": "removed", "many/new": "added", "sub/small": "content"}
+            assert files.read("sub/small") == b"SMALL"
+
+
+def test_a_file_that_was_just_changed_is_not_trusted(
+    store: Store, job: Job, commits: Commits, folder: Path
+) -> None:
+    with committed(commits, job, "first", put_tree(store, job, folder)) as parent:
+        again = put_tree(store, job, folder, parent=parent, parent_seen=commits.get("first").seen)
+    # All were made in the last second; another change might have the same time.
+    assert again.read_files == again.files - 2
+
+
+def test_equal_folders_have_equal_indexes(
+    store: Store, job: Job, folder: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    make_tree(other)
+    os.utime(other / "private/key", ns=(1, 1))
+    os.utime(folder / "private/key", ns=(1, 1))
+    first, second = put_tree(store, job, folder), put_tree(store, job, other, threads=1)
+    assert first.layer.root == second.layer.root
+    assert [(ref.hash, ref.size_bytes) for ref in first.layer.tombstones] == [
+        (ref.hash, ref.size_bytes) for ref in second.layer.tombstones
+    ]
+
+
+def test_a_tree_goes_beside_other_files(store: Store, job: Job, folder: Path) -> None:
+    with FileSetWriter(store, job) as writer:
+        writer.put("top", b"x")
+        writer.put_tree(folder, into="below/here")
+        files = FileSet(store, [writer.close()])
+    assert files.read("below/here/sub/large") == (folder / "sub/large").read_bytes()
+    assert files.stat("below/here/sub/link").link_target == "../a-b"
+    assert files.read("top") == b"x"
+
+
+def test_names_that_are_not_utf_8_are_refused(store: Store, job: Job, tmp_path: Path) -> None:
+    made = tmp_path / "bytes"
+    made.mkdir()
+    os.close(os.open(os.fsencode(made) + b"/caf\xe9", os.O_CREAT))
+    with pytest.raises(BadInput, match="not UTF-8"):
+        put_tree(store, job, made)
+
+
+@pytest.mark.parametrize("target", ["/etc/passwd", "../outside", "sub/../../outside"])
+def test_links_out_of_a_folder_are_refused_or_left_out(
+    store: Store, job: Job, folder: Path, target: str
+) -> None:
+    (folder / "evil").symlink_to(target)
+    with pytest.raises(BadInput, match="outside of the folder"):
+        put_tree(store, job, folder)
+    tree = put_tree(store, job, folder, outside_links="skip")
+    assert tree.skipped_links == 1
+    assert not FileSet(store, [tree.layer]).exists("evil")
+
+
+def test_pipes_are_refused(store: Store, job: Job, folder: Path) -> None:
+    os.mkfifo(folder / "pipe")
+    with pytest.raises(BadInput, match="'pipe' is neither"):
+        put_tree(store, job, folder)
+
+
+def test_a_missing_folder_is_said_to_be_missing(store: Store, job: Job, tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="No such file"):
+        put_tree(store, job, tmp_path / "nothing")
+
+
+def test_what_is_there_is_not_overwritten_unless_asked(
+    store: Store, job: Job, tmp_path: Path
+) -> None:
+    files = FileSet(store, [put_all(store, {"a": b"new", "b": b"b"}, job)])
+    target = tmp_path / "target"
+    target.mkdir()
+    (target / "a").write_bytes(b"old")
+    (target / "other").write_bytes(b"mine")
+    with pytest.raises(BadInput, match="already"):
+        extract(files, target)
+    assert (target / "a").read_bytes() == b"old"
+    extract(files, target, overwrite=True)
+    assert (target / "a").read_bytes() == b"new"
+    assert (target / "other").read_bytes() == b"mine"
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_extraction_follows_no_link_that_stands_in_its_way(
+    store: Store, job: Job, tmp_path: Path, overwrite: bool
+) -> None:
+    files = FileSet(store, [put_all(store, {"d/victim": b"evil", "e": b"evil"}, job)])
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "victim").write_bytes(b"precious")
+    target = tmp_path / "target"
+    target.mkdir()
+    (target / "d").symlink_to(outside)
+    (target / "e").symlink_to(outside / "victim")
+    with pytest.raises(BadInput, match="already"):
+        extract(files, target, overwrite=overwrite)
+    assert (outside / "victim").read_bytes() == b"precious"
+    assert len(list(outside.iterdir())) == 1
+
+
+@pytest.mark.parametrize("path", ["../escaped", "a/../../escaped"])
+def test_a_forged_index_does_not_lead_out(
+    store: Store, job: Job, tmp_path: Path, path: str
+) -> None:
+    with store.chunks.writer(job) as writer:
+        builder = LayerBuilder(store.chunks, writer)
+        builder.add(path, algebra.append(b"", (builder.store_small(path, b"evil"),)))
+        layer = builder.close()
+    with pytest.raises(BadInput, match="leads out"):
+        extract(FileSet(store, [layer]), tmp_path / "target")
+    assert not (tmp_path / "escaped").exists()
+
+
+def test_a_forged_link_is_not_made(store: Store, job: Job, tmp_path: Path) -> None:
+    with store.chunks.writer(job) as writer:
+        builder = LayerBuilder(store.chunks, writer)
+        metadata = Metadata(link_target="../../etc").to_message()
+        builder.add("link", algebra.append(b"", (), metadata))
+        layer = builder.close()
+    with pytest.raises(Damaged, match="leads out"):
+        extract(FileSet(store, [layer]), tmp_path / "target")
+    assert list((tmp_path / "target").iterdir()) == []
+
+
+def test_a_tree_of_many_folders_needs_few_descriptors(
+    store: Store, job: Job, tmp_path: Path
+) -> None:
+    files = {f"{n:03}/{n % 7}/{n % 3}/file": b"%d" % n for n in range(300)}
+    layer = put_all(store, files, job)
+    before = len(os.listdir("/proc/self/fd"))
+    extract(FileSet(store, [layer]), tmp_path / "target")
+    assert len(os.listdir("/proc/self/fd")) <= before + 2
+    tree = put_tree(store, job, tmp_path / "target")
+    assert read_all(FileSet(store, [tree.layer])) == dict(sorted(files.items()))
