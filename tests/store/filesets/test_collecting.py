@@ -1,4 +1,4 @@
-"""File sets and the collector: what a commit holds stays, what none holds goes, to the last byte."""
+"""File sets and the collector: what a commit holds stays, and what none holds goes."""
 
 from __future__ import annotations
 
