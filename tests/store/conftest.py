@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from tests.store.postgres import postgres_server
 from tests.store.s3 import in_environment, running_s3
 
 
@@ -14,3 +15,10 @@ def s3_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     log = tmp_path_factory.mktemp("s3") / "server.log"
     with running_s3(log) as server, in_environment(server.environment()):
         yield server.url
+
+
+@pytest.fixture(scope="session")
+def postgres_url() -> Iterator[str]:
+    """The url of a PostgreSQL server; `tests.store.postgres.schema` gives a test its own tables."""
+    with postgres_server() as url:
+        yield url

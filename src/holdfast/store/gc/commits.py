@@ -29,8 +29,7 @@ from holdfast.store.gc.edges import (
 from holdfast.store.gc.transitions import BEGIN_DELETE, CONFIRM, END_DELETE, PIN, CommitState
 
 COMMIT_PREFIX = "commits/"
-# A quoted name is at most three times as long, and must fit into one file name.
-COMMIT_NAME_BYTES_MAX = 200
+# The quoted name of a commit, its id and a dot must fit into one file name.
 FILE_NAME_BYTES_MAX = 255
 
 CommitId = NewType("CommitId", int)
@@ -61,8 +60,7 @@ def parse_commit_key(object_key: str) -> tuple[str, CommitId] | None:
 
 def check_name(name: str) -> None:
     """Refuse a name that could not be an object's."""
-    too_long = len(commit_object_key(name, 0)) - len(COMMIT_PREFIX) > FILE_NAME_BYTES_MAX
-    if not name or "\0" in name or too_long or not _is_unicode(name):
+    if not name or "\0" in name or not _is_unicode(name) or _is_too_long(name):
         raise BadInput(
             f"{name[:80]!r} cannot be the name of a commit",
             hint="use 1 to about 200 letters, digits and slashes; others count three times",
@@ -172,6 +170,10 @@ def to_row(row: RowMapping) -> CommitRow:
 def unknown(what: str) -> UnknownCommit:
     """Return the error for a commit that is not there."""
     return UnknownCommit(f"there is no commit {what}", hint="list the commits to see what there is")
+
+
+def _is_too_long(name: str) -> bool:
+    return len(commit_object_key(name, 0)) - len(COMMIT_PREFIX) > FILE_NAME_BYTES_MAX
 
 
 def _is_unicode(name: str) -> bool:
