@@ -1,0 +1,192 @@
+"""Reducers in Python without Spark: what is kept, when they wake, what a failing call leaves."""
+
+from __future__ import annotations
+
+import itertools
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyspark.sql import Row
+from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, TimerValues
+from pyspark.sql.streaming.tws_tester import _InMemoryStatefulProcessorHandle
+from tests.dataflow.compiler.rows import at, seconds
+
+from holdfast.dataflow.compiler.calling import FunctionFailed
+from holdfast.dataflow.compiler.reducers import (
+    ProcessReducer,
+    Reducer,
+    Reducing,
+    SessionReducer,
+    WindowReducer,
+)
+from holdfast.dataflow.spec.vertices import RetrySettings
+
+RETURNS = pa.schema([("numbers", pa.list_(pa.int64()))])
+
+
+def reducing(function: Any, **options: Any) -> Reducing:
+    given_options: dict[str, Any] = {
+        "timeout_s": 60.0,
+        "retry": RetrySettings(),
+        "is_fatal": False,
+        "gap": timedelta(seconds=10),
+        "timer_span": timedelta(seconds=10),
+    }
+    return Reducing("v", function, ("key",), RETURNS, **{**given_options, **options})
+
+
+class Stand:
+    """Feeds one group of a reducer, and moves its watermark, as Spark does."""
+
+    def __init__(self, reducer: Reducer, key: tuple[Any, ...] = ("k",)) -> None:
+        self._handle = _InMemoryStatefulProcessorHandle("eventtime")
+        self._reducer = reducer
+        self._key = key
+        self._watermark_ms = 0
+        self._handle.setGroupingKey(key)
+        reducer.init(self._handle)
+
+    def feed(self, *given_rows: tuple[float, int], **more: Any) -> list[Row]:
+        rows = [
+            # Spark gives local times without a zone.
+            Row(key="k", number=number, _event_time=_local(at(s)), _close=None, **more)
+            for s, number in given_rows
+        ]
+        return list(self._reducer.handleInputRows(self._key, iter(rows), self._times()))
+
+    def advance(self, s: float) -> list[Row]:
+        self._watermark_ms = int(at(s).timestamp() * 1000)
+        out: list[Row] = []
+        due = [ms for ms in self.timers() if ms <= self._watermark_ms]
+        for ms in due:
+            self._handle.deleteTimer(ms)
+            info = ExpiredTimerInfo(ms)
+            out += self._reducer.handleExpiredTimer(self._key, self._times(), info)
+        return out
+
+    def timers(self) -> list[int]:
+        return sorted(self._handle.listTimers())
+
+    def _times(self) -> TimerValues:
+        return TimerValues(0, self._watermark_ms)
+
+
+def _local(moment: datetime) -> datetime:
+    return moment.astimezone().replace(tzinfo=None)
+
+
+def numbers(window: dict[str, Any], rows: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"numbers": [row["number"] for row in rows]}
+
+
+def test_a_window_is_called_once_when_it_ends_with_its_rows_in_order() -> None:
+    stand = Stand(WindowReducer(reducing(numbers)), (_local(at(0)), _local(at(10)), "k"))
+    window = {"_window_start": _local(at(0)), "_window_end": _local(at(10))}
+    assert stand.feed((3, 1), (1, 2), **window) == []
+    assert stand.feed((2, 3), **window) == []
+    assert stand.advance(9.999) == []
+    (row,) = stand.advance(10)
+    assert (row.numbers, row.key, row._failed) == ([2, 3, 1], "k", None)
+    assert (row.window_start, row.window_end, row._event_time) == (at(0), at(10), at(9.999))
+    assert stand.advance(100) == []
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.lists(st.integers(0, 120), min_size=1, max_size=4), min_size=1, max_size=6))
+def test_sessions_are_those_of_all_rows_however_they_come(batches: list[list[int]]) -> None:
+    """Without late rows, batches and their order change nothing."""
+    stand = Stand(SessionReducer(reducing(numbers)))
+    for batch in batches:
+        stand.feed(*((float(s), s) for s in batch))
+    out = stand.advance(1000)
+    times = sorted(s for batch in batches for s in batch)
+    expected = [[times[0]]]
+    for before, s in itertools.pairwise(times):
+        expected.append([s]) if s >= before + 10 else expected[-1].append(s)
+    assert [row.numbers for row in out] == expected
+    assert [seconds(row.window_start) for row in out] == [one[0] for one in expected]
+    assert [seconds(row.window_end) for row in out] == [one[-1] + 10 for one in expected]
+
+
+def test_a_session_that_goes_on_is_not_closed_by_an_older_timer() -> None:
+    stand = Stand(SessionReducer(reducing(numbers)))
+    stand.feed((0, 1))
+    stand.feed((5, 2), (40, 9))
+    assert stand.advance(10) == []
+    assert [row.numbers for row in stand.advance(15)] == [[1, 2]]
+    assert [row.numbers for row in stand.advance(50)] == [[9]]
+
+
+def test_a_call_that_fails_or_returns_something_else_is_told_with_its_rows() -> None:
+    window = {"_window_start": _local(at(0)), "_window_end": _local(at(10))}
+    key = (_local(at(0)), _local(at(10)), "k")
+    wrong: list[tuple[Any, str]] = [
+        (lambda window, rows: 1 / 0, "ZeroDivisionError"),
+        (lambda window, rows: {"numbers": "many"}, "Could not convert"),
+        (lambda window, rows: {"other": 1}, "which is not in `returns`"),
+        (lambda window, rows: "row", "returned str, not rows"),
+        (lambda window, rows: [1], "returned int, not a row"),
+    ]
+    for function, error in wrong:
+        stand = Stand(WindowReducer(reducing(function)), key)
+        stand.feed((3, 42), **window)
+        (row,) = stand.advance(10)
+        assert error in row._failed.error
+        assert row._failed.vertex == "v"
+        assert '"number": 42' in row._failed.row
+    stand = Stand(WindowReducer(reducing(wrong[0][0], is_fatal=True)), key)
+    stand.feed((3, 42), **window)
+    with pytest.raises(FunctionFailed, match="v failed at window_start"):
+        stand.advance(10)
+
+
+def test_nothing_or_many_rows_may_come_of_a_window() -> None:
+    window = {"_window_start": _local(at(0)), "_window_end": _local(at(10))}
+    for function, count in ((lambda w, r: None, 0), (lambda w, r: ({"numbers": []} for _ in r), 2)):
+        key = (_local(at(0)), _local(at(10)), "k")
+        stand = Stand(WindowReducer(reducing(function)), key)
+        stand.feed((3, 1), (4, 2), **window)
+        assert len(stand.advance(10)) == count
+
+
+class Adding:
+    """Adds up, tells with a timer, and does not like 13."""
+
+    attempts = 0
+
+    def on_row(self, row: dict[str, Any], context: Any) -> None:
+        context.state = context.state or []
+        context.state.append(row["number"])  # in place, before it fails
+        if row["number"] == 13:
+            type(self).attempts += 1
+            raise ValueError("unlucky")
+        context.set_timer(row["_event_time"] + timedelta(seconds=5))
+
+    def on_timer(self, time: datetime, context: Any) -> dict[str, Any]:
+        found, context.state = context.state, None
+        return {"numbers": found, "_tags": ["told"]}
+
+
+def test_a_process_keeps_its_state_and_a_failed_call_leaves_none() -> None:
+    Adding.attempts = 0
+    retry = RetrySettings(attempts=2, interval=0.0)
+    stand = Stand(ProcessReducer(reducing(Adding, retry=retry)))
+    assert stand.feed((1, 1)) == []
+    (failed,) = stand.feed((2, 2), (2.5, 13), (2.7, 3))
+    assert (failed._failed.error, failed._failed.attempts) == ("ValueError: unlucky", 2)
+    assert '"number": 13' in failed._failed.row
+    assert Adding.attempts == 2
+    (row,) = stand.advance(6)
+    assert (row.numbers, row._tags, row._event_time) == ([1, 2, 3], ["told"], at(6))
+    assert row._event_time.tzinfo == UTC
+
+
+def test_a_timer_that_is_past_goes_off_with_the_next_batch() -> None:
+    stand = Stand(ProcessReducer(reducing(Adding)))
+    stand.advance(100)
+    stand.feed((1, 1))
+    assert stand.timers() == [int(at(100).timestamp() * 1000) + 1]
