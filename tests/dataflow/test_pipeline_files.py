@@ -78,7 +78,7 @@ def test_everything_that_is_wrong_is_told_with_its_place(tmp_path: Path) -> None
 
 def test_pipelines_beside_a_gateway_know_its_quivers(tmp_path: Path) -> None:
     loaded = load_pipelines(write(tmp_path, GATEWAY))
-    assert loaded.quivers == {"buffer": str(tmp_path / "buffer")}
+    assert loaded.quivers == {"buffer": str(tmp_path / "buffer" / "core-00")}
     assert list(loaded.pipelines) == ["counts"]
     assert loaded.data_dir == tmp_path / "holdfast_data"
 

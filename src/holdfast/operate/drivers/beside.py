@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from importlib.util import find_spec
+from pathlib import PurePath
 
 from holdfast.errors import BadConfig
-from holdfast.graph.loader import Loaded
+from holdfast.graph.loader import Loaded, load
 from holdfast.graph.model import Graph
 from holdfast.operate.drivers.child import DriverChild
 from holdfast.operate.drivers.wire import Orders
+from holdfast.quiver.control import ask
 
 
 def driver_of(loaded: Loaded, orders: Callable[[], Awaitable[Orders]]) -> DriverChild | None:
@@ -32,3 +34,14 @@ def lineage_url(graph: Graph, addresses: Mapping[str, Sequence[str]]) -> str | N
         if node.component.type == "openlineage" and addresses.get(node.name):
             return addresses[node.name][0]
     return None
+
+
+def gateway_lineage_url(config: str) -> str | None:
+    """Return where the gateway of a file takes lineage, if it runs."""
+    graph = load(config).graph
+    told = ask(PurePath(graph.data_dir), "status")
+    if told is None:
+        return None
+    # With several workers their parent answers; they share their ports.
+    one = told["workers"][0] if told.get("workers") else told
+    return lineage_url(graph, one["addresses"])

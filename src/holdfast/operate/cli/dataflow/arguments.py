@@ -29,6 +29,8 @@ class Chosen(NamedTuple):
     pipeline: PipelineSettings
     places: Places
     spark: SparkSettings
+    # Whether there is a gateway in the file.
+    has_gateway: bool
 
 
 def choose(
@@ -49,7 +51,7 @@ def choose(
         asked = "name one of them" if name is None else f"there is no pipeline {name!r}"
         raise BadInput(f"{config} has {len(names)}: {asked}", hint=f"there are {', '.join(names)}")
     places = places_of(loaded, name, state_dir)
-    return Chosen(name, loaded.pipelines[name], places, loaded.spark)
+    return Chosen(name, loaded.pipelines[name], places, loaded.spark, loaded.has_gateway)
 
 
 def places_of(loaded: LoadedPipelines, name: str, state_dir: Path | None) -> Places:

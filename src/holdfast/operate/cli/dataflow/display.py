@@ -11,6 +11,7 @@ from rich.table import Table
 
 from holdfast.dataflow.progress import QueryStatistics
 from holdfast.operate.cli.output import print_json, stdout
+from holdfast.operate.drivers.wire import PipelineFigures
 
 # On no terminal: a line that often.
 TELL_EVERY_S = 10.0
@@ -25,6 +26,7 @@ class Display:
         self._as_json = as_json
         self._told_s = time.monotonic()
         self._live = Live(console=stdout) if stdout.is_terminal and not as_json else None
+        self.figures = PipelineFigures("starting")
 
     def __enter__(self) -> Display:
         if self._live is not None:
@@ -37,6 +39,7 @@ class Display:
 
     def show(self, told: Sequence[QueryStatistics]) -> None:
         """Show how things are."""
+        self.figures = PipelineFigures("running", queries=tuple(told))
         if self._live is not None:
             self._live.update(progress_table(told))
         elif time.monotonic() > self._told_s + TELL_EVERY_S:

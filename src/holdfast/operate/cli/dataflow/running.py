@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from holdfast.dataflow.driver_settings import TO_GATEWAY
 from holdfast.dataflow.driving import drive
+from holdfast.dataflow.lineage import RunReporter, lineage_sender
 from holdfast.dataflow.progress import QueryStatistics
 from holdfast.dataflow.run import PipelineRun
 from holdfast.dataflow.session import start_session
@@ -31,7 +33,9 @@ from holdfast.operate.cli.dataflow.arguments import (
     state_option,
 )
 from holdfast.operate.cli.dataflow.display import Display, progress_table
+from holdfast.operate.cli.dataflow.exposing import exposed
 from holdfast.operate.cli.output import json_option, print_json, stdout
+from holdfast.operate.drivers.beside import gateway_lineage_url
 
 if TYPE_CHECKING:
     from holdfast.dataflow.kit.cases import CasesFile
@@ -51,6 +55,7 @@ conf_option = click.option(
 @conf_option
 @state_option
 @click.option("--once", is_flag=True, help="Read what is there now, and end.")
+@click.option("--metrics", metavar="HOST:PORT", help="Serve /metrics (Prometheus) there.")
 @json_option
 def run_command(
     config: str,
@@ -59,6 +64,7 @@ def run_command(
     settings: Sequence[str],
     state_dir: Path | None,
     once: bool,
+    metrics: str | None,
     as_json: bool,
 ) -> None:
     """Run a pipeline of CONFIG until it is told to stop (Ctrl-C, SIGTERM) or to drain.
@@ -70,10 +76,31 @@ def run_command(
         _drain(chosen, master, settings, close=False, as_json=as_json)
         return
     with _stop_on_signals() as stop, _running(chosen, master, settings) as run:
-        with Display(as_json) as display:
-            end = drive(run, stop, display.show)
+        with (
+            Display(as_json) as display,
+            exposed(metrics, chosen.name, display),
+            _reporting(config, chosen) as reporter,
+        ):
+            end = drive(run, stop, display.show, reporter)
         if end != "stopped":
             _print_ended(run.statistics(), close=end == "closed", as_json=as_json)
+
+
+@contextlib.contextmanager
+def _reporting(config: str, chosen: Chosen) -> Iterator[RunReporter | None]:
+    """Give what tells OpenLineage of the run, if the file asks for that."""
+    settings = chosen.spark.lineage
+    url = None
+    if settings is not None and settings.to == TO_GATEWAY and chosen.has_gateway:
+        url = gateway_lineage_url(config)
+    sender = lineage_sender(settings, url)
+    if sender is None or settings is None:
+        yield None
+        return
+    try:
+        yield RunReporter(settings, sender, chosen.name, chosen.pipeline, chosen.places)
+    finally:
+        sender.close()
 
 
 @contextlib.contextmanager
