@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,7 +16,9 @@ from holdfast.dataflow.source.explanation import read_explanations
 from holdfast.dataflow.source.place import connect
 from holdfast.errors import BadConfig, Fenced, OwnerGone
 from holdfast.quiver import Outcome, Quiver
+from holdfast.quiver.log.frame import Kind
 from holdfast.remote import FlightSettings, QuiverServer
+from holdfast.signals.event import events_of
 
 
 class LiveGateway:
@@ -241,6 +244,24 @@ def test_a_sink_appends_over_flight_once(
     assert sorted(stored.column("number").to_pylist()) == [1, 2, 3]
     told = gateway.quiver.statement().producer_watermarks
     assert told == {f"spark/{QUERY_ID}": 1_000_000_000}
+
+
+def test_a_sink_appends_json_over_flight_once(
+    gateways: Callable[[str], LiveGateway], tmp_path: Path
+) -> None:
+    gateway = gateways("out")
+    sink = Sink("quiver", tmp_path, path="", quiver=gateway.address, encode="json", slot="out")
+    for _ in range(2):
+        sink.plan(1, 10)
+        sink.write(1, [1, 2], [3])
+    cursor = gateway.quiver.cursor("exporter")
+    planned = cursor.plan()
+    assert planned is not None
+    bundles = list(cursor.read(planned))
+    assert [bundle.kind for bundle in bundles] == [Kind.RAW] * 2
+    # As the loop of a destination takes them.
+    events = [event for one in bundles for event in events_of(one, gateway.quiver.quiver_id)]
+    assert [json.loads(event.payload)["number"] for event in events] == [1, 2, 3]
 
 
 @pytest.mark.parametrize("address", ["main", "http://host:1/main", "grpc://host:1", "grpc:///x"])

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import date
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from tests.dataflow.quivers import CONFIG, batch, fill
 from holdfast.dataflow.sink import files_writer
 from holdfast.dataflow.sink.batch_writer import BatchWriter
 from holdfast.dataflow.sink.files_writer import FilesWriter
+from holdfast.dataflow.sink.json_rows import as_json
 from holdfast.dataflow.sink.options import parse_sink_options
 from holdfast.dataflow.sink.quiver_writer import QuiverWriter, producer_name
 from holdfast.dataflow.sink.records import KEPT_MAX, BatchRecords, Record
@@ -321,3 +324,34 @@ def test_without_the_source_s_note_nothing_is_taken_for_more(tmp_path: Path) -> 
         sink.write(0, driver.run(0).column("number").to_pylist())
     driver.stop()
     assert sink.contents() == [1]
+
+
+# --------------------------------------------------------------------------------- JSON
+
+
+def test_rows_are_kept_as_json_like_events_of_a_gateway(tmp_path: Path) -> None:
+    sink = Sink("quiver", tmp_path, encode="json")
+    for _ in range(2):
+        sink.plan(0, 10)
+        sink.write(0, [1, 2], [3])
+    with Quiver.open(tmp_path / "out", CONFIG) as quiver:
+        stored = quiver.scan(["payload"], slot="events").read_all().column("payload").to_pylist()
+    assert [json.loads(payload) for payload in stored] == [
+        {"at": f"2026-05-01T10:00:0{n}Z", "key": "k", "number": n} for n in (1, 2, 3)
+    ]
+
+
+def test_what_json_has_no_word_for_becomes_text() -> None:
+    odd = {
+        "blob": [b"\xff"],
+        "word": [b"ok"],
+        "money": [Decimal("1.50")],
+        "day": [date(2026, 5, 1)],
+    }
+    rows = pa.record_batch(
+        {**odd, "pairs": pa.array([[("a", 1)]], pa.map_(pa.string(), pa.int8()))}
+    )
+    (payload,) = as_json(rows).column("payload").to_pylist()
+    assert json.loads(payload) == {
+        "blob": "/w==", "word": "ok", "money": "1.50", "day": "2026-05-01", "pairs": {"a": 1},
+    }  # fmt: skip

@@ -116,12 +116,17 @@ class RemoteQuiver:
         slot: str = DEFAULT_SLOT,
         producer: str | None = None,
         epoch: int | None = None,
+        raw: bool = False,
     ) -> Receipt:
-        """Append bundles of one schema, one per record batch, all or none."""
+        """Append bundles of one schema, one per record batch, all or none.
+
+        With `raw` their rows are events as bytes: a column `payload`, and perhaps `headers`.
+        """
         if not batches:
             raise BadInput("the transaction has no bundles", hint="give at least one record batch")
         options = _append_options(producer, epoch, None, None)
-        return self._put(list(batches), kind="rows", slot=slot, bundles="each", **options)
+        kind = "raw" if raw else "rows"
+        return self._put(list(batches), kind=kind, slot=slot, bundles="each", **options)
 
     def append_raw(
         self,

@@ -37,10 +37,14 @@ def put(
         "producer": fields.text_or_none("producer"),
         "epoch": fields.whole_or_none("epoch"),
     }
-    if kind == "rows" and fields.one_of("bundles", ("one", "each"), "one") == "each":
+    if kind != "slots" and fields.one_of("bundles", ("one", "each"), "one") == "each":
         with quiver.transaction(**options) as transaction:
             for batch in taken:
-                transaction.append({slot: batch})
+                if kind == "rows":
+                    transaction.append({slot: batch})
+                else:
+                    payloads, headers = _raw(pa.Table.from_batches([batch]))
+                    transaction.append_raw(payloads, slot=slot, headers=headers)
         assert transaction.receipt is not None, "BUG: a committed transaction has a receipt"
         return transaction.receipt
     options["watermark_ns"] = fields.whole_or_none("watermark_ns")

@@ -169,7 +169,7 @@ def target_options(
     if target.quiver:
         ((option, found),) = places.quiver(target.quiver).items()
         # Of several workers' the first: each is as durable as the others.
-        place = {option: found.partition(",")[0], "slot": target.slot}
+        place = {option: found.partition(",")[0], "slot": target.slot, "encode": target.encode}
         if "path" in place:
             place["quiver_config"] = target.quiver_config or f"{_HERE}:SINK_CONFIG"
     secret = {"token": target.token.get_secret_value()} if target.token else {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import ValidationError
 
@@ -38,6 +38,10 @@ class SinkOptions(Settings):
 
     slot: str = "events"
     """The slot of the quiver's bundles."""
+
+    encode: Literal["rows", "json"] = "rows"
+    """How a quiver keeps the rows: as they are, or each as a JSON object in bytes, like an event
+    that a gateway received: then its exporters can deliver it."""
 
     name: str = ""
     """The sink's name, where a query has several that append to quivers."""

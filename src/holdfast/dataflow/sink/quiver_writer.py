@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 
 from holdfast.dataflow.points import Point, reached
+from holdfast.dataflow.sink.json_rows import as_json
 from holdfast.dataflow.sink.options import SinkOptions
 from holdfast.dataflow.sink.records import BatchRecords, Record, Verdict
 from holdfast.dataflow.sink.staged import Staged, stage
@@ -43,7 +45,8 @@ class QuiverWriter(DataSourceStreamArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Stage the rows of one task."""
-        staged = stage(iterator, self._staging, self._options.inline_bytes)
+        rows = map(as_json, iterator) if self._options.encode == "json" else iterator
+        staged = stage(rows, self._staging, self._options.inline_bytes)
         reached(Point.WRITE, self._options.checkpoint)
         return staged
 
@@ -115,13 +118,17 @@ class QuiverWriter(DataSourceStreamArrowWriter):
         producer: str,
         epoch: int,
     ) -> Receipt:
-        slot = self._options.slot
+        slot, is_raw = self._options.slot, self._options.encode == "json"
         if isinstance(quiver, RemoteQuiver):
-            return quiver.append_all(batches, slot=slot, producer=producer, epoch=epoch)
+            options: dict[str, Any] = {"producer": producer, "epoch": epoch, "raw": is_raw}
+            return quiver.append_all(batches, slot=slot, **options)
         group = quiver.transaction(producer=producer, epoch=epoch)
         try:
             for batch in batches:
-                group.append({slot: batch})
+                if is_raw:
+                    group.append_raw(batch.column("payload").to_pylist(), slot=slot)
+                else:
+                    group.append({slot: batch})
             return group.commit()
         except BaseException:
             with contextlib.suppress(TransactionEnded):

@@ -333,6 +333,9 @@ class TargetSettings(Settings):
     """A data directory, an address (`grpc://host:port/name`), or a quiver of the same file."""
     slot: str = "events"
     """The slot of the quiver's bundles."""
+    encode: Literal["rows", "json"] = "rows"
+    """How a quiver keeps the rows: as columns, or each as a JSON object, like an event that came to
+    a gateway: exporters behind a gateway's quiver (`http`, `kafka`, …) then deliver it."""
     files: str | None = None
     """A folder for Parquet files."""
     format: Literal["parquet"] = "parquet"
