@@ -16,8 +16,6 @@ from collections.abc import Sequence
 from pathlib import PurePath
 from typing import TYPE_CHECKING, NamedTuple, NewType, Protocol
 
-import pyarrow as pa
-
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
@@ -247,6 +245,9 @@ class RealDisk:
             return file.read(size_bytes)
 
     def map(self, path: PurePath) -> memoryview:
+        # Only the quiver maps files; a command that works with a store starts faster without it.
+        import pyarrow as pa
+
         with open(path, "rb") as file:
             if os.fstat(file.fileno()).st_size == 0:
                 return memoryview(b"")
