@@ -134,6 +134,10 @@ class Play:
             self._act("the gateway was killed, too (kill -9), and is back")
             self._start_backend(FLAKY)
             self._act(f"{FLAKY} is back, and catches up in order")
+            self._wait_for_spark(
+                "the driver of the pipeline went with the gateway, and starts again"
+            )
+            self._count_on()
             self._stop("client")
             self._wait_until_delivered()
             self._close_pipeline()
@@ -247,10 +251,13 @@ class Play:
             self._look()
             time.sleep(REFRESH_S)
 
+    def _count_on(self) -> None:
+        if self.scene.pipeline is not None:
+            self._act("Spark goes on where it was; its windows follow the watermark")
+
     def _close_pipeline(self) -> None:
         if self.scene.pipeline is None:
             return
-        self._wait_for_spark("the pipeline catches up")
         self.scene.act = "drain --close: all windows are written"
         self._look()
         self._counting.close()
