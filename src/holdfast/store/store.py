@@ -156,8 +156,8 @@ class _Place:
 
     def new_format(self) -> StoreFormat:
         """Return what is written into a new store; make its folder."""
-        if self._folder is not None:
-            _make_folder(self._folder, self._seam)
+        if isinstance(self.objects, LocalObjects):
+            self.objects.make_root()
         store_id = f"{self._seam.randomness.getrandbits(128):032x}"
         return StoreFormat(store_id=store_id, chunking=self.settings.chunking)
 
@@ -208,22 +208,6 @@ def _limits(settings: StoreSettings) -> RemoteLimits:
     return RemoteLimits(
         settings.request_timeout_s, settings.retries, settings.retry_timeout_s, settings.connections
     )
-
-
-def _make_folder(folder: PurePath, seam: Seam) -> None:
-    missing = []
-    for path in (folder, *folder.parents):
-        if seam.disk.exists(path):
-            break
-        missing.append(path)
-    try:
-        for path in reversed(missing):
-            seam.disk.make_dir(path, "store.make_dir")
-            seam.disk.sync_dir(path.parent, "store.parent_sync")
-    except OSError as error:
-        raise CannotOpen(
-            f"the folder cannot be made: {error}", hint="choose another place", path=str(folder)
-        ) from error
 
 
 def _to_json(store_format: StoreFormat) -> bytes:

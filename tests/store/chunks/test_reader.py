@@ -262,6 +262,13 @@ def test_a_reference_beyond_its_chunk_is_damage(store: Store) -> None:
         list(store.chunks.reader().read([DataRef(ref.hash, 200, 100)]))
 
 
+@pytest.mark.parametrize(("offset", "size"), [(-5, 10), (0, -1), (-1, -1)])
+def test_a_reference_to_what_cannot_be_is_damage(store: Store, offset: int, size: int) -> None:
+    [ref] = stored(store, noise(250))
+    with pytest.raises(Damaged, match=ref.hash.hex()):
+        list(store.chunks.reader().read([DataRef(ref.hash, offset, size)]))
+
+
 def test_a_generation_that_was_replaced_is_looked_up_again(store: Store) -> None:
     """The reader's keys are from before the chunk was collected and stored anew."""
     [ref] = stored(store, noise(250))

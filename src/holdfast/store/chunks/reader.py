@@ -76,7 +76,7 @@ class ChunkReader:
                 yield from self._read_ahead(batch)
 
     def _read_ahead(self, batch: Sequence[_Ranges]) -> Iterator[bytes]:
-        self._resolve([ranges.hash for ranges in batch])
+        self._resolve(ranges.hash for ranges in batch if self._known(ranges.hash) is None)
         coming: deque[Future[bytes]] = deque()
         not_begun = iter(batch)
         try:
@@ -89,22 +89,20 @@ class ChunkReader:
                 future.cancel()
 
     def _fetch(self, chunk: ChunkHash) -> bytes:
-        self._resolve([chunk])
         key = self._key(chunk)
         try:
             data = decode(self._objects.get(key.object_key()), key)
         except ObjectMissing:
             # What we knew may be old: the chunk was collected, and stored anew since.
-            newer = self._references.resolve([chunk]).get(chunk)
-            if newer is None or newer == key:
+            newer = self._resolve([chunk]).get(chunk, key)
+            if newer == key:
                 raise
-            self._remember({chunk: newer})
             data = decode(self._objects.get(newer.object_key()), newer)
         self._cache.put(chunk, data)
         return data
 
     def _key(self, chunk: ChunkHash) -> ChunkKey:
-        key = self._found.get(chunk) or self._given.get(chunk)
+        key = self._known(chunk) or self._resolve([chunk]).get(chunk)
         if key is None:
             raise ObjectMissing(
                 f"chunk {chunk.hex()} is not in the store",
@@ -112,17 +110,17 @@ class ChunkReader:
             )
         return key
 
-    def _resolve(self, chunks: Iterable[ChunkHash]) -> None:
-        unknown = [
-            chunk for chunk in chunks if chunk not in self._given and chunk not in self._found
-        ]
-        if unknown:
-            self._remember(self._references.resolve(list(dict.fromkeys(unknown))))
+    def _known(self, chunk: ChunkHash) -> ChunkKey | None:
+        return self._found.get(chunk) or self._given.get(chunk)
 
-    def _remember(self, keys: Mapping[ChunkHash, ChunkKey]) -> None:
-        if len(self._found) + len(keys) > KEYS_MAX:
+    def _resolve(self, chunks: Iterable[ChunkHash]) -> Mapping[ChunkHash, ChunkKey]:
+        """Ask for keys, and remember them for a while."""
+        asked = list(dict.fromkeys(chunks))
+        found = self._references.resolve(asked) if asked else {}
+        if len(self._found) + len(found) > KEYS_MAX:
             self._found = {}
-        self._found.update(keys)
+        self._found.update(found)
+        return found
 
 
 def _clipped(
@@ -133,6 +131,8 @@ def _clipped(
     for ref in refs:
         if left_bytes is not None and left_bytes <= 0:
             return
+        if ref.offset_bytes < 0 or ref.size_bytes < 0:
+            raise _wrong_reference(ref.hash, f"{ref.size_bytes} bytes from {ref.offset_bytes} on")
         skipped_bytes = min(offset_bytes, ref.size_bytes)
         offset_bytes -= skipped_bytes
         start, end = ref.offset_bytes + skipped_bytes, ref.offset_bytes + ref.size_bytes
@@ -158,12 +158,18 @@ def _coalesced(parts: Iterable[tuple[ChunkHash, int, int]]) -> Iterator[_Ranges]
 def _parts(data: bytes, ranges: _Ranges) -> Iterator[bytes]:
     for start, end in ranges.parts:
         if end > len(data):
-            raise Damaged(
-                f"a reference asks for bytes {start} to {end} of a chunk that has {len(data)}",
-                hint="what holds the reference is damaged; `holdfast store fsck` says what it is",
-                path=ranges.hash.hex(),
+            raise _wrong_reference(
+                ranges.hash, f"bytes {start} to {end} of a chunk that has {len(data)}"
             )
         yield data[start:end]  # the whole chunk is not copied
+
+
+def _wrong_reference(chunk: ChunkHash, what: str) -> Damaged:
+    return Damaged(
+        f"a reference asks for {what}",
+        hint="what holds the reference is damaged; `holdfast store fsck` says what it is",
+        path=chunk.hex(),
+    )
 
 
 def _batches(items: Iterator[_Ranges], size: int) -> Iterator[list[_Ranges]]:

@@ -13,6 +13,7 @@ those that are older than any put could be.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -70,6 +71,18 @@ class LocalObjects:
     def close(self) -> None:
         """End the threads that sync."""
         self._threads.shutdown()
+
+    def make_root(self) -> None:
+        """Make the folder, and those above it that are missing."""
+        above = itertools.takewhile(
+            lambda path: not self._disk.exists(path), (self._root, *self._root.parents)
+        )
+        try:
+            for path in reversed(list(above)):
+                self._disk.make_dir(path, Point.MAKE_DIR)
+                self._disk.sync_dir(path.parent, Point.PARENT_SYNC)
+        except OSError as error:
+            raise _failed("cannot take a new folder", self._root, error) from error
 
     def put(self, key: str, data: Sequence[Buffer]) -> None:
         existing = self._put([(key, data)])
