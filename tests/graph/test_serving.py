@@ -8,13 +8,16 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tests.graph.gateways import gateway_of, running, send
+from tests.graph.gateways import REGISTRY, gateway_of, running, send
 from tests.graph.lineage import run_event
 
 from holdfast.dataflow.state_dir import StateDir
 from holdfast.errors import BadConfig, NotAllowed
+from holdfast.graph.loader import load
+from holdfast.graph.model import Graph
 from holdfast.graph.pipeline_sources import state_dir
 from holdfast.graph.pipelines import ask_for_access, load_pipelines, quiver_directories
+from holdfast.graph.reload import reload
 from holdfast.graph.runtime import Gateway
 from holdfast.graph.serving import TOKEN_FILE, Access, own_token
 from holdfast.remote import ClientSettings, RemoteQuiver
@@ -167,3 +170,21 @@ def test_sealing_early_can_be_set(tmp_path: Path) -> None:
             assert config.segment.min_open_duration_s == 0.01
 
     asyncio.run(run())
+
+
+def test_pipelines_that_come_and_go_need_a_restart(tmp_path: Path) -> None:
+    def written(text: str) -> Graph:
+        (tmp_path / "graph.yaml").write_text(text)
+        return load(tmp_path / "graph.yaml", registry=REGISTRY).graph
+
+    other = PIPELINE.replace("counts:", "others:")
+    changed = PIPELINE.replace("files: out", "files: elsewhere")
+
+    async def run() -> list[list[str]]:
+        async with running(gateway_of(tmp_path, NODES + PIPELINE)) as gateway:
+            texts = [NODES + other, NODES, NODES + changed, NODES + PIPELINE]
+            return [(await reload(gateway, written(text))).needs_restart for text in texts]
+
+    assert asyncio.run(run()) == [
+        ["pipelines.counts", "pipelines.others"], ["pipelines.counts"], ["pipelines.counts"], [],
+    ]  # fmt: skip

@@ -53,13 +53,15 @@ def _compare_settings(old: Graph, new: Graph, report: Reloaded) -> None:
         tree.pop("nodes")
         tree["dead_letters"].pop("handlers")
     for key in here:
-        inner = isinstance(here[key], dict) and isinstance(there[key], dict)
-        keys = [f"{key}.{part}" for part in here[key]] if inner else [key]
-        for name in keys:
-            part = name.rpartition(".")[2]
-            changed = here[key][part] != there[key][part] if inner else here[key] != there[key]
-            if changed:
-                (report.applied if name in LIVE_KEYS else report.needs_restart).append(name)
+        old_part, new_part = here[key], there[key]
+        if isinstance(old_part, dict) and isinstance(new_part, dict):
+            # Pipelines come and go.
+            parts = [*old_part, *(part for part in new_part if part not in old_part)]
+            changed = [f"{key}.{p}" for p in parts if old_part.get(p) != new_part.get(p)]
+        else:
+            changed = [key] if old_part != new_part else []
+        for name in changed:
+            (report.applied if name in LIVE_KEYS else report.needs_restart).append(name)
 
 
 def _compare_quivers(
