@@ -35,7 +35,7 @@ def test_the_snippets_run_as_printed(
 
 def test_the_files_are_valid(tmp_path: Path) -> None:
     files = re.findall(r"```yaml\n(.*?)```", TEXT, re.DOTALL)
-    assert len(files) == 3
+    assert len(files) == 5
     for number, text in enumerate(files):
         path = tmp_path / f"{number}.yaml"
         path.write_text(text)
