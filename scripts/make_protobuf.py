@@ -13,7 +13,10 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-SCHEMAS = {"docs/format/fileset.proto": "src/holdfast/store/filesets"}
+SCHEMAS = {
+    "docs/format/fileset.proto": "src/holdfast/store/filesets",
+    "docs/format/gc.proto": "src/holdfast/store/gc",
+}
 
 HEAD = {
     ".py": '"""Written by scripts/make_protobuf.py from {schema}."""\n# mypy: ignore-errors\n',

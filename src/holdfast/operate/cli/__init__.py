@@ -33,6 +33,7 @@ COMMANDS = {
     "dataflow": ("cmd_dataflow", "Run pipelines on Spark: sources, maps, windows, sinks."),
     "store": ("cmd_store", "Make a store for files; check it, repair it, look at its totals."),
     "files": ("cmd_files", "Keep versions of files in a store: put, get, ls, diff, tar."),
+    "gc": ("cmd_gc", "Collect what nothing refers to: look, run once, or serve."),
     "prove": ("cmd_prove", "Prove durability on this machine's disk, with real kills."),
     "bench": ("cmd_bench", "Measure speed on this machine."),
     "doctor": ("cmd_doctor", "Say what this machine has, and what it lacks."),

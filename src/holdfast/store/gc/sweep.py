@@ -68,7 +68,7 @@ class Sweeper:
         commits = [COMMIT_PREFIX] if shard.part == 0 else []
         page_size = self._rate.batch(self._database.settings.delete_objects)
         for prefix in [*shard.prefixes(), *commits]:
-            for page in _pages(self._objects.list(prefix), page_size):
+            for page in pages(self._objects.list(prefix), page_size):
                 self._sweep_page(report, page)
         return report
 
@@ -126,7 +126,8 @@ def _check_numbers(database: Database, named: Sequence[_Named]) -> None:
         )
 
 
-def _pages(listed: Iterator[StoredObject], size: int) -> Iterator[list[StoredObject]]:
+def pages(listed: Iterator[StoredObject], size: int) -> Iterator[list[StoredObject]]:
+    """Yield a listing in pieces of `size`, the last one smaller."""
     page: list[StoredObject] = []
     for stored in listed:
         page.append(stored)

@@ -1,0 +1,244 @@
+"""`holdfast gc`: collect what nothing refers to, once or always; look before, look after."""
+
+from __future__ import annotations
+
+import dataclasses
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from holdfast.errors import BadConfig
+from holdfast.operate.cli.files.place import Place, place_options
+from holdfast.operate.cli.groups import InThisOrder
+from holdfast.operate.cli.output import Command, json_option, print_json, print_table, size
+
+if TYPE_CHECKING:
+    from holdfast.store.gc.collector import Collector
+    from holdfast.store.store import Store
+
+CHUNKS_SHOWN = 20
+
+_shard_option: Callable[[Command], Command] = click.option(
+    "--shard", "shard_words", default="1/1", show_default=True, help="One of several: 2/8."
+)
+_objects_option: Callable[[Command], Command] = click.option(
+    "--objects-per-s", type=click.FloatRange(min=0, min_open=True), help="Delete no faster."
+)
+_bytes_option: Callable[[Command], Command] = click.option(
+    "--bytes-per-s", metavar="SIZE", help="Delete no faster, such as 50MB."
+)
+_grace_option: Callable[[Command], Command] = click.option(
+    "--grace", metavar="DURATION", help="Leave orphans alone until they are so old, such as 24h."
+)
+
+
+@click.group(cls=InThisOrder)
+def command() -> None:
+    """Collect chunks that nothing refers to.
+
+    Works beside writers and readers, and beside other collectors. `plan` shows what would go, `run`
+    does it once, `serve` does it always and answers over gRPC.
+    """
+
+
+@command.command("plan")
+@place_options
+@_shard_option
+@json_option
+def plan_command(place: Place, shard_words: str, as_json: bool) -> None:
+    """Say what would go now, and why; nothing is changed."""
+    with _collector(place, shard_words, {}) as (_, collector):
+        plan = collector.plan()
+    totals = [
+        {"reason": reason, "chunks": chunks, "bytes": size_bytes}
+        for reason, (chunks, size_bytes) in plan.totals().items()
+    ]
+    if as_json:
+        chunks = [
+            {"chunk": one.key.hash.hex(), "generation": one.key.generation}
+            | {"bytes": one.size_bytes, "reason": one.reason}
+            for one in plan.chunks
+        ]
+        fields = {"lapsed_leases": plan.lapsed_leases, "unfinished": plan.unfinished_commits}
+        print_json({**fields, "complete": plan.complete, "totals": totals, "chunks": chunks})
+        return
+    for lease in plan.lapsed_leases:
+        click.echo(f"would end: {lease}, its lease lapsed")
+    for name in plan.unfinished_commits:
+        click.echo(f"would finish: commit {name}")
+    rows = [(one["reason"], one["chunks"], size(int(str(one["bytes"])))) for one in totals]
+    print_table("would go", ("reason", "chunks", "bytes"), rows)
+    shown = [(one.key.hash.hex(), one.size_bytes, one.reason) for one in plan.chunks[:CHUNKS_SHOWN]]
+    if shown:
+        print_table(f"the first {len(shown)}", ("chunk", "bytes", "reason"), shown)
+    if not plan.complete:
+        click.echo("there is more than a plan lists")
+
+
+@command.command("run")
+@place_options
+@_shard_option
+@_objects_option
+@_bytes_option
+@_grace_option
+@click.option("--sweep/--no-sweep", default=True, help="Look for objects without a row, too.")
+@json_option
+def run_command(
+    place: Place, shard_words: str, sweep: bool, as_json: bool, **limits: object
+) -> None:
+    """Collect until nothing is left to collect."""
+    with (
+        _collector(place, shard_words, limits) as (_, collector),
+        _until_told_to_stop(collector.stop),
+    ):
+        report = collector.collect()
+        swept = collector.sweep() if sweep else None
+    if as_json:
+        fields = dataclasses.asdict(report)
+        print_json({**fields, "sweep": dataclasses.asdict(swept) if swept else None})
+        return
+    rows: list[tuple[str, object]] = [
+        ("leases ended", report.leases_expired),
+        ("commits finished", report.commits_finished),
+        ("chunks deleted", report.objects_deleted),
+        ("bytes, before compression", size(report.bytes_deleted)),
+        ("references removed", report.references_removed),
+    ]
+    if swept:
+        rows += [
+            ("objects seen", swept.objects_seen),
+            ("orphans deleted", swept.orphans_deleted),
+            ("orphans too young", swept.orphans_kept),
+        ]
+        rows += [("not ours, left alone", name) for name in swept.unknown_names]
+    print_table("collected", ("what", "how much"), rows)
+
+
+@command.command("status")
+@place_options
+@json_option
+def status_command(place: Place, as_json: bool) -> None:
+    """Show chunks by state, leases, commits, and what collectors did."""
+    with place.open() as store:
+        found = store.references.statistics()
+    oldest_s = None if found.oldest_lease_s is None else found.now_s - found.oldest_lease_s
+    if as_json:
+        fields = dataclasses.asdict(found)
+        del fields["oldest_lease_s"]
+        print_json({**fields, "oldest_lease_age_s": oldest_s})
+        return
+    states = [
+        (state.value, one.chunks, size(one.size_bytes)) for state, one in found.states.items()
+    ]
+    print_table("chunks, before compression", ("state", "chunks", "bytes"), states)
+    leases = f"jobs: {found.jobs}, pins: {found.pins}, lapsed: {found.lapsed_leases}"
+    age = "" if oldest_s is None else f", the oldest is open for {oldest_s:,.0f} s"
+    click.echo(leases + age)
+    for state, count in sorted(found.commits.items()):
+        click.echo(f"commits {state}: {count:,}")
+    collectors = [
+        (one.name, one.chunks, size(one.size_bytes), one.chunks_per_s, found.now_s - one.updated_s)
+        for one in found.collectors
+    ]
+    columns = ("collector", "chunks", "bytes", "chunks/s", "seconds ago")
+    print_table("collectors", columns, collectors)
+
+
+@command.command("serve")
+@place_options
+@_shard_option
+@_objects_option
+@_bytes_option
+@_grace_option
+@click.option("--listen", default="127.0.0.1:7071", show_default=True, metavar="HOST:PORT")
+@click.option("--token-file", type=click.Path(path_type=Path), help="One token per line.")
+@click.option("--tls-key", type=click.Path(path_type=Path))
+@click.option("--tls-certificate", type=click.Path(path_type=Path))
+@json_option
+def serve_command(
+    place: Place,
+    shard_words: str,
+    listen: str,
+    token_file: Path | None,
+    tls_key: Path | None,
+    tls_certificate: Path | None,
+    as_json: bool,
+    **limits: object,
+) -> None:
+    """Collect always, and answer over gRPC, until interrupted."""
+    from holdfast.store.gc.service import GcService
+
+    tokens = _read(token_file).decode().split() if token_file else []
+    if bool(tls_key) != bool(tls_certificate):
+        raise BadConfig(
+            "a key without a certificate, or the other way round",
+            hint="give both --tls-key and --tls-certificate, or neither",
+        )
+    pair = (_read(tls_key), _read(tls_certificate)) if tls_key and tls_certificate else None
+    stop = threading.Event()
+    with _collector(place, shard_words, limits) as (store, collector):
+        service = GcService(
+            collector, store.references, address=listen, tokens=tokens, certificate=pair
+        )
+        with _until_told_to_stop(stop.set):
+            service.start()
+            host = listen.rpartition(":")[0]
+            if as_json:
+                print_json({"listen": f"{host}:{service.port}", "shard": shard_words})
+            else:
+                click.echo(f"collecting shard {shard_words}; listening on {host}:{service.port}")
+            stop.wait()
+        service.stop()
+
+
+@contextmanager
+def _collector(
+    place: Place, shard_words: str, limits: dict[str, Any]
+) -> Iterator[tuple[Store, Collector]]:
+    from holdfast.store.gc.collector import Collector
+    from holdfast.store.gc.settings import GcSettings
+    from holdfast.store.gc.shards import Shard
+    from holdfast.store.settings import StoreSettings
+    from holdfast.store.store import Store
+
+    settings_of = {"grace": "orphan_grace_s"}
+    given = {
+        settings_of.get(name, name): value for name, value in limits.items() if value is not None
+    }
+    shard = Shard.parse(shard_words)
+    try:
+        settings = StoreSettings(gc=GcSettings(**given))
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+    with Store.open(place.url, database=place.database, settings=settings) as store:
+        yield store, Collector(store.references, store.objects, shard=shard, name="holdfast gc")
+
+
+@contextmanager
+def _until_told_to_stop(stop: Callable[[], None]) -> Iterator[None]:
+    """Let a signal end the work after the batch at hand: what was begun is found again."""
+    before = {
+        number: signal.signal(number, lambda *_: stop())
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise BadConfig(
+            f"a file cannot be read: {error.strerror}",
+            hint="check its name and its rights",
+            path=str(path),
+        ) from error

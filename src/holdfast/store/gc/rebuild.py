@@ -1,0 +1,261 @@
+"""A lost database, made anew from what the objects say.
+
+1. Every chunk's object gets a row. Of several generations of a hash the newest is current; the
+   others are garbage, and collected later. Its size is that of the object, as stored.
+2. Every commit's object is read and walked; its references are written, and those of its chunks.
+3. Numbers go on far above all that were seen, because the lost database may have given out some
+   whose objects are still on their way.
+
+Until the last step the database says that it is being rebuilt: nobody can open it, and no collector
+starts on half of the references. A rebuild that was interrupted is begun again.
+
+Who made commits knows how to walk them: `walk` is given a commit's record and the stored generation
+of each chunk, and yields every chunk with its children, and the roots as such.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import NamedTuple
+
+from sqlalchemy import Connection, delete, func, insert, select, update
+
+from holdfast.errors import BadInput, Damaged, ObjectMissing
+from holdfast.seam import Seam
+from holdfast.store.address import CHUNK_PREFIX, ChunkHash, ChunkKey
+from holdfast.store.gc.commits import COMMIT_PREFIX, CommitId, parse_commit_key
+from holdfast.store.gc.database import (
+    REBUILD_NUMBER_STEP,
+    Database,
+    chunk,
+    commit,
+    edge,
+    job,
+    meta,
+    slices,
+)
+from holdfast.store.gc.edges import (
+    COMMIT_KIND,
+    Edge,
+    EdgeSource,
+    add_edges,
+    current,
+    existing,
+    locked_rows,
+)
+from holdfast.store.gc.points import Point
+from holdfast.store.gc.settings import GcSettings
+from holdfast.store.gc.sweep import pages
+from holdfast.store.gc.transitions import CommitState
+from holdfast.store.objects.objects import Objects, StoredObject
+
+
+class WalkedChunk(NamedTuple):
+    """A chunk that a commit leads to; a root if the commit itself refers to it."""
+
+    hash: ChunkHash
+    children: Sequence[ChunkHash] = ()
+    root: bool = False
+
+
+Resolve = Callable[[Sequence[ChunkHash]], Mapping[ChunkHash, ChunkKey]]
+Walk = Callable[[bytes, Resolve], Iterator[WalkedChunk]]
+
+
+@dataclass
+class RebuildReport:
+    """What was found."""
+
+    chunks: int = 0
+    superseded: int = 0
+    """Objects of older generations, now garbage."""
+    commits: int = 0
+    references: int = 0
+    damaged_commits: dict[str, str] = field(default_factory=dict)
+    """Commits that lead to what is not there, and what; they are kept, and what they have."""
+    unknown_names: int = 0
+
+
+def rebuild(
+    database_url: str,
+    objects: Objects,
+    walk: Walk,
+    *,
+    settings: GcSettings | None = None,
+    store_id: str = "",
+    seam: Seam | None = None,
+) -> RebuildReport:
+    """Fill a database that is empty, or whose rebuild was interrupted."""
+    database = Database(database_url, settings=settings or GcSettings(), store_id=store_id)
+    try:
+        return _Rebuild(database, objects, seam or Seam()).run(walk)
+    finally:
+        database.close()
+
+
+class _Rebuild:
+    """One run."""
+
+    def __init__(self, database: Database, objects: Objects, seam: Seam) -> None:
+        self._database = database
+        self._objects = objects
+        self._seam = seam
+        self._report = RebuildReport()
+        self._highest = 0
+
+    def run(self, walk: Walk) -> RebuildReport:
+        self._database.transact(self._begin)
+        for part in pages(self._objects.list(CHUNK_PREFIX), self._database.settings.batch_rows):
+            self._add_chunks(part)
+        self._report.superseded = self._database.transact(self._drop_superseded)
+        self._seam.reached(Point.REBUILD_LISTED)
+        for stored in self._objects.list(COMMIT_PREFIX):
+            self._add_commit(stored, walk)
+            self._seam.reached(Point.REBUILD_COMMIT)
+        self._database.transact(self._end)
+        return self._report
+
+    def _begin(self, connection: Connection) -> None:
+        """Mark the database, and empty what an interrupted run has left."""
+        marked = update(meta).where(meta.c.name == "rebuilding")
+        rebuilding = select(meta.c.number).where(meta.c.name == "rebuilding")
+        rows = connection.execute(select(func.count()).select_from(chunk)).scalar_one()
+        if rows and not connection.execute(rebuilding).scalar_one():
+            raise BadInput(
+                "the database is not lost: it knows chunks",
+                hint="check the store instead; to rebuild all the same, name an empty database",
+                path=self._database.url,
+            )
+        for table in (edge, chunk, commit, job):
+            connection.execute(delete(table))
+        connection.execute(marked.values(number=1))
+
+    def _end(self, connection: Connection) -> None:
+        beyond = (self._highest // REBUILD_NUMBER_STEP + 1) * REBUILD_NUMBER_STEP
+        numbered = update(meta).where(meta.c.name == "last_number")
+        connection.execute(numbered.values(number=beyond))
+        connection.execute(update(meta).where(meta.c.name == "rebuilding").values(number=0))
+
+    def _add_chunks(self, page: Sequence[StoredObject]) -> None:
+        keys = {key: stored for stored in page if (key := ChunkKey.parse(stored.key))}
+        self._report.unknown_names += len(page) - len(keys)
+        self._highest = max([self._highest, *(key.generation for key in keys)])
+        rows = [
+            {
+                "hash": key.hash,
+                "generation": key.generation,
+                "size_bytes": stored.size_bytes,
+                "uploaded": True,
+                "refcount": 0,
+                "holds": 0,
+            }
+            for key, stored in keys.items()
+        ]
+        statement = insert(chunk).values(updated=self._database.now)
+        if rows:
+            self._database.transact(
+                lambda connection: self._database.execute_many(connection, statement, rows)
+            )
+        self._report.chunks += len(rows)
+
+    def _drop_superseded(self, connection: Connection) -> int:
+        """Let the newest generation of each hash be the current one."""
+        newer = chunk.alias()
+        is_older = (
+            select(newer.c.hash)
+            .where(newer.c.hash == chunk.c.hash, newer.c.generation > chunk.c.generation)
+            .exists()
+        )
+        dropped = update(chunk).where(is_older).values(uploaded=False)
+        return int(connection.execute(dropped).rowcount)
+
+    def _add_commit(self, stored: StoredObject, walk: Walk) -> None:
+        named = parse_commit_key(stored.key)
+        if named is None:
+            self._report.unknown_names += 1
+            return
+        name, number = named
+        self._highest = max(self._highest, number)
+        record = self._objects.get(stored.key)
+        walked: list[WalkedChunk] = []
+        try:
+            for one in walk(record, self._resolve):
+                walked.append(one)
+                if len(walked) >= self._database.settings.batch_rows:
+                    self._add_edges(name, number, walked)
+                    walked = []
+        except (ObjectMissing, Damaged) as error:
+            self._report.damaged_commits.setdefault(name, str(error))
+        self._add_edges(name, number, walked)
+        self._database.transact(partial(self._insert_commit, named=named, record=record))
+        self._report.commits += 1
+
+    def _insert_commit(
+        self, connection: Connection, named: tuple[str, CommitId], record: bytes
+    ) -> None:
+        name, number = named
+        asked = select(func.max(commit.c.id)).where(commit.c.name == name)
+        other = connection.execute(asked).scalar()
+        # A name that was given anew while the old commit was being deleted: the newer one stays.
+        if other is not None:
+            older = min(other, number)
+            retired = update(commit).where(commit.c.id == older)
+            connection.execute(retired.values(state=CommitState.DELETING.value))
+        state = CommitState.PUBLISHED
+        if other is not None and other > number:
+            state = CommitState.DELETING
+        row = {"id": number, "name": name, "record": record, "state": state.value, "job_id": 0}
+        connection.execute(insert(commit).values(**row, created=self._database.now))
+
+    def _add_edges(self, name: str, number: CommitId, walked: Sequence[WalkedChunk]) -> None:
+        commit_source = EdgeSource.numbered(COMMIT_KIND, number)
+        if not walked:
+            return
+        missing, added = self._database.transact(
+            partial(self._insert_edges, source=commit_source, walked=walked)
+        )
+        self._report.references += added
+        for hash_ in missing:
+            self._report.damaged_commits.setdefault(name, f"chunk {hash_.hex()} is missing")
+
+    def _insert_edges(
+        self, connection: Connection, source: EdgeSource, walked: Sequence[WalkedChunk]
+    ) -> tuple[list[ChunkHash], int]:
+        hashes = {one.hash for one in walked} | {c for one in walked for c in one.children}
+        rows = locked_rows(self._database, connection, hashes)
+        missing = sorted(hash_ for hash_ in hashes if current(rows.get(hash_)) is None)
+        keys = {
+            hash_: ChunkKey(hash_, generation)
+            for hash_ in hashes
+            if (generation := current(rows.get(hash_))) is not None
+        }
+        wanted: dict[EdgeSource, set[ChunkKey]] = {
+            source: {keys[one.hash] for one in walked if one.root and one.hash in keys}
+        }
+        for one in walked:
+            if one.hash in keys and one.children:
+                below = {keys[child] for child in one.children if child in keys}
+                wanted.setdefault(EdgeSource.chunk(keys[one.hash]), set()).update(below)
+        added = 0
+        for origin, targets in wanted.items():
+            there = existing(self._database, connection, origin, {key.hash for key in targets})
+            new = [Edge(origin, key) for key in sorted(targets - there)]
+            add_edges(self._database, connection, new)
+            added += len(new)
+        return missing, added
+
+    def _resolve(self, hashes: Sequence[ChunkHash]) -> Mapping[ChunkHash, ChunkKey]:
+        found: dict[ChunkHash, ChunkKey] = {}
+        for part in slices(sorted(set(hashes)), self._database.settings.batch_rows):
+            asked = select(chunk.c.hash, chunk.c.generation).where(
+                chunk.c.hash.in_(part), chunk.c.uploaded.is_(True)
+            )
+            rows = self._database.read(partial(_rows, asked=asked))
+            found |= {ChunkHash(hash_): ChunkKey(ChunkHash(hash_), g) for hash_, g in rows}
+        return found
+
+
+def _rows(connection: Connection, asked: object) -> list[tuple[bytes, int]]:
+    return [(hash_, generation) for hash_, generation in connection.execute(asked)]  # type: ignore[call-overload]
