@@ -240,6 +240,21 @@ def test_a_diff_passes_over_equal_subtrees(shared: bool) -> None:
     assert len(chunks.reads) * 10 < len(chunks.data)
 
 
+def opened_by_a_diff(count: int) -> int:
+    """Return how many index chunks are read to find 20 changes among so many files."""
+    store, chunks = memory_store()
+    files = dict.fromkeys((f"d{n % 17:02}/f{n:05}" for n in range(count)), b"")
+    changed = dict.fromkeys(sorted(files)[:: count // 20], b"x" * 600)
+    old, new = (FileSet(store, [put_all(store, one)]) for one in (files, {**files, **changed}))
+    chunks.reads.clear()
+    assert [one.path for one in old.diff(new)] == sorted(changed)
+    return len(chunks.reads)
+
+
+def test_the_work_of_a_diff_grows_with_the_difference() -> None:
+    assert opened_by_a_diff(8000) < 2 * opened_by_a_diff(800)
+
+
 @settings(max_examples=15, deadline=None)
 @given(st.dictionaries(st.sampled_from(sorted(many(100))), st.sampled_from([b"", b"x"])), st.data())
 def test_a_diff_finds_exactly_what_differs(changes: dict[str, bytes], data: st.DataObject) -> None:

@@ -76,6 +76,12 @@ def test_the_packed_bytes_are_those_of_tarfile() -> None:
         assert ours[field] == theirs[field]
 
 
+@settings(max_examples=100, deadline=None)
+@given(NAMES, st.integers(0, 2**40), st.sampled_from([tar.INDEX, tar.RANGE, tar.FILE]))
+def test_the_quick_way_packs_the_same(name: bytes, size: int, kind: bytes) -> None:
+    assert tar.pack_plain(name, kind, size) == tar.pack(Header(name, kind, size))
+
+
 def test_a_golden_header() -> None:
     packed = tar.pack(GOLDEN)
     assert packed[:11] == b"folder/file"
