@@ -117,7 +117,7 @@ def change_of(index: pb.Index, where: str) -> FileChange:
 def pack_entry(index: pb.Index, kind: bytes) -> bytes:
     """Return an entry of a stream: header, message, and zeros to the end of the block."""
     body = index.SerializeToString(deterministic=True)
-    front = tar.pack(tar.Header(index.path.encode(), kind, len(body)))
+    front = tar.pack_plain(index.path.encode(), kind, len(body))
     return b"".join((front, body, tar.padding(len(body))))
 
 

@@ -49,6 +49,12 @@ _BLANKS = b" " * 8
 _BASE_256 = 0x80
 _BASE_256_NEGATIVE = 0xFF
 
+# The fields of a header of which nothing but name, type and size is known.
+_PLAIN_FRONT = b"0000644\x000000000\x000000000\x00"
+_PLAIN_MTIME = b"\x0000000000000\x00"
+_PLAIN_BACK = b"\0" * NAME_BYTES + _MAGIC + b"\0" * 64 + _DEVICES + b"\0" * (PREFIX_BYTES + 12)
+_PLAIN_SUM = sum(_PLAIN_FRONT + _PLAIN_MTIME + _BLANKS + _PLAIN_BACK)
+
 
 class Header(NamedTuple):
     """What a header says. `name` is the bytes of prefix and name, joined."""
@@ -92,6 +98,26 @@ def pack(header: Header) -> bytes:
     numbers = _numbers(header, records)
     block = _block(split, header, numbers, target)
     return _pax_entry(records) + block if records else block
+
+
+def pack_plain(name: bytes, kind: bytes, size_bytes: int) -> bytes:
+    """Return what `pack` does for a header of which nothing else is known, as of index entries.
+
+    Most of its bytes are always the same, and so is what they add to the checksum.
+    """
+    if len(name) > NAME_BYTES or size_bytes > SIZE_MAX:
+        return pack(Header(name, kind, size_bytes))
+    size = b"%011o" % size_bytes
+    total = _PLAIN_SUM + sum(name) + sum(size) + kind[0]
+    return b"%b%b%b%b%06o\0 %b%b" % (
+        name.ljust(NAME_BYTES, b"\0"),
+        _PLAIN_FRONT,
+        size,
+        _PLAIN_MTIME,
+        total,
+        kind,
+        _PLAIN_BACK,
+    )
 
 
 def _numbers(header: Header, records: dict[str, bytes]) -> tuple[int, int, int, int]:
