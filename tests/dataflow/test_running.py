@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,10 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow.parquet as pq
+import pyspark
 import pytest
 from tests.dataflow.compiler.rows import rows, seconds
 
 from holdfast.dataflow.compiler.places import SINK_CONFIG, SLOT, Places
+from holdfast.dataflow.java import spark_environment
 from holdfast.dataflow.run import PipelineRun
 from holdfast.dataflow.source.explanation import read_explanations
 from holdfast.dataflow.spec import Pipeline
@@ -153,4 +157,26 @@ def test_a_command_ends_when_it_is_told_and_goes_on_later(tmp_path: Path) -> Non
         capture_output=True, text=True,
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr
+    assert len(results(tmp_path / "out", "n")) == 12
+
+
+def test_spark_submit_says_where_it_runs(tmp_path: Path) -> None:
+    """The script of the guide; `--master` of the command is not looked at then."""
+    guide = (Path(__file__).parents[2] / "docs" / "guide" / "pipelines.md").read_text()
+    (script,) = re.findall(
+        r"```python\n(from holdfast.operate.cli import main\n.*?)```", guide, re.DOTALL
+    )
+    (tmp_path / "pipelines.py").write_text(script)
+    (tmp_path / "file.yaml").write_text(FILE)
+    fill(tmp_path / "q")
+    submit = Path(pyspark.__file__).parent / "bin" / "spark-submit"
+    words = command(tmp_path, "drain", "--close", "--json")[3:]
+    words[words.index("local[1]")] = "spark://nobody.invalid:7077"
+    ended = subprocess.run(
+        [str(submit), "--master", "local[1]", str(tmp_path / "pipelines.py"), *words],
+        check=False, timeout=PATIENCE_S, capture_output=True, text=True,
+        env={**os.environ, **spark_environment(), "SPARK_LOCAL_IP": "127.0.0.1"},
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    assert json.loads(ended.stdout)["closed"] is True
     assert len(results(tmp_path / "out", "n")) == 12

@@ -28,7 +28,13 @@ LINE_BYTES_MAX = 256 * 1024
 HURRY_S = 2.0
 _LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
 # What Java and Spark say at every start.
-_USUAL = ("WARNING: ", "Setting default log level", "To adjust logging level", "Using Spark's")
+_USUAL = (
+    "WARNING: ",
+    "Setting default log level",
+    "To adjust logging level",
+    "Using Spark's",
+    "WARN NativeCodeLoader",
+)
 
 log = logging.getLogger("holdfast.pipelines")
 
@@ -163,7 +169,7 @@ def _told(line: bytes) -> tuple[int, str]:
         fields = json.loads(text)
         return _LEVELS.get(fields["level"], logging.INFO), str(fields["message"])
     except (ValueError, TypeError, KeyError):
-        is_usual = text.startswith(_USUAL)
+        is_usual = any(usual in text for usual in _USUAL)
         return (logging.DEBUG if is_usual else logging.INFO), text and f"spark: {text}"
 
 
