@@ -37,8 +37,10 @@ from holdfast.quiver.segments.envelope import TIME_TYPE
 # Who moves rows, in the one quiver and in the other.
 MOVER = "lane"
 REDRIVER = "redrive"
-COLUMNS = ("id", "vertex", "tries", "attempts", "failed_us", "due_us", "row", EVENT_TIME)
-_SCHEMA = pa.schema([*LANE_TYPE, pa.field(EVENT_TIME, TIME_TYPE)])
+COLUMNS = ("id", "vertex", "tries", "attempts", "failed_us", "due_us", "row", "batch", EVENT_TIME)
+_SCHEMA = pa.schema([*LANE_TYPE, pa.field("batch", pa.int32()), pa.field(EVENT_TIME, TIME_TYPE)])
+# Of rows that people sent.
+_NO_BATCH = -1
 # How long the mover waits before it looks again.
 LOOK_EVERY_S = 0.25
 
@@ -147,11 +149,17 @@ class Lane:
         return self._due.quiver_id
 
     def ids_of(self, batch: int) -> set[str]:
-        """Return which rows of a batch were put here before, in another run of it."""
-        found = _columns(self._waiting, Position(0), ["id", "batch"])
-        if found is None:
-            return set()
-        return set(found.filter(pc.equal(found["batch"], batch))["id"].to_pylist())
+        """Return which rows of a batch were put here before, in another run of it.
+
+        They are here still: no batch after one that was not committed has taken them.
+        """
+        found: set[str] = set()
+        with self._lock:
+            for quiver in (self._waiting, self._due):
+                rows = _columns(quiver, Position(0), ["id", "batch"])
+                if rows is not None:
+                    found.update(rows.filter(pc.equal(rows["batch"], batch))["id"].to_pylist())
+        return found
 
     def holds_us(self, end_seq: int) -> int | None:
         """Return the earliest event time that is held; rows of `due` before `end_seq` are done."""
@@ -229,5 +237,6 @@ def _first_try(letter: dict[str, Any], name: str) -> dict[str, Any]:
         "failed_us": 0,
         "due_us": 0,
         "row": letter["payload"],
+        "batch": _NO_BATCH,
         EVENT_TIME: letter[EVENT_TIME],
     }

@@ -190,8 +190,10 @@ class Tail:
 
     def _put_in_lane(self, lane: Lane, frames: Frames, called: list[_Called], number: int) -> None:
         """Write the rows that will come again, each once."""
-        runs = {run for run in self._query.runs if run[0] in self._query.tail}
-        failed = [frames.run(run) for run in runs] + [one.rows for one in called]
+        vertices = self._plan.pipeline.vertices
+        runs = [run for run in self._query.runs if any(vertices[name].retry_lane for name in run)]
+        failed = [frames.run(run) for run in runs]
+        failed += [one.rows for one in called if one.sink.retry_lane is not None]
         for place, frame in enumerate(failed):
             again = frame.where("_failed.lane IS NOT NULL")
             rows = again.select("_failed.lane.*", "_event_time", F.lit(number).alias("batch"))
