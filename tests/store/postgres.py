@@ -21,11 +21,11 @@ def postgres_server() -> Iterator[str]:
     """Run a server on a socket in a folder of its own; yield its address."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # its dependencies' own
-        import pgserver
+        from pgserver.postgres_server import get_server
     # Short and open: a socket's path must fit into 107 bytes, and the server runs as its own user.
     folder = tempfile.mkdtemp(prefix="hf-pg-", dir="/tmp")
     os.chmod(folder, 0o755)
-    server = pgserver.get_server(f"{folder}/data", cleanup_mode="stop")
+    server = get_server(f"{folder}/data", cleanup_mode="stop")
     try:
         with psycopg.connect(server.get_uri(), autocommit=True) as connection:
             connection.execute(b"ALTER SYSTEM SET fsync = off")  # its own durability is not tested

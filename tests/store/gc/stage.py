@@ -80,6 +80,9 @@ class MemoryObjects:
     def now_s(self) -> float:
         return self.clock_s
 
+    def close(self) -> None:
+        pass
+
     def land(self, number: int) -> None:
         """Let a request land that had timed out."""
         what, key, data = self.late.pop(number)

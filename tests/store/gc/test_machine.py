@@ -28,12 +28,12 @@ def on_sqlite(folder: Path) -> type[StoreMachine]:
     class OnSqlite(StoreMachine):
         pass
 
-    OnSqlite.new_url = staticmethod(new_url)  # type: ignore[assignment]
+    OnSqlite.new_url = staticmethod(new_url)
     return OnSqlite
 
 
 def test_anything_in_any_order_on_sqlite(tmp_path: Path) -> None:
-    run_state_machine_as_test(  # type: ignore[no-untyped-call]
+    run_state_machine_as_test(
         on_sqlite(tmp_path), settings=settings(max_examples=15, stateful_step_count=25)
     )
 
@@ -41,7 +41,7 @@ def test_anything_in_any_order_on_sqlite(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_anything_in_any_order_for_long_on_sqlite(tmp_path: Path) -> None:
-    run_state_machine_as_test(  # type: ignore[no-untyped-call]
+    run_state_machine_as_test(
         on_sqlite(tmp_path), settings=settings(max_examples=300, stateful_step_count=60)
     )
 
@@ -62,6 +62,6 @@ def on_postgres(url: str) -> type[StoreMachine]:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_anything_in_any_order_on_postgres(postgres_url: str) -> None:
-    run_state_machine_as_test(  # type: ignore[no-untyped-call]
+    run_state_machine_as_test(
         on_postgres(postgres_url), settings=settings(max_examples=60, stateful_step_count=40)
     )
