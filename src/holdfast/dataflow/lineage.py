@@ -198,8 +198,13 @@ def _facet(schema: str, **fields: Any) -> Fields:
 
 
 def _inputs(pipeline: PipelineSettings, places: Places) -> Sequence[Fields]:
-    named = (q for v in pipeline.vertices.values() if v.source is not None for q in v.source.quiver)
-    return [_quiver(name, places) for name in dict.fromkeys(named)]
+    sources = [v.source for v in pipeline.vertices.values() if v.source is not None]
+    named = dict.fromkeys(quiver for source in sources for quiver in source.quiver)
+    folders = dict.fromkeys(source.files for source in sources if source.files is not None)
+    return [
+        *(_quiver(name, places) for name in named),
+        *(_folder(places.base_dir / folder) for folder in folders),
+    ]
 
 
 def _outputs(pipeline: PipelineSettings, places: Places) -> Sequence[Fields]:
