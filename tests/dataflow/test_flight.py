@@ -12,6 +12,7 @@ from tests.dataflow.quivers import CONFIG, at, batch
 from tests.dataflow.test_sinks import Sink
 from tests.dataflow.test_stream_reader import numbers, wait_for
 
+from holdfast.dataflow.source import place
 from holdfast.dataflow.source.explanation import read_explanations
 from holdfast.dataflow.source.place import connect
 from holdfast.errors import BadConfig, Fenced, OwnerGone
@@ -138,6 +139,24 @@ def test_a_dead_gateway_holds_the_watermark_and_nothing_of_it_is_late(
     # In force while the row of 13 s is read: nothing after it.
     assert rows.column("_wm_prev")[0].as_py() == at(5)
     assert rows.column("_wm")[0].as_py() == at(97)
+    query.stop()
+
+
+def test_what_only_its_owner_may_open_is_read_over_flight(
+    gateways: Callable[[str], LiveGateway], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gateway = gateways("one")
+    gateway.append((1.0, 1))
+    refused: list[object] = []
+
+    def refuse(*given: object) -> None:
+        refused.append(given)
+        raise PermissionError(13, "may not be read")
+
+    monkeypatch.setattr(place, "scan_sealed", refuse)
+    query = driver(gateway.address, tmp_path / "c")
+    assert numbers(query.next()) == [1]
+    assert len(refused) == 1
     query.stop()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from tests.dataflow.quivers import at
+from tests.dataflow.test_stream_reader import wait_for
 
+from holdfast.dataflow import intakes as intakes_module
+from holdfast.dataflow.compiler.places import Places
+from holdfast.dataflow.compiler.plan import make_plan
+from holdfast.dataflow.intakes import Intakes
 from holdfast.dataflow.source import intake
 from holdfast.dataflow.source.intake import FilesIntake, GeneratorIntake, Note
+from holdfast.dataflow.spec import Pipeline
 from holdfast.dataflow.spec.vertices import SourceSettings
 from holdfast.errors import BadInput
 from holdfast.quiver import ColumnExtractor, Quiver, QuiverConfig
+from holdfast.remote import RemoteQuiver
 
 SCHEMA = pa.schema([("at", pa.timestamp("us", tz="UTC")), ("key", pa.string()), ("n", pa.int64())])
 CONFIG = QuiverConfig(extractors={"events": ColumnExtractor("at")})
@@ -201,3 +209,51 @@ def test_a_generator_makes_what_is_due_and_goes_on_where_it_was(tmp_path: Path) 
 def test_a_source_that_makes_no_sense_is_refused(settings: dict[str, Any], told: str) -> None:
     with pytest.raises(ValueError, match=told):
         SourceSettings.model_validate(settings)
+
+
+# ------------------------------------------------------------------- of a whole pipeline
+
+
+def test_what_comes_is_taken_in_and_served_until_the_driver_ends(tmp_path: Path) -> None:
+    pipeline = Pipeline().source("made", generator={"rows_per_s": 1000, "rows": 30}).sink(files="o")
+    plan = make_plan("made", pipeline.settings)
+    places = Places(tmp_path / "state", tmp_path)
+
+    def is_all(intakes: Intakes, expected: int) -> bool | None:
+        location, _, name = intakes.addresses["made"].rpartition("/")
+        with RemoteQuiver.open(location, name) as remote:
+            is_there = remote.statement().max_event_us is not None
+        return (is_there and intakes.intakes["made"].rows_total == expected) or None
+
+    for expected in (30, 0):  # a second driver has nothing left to do
+        intakes = Intakes(plan, places)
+        try:
+            intakes.start()
+            wait_for(partial(is_all, intakes, expected))
+        finally:
+            intakes.close()
+
+
+def test_a_folder_that_is_not_there_is_waited_for(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(intakes_module, "AFTER_ERROR_S", 0.01)
+    world.incoming.rmdir()
+    with (
+        Quiver.open(world.state / "rows", CONFIG) as rows,
+        Quiver.open(world.state / "rejected") as rejected,
+    ):
+        files = FilesIntake(world.state, rows, rejected, world.incoming, "ndjson", "at", SCHEMA)
+        intakes = Intakes(make_plan("none", QUIVER_ONLY), Places(world.state, world.state))
+        intakes.intakes["lines"] = files
+        intakes.start()
+        try:
+            wait_for(lambda: "no folder to read files from" in caplog.text or None)
+            world.incoming.mkdir()
+            world.put("a.ndjson", row(1))
+            wait_for(lambda: files.rows_total == 1 or None)
+        finally:
+            intakes.close()
+
+
+QUIVER_ONLY = Pipeline().source(quiver="q").sink(files="o").settings

@@ -203,6 +203,16 @@ def test_a_checkpoint_of_another_quiver_is_refused(store: Path, tmp_path: Path) 
     other.stop()
 
 
+def test_a_checkpoint_of_another_subscriber_is_refused(store: Path, tmp_path: Path) -> None:
+    driver = Driver(str(store), tmp_path / "checkpoint")
+    driver.next(max_rows=10)
+    driver.stop()
+    other = Driver(str(store), tmp_path / "checkpoint", subscriber="others")
+    with pytest.raises(WrongQuiver, match=r"of subscriber 'stats' .* as 'others'"):
+        other.next()
+    other.stop()
+
+
 def test_a_quiver_may_be_added(store: Path, tmp_path: Path) -> None:
     driver = Driver(str(store), tmp_path / "checkpoint")
     driver.next()
