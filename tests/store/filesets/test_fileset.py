@@ -252,7 +252,7 @@ def opened_by_a_diff(count: int) -> int:
 
 
 def test_the_work_of_a_diff_grows_with_the_difference() -> None:
-    assert opened_by_a_diff(8000) < 2 * opened_by_a_diff(800)
+    assert opened_by_a_diff(4000) < 2 * opened_by_a_diff(400)
 
 
 @settings(max_examples=15, deadline=None)

@@ -93,7 +93,7 @@ def test_a_full_buffer_changes_nothing(one: list[Operation], max_buffer_bytes: i
 
 
 @settings(
-    max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(given_layers=st.lists(operations(6), min_size=2, max_size=3))
 def test_a_real_store_holds_the_same(

@@ -5,12 +5,14 @@ from __future__ import annotations
 import filecmp
 import os
 import random
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.store.filesets.operations import put_all, read_all
 
 from holdfast.errors import BadInput, Damaged, StoreError
+from holdfast.seam.folders import Folder
 from holdfast.store.filesets import (
     Commits,
     FileSet,
@@ -86,11 +88,15 @@ def committed(commits: Commits, job: Job, name: str, tree: StoredTree) -> FileSe
 def test_a_folder_is_restored_as_it_was(
     store: Store, job: Job, commits: Commits, folder: Path, tmp_path: Path
 ) -> None:
-    tree = put_tree(store, job, folder)
+    told: list[tuple[int, int]] = []
+    tree = put_tree(store, job, folder, progress=lambda *now: told.append(now))
     assert tree.files == tree.read_files + 2 == 161
+    assert told == sorted(told)
+    assert told[-1] == (tree.files, tree.read_bytes)
     with committed(commits, job, "tree", tree) as files:
-        restored = extract(files, tmp_path / "restored")
+        restored = extract(files, tmp_path / "restored", progress=lambda *now: told.append(now))
     assert restored.files == 161
+    assert told[-1] == (159, restored.size_bytes)
     assert look(tmp_path / "restored") == look(folder)
 
 
@@ -182,6 +188,22 @@ def test_links_out_of_a_folder_are_refused_or_left_out(
     tree = put_tree(store, job, folder, outside_links="skip")
     assert tree.skipped_links == 1
     assert not FileSet(store, [tree.layer]).exists("evil")
+
+
+def test_a_file_that_goes_meanwhile_is_not_there(
+    store: Store, job: Job, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = Folder.blocks
+
+    def blocks(self: Folder, path: str) -> Iterator[bytes]:
+        if path == "many/100":
+            (folder / path).unlink(missing_ok=True)
+        return original(self, path)
+
+    monkeypatch.setattr(Folder, "blocks", blocks)
+    files = FileSet(store, [put_tree(store, job, folder).layer])
+    assert not files.exists("many/100")
+    assert files.exists("many/101")
 
 
 def test_pipes_are_refused(store: Store, job: Job, folder: Path) -> None:

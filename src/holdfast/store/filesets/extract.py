@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import PurePath
 from typing import NamedTuple
@@ -27,6 +27,8 @@ GROUP_BYTES = 4 * 1024 * 1024
 # Groups that are handed out ahead of what is done.
 GROUPS_AHEAD = 16
 
+Progress = Callable[[int, int], None]
+
 
 class Restored(NamedTuple):
     """What was written."""
@@ -42,15 +44,17 @@ def extract(
     folder: str = "",
     overwrite: bool = False,
     threads: int = WRITE_THREADS,
+    progress: Progress = lambda files, size_bytes: None,
 ) -> Restored:
     """Restore a file set, or what is below one of its folders, into a folder on disk.
 
     A file that is there already is an error, or is replaced with `overwrite`; others stay.
+    `progress` is told, in this thread, how many files and bytes are restored.
     """
     below = check_folder(folder)
     try:
         with new_folder(target) as root:
-            return _Extraction(files, root, below, overwrite).run(threads)
+            return _Extraction(files, root, below, overwrite).run(threads, progress)
     except OSError as error:
         raise _failed(str(target), error) from error
 
@@ -65,27 +69,27 @@ class _Extraction:
         self._folders: list[Folder] = []
         self._lock = threading.Lock()
 
-    def run(self, threads: int) -> Restored:
+    def run(self, threads: int, progress: Progress) -> Restored:
         pool = ThreadPoolExecutor(threads, thread_name_prefix="restore")
         links: list[FileInfo] = []
         folders: list[FileInfo] = []
-        done: deque[Future[Restored]] = deque()
-        count, size_bytes = 0, 0
+        coming: deque[Future[Restored]] = deque()
+        done = Restored(0, 0)
         try:
             for group in self._groups(links, folders):
-                done.append(pool.submit(self._write, group))
-                if len(done) > GROUPS_AHEAD:
-                    part = done.popleft().result()
-                    count, size_bytes = count + part.files, size_bytes + part.size_bytes
-            for future in done:
-                part = future.result()
-                count, size_bytes = count + part.files, size_bytes + part.size_bytes
+                coming.append(pool.submit(self._write, group))
+                if len(coming) > GROUPS_AHEAD:
+                    done = _sum(done, coming.popleft().result())
+                    progress(*done)
+            while coming:
+                done = _sum(done, coming.popleft().result())
+                progress(*done)
         finally:
             pool.shutdown(cancel_futures=True)
             for folder in self._folders:
                 folder.close()
         self._finish(links, folders)
-        return Restored(count + len(links), size_bytes)
+        return _sum(done, Restored(len(links), 0))
 
     def _groups(self, links: list[FileInfo], folders: list[FileInfo]) -> Iterator[list[FileInfo]]:
         """Yield runs of files; what is not a file is set aside."""
@@ -152,6 +156,10 @@ class _Extraction:
             with self._lock:
                 self._folders.append(found)
         return found
+
+
+def _sum(one: Restored, other: Restored) -> Restored:
+    return Restored(one.files + other.files, one.size_bytes + other.size_bytes)
 
 
 def _failed(path: str, error: OSError) -> StoreError | BadInput:

@@ -123,6 +123,8 @@ class FolderReader:
                     found.append(FoundFile(entry, data if len(data) <= self._small_bytes else None))
                 else:
                     found.append(FoundFile(entry))
+            except FileNotFoundError:
+                continue  # it went while we looked
             except OSError as error:
                 raise self._failed(entry.path, error) from error
         return found

@@ -8,7 +8,7 @@ and so are the chunks of its index.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import TYPE_CHECKING, NamedTuple
@@ -36,6 +36,8 @@ from holdfast.store.filesets.seen import SeenFiles, SeenWriter
 if TYPE_CHECKING:
     from holdfast.store.gc.leases import Job
     from holdfast.store.store import Store
+
+Progress = Callable[[int, int], None]
 
 
 class StoredTree(NamedTuple):
@@ -65,11 +67,15 @@ def put_tree(
     parent_seen: Sequence[DataRef] = (),
     outside_links: OutsideLinks = "refuse",
     threads: int = READ_THREADS,
+    progress: Progress = lambda files, read_bytes: None,
 ) -> StoredTree:
-    """Store a folder. `parent` is a pinned file set, kept open until the new commit is made."""
+    """Store a folder. `parent` is a pinned file set, kept open until the new commit is made.
+
+    `progress` is told, in this thread, how many files were met and how many bytes were read.
+    """
     with store.chunks.writer(job) as writer:
         tree = _Tree(store, writer, folder, parent, parent_seen)
-        return tree.store(outside_links, threads)
+        return tree.store(outside_links, threads, progress)
 
 
 class _Tree:
@@ -89,7 +95,7 @@ class _Tree:
         self._seen = SeenWriter(store.references.seam.clock.wall_ns())
         self._counts = _Counts()
 
-    def store(self, outside_links: OutsideLinks, threads: int) -> StoredTree:
+    def store(self, outside_links: OutsideLinks, threads: int, progress: Progress) -> StoredTree:
         reader = FolderReader(
             self._folder,
             small_bytes=self._small_bytes,
@@ -106,6 +112,7 @@ class _Tree:
                 empty = self._folder_or_empty(found.entry)
             else:
                 self._add_file(reader, found)
+                progress(self._counts.files, self._counts.read_bytes)
         if empty is not None:
             self._add_folder(empty)
         layer = self._builder.close(Tombstones([""]))
