@@ -46,6 +46,7 @@ def test_the_slowest_gateway_decides() -> None:
 
 
 def test_a_waiting_event_holds_it_and_nothing_moves_it_back() -> None:
+    """Hole H6 of Numaflow: what waits holds an idle watermark; a small step back stalls none."""
     claims = Claims(DELAY)
     assert seconds(claims.update({"one": flowing(30, pending_s=12)}).us) == 12
     assert seconds(claims.update({"one": flowing(30, pending_s=3)}).us) == 12
@@ -53,6 +54,7 @@ def test_a_waiting_event_holds_it_and_nothing_moves_it_back() -> None:
 
 
 def test_silence_is_not_idleness() -> None:
+    """Hole H6 of Numaflow: an input that is slow to answer is not one that has nothing."""
     claims = Claims(DELAY)
     claims.update({"one": flowing(30), "two": flowing(30)})
     silent = Silence(NOW + 40 * SECOND)

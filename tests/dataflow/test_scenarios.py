@@ -242,6 +242,7 @@ def test_a_function_gets_the_rows_that_a_native_window_counts(bench: MakeBench) 
     one.run()
     one.feed("events", rows((19.999, "a", 8), (20.0, "a", 10)))
     one.close()
+    assert [query.left_out_total for query in one.statistics] == [0]  # nothing silently
     found = windows(one, "python_out", "key", "n")
     assert found == {(0, "a", 3): 1, (10, "a", 1): 1, (20, "a", 2): 1}
     assert found == windows(one, "native_out", "key", "n") - Counter({(10, "bad", 1): 1})
