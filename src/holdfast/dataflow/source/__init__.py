@@ -5,8 +5,8 @@
                             ▼ partitions
     executor ◀──────── reading.py: maps sealed segments, adds the watermark columns
 
-Three more ways in: `batch.py` reads what is sealed once (`spark.read`), `stored.py` is a stream over
-what is stored, without a subscriber (replays), `intake.py` takes files and made-up rows into a
+Three more ways in: `batch.py` reads what is sealed once (`spark.read`), `stored.py` is a stream
+over what is stored, without a subscriber (replays), `intake.py` takes files and made-up rows into a
 quiver first.
 
 One query is one subscriber of each quiver it reads. What Spark has in its offset log is pinned in
