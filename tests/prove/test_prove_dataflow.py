@@ -1,0 +1,79 @@
+"""`holdfast prove dataflow`: its parts alone, and a short run of the real thing."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from holdfast.dataflow.points import TRAP, Point
+from holdfast.graph.pipelines import load_pipelines
+from holdfast.prove.dataflow_clients import INVALID
+from holdfast.prove.dataflow_graph import PIPELINES, graph_file
+from holdfast.prove.dataflow_trap import DRIVER, TRAPS, set_trap, take_trap
+from holdfast.prove.sessions import end_session, processes, session_of, sessions_with
+from holdfast.signals.openlineage.validation import ValidationSettings, Validator
+
+# A process that leads a session with a child in it, and then comes to a moment of a batch.
+VICTIM = """
+import subprocess, sys
+from holdfast.dataflow.points import Point, reached
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+reached(Point.OFFSETS, "checkpoint")
+print("alive", flush=True)
+reached(Point.WRITE, "checkpoint")
+print("still alive", flush=True)
+"""
+
+
+def test_the_configuration_of_the_proof_is_valid(tmp_path: Path) -> None:
+    (tmp_path / "gateway.yaml").write_text(graph_file(4711, tmp_path))
+    loaded = load_pipelines(tmp_path / "gateway.yaml")
+    assert tuple(loaded.pipelines) == PIPELINES
+    assert not loaded.warnings
+
+
+def test_what_is_meant_to_be_refused_is_invalid() -> None:
+    _, verdict = Validator(ValidationSettings()).parse_and_check(INVALID)
+    assert verdict.errors
+
+
+def test_a_trap_strikes_once(tmp_path: Path) -> None:
+    assert take_trap(tmp_path, DRIVER) is None
+    set_trap(tmp_path, DRIVER, Point.WRITE)
+    assert take_trap(tmp_path, DRIVER) == Point.WRITE
+    assert take_trap(tmp_path, DRIVER) is None
+
+
+def test_whoever_steps_into_a_trap_dies_with_its_whole_session(tmp_path: Path) -> None:
+    environ = {**os.environ, TRAPS: str(tmp_path), TRAP: "holdfast.prove.dataflow_trap:reached"}
+    set_trap(tmp_path, DRIVER, Point.WRITE)
+    with subprocess.Popen(
+        [sys.executable, "-c", VICTIM], env=environ, stdout=subprocess.PIPE, start_new_session=True
+    ) as victim:
+        try:
+            told, _ = victim.communicate(timeout=60)
+            assert told == b"alive\n"
+            assert victim.returncode == -9
+            assert not [pid for pid in processes() if session_of(pid) == victim.pid]
+            assert not sessions_with(TRAPS, str(tmp_path))
+        finally:
+            end_session(victim.pid)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(2400)
+def test_a_short_proof_holds(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "holdfast", "prove", "dataflow", "--kills", "2", "--json"]
+    done = subprocess.run(
+        [*command, "--dir", str(tmp_path / "proof")], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(done.stdout)
+    assert found["counted"] == found["accepted"] > 0
+    assert (found["duplicated"], found["lost"], found["kills"]) == (0, 0, 2)
+    assert found["refused"] > 0
