@@ -27,6 +27,7 @@ from holdfast.quiver.log.frame import NO_WATERMARK
 from holdfast.quiver.points import Point
 from holdfast.quiver.segments import manifest
 from holdfast.quiver.segments.bundle_table import BUNDLE_SCHEMA, PLACE_TYPE
+from holdfast.quiver.segments.columns import numbers, texts
 from holdfast.quiver.segments.file import write_data_file
 from holdfast.quiver.segments.manifest import FileSummary, ProducerSummary, Summary
 from holdfast.quiver.segments.rows import OPAQUE, Group
@@ -152,22 +153,22 @@ def _bundle_table(bundles: Sequence[Held], places: Places) -> pa.Buffer:
     places.sort()
     columns = [[place[number] for place in places] for number in (2, 3, 4)]
     values = pa.StructArray.from_arrays(
-        [pa.array(column, kind.type) for column, kind in zip(columns, PLACE_TYPE, strict=True)],
+        [numbers(column, kind.type) for column, kind in zip(columns, PLACE_TYPE, strict=True)],
         fields=list(PLACE_TYPE),
     )
     counts = Counter([place[0] for place in places])
     offsets = itertools.accumulate([counts[held.seq] for held in bundles], initial=0)
     batch = pa.record_batch(
         [
-            pa.array([held.seq for held in bundles], pa.int64()),
-            pa.array([int(held.kind) for held in bundles], pa.int8()),
-            pa.array([held.ingestion_ns for held in bundles], pa.int64()),
-            pa.array([_watermark(held) for held in bundles], pa.int64()),
-            pa.array([held.producer for held in bundles], pa.string()),
-            pa.array([held.epoch for held in bundles], pa.int64()),
-            pa.array([held.events for held in bundles], pa.int32()),
-            pa.array([len(held.payload) for held in bundles], pa.int64()),
-            pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), values),
+            numbers([held.seq for held in bundles], pa.int64()),
+            numbers([held.kind for held in bundles], pa.int8()),
+            numbers([held.ingestion_ns for held in bundles], pa.int64()),
+            numbers([_watermark(held) for held in bundles], pa.int64()),
+            texts([held.producer for held in bundles]),
+            numbers([held.epoch for held in bundles], pa.int64()),
+            numbers([held.events for held in bundles], pa.int32()),
+            numbers([len(held.payload) for held in bundles], pa.int64()),
+            pa.ListArray.from_arrays(numbers(list(offsets), pa.int32()), values),
         ],
         schema=BUNDLE_SCHEMA,
     )

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from holdfast.quiver.bundle import one_batch, read_stream
+from holdfast.quiver.segments.columns import constant
 
 # Microseconds: what Spark, duckdb and Python keep, and enough range for the year 9999. The payload
 # still has whatever its producer wrote.
@@ -100,19 +101,19 @@ class TimedRows:
 def read_times(given: pa.Array | None, ingestion: pa.Array, max_skew_s: float) -> TimedRows:
     """Return the event times of rows whose producers gave `given` (nulls allowed)."""
     if given is None:
-        flags = pa.repeat(pa.scalar(TimeFlag.MISSING, pa.int8()), len(ingestion))
+        flags = pa.repeat(constant(TimeFlag.MISSING, pa.int8()), len(ingestion))
         return TimedRows(ingestion, flags, ingestion)
     missing = given.is_null()
     times = pc.if_else(missing, ingestion, given)
-    limit = pc.add(ingestion, pa.scalar(int(max_skew_s * 1e6), pa.duration("us")))
-    epoch = pa.scalar(0, TIME_TYPE)
+    limit = pc.add(ingestion, constant(int(max_skew_s * 1e6), pa.duration("us")))
+    epoch = constant(0, TIME_TYPE)
     in_future, before = pc.greater(times, limit), pc.less(times, epoch)
     flags = pc.case_when(
         pc.make_struct(missing, in_future, before),
-        pa.scalar(TimeFlag.MISSING, pa.int8()),
-        pa.scalar(TimeFlag.IN_FUTURE, pa.int8()),
-        pa.scalar(TimeFlag.BEFORE_1970, pa.int8()),
-        pa.scalar(TimeFlag.GIVEN, pa.int8()),
+        constant(TimeFlag.MISSING, pa.int8()),
+        constant(TimeFlag.IN_FUTURE, pa.int8()),
+        constant(TimeFlag.BEFORE_1970, pa.int8()),
+        constant(TimeFlag.GIVEN, pa.int8()),
     )
     clamped = pc.if_else(in_future, limit, pc.if_else(before, epoch, times))
     return TimedRows(times, flags, clamped)

@@ -20,6 +20,7 @@ from xxhash import xxh3_128_hexdigest
 from holdfast.quiver.bundle import decode_arrow, decode_raw, joined, read_stream
 from holdfast.quiver.log.buffer import Held
 from holdfast.quiver.log.frame import Kind
+from holdfast.quiver.segments.columns import constant, texts
 from holdfast.quiver.segments.dictionaries import unify
 from holdfast.quiver.segments.envelope import TIME_TYPE
 
@@ -69,7 +70,8 @@ class Values:
             return pa.nulls(len(self.lengths), kind)
         present = None
         if empty_is_null:
-            present = pc.not_equal(_fixed(pa.uint32(), self.lengths), 0).buffers()[1]
+            lengths = _fixed(pa.int32(), self.lengths)
+            present = pc.not_equal(lengths, constant(0, pa.int32())).buffers()[1]
         offsets = pa.py_buffer(array("i", accumulate(self.lengths, initial=0)))
         buffers = [present, offsets, joined(self.pieces)]
         return pa.Array.from_buffers(kind, len(self.lengths), buffers)
@@ -174,7 +176,7 @@ def group_table(group: Group) -> pa.Table:
     ]
     fields = list(RAW_FIELDS)
     if group.kind == OPAQUE:
-        columns += [pa.array(group.slots, pa.string()), pa.array(group.kinds, pa.string())]
+        columns += [texts(group.slots), texts(group.kinds)]
         fields += [pa.field("slot", pa.string()), pa.field("slot_kind", pa.string())]
     return pa.Table.from_arrays(columns, schema=pa.schema(fields))
 

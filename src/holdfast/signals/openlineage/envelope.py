@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 
 import orjson
 import pyarrow as pa
 
+from holdfast.quiver.segments.columns import numbers, texts
 from holdfast.signals.openlineage.names import event_time, job_name, run_id
 
 _FIELDS = pa.schema(
@@ -18,6 +19,8 @@ _FIELDS = pa.schema(
         pa.field("job", pa.string()),
     ]
 )
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
 
 
 class OpenLineageExtractor:
@@ -26,21 +29,23 @@ class OpenLineageExtractor:
     def extract(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """Return one row for each payload; one that cannot be read costs only its own row."""
         found = list(_read(rows.column("payload")))
-        columns = zip(*found, strict=True) if found else [()] * len(_FIELDS)
-        arrays = [
-            pa.array(column, field.type) for column, field in zip(columns, _FIELDS, strict=True)
-        ]
-        return pa.record_batch(arrays, schema=_FIELDS)
+        times, runs, jobs = zip(*found, strict=True) if found else ((), (), ())
+        columns = [numbers(times, _FIELDS.field("event_time").type), texts(runs), texts(jobs)]
+        return pa.record_batch(columns, schema=_FIELDS)
 
 
-def _read(payloads: pa.Array) -> Iterator[tuple[datetime | None, str | None, str | None]]:
+def _read(payloads: pa.Array) -> Iterator[tuple[int | None, str | None, str | None]]:
     for payload in _values(payloads):
         try:
             document = orjson.loads(payload)
         except orjson.JSONDecodeError:
             yield None, None, None
         else:
-            yield event_time(document), run_id(document), job_name(document)
+            yield _micros(event_time(document)), run_id(document), job_name(document)
+
+
+def _micros(time: datetime | None) -> int | None:
+    return None if time is None else (time - _EPOCH) // _MICROSECOND
 
 
 def _values(column: pa.Array) -> Iterator[memoryview]:
