@@ -10,6 +10,7 @@ NAMES = {
     "quiver": "kill a process that appends to a quiver; everything it answered must be there",
     "gateway": "kill a gateway and its backends under load; all that was accepted must arrive",
     "dataflow": "kill a gateway and the driver of its pipelines; every event must count once",
+    "store": "kill writers, readers, deleters and collectors; what is used stays, nothing else",
 }
 
 Progress = Callable[[str], None]
@@ -22,6 +23,8 @@ def run(name: str, *, kills: int, seed: int, directory: Path, progress: Progress
         from holdfast.prove.gateway import prove_gateway as prove
     elif name == "dataflow":
         from holdfast.prove.dataflow import prove_dataflow as prove
+    elif name == "store":
+        from holdfast.prove.store import prove_store as prove
     else:
         from holdfast.prove.quiver import prove_quiver as prove
     return prove(kills=kills, seed=seed, directory=directory, progress=progress)
@@ -29,6 +32,10 @@ def run(name: str, *, kills: int, seed: int, directory: Path, progress: Progress
 
 def points(name: str) -> list[tuple[str, str]]:
     """Return the named fault points of a proof, with what happens at each."""
+    if name == "store":
+        from holdfast.store.gc.points import DESCRIPTIONS as STEPS
+
+        return [(str(point), text) for point, text in STEPS.items()]
     from holdfast.quiver.points import DESCRIPTIONS
 
     assert name in NAMES, f"BUG: no proof {name}"

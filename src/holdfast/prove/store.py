@@ -1,0 +1,209 @@
+"""Prove the store: writers, readers, deleters and collectors at work on one, and killed at it.
+
+Once over a folder, and once over S3 if a server is installed. Every other kill strikes at a named
+point, the rest at random moments. In the end everybody is killed, the leases lapse, a collector
+takes away what is garbage, and what is left is compared with the journals.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from holdfast.prove.gateway import Process
+from holdfast.prove.s3_server import BUCKET, has_s3_server, running_s3
+from holdfast.prove.store_checker import StoreVerdict, check_store
+from holdfast.prove.store_victim import (
+    DATABASE,
+    JOURNALS,
+    LEASE_S,
+    POINT,
+    SEED,
+    SETTINGS,
+    URL,
+)
+from holdfast.store.gc.collector import Collector
+from holdfast.store.gc.points import Point
+from holdfast.store.objects.local import Point as Step
+from holdfast.store.store import Store
+
+ROLES = {
+    "writer-1": "writer",
+    "writer-2": "writer",
+    "reader": "reader",
+    "deleter": "deleter",
+    "collector-1": "collector",
+    "collector-2": "collector",
+}
+# Who gets to which points.
+_WRITER_POINTS = (Point.RESERVED, Point.MARKED, Point.PUBLISHING)
+_DELETER_POINTS = (Point.COMMIT_DELETING,)
+_COLLECTOR_POINTS = (
+    Point.LEASES_EXPIRED,
+    Point.LEASE_RELEASED,
+    Point.REMOVING,
+    Point.DELETING,
+    Point.OBJECTS_DELETED,
+    Point.FORGOTTEN,
+    Point.SWEPT,
+)
+_WRITER_STEPS = (Step.CREATE, Step.WRITE, Step.SYNC, Step.LINK, Step.DIR_SYNC)
+_COLLECTOR_STEPS = (Step.DELETE, Step.DELETE_SYNC)
+# How long a process may take to get to its point.
+POINT_SECONDS_MAX = 20.0
+POLL_SECONDS = 0.02
+
+
+def sites_of(role: str, *, is_local: bool) -> list[str]:
+    """Return the points that a role gets to."""
+    points: dict[str, tuple[Point, ...]] = {
+        "writer": _WRITER_POINTS,
+        "deleter": _DELETER_POINTS,
+        "collector": _COLLECTOR_POINTS,
+    }
+    steps: dict[str, tuple[Step, ...]] = {"writer": _WRITER_STEPS, "collector": _COLLECTOR_STEPS}
+    found = [str(point) for point in points.get(role, ())]
+    return found + ([str(step) for step in steps.get(role, ())] if is_local else [])
+
+
+class StoreProof:
+    """All processes over one store."""
+
+    def __init__(self, folder: Path, url: str, database: str | None, seed: int) -> None:
+        self.journals, self._logs = folder / "journals", folder / "logs"
+        for made in (self.journals, self._logs):
+            made.mkdir(parents=True)
+        self._url, self._database = url, database
+        self._dice = random.Random(seed)
+        self._is_local = "://" not in url
+        self._environment = {URL: url, JOURNALS: str(self.journals), SEED: str(seed)}
+        if database is not None:
+            self._environment[DATABASE] = database
+        self._processes: dict[str, Process] = {}
+        Store.create(url, database=database, settings=SETTINGS).close()
+        for name in ROLES:
+            self.start(name)
+
+    def start(self, name: str, point: str | None = None) -> None:
+        """Start one of the processes, perhaps with a point at which it dies."""
+        values = {**self._environment, **({POINT: point} if point else {})}
+        with _environment(values):
+            command = [sys.executable, "-m", "holdfast.prove.store_victim", ROLES[name], name]
+            self._processes[name] = Process(command, self._logs / name)
+        self._processes[name].wait_ready()
+
+    def kill_at_random(self) -> str:
+        """Kill one of them at a random moment; return who it was."""
+        time.sleep(self._dice.uniform(0.1, 1.0))
+        name = self._dice.choice(sorted(ROLES))
+        self._processes[name].kill()
+        self.start(name)
+        return f"random: {ROLES[name]}"
+
+    def kill_at_point(self) -> str | None:
+        """Let one die at a named point; None if it did not get there in time."""
+        name = self._dice.choice([name for name, role in ROLES.items() if role != "reader"])
+        point = self._dice.choice(sites_of(ROLES[name], is_local=self._is_local))
+        self._processes[name].kill()
+        self.start(name, point)
+        give_up_s = time.monotonic() + POINT_SECONDS_MAX
+        while self._processes[name].is_alive() and time.monotonic() < give_up_s:
+            time.sleep(POLL_SECONDS)
+        reached = not self._processes[name].is_alive()
+        self._processes[name].kill()
+        self.start(name)
+        return point if reached else None
+
+    def close(self) -> None:
+        """Kill everybody."""
+        for process in self._processes.values():
+            process.kill()
+        self._processes.clear()
+
+    def settle(self) -> StoreVerdict:
+        """Kill everybody, collect what is garbage, and compare."""
+        self.close()
+        # Leases are the last thing that the dead hold.
+        time.sleep(LEASE_S)
+        patient = SETTINGS.model_copy(
+            update={"gc": SETTINGS.gc.model_copy(update={"orphan_grace_s": 0.0})}
+        )
+        with Store.open(self._url, database=self._database, settings=patient) as store:
+            collector = Collector(store.references, store.objects)
+            collector.collect()
+            collector.sweep()
+            return check_store(store, self.journals)
+
+
+@contextlib.contextmanager
+def _environment(values: dict[str, str]) -> Iterator[None]:
+    """Set variables while a child is started."""
+    before = dict(os.environ)
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def prove_store(
+    *, kills: int, seed: int, directory: Path, progress: Callable[[str], None]
+) -> dict[str, Any]:
+    """Kill those who work on a store `kills` times, half of them over S3, and check the rest."""
+    started_s = time.monotonic()
+    sites: Counter[str] = Counter()
+    missed = 0
+    places = ["folder", *(["s3"] if has_s3_server() else [])]
+    verdicts: dict[str, StoreVerdict] = {}
+    for number, place in enumerate(places):
+        share = kills // len(places) + (number < kills % len(places))
+        with _place(directory, place) as (url, database):
+            proof = StoreProof(directory / place, url, database, seed)
+            try:
+                done = 0
+                while done < share:
+                    at_point = done % 2 == 1
+                    site = proof.kill_at_point() if at_point else proof.kill_at_random()
+                    if site is None:
+                        missed += 1
+                        continue
+                    sites[site] += 1
+                    done += 1
+                    progress(f"{place}: kill {done}/{share} at {site}")
+                progress(f"{place}: everything is collected and compared")
+                verdicts[place] = proof.settle()
+            finally:
+                proof.close()
+    return {
+        "proof": "store",
+        "ok": all(verdict.ok for verdict in verdicts.values()),
+        "missing": sum(v.missing_chunks + v.lost_commits for v in verdicts.values()),
+        "leaked": sum(v.leaked_objects + v.leaked_rows for v in verdicts.values()),
+        "places": {place: asdict(verdict) for place, verdict in verdicts.items()},
+        "kills": sites.total(),
+        "kills_at_points": sum(n for site, n in sites.items() if not site.startswith("random")),
+        "kill_sites": dict(sorted(sites.items())),
+        "points_not_reached": missed,
+        "without_s3": "s3" not in places,
+        "seconds": round(time.monotonic() - started_s, 1),
+        "seed": seed,
+    }
+
+
+@contextlib.contextmanager
+def _place(directory: Path, place: str) -> Iterator[tuple[str, str | None]]:
+    """Give the url of a new store, and that of its database."""
+    if place == "folder":
+        yield str(directory / "store"), None
+        return
+    with running_s3(directory / "s3.log") as variables, _environment(variables):
+        yield f"s3://{BUCKET}/store", f"sqlite:///{directory / 's3.sqlite'}"
