@@ -13,7 +13,7 @@ from tests.store.filesets.operations import NO_JOB, Operation, layer_of, put_all
 from holdfast.errors import BadInput
 from holdfast.store.filesets import FileSet, Layer, compact
 from holdfast.store.filesets import fileset_pb2 as pb
-from holdfast.store.filesets.compact import plan
+from holdfast.store.filesets.compact import compact_run, plan
 
 
 def sized(entries: int) -> Layer:
@@ -109,3 +109,45 @@ def test_by_reference_or_anew_makes_the_same_index(seed: int) -> None:
     [merged] = compact(store, NO_JOB, [base, layer_of(store, operations)], whole=True)
     after = {path: b"" for path in paths if path not in gone} | changed
     assert merged.root == put_all(store, after).root
+
+
+PATHS = [f"d{n % 5}/{n:04}" for n in range(250)]
+
+
+def test_entries_with_flags_are_written_anew_for_a_base() -> None:
+    store, _ = memory_store()
+    files = dict.fromkeys(PATHS, b"")
+    [merged] = compact(store, NO_JOB, [put_all(store, files, base=False)], whole=True)
+    assert merged.root == put_all(store, files).root
+
+
+def test_a_chunk_that_ended_with_its_layer_is_written_anew() -> None:
+    store, _ = memory_store()
+    base = put_all(store, dict.fromkeys(PATHS, b""))
+    for count in range(1, 8):
+        more = {f"z/{n}": b"" for n in range(count)}
+        layers = [base, put_all(store, more, base=False)]
+        [merged] = compact(store, NO_JOB, layers, whole=True)
+        assert merged.root == put_all(store, {**dict.fromkeys(PATHS, b""), **more}).root
+
+
+def test_an_upper_run_is_what_one_writer_would_have_written() -> None:
+    store, _ = memory_store()
+    deletions = [Operation("delete_prefix", f"d{n}/") for n in (1, 3)]
+    puts = [Operation("put", path) for path in PATHS]
+    base = put_all(store, {f"old/{n:04}": b"" for n in range(5)})
+    layers = [base, layer_of(store, deletions), layer_of(store, puts)]
+    merged = compact(store, NO_JOB, layers, level_factor=1)
+    assert len(merged) in (1, 2)
+    with store.chunks.writer(NO_JOB) as writer:
+        run = compact_run(store, writer, layers[1:], is_base=False)
+    assert run.root == layer_of(store, [*deletions, *puts]).root
+    assert run.num_tombstones == 2
+
+
+def test_a_diff_sees_what_a_deleted_folder_takes_away() -> None:
+    store, _ = memory_store()
+    base = put_all(store, dict.fromkeys(PATHS, b""))
+    deletion = layer_of(store, [Operation("delete_prefix", "d3/")])
+    found = FileSet(store, [base]).diff(FileSet(store, [base, deletion]))
+    assert [one.path for one in found] == sorted(path for path in PATHS if path.startswith("d3/"))
