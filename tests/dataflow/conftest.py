@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from holdfast.dataflow.java import spark_environment
+from holdfast.dataflow.worker_python import worker_environment
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -24,7 +25,7 @@ JVM_GRACE_S = 30.0
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """A quiet `local[2]`, bound to loopback, that writes below a temporary folder."""
     folder = tmp_path_factory.mktemp("spark")
-    os.environ.update(spark_environment())
+    os.environ.update({**spark_environment(), **worker_environment()})
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     session = build_session(folder)
     gateway = session.sparkContext._gateway

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from holdfast.dataflow.java import spark_environment
+from holdfast.dataflow.worker_python import worker_environment
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -46,6 +47,7 @@ def start_session(
     is_local = master.startswith("local") and not is_submitted()
     if is_local:
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+        os.environ.update(worker_environment())
     builder = SparkSession.builder.appName(name)
     if not is_submitted():
         builder = builder.master(master)
