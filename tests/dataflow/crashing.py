@@ -29,6 +29,7 @@ from holdfast.dataflow.run import PipelineRun
 from holdfast.dataflow.session import query_session, start_session
 from holdfast.dataflow.source.checkpoint import Checkpoint
 from holdfast.dataflow.spec.pipeline import PipelineSettings
+from holdfast.errors import PipelineFailed
 from holdfast.prove.sessions import end_session
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ BATCH = 1
 MASTER = "local[2]"
 BARRIER_S = 200.0
 QUERY_S = 300
+ATTEMPTS = 4
 
 # ------------------------------------------------------------------------- moments
 
@@ -170,10 +172,28 @@ def twice(row: dict[str, Any]) -> dict[str, Any]:
     return {"number": row["number"], "twice": 2 * row["number"]}
 
 
-def _compiled(shape: str, folder: Path, spark: SparkSession) -> None:
+def compiled(shape: str, folder: Path, spark: SparkSession, *, close: bool = True) -> None:
+    """Run the pipeline of a shape to its end."""
     settings = PipelineSettings.model_validate(yaml.safe_load(PIPELINES)[shape])
-    with PipelineRun(shape, settings, Places(folder / "state", folder), spark) as run:
-        run.drain(close=True)
+    drain(shape, settings, Places(folder / "state", folder), spark, close=close)
+
+
+def drain(
+    name: str, settings: PipelineSettings, places: Places, spark: SparkSession, *, close: bool
+) -> PipelineRun:
+    """Drain a pipeline; again if the machine was too busy.
+
+    Spark gives up on a Python process that takes more than ten seconds to start.
+    """
+    for attempt in range(1, ATTEMPTS + 1):
+        try:
+            with PipelineRun(name, settings, places, spark) as run:
+                run.drain(close=close)
+            return run
+        except PipelineFailed as error:
+            if "failed to connect back" not in error.message or attempt == ATTEMPTS:
+                raise
+    raise AssertionError("BUG: no attempt")
 
 
 # -------------------------------------------------------------------------- running
@@ -181,7 +201,7 @@ def _compiled(shape: str, folder: Path, spark: SparkSession) -> None:
 
 def run(kind: str, root: Path, spark: SparkSession) -> None:
     """Run all shapes to their end at once, in batches of 20 rows, and close all windows."""
-    one = _plain if kind == "plain" else _compiled
+    one = _plain if kind == "plain" else compiled
     with ThreadPoolExecutor(len(SHAPES)) as threads:
         running: list[Future[None]] = []
         for shape in SHAPES:

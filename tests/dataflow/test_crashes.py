@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING
 
 import pyarrow.parquet as pq
 import pytest
-from tests.dataflow.crashing import CELLS, KINDS, QUIVERS, SHAPES, run
+from tests.dataflow.crashing import CELLS, KINDS, QUIVERS, SHAPES, compiled, run
 from tests.dataflow.quivers import at, fill, open_when_free
 
 from holdfast.dataflow.points import TRAP, Point
+from holdfast.errors import PipelineFailed
 from holdfast.prove.sessions import end_session
 from holdfast.quiver import Outcome
 
@@ -145,3 +146,48 @@ def test_a_driver_that_lives_gives_what_is_expected(
     """What the dead ones are measured by is counted without Spark: an undisturbed run gives it."""
     run(kind, root, spark)
     check(root)
+
+
+# ------------------------------------------------------- a checkpoint that lost its tail
+
+
+def set_back(folder: Path) -> None:
+    """Take the last batch out of Spark's logs, as a power cut may: it does not sync them."""
+    (checkpoint,) = folder.glob("state/*/checkpoint")
+    last = max(int(path.name) for path in (checkpoint / "offsets").glob("[0-9]*"))
+    for log in ("offsets", "commits"):
+        (checkpoint / log / str(last)).unlink()
+        (checkpoint / log / f".{last}.crc").unlink(missing_ok=True)
+
+
+def add_more(folder: Path) -> None:
+    for name in QUIVERS:
+        fill(folder / name, [(60.0, "a", 1000 + len(name))])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_query_without_state_goes_on_behind_what_its_sink_has(
+    root: Path, spark: SparkSession
+) -> None:
+    compiled("map", root / "map", spark, close=False)
+    assert results(root, "map") == expected("map")
+    set_back(root / "map")
+    add_more(root / "map")
+    compiled("map", root / "map", spark, close=False)
+    assert results(root, "map") == expected("map") + Counter({(1003, 2006): 2})
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("shape", ["window", "session", "fan_out"])
+def test_a_query_with_state_or_two_sinks_is_refused_and_writes_nothing(
+    shape: str, root: Path, spark: SparkSession
+) -> None:
+    compiled(shape, root / shape, spark, close=False)
+    before = results(root, shape)
+    set_back(root / shape)
+    add_more(root / shape)
+    with pytest.raises(PipelineFailed, match=r"goes back|another range"):
+        compiled(shape, root / shape, spark, close=False)
+    assert results(root, shape) == before
