@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -143,3 +144,22 @@ def test_only_whole_segments_are_counted_by_their_summaries(still: StillMachine)
     first, second = quiver.segments()
     assert shelf_of(quiver).unresolved(subscriber, first) == Totals(2, 2)
     assert shelf_of(quiver).unresolved(subscriber, second) == Totals(3, 3)
+
+
+def test_nothing_is_read_before_it_is_counted_as_accepted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A reader could resolve it, and its account would have more outcomes than events."""
+    with StillMachine() as still:
+        quiver = still.start()
+        writer, seen = quiver._engine.writer, []
+        count = writer._count
+
+        def look_and_count(*args: Any) -> None:
+            seen.append([ref.seq for ref in shelf_of(quiver).refs(0)])
+            count(*args)
+
+        monkeypatch.setattr(writer, "_count", look_and_count)
+        first, second = append(quiver, 2)
+        assert seen == [[], [first]]
+        assert [ref.seq for ref in shelf_of(quiver).refs(0)] == [first, second]

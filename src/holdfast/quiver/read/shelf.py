@@ -41,9 +41,10 @@ class Shelf:
 
     def _tail(self, from_seq: int, *, synced_only: bool = True) -> list[tuple[int, list[Held]]]:
         """Return, oldest first, each buffer's first seq and what of it can be read."""
+        # What is not counted yet is not read: it could be resolved before it was accepted.
+        newest_seq = self.newest_seq() if synced_only else SEQ_MAX
         # The open buffer before the sealer's: if it is handed over meanwhile, it is found there.
-        synced_seq, open_bundles = self._writer.synced_seq, self._writer.buffer.bundles
-        newest_seq = synced_seq if synced_only else SEQ_MAX
+        open_bundles = self._writer.buffer.bundles
         lists = [buffer.bundles for buffer in self._sealer.sealing()]
         if open_bundles and all(open_bundles is not bundles for bundles in lists):
             lists.append(open_bundles)
