@@ -443,6 +443,7 @@ def test_an_adopted_core_takes_no_appends_of_any_kind(rack: Rack) -> None:
     attempts: list[Callable[[], object]] = [
         lambda: adopted.append_raw(b"event"),
         lambda: asyncio.run(adopted.append_raw_async(b"event")),
+        adopted.intake,
         lambda: adopted.heartbeat("edge", 1),
         adopted.transaction,
     ]

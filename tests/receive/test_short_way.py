@@ -1,0 +1,209 @@
+"""The short way of a request: taken when nothing is special, and never to be told from the long."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.receive.harness import (
+    PATH,
+    PATIENCE_S,
+    Reply,
+    Running,
+    event_bytes,
+    read_reply,
+    request_bytes,
+    running,
+    wait_until,
+)
+
+from holdfast.quiver import Intake
+from holdfast.receive.connection import HELD_BYTES_MAX
+from holdfast.receive.openlineage import Config
+from holdfast.receive.openlineage_app import OpenLineageApp
+from holdfast.receive.tokens import TokenSettings
+from holdfast.settings import Secret
+
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Return, for each request that was offered the short way, whether it was taken."""
+    seen: list[bool] = []
+    take = OpenLineageApp.take_at_once
+
+    def watched(app: OpenLineageApp, *args: Any) -> bool:
+        seen.append(take(app, *args))
+        return seen[-1]
+
+    monkeypatch.setattr(OpenLineageApp, "take_at_once", watched)
+    return seen
+
+
+def ask(server: Running, *pieces: bytes) -> Reply:
+    with server.connect() as client:
+        for piece in pieces:
+            client.sendall(piece)
+        return read_reply(client)
+
+
+def settings(**more: Any) -> Config:
+    return Config(listen="127.0.0.1:0", **more)
+
+
+def test_both_ways_give_the_same_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    body = event_bytes()
+    with running(tmp_path, settings()) as server:
+        by_short = ask(server, request_bytes(body))
+        monkeypatch.setattr(OpenLineageApp, "take_at_once", lambda *_: False)
+        by_long = ask(server, request_bytes(body))
+        assert by_short.status == by_long.status == 200
+        assert sorted(by_short.headers) == sorted(by_long.headers)
+        assert by_short.headers["content-type"] == by_long.headers["content-type"]
+        told = [{**one.document, "position": None} for one in (by_short, by_long)]
+        assert told[0] == told[1]
+        assert by_short.document["position"].endswith("/0/0")
+        assert server.place.stored() == [body, body]
+        statistics = server.receiver.statistics()
+        assert (statistics.accepted, statistics.requests) == (2, 2)
+        assert statistics.received_bytes == statistics.accepted_bytes == 2 * len(body)
+        assert statistics.in_flight_requests == statistics.in_flight_bytes == 0
+
+
+def test_a_request_in_pieces_goes_the_short_way(tmp_path: Path, short: list[bool]) -> None:
+    """Many clients send the head and the body by themselves."""
+    body = event_bytes()
+    head = request_bytes(body)[: -len(body)]
+    with running(tmp_path, settings(connections={"header_timeout_s": 60})) as server:
+        assert ask(server, head, body[:100], body[100:]).status == 200
+        assert server.place.stored() == [body]
+    assert short in ([True], []), "the server may look at it while it waits for the rest"
+
+
+@pytest.mark.parametrize(
+    ("make", "status"),
+    [
+        (lambda body: request_bytes(b"{}"), 400),
+        (lambda body: request_bytes(b"not json"), 400),
+        (lambda body: request_bytes(body, content_type="text/plain"), 415),
+        (lambda body: request_bytes(body, content_encoding="br"), 415),
+        (lambda body: request_bytes(body, path=f"{PATH}?a=b"), 200),
+        (lambda body: request_bytes(body, path=PATH + "/validate"), 200),
+        (lambda body: request_bytes(body, path="/elsewhere"), 404),
+        (lambda body: request_bytes(body, method="PUT"), 405),
+        (lambda body: request_bytes(body, expect="100-continue"), 100),
+        (lambda body: request_bytes(body).replace(b"HTTP/1.1", b"HTTP/1.0"), 200),
+    ],
+)
+def test_what_is_special_goes_the_long_way(
+    tmp_path: Path, short: list[bool], make: Callable[[bytes], bytes], status: int
+) -> None:
+    with running(tmp_path, settings()) as server, server.connect() as client:
+        client.sendall(make(event_bytes()))
+        if status == 100:
+            assert client.recv(65536).startswith(b"HTTP/1.1 100 ")
+            status = 200
+        assert read_reply(client).status == status
+    assert True not in short
+
+
+def test_warnings_are_told_by_the_long_way(tmp_path: Path, short: list[bool]) -> None:
+    body = event_bytes().replace(b"RunEvent", b"JobEvent")
+    with running(tmp_path, settings()) as server:
+        reply = ask(server, request_bytes(body))
+    assert reply.status == 200
+    assert reply.document["warnings"]
+    assert short == [False]
+
+
+def test_tokens_hold_on_the_short_way(tmp_path: Path, short: list[bool]) -> None:
+    tokens = (
+        TokenSettings(name="plain", token=Secret("a" * 20)),
+        TokenSettings(name="narrow", token=Secret("b" * 20), namespaces=("other",)),
+        TokenSettings(name="rated", token=Secret("c" * 20), events_per_s=0.001, burst_events=1),
+    )
+    with running(tmp_path, settings(tokens=tokens)) as server:
+
+        def status(letter: str) -> int:
+            request = request_bytes(event_bytes(), authorization=f"Bearer {letter * 20}")
+            return ask(server, request).status
+
+        assert [status(letter) for letter in "abccx"] == [200, 403, 200, 503, 401]
+        assert server.place.stored_headers() == [{"client": "plain"}, {"client": "rated"}]
+    assert short == [True, False, False, False, False]
+
+
+def test_what_the_quiver_has_no_room_for_waits_on_the_long_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, short: list[bool]
+) -> None:
+    monkeypatch.setattr(Intake, "offer", lambda *_: False)
+    with running(tmp_path, settings()) as server:
+        assert ask(server, request_bytes(event_bytes())).status == 200
+        assert len(server.place.stored()) == 1
+        assert server.receiver.statistics().in_flight_requests == 0
+    assert short == [False]
+
+
+def test_requests_over_the_bounds_are_refused_as_ever(tmp_path: Path, short: list[bool]) -> None:
+    body = event_bytes()
+    limits = {"max_body_bytes": len(body) - 1}
+    with running(tmp_path, settings(limits=limits)) as server:
+        assert ask(server, request_bytes(body)).status == 413
+    assert True not in short
+
+
+def test_a_large_body_is_not_held_back(tmp_path: Path, short: list[bool]) -> None:
+    text = "s" * (4 * HELD_BYTES_MAX)
+    facet = {"_producer": "urn:x", "_schemaURL": "https://example.org/x.json", "text": text}
+    event = {**json.loads(event_bytes()), "producer": "https://example.org/"}
+    event["run"]["facets"] = {"custom": facet}
+    body = json.dumps(event).encode()
+    request = request_bytes(body)
+    with running(tmp_path, settings()) as server, server.connect() as client:
+        client.sendall(request[: 2 * HELD_BYTES_MAX])
+        wait_until(lambda: server.receiver.statistics().in_flight_requests == 1)
+        client.sendall(request[2 * HELD_BYTES_MAX :])
+        assert read_reply(client).status == 200
+        assert server.place.stored() == [body]
+    assert short == []
+
+
+def test_a_slow_body_is_handed_to_the_app_which_times_it_out(tmp_path: Path) -> None:
+    config = settings(limits={"body_timeout_s": 0.1}, connections={"header_timeout_s": 0.2})
+    with running(tmp_path, config) as server:
+        assert ask(server, request_bytes(event_bytes())[:-5]).status == 408
+
+
+def test_a_client_that_leaves_in_the_middle_is_counted(tmp_path: Path) -> None:
+    with running(tmp_path, settings()) as server:
+        with server.connect() as client:
+            client.sendall(request_bytes(event_bytes())[:-5])
+        wait_until(lambda: server.receiver.statistics().rejected == {"disconnected": 1})
+        assert server.receiver.statistics().in_flight_requests == 0
+
+
+def test_the_connection_closes_if_the_client_asks_for_it(tmp_path: Path, short: list[bool]) -> None:
+    with running(tmp_path, settings()) as server, server.connect() as client:
+        client.sendall(request_bytes(event_bytes(), connection="close"))
+        reply = read_reply(client)
+        assert (reply.status, reply.headers["connection"]) == (200, "close")
+        assert client.recv(1) == b""
+    assert short == [True]
+
+
+def test_a_stopping_gateway_refuses_what_is_held_back(tmp_path: Path) -> None:
+    never = {"header_timeout_s": 3600, "keep_alive_s": 3600, "send_timeout_s": 3600}
+    config = settings(connections={**never, "unread_timeout_s": 3600})
+    with running(tmp_path, config) as server, server.connect() as client:
+        client.sendall(request_bytes(event_bytes())[:-5])
+        connections: Any = server.receiver.server._state.connections
+        wait_until(lambda: any(one._held for one in list(connections)))
+        with ThreadPoolExecutor(1) as beside:
+            stopping = beside.submit(server.run, server.receiver.stop(5.0))
+            reply = read_reply(client)
+            client.close()
+            stopping.result(PATIENCE_S)
+    assert (reply.status, reply.document["reason"]) == (503, "stopping")
