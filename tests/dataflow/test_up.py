@@ -88,9 +88,7 @@ def test_two_workers_have_one_driver(tmp_path: Path) -> None:
         gateway.start()
         # Each request on its own connection: the kernel spreads them.
         sent = gateway.post(*(lineage("a", "COMPLETE") for _ in range(60)))
-        wait_for(
-            lambda: gateway.metric("pipeline_query_batches_total") > 0, "a batch", gateway.log
-        )
+        wait_for(lambda: gateway.metric("pipeline_query_batches_total") > 0, "a batch", gateway.log)
         assert len(gateway.processes("drivers.process")) == 1
         shares = [
             gateway.metric("quiver_ingest_accepted_events_total", f'core_id="{n}"') for n in (0, 1)
