@@ -28,6 +28,8 @@ ROOTS = {
 }
 TREE: dict[bytes, list[bytes]] = {**{leaf: [] for leaf in LEAVES}, **BRANCHES, **ROOTS}
 COMMITS = ["x", "y"]
+JOBS = 3
+WHICH = st.integers(0, JOBS - 1)
 
 
 class StoreMachine(RuleBasedStateMachine):
@@ -47,24 +49,19 @@ class StoreMachine(RuleBasedStateMachine):
         bounds = {"batch_rows": batch_rows, "batch_edges": batch_edges, "delete_objects": 3}
         url = self.stack.enter_context(type(self).new_url())
         self.stage = self.stack.enter_context(staged(url, SETTINGS.model_copy(update=bounds)))
+        self.jobs = [self.stage.references.open_job(f"job {number}") for number in range(JOBS)]
 
     # Writers.
 
-    @precondition(lambda self: len(self.jobs) < 3)
-    @rule()
-    def open_job(self) -> None:
-        self.jobs.append(self.stage.references.open_job(f"job {len(self.jobs)}"))
-
-    @precondition(lambda self: self.jobs)
     @rule(
-        which=st.integers(0, 2),
+        which=WHICH,
         name=st.sampled_from(list(TREE)),
         put=st.sampled_from(["lands", "late", "never"]),
         dies=st.booleans(),
     )
     def write(self, which: int, name: bytes, put: str, dies: bool) -> None:
         """Reserve a chunk, put it, mark it; or stop in between."""
-        job = self.jobs[which % len(self.jobs)]
+        job = self.jobs[which]
         references = self.stage.references
         try:
             (reserved,) = references.reserve_chunks(job, [(hash_of(name), len(name))])
@@ -84,11 +81,36 @@ class StoreMachine(RuleBasedStateMachine):
         except (LeaseLost, ChunkGone):
             pass
 
-    @precondition(lambda self: self.jobs)
-    @rule(which=st.integers(0, 2))
+    @rule(which=WHICH, root=st.sampled_from(list(ROOTS)), name=st.sampled_from(COMMITS))
+    def write_tree(self, which: int, root: bytes, name: str) -> None:
+        """Store a tree, leaves first, and publish it; the whole of a writer's work."""
+        job = self.jobs[which]
+        try:
+            for branch in [*TREE[root], root]:
+                for chunk in [*TREE[branch], branch] if branch != root else [root]:
+                    self.stage.upload(job, chunk, [hash_of(child) for child in TREE[chunk]])
+            self.publish(which, name, root, until=2)
+        except (LeaseLost, ChunkGone):
+            pass
+
+    @rule(name=st.sampled_from(LEAVES), one=WHICH, other=WHICH)
+    def meet(self, name: bytes, one: int, other: int) -> None:
+        """Let two writers store one chunk at once."""
+        references = self.stage.references
+        jobs = [self.jobs[one], self.jobs[other]]
+        wanted = [(hash_of(name), len(name))]
+        try:
+            given = [references.reserve_chunks(job, wanted)[0].key for job in jobs]
+            self.stage.objects.put_many([(key.object_key(), [name]) for key in given])
+            for job, key in zip(jobs, given, strict=True):
+                references.mark_uploaded(job, [(key, [])])
+        except (LeaseLost, ChunkGone):
+            pass
+
+    @rule(which=WHICH)
     def mark_what_is_stored(self, which: int) -> None:
         """A writer that stalled goes on: it says of everything stored that it is uploaded."""
-        job = self.jobs[which % len(self.jobs)]
+        job = self.jobs[which]
         names = {hash_of(name): name for name in TREE}
         try:
             for name in TREE:
@@ -101,15 +123,14 @@ class StoreMachine(RuleBasedStateMachine):
         except (LeaseLost, ChunkGone):
             pass
 
-    @precondition(lambda self: self.jobs)
     @rule(
-        which=st.integers(0, 2),
+        which=WHICH,
         name=st.sampled_from(COMMITS),
         root=st.sampled_from(list(TREE)),
         until=st.integers(0, 2),
     )
     def publish(self, which: int, name: str, root: bytes, until: int) -> None:
-        job = self.jobs[which % len(self.jobs)]
+        job = self.jobs[which]
         references = self.stage.references
         record = root
         try:
@@ -151,10 +172,12 @@ class StoreMachine(RuleBasedStateMachine):
     def _is_there(self, hash_: ChunkHash) -> bool:
         return hash_ in self.stage.references.resolve([hash_])
 
-    @precondition(lambda self: self.jobs)
-    @rule(which=st.integers(0, 2))
-    def close_job(self, which: int) -> None:
-        self.jobs.pop(which % len(self.jobs)).close()
+    @rule(which=WHICH, closes=st.booleans())
+    def begin_again(self, which: int, closes: bool) -> None:
+        """A writer ends its job, or dies, and begins another."""
+        if closes:
+            self.jobs[which].close()
+        self.jobs[which] = self.stage.references.open_job("again")
 
     # Readers.
 
@@ -171,12 +194,14 @@ class StoreMachine(RuleBasedStateMachine):
 
     # Time, late requests, collectors.
 
-    @rule(seconds=st.sampled_from([1.0, LEASE_S / 2, LEASE_S + 1, -LEASE_S, -1e6]))
+    @rule(seconds=st.sampled_from([1.0, LEASE_S + 1, 3 * LEASE_S, -LEASE_S]))
     def jump(self, seconds: float) -> None:
         self.stage.jump(seconds)
 
-    @rule()
-    def renew(self) -> None:
+    @rule(seconds=st.sampled_from([LEASE_S / 3, LEASE_S + 1]))
+    def renew(self, seconds: float) -> None:
+        """Time passes, and the leases that nobody has ended are renewed."""
+        self.stage.jump(seconds)
         self.stage.references.renew_leases()
 
     @precondition(lambda self: self.stage.objects.late)
