@@ -1,0 +1,1 @@
+"""Whether a store is what its commits say: check, scrub, repair, and rebuild of a lost database."""

@@ -1,0 +1,197 @@
+"""Compares the facts of some prefixes: pure functions over Arrow tables, all joins local.
+
+What they return are candidates. Facts are collected one after another while others work on the
+store, so two that contradict each other may have been true at different times; confirm.py asks
+again about each candidate, in an order that leaves no doubt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from holdfast.store.fsck.findings import Kind, source_words
+from holdfast.store.fsck.tables import FINDINGS, Partition
+from holdfast.store.gc.edges import CHUNK_KIND, COMMIT_KIND
+from holdfast.store.gc.transitions import JobKind, State
+
+KEY = ["hash", "generation"]
+SOURCE = ["source_kind", "source_id", "source_generation"]
+_NUMBERED = [COMMIT_KIND, JobKind.JOB.value, JobKind.PIN.value]
+_DYING = [State.REMOVING.value, State.DELETING.value]
+
+
+def compare(part: Partition) -> pa.Table:
+    """Return all that does not fit together, as a table of `FINDINGS`."""
+    return pa.concat_tables(
+        [
+            missing_chunks(part),
+            missing_rows(part),
+            leaked_objects(part),
+            wrong_counts(part),
+            stale_edges(part),
+            edges_to_nothing(part),
+            missing_edges(part),
+            edges_from_nobody(part),
+            unwarranted_edges(part),
+        ]
+    )
+
+
+def missing_chunks(part: Partition) -> pa.Table:
+    """Return chunks whose object is gone: rows without one, and reached ones without either."""
+    rows_alone = _anti(current(part), part.object, KEY)
+    neither = _anti(needed(part), part.object, ["hash"])
+    return pa.concat_tables(
+        [
+            _findings(Kind.MISSING_CHUNK, rows_alone),
+            _findings(Kind.MISSING_CHUNK, neither),
+        ]
+    )
+
+
+def missing_rows(part: Partition) -> pa.Table:
+    """Return reached chunks that have an object, and no row that says so."""
+    return _findings(Kind.MISSING_ROW, _semi(needed(part), part.object, ["hash"]))
+
+
+def leaked_objects(part: Partition) -> pa.Table:
+    """Return objects without a row, unless they are what a reached chunk needs."""
+    orphans = _anti(part.object, part.row, KEY)
+    return _findings(Kind.LEAKED_OBJECT, _anti(orphans, needed(part), ["hash"]))
+
+
+def wrong_counts(part: Partition) -> pa.Table:
+    """Return rows that count other references or holds than there are."""
+    held = pc.equal(part.edge_to["source_kind"], JobKind.JOB.value)
+    edges = part.edge_to.select(KEY)
+    counted = _counted(part.row.select([*KEY, "refcount", "holds"]), edges.filter(pc.invert(held)))
+    counted = _counted(counted.rename_columns([*KEY, "refcount", "holds", "edges"]), edges, held)
+    wrong = counted.filter(
+        pc.or_(
+            pc.not_equal(counted["refcount"], counted["edges"]),
+            pc.not_equal(counted["holds"], counted["count"]),
+        )
+    )
+    nobody = pc.equal(pc.add(wrong["edges"], wrong["count"]), 0)
+    leaked = _anti(wrong.filter(nobody), part.reached, ["hash"])
+    others = _anti(wrong, leaked, KEY)
+    return pa.concat_tables(
+        [_findings(Kind.LEAKED_ROW, leaked), _findings(Kind.WRONG_COUNT, others)]
+    )
+
+
+def stale_edges(part: Partition) -> pa.Table:
+    """Return references to a generation that is not stored, where another one is."""
+    lost = part.row.filter(pc.and_(pc.invert(part.row["uploaded"]), pc.invert(_is_dying(part.row))))
+    named = _semi(_references(part.edge_to), lost, KEY)
+    return _edge_findings(Kind.STALE_EDGE, _semi(named, current(part), ["hash"]))
+
+
+def edges_to_nothing(part: Partition) -> pa.Table:
+    """Return references to rows that are gone, unless the chunk is missing and told as such."""
+    gone = _anti(part.edge_to, part.row, KEY)
+    return _edge_findings(Kind.LEAKED_EDGE, _anti(gone, needed(part), ["hash"]))
+
+
+def missing_edges(part: Partition) -> pa.Table:
+    """Return references that must be there, and are not."""
+    keys = ["hash", *SOURCE]
+    return _edge_findings(Kind.MISSING_EDGE, _anti(part.expected, part.edge_from, keys))
+
+
+def edges_from_nobody(part: Partition) -> pa.Table:
+    """Return references of commits, jobs, pins and chunks that are not there."""
+    kinds = part.edge_from["source_kind"]
+    numbered = part.edge_from.filter(pc.is_in(kinds, pa.array(_NUMBERED)))
+    from_chunks = part.edge_from.filter(pc.equal(kinds, CHUNK_KIND))
+    sources = part.row.filter(pc.not_equal(part.row["state"], State.DELETING.value))
+    gone = _anti(from_chunks, _as_sources(sources), SOURCE[1:])
+    lost = _as_sources(needed(part)).select(["source_id"])
+    return pa.concat_tables(
+        [
+            _edge_findings(Kind.LEAKED_EDGE, _anti(numbered, part.source, SOURCE[:2])),
+            # A lost row of a chunk that is in use comes back, and its references with it.
+            _edge_findings(Kind.LEAKED_EDGE, _anti(gone, lost, ["source_id"])),
+        ]
+    )
+
+
+def unwarranted_edges(part: Partition) -> pa.Table:
+    """Return references of commits and index chunks to what they do not refer to."""
+    kinds = part.edge_from["source_kind"]
+    keys = ["hash", *SOURCE]
+    walked = part.source.filter(part.source["walked"])
+    of_commits = part.edge_from.filter(pc.equal(kinds, COMMIT_KIND))
+    of_chunks = part.edge_from.filter(pc.equal(kinds, CHUNK_KIND))
+    judged = pa.concat_tables(
+        [
+            _semi(of_commits, walked, SOURCE[:2]),
+            _semi(of_chunks, _as_sources(part.walked), SOURCE[1:]),
+        ]
+    )
+    return _edge_findings(Kind.LEAKED_EDGE, _anti(judged, part.expected, keys))
+
+
+def current(part: Partition) -> pa.Table:
+    """Return the generations that are stored and not dying, as the database says."""
+    alive = pc.and_(part.row["uploaded"], pc.invert(_is_dying(part.row)))
+    return part.row.filter(alive).select(KEY)
+
+
+def needed(part: Partition) -> pa.Table:
+    """Return the chunks that commits lead to, and of which no generation is current."""
+    reached = part.reached.select(["hash"]).group_by(["hash"]).aggregate([])
+    return _anti(reached, current(part), ["hash"])
+
+
+def _counted(rows: pa.Table, edges: pa.Table, mask: Any = None) -> pa.Table:
+    """Return rows with a column `count`: how many of the edges lead to each."""
+    chosen = edges if mask is None else edges.filter(mask)
+    counts = chosen.group_by(KEY).aggregate([([], "count_all")])
+    joined = rows.join(counts.rename_columns([*KEY, "count"]), keys=KEY, join_type="left outer")
+    filled = pc.fill_null(joined["count"], 0)
+    return joined.set_column(joined.schema.get_field_index("count"), "count", filled)
+
+
+def _references(edges: pa.Table) -> pa.Table:
+    return edges.filter(pc.not_equal(edges["source_kind"], JobKind.JOB.value))
+
+
+def _is_dying(rows: pa.Table) -> Any:
+    return pc.is_in(rows["state"], pa.array(_DYING))
+
+
+def _as_sources(chunks: pa.Table) -> pa.Table:
+    """Return chunks under the names that references have for those who refer."""
+    names = {"hash": "source_id", "generation": "source_generation"}
+    kept = [name for name in names if name in chunks.column_names]
+    return chunks.select(kept).rename_columns([names[name] for name in kept])
+
+
+def _anti(left: pa.Table, right: pa.Table, keys: Sequence[str]) -> pa.Table:
+    return left.join(right.select(list(keys)), keys=list(keys), join_type="left anti")
+
+
+def _semi(left: pa.Table, right: pa.Table, keys: Sequence[str]) -> pa.Table:
+    return left.join(right.select(list(keys)), keys=list(keys), join_type="left semi")
+
+
+def _findings(kind: Kind, rows: pa.Table, sources: Sequence[str] | None = None) -> pa.Table:
+    count = rows.num_rows
+    columns = {"kind": pa.array([kind.value] * count, pa.string())}
+    for name in KEY:
+        if name in rows.column_names:
+            columns[name] = rows[name]
+    if sources is not None:
+        columns["source"] = pa.array(sources, pa.string())
+    arrays = [columns.get(field.name, pa.nulls(count, field.type)) for field in FINDINGS]
+    return pa.table(arrays, schema=FINDINGS)
+
+
+def _edge_findings(kind: Kind, edges: pa.Table) -> pa.Table:
+    words = [source_words(*(row[name] for name in SOURCE)) for row in edges.to_pylist()]
+    return _findings(kind, edges, words)

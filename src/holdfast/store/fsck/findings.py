@@ -1,0 +1,150 @@
+"""What can be wrong with a store, and the report of a check: a table, JSON, Parquet."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from holdfast.store.address import ChunkHash, ChunkKey
+from holdfast.store.fsck.tables import FINDINGS
+from holdfast.store.gc.edges import CHUNK_KIND, EdgeSource
+
+
+class Kind(StrEnum):
+    """One way in which a store can be wrong."""
+
+    MISSING_CHUNK = "missing chunk"
+    DAMAGED_CHUNK = "damaged chunk"
+    MISSING_ROW = "missing row"
+    MISSING_EDGE = "missing reference"
+    STALE_EDGE = "stale reference"
+    LEAKED_EDGE = "leaked reference"
+    LEAKED_ROW = "leaked row"
+    LEAKED_OBJECT = "leaked object"
+    WRONG_COUNT = "wrong count"
+    COMMIT_OBJECT_MISSING = "commit without object"
+    COMMIT_ROW_MISSING = "commit without row"
+    COMMIT_DIFFERS = "commit differs"
+    COMMIT_DAMAGED = "commit damaged"
+    COMMIT_UNFINISHED = "commit unfinished"
+
+
+MEANING: dict[Kind, str] = {
+    Kind.MISSING_CHUNK: "its object is gone",
+    Kind.DAMAGED_CHUNK: "its bytes are not what its name says",
+    Kind.MISSING_ROW: "its object is there, and the database does not know it",
+    Kind.MISSING_EDGE: "what refers to it is not noted: it could be collected",
+    Kind.STALE_EDGE: "references name a generation that is gone; the chunk was stored anew",
+    Kind.LEAKED_EDGE: "a reference from what is not there, or does not refer to it",
+    Kind.LEAKED_ROW: "it counts references, and nobody refers to it",
+    Kind.LEAKED_OBJECT: "an object that the database does not know",
+    Kind.WRONG_COUNT: "it counts other references than there are",
+    Kind.COMMIT_OBJECT_MISSING: "a rebuilt database would not know it",
+    Kind.COMMIT_ROW_MISSING: "its object is there, and the database does not know it",
+    Kind.COMMIT_DIFFERS: "its object and its row are not the same",
+    Kind.COMMIT_DAMAGED: "neither its row nor its object can be read",
+    Kind.COMMIT_UNFINISHED: "whoever made or deleted it ended before it was done",
+}
+
+_SOURCE = re.compile(r"([^:]*):([0-9a-f]*)(?:\.([0-9a-f]{16}))?")
+
+
+class Finding(NamedTuple):
+    """One thing that is not as it should be; fields that do not apply are empty."""
+
+    kind: Kind
+    hash: ChunkHash = ChunkHash(b"")
+    generation: int = 0
+    commit: str = ""
+    path: str = ""
+    detail: str = ""
+    source: str = ""
+
+    @property
+    def key(self) -> ChunkKey:
+        """The generation of the chunk that it is about."""
+        return ChunkKey(self.hash, self.generation)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the finding as JSON holds it."""
+        return {
+            **self._asdict(),
+            "kind": self.kind.value,
+            "hash": self.hash.hex(),
+            "meaning": MEANING[self.kind],
+        }
+
+
+@dataclass
+class FsckReport:
+    """What was checked, and what was found."""
+
+    findings: list[Finding] = field(default_factory=list)
+    commits: int = 0
+    chunks: int = 0
+    """Rows of chunks."""
+    objects: int = 0
+    references: int = 0
+    unknown_names: int = 0
+    """Objects whose names are not ours; left alone."""
+    omitted: int = 0
+    """Findings beyond `findings_max`."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether the store is as it should be."""
+        return not self.findings and not self.omitted
+
+    def counts(self) -> dict[str, int]:
+        """Return how many findings there are of each kind."""
+        return dict(Counter(finding.kind.value for finding in self.findings))
+
+    def add(self, found: Iterable[Finding], findings_max: int) -> None:
+        """Take findings, as many as there is room for."""
+        for finding in found:
+            if len(self.findings) < findings_max:
+                self.findings.append(finding)
+            else:
+                self.omitted += 1
+
+
+def to_table(findings: Sequence[Finding]) -> pa.Table:
+    """Return findings as an Arrow table."""
+    return pa.Table.from_pylist([one._asdict() for one in findings], schema=FINDINGS)
+
+
+def from_table(table: pa.Table) -> list[Finding]:
+    """Return the findings of an Arrow table; those that are there twice once."""
+    return list(
+        dict.fromkeys(
+            Finding(
+                Kind(row["kind"]),
+                ChunkHash(row["hash"] or b""),
+                row["generation"] or 0,
+                row["commit"] or "",
+                row["path"] or "",
+                row["detail"] or "",
+                row["source"] or "",
+            )
+            for row in table.to_pylist()
+        )
+    )
+
+
+def source_words(kind: str, source_id: bytes, generation: int) -> str:
+    """Return who refers, as a finding shows it."""
+    return f"{kind}:{source_id.hex()}" + (f".{generation:016x}" if kind == CHUNK_KIND else "")
+
+
+def parse_source(words: str) -> EdgeSource | None:
+    """Return who refers, from a finding."""
+    found = _SOURCE.fullmatch(words)
+    if found is None:
+        return None
+    return EdgeSource(found[1], bytes.fromhex(found[2]), int(found[3] or "0", 16))
