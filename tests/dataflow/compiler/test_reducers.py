@@ -106,7 +106,7 @@ def test_sessions_are_those_of_all_rows_however_they_come(batches: list[list[int
     times = sorted(s for batch in batches for s in batch)
     expected = [[times[0]]]
     for before, s in itertools.pairwise(times):
-        expected.append([s]) if s >= before + 10 else expected[-1].append(s)
+        expected.append([s]) if s > before + 10 else expected[-1].append(s)
     assert [row.numbers for row in out] == expected
     assert [seconds(row.window_start) for row in out] == [one[0] for one in expected]
     assert [seconds(row.window_end) for row in out] == [one[-1] + 10 for one in expected]

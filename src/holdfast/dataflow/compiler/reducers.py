@@ -48,6 +48,8 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, TimerValues
 
 KEPT = "kept binary"
+# Columns of the rows that a reducer is given, which are nobody else's.
+OURS = ("_close", "_everything", "_window_start", "_window_end")
 _TAGS = pa.field("_tags", pa.list_(pa.string()))
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MS = timedelta(milliseconds=1)
@@ -146,10 +148,9 @@ class WindowReducer(Reducer):
         timerValues: TimerValues,
     ) -> Iterator[Row]:
         """See Spark: keep the rows, and wake at the end of the window."""
-        own = [_plain(row) for row in rows]
-        ends = {row.pop("_window_end") for row in own}
-        for row in own:
-            del row["_window_start"], row["_close"]
+        given = [_plain(row) for row in rows]
+        ends = {row["_window_end"] for row in given}
+        own = [_without_ours(row) for row in given]
         self._kept.appendValue((pickle.dumps(own),))
         for end in ends:
             self._handle.registerTimer(_ms(end))
@@ -189,9 +190,7 @@ class SessionReducer(WindowReducer):
         timerValues: TimerValues,
     ) -> Iterator[Row]:
         """See Spark: keep the rows, and wake when each session that they make alone would end."""
-        own = sorted((_plain(row) for row in rows), key=lambda row: row["_event_time"])
-        for row in own:
-            del row["_close"]
+        own = sorted((_without_ours(_plain(row)) for row in rows), key=_time)
         self._kept.appendValue((pickle.dumps(own),))
         for session in self._sessions(own):
             self._handle.registerTimer(_ms(self._end(session)))
@@ -227,7 +226,8 @@ class SessionReducer(WindowReducer):
         """Return rows, which are in order, session by session."""
         found: list[list[dict[str, Any]]] = []
         for row in rows:
-            if found and row["_event_time"] < self._end(found[-1]):
+            # A row at the very end of a session belongs to it, as it does for Spark.
+            if found and row["_event_time"] <= self._end(found[-1]):
                 found[-1].append(row)
             else:
                 found.append([row])
@@ -285,9 +285,7 @@ class ProcessReducer(Reducer):
         timerValues: TimerValues,
     ) -> Iterator[Row]:
         """See Spark: call `on_row` for each, in order of their times."""
-        given = sorted((_plain(row) for row in rows), key=lambda row: row["_event_time"])
-        for row in given:
-            del row["_close"]
+        given = sorted((_without_ours(_plain(row)) for row in rows), key=_time)
         return iter(self._all(key, given, timerValues))
 
     def handleExpiredTimer(
@@ -400,6 +398,10 @@ def _rows(returned: Any) -> list[dict[str, Any]]:
     if isinstance(returned, str | bytes):
         raise TypeError(f"returned {type(returned).__name__}, not rows")
     return [checked(row) for row in ([returned] if isinstance(returned, dict) else returned)]
+
+
+def _without_ours(row: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in row.items() if name not in OURS}
 
 
 def _plain(row: Row) -> dict[str, Any]:

@@ -112,7 +112,9 @@ def _called(
         close = _close(_last_end(window), allowed_lateness_ms)
         given = in_time.select(*mine, time, close)
         groups = list(settings.key)
-    keys = [F.col(f"`{key}`") for key in groups] or [_everything().alias("_everything")]
+    if not groups:
+        given, groups = given.withColumn("_everything", _everything()), ["_everything"]
+    keys = [F.col(f"`{key}`") for key in groups]
     reducer = _reducer(settings, name, returns)
     windows = () if window is None else WINDOW_COLUMNS
     schema = StructType(
