@@ -117,6 +117,7 @@ def test_an_older_copy_of_the_whole_state_is_not_run_as_if_it_were_the_newest(wo
 def test_the_state_of_another_pipeline_is_refused(world: World) -> None:
     world.feed()
     world.run(flat())
+    world.feed()
     with pytest.raises(PipelineFailed, match=r"checkpoint is of subscriber 'stats.events'"):
         world.run(flat(), name="others")
     assert world.column("number") == Counter(range(10))

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import pyarrow as pa
 import pytest
-from tests.dataflow.driver import Driver
+from tests.dataflow.driver import QUERY_ID, Driver
 from tests.dataflow.quivers import CONFIG, START, at, batch, fill
 
 from holdfast.dataflow.source.options import parse_options
@@ -208,6 +208,21 @@ def test_a_checkpoint_of_another_subscriber_is_refused(store: Path, tmp_path: Pa
     driver.next(max_rows=10)
     driver.stop()
     other = Driver(str(store), tmp_path / "checkpoint", subscriber="others")
+    with pytest.raises(WrongQuiver, match=r"of subscriber 'stats' .* as 'others'"):
+        other.next()
+    other.stop()
+
+
+def test_a_checkpoint_of_another_pipeline_is_refused_also_where_its_sink_has_records(
+    store: Path, tmp_path: Path
+) -> None:
+    driver = Driver(str(store), tmp_path / "checkpoint")
+    driver.next(max_rows=10)
+    driver.stop()
+    record = {"span": [[], [driver.offset()]], "parts": 1, "is_sure": True}
+    (tmp_path / f"{QUERY_ID}.json").write_text(json.dumps({"0": record}))
+    options = {"subscriber": "others", "on_rewind": "trim", "records": tmp_path}
+    other = Driver(str(store), tmp_path / "checkpoint", **options)
     with pytest.raises(WrongQuiver, match=r"of subscriber 'stats' .* as 'others'"):
         other.next()
     other.stop()

@@ -42,7 +42,9 @@ def recorded_ends(folders: Sequence[str], query_id: str, subscriber: str) -> Map
         for path in sorted(Path(folder).glob(f"*{query_id}.json")):
             records = json.loads(path.read_text("utf-8"))
             sure = [record for record in records.values() if record["is_sure"]]
-            ends = [dict(ends_of(r["span"])[subscriber].seqs) for r in sure]
+            # A checkpoint of another pipeline has none of ours: the planner will say so.
+            known = [ends_of(record["span"]).get(subscriber) for record in sure]
+            ends = [dict(end.seqs) for end in known if end is not None]
             found.append(
                 {quiver: max(e.get(quiver, 0) for e in ends) for e in ends for quiver in e}
             )
