@@ -26,7 +26,7 @@ from holdfast.errors import (
 from holdfast.seam import Seam
 from holdfast.settings import Settings
 from holdfast.store.chunks import ChunkStore
-from holdfast.store.gc.references import References
+from holdfast.store.gc.references import NoReferences, References
 from holdfast.store.objects import ObjectExists, Objects
 from holdfast.store.objects.local import LocalObjects
 from holdfast.store.objects.remote import SCHEMES, RemoteLimits, RemoteObjects
@@ -106,6 +106,23 @@ class Store:
         if isinstance(place.objects, LocalObjects):
             place.objects.remove_leftovers()
         return cls(url, place.objects, references, place.settings, found)
+
+    @classmethod
+    def open_objects(
+        cls, url: str, *, settings: StoreSettings | None = None, seam: Seam | None = None
+    ) -> Self:
+        """Open a store without its database: to read chunks whose keys are given.
+
+        For workers of a plan that was made where the database is. Whatever asks for references
+        finds none, so nothing can be written, pinned or looked up by name.
+        """
+        place = _Place(url, "", settings or StoreSettings(), seam or Seam())
+        try:
+            found = place.format()
+        except BaseException:
+            place.objects.close()
+            raise
+        return cls(url, place.objects, NoReferences(), place.settings, found)
 
     def close(self) -> None:
         """End all threads and connections."""

@@ -21,6 +21,7 @@ from holdfast.store.filesets.entry import message_of, ref_of
 from holdfast.store.filesets.fileset import FileSet
 from holdfast.store.filesets.layer import Layer
 from holdfast.store.gc.commits import CommitId, CommitRow, commit_object_key
+from holdfast.store.gc.transitions import CommitState
 
 if TYPE_CHECKING:
     from holdfast.store.gc.leases import Job
@@ -123,6 +124,20 @@ class Commits:
         rows = self._references.commits(prefix)
         newest = max(rows, key=lambda row: (row.created_s, row.id), default=None)
         return _of_row(newest) if newest else None
+
+    def last(self, prefix: str) -> Commit | None:
+        """Return the last commit by name, for a writer that numbers its own.
+
+        If its publisher died before it was confirmed, that is made good first, as a collector
+        would in time: all that it refers to is stored, and held.
+        """
+        row = self._references.last_commit(prefix)
+        if row is not None and row.state is CommitState.PUBLISHING:
+            # Whoever was first wrote the same bytes.
+            key = commit_object_key(row.name, row.id)
+            self._store.objects.put_many([(key, [row.record])])
+            self._references.confirm_commit(row.id)
+        return _of_row(row) if row is not None else None
 
     def log(self, name: str) -> Iterator[Commit]:
         """Yield a commit, its parent, and so on, as far as they still exist."""

@@ -88,6 +88,23 @@ def merge_into(
     by_reference: bool,
 ) -> Layer:
     """Write the merge of some layers; `by_reference` takes over what one layer alone holds."""
+    gone = add_merged(builder, nodes, sources, is_base=is_base, by_reference=by_reference)
+    return builder.close(gone)
+
+
+def add_merged(
+    builder: LayerBuilder,
+    nodes: Nodes,
+    sources: Sequence[Source],
+    *,
+    is_base: bool,
+    by_reference: bool,
+    within: tuple[str, str | None] = ("", None),
+) -> Tombstones:
+    """Add what some layers make of the paths from lo on and before hi; return their tombstones.
+
+    Several ranges, one after the other, make the same layer as all paths at once.
+    """
     gone = Tombstones([folder for source in sources for folder in source.tombstones.folders])
 
     def take_range(index: pb.Index) -> bool:
@@ -99,7 +116,7 @@ def merge_into(
             return False
         return builder.takes_over(index)
 
-    merge = Merge(nodes, sources)
+    merge = Merge(nodes, sources, *within)
     for path, indexes in merge.entries(take_range if by_reference else None):
         change = merged_change(indexes, path)
         if is_base or gone.covers(path):
@@ -108,4 +125,4 @@ def merge_into(
                 continue
             change = bare_change
         builder.add(path, change)
-    return builder.close(Tombstones() if is_base else gone)
+    return Tombstones() if is_base else gone

@@ -161,6 +161,19 @@ def with_prefix(prefix: str, every_state: bool) -> Select[Any]:
     return asked
 
 
+def last_with_prefix(prefix: str) -> Select[Any]:
+    """Return the query for the last commit by name that is there, or is about to be."""
+    return (
+        select(commit)
+        .where(
+            commit.c.name.startswith(prefix, autoescape=True),
+            commit.c.state != CommitState.DELETING.value,
+        )
+        .order_by(commit.c.name.desc(), commit.c.id.desc())
+        .limit(1)
+    )
+
+
 def to_row(row: RowMapping) -> CommitRow:
     """Return a row of the table as a CommitRow."""
     state = CommitState(row["state"])

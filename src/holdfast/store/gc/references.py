@@ -226,6 +226,12 @@ class References:
         found = self.database.read(lambda connection: connection.execute(asked).mappings().all())
         return [commits.to_row(row) for row in found if row["name"].startswith(prefix)]
 
+    def last_commit(self, prefix: str) -> CommitRow | None:
+        """Return the last one by name, also if it is not confirmed yet; None if there is none."""
+        asked = commits.last_with_prefix(prefix)
+        found = self.database.read(lambda connection: connection.execute(asked).mappings().first())
+        return commits.to_row(found) if found is not None else None
+
     def commit(self, name: str) -> CommitRow:
         """Return one commit that can be read."""
         found = self.database.transact(
@@ -372,6 +378,20 @@ class References:
                     f"references of kind {kind!r} cannot be changed by hand",
                     hint="use a kind of your own; chunks, commits, jobs and pins keep theirs",
                 )
+
+
+class NoReferences(References):
+    """What stands for the references where the database is not: it knows no chunk."""
+
+    def __init__(self) -> None:
+        """Open nothing."""
+
+    def resolve(self, hashes: Sequence[ChunkHash]) -> dict[ChunkHash, ChunkKey]:
+        """Return nothing: whoever reads without a database was given the keys."""
+        return {}
+
+    def close(self) -> None:
+        """There is nothing to close."""
 
 
 def _all(
