@@ -45,6 +45,13 @@ from holdfast.receive.answers import (
 from holdfast.receive.batches import NotABatch, split_json, split_lines
 from holdfast.receive.body import encodings_of, read_body
 from holdfast.receive.openapi import openapi_document
+from holdfast.receive.openlineage_answers import (
+    batch_answer,
+    fields_of,
+    forbidden,
+    summary_of,
+    wrong_method,
+)
 from holdfast.receive.receiver import ReceiverContext, ReceiverStatistics
 from holdfast.receive.request_limits import RequestLimits
 from holdfast.receive.tokens import Client, Tokens, TokenSettings
@@ -175,9 +182,9 @@ class OpenLineageApp:
                 self._rejected[Reason.NOT_FOUND] += 1
             return self._not_found()
         if route is Route.OPENAPI:
-            return self._openapi if method in ("GET", "HEAD") else _wrong_method(b"GET, HEAD")
+            return self._openapi if method in ("GET", "HEAD") else wrong_method(b"GET, HEAD")
         if method != "POST":
-            return _wrong_method(b"POST")
+            return wrong_method(b"POST")
         counted = self._rejected if route is not Route.VALIDATE else Counter[str]()
         request: _Request | None = None
         try:
@@ -264,14 +271,14 @@ class OpenLineageApp:
             return await self._reject_one(body, verdict, request)
         client = request.client
         if client.namespaces is not None and client.forbidden(namespaces(document)):
-            raise _forbidden()
+            raise forbidden()
         stored = client.event_headers
         receipt = await self._quiver.append_raw_async(
             body, slot=SLOT, headers=None if stored is None else [stored], level=self._level
         )
         answer = self._accepted(receipt, len(body))
         if verdict.warnings:
-            body = b'%s,"warnings":%s}' % (answer.body[:-1], _fields(verdict.warnings))
+            body = b'%s,"warnings":%s}' % (answer.body[:-1], fields_of(verdict.warnings))
             return answer._replace(body=body)
         return answer
 
@@ -401,7 +408,7 @@ class OpenLineageApp:
         self._rejected[Reason.INVALID] += len(letters)
         self._rejected[Reason.FORBIDDEN] += len(failed) - len(letters)
         kept = await self._dead_letters.reject(letters) if letters else True
-        return _batch_answer(len(events), failed, position, kept=kept)
+        return batch_answer(len(events), failed, position, kept=kept)
 
     def _split(self, body: bytes, request: _Request) -> list[bytes]:
         events = []
@@ -428,7 +435,7 @@ class OpenLineageApp:
                 await asyncio.sleep(0)
             document, verdict = self._validator.parse_and_check(event)
             if verdict.errors:
-                failed[index] = _summary(verdict.errors)
+                failed[index] = summary_of(verdict.errors)
                 letters.append(self._letter(event, verdict.errors, request))
                 await asyncio.sleep(0)  # explaining takes a thousand times as long as accepting
             elif client.namespaces is not None and client.forbidden(namespaces(document)):
@@ -536,62 +543,6 @@ def _hold_to_rate(client: Client) -> None:
             retry_after_s=wait_s,
         )
     client.bucket.charge(1)
-
-
-def _forbidden() -> Refused:
-    return Refused(
-        Reason.FORBIDDEN,
-        "this producer may not speak for one of the namespaces in the event",
-        "see `namespaces` of its token",
-    )
-
-
-def _wrong_method(allowed: bytes) -> Answer:
-    return refusal(
-        Reason.METHOD,
-        "this method is not allowed here",
-        f"use {allowed.decode()}",
-        headers=((b"allow", allowed),),
-    )
-
-
-def _fields(problems: Sequence[Problem]) -> bytes:
-    return orjson.dumps([problem.to_fields() for problem in problems])
-
-
-def _summary(problems: Sequence[Problem]) -> str:
-    """Return what is wrong with an event of a batch, in one line."""
-    first = problems[0]
-    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-    return f"invalid: {first.pointer or '/'}: {first.message}{more}. {first.hint}"
-
-
-def _batch_answer(
-    received: int, failed: Mapping[int, str], position: str | None, *, kept: bool
-) -> Answer:
-    """Return the answer that the OpenLineage specification gives to a batch.
-
-    Beside what it asks for: where the first accepted event is; the others follow it.
-    """
-    document: dict[str, object] = {
-        "status": "partial_success" if failed else "success",
-        "summary": {
-            "received": received,
-            "successful": received - len(failed),
-            "failed": len(failed),
-            "retriable": 0,
-            "non_retriable": len(failed),
-        },
-    }
-    if position is not None:
-        document["position"] = position
-    if failed:
-        note = "" if kept else " Not all invalid events were kept as dead letters."
-        document["failed_events"] = [
-            {"index": index, "reason": reason + note, "retriable": False}
-            for index, reason in failed.items()
-        ]
-    return json_answer(200, document)
 
 
 async def _refuse_other(scope: Scope, receive: Receive, send: Send) -> None:
