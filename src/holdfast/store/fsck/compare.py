@@ -68,7 +68,9 @@ def wrong_counts(part: Partition) -> pa.Table:
     """Return rows that count other references or holds than there are."""
     held = pc.equal(part.edge_to["source_kind"], JobKind.JOB.value)
     edges = part.edge_to.select(KEY)
-    counted = _counted(part.row.select([*KEY, "refcount", "holds"]), edges.filter(pc.invert(held)))
+    # What is dying goes, whatever it counts.
+    rows = part.row.filter(pc.invert(_is_dying(part.row))).select([*KEY, "refcount", "holds"])
+    counted = _counted(rows, edges.filter(pc.invert(held)))
     counted = _counted(counted.rename_columns([*KEY, "refcount", "holds", "edges"]), edges, held)
     wrong = counted.filter(
         pc.or_(

@@ -1,0 +1,147 @@
+"""The check of a store: recomputes what commits lead to, and compares it with rows and objects.
+
+    commits ─▶ walk ─▶ ┐
+    objects ─▶ list ─▶ ├─▶ facts by prefix ─▶ compare ─▶ candidates ─▶ confirm ─▶ findings
+    rows, references ─▶┘
+
+It changes nothing, takes no lock for longer than a batch, and may run while others write, read and
+collect. An engine brings the facts of each prefix together and compares them; the one here does so
+in this process, one part of the prefixes after another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import PurePath
+from typing import Protocol
+
+import pyarrow as pa
+
+from holdfast.store.filesets.commits import Commit
+from holdfast.store.fsck.commit_check import CheckedCommits, check_commits
+from holdfast.store.fsck.compare import compare
+from holdfast.store.fsck.confirm import Confirm
+from holdfast.store.fsck.findings import Finding, FsckReport, Kind, from_table, to_table
+from holdfast.store.fsck.gather import (
+    edge_facts,
+    object_facts,
+    row_facts,
+    source_facts,
+    walk_facts,
+)
+from holdfast.store.fsck.indexes import IndexReader
+from holdfast.store.fsck.places import Places
+from holdfast.store.fsck.settings import FsckSettings
+from holdfast.store.fsck.spill import Spill, prefixes_of
+from holdfast.store.fsck.tables import PREFIXES, FactTable, partition_of
+from holdfast.store.store import Store
+
+# Findings for which commits and paths are looked up.
+NEEDED_BY_COMMITS = (Kind.MISSING_CHUNK, Kind.DAMAGED_CHUNK, Kind.MISSING_ROW)
+
+
+class Engine(Protocol):
+    """Collects and compares facts; adds to the report what it counted."""
+
+    def candidates(self, commits: CheckedCommits, report: FsckReport) -> Iterator[pa.Table]:
+        """Yield tables of `FINDINGS`, none of them confirmed; several may say the same."""
+
+
+class LocalEngine:
+    """Collects and compares in this process; facts that do not fit wait in a scratch folder."""
+
+    def __init__(
+        self, store: Store, scratch: PurePath, settings: FsckSettings | None = None
+    ) -> None:
+        self._store = store
+        self._scratch = scratch
+        self._settings = settings or FsckSettings()
+
+    def candidates(self, commits: CheckedCommits, report: FsckReport) -> Iterator[pa.Table]:
+        """Yield what does not fit together, part by part."""
+        references, settings = self._store.references, self._settings
+        spill = Spill(references.seam.disk, self._scratch, settings)
+        reader = IndexReader(self._store.objects, references)
+        for batch in walk_facts(reader, commits.commits, visited_max=settings.visited_max):
+            spill.add(batch)
+        yield damaged_table(reader)
+        # Objects before rows: whoever is listed without a row will never get one.
+        for batch in self._objects(report):
+            spill.add(batch)
+        # After the commits were listed: those that were have their references.
+        for batch in edge_facts(references.database, settings.batch_rows):
+            report.references += batch.num_rows if _is(batch, FactTable.EDGE_TO) else 0
+            spill.add(batch)
+        walked = {commit.id for commit in commits.commits}
+        spill.add(source_facts(references.database, walked, commits.restorable))
+        for number in range(settings.partitions):
+            prefixes = prefixes_of(number, settings.partitions)
+            rows = list(row_facts(references.database, prefixes, settings.batch_rows))
+            report.chunks += sum(batch.num_rows for batch in rows)
+            yield compare(partition_of([*spill.part(number), *rows]))
+
+    def _objects(self, report: FsckReport) -> Iterator[pa.RecordBatch]:
+        def unknown(_: object) -> None:
+            report.unknown_names += 1
+
+        every = range(PREFIXES)
+        for batch in object_facts(self._store.objects, every, self._settings.batch_rows, unknown):
+            report.objects += batch.num_rows
+            yield batch
+
+
+def check(store: Store, engine: Engine, settings: FsckSettings | None = None) -> FsckReport:
+    """Return all that is wrong with a store."""
+    limits = settings or FsckSettings()
+    report = FsckReport()
+    commits = check_commits(store.references, store.objects)
+    report.commits = commits.rows
+    report.unknown_names = commits.unknown_names
+    report.add(commits.findings, limits.findings_max)
+    confirm = Confirm(store.references, store.objects)
+    waiting: list[Finding] = []
+    for table in engine.candidates(commits, report):
+        confirmed = confirm.confirm(from_table(table))
+        located = [one for one in confirmed if one.kind in NEEDED_BY_COMMITS]
+        report.omitted += max(0, len(waiting) + len(located) - limits.findings_max)
+        waiting = (waiting + located)[: limits.findings_max]
+        others = [one for one in confirmed if one.kind not in NEEDED_BY_COMMITS]
+        report.add(others, limits.findings_max)
+    report.add(locate(store, waiting, limits), limits.findings_max)
+    report.findings = list(dict.fromkeys(report.findings))
+    return report
+
+
+def locate(store: Store, found: Sequence[Finding], settings: FsckSettings) -> Iterator[Finding]:
+    """Yield findings about chunks once for each commit and path that needs them.
+
+    One that no commit needs, and that has no row, is none: its commit was deleted meanwhile.
+    """
+    reader = IndexReader(store.objects, store.references)
+    places = Places(reader, {finding.hash for finding in found}, settings)
+    places.look(live_commits(store) if found else [])
+    for finding in dict.fromkeys(found):
+        more = places.more[finding.hash]
+        used = places.found.get(finding.hash, [])
+        for place in used:
+            words = "; ".join(filter(None, (finding.detail, place.detail)))
+            if more and place is used[-1]:
+                words += f"; and {more} more places"
+            yield finding._replace(commit=place.commit, path=place.path, detail=words)
+        if not used and finding.generation:
+            yield finding
+
+
+def live_commits(store: Store) -> list[Commit]:
+    """Return the commits that are there now, with their row, and whose record can be read."""
+    found = check_commits(store.references, store.objects)
+    return [commit for commit in found.commits if commit.id not in found.restorable]
+
+
+def damaged_table(reader: IndexReader) -> pa.Table:
+    """Return what a reader of indexes found damaged, as candidates."""
+    return to_table(list(reader.damaged.values()))
+
+
+def _is(batch: pa.RecordBatch, table: FactTable) -> bool:
+    return bool(batch.num_rows) and bool(batch.column("table")[0].as_py() == table.value)

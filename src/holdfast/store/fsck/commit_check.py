@@ -1,0 +1,160 @@
+"""Compares the rows of commits with their objects; returns those whose chunks are to be walked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from sqlalchemy import select
+
+from holdfast.errors import Damaged, DatabaseLost, ObjectMissing, UnknownFormat
+from holdfast.store.filesets.commits import Commit, parse_record
+from holdfast.store.fsck.findings import Finding, Kind
+from holdfast.store.gc.commits import (
+    COMMIT_PREFIX,
+    CommitId,
+    CommitRow,
+    commit_object_key,
+    parse_commit_key,
+    to_row,
+)
+from holdfast.store.gc.database import Database, commit, job
+from holdfast.store.gc.references import References
+from holdfast.store.gc.transitions import CommitState
+from holdfast.store.objects.objects import Objects
+
+
+@dataclass
+class CheckedCommits:
+    """What is known of all commits."""
+
+    commits: list[Commit] = field(default_factory=list)
+    """Those that can be walked; their chunks are in use."""
+    restorable: list[CommitId] = field(default_factory=list)
+    """Those among them that have no row any more."""
+    findings: list[Finding] = field(default_factory=list)
+    rows: int = 0
+    unknown_names: int = 0
+
+
+def check_commits(references: References, objects: Objects) -> CheckedCommits:
+    """Compare all rows with all objects."""
+    found = CheckedCommits()
+    rows = {row.id: row for row in references.commits(every_state=True)}
+    found.rows = len(rows)
+    listed: dict[CommitId, str] = {}
+    for stored in objects.list(COMMIT_PREFIX):
+        named = parse_commit_key(stored.key)
+        if named is None:
+            found.unknown_names += 1
+        else:
+            listed[named[1]] = named[0]
+    for row in rows.values():
+        _check_row(found, references, objects, row)
+    for number in sorted(listed.keys() - rows.keys()):
+        _check_object(found, references, objects, (listed[number], number))
+    return found
+
+
+def readable(record: bytes, number: int) -> Commit | None:
+    """Return the commit that a record stands for, or None if it stands for none."""
+    try:
+        return parse_record(record, number)
+    except (Damaged, UnknownFormat, ValueError):
+        return None
+
+
+def stored_record(objects: Objects, name: str, number: int) -> bytes | None:
+    """Return what a commit's object holds, or None if there is no object."""
+    try:
+        return objects.get(commit_object_key(name, number))
+    except ObjectMissing:
+        return None
+
+
+def row_of(references: References, number: CommitId) -> CommitRow | None:
+    """Return a commit's row as it is now."""
+    asked = select(commit).where(commit.c.id == number)
+    found = references.database.read(
+        lambda connection: connection.execute(asked).mappings().first()
+    )
+    return to_row(found) if found is not None else None
+
+
+def check_number(database: Database, number: int, key: str) -> None:
+    """Refuse a database that never gave out a number which an object bears: it is another one."""
+    if number > database.last_number():
+        raise DatabaseLost(
+            f"{key} has a number that this database never gave out: "
+            "it is another store's, or an old copy",
+            hint="open the store's own database, or rebuild it in an empty one from the "
+            "store's objects; nothing was changed",
+            path=database.url,
+        )
+
+
+def is_abandoned(references: References, row: CommitRow) -> bool:
+    """Whether nobody works on a commit any more that is neither published nor gone."""
+    if row.state is not CommitState.PUBLISHING:
+        return row.state is CommitState.DELETING
+    database = references.database
+    publisher = (
+        select(job.c.id)
+        .join(commit, commit.c.job_id == job.c.id)
+        .where(commit.c.id == row.id, job.c.ended.is_(None), job.c.lease_until >= database.now)
+    )
+    return database.read(lambda connection: connection.execute(publisher).first()) is None
+
+
+def _check_row(
+    found: CheckedCommits, references: References, objects: Objects, row: CommitRow
+) -> None:
+    data = stored_record(objects, row.name, row.id)
+    of_row = readable(row.record, row.id)
+    of_object = readable(data, row.id) if data is not None else None
+    if of_row is not None and of_row.name != row.name:
+        of_row = None
+    if (walked := of_row or of_object) is not None:
+        found.commits.append(walked)
+    if is_abandoned(references, row):
+        _add(found, references, Kind.COMMIT_UNFINISHED, row, row.state.value)
+    elif row.state is not CommitState.PUBLISHED:
+        return
+    elif of_row is None and of_object is None:
+        _add(found, references, Kind.COMMIT_DAMAGED, row, "its record cannot be read")
+    elif data is None:
+        _add(found, references, Kind.COMMIT_OBJECT_MISSING, row, "")
+    elif data != row.record:
+        broken = "the row" if of_row is None else "the object"
+        why = f"{broken} cannot be read" if of_row is None or of_object is None else "both are read"
+        _add(found, references, Kind.COMMIT_DIFFERS, row, why)
+
+
+def _add(
+    found: CheckedCommits, references: References, kind: Kind, row: CommitRow, detail: str
+) -> None:
+    """Note what is wrong with a row, if it is still as it was."""
+    now = row_of(references, row.id)
+    if now is not None and now.state == row.state:
+        found.findings.append(_finding(kind, row.name, row.id, detail))
+
+
+def _check_object(
+    found: CheckedCommits, references: References, objects: Objects, named: tuple[str, CommitId]
+) -> None:
+    """Note an object without a row: the row comes before it and goes after it."""
+    name, number = named
+    if row_of(references, number) is not None:
+        return
+    data = stored_record(objects, name, number)
+    if data is None:
+        return
+    check_number(references.database, number, commit_object_key(name, number))
+    restored = readable(data, number)
+    if restored is not None and restored.name == name:
+        found.commits.append(restored)
+        found.restorable.append(number)
+    found.findings.append(_finding(Kind.COMMIT_ROW_MISSING, name, number, ""))
+
+
+def _finding(kind: Kind, name: str, number: CommitId, detail: str) -> Finding:
+    return Finding(kind, generation=number, commit=name, detail=detail)

@@ -1,0 +1,194 @@
+"""Asks again about each candidate, so that what others do meanwhile is never called a fault.
+
+Every rule here is an order of questions whose answers cannot all be true of a sound store:
+
+- *Missing chunk*: the row says stored, the object is not there, the row says stored still. Objects
+  go only after rows are dying, and a generation is stored before its row says so, once and for all.
+- *Reached, without a row*: no row is current, and a commit that leads there is alive afterwards.
+- *Leaked object*: it was listed, its generation has no row, it is still there. A row comes before
+  its object, and a generation that has lost its row never gets another.
+- *Reference from nobody, or to nothing*: the one end was not there, and afterwards the reference
+  is. References go with either end or before it.
+- *Missing reference*: it is not there, and afterwards the source is, which existed before, too.
+  A source and its references come in one transaction.
+- *Counts*: row and references are read under the row's lock, which all who change them take.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any
+
+from sqlalchemy import Connection, case, func, select
+
+from holdfast.errors import ObjectMissing
+from holdfast.store.address import ChunkHash, ChunkKey
+from holdfast.store.fsck.commit_check import check_number, row_of
+from holdfast.store.fsck.findings import Finding, Kind, parse_source
+from holdfast.store.gc.commits import CommitId
+from holdfast.store.gc.database import Database, chunk, edge, slices
+from holdfast.store.gc.edges import CHUNK_KIND, COMMIT_KIND, EdgeSource, locked_rows
+from holdfast.store.gc.references import References
+from holdfast.store.gc.transitions import JobKind
+from holdfast.store.objects.objects import Objects
+
+
+class Confirm:
+    """Asks the database and the objects again."""
+
+    def __init__(self, references: References, objects: Objects) -> None:
+        self._references = references
+        self._database: Database = references.database
+        self._objects = objects
+
+    def confirm(self, candidates: Sequence[Finding]) -> list[Finding]:
+        """Return those that are true, in the same order."""
+        counted = self._counts([c for c in candidates if c.kind in _COUNTS])
+        rules: dict[Kind, Callable[[Finding], Finding | None]] = {
+            Kind.MISSING_CHUNK: self._missing_chunk,
+            Kind.DAMAGED_CHUNK: self._damaged_chunk,
+            Kind.MISSING_ROW: self._missing_row,
+            Kind.LEAKED_OBJECT: self._leaked_object,
+            Kind.LEAKED_EDGE: self._still_there,
+            Kind.STALE_EDGE: self._still_there,
+            Kind.MISSING_EDGE: self._missing_edge,
+            Kind.LEAKED_ROW: lambda finding: counted.get(finding.key),
+            Kind.WRONG_COUNT: lambda finding: counted.get(finding.key),
+        }
+        asked = (rules[candidate.kind](candidate) for candidate in candidates)
+        return [finding for finding in asked if finding is not None]
+
+    def _missing_chunk(self, finding: Finding) -> Finding | None:
+        """Confirm all but that a commit needs it, which `places` says."""
+        if not finding.generation:
+            return self._missing_row(finding)
+        for _ in range(2):
+            if self._references.resolve([finding.hash]).get(finding.hash) != finding.key:
+                return None
+            if is_stored(self._objects, finding.key):
+                return None
+        return finding
+
+    def _damaged_chunk(self, finding: Finding) -> Finding | None:
+        current = self._references.resolve([finding.hash]).get(finding.hash)
+        return finding if current == finding.key else None
+
+    def _missing_row(self, finding: Finding) -> Finding | None:
+        return None if self._references.resolve([finding.hash]) else finding
+
+    def _leaked_object(self, finding: Finding) -> Finding | None:
+        if _row(self._database, finding.key) is not None:
+            return None
+        if not is_stored(self._objects, finding.key):
+            return None
+        check_number(self._database, finding.generation, finding.key.object_key())
+        return finding
+
+    def _still_there(self, finding: Finding) -> Finding | None:
+        source = parse_source(finding.source)
+        assert source is not None, "BUG: a reference without a source"
+        return finding if has_edge(self._database, source, finding.key) else None
+
+    def _missing_edge(self, finding: Finding) -> Finding | None:
+        source = parse_source(finding.source)
+        assert source is not None, "BUG: a reference without a source"
+        if has_edge(self._database, source, ChunkKey(finding.hash, 0)):
+            return None
+        return finding if source_exists(self._references, source) else None
+
+    def _counts(self, candidates: Sequence[Finding]) -> dict[ChunkKey, Finding]:
+        found: dict[ChunkKey, Finding] = {}
+        by_key = {candidate.key: candidate for candidate in candidates}
+        for part in slices(sorted(by_key), self._database.settings.batch_rows):
+            hashes = [key.hash for key in part]
+            wrong = self._database.transact(
+                partial(wrong_counts, database=self._database, hashes=hashes)
+            )
+            for key in part:
+                if key in wrong:
+                    found[key] = by_key[key]._replace(detail=wrong[key])
+        return found
+
+
+_COUNTS = (Kind.LEAKED_ROW, Kind.WRONG_COUNT)
+
+
+def is_stored(objects: Objects, key: ChunkKey) -> bool:
+    """Whether there is an object of a generation."""
+    try:
+        objects.get(key.object_key(), 0, 1)
+    except ObjectMissing:
+        return False
+    return True
+
+
+def source_exists(references: References, source: EdgeSource) -> bool:
+    """Whether a commit, or a chunk that has references, is there."""
+    if source.kind == COMMIT_KIND:
+        return row_of(references, CommitId(int.from_bytes(source.id, "big"))) is not None
+    assert source.kind == CHUNK_KIND, "BUG: only commits and chunks are walked"
+    row = _row(references.database, ChunkKey(ChunkHash(source.id), source.generation))
+    return row is not None and row["uploaded"] and row["deleting"] is None
+
+
+def has_edge(database: Database, source: EdgeSource, target: ChunkKey) -> bool:
+    """Whether a source refers to a chunk; with generation 0, to any generation of it."""
+    asked = select(edge.c.hash).where(*of_source(source), edge.c.hash == target.hash)
+    if target.generation:
+        asked = asked.where(edge.c.generation == target.generation)
+    return database.read(lambda connection: connection.execute(asked).first()) is not None
+
+
+def of_source(source: EdgeSource) -> list[Any]:
+    """Return what is true of the references of a source."""
+    return [
+        edge.c.source_kind == source.kind,
+        edge.c.source_id == source.id,
+        edge.c.source_generation == source.generation,
+    ]
+
+
+def true_counts(
+    connection: Connection, hashes: Iterable[ChunkHash]
+) -> dict[ChunkKey, tuple[int, int]]:
+    """Return how many references and holds there are, by generation; none where there are none.
+
+    References are kept by who refers, so this looks at all of them.
+    """
+    holds = func.sum(case((edge.c.source_kind == JobKind.JOB.value, 1), else_=0))
+    asked = (
+        select(edge.c.hash, edge.c.generation, func.count(), holds)
+        .where(edge.c.hash.in_(sorted(set(hashes))))
+        .group_by(edge.c.hash, edge.c.generation)
+    )
+    return {
+        ChunkKey(ChunkHash(hash_), generation): (int(count) - int(held), int(held))
+        for hash_, generation, count, held in connection.execute(asked)
+    }
+
+
+def wrong_counts(
+    connection: Connection, database: Database, hashes: Sequence[ChunkHash]
+) -> dict[ChunkKey, str]:
+    """Return the rows among these that count wrongly, and how, under their locks."""
+    rows = locked_rows(database, connection, hashes)
+    counts = true_counts(connection, hashes)
+    wrong: dict[ChunkKey, str] = {}
+    for hash_, generations in rows.items():
+        for generation, row in generations.items():
+            key = ChunkKey(hash_, generation)
+            references, holds = counts.get(key, (0, 0))
+            said = [
+                f"{name} {row[name]} instead of {count}"
+                for name, count in (("refcount", references), ("holds", holds))
+                if row[name] != count
+            ]
+            if said:
+                wrong[key] = ", ".join(said)
+    return wrong
+
+
+def _row(database: Database, key: ChunkKey) -> Any:
+    asked = select(chunk).where(chunk.c.hash == key.hash, chunk.c.generation == key.generation)
+    return database.read(lambda connection: connection.execute(asked).mappings().first())

@@ -1,0 +1,169 @@
+"""The scrub: reads every stored chunk again, and compares its bytes with its name.
+
+It goes through the objects in the order of their names, no faster than it may, and notes in the
+database how far it came and what it found, so that it goes on there after an interruption. Chunks
+that are collected meanwhile are passed over. Nothing that is wrong is kept to itself: a chunk whose
+bytes do not match, and one that cannot be read at all, is a finding.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from sqlalchemy import Connection, delete, insert, select
+
+from holdfast.errors import Damaged, ObjectMissing, StorageFailed
+from holdfast.store.address import CHUNK_PREFIX, ChunkKey
+from holdfast.store.chunks.codec import decode
+from holdfast.store.fsck.check import locate
+from holdfast.store.fsck.confirm import Confirm
+from holdfast.store.fsck.findings import Finding, Kind
+from holdfast.store.fsck.settings import FsckSettings
+from holdfast.store.fsck.tables import PREFIXES
+from holdfast.store.gc.database import Database, meta
+from holdfast.store.gc.rate import TokenBucket
+from holdfast.store.objects.objects import Objects, StoredObject
+from holdfast.store.store import Store
+
+POSITION = "scrub"
+# Damaged chunks that an interrupted scrub remembers for the next; what is more is found again by
+# the next scrub from the beginning.
+REMEMBERED_MAX = 1000
+
+
+@dataclass
+class ScrubReport:
+    """What was read, and what was found."""
+
+    findings: list[Finding] = field(default_factory=list)
+    objects: int = 0
+    size_bytes: int = 0
+    """As stored."""
+    resumed_after: str = ""
+    """The object behind which this run began; nothing if it began at the first."""
+    complete: bool = False
+
+    @property
+    def ok(self) -> bool:
+        """Whether no chunk is damaged."""
+        return not self.findings
+
+
+def scrub(
+    store: Store,
+    *,
+    settings: FsckSettings | None = None,
+    restart: bool = False,
+    stop: threading.Event | None = None,
+    tell: Callable[[int], None] = lambda _: None,
+) -> ScrubReport:
+    """Read all chunks, or go on with a scrub that was stopped; `tell` is told the bytes done."""
+    run = _Scrub(store, settings or FsckSettings(), stop or threading.Event(), tell)
+    if restart:
+        forget_position(store.references.database)
+    return run.run()
+
+
+def forget_position(database: Database) -> None:
+    """Let the next scrub begin at the first object."""
+    gone = delete(meta).where(meta.c.name == POSITION)
+    database.transact(lambda connection: connection.execute(gone))
+
+
+def verify(objects: Objects, key: ChunkKey) -> Finding | None:
+    """Read one stored chunk; return what is wrong with it. One that is gone is not damaged."""
+    try:
+        decode(objects.get(key.object_key()), key)
+    except ObjectMissing:
+        return None
+    except (Damaged, StorageFailed) as error:
+        return Finding(Kind.DAMAGED_CHUNK, key.hash, key.generation, detail=error.message)
+    return None
+
+
+class _Scrub:
+    """One run."""
+
+    def __init__(
+        self,
+        store: Store,
+        settings: FsckSettings,
+        stop: threading.Event,
+        tell: Callable[[int], None],
+    ) -> None:
+        self._store = store
+        self._settings = settings
+        self._database = store.references.database
+        self._stop = stop
+        self._tell = tell
+        rate, clock = settings.scrub_bytes_per_s, store.references.seam.clock
+        self._rate = TokenBucket(rate, clock) if rate else None
+        self._report = ScrubReport()
+        self._damaged: dict[str, Finding] = {}
+
+    def run(self) -> ScrubReport:
+        last, suspects = self._load()
+        self._report.resumed_after = last
+        for name in suspects:
+            self._verify(name)
+        done = last
+        try:
+            for number, stored in enumerate(self._behind(last), 1):
+                self._pace(stored.size_bytes)
+                if self._stop.is_set():
+                    break
+                self._verify(stored.key)
+                self._report.objects += 1
+                self._report.size_bytes += stored.size_bytes
+                self._tell(stored.size_bytes)
+                done = stored.key
+                if number % self._settings.scrub_save_objects == 0:
+                    self._save(done)
+            else:
+                self._report.complete = True
+        finally:
+            self._save(done)
+        if self._report.complete:
+            forget_position(self._database)
+        confirm = Confirm(self._store.references, self._store.objects)
+        found = confirm.confirm(list(self._damaged.values()))
+        self._report.findings = list(locate(self._store, found, self._settings))
+        return self._report
+
+    def _behind(self, last: str) -> Iterator[StoredObject]:
+        """Yield the objects behind a name, in order: one prefix at a time is held in memory."""
+        for byte in range(PREFIXES):
+            prefix = f"{CHUNK_PREFIX}{byte:02x}/"
+            if last[: len(prefix)] <= prefix:
+                listed = self._store.objects.list(prefix)
+                yield from sorted(stored for stored in listed if stored.key > last)
+
+    def _verify(self, name: str) -> None:
+        key = ChunkKey.parse(name)
+        found = verify(self._store.objects, key) if key else None
+        if found is not None:
+            self._damaged[name] = found
+
+    def _pace(self, size_bytes: int) -> None:
+        if self._rate and (wait_s := self._rate.take(size_bytes)):
+            self._stop.wait(wait_s)
+
+    def _save(self, last: str) -> None:
+        words = json.dumps({"after": last, "damaged": list(self._damaged)[:REMEMBERED_MAX]})
+
+        def save(connection: Connection) -> None:
+            connection.execute(delete(meta).where(meta.c.name == POSITION))
+            connection.execute(insert(meta).values(name=POSITION, number=0, words=words))
+
+        self._database.transact(save)
+
+    def _load(self) -> tuple[str, list[str]]:
+        asked = select(meta.c.words).where(meta.c.name == POSITION)
+        words = self._database.read(lambda connection: connection.execute(asked).scalar())
+        if not words:
+            return "", []
+        saved = json.loads(words)
+        return saved["after"], saved["damaged"]
