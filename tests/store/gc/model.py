@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from holdfast.store.gc.transitions import (
     BEGIN_DELETING,
@@ -173,6 +173,15 @@ class Model:
             current += row.uploaded and alive
         if current > 1:
             return "I6: two generations are current"
+        return self.disappointed(world)
+
+    def disappointed(self, world: World) -> str | None:
+        """Say who relies on an object that is not there."""
+        for writer in world.writers:
+            # Race 7: whoever was told that no upload is needed relies on the object.
+            trusts = writer.at == "publish" and writer.leased and writer.hold
+            if trusts and self.key(writer.hold) not in world.objects:
+                return f"I1: a writer relies on g{writer.hold}, and its object is not there"
         for reader in world.readers:
             # A pin whose lease is at work reads whatever becomes of the commit.
             reads = reader.at == "reading" and reader.leased
@@ -394,6 +403,7 @@ class Model:
 # The same few rows are asked about over and over.
 _ALLOWED: dict[tuple[str, Row], bool] = {}
 _AFTER: dict[tuple[str, Row], Row | None] = {}
+_PARTS: dict[Any, Any] = {}
 
 
 def _allows(step: Step, row: Row) -> bool:
@@ -409,11 +419,13 @@ def _canonical(world: World) -> World:
         one._replace(generation=0) if one.at in {"dead", "done", "published"} else one
         for one in world.writers
     ]
-    return world._replace(
+    canonical = world._replace(
         writers=tuple(sorted(writers)),
         readers=tuple(sorted(world.readers)),
         collectors=tuple(sorted(world.collectors)),
     )
+    # Worlds are made of few parts: keep each part once, not once per world.
+    return World(*(_PARTS.setdefault(part, part) for part in canonical))
 
 
 def _row(world: World, generation: int) -> Row | None:
