@@ -16,10 +16,12 @@ from typing import TYPE_CHECKING
 
 import pyarrow.parquet as pq
 import pytest
-from tests.dataflow.crashing import CELLS, KINDS, QUIVERS, SHAPES, compiled, run
-from tests.dataflow.quivers import at, fill, open_when_free
+from tests.dataflow.crashing import CELLS, KINDS, QUIVERS, SHAPES, compiled, drain, run
+from tests.dataflow.quivers import CONFIG_NAME, at, fill, open_when_free
 
+from holdfast.dataflow.compiler.places import Places
 from holdfast.dataflow.points import TRAP, Point
+from holdfast.dataflow.spec import Pipeline
 from holdfast.errors import PipelineFailed
 from holdfast.prove.sessions import end_session
 from holdfast.quiver import Outcome
@@ -170,20 +172,29 @@ def add_more(folder: Path) -> None:
 def test_a_query_without_state_goes_on_behind_what_its_sink_has(
     root: Path, spark: SparkSession
 ) -> None:
-    compiled("map", root / "map", spark, close=False)
+    folder = root / "map"
+    pipeline = (
+        Pipeline()
+        .source(quiver=list(QUIVERS), quiver_config=CONFIG_NAME, read_limit={"rows": 20})
+        .map(select={"number": "number", "twice": "number * 2"})
+        .sink(files="out")
+    )
+    places = Places(folder / "state", folder)
+    drain("map", pipeline.settings, places, spark, close=False)
     assert results(root, "map") == expected("map")
-    set_back(root / "map")
-    add_more(root / "map")
-    compiled("map", root / "map", spark, close=False)
+    set_back(folder)
+    add_more(folder)
+    drain("map", pipeline.settings, places, spark, close=False)
     assert results(root, "map") == expected("map") + Counter({(1003, 2006): 2})
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("shape", ["window", "session", "fan_out"])
-def test_a_query_with_state_or_two_sinks_is_refused_and_writes_nothing(
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_query_with_state_or_two_places_to_write_to_is_refused_and_writes_nothing(
     shape: str, root: Path, spark: SparkSession
 ) -> None:
+    """Dead letters are a second place: that of the shape whose map is a function."""
     compiled(shape, root / shape, spark, close=False)
     before = results(root, shape)
     set_back(root / shape)
