@@ -37,7 +37,6 @@ from holdfast.store.gc.edges import (
     current,
     existing,
     insert_held,
-    lock_rows,
     locked_rows,
     remove_edges,
     take_step,
@@ -263,8 +262,10 @@ class References:
         row = commits.published(self.database, connection, pin.name)
         source = EdgeSource.numbered(COMMIT_KIND, row["id"])
         targets = commits.targets_of(connection, source)
-        lock_rows(self.database, connection, [key.hash for key in targets])
-        add_edges(self.database, connection, [Edge(pin.source, target) for target in targets])
+        rows = locked_rows(self.database, connection, [key.hash for key in targets])
+        # A chunk that a check of the store found lost cannot be kept; all others can.
+        kept = [key for key in targets if current(rows.get(key.hash)) == key.generation]
+        add_edges(self.database, connection, [Edge(pin.source, target) for target in kept])
 
     def _number(self) -> int:
         return self.database.numbers(1)[0]
