@@ -7,10 +7,12 @@ without it nothing could tell what is used, so it is never made anew behind the 
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import Iterator
 from pathlib import PurePath
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 
 from pydantic import ValidationError
 from sqlalchemy import URL
@@ -142,6 +144,30 @@ class Store:
         self.close()
 
 
+class StoreObjects(NamedTuple):
+    """A store without its database, and where that is to be."""
+
+    objects: Objects
+    database_url: str
+    store_id: str
+
+
+@contextlib.contextmanager
+def open_objects(
+    url: str,
+    *,
+    database: str | None = None,
+    settings: StoreSettings | None = None,
+    seam: Seam | None = None,
+) -> Iterator[StoreObjects]:
+    """Give the objects of a store whose database may be lost."""
+    place = _Place(url, database, settings or StoreSettings(), seam or Seam())
+    try:
+        yield StoreObjects(place.objects, place.database_url(), place.format().store_id)
+    finally:
+        place.objects.close()
+
+
 class _Place:
     """Where a store is, or is to be."""
 
@@ -205,9 +231,7 @@ class _Place:
 
     def references(self, store_id: str, *, create: bool) -> References:
         """Open the database, which must be there unless the store is new."""
-        url = self._database
-        if url is None:
-            assert self._folder is not None, "BUG: only a folder has a database of its own"
+        if self._database is None and self._folder is not None:
             path = self._folder / DATABASE_FILE
             if not create and self._seam.disk.is_shared and not self._seam.disk.exists(path):
                 raise DatabaseLost(
@@ -215,10 +239,21 @@ class _Place:
                     hint="bring it back from a copy, or rebuild it: `holdfast store fsck --repair`",
                     path=str(path),
                 )
-            url = URL.create("sqlite", database=str(path)).render_as_string()
         return References(
-            url, settings=self.settings.gc, store_id=store_id, create=create, seam=self._seam
+            self.database_url(),
+            settings=self.settings.gc,
+            store_id=store_id,
+            create=create,
+            seam=self._seam,
         )
+
+    def database_url(self) -> str:
+        """Return where the database is: as the caller says, or a file in the store's folder."""
+        if self._database is not None:
+            return self._database
+        assert self._folder is not None, "BUG: only a folder has a database of its own"
+        path = self._folder / DATABASE_FILE
+        return URL.create("sqlite", database=str(path)).render_as_string()
 
 
 def _limits(settings: StoreSettings) -> RemoteLimits:
