@@ -11,6 +11,7 @@ in this process, one part of the prefixes after another.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from pathlib import PurePath
 from typing import Protocol
@@ -59,8 +60,14 @@ class LocalEngine:
 
     def candidates(self, commits: CheckedCommits, report: FsckReport) -> Iterator[pa.Table]:
         """Yield what does not fit together, part by part."""
+        disk = self._store.references.seam.disk
+        with contextlib.closing(Spill(disk, self._scratch, self._settings)) as spill:
+            yield from self._candidates(spill, commits, report)
+
+    def _candidates(
+        self, spill: Spill, commits: CheckedCommits, report: FsckReport
+    ) -> Iterator[pa.Table]:
         references, settings = self._store.references, self._settings
-        spill = Spill(references.seam.disk, self._scratch, settings)
         reader = IndexReader(self._store.objects, references)
         for batch in walk_facts(reader, commits.commits, visited_max=settings.visited_max):
             spill.add(batch)

@@ -96,7 +96,8 @@ def stale_edges(part: Partition) -> pa.Table:
 def edges_to_nothing(part: Partition) -> pa.Table:
     """Return references to rows that are gone, unless the chunk is missing and told as such."""
     gone = _anti(part.edge_to, part.row, KEY)
-    return _edge_findings(Kind.LEAKED_EDGE, _anti(gone, needed(part), ["hash"]))
+    told = _anti(gone, needed(part), ["hash"])
+    return _edge_findings(Kind.LEAKED_EDGE, told, "there is no such chunk")
 
 
 def missing_edges(part: Partition) -> pa.Table:
@@ -113,11 +114,12 @@ def edges_from_nobody(part: Partition) -> pa.Table:
     sources = part.row.filter(pc.not_equal(part.row["state"], State.DELETING.value))
     gone = _anti(from_chunks, _as_sources(sources), SOURCE[1:])
     lost = _as_sources(needed(part)).select(["source_id"])
+    nobody = "there is nobody who refers"
     return pa.concat_tables(
         [
-            _edge_findings(Kind.LEAKED_EDGE, _anti(numbered, part.source, SOURCE[:2])),
+            _edge_findings(Kind.LEAKED_EDGE, _anti(numbered, part.source, SOURCE[:2]), nobody),
             # A lost row of a chunk that is in use comes back, and its references with it.
-            _edge_findings(Kind.LEAKED_EDGE, _anti(gone, lost, ["source_id"])),
+            _edge_findings(Kind.LEAKED_EDGE, _anti(gone, lost, ["source_id"]), nobody),
         ]
     )
 
@@ -135,7 +137,8 @@ def unwarranted_edges(part: Partition) -> pa.Table:
             _semi(of_chunks, _as_sources(part.walked), SOURCE[1:]),
         ]
     )
-    return _edge_findings(Kind.LEAKED_EDGE, _anti(judged, part.expected, keys))
+    told = _anti(judged, part.expected, keys)
+    return _edge_findings(Kind.LEAKED_EDGE, told, "who is said to refer does not")
 
 
 def current(part: Partition) -> pa.Table:
@@ -182,9 +185,14 @@ def _semi(left: pa.Table, right: pa.Table, keys: Sequence[str]) -> pa.Table:
     return left.join(right.select(list(keys)), keys=list(keys), join_type="left semi")
 
 
-def _findings(kind: Kind, rows: pa.Table, sources: Sequence[str] | None = None) -> pa.Table:
+def _findings(
+    kind: Kind, rows: pa.Table, sources: Sequence[str] | None = None, detail: str = ""
+) -> pa.Table:
     count = rows.num_rows
-    columns = {"kind": pa.array([kind.value] * count, pa.string())}
+    columns = {
+        "kind": pa.array([kind.value] * count, pa.string()),
+        "detail": pa.array([detail] * count, pa.string()),
+    }
     for name in KEY:
         if name in rows.column_names:
             columns[name] = rows[name]
@@ -194,6 +202,6 @@ def _findings(kind: Kind, rows: pa.Table, sources: Sequence[str] | None = None) 
     return pa.table(arrays, schema=FINDINGS)
 
 
-def _edge_findings(kind: Kind, edges: pa.Table) -> pa.Table:
+def _edge_findings(kind: Kind, edges: pa.Table, detail: str = "") -> pa.Table:
     words = [source_words(*(row[name] for name in SOURCE)) for row in edges.to_pylist()]
-    return _findings(kind, edges, words)
+    return _findings(kind, edges, words, detail)

@@ -16,6 +16,7 @@ from holdfast.store.fsck.tables import FACTS, PREFIXES
 SMALL_BATCHES_MAX = 256
 SPILL_CREATE = "fsck.spill_create"
 SPILL_WRITE = "fsck.spill_write"
+SPILL_REMOVE = "fsck.spill_remove"
 
 
 class Spill:
@@ -41,6 +42,12 @@ class Spill:
             self._small = []
         if self._waiting_rows > self._memory_rows:
             self._spill()
+
+    def close(self) -> None:
+        """Remove the files."""
+        for path in (path for paths in self._files for path in paths):
+            self._disk.unlink(path, SPILL_REMOVE)
+        self._files = [[] for _ in range(self._parts)]
 
     def part(self, number: int) -> Iterator[pa.RecordBatch]:
         """Yield all facts of a part."""

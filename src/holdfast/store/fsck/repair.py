@@ -1,0 +1,263 @@
+"""The repair: a plan of what is to be done about each finding, then its execution.
+
+Nothing that may still be somebody's data is deleted. What is damaged is set aside under
+`quarantine/` before anything takes its place; objects that nobody knows go only after the
+collector's grace; what is held by a lease, or refers to nothing yet, is not touched at all. Each
+step looks again before it changes anything, so a plan that is old, or was executed already, does no
+harm. What can be mended:
+
+- A missing or damaged chunk comes back from another generation, if a whole one is stored. If not,
+  the database is told that it is not stored: the next writer who has the same bytes stores them
+  again, and the next repair moves the references there.
+- Rows and references are made to say what commits and chunks say, then counted anew.
+- Of a commit's row and its object, the one that can be read replaces the other.
+- What nobody refers to any more is left to the collector, which runs at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from blake3 import blake3
+
+from holdfast.errors import HoldfastError, ObjectMissing
+from holdfast.store.address import ChunkKey
+from holdfast.store.chunks.codec import decode
+from holdfast.store.fsck.commit_check import readable, row_of, stored_record
+from holdfast.store.fsck.confirm import Confirm, is_stored, source_exists
+from holdfast.store.fsck.findings import Finding, Kind, parse_source
+from holdfast.store.fsck.indexes import whole_object
+from holdfast.store.fsck.mend import Mender
+from holdfast.store.fsck.scrub import verify
+from holdfast.store.gc.collector import Collector
+from holdfast.store.gc.commits import CommitId, commit_object_key
+from holdfast.store.gc.edges import CHUNK_KIND, COMMIT_KIND
+from holdfast.store.store import Store
+
+QUARANTINE_PREFIX = "quarantine/"
+_NAME_MARK_BYTES = 4
+
+# What is done about each kind, in this order: what is needed comes back before anything goes.
+ORDER: dict[Kind, str] = {
+    Kind.COMMIT_DIFFERS: "let row and object agree; the one that is replaced is set aside",
+    Kind.COMMIT_OBJECT_MISSING: "write the object from the row",
+    Kind.COMMIT_ROW_MISSING: "restore the row from the object, or set the object aside",
+    Kind.DAMAGED_CHUNK: "set the object aside, bring the chunk back from another generation",
+    Kind.MISSING_ROW: "restore the row from the object",
+    Kind.MISSING_CHUNK: "bring the chunk back from another generation",
+    Kind.MISSING_EDGE: "add the reference",
+    Kind.STALE_EDGE: "let the reference name the generation that is stored",
+    Kind.LEAKED_EDGE: "remove the reference",
+    Kind.WRONG_COUNT: "count again",
+    Kind.LEAKED_ROW: "count again, then collect",
+    Kind.LEAKED_OBJECT: "delete the object, if it is older than the grace",
+    Kind.COMMIT_UNFINISHED: "let the collector finish it",
+    Kind.COMMIT_DAMAGED: "nothing: bring the commit's object back from a copy",
+}
+
+
+class Action(NamedTuple):
+    """One thing to do."""
+
+    finding: Finding
+    what: str
+
+
+@dataclass
+class RepairReport:
+    """What was done, and what could not be."""
+
+    done: list[Action] = field(default_factory=list)
+    left: list[tuple[Action, str]] = field(default_factory=list)
+    """With the reason."""
+    set_aside: list[str] = field(default_factory=list)
+    """Objects under `quarantine/`."""
+
+
+def plan_repair(findings: Sequence[Finding]) -> list[Action]:
+    """Return what is to be done, in order; each chunk once, however many files need it."""
+    places = {kind: place for place, kind in enumerate(ORDER)}
+    chosen: dict[tuple[object, ...], Action] = {}
+    for finding in sorted(findings, key=lambda one: places[one.kind]):
+        about = (finding.kind, finding.hash, finding.generation, finding.source)
+        chosen.setdefault(about, Action(finding, ORDER[finding.kind]))
+    return list(chosen.values())
+
+
+class Repair:
+    """Executes a plan."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._objects = store.objects
+        self._references = store.references
+        self._mender = Mender(store.references)
+        self._confirm = Confirm(store.references, store.objects)
+        self.report = RepairReport()
+
+    def execute(self, plan: Sequence[Action]) -> RepairReport:
+        """Do all that can be done; then collect what nobody refers to any more."""
+        steps: dict[Kind, Callable[[Finding], str]] = {
+            Kind.COMMIT_DIFFERS: self._agree,
+            Kind.COMMIT_OBJECT_MISSING: self._write_commit,
+            Kind.COMMIT_ROW_MISSING: self._restore_commit,
+            Kind.DAMAGED_CHUNK: self._replace,
+            Kind.MISSING_ROW: self._adopt,
+            Kind.MISSING_CHUNK: self._bring_back,
+            Kind.MISSING_EDGE: self._add_edge,
+            Kind.STALE_EDGE: self._move_edge,
+            Kind.LEAKED_EDGE: self._drop_edge,
+            Kind.WRONG_COUNT: self._recount,
+            Kind.LEAKED_ROW: self._recount,
+            Kind.LEAKED_OBJECT: self._sweep,
+            Kind.COMMIT_UNFINISHED: lambda _: "",
+            Kind.COMMIT_DAMAGED: lambda _: "neither its row nor its object can be read",
+        }
+        for action in plan:
+            try:
+                why_not = steps[action.finding.kind](action.finding)
+            except HoldfastError as error:
+                why_not = str(error)
+            if why_not:
+                self.report.left.append((action, why_not))
+            else:
+                self.report.done.append(action)
+        Collector(self._references, self._objects, name="holdfast store fsck").collect()
+        return self.report
+
+    # Each of these returns why it did not do it; nothing if it did, or if it need not be done.
+
+    def _agree(self, finding: Finding) -> str:
+        number = CommitId(finding.generation)
+        row = row_of(self._references, number)
+        data = stored_record(self._objects, finding.commit, number)
+        if row is None or data is None or data == row.record:
+            return ""
+        of_row, of_object = readable(row.record, number), readable(data, number)
+        if of_row is not None and of_row.name == row.name:
+            # The row is what readers saw all the time.
+            key = commit_object_key(row.name, number)
+            self._set_aside(key, data)
+            self._objects.put(key, [row.record])
+        elif of_object is not None and of_object.name == row.name:
+            self._mender.replace_record(number, data)
+        return ""
+
+    def _write_commit(self, finding: Finding) -> str:
+        row = row_of(self._references, CommitId(finding.generation))
+        if row is not None:
+            self._objects.put(commit_object_key(row.name, row.id), [row.record])
+        return ""
+
+    def _restore_commit(self, finding: Finding) -> str:
+        number = CommitId(finding.generation)
+        data = stored_record(self._objects, finding.commit, number)
+        if data is None or row_of(self._references, number) is not None:
+            return ""
+        commit = readable(data, number)
+        is_whole = commit is not None and commit.name == finding.commit
+        if commit is not None and is_whole and self._mender.restore_commit(commit, data):
+            return ""
+        self._set_aside(commit_object_key(finding.commit, number), data)
+        return ""
+
+    def _replace(self, finding: Finding) -> str:
+        key = finding.key
+        if verify(self._objects, key) is None and is_stored(self._objects, key):
+            return ""
+        if not self._confirm.confirm([finding]):
+            return ""
+        other = whole_object(self._objects, key.hash, but=key)
+        try:
+            damaged = self._objects.get(key.object_key())
+        except ObjectMissing:
+            return self._bring_back(finding)
+        if other is None:
+            # First, so that nobody relies on it; then away with it.
+            self._mender.lose(key)
+            self._set_aside(key.object_key(), damaged)
+            return _NO_OTHER
+        self._set_aside(key.object_key(), damaged)
+        self._objects.put(key.object_key(), [other[1]])
+        return ""
+
+    def _bring_back(self, finding: Finding) -> str:
+        if not finding.generation:
+            return _NO_OTHER
+        key = finding.key
+        if is_stored(self._objects, key):
+            return ""
+        if self._references.resolve([key.hash]).get(key.hash) != key:
+            return ""
+        other = whole_object(self._objects, key.hash, but=key)
+        if other is None:
+            self._mender.lose(key)
+            return _NO_OTHER
+        self._objects.put(key.object_key(), [other[1]])
+        return ""
+
+    def _adopt(self, finding: Finding) -> str:
+        if self._references.resolve([finding.hash]):
+            return ""
+        found = whole_object(self._objects, finding.hash)
+        if found is None:
+            return _NO_OTHER
+        key, stored = found
+        size_bytes = len(decode(stored, key))
+        if self._mender.adopt(key, size_bytes):
+            return ""
+        # That generation is dying, or was lost: the chunk gets a new one.
+        new = ChunkKey(key.hash, self._references.database.numbers(1)[0])
+        self._objects.put(new.object_key(), [stored])
+        self._mender.adopt(new, size_bytes)
+        return ""
+
+    def _add_edge(self, finding: Finding) -> str:
+        source = parse_source(finding.source)
+        if source is None or not source_exists(self._references, source):
+            return ""
+        stored = self._mender.add_edge(source, finding.hash)
+        return "" if stored else "the chunk is not stored"
+
+    def _move_edge(self, finding: Finding) -> str:
+        source = parse_source(finding.source)
+        if source is not None:
+            self._mender.move_edge(source, finding.key)
+        return ""
+
+    def _drop_edge(self, finding: Finding) -> str:
+        source = parse_source(finding.source)
+        if source is None:
+            return ""
+        came_back = "nobody" in finding.detail and source.kind in (CHUNK_KIND, COMMIT_KIND)
+        if not (came_back and source_exists(self._references, source)):
+            self._mender.drop_edge(source, finding.key)
+        return ""
+
+    def _recount(self, finding: Finding) -> str:
+        self._mender.recount([finding.hash])
+        return ""
+
+    def _sweep(self, finding: Finding) -> str:
+        if not self._confirm.confirm([finding]):
+            return ""
+        name = finding.key.object_key()
+        old_enough_s = self._objects.now_s() - self._references.settings.orphan_grace_s
+        for stored in self._objects.list(name):
+            if stored.modified_s > old_enough_s:
+                return "it is younger than the grace; the collector deletes it later"
+        self._objects.delete_many([name])
+        return ""
+
+    def _set_aside(self, key: str, data: bytes) -> None:
+        """Keep an object's bytes under another name, and remove it."""
+        mark = blake3(data).hexdigest(length=_NAME_MARK_BYTES)
+        name = f"{QUARANTINE_PREFIX}{key}.{mark}"
+        self._objects.put(name, [data])
+        self._objects.delete_many([key])
+        self.report.set_aside.append(name)
+
+
+_NO_OTHER = "no other generation of it is stored; store the same data again, then repair once more"

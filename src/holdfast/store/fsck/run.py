@@ -1,0 +1,47 @@
+"""Check, repair, check again: until nothing is wrong, or nothing more can be done."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from holdfast.store.fsck.check import Engine, check
+from holdfast.store.fsck.findings import Finding, FsckReport
+from holdfast.store.fsck.repair import Repair, RepairReport, plan_repair
+from holdfast.store.fsck.settings import FsckSettings
+from holdfast.store.store import Store
+
+
+@dataclass
+class Repaired:
+    """What was wrong, what was done, and what is wrong still."""
+
+    before: FsckReport
+    repairs: list[RepairReport] = field(default_factory=list)
+    after: FsckReport = field(default_factory=FsckReport)
+
+
+def check_and_repair(
+    store: Store,
+    engine: Engine,
+    settings: FsckSettings | None = None,
+    damaged: Sequence[Finding] = (),
+) -> Repaired:
+    """Repair what a check finds, and what a scrub has found damaged before.
+
+    One repair may bring to light what another one is needed for: the references of a row that came
+    back, or chunks that only a leaked one kept.
+    """
+    limits = settings or FsckSettings()
+    before = check(store, engine, limits)
+    before.findings = list(dict.fromkeys([*before.findings, *damaged]))
+    result = Repaired(before, after=before)
+    for _ in range(limits.repair_rounds):
+        if result.after.ok:
+            break
+        done = Repair(store).execute(plan_repair(result.after.findings))
+        result.repairs.append(done)
+        result.after = check(store, engine, limits)
+        if not done.done:
+            break
+    return result
