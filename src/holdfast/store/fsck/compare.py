@@ -26,25 +26,26 @@ _DYING = [State.REMOVING.value, State.DELETING.value]
 
 def compare(part: Partition) -> pa.Table:
     """Return all that does not fit together, as a table of `FINDINGS`."""
+    lost = needed(part)
     return pa.concat_tables(
         [
-            missing_chunks(part),
-            missing_rows(part),
-            leaked_objects(part),
+            missing_chunks(part, lost),
+            missing_rows(part, lost),
+            leaked_objects(part, lost),
             wrong_counts(part),
             stale_edges(part),
-            edges_to_nothing(part),
+            edges_to_nothing(part, lost),
             missing_edges(part),
-            edges_from_nobody(part),
+            edges_from_nobody(part, lost),
             unwarranted_edges(part),
         ]
     )
 
 
-def missing_chunks(part: Partition) -> pa.Table:
+def missing_chunks(part: Partition, lost: pa.Table) -> pa.Table:
     """Return chunks whose object is gone: rows without one, and reached ones without either."""
     rows_alone = _anti(current(part), part.object, KEY)
-    neither = _anti(needed(part), part.object, ["hash"])
+    neither = _anti(lost, part.object, ["hash"])
     return pa.concat_tables(
         [
             _findings(Kind.MISSING_CHUNK, rows_alone),
@@ -53,15 +54,15 @@ def missing_chunks(part: Partition) -> pa.Table:
     )
 
 
-def missing_rows(part: Partition) -> pa.Table:
+def missing_rows(part: Partition, lost: pa.Table) -> pa.Table:
     """Return reached chunks that have an object, and no row that says so."""
-    return _findings(Kind.MISSING_ROW, _semi(needed(part), part.object, ["hash"]))
+    return _findings(Kind.MISSING_ROW, _semi(lost, part.object, ["hash"]))
 
 
-def leaked_objects(part: Partition) -> pa.Table:
+def leaked_objects(part: Partition, lost: pa.Table) -> pa.Table:
     """Return objects without a row, unless they are what a reached chunk needs."""
     orphans = _anti(part.object, part.row, KEY)
-    return _findings(Kind.LEAKED_OBJECT, _anti(orphans, needed(part), ["hash"]))
+    return _findings(Kind.LEAKED_OBJECT, _anti(orphans, lost, ["hash"]))
 
 
 def wrong_counts(part: Partition) -> pa.Table:
@@ -89,14 +90,14 @@ def wrong_counts(part: Partition) -> pa.Table:
 def stale_edges(part: Partition) -> pa.Table:
     """Return references to a generation that is not stored, where another one is."""
     lost = part.row.filter(pc.and_(pc.invert(part.row["uploaded"]), pc.invert(_is_dying(part.row))))
-    named = _semi(_references(part.edge_to), lost, KEY)
+    named = _semi(_references(part.edge_to), not_stored, KEY)
     return _edge_findings(Kind.STALE_EDGE, _semi(named, current(part), ["hash"]))
 
 
-def edges_to_nothing(part: Partition) -> pa.Table:
+def edges_to_nothing(part: Partition, lost: pa.Table) -> pa.Table:
     """Return references to rows that are gone, unless the chunk is missing and told as such."""
     gone = _anti(part.edge_to, part.row, KEY)
-    told = _anti(gone, needed(part), ["hash"])
+    told = _anti(gone, lost, ["hash"])
     return _edge_findings(Kind.LEAKED_EDGE, told, "there is no such chunk")
 
 
@@ -106,20 +107,19 @@ def missing_edges(part: Partition) -> pa.Table:
     return _edge_findings(Kind.MISSING_EDGE, _anti(part.expected, part.edge_from, keys))
 
 
-def edges_from_nobody(part: Partition) -> pa.Table:
+def edges_from_nobody(part: Partition, lost: pa.Table) -> pa.Table:
     """Return references of commits, jobs, pins and chunks that are not there."""
     kinds = part.edge_from["source_kind"]
     numbered = part.edge_from.filter(pc.is_in(kinds, pa.array(_NUMBERED)))
     from_chunks = part.edge_from.filter(pc.equal(kinds, CHUNK_KIND))
     sources = part.row.filter(pc.not_equal(part.row["state"], State.DELETING.value))
     gone = _anti(from_chunks, _as_sources(sources), SOURCE[1:])
-    lost = _as_sources(needed(part)).select(["source_id"])
     nobody = "there is nobody who refers"
     return pa.concat_tables(
         [
             _edge_findings(Kind.LEAKED_EDGE, _anti(numbered, part.source, SOURCE[:2]), nobody),
             # A lost row of a chunk that is in use comes back, and its references with it.
-            _edge_findings(Kind.LEAKED_EDGE, _anti(gone, lost, ["source_id"]), nobody),
+            _edge_findings(Kind.LEAKED_EDGE, _anti(gone, _as_sources(lost), ["source_id"]), nobody),
         ]
     )
 
@@ -149,15 +149,17 @@ def current(part: Partition) -> pa.Table:
 
 def needed(part: Partition) -> pa.Table:
     """Return the chunks that commits lead to, and of which no generation is current."""
-    reached = part.reached.select(["hash"]).group_by(["hash"]).aggregate([])
+    reached = part.reached.select(["hash"]).group_by(["hash"], use_threads=False).aggregate([])
     return _anti(reached, current(part), ["hash"])
 
 
 def _counted(rows: pa.Table, edges: pa.Table, mask: Any = None) -> pa.Table:
     """Return rows with a column `count`: how many of the edges lead to each."""
     chosen = edges if mask is None else edges.filter(mask)
-    counts = chosen.group_by(KEY).aggregate([([], "count_all")])
-    joined = rows.join(counts.rename_columns([*KEY, "count"]), keys=KEY, join_type="left outer")
+    counts = chosen.group_by(KEY, use_threads=False).aggregate([([], "count_all")])
+    joined = rows.join(
+        counts.rename_columns([*KEY, "count"]), keys=KEY, join_type="left outer", use_threads=False
+    )
     filled = pc.fill_null(joined["count"], 0)
     return joined.set_column(joined.schema.get_field_index("count"), "count", filled)
 
@@ -178,11 +180,15 @@ def _as_sources(chunks: pa.Table) -> pa.Table:
 
 
 def _anti(left: pa.Table, right: pa.Table, keys: Sequence[str]) -> pa.Table:
-    return left.join(right.select(list(keys)), keys=list(keys), join_type="left anti")
+    return left.join(
+        right.select(list(keys)), keys=list(keys), join_type="left anti", use_threads=False
+    )
 
 
 def _semi(left: pa.Table, right: pa.Table, keys: Sequence[str]) -> pa.Table:
-    return left.join(right.select(list(keys)), keys=list(keys), join_type="left semi")
+    return left.join(
+        right.select(list(keys)), keys=list(keys), join_type="left semi", use_threads=False
+    )
 
 
 def _findings(

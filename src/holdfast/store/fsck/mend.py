@@ -15,7 +15,7 @@ from holdfast.store.gc.commits import CommitId
 from holdfast.store.gc.database import Database, chunk, commit, edge, slices
 from holdfast.store.gc.edges import COMMIT_KIND, EdgeSource, current, existing, locked_rows
 from holdfast.store.gc.references import References
-from holdfast.store.gc.transitions import CommitState
+from holdfast.store.gc.transitions import CommitState, JobKind
 
 
 class Mender:
@@ -55,7 +55,10 @@ class Mender:
         self._database.transact(move)
 
     def adopt(self, key: ChunkKey, size_bytes: int) -> bool:
-        """Give a stored object its row back; False if it has one, or another is current."""
+        """Give a stored object its row back; False if it has one, or another is current.
+
+        What refers to other generations, none of which is current, refers to this one from now on.
+        """
 
         def insert_row(connection: Connection) -> bool:
             rows = locked_rows(self._database, connection, [key.hash])
@@ -156,6 +159,15 @@ def _edge(source: EdgeSource, target: ChunkKey) -> Delete:
     return delete(edge).where(
         *of_source(source), edge.c.hash == target.hash, edge.c.generation == target.generation
     )
+
+
+def _sources(connection: Connection, hash_: ChunkHash) -> list[tuple[EdgeSource, int]]:
+    """Return who refers to any generation of a chunk, and to which."""
+    asked = select(edge).where(edge.c.hash == hash_, edge.c.source_kind != JobKind.JOB.value)
+    return [
+        (EdgeSource(row.source_kind, row.source_id, row.source_generation), row.generation)
+        for row in connection.execute(asked)
+    ]
 
 
 def _exists(connection: Connection, key: ChunkKey) -> bool:

@@ -1,0 +1,296 @@
+"""Every way in which a store is damaged in tests, and exactly what a check must say of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from sqlalchemy import delete, insert, update
+from tests.store.fsck.stage import Damaged
+
+from holdfast.store.address import ChunkKey
+from holdfast.store.fsck.findings import Kind, source_words
+from holdfast.store.gc.commits import commit_object_key
+from holdfast.store.gc.database import chunk, commit, edge
+from holdfast.store.gc.edges import CHUNK_KIND, COMMIT_KIND
+from holdfast.store.gc.transitions import CommitState
+
+# kind, chunk or commit, commit, path, source
+Said = tuple[Kind, object, str, str, str]
+
+
+class Way(NamedTuple):
+    """One way to damage a store; `damage` returns what a check must say, and nothing else."""
+
+    name: str
+    damage: Callable[[Damaged], list[Said]]
+    repairs: bool = True
+
+
+def _row(key: ChunkKey) -> tuple[object, ...]:
+    return (chunk.c.hash == key.hash, chunk.c.generation == key.generation)
+
+
+def _users(
+    damaged: Damaged, kind: Kind, key: ChunkKey, generation: int | None = None
+) -> list[Said]:
+    """Return a finding for each commit and path whose first chunk this is."""
+    shown = key if generation is None else ChunkKey(key.hash, generation)
+    found: list[Said] = []
+    for name in ("one", "two"):
+        layers = damaged.commits.get(name).layers
+        for layer in layers:
+            assert layer.index is not None
+            if layer.chunks[0] == key.hash:
+                found.append((kind, shown, name, layer.index.path, ""))
+    return found
+
+
+def leaked_object(damaged: Damaged) -> list[Said]:
+    key = damaged.file_chunk("one", "large")
+    orphan = ChunkKey(key.hash, key.generation - 1 if key.generation > 1 else 500)
+    assert orphan not in damaged.known()
+    damaged.store.objects.put(orphan.object_key(), [b"whatever"])
+    return [(Kind.LEAKED_OBJECT, orphan, "", "", "")]
+
+
+def leaked_row(damaged: Damaged) -> list[Said]:
+    key = ChunkKey(damaged.root("one").hash[::-1], 3)  # type: ignore[arg-type]
+    values = {"size_bytes": 5, "uploaded": True, "refcount": 2, "holds": 1, "updated": 0.0}
+    damaged.sql(insert(chunk).values(hash=key.hash, generation=key.generation, **values))
+    damaged.store.objects.put(key.object_key(), [b"bytes"])
+    return [(Kind.LEAKED_ROW, key, "", "", "")]
+
+
+def reference_from_no_commit(damaged: Damaged) -> list[Said]:
+    key = damaged.file_chunk("one", "large")
+    return _leaked_edge(damaged, key, COMMIT_KIND, (99_999).to_bytes(8, "big"), 0)
+
+
+def reference_from_no_job(damaged: Damaged) -> list[Said]:
+    key = damaged.file_chunk("one", "large")
+    damaged.sql(update(chunk).where(*_row(key)).values(holds=chunk.c.holds + 1))
+    damaged.sql(update(chunk).where(*_row(key)).values(refcount=chunk.c.refcount - 1))
+    return _leaked_edge(damaged, key, "job", (99_999).to_bytes(8, "big"), 0)
+
+
+def reference_from_no_chunk(damaged: Damaged) -> list[Said]:
+    key = damaged.file_chunk("one", "large")
+    return _leaked_edge(damaged, key, CHUNK_KIND, bytes(32), 7)
+
+
+def reference_that_a_chunk_does_not_make(damaged: Damaged) -> list[Said]:
+    key, root = damaged.root("one"), damaged.root("one")
+    return _leaked_edge(damaged, key, CHUNK_KIND, root.hash, root.generation)
+
+
+def reference_that_a_commit_does_not_make(damaged: Damaged) -> list[Said]:
+    key = damaged.file_chunk("one", "large")
+    number = damaged.commits.get("two").id
+    return _leaked_edge(damaged, key, COMMIT_KIND, number.to_bytes(8, "big"), 0)
+
+
+def _leaked_edge(
+    damaged: Damaged, key: ChunkKey, kind: str, source: bytes, generation: int
+) -> list[Said]:
+    named = {"source_kind": kind, "source_id": source, "source_generation": generation}
+    damaged.sql(insert(edge).values(hash=key.hash, generation=key.generation, **named))
+    damaged.sql(update(chunk).where(*_row(key)).values(refcount=chunk.c.refcount + 1))
+    return [(Kind.LEAKED_EDGE, key, "", "", source_words(kind, source, generation))]
+
+
+def reference_to_nothing(damaged: Damaged) -> list[Said]:
+    number = damaged.commits.get("one").id.to_bytes(8, "big")
+    key = ChunkKey(bytes(32), 5)  # type: ignore[arg-type]
+    named = {"source_kind": "mine", "source_id": number, "source_generation": 0}
+    damaged.sql(insert(edge).values(hash=key.hash, generation=key.generation, **named))
+    return [(Kind.LEAKED_EDGE, key, "", "", source_words("mine", number, 0))]
+
+
+def wrong_refcount(damaged: Damaged) -> list[Said]:
+    key = damaged.file_chunk("one", "large")
+    damaged.sql(update(chunk).where(*_row(key)).values(refcount=17))
+    return [(Kind.WRONG_COUNT, key, "", "", "")]
+
+
+def refcount_of_nothing(damaged: Damaged) -> list[Said]:
+    key = damaged.file_chunk("one", "large")
+    damaged.sql(update(chunk).where(*_row(key)).values(refcount=0))
+    return [(Kind.WRONG_COUNT, key, "", "", "")]
+
+
+def wrong_holds(damaged: Damaged) -> list[Said]:
+    key = damaged.root("two")
+    damaged.sql(update(chunk).where(*_row(key)).values(holds=2))
+    return [(Kind.WRONG_COUNT, key, "", "", "")]
+
+
+def missing_reference_of_a_commit(damaged: Damaged) -> list[Said]:
+    key, number = damaged.root("one"), damaged.commits.get("one").id
+    return _missing_edge(damaged, key, COMMIT_KIND, number.to_bytes(8, "big"), 0)
+
+
+def missing_reference_of_a_chunk(damaged: Damaged) -> list[Said]:
+    key = damaged.file_chunk("one", "large")
+    [source] = [
+        (row["source_id"], row["source_generation"])
+        for row in damaged.rows(edge)
+        if row["hash"] == key.hash and row["source_kind"] == CHUNK_KIND
+    ]
+    return _missing_edge(damaged, key, CHUNK_KIND, *source)
+
+
+def _missing_edge(
+    damaged: Damaged, key: ChunkKey, kind: str, source: bytes, generation: int
+) -> list[Said]:
+    gone = delete(edge).where(
+        edge.c.hash == key.hash, edge.c.source_kind == kind, edge.c.source_id == source
+    )
+    damaged.sql(gone)
+    damaged.sql(update(chunk).where(*_row(key)).values(refcount=chunk.c.refcount - 1))
+    words = source_words(kind, source, generation)
+    return [(Kind.MISSING_EDGE, ChunkKey(key.hash, 0), "", "", words)]
+
+
+def row_lost(damaged: Damaged) -> list[Said]:
+    key = damaged.file_chunk("one", "large")
+    damaged.sql(delete(chunk).where(*_row(key)))
+    shown = ChunkKey(key.hash, 0)
+    return [(Kind.MISSING_ROW, shown, name, "large", "") for name in ("one", "two")]
+
+
+def row_of_an_index_lost(damaged: Damaged) -> list[Said]:
+    key = damaged.root("one")
+    said = _users(damaged, Kind.MISSING_ROW, key, 0)
+    damaged.sql(delete(chunk).where(*_row(key)))
+    return said
+
+
+def chunk_dying_in_use(damaged: Damaged) -> list[Said]:
+    key = damaged.file_chunk("one", "large")
+    damaged.sql(update(chunk).where(*_row(key)).values(removing=1.0))
+    shown = ChunkKey(key.hash, 0)
+    return [(Kind.MISSING_ROW, shown, name, "large", "") for name in ("one", "two")]
+
+
+def object_lost(damaged: Damaged) -> list[Said]:
+    key = damaged.file_chunk("one", "large")
+    damaged.store.objects.delete_many([key.object_key()])
+    return [(Kind.MISSING_CHUNK, key, name, "large", "") for name in ("one", "two")]
+
+
+def object_of_an_index_lost(damaged: Damaged) -> list[Said]:
+    key = damaged.root("one")
+    said = _users(damaged, Kind.MISSING_CHUNK, key)
+    damaged.store.objects.delete_many([key.object_key()])
+    return said
+
+
+def object_lost_but_another_generation_is_there(damaged: Damaged) -> list[Said]:
+    key = damaged.file_chunk("one", "large")
+    other = ChunkKey(key.hash, 777)
+    damaged.store.objects.put(other.object_key(), [damaged.object(key)])
+    leaked: list[Said] = [(Kind.LEAKED_OBJECT, other, "", "", "")]
+    return object_lost(damaged) + leaked
+
+
+def index_damaged_but_another_generation_is_there(damaged: Damaged) -> list[Said]:
+    key = damaged.root("one")
+    other = ChunkKey(key.hash, 777)
+    data = damaged.object(key)
+    damaged.store.objects.put(other.object_key(), [data])
+    said = _users(damaged, Kind.DAMAGED_CHUNK, key)
+    damaged.replace_object(key, data[:-1] + bytes([data[-1] ^ 1]))
+    return [*said, (Kind.LEAKED_OBJECT, other, "", "", "")]
+
+
+def index_damaged(damaged: Damaged) -> list[Said]:
+    key = damaged.root("one")
+    said = _users(damaged, Kind.DAMAGED_CHUNK, key)
+    data = damaged.object(key)
+    damaged.replace_object(key, data[:-1] + bytes([data[-1] ^ 1]))
+    return said
+
+
+def commit_object_lost(damaged: Damaged) -> list[Said]:
+    number = damaged.commits.get("one").id
+    damaged.store.objects.delete_many([commit_object_key("one", number)])
+    return [(Kind.COMMIT_OBJECT_MISSING, number, "one", "", "")]
+
+
+def commit_object_differs(damaged: Damaged) -> list[Said]:
+    number = damaged.commits.get("one").id
+    name = commit_object_key("one", number)
+    data = damaged.store.objects.get(name)
+    damaged.store.objects.delete_many([name])
+    damaged.store.objects.put(name, [data[:-3]])
+    return [(Kind.COMMIT_DIFFERS, number, "one", "", "")]
+
+
+def commit_row_differs(damaged: Damaged) -> list[Said]:
+    number = damaged.commits.get("two").id
+    damaged.sql(update(commit).where(commit.c.id == number).values(record=b"\xff\xff"))
+    return [(Kind.COMMIT_DIFFERS, number, "two", "", "")]
+
+
+def commit_row_lost(damaged: Damaged) -> list[Said]:
+    number = damaged.commits.get("two").id
+    damaged.sql(delete(commit).where(commit.c.id == number))
+    return [(Kind.COMMIT_ROW_MISSING, number, "two", "", "")]
+
+
+def commit_damaged(damaged: Damaged) -> list[Said]:
+    number = damaged.commits.get("two").id
+    damaged.sql(update(commit).where(commit.c.id == number).values(record=b"\xff\xff"))
+    name = commit_object_key("two", number)
+    damaged.store.objects.delete_many([name])
+    damaged.store.objects.put(name, [b"\xff\xfe"])
+    return [(Kind.COMMIT_DAMAGED, number, "two", "", "")]
+
+
+def commit_half_made(damaged: Damaged) -> list[Said]:
+    return _unfinished(damaged, CommitState.PUBLISHING)
+
+
+def commit_half_deleted(damaged: Damaged) -> list[Said]:
+    return _unfinished(damaged, CommitState.DELETING)
+
+
+def _unfinished(damaged: Damaged, state: CommitState) -> list[Said]:
+    number = damaged.commits.get("two").id
+    damaged.sql(update(commit).where(commit.c.id == number).values(state=state.value))
+    return [(Kind.COMMIT_UNFINISHED, number, "two", "", "")]
+
+
+WAYS = [
+    Way(damage.__name__, damage)
+    for damage in (
+        leaked_object,
+        leaked_row,
+        reference_from_no_commit,
+        reference_from_no_job,
+        reference_from_no_chunk,
+        reference_that_a_chunk_does_not_make,
+        reference_that_a_commit_does_not_make,
+        reference_to_nothing,
+        wrong_refcount,
+        refcount_of_nothing,
+        wrong_holds,
+        missing_reference_of_a_commit,
+        missing_reference_of_a_chunk,
+        row_lost,
+        row_of_an_index_lost,
+        chunk_dying_in_use,
+        object_lost_but_another_generation_is_there,
+        index_damaged_but_another_generation_is_there,
+        commit_object_lost,
+        commit_object_differs,
+        commit_row_differs,
+        commit_row_lost,
+        commit_half_made,
+        commit_half_deleted,
+    )
+] + [
+    Way(damage.__name__, damage, repairs=False)
+    for damage in (object_lost, object_of_an_index_lost, index_damaged, commit_damaged)
+]
