@@ -89,7 +89,9 @@ def wrong_counts(part: Partition) -> pa.Table:
 
 def stale_edges(part: Partition) -> pa.Table:
     """Return references to a generation that is not stored, where another one is."""
-    lost = part.row.filter(pc.and_(pc.invert(part.row["uploaded"]), pc.invert(_is_dying(part.row))))
+    not_stored = part.row.filter(
+        pc.and_(pc.invert(part.row["uploaded"]), pc.invert(_is_dying(part.row)))
+    )
     named = _semi(_references(part.edge_to), not_stored, KEY)
     return _edge_findings(Kind.STALE_EDGE, _semi(named, current(part), ["hash"]))
 
