@@ -6,7 +6,7 @@ import contextlib
 import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 import click
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from holdfast.store.filesets import FileSet
     from holdfast.store.gc.leases import Job
     from holdfast.store.store import Store
+
+# What a command returns: its exit code, or nothing.
+Result = TypeVar("Result", int, None)
 
 STORE_VARIABLE = "HOLDFAST_STORE"
 DATABASE_VARIABLE = "HOLDFAST_STORE_DATABASE"
@@ -62,12 +65,12 @@ class Place:
         return Store.create(self.url, database=self.database)
 
 
-def place_options(command: Callable[..., None]) -> Callable[..., None]:
+def place_options(command: Callable[..., Result]) -> Callable[..., Result]:
     """Let a command be told its store, as `place`."""
 
     @functools.wraps(command)
-    def with_place(url: str, database: str | None, **others: object) -> None:
-        command(place=Place(url, database), **others)
+    def with_place(url: str, database: str | None, **others: object) -> Result:
+        return command(place=Place(url, database), **others)
 
     return _store_option(_database_option(with_place))
 
