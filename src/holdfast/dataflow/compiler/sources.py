@@ -134,7 +134,9 @@ def _of_others() -> Column:
 
 
 def _with_claims(schema: StructType, query: Query) -> StructType:
-    return StructType([*schema.fields, _TIME, *(_CLAIMS if query.claims else ())])
+    # Control rows have nothing in the columns of events, whatever Spark knew about those.
+    own = [StructField(field.name, field.dataType) for field in schema]
+    return StructType([*own, _TIME, *(_CLAIMS if query.claims else ())])
 
 
 def _parsed(ddl: str, name: str) -> StructType:
