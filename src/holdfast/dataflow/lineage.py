@@ -219,6 +219,12 @@ def _outputs(pipeline: PipelineSettings, places: Places) -> Sequence[Fields]:
 def _target(sink: TargetSettings, places: Places) -> Fields | None:
     if sink.files is not None:
         return _folder(places.base_dir / sink.files)
+    if sink.fileset is not None:
+        store = places.store(sink.fileset.store)
+        return {
+            "namespace": store if "://" in store else f"file:{store}",
+            "name": sink.fileset.commit,
+        }
     return None if sink.quiver is None else _quiver(sink.quiver, places)
 
 

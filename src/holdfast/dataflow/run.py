@@ -274,10 +274,11 @@ def _along_the_edge(frames: Frames, query: Query, plan: Plan, options: SinkOptio
 
 def _as_text(options: SinkOptions) -> dict[str, str]:
     given = options.model_dump(exclude_defaults=True)
-    secret = {"token": options.token.get_secret_value()} if options.token else {}
+    secrets = {"token": options.token, "database": options.database}
+    told = {name: secret.get_secret_value() for name, secret in secrets.items() if secret}
     return {
         name: str(value).lower() if value is True else str(value) for name, value in given.items()
-    } | secret
+    } | told
 
 
 def _shape(plan: Plan, query: Query) -> dict[str, Any]:

@@ -85,7 +85,7 @@ def describe(vertex: VertexSettings) -> str:
     if vertex.reduce is not None:
         return _reduce(vertex.reduce)
     if vertex.sink is not None:
-        kinds = ("quiver", "files", "console", "python")
+        kinds = ("quiver", "files", "fileset", "console", "python")
         return f"sink to {next(kind for kind in kinds if getattr(vertex.sink, kind))}"
     how = "in Python" if vertex.is_python else "in SQL"
     if vertex.map is not None and vertex.map.arrow is not None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from holdfast.dataflow.compiler.plan import Output, Plan, Query
 from holdfast.dataflow.sink.options import SinkOptions, parse_sink_options
-from holdfast.dataflow.spec.vertices import SourceSettings, TargetSettings
+from holdfast.dataflow.spec.vertices import FileSetTarget, SourceSettings, TargetSettings
 from holdfast.quiver import ColumnExtractor, QuiverConfig
 from holdfast.signals.openlineage.envelope import OpenLineageExtractor
 
@@ -69,6 +69,10 @@ class Places:
     def buffer(self, output: Output) -> Path:
         """Return the directory of a quiver between queries."""
         return self.state_dir / "buffers" / str(output)
+
+    def store(self, named: str) -> str:
+        """Return where a store is: in a bucket, or in a folder."""
+        return named if "://" in named else str(self.base_dir / named)
 
     def quiver(self, named: str) -> dict[str, str]:
         """Return the option that names a quiver."""
@@ -166,6 +170,8 @@ def target_options(
 ) -> SinkOptions:
     """Return the options of a sink."""
     place = {"files": str(places.base_dir / target.files)} if target.files else {}
+    if target.fileset is not None:
+        place = _fileset_options(target.fileset, places)
     if target.quiver:
         ((option, found),) = places.quiver(target.quiver).items()
         # Of several workers' the first: each is as durable as the others.
@@ -175,6 +181,18 @@ def target_options(
     secret = {"token": target.token.get_secret_value()} if target.token else {}
     authorities = {"ca_file": target.ca_file} if target.ca_file else {}
     return _options(name, checkpoint, **place, **secret, **authorities)
+
+
+def _fileset_options(fileset: FileSetTarget, places: Places) -> dict[str, str]:
+    database, keep = fileset.database, fileset.keep_commits
+    options = {
+        "store": places.store(fileset.store),
+        "database": database.get_secret_value() if database else "",
+        "commit": fileset.commit,
+        "format": fileset.format,
+        "keep_commits": str(keep) if keep else "",
+    }
+    return {name: value for name, value in options.items() if value}
 
 
 def directory_options(name: str, directory: Path, checkpoint: Path) -> SinkOptions:

@@ -38,10 +38,10 @@ from holdfast.dataflow.compiler.places import (
 )
 from holdfast.dataflow.compiler.plan import Output, Plan, Query
 from holdfast.dataflow.compiler.python import Call
-from holdfast.dataflow.sink.files_writer import FilesWriter
 from holdfast.dataflow.sink.options import SinkOptions
-from holdfast.dataflow.sink.quiver_writer import RECORDS_DIR, QuiverWriter
+from holdfast.dataflow.sink.quiver_writer import RECORDS_DIR
 from holdfast.dataflow.sink.records import BatchRecords, Record
+from holdfast.dataflow.sink.writers import stream_writer
 from holdfast.dataflow.source.checkpoint import Checkpoint
 from holdfast.dataflow.spec.edges import FAILED
 from holdfast.dataflow.spec.vertices import SYSTEM_COLUMNS, SinkSettings, TargetSettings
@@ -81,7 +81,7 @@ def written(rows: DataFrame, options: SinkOptions) -> DataFrame:
     """Return rows as a sink keeps them: without our columns, and in a quiver with their time."""
     columns = [name for name in rows.columns if name not in {*SYSTEM_COLUMNS, *RESERVED_COLUMNS}]
     kept = [F.col(f"`{name}`") for name in columns]
-    if not options.files and EVENT_TIME not in columns and "_event_time" in rows.columns:
+    if options.is_quiver and EVENT_TIME not in columns and "_event_time" in rows.columns:
         # Without the mark by which windows close: it means nothing to a sink.
         kept.append(F.timestamp_micros(F.unix_micros("_event_time")).alias(EVENT_TIME))
     return rows.select(*kept)
@@ -300,7 +300,7 @@ class Tail:
 
     def _write(self, rows: DataFrame, options: SinkOptions, number: int) -> int:
         """Write a batch, once; return how many rows it has."""
-        writer = FilesWriter(options) if options.files else QuiverWriter(options)
+        writer = stream_writer(options)
 
         def stage(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             counter = _Counting(batches)

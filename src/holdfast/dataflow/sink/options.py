@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from holdfast.errors import BadConfig
 from holdfast.remote.settings import ClientSettings
@@ -13,7 +13,8 @@ from holdfast.settings import Secret, Settings, SizeBytes
 
 
 class SinkOptions(Settings):
-    """Options of a sink: a quiver (`path` or `quiver`), or Parquet files in the folder `files`."""
+    """Options of a sink: a quiver (`path` or `quiver`), Parquet files in the folder `files`, or
+    commits of a `store`."""
 
     path: str = ""
     """The data directory of the quiver to append to, if nobody has it open."""
@@ -35,6 +36,21 @@ class SinkOptions(Settings):
 
     files: str = ""
     """The folder for Parquet files."""
+
+    store: str = ""
+    """The store for commits: a folder, or `s3://bucket/prefix`."""
+
+    database: Secret | None = None
+    """Its database, where it is not in the folder. Only the driver uses it."""
+
+    commit: str = ""
+    """With `store`: each batch is the commit `<commit>/<number of the batch>`."""
+
+    format: Literal["parquet", "ndjson"] = "parquet"
+    """With `store`: how the files in a commit are written."""
+
+    keep_commits: Annotated[int, Field(ge=1)] | None = None
+    """With `store`: older commits than so many are deleted; by default none is."""
 
     slot: str = "events"
     """The slot of the quiver's bundles."""
@@ -76,6 +92,11 @@ class SinkOptions(Settings):
     """What one task sends to the driver itself; more is staged."""
 
     @property
+    def is_quiver(self) -> bool:
+        """Whether rows are appended to a quiver."""
+        return bool(self.path or self.quiver)
+
+    @property
     def client(self) -> ClientSettings:
         """How the server is called."""
         return ClientSettings(
@@ -101,10 +122,15 @@ def parse_sink_options(options: Mapping[str, Any]) -> SinkOptions:
             f"nothing can be written like this: {'; '.join(wrong)}",
             hint=f"options of the sinks are {known}",
         ) from None
-    targets = [target for target in (parsed.path, parsed.quiver, parsed.files) if target]
-    if len(targets) != 1 or not parsed.checkpoint:
+    places = (parsed.path, parsed.quiver, parsed.files, parsed.store)
+    if len([place for place in places if place]) != 1 or not parsed.checkpoint:
         raise BadConfig(
-            "a sink needs one of `path`, `quiver` and `files`, and the checkpoint",
+            "a sink needs one of `path`, `quiver`, `files` and `store`, and the checkpoint",
             hint="name one, and checkpointLocation as an option of the same writer",
+        )
+    if bool(parsed.store) != bool(parsed.commit.strip("/")):
+        raise BadConfig(
+            "a store and the name of its commits go together",
+            hint="use options store and commit: batch 7 of `lineage` is lineage/000000000007",
         )
     return parsed

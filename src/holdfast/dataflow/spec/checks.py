@@ -208,7 +208,7 @@ class _Checker:
             assert sink is not None
             for key in ("", "fallback", "on_success"):
                 target: TargetSettings | None = getattr(sink, key) if key else sink
-                place = None if target is None else target.quiver or target.files
+                place = None if target is None else _place_of(target)
                 if place is None:
                     continue
                 if place in seen:
@@ -274,6 +274,12 @@ class _Checker:
                 message = f"{name!r} closes its windows {longest:g} s after the watermark"
                 hint = "reduces of one query have one allowed_lateness, the largest"
                 yield Finding(_at(name, "reduce"), message, hint, "warning", at_key=True)
+
+
+def _place_of(target: TargetSettings) -> str | None:
+    if target.fileset is not None:
+        return f"{target.fileset.store} {target.fileset.commit}"
+    return target.quiver or target.files
 
 
 def _sets_tags(vertex: VertexSettings) -> bool:

@@ -326,6 +326,21 @@ class ReduceSettings(Settings):
 # -------------------------------------------------------------------------- sinks
 
 
+class FileSetTarget(Settings):
+    """Commits of a store."""
+
+    store: str
+    """The store: a folder, or `s3://bucket/prefix`. Make it first: `holdfast store create`."""
+    database: Secret | None = None
+    """Its database, where it is not in the folder."""
+    commit: Annotated[str, Field(min_length=1, pattern="[^/]$")]
+    """Batch 7 of a query is the commit `<commit>/000000000007`, with all rows up to it."""
+    format: Literal["parquet", "ndjson"] = "parquet"
+    """How the files in it are written."""
+    keep_commits: Annotated[int, Field(ge=1)] | None = None
+    """Commits older than so many are deleted; by default none is."""
+
+
 class TargetSettings(Settings):
     """One place that rows are written to."""
 
@@ -340,6 +355,8 @@ class TargetSettings(Settings):
     """A folder for Parquet files."""
     format: Literal["parquet"] = "parquet"
     """How they are written."""
+    fileset: FileSetTarget | None = None
+    """Commits of a store: each batch is a version of all rows so far."""
     console: bool | None = None
     """Print the rows of each batch; for a look, not for keeping."""
     token: Secret | None = None
@@ -356,7 +373,7 @@ class TargetSettings(Settings):
 
     @classmethod
     def _places(cls) -> tuple[str, ...]:
-        return ("quiver", "files", "console")
+        return ("quiver", "files", "fileset", "console")
 
 
 class SinkSettings(TargetSettings):
@@ -384,7 +401,7 @@ class SinkSettings(TargetSettings):
 
     @classmethod
     def _places(cls) -> tuple[str, ...]:
-        return ("quiver", "files", "console", "python")
+        return ("quiver", "files", "fileset", "console", "python")
 
 
 Step = MapSettings | FilterSettings | FlatMapSettings

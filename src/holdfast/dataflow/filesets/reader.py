@@ -1,0 +1,209 @@
+"""`spark.read` of a commit: its files, or the rows in them, a range of paths per task.
+
+The pin is a lease of the length that option `pin` says, and nobody renews it: Spark plans a read in
+a process that ends when the plan is made, long before the last task. It lapses by itself.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from typing import BinaryIO, cast
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
+
+from holdfast.dataflow.filesets.formats import SUFFIXES, RowFormat
+from holdfast.dataflow.filesets.options import FileSetOptions
+from holdfast.dataflow.filesets.shipping import Part, Shipper
+from holdfast.dataflow.source.schema import fitter
+from holdfast.errors import BadInput
+from holdfast.store.filesets import Commits, FileInfo, FileSet
+from holdfast.store.filesets.file import BUFFER_BYTES, StoredFile
+from holdfast.store.filesets.glob import compile_glob
+from holdfast.store.settings import StoreSettings
+from holdfast.store.store import Store
+
+TIME_TYPE = pa.timestamp("us", tz="UTC")
+FILES = pa.schema(
+    [("path", pa.string()), ("size", pa.int64()), ("modified", TIME_TYPE), ("content", pa.binary())]
+)
+# Rows of one batch of files, and bytes of their content: at least one file.
+BATCH_FILES = 1000
+BATCH_BYTES = 16 * 1024 * 1024
+# What one value in Spark can hold.
+CONTENT_BYTES_MAX = 2**31 - 1
+_US_NS = 1000
+
+
+class FileSetReader(DataSourceReader):
+    """Reads the files of a commit."""
+
+    def __init__(self, options: FileSetOptions, schema: StructType) -> None:
+        self._options = options
+        self._schema = schema
+
+    def __getstate__(self) -> dict[str, object]:
+        """Leave the database out: this is what tasks get, and they must not need it."""
+        return {
+            "_options": self._options.model_copy(update={"database": None}),
+            "_schema": self._schema,
+        }
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """Pin the commit, and return its parts."""
+        options = self._options
+        needs_content = options.format != "files" or "content" in self._schema.names
+        with open_store(options, options.pin) as store:
+            files = Commits(store).open(options.path)
+            try:
+                parts = Shipper(files, store.references).parts(
+                    max_files=options.shard_files,
+                    max_bytes=options.shard_bytes,
+                    is_wanted=wanted(options),
+                    content=needs_content,
+                )
+                return list(parts)  # and the pin stays, for the tasks
+            except BaseException:
+                files.close()
+                raise
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of one part."""
+        if not isinstance(partition, Part):
+            return  # Spark's own word for "there are none"
+        schema = to_arrow_schema(self._schema, timezone="UTC")
+        with Store.open_objects(self._options.store) as store:
+            files = FileSet(store, partition.layers, keys=partition.found_keys())
+            is_wanted = wanted(self._options)
+            found = (file for file in files.files(partition.lo, partition.hi) if is_wanted(file))
+            if self._options.format == "files":
+                yield from _as_rows(files, found, schema)
+            else:
+                yield from _rows_in(files, found, schema, self._options)
+
+
+@contextmanager
+def open_store(options: FileSetOptions, lease_s: float) -> Iterator[Store]:
+    """Open the store with its database; leases of this process have this length."""
+    database = options.database.get_secret_value() if options.database else None
+    settings = StoreSettings()
+    settings = settings.model_copy(
+        update={"gc": settings.gc.model_copy(update={"lease_s": lease_s})}
+    )
+    with Store.open(options.store, database=database, settings=settings) as store:
+        yield store
+
+
+def file_set_schema(options: FileSetOptions) -> pa.Schema:
+    """Return the columns of a read: those of files, or those of the first file."""
+    schema = FILES if options.format == "files" else _first_schema(options)
+    if options.columns is None:
+        return schema
+    missing = [name for name in options.columns if name not in schema.names]
+    if missing:
+        raise BadInput(
+            f"there is no column {', '.join(missing)} in commit {options.path!r}",
+            hint=f"there are {', '.join(schema.names)}",
+        )
+    return pa.schema([schema.field(name) for name in options.columns])
+
+
+def _first_schema(options: FileSetOptions) -> pa.Schema:
+    is_wanted = wanted(options)
+    lease_s = StoreSettings().gc.lease_s
+    with open_store(options, lease_s) as store, Commits(store).open(options.path) as files:
+        for file in files.files():
+            if is_wanted(file):
+                with _opened(files, file) as opened:
+                    return _row_format(options).schema(opened, file.path)
+    raise BadInput(
+        f"commit {options.path!r} has no file to read as {options.format}",
+        hint=f"name some with option glob; by default {', '.join(SUFFIXES[options.format])}",
+    )
+
+
+def wanted(options: FileSetOptions) -> Callable[[FileInfo], bool]:
+    """Return whether a file is to be read."""
+    matches = compile_glob(options.glob).fullmatch if options.glob else None
+    suffixes = SUFFIXES.get(options.format, ("",)) if matches is None else ("",)
+    since_ns, until_ns = (_ns(moment) for moment in (options.since, options.until))
+
+    def is_wanted(file: FileInfo) -> bool:
+        if file.is_folder or file.is_link or not file.path.endswith(suffixes):
+            return False
+        if matches is not None and not matches(file.path):
+            return False
+        if options.format != "files" or (since_ns is None and until_ns is None):
+            return True
+        modified_ns = file.mtime_ns
+        return modified_ns is not None and (
+            (since_ns is None or modified_ns >= since_ns)
+            and (until_ns is None or modified_ns < until_ns)
+        )
+
+    return is_wanted
+
+
+def _ns(moment: datetime | None) -> int | None:
+    return None if moment is None else pa.scalar(moment, TIME_TYPE).value * _US_NS
+
+
+def _row_format(options: FileSetOptions) -> RowFormat:
+    return RowFormat(options.format, options.time_column, options.since, options.until)
+
+
+def _opened(files: FileSet, file: FileInfo) -> BinaryIO:
+    raw = StoredFile(files.reader, file.refs, file.size_bytes)
+    return cast(BinaryIO, io.BufferedReader(raw, buffer_size=BUFFER_BYTES))
+
+
+def _rows_in(
+    files: FileSet, found: Iterator[FileInfo], schema: pa.Schema, options: FileSetOptions
+) -> Iterator[pa.RecordBatch]:
+    fit, row_format = fitter(schema), _row_format(options)
+    for file in found:
+        with _opened(files, file) as opened:
+            for batch in row_format.rows(opened, file.path, schema.names):
+                if batch.num_rows:
+                    yield fit(batch)
+
+
+def _as_rows(
+    files: FileSet, found: Iterator[FileInfo], schema: pa.Schema
+) -> Iterator[pa.RecordBatch]:
+    fit, with_content = fitter(schema), "content" in schema.names
+    rows: list[dict[str, object]] = []
+    size_bytes = 0
+    for file in found:
+        row: dict[str, object] = {"path": file.path, "size": file.size_bytes}
+        row["modified"] = None if file.mtime_ns is None else file.mtime_ns // _US_NS
+        if with_content:
+            row["content"] = _content(files, file)
+            size_bytes += file.size_bytes
+        rows.append(row)
+        if len(rows) >= BATCH_FILES or size_bytes >= BATCH_BYTES:
+            yield fit(_batch(rows))
+            rows, size_bytes = [], 0
+    if rows:
+        yield fit(_batch(rows))
+
+
+def _batch(rows: list[dict[str, object]]) -> pa.RecordBatch:
+    names = [name for name in FILES.names if name in rows[0]]
+    return pa.RecordBatch.from_arrays(
+        [pa.array([row[name] for row in rows], FILES.field(name).type) for name in names], names
+    )
+
+
+def _content(files: FileSet, file: FileInfo) -> bytes:
+    if file.size_bytes > CONTENT_BYTES_MAX:
+        raise BadInput(
+            f"{file.path!r} has {file.size_bytes} bytes, too many for one value",
+            hint="leave out the column content, or leave out the file with option glob",
+        )
+    return b"".join(files.content(file))

@@ -1,0 +1,185 @@
+"""The store sink: each batch of a query is one layer and one commit, exactly once.
+
+    <prefix>/<batch, 12 digits>          all rows so far, one file for each task of each batch
+    <prefix>/<batch, 12 digits>-001      what a batch was given later, if it was trimmed
+
+Tasks encode their rows and hand the files to the driver, inline or through the staging folder; the
+driver cuts, hashes and stores them. They could store the chunks themselves only under a lease that
+is held from before their first upload until the commit. Spark's own writer calls the driver when
+all tasks have ended, in a process that was not there before: nobody could hold it. And no executor
+needs to reach the database. What is expensive, encoding and compressing, is done in the tasks.
+
+What makes a batch count is its record in the commit: number and range of the sources, of the last
+hundred batches. It becomes visible with the rows, in one step. So there is nothing to repair: a
+driver that dies before leaves chunks that its lease lets go, one that dies after has committed.
+A copy of the records lies beside the checkpoint, for a source that trims (source/trimming.py).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
+
+from holdfast.dataflow.filesets.staging import StagedFile, stage_file, sweep
+from holdfast.dataflow.points import Point, reached
+from holdfast.dataflow.sink.options import SinkOptions
+from holdfast.dataflow.sink.records import KEPT_MAX, BatchRecords, Record
+from holdfast.dataflow.source.checkpoint import Checkpoint
+from holdfast.errors import BadConfig
+from holdfast.store.filesets import Commit, Commits, FileSetWriter, Layer, Metadata, compact
+from holdfast.store.store import Store
+
+if TYPE_CHECKING:
+    from holdfast.store.gc.leases import Job
+
+# Beside Spark's own logs, like the records of quiver sinks.
+RECORDS_DIR = "holdfast"
+BATCH_DIGITS = 12
+_NAME = re.compile(r"0\d{11}(-\d{3})?")
+
+
+def commit_name(prefix: str, batch: int, part: int = 0) -> str:
+    """Return the name of the commit of a batch, or of what it was given later."""
+    return f"{prefix}/{batch:0{BATCH_DIGITS}d}" + (f"-{part:03d}" if part else "")
+
+
+class CommitRecords(BatchRecords):
+    """The batches of one query, as its last commit has them."""
+
+    def __init__(self, options: SinkOptions, query_id: str, last: Commit | None) -> None:
+        checkpoint = Checkpoint(options.checkpoint)
+        name = "-".join(part for part in ("store", options.name, query_id) if part)
+        self._last, self._sink = last, f"spark/{query_id}"
+        super().__init__(checkpoint.folder / RECORDS_DIR, name, checkpoint)
+
+    def _load(self) -> dict[int, Record]:
+        if self._last is None:
+            return {}
+        found = self._last.batch_records.get(self._sink)
+        if found is None:
+            raise BadConfig(
+                f"the commits before {self._last.name!r} are another query's",
+                hint="use another prefix for this query, or delete those commits",
+            )
+        return {int(batch): Record(**record) for batch, record in json.loads(found).items()}
+
+    def with_batch(self, batch: int, record: Record) -> dict[str, bytes]:
+        """Return the records as a commit holds them, with one more."""
+        known = {**self._records, batch: record}
+        kept = {str(number): known[number]._asdict() for number in sorted(known)[-KEPT_MAX:]}
+        return {self._sink: json.dumps(kept, sort_keys=True).encode()}
+
+
+class CommitWriter(DataSourceStreamArrowWriter):
+    """Writes the batches of a query as commits of a store."""
+
+    def __init__(self, options: SinkOptions) -> None:
+        self._options = options
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Encode the rows of one task."""
+        options = self._options
+        staged = stage_file(iterator, options.format, self._staging, options.inline_bytes)
+        reached(Point.WRITE, options.checkpoint)
+        return staged
+
+    @property
+    def _staging(self) -> Path:
+        own = Checkpoint(self._options.checkpoint).folder / RECORDS_DIR / "staging"
+        return Path(self._options.staging) if self._options.staging else own
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        """Commit a batch, once."""
+        staged = [one for one in messages if isinstance(one, StagedFile) and one.rows]
+        if staged:
+            database = self._options.database
+            url = database.get_secret_value() if database else None
+            with Store.open(self._options.store, database=url) as store:
+                self._commit(store, staged, batchId)
+        reached(Point.SINK_COMMIT, self._options.checkpoint)
+        self.abort(messages, batchId)
+        sweep(self._staging)
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        """Remove what was staged."""
+        for message in messages:
+            if isinstance(message, StagedFile):
+                message.discard()
+
+    def _commit(self, store: Store, staged: Sequence[StagedFile], batch: int) -> None:
+        checkpoint = Checkpoint(self._options.checkpoint)
+        query_id, span = checkpoint.require_query_id(), checkpoint.span(batch)
+        commits = Commits(store)
+        last = self._last(commits)
+        records = CommitRecords(self._options, query_id, last)
+        verdict, known = records.judge(batch, span), records.of(batch)
+        if verdict == "again":
+            assert known is not None, "BUG: a batch that is there has a record"
+            records.record(batch, known)
+        else:
+            part = known.parts if known is not None else 0
+            record = Record(span, part + 1)
+            with store.references.open_job(f"{self._options.commit} {query_id}") as job:
+                new = self._layer(store, job, staged, batch, part)
+                self._publish(
+                    store, job, last, new, (batch, part), records.with_batch(batch, record)
+                )
+            records.record(batch, record)
+        self._retire(commits)
+
+    def _last(self, commits: Commits) -> Commit | None:
+        """Return the newest commit under the prefix."""
+        prefix = f"{self._options.commit}/"
+        last = commits.last(f"{prefix}0")
+        if last is not None and not _NAME.fullmatch(last.name[len(prefix) :]):
+            raise BadConfig(
+                f"{last.name!r} is among the commits of the sink, and not one of them",
+                hint="use another prefix for this query, or give that commit another name",
+            )
+        return last
+
+    def _layer(
+        self, store: Store, job: Job, staged: Sequence[StagedFile], batch: int, part: int
+    ) -> Layer:
+        known = Metadata(mtime_ns=store.references.seam.clock.wall_ns())
+        with FileSetWriter(store, job) as writer:
+            for number, file in enumerate(staged):
+                name = f"part-{batch:0{BATCH_DIGITS}d}-{part:03d}-{number:05d}"
+                path = f"{name}.{self._options.format}"
+                writer.put(path, file.blocks(), metadata=known)
+            return writer.close()
+
+    def _publish(
+        self,
+        store: Store,
+        job: Job,
+        last: Commit | None,
+        new: Layer,
+        number: tuple[int, int],
+        records: dict[str, bytes],
+    ) -> None:
+        commits = Commits(store)
+        name = commit_name(self._options.commit, *number)
+        if last is None:
+            commits.create(job, name, [new], batch_records=records)
+            return
+        # Pinned, so that nobody who deletes it meanwhile takes its layers away.
+        with commits.open(last.name) as before:
+            layers = compact(store, job, [*before.layers, new])
+            commits.create(job, name, layers, parent=last.name, batch_records=records)
+
+    def _retire(self, commits: Commits) -> None:
+        """Delete all but the newest commits; they share what they have in common."""
+        if self._options.keep_commits is None:
+            return
+        prefix = f"{self._options.commit}/"
+        found = commits.list(f"{prefix}0")
+        own = [one.name for one in found if _NAME.fullmatch(one.name[len(prefix) :])]
+        for name in own[: -self._options.keep_commits]:
+            commits.delete(name)
