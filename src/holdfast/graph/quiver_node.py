@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import replace
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
@@ -18,6 +19,10 @@ from holdfast.quiver.config import (
 )
 from holdfast.quiver.engine import check_caps
 from holdfast.settings import DurationS, Settings, SizeBytes
+
+# What one request may bring, whatever the size of a segment, if there is room for sixteen of them.
+BUNDLE_BYTES_MAX = 32 * MB
+_BUNDLES_PER_CAP = 16
 
 _APPEND, _WAL, _SEGMENT, _RETENTION = (
     AppendConfig(),
@@ -59,8 +64,10 @@ class AppendSettings(_Section):
 class SegmentSettings(_Section):
     """The immutable files that events end up in."""
 
-    target_size: SizeBytes = _SEGMENT.target_size_bytes
-    """A segment is sealed at this size, 1MB to 256MB; memory holds at most two of them."""
+    # Half of what a quiver alone has: a gateway is a sidecar.
+    target_size: SizeBytes = 16 * MB
+    """A segment is sealed at this size, 1MB to 256MB; memory holds at most two of them, and a copy
+    of one while it is sealed."""
     max_open_duration: DurationS = _SEGMENT.max_open_duration_s
     """A segment is sealed at this age, however small it is."""
     min_open_duration: DurationS = _SEGMENT.min_open_duration_s
@@ -149,8 +156,12 @@ class Config(Settings):
 
     def as_config(self) -> QuiverConfig:
         """Return it as the quiver takes it; it describes all workers together."""
+        bundle_bytes = min(BUNDLE_BYTES_MAX, self.retention.size_cap // _BUNDLES_PER_CAP)
         return QuiverConfig(
-            append=self.append.as_config(),
+            append=replace(
+                self.append.as_config(),
+                max_bundle_bytes=max(bundle_bytes, self.segment.target_size),
+            ),
             wal=self.wal.as_config(),
             segment=self.segment.as_config(),
             retention=self.retention.as_config(),
