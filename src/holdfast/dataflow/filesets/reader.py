@@ -64,8 +64,7 @@ class FileSetReader(DataSourceReader):
                 parts = Shipper(files, store.references).parts(
                     max_files=options.shard_files,
                     max_bytes=options.shard_bytes,
-                    is_wanted=wanted(options),
-                    content=needs_content,
+                    content_of=wanted(options) if needs_content else None,
                 )
                 return list(parts)  # and the pin stays, for the tasks
             except BaseException:

@@ -1,8 +1,7 @@
 """What a task needs in order to read a part of a file set without the database.
 
-The driver walks the index of the part, as the task will, and looks up under which key each chunk on
-the way is stored: those of the index, and those of the content if that is wanted. A key is 40
-bytes, so a part of 64 MB takes a few kilobytes.
+The driver looks up under which key each chunk is stored that the task will meet: those of the
+index, and those of the content if that is wanted. A key is 40 bytes: a few kilobytes for 64 MB.
 """
 
 from __future__ import annotations
@@ -16,8 +15,6 @@ from pyspark.sql.datasource import InputPartition
 from holdfast.store.address import HASH_BYTES, ChunkHash, ChunkKey
 from holdfast.store.filesets import FileInfo, FileSet, Layer
 from holdfast.store.filesets import fileset_pb2 as pb
-from holdfast.store.filesets.cursor import Nodes
-from holdfast.store.filesets.entry import Node
 
 if TYPE_CHECKING:
     from holdfast.store.gc.references import References
@@ -42,46 +39,44 @@ class Part(InputPartition):
         return unpack_keys(self.keys)
 
 
-class NotedNodes(Nodes):
-    """Index chunks that are read through here are noted."""
-
-    def __init__(self, read_chunk: Callable[[ChunkHash], bytes]) -> None:
-        super().__init__(read_chunk)
-        self.noted: dict[ChunkHash, None] = {}
-
-    def get(self, index: pb.Index) -> Node:
-        """See `Nodes`."""
-        self.noted[ChunkHash(index.data_op.data_ref[0].chunk.hash)] = None
-        return super().get(index)
-
-
 class Shipper:
     """Makes parts of a file set that the driver has open."""
 
     def __init__(self, files: FileSet, references: References) -> None:
         self._files = files
         self._references = references
-        self._nodes = NotedNodes(files.reader.read_chunk)
-        files.nodes = self._nodes
 
     def parts(
-        self, *, max_files: int, max_bytes: int, is_wanted: Wanted, content: bool
+        self, *, max_files: int, max_bytes: int, content_of: Wanted | None = None
     ) -> Iterator[Part]:
-        """Yield the parts that have a wanted file in them."""
+        """Yield neighbouring parts that hold everything; `content_of` says whose content is read.
+
+        Without it the index alone is read, and the driver does not open its leaves.
+        """
         for shard in self._files.shards(max_files=max_files, max_bytes=max_bytes):
-            self._nodes.noted.clear()
-            content_chunks: dict[ChunkHash, None] = {}
-            is_empty = True
-            for file in self._files.files(shard.lo, shard.hi):
-                if is_wanted(file):
-                    is_empty = False
-                    if content:
-                        content_chunks |= dict.fromkeys(self._chunks_of(file.refs))
-            if not is_empty:
-                tombstones = [ref.hash for one in self._files.layers for ref in one.tombstones]
-                needed = {**self._nodes.noted, **dict.fromkeys(tombstones), **content_chunks}
-                keys = self._references.resolve(list(needed))
-                yield Part(self._files.layers, shard.lo, shard.hi, pack_keys(keys.values()))
+            needed = {ref.hash: None for one in self._files.layers for ref in one.tombstones}
+            for source in self._files.sources:
+                if source.root is not None:
+                    needed |= dict.fromkeys(self._index_of(source.root, shard.lo, shard.hi))
+            if content_of is not None:
+                is_empty = True
+                for file in self._files.files(shard.lo, shard.hi):
+                    if content_of(file):
+                        is_empty = False
+                        needed |= dict.fromkeys(self._chunks_of(file.refs))
+                if is_empty:
+                    continue
+            keys = self._references.resolve(list(needed))
+            yield Part(self._files.layers, shard.lo, shard.hi, pack_keys(keys.values()))
+
+    def _index_of(self, index: pb.Index, lo: str, hi: str | None) -> Iterator[ChunkHash]:
+        """Yield the index chunks that may hold something of a range."""
+        if index.range.last_path < lo or (hi is not None and index.path >= hi):
+            return
+        yield ChunkHash(index.data_op.data_ref[0].chunk.hash)
+        if index.range.level > 1:
+            for child in self._files.nodes.get(index).indexes:
+                yield from self._index_of(child, lo, hi)
 
     def _chunks_of(self, refs: Iterable[pb.DataRef]) -> Iterator[ChunkHash]:
         """Yield the chunks that some references name, and those that lists of them name."""
