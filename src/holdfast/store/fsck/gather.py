@@ -31,7 +31,7 @@ def walk_facts(
     visited: set[tuple[ChunkHash, Use]] = set()
     for one in commits:
         roots = roots_of(one)
-        yield from _children_facts(EdgeSource.numbered(COMMIT_KIND, one.id), one.id, roots)
+        yield from children_facts(EdgeSource.numbered(COMMIT_KIND, one.id), one.id, roots)
         tops = [root for root in roots if root.use.refers]
         walked = walk_below(
             tops, reader.look_into, lambda reached: (reached.hash, reached.use) in visited
@@ -44,12 +44,13 @@ def walk_facts(
             key = ChunkKey(parent.hash, reader.generation(parent.hash))
             columns: Columns = {"hash": [key.hash], "generation": [key.generation]}
             yield facts(FactTable.WALKED, [key.hash[0]], columns)
-            yield from _children_facts(EdgeSource.chunk(key), one.id, children)
+            yield from children_facts(EdgeSource.chunk(key), one.id, children)
 
 
-def _children_facts(
+def children_facts(
     source: EdgeSource, commit_id: CommitId, children: Sequence[Reached]
 ) -> Iterator[pa.RecordBatch]:
+    """Yield that a source must refer to its children, and that a commit leads to them."""
     uses = {child.hash: child.use.value for child in children}
     hashes, count = list(uses), len(uses)
     commits = [commit_id] * count
