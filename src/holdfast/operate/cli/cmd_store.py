@@ -7,6 +7,7 @@ import click
 from holdfast.operate.cli.files.place import Place, place_options
 from holdfast.operate.cli.groups import InThisOrder
 from holdfast.operate.cli.output import json_option, print_json, print_table, size
+from holdfast.operate.cli.store_checking import fsck_command, rebuild_command, scrub_command
 
 
 @click.group(cls=InThisOrder)
@@ -63,3 +64,7 @@ def info_command(place: Place, as_json: bool) -> None:
         for state, totals in found.states.items()
     ]
     print_table("chunks, before compression", ("state", "chunks", "bytes"), rows)
+
+
+for _checking in (fsck_command, scrub_command, rebuild_command):
+    command.add_command(_checking)

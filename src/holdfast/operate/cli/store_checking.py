@@ -1,0 +1,311 @@
+"""`holdfast store fsck | scrub | rebuild`: is everything as it should be, and what can be done?"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import signal
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from holdfast.errors import BadInput, Damaged, DatabaseLost
+from holdfast.operate.cli.files.place import Place, place_options, progress
+from holdfast.operate.cli.output import json_option, print_json, print_table, printable, size
+from holdfast.operate.cli.quiver.parquet import write_parquet
+
+if TYPE_CHECKING:
+    from holdfast.store.fsck.check import Engine
+    from holdfast.store.fsck.findings import Finding
+    from holdfast.store.fsck.repair import RepairReport
+    from holdfast.store.fsck.run import Repaired
+    from holdfast.store.fsck.scrub import ScrubReport
+    from holdfast.store.gc.rebuild import RebuildReport
+    from holdfast.store.store import Store
+
+FINDINGS_SHOWN = 200
+BYTES_PER_MB = 1_000_000
+
+_report_option = click.option(
+    "--report",
+    "report_folder",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Write findings.parquet and summary.json into this folder, which is made.",
+)
+_repair_option = click.option("--repair", is_flag=True, help="Repair what was found.")
+
+
+@click.command("fsck")
+@place_options
+@_repair_option
+@click.option("--scrub", "also_scrub", is_flag=True, help="Read every chunk, too.")
+@click.option(
+    "--engine",
+    type=click.Choice(["local"]),
+    default="local",
+    show_default=True,
+    help="Where the indexes are read and everything is compared.",
+)
+@_report_option
+@json_option
+def fsck_command(
+    place: Place,
+    repair: bool,
+    also_scrub: bool,
+    engine: str,
+    report_folder: Path | None,
+    as_json: bool,
+) -> int:
+    """Compare commits, chunks, rows and objects with each other; exits with 65 if any are wrong.
+
+    Others may work with the store meanwhile. With --repair, what is wrong is mended as far as it
+    can be, and checked again; a lost database is rebuilt first.
+    """
+    rebuilt = None
+    try:
+        store = place.open()
+    except DatabaseLost:
+        if not repair:
+            raise
+        rebuilt = _rebuild(place)
+        store = place.open()
+    with store:
+        damaged = _scrub(store, None, restart=True).findings if also_scrub else []
+        with ENGINES[engine](store) as chosen:
+            result = _run(store, chosen, damaged, repair=repair)
+    if also_scrub and not repair:
+        result.before.findings = list(dict.fromkeys([*result.before.findings, *damaged]))
+    return _tell_result(result, rebuilt, report_folder, as_json=as_json)
+
+
+@click.command("scrub")
+@place_options
+@click.option("--max-mb-s", type=click.FloatRange(min=0.001), help="Read at most so fast.")
+@click.option("--restart", is_flag=True, help="Begin at the first chunk again.")
+@_repair_option
+@_report_option
+@json_option
+def scrub_command(
+    place: Place,
+    max_mb_s: float | None,
+    restart: bool,
+    repair: bool,
+    report_folder: Path | None,
+    as_json: bool,
+) -> int:
+    """Read every chunk and compare it with its name; exits with 65 if any is damaged.
+
+    An interrupted scrub goes on where it was. With --repair, damaged chunks are set aside, and come
+    back from another stored generation if there is one.
+    """
+    with place.open() as store:
+        report = _scrub(store, max_mb_s, restart=restart)
+        repaired = _repair_damaged(store, report.findings) if repair else None
+    fields = {
+        "ok": report.ok or (repaired is not None and not repaired.left),
+        "complete": report.complete,
+        "objects": report.objects,
+        "size_bytes": report.size_bytes,
+        "resumed_after": report.resumed_after,
+        "repair": _repair_fields([repaired]) if repaired else None,
+    }
+    _write_report(report_folder, report.findings, fields)
+    if as_json:
+        print_json({**fields, "findings": [one.to_json() for one in report.findings]})
+    else:
+        _print_findings("found", report.findings)
+        _print_repairs([repaired] if repaired else [])
+        end = "" if report.complete else ", interrupted: the next one goes on here"
+        click.echo(f"{report.objects:,} chunks, {size(report.size_bytes)} read{end}")
+    return 0 if fields["ok"] else Damaged.exit_code
+
+
+@click.command("rebuild")
+@place_options
+@json_option
+def rebuild_command(place: Place, as_json: bool) -> int:
+    """Make a lost database anew from the store's objects; one that is not lost is left alone."""
+    report = _rebuild(place)
+    if as_json:
+        print_json(dataclasses.asdict(report))
+    else:
+        _print_rebuilt(report)
+    return Damaged.exit_code if report.damaged_commits else 0
+
+
+@contextmanager
+def _local_engine(store: Store) -> Iterator[Engine]:
+    from holdfast.store.fsck.check import LocalEngine
+
+    with tempfile.TemporaryDirectory(prefix="holdfast-fsck-") as scratch:
+        yield LocalEngine(store, Path(scratch))
+
+
+ENGINES: dict[str, Callable[[Store], AbstractContextManager[Engine]]] = {"local": _local_engine}
+
+
+def _run(store: Store, engine: Engine, damaged: Sequence[Finding], *, repair: bool) -> Repaired:
+    from holdfast.store.fsck.check import check
+    from holdfast.store.fsck.run import Repaired, check_and_repair
+
+    if repair:
+        return check_and_repair(store, engine, damaged=damaged)
+    report = check(store, engine)
+    return Repaired(report, after=report)
+
+
+def _scrub(store: Store, max_mb_s: float | None, *, restart: bool) -> ScrubReport:
+    from holdfast.store.fsck.scrub import scrub
+    from holdfast.store.fsck.settings import FsckSettings
+
+    rate = int(max_mb_s * BYTES_PER_MB) if max_mb_s else None
+    settings = FsckSettings(scrub_bytes_per_s=rate)
+    with progress("scrub") as tell, _until_told_to_stop() as stop:
+        return scrub(store, settings=settings, restart=restart, stop=stop, tell=tell)
+
+
+def _repair_damaged(store: Store, findings: Sequence[Finding]) -> RepairReport:
+    from holdfast.store.fsck.repair import Repair, plan_repair
+
+    return Repair(store).execute(plan_repair(findings))
+
+
+def _rebuild(place: Place) -> RebuildReport:
+    from holdfast.store.fsck.lost import rebuild_database
+
+    return rebuild_database(place.url, database=place.database)
+
+
+def _tell_result(
+    result: Repaired,
+    rebuilt: RebuildReport | None,
+    report_folder: Path | None,
+    *,
+    as_json: bool,
+) -> int:
+    before, after = result.before, result.after
+    fields = {
+        "ok": after.ok,
+        "commits": before.commits,
+        "chunks": before.chunks,
+        "objects": before.objects,
+        "references": before.references,
+        "unknown_names": before.unknown_names,
+        "found": before.counts(),
+        "omitted": before.omitted,
+        "rebuilt": dataclasses.asdict(rebuilt) if rebuilt else None,
+        "repair": _repair_fields(result.repairs) if result.repairs else None,
+        "left": [one.to_json() for one in after.findings] if result.repairs else None,
+    }
+    _write_report(report_folder, before.findings, fields)
+    if as_json:
+        print_json({**fields, "findings": [one.to_json() for one in before.findings]})
+    else:
+        if rebuilt:
+            _print_rebuilt(rebuilt)
+        _print_findings("found", before.findings)
+        _print_repairs(result.repairs)
+        if result.repairs:
+            _print_findings("left", after.findings)
+        click.echo(
+            f"{before.commits:,} commits, {before.chunks:,} chunks, {before.objects:,} objects, "
+            f"{before.references:,} references: "
+            + ("sound" if after.ok else "SOMETHING IS WRONG, see above")
+        )
+    return 0 if after.ok else Damaged.exit_code
+
+
+def _repair_fields(repairs: Sequence[RepairReport]) -> dict[str, Any]:
+    return {
+        "done": [{"what": a.what, **a.finding.to_json()} for one in repairs for a in one.done],
+        "left": [
+            {"what": action.what, "why": why, **action.finding.to_json()}
+            for one in repairs
+            for action, why in one.left
+        ],
+        "set_aside": [name for one in repairs for name in one.set_aside],
+    }
+
+
+def _print_findings(title: str, findings: Sequence[Finding]) -> None:
+    from holdfast.store.fsck.findings import MEANING
+
+    if not findings:
+        return
+    rows = [
+        (
+            one.kind.value,
+            one.hash.hex() or None,
+            one.generation,
+            printable(one.commit),
+            printable(one.path),
+            printable("; ".join(filter(None, (MEANING[one.kind], one.detail, one.source)))),
+        )
+        for one in findings[:FINDINGS_SHOWN]
+    ]
+    print_table(title, ("what", "chunk", "number", "commit", "path", "meaning"), rows)
+    if len(findings) > FINDINGS_SHOWN:
+        click.echo(f"and {len(findings) - FINDINGS_SHOWN:,} more: --report writes all of them")
+
+
+def _print_repairs(repairs: Sequence[RepairReport]) -> None:
+    rows = [
+        (action.finding.kind.value, action.finding.hash.hex() or action.finding.commit, what, why)
+        for one in repairs
+        for action, what, why in [
+            *((action, action.what, "done") for action in one.done),
+            *((action, action.what, why) for action, why in one.left),
+        ]
+    ]
+    if rows:
+        columns = ("what was wrong", "of", "what to do", "how it went")
+        print_table("repair", columns, rows[:FINDINGS_SHOWN])
+    for name in [name for one in repairs for name in one.set_aside]:
+        click.echo(f"set aside: {printable(name)}")
+
+
+def _print_rebuilt(report: RebuildReport) -> None:
+    click.echo(
+        f"rebuilt the database: {report.commits:,} commits, {report.chunks:,} chunks, "
+        f"{report.references:,} references"
+    )
+    for name, why in report.damaged_commits.items():
+        click.echo(f"commit {printable(name)} is not whole: {printable(why)}")
+
+
+def _write_report(folder: Path | None, findings: Sequence[Finding], fields: dict[str, Any]) -> None:
+    from holdfast.store.fsck.findings import to_table
+    from holdfast.store.fsck.tables import FINDINGS
+
+    if folder is None:
+        return
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "summary.json").write_text(json.dumps(fields, indent=2, default=str) + "\n")
+    except OSError as error:
+        raise BadInput(
+            f"the report cannot be written: {error.strerror}",
+            hint="name another folder",
+            path=str(folder),
+        ) from error
+    write_parquet(folder / "findings.parquet", FINDINGS, to_table(findings).to_batches())
+
+
+@contextmanager
+def _until_told_to_stop() -> Iterator[threading.Event]:
+    """Let a signal end a scrub after the chunk at hand: the next one goes on there."""
+    stop = threading.Event()
+    before = {
+        number: signal.signal(number, lambda *_: stop.set())
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
