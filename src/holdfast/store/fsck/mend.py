@@ -66,9 +66,11 @@ class Mender:
                 return False
             columns = {"hash": key.hash, "generation": key.generation, "size_bytes": size_bytes}
             counts = {"uploaded": True, "refcount": 0, "holds": 0}
-            connection.execute(
-                insert(chunk).values(**columns, **counts, updated=self._database.now)
-            )
+            row = insert(chunk).values(**columns, **counts, updated=self._database.now)
+            connection.execute(row)
+            for source, generation in _sources(connection, key.hash):
+                connection.execute(_edge(source, ChunkKey(key.hash, generation)))
+                self._add_edges(connection, source, [key.hash])
             self._recount(connection, [key.hash])
             return True
 

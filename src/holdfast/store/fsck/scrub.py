@@ -110,22 +110,20 @@ class _Scrub:
         for name in suspects:
             self._verify(name)
         done = last
-        try:
-            for number, stored in enumerate(self._behind(last), 1):
-                self._pace(stored.size_bytes)
-                if self._stop.is_set():
-                    break
-                self._verify(stored.key)
-                self._report.objects += 1
-                self._report.size_bytes += stored.size_bytes
-                self._tell(stored.size_bytes)
-                done = stored.key
-                if number % self._settings.scrub_save_objects == 0:
-                    self._save(done)
-            else:
-                self._report.complete = True
-        finally:
-            self._save(done)
+        for number, stored in enumerate(self._behind(last), 1):
+            self._pace(stored.size_bytes)
+            if self._stop.is_set():
+                break
+            self._verify(stored.key)
+            self._report.objects += 1
+            self._report.size_bytes += stored.size_bytes
+            self._tell(stored.size_bytes)
+            done = stored.key
+            if number % self._settings.scrub_save_objects == 0:
+                self._save(done)
+        else:
+            self._report.complete = True
+        self._save(done)
         if self._report.complete:
             forget_position(self._database)
         confirm = Confirm(self._store.references, self._store.objects)
