@@ -47,8 +47,7 @@ def _users(
 
 
 def leaked_object(damaged: Damaged) -> list[Said]:
-    key = damaged.file_chunk("one", "large")
-    orphan = ChunkKey(key.hash, key.generation - 1 if key.generation > 1 else 500)
+    orphan = ChunkKey(damaged.root("two").hash, 500)
     assert orphan not in damaged.known()
     damaged.store.objects.put(orphan.object_key(), [b"whatever"])
     return [(Kind.LEAKED_OBJECT, orphan, "", "", "")]

@@ -1,0 +1,98 @@
+"""A lost database comes back from objects and the indexes of commits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import delete, update
+from tests.store.fsck.stage import FILES, LARGE, SETTINGS, Damaged, filled_store
+from tests.store.postgres import schema
+
+from holdfast.errors import BadInput, DatabaseLost
+from holdfast.store.fsck.lost import rebuild_database
+from holdfast.store.gc.collector import Collector
+from holdfast.store.gc.database import chunk, edge, meta
+from holdfast.store.store import Store
+
+
+def edges(damaged: Damaged) -> set[tuple[Any, ...]]:
+    return {tuple(row.values()) for row in damaged.rows(edge)}
+
+
+def reopened(damaged: Damaged, url: str, database: str | None = None) -> Damaged:
+    return Damaged(Store.open(url, database=database, settings=SETTINGS), damaged.scratch)
+
+
+def test_references_are_as_before(tmp_path: Path) -> None:
+    with filled_store(tmp_path) as damaged:
+        Collector(damaged.store.references, damaged.store.objects).collect()
+        before, url = edges(damaged), damaged.store.url
+    for path in (tmp_path / "store").glob("gc.sqlite*"):
+        path.unlink()
+    with pytest.raises(DatabaseLost):
+        Store.open(url, settings=SETTINGS)
+    report = rebuild_database(url, settings=SETTINGS)
+    assert (report.commits, report.damaged_commits) == (2, {})
+    again = reopened(damaged, url)
+    with again.store:
+        assert edges(again) == before
+        assert again.check().ok
+        Collector(again.store.references, again.store.objects).collect()
+        assert again.read("one") == dict(sorted((FILES | {"large": LARGE}).items()))
+
+
+def test_a_lost_index_does_not_hide_the_rest(tmp_path: Path) -> None:
+    """What can be read of a commit is referred to, whatever else is missing."""
+    with filled_store(tmp_path) as damaged:
+        url = damaged.store.url
+        key = damaged.root("one")
+        upper = damaged.commits.get("two").layers[1]
+        damaged.store.objects.delete_many([key.object_key()])
+    for path in (tmp_path / "store").glob("gc.sqlite*"):
+        path.unlink()
+    report = rebuild_database(url, settings=SETTINGS)
+    assert set(report.damaged_commits) == {"one", "two"}
+    again = reopened(damaged, url)
+    with again.store:
+        Collector(again.store.references, again.store.objects).collect()
+        assert set(upper.chunks) <= {known.hash for known in again.known()}
+        assert set(again.check().counts()) == {"missing chunk"}
+
+
+def test_on_postgres(tmp_path: Path, postgres_url: str) -> None:
+    with schema(postgres_url) as url, filled_store(tmp_path, url) as damaged:
+        place, before = damaged.store.url, edges(damaged)
+        with pytest.raises(BadInput, match="not lost"):
+            rebuild_database(place, database=url, settings=SETTINGS)
+        with schema(postgres_url) as empty:
+            with pytest.raises(DatabaseLost):
+                Store.open(place, database=empty, settings=SETTINGS)
+            rebuild_database(place, database=empty, settings=SETTINGS)
+            again = reopened(damaged, place, empty)
+            with again.store:
+                assert edges(again) == before
+                assert again.check().ok
+
+
+def test_a_database_of_another_store_is_not_taken(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    with filled_store(tmp_path / "a") as one, filled_store(tmp_path / "b") as other:
+        theirs = f"sqlite:///{tmp_path}/b/store/gc.sqlite"
+        with pytest.raises(DatabaseLost, match="belongs to store"):
+            rebuild_database(one.store.url, database=theirs, settings=SETTINGS)
+        assert other.check().ok
+
+
+def test_an_old_copy_of_a_database_is_refused(damaged: Damaged) -> None:
+    """All that was stored since would look like leaked objects."""
+    key = damaged.file_chunk("one", "large")
+    damaged.sql(delete(edge).where(edge.c.hash == key.hash))
+    damaged.sql(delete(chunk).where(chunk.c.hash == key.hash))
+    damaged.commits.delete("two")
+    damaged.commits.delete("one")
+    damaged.sql(update(meta).where(meta.c.name == "last_number").values(number=key.generation - 1))
+    with pytest.raises(DatabaseLost, match="never gave out"):
+        damaged.check()
