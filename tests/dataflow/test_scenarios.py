@@ -18,10 +18,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tests.dataflow.compiler.rows import at, rows, seconds
 
-from holdfast.dataflow.compiler.places import SINK_CONFIG
 from holdfast.dataflow.kit import Bench
+from holdfast.dataflow.source.checkpoint import Checkpoint
 from holdfast.dataflow.spec import Pipeline
-from holdfast.quiver import Quiver
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -382,12 +381,12 @@ def test_the_watermark_of_every_edge_only_moves_forward(bench: MakeBench, tmp_pa
     for turn in range(3):
         one.feed("events", rows((float(turn), "k", 1)))
         one.run()
-        for folder in sorted((tmp_path / "state" / "buffers").iterdir()):
-            with Quiver.open(folder, SINK_CONFIG) as quiver:
-                (promised,) = quiver.statement().producer_watermarks.values()
-            seen.setdefault(folder.name, []).append(promised)
-    claims = [int(at(turn - 1).timestamp()) * 10**9 for turn in range(3)]
-    assert seen == {"cat1": claims, "events": claims}
+        for query in ("events", "cat1", "cat2"):
+            checkpoint = Checkpoint(str(tmp_path / "state" / query / "checkpoint"))
+            (offset,) = checkpoint.offsets(checkpoint.last_planned() or 0).values()
+            seen.setdefault(query, []).append(offset.claim_us)
+    claims = [int(at(turn - 1).timestamp()) * 10**6 for turn in range(3)]
+    assert seen == {"events": claims, "cat1": claims, "cat2": claims}
     one.close()
     assert sum(row["n"] for row in one.rows("out")) == 3
 
