@@ -14,6 +14,8 @@ from click.testing import CliRunner
 from holdfast.errors import BadInput, DatabaseLost
 from holdfast.operate.cli import cli
 from holdfast.store.address import ChunkKey
+from holdfast.store.filesets import Commits
+from holdfast.store.store import Store
 
 Run = Callable[..., Any]
 WRONG = 65
@@ -141,6 +143,19 @@ def test_a_lost_database_is_rebuilt_by_repair(run: Run, store: Path, tmp_path: P
     assert (code, report["ok"], report["rebuilt"]["commits"]) == (0, True, 1)
     run("files", "get", "first", str(tmp_path / "out"))
     assert (tmp_path / "out" / "b.txt").read_bytes() == b"beta\n" * 80_000
+
+
+def test_a_rebuild_with_a_lost_index_collects_nothing(run: Run, store: Path) -> None:
+    with Store.open(str(store)) as opened:
+        index = Commits(opened).get("first").layers[0].chunks[0].hex()
+    for path in [*store.glob("gc.sqlite*"), *store.glob(f"chunks/*/{index}.*")]:
+        path.unlink()
+    others = chunk_files(store)
+    code, report = run("store", "fsck", "--repair", "--json")
+    assert (code, list(report["rebuilt"]["damaged_commits"])) == (WRONG, ["first"])
+    assert set(report["found"]) == {"missing chunk"}
+    assert report["repair"] is None
+    assert chunk_files(store) == others
 
 
 def test_rebuild_leaves_a_database_alone_that_is_not_lost(run: Run, store: Path) -> None:

@@ -85,8 +85,8 @@ def test_facts_may_come_in_any_order_and_be_split_anyhow(damaged: Damaged) -> No
     rows = [row for batch in batches for row in batch.to_pylist()]
     random.Random(1).shuffle(rows)
     split = set()
-    for prefix in every:
-        own = [row for row in rows if row["prefix"] == prefix]
+    for remainder in range(8):
+        own = [row for row in rows if row["prefix"] % 8 == remainder]
         table = pa.Table.from_pylist(own, schema=FACTS)
         split |= set(from_table(compare(partition_of(table.to_batches()))))
     assert split == whole

@@ -13,10 +13,13 @@ from tests.store.postgres import schema
 
 from holdfast.store.filesets import FileSetWriter
 from holdfast.store.fsck.check import LocalEngine, check
+from holdfast.store.fsck.findings import Kind
 from holdfast.store.fsck.settings import FsckSettings
 from holdfast.store.gc.collector import Collector
 
-ROUNDS = 4
+ROUNDS = 2
+# Between two rounds of a worker, so that the checks get their turn, too.
+REST_S = 0.05
 
 
 class Worker(threading.Thread):
@@ -34,6 +37,7 @@ class Worker(threading.Thread):
             while not self._stopping.is_set():
                 self._work(self.rounds)  # type: ignore[operator]
                 self.rounds += 1
+                self._stopping.wait(REST_S)
         except BaseException as error:
             self.error = error
 
@@ -75,16 +79,15 @@ def busy_store_is_sound(damaged: Damaged) -> None:
 
     with at_work(write_and_delete, collect, read) as workers:
         for _ in range(ROUNDS):
-            seen = [worker.rounds for worker in workers]
-            assert [f for f in damaged.check().findings if "deleting" not in f.detail] == []
-            # Each of them did something while the checks ran.
-            while any(w.rounds <= n and w.is_alive() for w, n in zip(workers, seen, strict=True)):
-                workers[0].join(0.01)
+            found = damaged.check().findings
+            # Whether a deleter is dead or only slow, nobody can know.
+            assert [one for one in found if one.kind is not Kind.COMMIT_UNFINISHED] == []
+    assert all(worker.rounds for worker in workers)
 
 
 def test_others_at_work_cause_no_finding(damaged: Damaged) -> None:
     busy_store_is_sound(damaged)
-    assert damaged.check().ok or damaged.repair().after.ok
+    assert damaged.check().ok
 
 
 def test_others_at_work_cause_no_finding_on_postgres(tmp_path: Path, postgres_url: str) -> None:

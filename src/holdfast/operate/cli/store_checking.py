@@ -73,6 +73,8 @@ def fsck_command(
         if not repair:
             raise
         rebuilt = _rebuild(place)
+        # A repair ends with a collection, which would take what only a lost index led to.
+        repair = not rebuilt.damaged_commits
         store = place.open()
     with store:
         damaged = _scrub(store, None, restart=True).findings if also_scrub else []
@@ -276,6 +278,11 @@ def _print_rebuilt(report: RebuildReport) -> None:
     )
     for name, why in report.damaged_commits.items():
         click.echo(f"commit {printable(name)} is not whole: {printable(why)}")
+    if report.damaged_commits:
+        click.echo(
+            "bring back what is missing before you collect or repair: what only a lost index"
+        )
+        click.echo("led to is garbage to a collector; nothing more was changed")
 
 
 def _write_report(folder: Path | None, findings: Sequence[Finding], fields: dict[str, Any]) -> None:

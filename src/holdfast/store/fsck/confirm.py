@@ -95,6 +95,8 @@ class Confirm:
         assert source is not None, "BUG: a reference without a source"
         if has_edge(self._database, source, ChunkKey(finding.hash, 0)):
             return None
+        if not self._references.resolve([finding.hash]):
+            return None  # a missing chunk, and told as such: there is nothing to refer to
         return finding if source_exists(self._references, source) else None
 
     def _counts(self, candidates: Sequence[Finding]) -> dict[ChunkKey, Finding]:
