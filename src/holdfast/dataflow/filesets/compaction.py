@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from holdfast.dataflow.filesets.shipping import Part, Shipper
+from holdfast.dataflow.filesets.shipping import Part, Shipper, absolute
 from holdfast.store.address import ChunkHash, hash_of
 from holdfast.store.chunks import ChunkWriter
 from holdfast.store.filesets import FileSet, Layer
@@ -94,7 +94,7 @@ def merge_in_parts(
     gone = Tombstones([folder for source in files.sources for folder in source.tombstones.folders])
     with store.chunks.writer(job) as writer:
         builder = LayerBuilder(store.chunks, writer, check_collisions=False)
-        for leaves in run_tasks(partial(merge_part, store.url, is_base), parts):
+        for leaves in run_tasks(partial(merge_part, absolute(store.url), is_base), parts):
             for leaf in leaves:
                 _join(files, writer, builder, leaf)
         return builder.close(Tombstones() if is_base else gone)

@@ -19,7 +19,7 @@ from pyspark.sql.types import StructType
 
 from holdfast.dataflow.filesets.formats import SUFFIXES, RowFormat
 from holdfast.dataflow.filesets.options import FileSetOptions
-from holdfast.dataflow.filesets.shipping import Part, Shipper
+from holdfast.dataflow.filesets.shipping import Part, Shipper, absolute
 from holdfast.dataflow.source.schema import fitter
 from holdfast.errors import BadInput
 from holdfast.store.filesets import Commits, FileInfo, FileSet
@@ -50,7 +50,9 @@ class FileSetReader(DataSourceReader):
     def __getstate__(self) -> dict[str, object]:
         """Leave the database out: this is what tasks get, and they must not need it."""
         return {
-            "_options": self._options.model_copy(update={"database": None}),
+            "_options": self._options.model_copy(
+                update={"database": None, "store": absolute(self._options.store)}
+            ),
             "_schema": self._schema,
         }
 

@@ -6,6 +6,7 @@ index, and those of the content if that is wanted. A key is 40 bytes: a few kilo
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -86,6 +87,11 @@ class Shipper:
             if ref.indirect:
                 listed = pb.DataRefs.FromString(self._files.reader.read_chunk(address))
                 yield from self._chunks_of(listed.data_ref)
+
+
+def absolute(url: str) -> str:
+    """Return where a store is, for processes that work in another folder."""
+    return url if "://" in url else os.path.abspath(url)
 
 
 def pack_keys(keys: Iterable[ChunkKey]) -> bytes:
