@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pyarrow as pa
 from sqlalchemy import update
@@ -46,7 +47,7 @@ def test_memory_of_a_spill_is_bounded(damaged: Damaged) -> None:
     spill = Spill(RealDisk(), damaged.scratch, limits)
     for number in range(50):
         hashes = [bytes([n]) * 32 for n in range(number, number + 10)]
-        columns = {"hash": hashes, "generation": [number] * 10}
+        columns: dict[str, list[Any]] = {"hash": hashes, "generation": [number] * 10}
         spill.add(facts(FactTable.WALKED, [hash_[0] for hash_ in hashes], columns))
     assert spill.spilled_rows >= 400
     rows = [row for n in range(4) for batch in spill.part(n) for row in batch.to_pylist()]

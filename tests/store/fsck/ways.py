@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from sqlalchemy import delete, insert, update
+from sqlalchemy import ColumnElement, delete, insert, update
 from tests.store.fsck.stage import Damaged
 
 from holdfast.store.address import ChunkKey
@@ -27,7 +27,7 @@ class Way(NamedTuple):
     repairs: bool = True
 
 
-def _row(key: ChunkKey) -> tuple[object, ...]:
+def _row(key: ChunkKey) -> tuple[ColumnElement[bool], ...]:
     return (chunk.c.hash == key.hash, chunk.c.generation == key.generation)
 
 
