@@ -24,6 +24,7 @@ from holdfast.errors import CheckFailed
 from holdfast.graph.loader import load
 from holdfast.graph.paths import plan
 from holdfast.operate.demo_counting import PIPELINES, Counting, PipelineScene
+from holdfast.operate.demo_store import Keeping, Kept, can_keep
 from holdfast.prove.gateway import free_ports
 from holdfast.prove.journal import whole_lines
 from holdfast.quiver import Balance, Quiver
@@ -68,6 +69,17 @@ class Reckoning:
     accounts: list[Balance]
     # By the pipeline, in windows and late; None: it was played without.
     counted: int | None = None
+    # By the pipeline, in windows.
+    in_windows: int | None = None
+    # What became of the store; None: it was played without.
+    kept: Kept | None = None
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether the store has what was counted, and gave back what was deleted."""
+        if self.kept is None:
+            return True
+        return self.kept.ok and (self.in_windows or 0) == self.kept.counted
 
     @property
     def stored(self) -> int:
@@ -79,7 +91,7 @@ class Reckoning:
         """Whether everything accepted arrived everywhere, in order, and the ledger agrees."""
         books = all(one.holds and one.pending.events == 0 for one in self.accounts)
         is_counted = self.counted in (None, self.stored)
-        sound = self.lost == 0 and self.out_of_order == 0 and books and is_counted
+        sound = self.lost == 0 and self.out_of_order == 0 and books and is_counted and self.is_kept
         return sound and len(self.accounts) > 0
 
 
@@ -120,6 +132,7 @@ class Play:
         self._accepted = Journal(directory, "client.journal")
         self._arrived = {name: Journal(directory, f"*.{name}") for name in self._ports}
         self._counting = Counting(directory, self._config, self._admin)
+        self._keeping = Keeping(directory) if can_keep() else None
 
     def run(self) -> Reckoning:
         """Play all acts, and count."""
@@ -142,6 +155,8 @@ class Play:
             self._wait_until_delivered()
             self._close_pipeline()
             self._stop("gateway")
+            self.scene.act = "a commit is deleted, and collected"
+            self._show(self.scene)
             return self._reckon()
         finally:
             for child in self._children.values():
@@ -187,6 +202,8 @@ class Play:
         return child
 
     def _begin(self) -> None:
+        if self._keeping is not None:
+            self._keeping.create()
         for name in self._ports:
             self._start_backend(name)
         self._start_gateway()
@@ -311,6 +328,8 @@ class Play:
             unanswered=len(set(different[STEADY]) - set(accepted)),
             accounts=accounts,
             counted=None if self.scene.pipeline is None else self._counting.counted(),
+            in_windows=None if self.scene.pipeline is None else self._counting.in_windows(),
+            kept=None if self._keeping is None else self._keeping.finish(),
         )
 
 

@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 
 from holdfast.dataflow.java import find_java
 from holdfast.errors import CheckFailed
+from holdfast.operate.demo_store import COUNTS, STORE, can_keep
 
 LOOK_EVERY_S = 0.5
 CLOSE_SECONDS_MAX = 300.0
@@ -37,8 +38,14 @@ PIPELINES: dict[str, Any] = {
             },
             "counts": {"sink": {"files": _WINDOWS}},
             "late": {"sink": {"files": _LATE}},
+            "kept": {"sink": {"fileset": {"store": STORE, "commit": COUNTS}}},
         },
-        "edges": ["events -> per_job", "per_job -> counts", "per_job.late -> late"],
+        "edges": [
+            "events -> per_job",
+            "per_job -> counts",
+            "per_job -> kept",
+            "per_job.late -> late",
+        ],
     }
 }
 
@@ -56,7 +63,7 @@ class PipelineScene:
 def can_count() -> bool:
     """Whether this machine can run pipelines."""
     java = find_java() if find_spec("pyspark") is not None else None
-    return java is not None and java.is_good
+    return java is not None and java.is_good and can_keep()
 
 
 class Counting:
@@ -108,16 +115,20 @@ class Counting:
                 f"the pipeline was not closed: {ended.stderr[-2000:]}", hint="run `holdfast doctor`"
             )
 
-    def counted(self) -> int:
-        """Return how many events are in the results: in windows, and late."""
+    def in_windows(self) -> int:
+        """Return how many events are in windows, as the files say."""
         windows = sum(
             pc.sum(pq.read_table(path, columns=["events"])["events"]).as_py() or 0
             for path in (self._directory / _WINDOWS).glob("*.parquet")
         )
+        return int(windows)
+
+    def counted(self) -> int:
+        """Return how many events are in the results: in windows, and late."""
         late = sum(
             pq.read_metadata(p).num_rows for p in (self._directory / _LATE).glob("*.parquet")
         )
-        return int(windows) + int(late)
+        return self.in_windows() + int(late)
 
 
 def _figure(figures: dict[str, float], name: str) -> float:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 
 import click
 from rich.live import Live
 from rich.table import Table
 
+from holdfast.errors import BadInput
 from holdfast.operate.cli.output import json_option, print_json, print_table, stdout
 from holdfast.operate.demo import Play, Reckoning, Scene
 from holdfast.operate.demo_counting import PipelineScene, can_count
+from holdfast.operate.demo_store import Kept, how_to_read
 from holdfast.quiver import Balance, Outcome
 
 
@@ -22,15 +27,20 @@ from holdfast.quiver import Balance, Outcome
 @click.option(
     "--spark/--no-spark", default=None, help="With a pipeline or not; by default if Spark can run."
 )
+@click.option(
+    "--keep",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Play in this folder, new or empty, and leave it; by default in a temporary one.",
+)
 @json_option
-def command(seconds: float, spark: bool | None, as_json: bool) -> int:
+def command(seconds: float, spark: bool | None, keep: Path | None, as_json: bool) -> int:
     """Send lineage through a gateway, kill a backend and the gateway; then a table that adds up.
 
-    A pipeline on Spark counts the same events, where Spark is installed.
+    A pipeline on Spark counts the same events, where Spark is installed, and commits its results
+    to a store. Then a commit is deleted, and collected.
     """
     counts = can_count() if spark is None else spark
-    with tempfile.TemporaryDirectory(prefix="holdfast-demo-") as temporary:
-        directory = Path(temporary)
+    with _folder(keep) as directory:
         if as_json:
             reckoning = Play(directory, lambda _: None, seconds, counts=counts).run()
             print_json(_fields(reckoning))
@@ -45,7 +55,21 @@ def command(seconds: float, spark: bool | None, as_json: bool) -> int:
         else:
             reckoning = Play(directory, _Narrator(), seconds, counts=counts).run()
     _print(reckoning)
+    if reckoning.kept is not None and reckoning.kept.last:
+        _print_how_to_read(reckoning.kept, keep)
     return 0 if reckoning.ok else 3
+
+
+@contextmanager
+def _folder(keep: Path | None) -> Iterator[Path]:
+    if keep is None:
+        with tempfile.TemporaryDirectory(prefix="holdfast-demo-") as temporary:
+            yield Path(temporary)
+        return
+    keep.mkdir(parents=True, exist_ok=True)
+    if any(keep.iterdir()):
+        raise BadInput("the folder is not empty", hint="name a new one", path=str(keep))
+    yield keep.resolve()
 
 
 class _Narrator:
@@ -113,7 +137,25 @@ def _print(reckoning: Reckoning) -> None:
         ("destination", "accepted", *names, "pending", "holds"),
         (_account_row(account) for account in reckoning.accounts),
     )
+    if reckoning.kept is not None:
+        print_table("the store", ("", "chunks", "bytes"), _kept_rows(reckoning.kept))
     click.secho("Nothing accepted was lost." if reckoning.ok else "A PROMISE WAS BROKEN", bold=True)
+
+
+def _kept_rows(kept: Kept) -> list[tuple[object, ...]]:
+    return [
+        ("a commit of the journals had added", kept.added_chunks, kept.added_bytes),
+        ("= deleted, and reclaimed", kept.reclaimed_chunks, kept.reclaimed_bytes),
+    ]
+
+
+def _print_how_to_read(kept: Kept, keep: Path | None) -> None:
+    click.echo(
+        f"The pipeline made {kept.commits} commits; {kept.counted:,} events are in the last."
+    )
+    if keep is None:
+        click.echo("They went with the temporary folder. With --keep FOLDER they stay; read them:")
+    click.echo(how_to_read(str(keep.resolve()) if keep else "FOLDER", kept))
 
 
 def _account_row(account: Balance) -> tuple[object, ...]:
@@ -145,5 +187,6 @@ def _fields(reckoning: Reckoning) -> dict[str, object]:
         "out_of_order": reckoning.out_of_order,
         "stored": reckoning.stored,
         "counted": reckoning.counted,
+        "store": None if reckoning.kept is None else asdict(reckoning.kept),
         "ledger": ledger,
     }
