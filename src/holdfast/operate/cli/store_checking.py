@@ -9,6 +9,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,7 +47,7 @@ _repair_option = click.option("--repair", is_flag=True, help="Repair what was fo
 @click.option("--scrub", "also_scrub", is_flag=True, help="Read every chunk, too.")
 @click.option(
     "--engine",
-    type=click.Choice(["local"]),
+    type=click.Choice(["local", "spark"]),
     default="local",
     show_default=True,
     help="Where the indexes are read and everything is compared.",
@@ -148,7 +149,28 @@ def _local_engine(store: Store) -> Iterator[Engine]:
         yield LocalEngine(store, Path(scratch))
 
 
-ENGINES: dict[str, Callable[[Store], AbstractContextManager[Engine]]] = {"local": _local_engine}
+@contextmanager
+def _spark_engine(store: Store) -> Iterator[Engine]:
+    """Where `spark-submit` says, or on all cores of this machine."""
+    if find_spec("pyspark") is None:
+        raise BadInput(
+            "Spark is not installed", hint="pip install 'holdfast[spark]', or use --engine local"
+        )
+    from holdfast.dataflow.session import start_session, stop_session
+
+    session = start_session(name="holdfast-fsck")
+    try:
+        from holdfast.dataflow.filesets.audit import SparkEngine
+
+        yield SparkEngine(session, store)
+    finally:
+        stop_session(session)
+
+
+ENGINES: dict[str, Callable[[Store], AbstractContextManager[Engine]]] = {
+    "local": _local_engine,
+    "spark": _spark_engine,
+}
 
 
 def _run(store: Store, engine: Engine, damaged: Sequence[Finding], *, repair: bool) -> Repaired:
