@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,10 +59,10 @@ class Damaged:
         """Check the store."""
         return check(self.store, LocalEngine(self.store, self.scratch, limits), limits)
 
-    def repair(self, damaged: list[Finding] | None = None) -> Repaired:
+    def repair(self, limits: FsckSettings = LIMITS, damaged: Sequence[Finding] = ()) -> Repaired:
         """Check, repair, and check again."""
-        engine = LocalEngine(self.store, self.scratch, LIMITS)
-        return check_and_repair(self.store, engine, LIMITS, damaged or [])
+        engine = LocalEngine(self.store, self.scratch, limits)
+        return check_and_repair(self.store, engine, limits, damaged)
 
     def sql(self, statement: Any) -> None:
         """Change the database behind everybody's back."""
@@ -110,12 +110,14 @@ class Damaged:
 
 
 @contextlib.contextmanager
-def filled_store(folder: Path, database: str | None = None) -> Iterator[Damaged]:
+def filled_store(
+    folder: Path, database: str | None = None, settings: StoreSettings = SETTINGS
+) -> Iterator[Damaged]:
     """Make a store with two commits in a folder."""
     scratch = folder / "scratch"
     scratch.mkdir()
     place = str(folder / "store")
-    with Store.create(place, database=database, settings=SETTINGS) as store:
+    with Store.create(place, database=database, settings=settings) as store:
         damaged = Damaged(store, scratch)
         damaged.fill()
         yield damaged

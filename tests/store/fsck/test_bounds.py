@@ -6,9 +6,9 @@ import random
 from typing import Any
 
 import pyarrow as pa
-from sqlalchemy import update
+from sqlalchemy import delete, update
 from tests.store.fsck.stage import LIMITS, Damaged
-from tests.store.fsck.ways import object_lost, row_lost, wrong_holds
+from tests.store.fsck.ways import object_lost, row_lost, row_of_an_index_lost, wrong_holds
 
 from holdfast.seam.disk import RealDisk
 from holdfast.store.fsck.commit_check import check_commits
@@ -25,7 +25,7 @@ from holdfast.store.fsck.indexes import IndexReader
 from holdfast.store.fsck.settings import FsckSettings
 from holdfast.store.fsck.spill import Spill, prefixes_of
 from holdfast.store.fsck.tables import FACTS, PREFIXES, FactTable, facts, partition_of
-from holdfast.store.gc.database import chunk
+from holdfast.store.gc.database import chunk, commit, edge
 
 
 def changed(**given: object) -> FsckSettings:
@@ -115,3 +115,16 @@ def test_a_check_that_remembers_no_index_says_the_same(damaged: Damaged) -> None
     row_lost(damaged)
     expected = damaged.check().findings
     assert damaged.check(changed(visited_max=0)).findings == expected
+
+
+def test_rounds_of_a_repair_are_bounded(damaged: Damaged) -> None:
+    """The row of a commit comes back first; only then is it known which references it lacks."""
+    number = damaged.commits.get("two").id
+    damaged.sql(delete(commit).where(commit.c.id == number))
+    row_of_an_index_lost(damaged)
+    index = damaged.commits.get("one").layers[0].chunks[0]
+    damaged.sql(delete(edge).where(edge.c.source_id == index))
+    once = damaged.repair(changed(repair_rounds=1))
+    assert len(once.repairs) == 1
+    assert not once.after.ok
+    assert damaged.repair().after.ok

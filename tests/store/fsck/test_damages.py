@@ -5,12 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.store.fsck.stage import FILES, LARGE, Damaged, filled_store
+from tests.store.fsck.stage import FILES, LARGE, SETTINGS, Damaged, filled_store
 from tests.store.fsck.ways import WAYS, Said, Way
 from tests.store.postgres import schema
 
 from holdfast.errors import HoldfastError
+from holdfast.store.address import ChunkKey
 from holdfast.store.fsck.findings import Finding, Kind
+from holdfast.store.fsck.scrub import scrub
 from holdfast.store.gc.collector import Collector
 
 ON_POSTGRES = ("row_lost", "wrong_refcount", "missing_reference_of_a_chunk", "commit_row_lost")
@@ -101,3 +103,42 @@ def test_what_is_set_aside_is_kept(damaged: Damaged) -> None:
     assert name.startswith(f"quarantine/{key.object_key()}.")
     assert damaged.store.objects.get(name) == broken
     assert result.after.counts() == {Kind.MISSING_CHUNK.value: 2}
+
+
+def test_a_scrubbed_chunk_comes_back_from_another_generation(damaged: Damaged) -> None:
+    key = damaged.file_chunk("one", "large")
+    good = damaged.object(key)
+    damaged.replace_object(key, good[:-1] + bytes([good[-1] ^ 8]))
+    other = ChunkKey(key.hash, 600)
+    damaged.store.objects.put(other.object_key(), [good])
+    found = scrub(damaged.store).findings
+    result = damaged.repair(damaged=found)
+    assert result.after.ok
+    assert damaged.object(key) == good
+    assert len(result.repairs[0].set_aside) == 1
+
+
+def test_a_commit_whose_root_is_lost_is_a_clear_error(damaged: Damaged) -> None:
+    [way] = [way for way in WAYS if way.name == "object_of_an_index_lost"]
+    way.damage(damaged)
+    damaged.repair()
+    with pytest.raises(HoldfastError, match="not in the store"), damaged.commits.open("one") as it:
+        list(it.files())
+    damaged.commits.delete("one")
+    damaged.commits.delete("two")
+    Collector(damaged.store.references, damaged.store.objects).collect()
+    assert damaged.known() == []
+    assert damaged.check().ok
+
+
+def test_an_object_younger_than_the_grace_is_left_to_the_collector(tmp_path: Path) -> None:
+    patient = SETTINGS.model_copy(
+        update={"gc": SETTINGS.gc.model_copy(update={"orphan_grace_s": 3600.0})}
+    )
+    with filled_store(tmp_path, settings=patient) as damaged:
+        [way] = [way for way in WAYS if way.name == "leaked_object"]
+        expected = way.damage(damaged)
+        result = damaged.repair()
+        assert list(map(said, result.after.findings)) == expected
+        [(_, why)] = result.repairs[0].left
+        assert "grace" in why

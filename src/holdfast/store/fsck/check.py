@@ -107,8 +107,9 @@ def check(store: Store, engine: Engine, settings: FsckSettings | None = None) ->
     report.add(commits.findings, limits.findings_max)
     confirm = Confirm(store.references, store.objects)
     waiting: list[Finding] = []
-    for table in engine.candidates(commits, report):
-        confirmed = confirm.confirm(from_table(table))
+    candidates = engine.candidates(commits, report)
+    for batch in (batch for table in candidates for batch in _slices(table, limits)):
+        confirmed = confirm.confirm(from_table(batch))
         located = [one for one in confirmed if one.kind in NEEDED_BY_COMMITS]
         report.omitted += max(0, len(waiting) + len(located) - limits.findings_max)
         waiting = (waiting + located)[: limits.findings_max]
@@ -148,6 +149,11 @@ def live_commits(store: Store) -> list[Commit]:
 def damaged_table(reader: IndexReader) -> pa.Table:
     """Return what a reader of indexes found damaged, as candidates."""
     return to_table(list(reader.damaged.values()))
+
+
+def _slices(table: pa.Table, limits: FsckSettings) -> Iterator[pa.Table]:
+    for start in range(0, table.num_rows, limits.batch_rows):
+        yield table.slice(start, limits.batch_rows)
 
 
 def _is(batch: pa.RecordBatch, table: FactTable) -> bool:
