@@ -197,7 +197,7 @@ def test_a_generator_makes_what_is_due_and_goes_on_where_it_was(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        ({}, "give one of quiver, files, generator"),
+        ({}, "give one of quiver, files, fileset, generator"),
         ({"quiver": "q", "files": "f"}, "not quiver and files"),
         ({"files": "f"}, "need `columns_are`"),
         ({"files": "f", "columns_are": "n int", "decode": "openlineage"}, "are of quivers"),

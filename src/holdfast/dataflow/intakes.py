@@ -13,13 +13,14 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
+import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from holdfast.dataflow.compiler.places import Places
 from holdfast.dataflow.compiler.plan import Plan
 from holdfast.dataflow.source.intake import SLOT, FilesIntake, GeneratorIntake, Intake
-from holdfast.dataflow.spec.vertices import SourceSettings
+from holdfast.dataflow.spec.vertices import FileSetSource, SourceSettings
 from holdfast.errors import HoldfastError
 from holdfast.quiver import ColumnExtractor, Quiver, QuiverConfig
 from holdfast.remote import FlightSettings, QuiverServer
@@ -70,15 +71,19 @@ class Intakes:
             )
             return quiver
         rejected = opening.enter_context(Quiver.open(folder / "rejected"))
-        incoming = places.base_dir / Path(source.files or "")
         schema = None
         if source.columns_are:
             parsed = StructType.fromDDL(source.columns_are)
             assert isinstance(parsed, StructType), "BUG: columns are a struct"
             schema = to_arrow_schema(parsed, timezone="UTC")
-        self.intakes[name] = FilesIntake(
-            folder, quiver, rejected, incoming, source.format, source.event_time, schema
-        )
+        kinds = (source.format, source.event_time, schema)
+        if source.fileset is not None:
+            self.intakes[name] = _fileset_intake(
+                folder, (quiver, rejected), source.fileset, places, kinds
+            )
+        else:
+            incoming = places.base_dir / Path(source.files or "")
+            self.intakes[name] = FilesIntake(folder, quiver, rejected, incoming, *kinds)
         return quiver
 
     def take_in(self) -> None:
@@ -117,3 +122,18 @@ class Intakes:
         """Take in no more, and close the quivers."""
         self.stop()
         self._stack.close()
+
+
+def _fileset_intake(
+    folder: Path,
+    quivers: tuple[Quiver, Quiver],
+    source: FileSetSource,
+    places: Places,
+    kinds: tuple[str, str, pa.Schema | None],
+) -> Intake:
+    # Not everybody who runs pipelines has installed what a store needs.
+    from holdfast.dataflow.filesets.intake import FileSetIntake
+
+    database = source.database.get_secret_value() if source.database else None
+    place = (places.store(source.store), database, source.commit)
+    return FileSetIntake(folder, quivers, place, *kinds)

@@ -24,7 +24,7 @@ from holdfast.dataflow.compiler.places import Places
 from holdfast.dataflow.driver_settings import OWN_PRODUCER, TO_GATEWAY, LineageSettings
 from holdfast.dataflow.progress import QueryStatistics
 from holdfast.dataflow.spec import PipelineSettings
-from holdfast.dataflow.spec.vertices import TargetSettings
+from holdfast.dataflow.spec.vertices import FileSetSource, FileSetTarget, TargetSettings
 
 EVENT_SCHEMA = "https://openlineage.io/spec/2-0-2/OpenLineage.json#/$defs/RunEvent"
 PATH = "/api/v1/lineage"
@@ -204,6 +204,7 @@ def _inputs(pipeline: PipelineSettings, places: Places) -> Sequence[Fields]:
     return [
         *(_quiver(name, places) for name in named),
         *(_folder(places.base_dir / folder) for folder in folders),
+        *(_fileset(source.fileset, places) for source in sources if source.fileset is not None),
     ]
 
 
@@ -220,11 +221,7 @@ def _target(sink: TargetSettings, places: Places) -> Fields | None:
     if sink.files is not None:
         return _folder(places.base_dir / sink.files)
     if sink.fileset is not None:
-        store = places.store(sink.fileset.store)
-        return {
-            "namespace": store if "://" in store else f"file:{store}",
-            "name": sink.fileset.commit,
-        }
+        return _fileset(sink.fileset, places)
     return None if sink.quiver is None else _quiver(sink.quiver, places)
 
 
@@ -236,6 +233,11 @@ def _quiver(name: str, places: Places) -> Fields:
         parts = urlsplit(name)
         return {"namespace": f"{parts.scheme}://{parts.netloc}", "name": parts.path.strip("/")}
     return _folder(places.base_dir / name)
+
+
+def _fileset(fileset: FileSetSource | FileSetTarget, places: Places) -> Fields:
+    store = places.store(fileset.store)
+    return {"namespace": store if "://" in store else f"file:{store}", "name": fileset.commit}
 
 
 def _folder(path: Path) -> Fields:

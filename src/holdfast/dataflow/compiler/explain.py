@@ -81,6 +81,8 @@ def describe(vertex: VertexSettings) -> str:
         source = vertex.source
         if source.files is not None:
             return f"source of the files in {source.files}"
+        if source.fileset is not None:
+            return f"source of the commit {source.fileset.commit}"
         return f"source of {', '.join(source.quiver) or 'made-up rows'}"
     if vertex.reduce is not None:
         return _reduce(vertex.reduce)

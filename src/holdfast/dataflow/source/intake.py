@@ -20,7 +20,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import orjson
 import pyarrow as pa
@@ -38,7 +38,7 @@ BUNDLE_ROWS = 10_000
 DONE_MAX = 1_000_000
 # What Arrow says to a value that does not fit its column.
 _UNFIT = (pa.ArrowException, ValueError, TypeError, OverflowError)
-_SUFFIXES = {"ndjson": (".ndjson", ".jsonl", ".json"), "parquet": (".parquet",)}
+SUFFIXES = {"ndjson": (".ndjson", ".jsonl", ".json"), "parquet": (".parquet",)}
 
 
 class Note:
@@ -122,7 +122,7 @@ class FilesIntake(Intake):
         while not should_stop() and (name := self._next()) is not None:
             if self._note.get("file", None) != name:
                 self._note.write(file=name, offset=0)
-            for rows, offset in self._read(self._incoming / name, self._note.get("offset", 0)):
+            for rows, offset in self._read(name, self._note.get("offset", 0)):
                 self._append(rows, file=name, offset=offset)
                 if should_stop():
                     return self.rows_total - before
@@ -133,21 +133,30 @@ class FilesIntake(Intake):
         """Return the file that was begun, else the first that is not done."""
         begun = self._note.get("file", None)
         if begun is not None and begun not in self._done:
-            if (self._incoming / begun).exists():
+            if self._exists(begun):
                 return str(begun)
             self._finish(begun)  # taken away before its end
+        return next((name for name in self._names() if name not in self._done), None)
+
+    def _exists(self, name: str) -> bool:
+        return (self._incoming / name).exists()
+
+    def _open(self, name: str) -> BinaryIO:
+        return open(self._incoming / name, "rb")
+
+    def _names(self) -> list[str]:
+        """Return the files that are there, in order."""
         if not self._incoming.is_dir():
             raise BadInput(
                 "there is no folder to read files from",
                 hint="create it, or name another as `files` of the source",
                 path=str(self._incoming),
             )
-        names = sorted(
+        return sorted(
             entry.name
             for entry in os.scandir(self._incoming)
-            if entry.name.endswith(_SUFFIXES[self._kind]) and not entry.name.startswith((".", "_"))
+            if entry.name.endswith(SUFFIXES[self._kind]) and not entry.name.startswith((".", "_"))
         )
-        return next((name for name in names if name not in self._done), None)
 
     def _finish(self, name: str) -> None:
         self._done_log.parent.mkdir(parents=True, exist_ok=True)
@@ -171,15 +180,18 @@ class FilesIntake(Intake):
             )
         return done
 
-    def _read(self, path: Path, offset: int) -> Iterator[tuple[pa.RecordBatch, int]]:
+    def _read(self, name: str, offset: int) -> Iterator[tuple[pa.RecordBatch, int]]:
         """Yield the rows of a file from an offset on, each with where the next ones begin."""
         read = self._read_parquet if self._kind == "parquet" else self._read_lines
-        yield from read(path, offset)
+        with self._open(name) as file:
+            yield from read(self._incoming / name, file, offset)
 
-    def _read_parquet(self, path: Path, offset: int) -> Iterator[tuple[pa.RecordBatch, int]]:
+    def _read_parquet(
+        self, path: Path, opened: BinaryIO, offset: int
+    ) -> Iterator[tuple[pa.RecordBatch, int]]:
         """Offsets are numbers of rows."""
         try:
-            with pq.ParquetFile(path) as file:
+            with pq.ParquetFile(opened) as file:
                 end = 0
                 for batch in file.iter_batches(BUNDLE_ROWS):
                     end += batch.num_rows
@@ -189,13 +201,14 @@ class FilesIntake(Intake):
             self._reject(path, [(0, str(path).encode(), f"no Parquet file: {error}")])
             yield pa.record_batch({}), offset
 
-    def _read_lines(self, path: Path, offset: int) -> Iterator[tuple[pa.RecordBatch, int]]:
+    def _read_lines(
+        self, path: Path, file: BinaryIO, offset: int
+    ) -> Iterator[tuple[pa.RecordBatch, int]]:
         """Offsets are bytes."""
-        with open(path, "rb") as file:
-            file.seek(offset)
-            while lines := _lines(file, BUNDLE_ROWS):
-                yield self._rows(path, offset, lines), file.tell()
-                offset = file.tell()
+        file.seek(offset)
+        while lines := _lines(file, BUNDLE_ROWS):
+            yield self._rows(path, offset, lines), file.tell()
+            offset = file.tell()
 
     def _rows(self, path: Path, offset: int, lines: Sequence[bytes]) -> pa.RecordBatch:
         """Return lines as rows; those that are none are kept elsewhere, with their place."""

@@ -57,17 +57,30 @@ class GeneratorSettings(Settings):
     """Make so many, at once, and no more."""
 
 
+class FileSetSource(Settings):
+    """A commit of a store."""
+
+    store: str
+    """The store: a folder, or `s3://bucket/prefix`."""
+    database: Secret | None = None
+    """Its database, where it is not in the folder."""
+    commit: Annotated[str, Field(min_length=1)]
+    """The commit, which must not be deleted before all of it was read."""
+
+
 class SourceSettings(Settings):
-    """Reads one or more quivers, the files of a folder, or what a generator makes."""
+    """Reads one or more quivers, files of a folder or of a commit, or what a generator makes."""
 
     quiver: Names = Field(default_factory=list)
     """Data directories, addresses (`grpc://host:port/name`), or quivers of the same file."""
     files: str | None = None
     """A folder: its files are read once, in order of their names. Move them in as a whole."""
+    fileset: FileSetSource | None = None
+    """A commit of a store: its files are read once, in order of their paths."""
     format: Literal["ndjson", "parquet"] = "ndjson"
-    """Of `files`: a JSON object a line (`.ndjson`, `.jsonl`, `.json`), or `.parquet`."""
+    """Of files: a JSON object a line (`.ndjson`, `.jsonl`, `.json`), or `.parquet`."""
     event_time: str = "event_time"
-    """Of `files`: the column with the time of an event; without one, when it was taken in."""
+    """Of files: the column with the time of an event; without one, when it was taken in."""
     generator: GeneratorSettings | None = None
     """Rows that are made up."""
     slot: str | None = None
@@ -101,8 +114,8 @@ class SourceSettings(Settings):
 
     @model_validator(mode="after")
     def _is_one_place(self) -> SourceSettings:
-        _one_of(self, "quiver", "files", "generator")
-        if self.files and not self.columns_are:
+        _one_of(self, "quiver", "files", "fileset", "generator")
+        if (self.files or self.fileset) and not self.columns_are:
             raise ValueError("files need `columns_are`: names and types, key string, number bigint")
         if not self.quiver and (self.decode or self.producers):
             raise ValueError("`decode` and `producers` are of quivers")
