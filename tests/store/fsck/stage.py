@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sqlalchemy import select
-from tests.store.chunks.stage import TINY, noise
+from tests.store.chunks.stage import TINY, noise, over
 
 from holdfast.store.address import ChunkHash, ChunkKey
 from holdfast.store.filesets import Commits, FileSetWriter
@@ -94,6 +94,12 @@ class Damaged:
         """Return all files of a commit."""
         with self.commits.open(commit) as files:
             return {info.path: files.read(info.path) for info in files.files()}
+
+    def forget_chunks(self) -> None:
+        """Read from the objects again, as another process would."""
+        store = self.store
+        store.chunks.close()
+        store.chunks = over(store, store.objects)
 
     def object(self, key: ChunkKey) -> bytes:
         """Return an object's bytes."""

@@ -120,8 +120,8 @@ def test_a_check_that_remembers_no_index_says_the_same(damaged: Damaged) -> None
 def test_rounds_of_a_repair_are_bounded(damaged: Damaged) -> None:
     """The row of a commit comes back first; only then is it known which references it lacks."""
     number = damaged.commits.get("two").id
-    damaged.sql(delete(commit).where(commit.c.id == number))
     row_of_an_index_lost(damaged)
+    damaged.sql(delete(commit).where(commit.c.id == number))
     index = damaged.commits.get("one").layers[0].chunks[0]
     damaged.sql(delete(edge).where(edge.c.source_id == index))
     once = damaged.repair(changed(repair_rounds=1))

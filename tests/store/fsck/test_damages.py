@@ -75,12 +75,7 @@ def test_a_lost_chunk_heals_when_its_data_is_stored_again(damaged: Damaged) -> N
     key = damaged.file_chunk("one", "large")
     damaged.store.objects.delete_many([key.object_key()])
     assert damaged.repair().after.counts() == {Kind.MISSING_CHUNK.value: 2}
-    damaged.store.chunks = type(damaged.store.chunks)(
-        damaged.store.objects,
-        damaged.store.references,
-        damaged.store.chunks.chunking,
-        damaged.store.settings,
-    )
+    damaged.forget_chunks()
     with pytest.raises(HoldfastError, match="not in the store"):
         damaged.read("one")
     with damaged.store.references.open_job("again") as job:
@@ -122,6 +117,7 @@ def test_a_commit_whose_root_is_lost_is_a_clear_error(damaged: Damaged) -> None:
     [way] = [way for way in WAYS if way.name == "object_of_an_index_lost"]
     way.damage(damaged)
     damaged.repair()
+    damaged.forget_chunks()
     with pytest.raises(HoldfastError, match="not in the store"), damaged.commits.open("one") as it:
         list(it.files())
     damaged.commits.delete("one")

@@ -22,7 +22,13 @@ from holdfast.store.filesets.commits import Commit
 from holdfast.store.fsck.commit_check import CheckedCommits, check_commits
 from holdfast.store.fsck.compare import compare
 from holdfast.store.fsck.confirm import Confirm
-from holdfast.store.fsck.findings import Finding, FsckReport, Kind, from_table, to_table
+from holdfast.store.fsck.findings import (
+    NEEDED_BY_COMMITS,
+    Finding,
+    FsckReport,
+    from_table,
+    to_table,
+)
 from holdfast.store.fsck.gather import (
     edge_facts,
     object_facts,
@@ -36,9 +42,6 @@ from holdfast.store.fsck.settings import FsckSettings
 from holdfast.store.fsck.spill import Spill, prefixes_of
 from holdfast.store.fsck.tables import PREFIXES, FactTable, partition_of
 from holdfast.store.store import Store
-
-# Findings for which commits and paths are looked up.
-NEEDED_BY_COMMITS = (Kind.MISSING_CHUNK, Kind.DAMAGED_CHUNK, Kind.MISSING_ROW)
 
 
 class Engine(Protocol):

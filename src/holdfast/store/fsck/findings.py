@@ -52,6 +52,12 @@ MEANING: dict[Kind, str] = {
     Kind.COMMIT_UNFINISHED: "whoever made or deleted it ended before it was done",
 }
 
+# Findings for which commits and paths are looked up.
+NEEDED_BY_COMMITS = (Kind.MISSING_CHUNK, Kind.DAMAGED_CHUNK, Kind.MISSING_ROW)
+# How a finding says that the chunk leads to others.
+INDEX_WORDS = "the index from"
+REFS_WORDS = "a list of references"
+
 _SOURCE = re.compile(r"([^:]*):([0-9a-f]*)(?:\.([0-9a-f]{16}))?")
 
 
@@ -70,6 +76,11 @@ class Finding(NamedTuple):
     def key(self) -> ChunkKey:
         """The generation of the chunk that it is about."""
         return ChunkKey(self.hash, self.generation)
+
+    @property
+    def use_refers(self) -> bool:
+        """Whether commits use the chunk as something that leads to others."""
+        return INDEX_WORDS in self.detail or REFS_WORDS in self.detail
 
     def to_json(self) -> dict[str, Any]:
         """Return the finding as JSON holds it."""

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from holdfast.store.address import ChunkHash
 from holdfast.store.filesets.commits import Commit
 from holdfast.store.filesets.reachable import Reached, Use, roots_of
+from holdfast.store.fsck.findings import INDEX_WORDS, REFS_WORDS
 from holdfast.store.fsck.indexes import IndexReader
 from holdfast.store.fsck.settings import FsckSettings
 
@@ -72,7 +73,9 @@ class Places:
 def _words(one: Reached) -> str:
     match one.use:
         case Use.INDEX:
-            return f"the index from {one.path!r} to {one.last_path!r}"
+            return f"{INDEX_WORDS} {one.path!r} to {one.last_path!r}"
+        case Use.REFS:
+            return REFS_WORDS
         case Use.TOMBSTONES:
             return "the list of folders that a layer takes away"
         case Use.SEEN:

@@ -12,6 +12,10 @@ harm. What can be mended:
 - Rows and references are made to say what commits and chunks say, then counted anew.
 - Of a commit's row and its object, the one that can be read replaces the other.
 - What nobody refers to any more is left to the collector, which runs at the end.
+
+What brings something back is done first, and by itself. Only a check that finds nothing more to
+bring back knows all that is in use; until then no reference is removed, no count lowered, nothing
+deleted or collected. While an index is missing nobody knows what it led to, and it stays so.
 """
 
 from __future__ import annotations
@@ -27,7 +31,7 @@ from holdfast.store.address import ChunkKey
 from holdfast.store.chunks.codec import decode
 from holdfast.store.fsck.commit_check import readable, row_of, stored_record
 from holdfast.store.fsck.confirm import Confirm, is_stored, source_exists
-from holdfast.store.fsck.findings import Finding, Kind, parse_source
+from holdfast.store.fsck.findings import NEEDED_BY_COMMITS, Finding, Kind, parse_source
 from holdfast.store.fsck.indexes import whole_object
 from holdfast.store.fsck.mend import Mender
 from holdfast.store.fsck.scrub import verify
@@ -39,7 +43,7 @@ from holdfast.store.store import Store
 QUARANTINE_PREFIX = "quarantine/"
 _NAME_MARK_BYTES = 4
 
-# What is done about each kind, in this order: what is needed comes back before anything goes.
+# What is done about each kind, in this order: what is needed comes back, then the rest goes.
 ORDER: dict[Kind, str] = {
     Kind.COMMIT_DIFFERS: "let row and object agree; the one that is replaced is set aside",
     Kind.COMMIT_OBJECT_MISSING: "write the object from the row",
@@ -56,6 +60,15 @@ ORDER: dict[Kind, str] = {
     Kind.COMMIT_UNFINISHED: "let the collector finish it",
     Kind.COMMIT_DAMAGED: "nothing: bring the commit's object back from a copy",
 }
+
+
+TAKES_AWAY = (
+    Kind.LEAKED_EDGE,
+    Kind.WRONG_COUNT,
+    Kind.LEAKED_ROW,
+    Kind.LEAKED_OBJECT,
+    Kind.COMMIT_UNFINISHED,
+)
 
 
 class Action(NamedTuple):
@@ -98,7 +111,19 @@ class Repair:
         self.report = RepairReport()
 
     def execute(self, plan: Sequence[Action]) -> RepairReport:
-        """Do all that can be done; then collect what nobody refers to any more."""
+        """Bring back what can be; if there is nothing of that kind, take away what is too much."""
+        self._take_steps([one for one in plan if one.finding.kind not in TAKES_AWAY])
+        if self.report.done:
+            return self.report
+        surplus = [one for one in plan if one.finding.kind in TAKES_AWAY]
+        if any(_hides_others(action.finding) for action, _ in self.report.left):
+            self.report.left += [(action, _UNKNOWN_USE) for action in surplus]
+            return self.report
+        self._take_steps(surplus)
+        Collector(self._references, self._objects, name="holdfast store fsck").collect()
+        return self.report
+
+    def _take_steps(self, plan: Sequence[Action]) -> None:
         steps: dict[Kind, Callable[[Finding], str]] = {
             Kind.COMMIT_DIFFERS: self._agree,
             Kind.COMMIT_OBJECT_MISSING: self._write_commit,
@@ -124,8 +149,6 @@ class Repair:
                 self.report.left.append((action, why_not))
             else:
                 self.report.done.append(action)
-        Collector(self._references, self._objects, name="holdfast store fsck").collect()
-        return self.report
 
     # Each of these returns why it did not do it; nothing if it did, or if it need not be done.
 
@@ -260,4 +283,12 @@ class Repair:
         self.report.set_aside.append(name)
 
 
+def _hides_others(finding: Finding) -> bool:
+    """Whether nobody can know what else is in use, as long as this is not repaired."""
+    if finding.kind is Kind.COMMIT_DAMAGED:
+        return True
+    return finding.kind in NEEDED_BY_COMMITS and finding.use_refers
+
+
+_UNKNOWN_USE = "something that leads to other chunks is missing, so nobody knows what is in use"
 _NO_OTHER = "no other generation of it is stored; store the same data again, then repair once more"

@@ -25,7 +25,7 @@ class FsckSettings(Settings):
     """Findings that a report holds; more are only counted."""
     paths_per_chunk_max: Annotated[int, Field(ge=1)] = 20
     """Files that a report names for one chunk that is missing or damaged; more are counted."""
-    repair_rounds: Annotated[int, Field(ge=1, le=100)] = 4
+    repair_rounds: Annotated[int, Field(ge=1, le=100)] = 6
     """How often a repair is followed by a check, and that by a repair of what it found."""
     scrub_bytes_per_s: Annotated[SizeBytes, Field(gt=0)] | None = None
     """Stored bytes that a scrub reads in a second, at most; none: no limit."""
