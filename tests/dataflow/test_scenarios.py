@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 MakeBench = Callable[[Pipeline], Bench]
 Row = dict[str, Any]
 
+# A machine that does something else besides takes minutes for what is seconds of work.
+pytestmark = pytest.mark.timeout(600)
 slow = pytest.mark.slow
 LANE = {"attempts": 2, "interval": "0s"}
 
