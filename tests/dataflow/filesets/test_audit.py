@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
 from tests.store.fsck.stage import LIMITS, filled_store
 from tests.store.fsck.ways import WAYS
 
@@ -40,6 +41,7 @@ def test_the_same_is_found_on_spark(spark: SparkSession, tmp_path: Path) -> None
         assert as_said(check(damaged.store, engine, LIMITS)) == as_said(expected)
 
 
+@pytest.mark.slow
 def test_a_sound_store_is_sound_on_spark(spark: SparkSession, tmp_path: Path) -> None:
     with filled_store(tmp_path) as sound:
         report = check(sound.store, SparkEngine(spark, sound.store, LIMITS), LIMITS)

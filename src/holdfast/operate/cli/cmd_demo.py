@@ -150,9 +150,7 @@ def _kept_rows(kept: Kept) -> list[tuple[object, ...]]:
 
 
 def _print_how_to_read(kept: Kept, keep: Path | None) -> None:
-    click.echo(
-        f"The pipeline made {kept.commits} commits; {kept.counted:,} events are in the last."
-    )
+    click.echo(f"Commits of the pipeline: {kept.commits}; events in the last: {kept.counted:,}.")
     if keep is None:
         click.echo("They went with the temporary folder. With --keep FOLDER they stay; read them:")
     click.echo(how_to_read(str(keep.resolve()) if keep else "FOLDER", kept))
