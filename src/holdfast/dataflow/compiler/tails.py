@@ -81,7 +81,7 @@ def written(rows: DataFrame, options: SinkOptions) -> DataFrame:
     """Return rows as a sink keeps them: without our columns, and in a quiver with their time."""
     columns = [name for name in rows.columns if name not in {*SYSTEM_COLUMNS, *RESERVED_COLUMNS}]
     kept = [F.col(f"`{name}`") for name in columns]
-    if options.is_quiver and EVENT_TIME not in columns and "_event_time" in rows.columns:
+    if not options.is_files and EVENT_TIME not in columns and "_event_time" in rows.columns:
         # Without the mark by which windows close: it means nothing to a sink.
         kept.append(F.timestamp_micros(F.unix_micros("_event_time")).alias(EVENT_TIME))
     return rows.select(*kept)

@@ -92,9 +92,9 @@ class SinkOptions(Settings):
     """What one task sends to the driver itself; more is staged."""
 
     @property
-    def is_quiver(self) -> bool:
-        """Whether rows are appended to a quiver."""
-        return bool(self.path or self.quiver)
+    def is_files(self) -> bool:
+        """Whether rows become files, in a folder or in a store."""
+        return bool(self.files or self.store)
 
     @property
     def client(self) -> ClientSettings:
