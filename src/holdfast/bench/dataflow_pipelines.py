@@ -113,6 +113,7 @@ def _measure_python(
             "native_window": lambda: contend(native.sink(files="native")),
         },
         scale.rounds,
+        warm_up=False,
     )
     for name, runs in found.items():
         figures.add(f"{name}_rows_per_s", [one.per_s for one in runs])
