@@ -160,3 +160,28 @@ def test_a_job_that_ended_stores_nothing_more(store: Store) -> None:
         writer.put(b"content")
     writer.close()
     assert stored_hashes(store) == set()
+
+
+@pytest.mark.parametrize("by_another", [False, True], ids=["by itself", "by another writer"])
+def test_an_index_that_was_stored_as_a_file_before_holds_its_children(
+    store: Store, *, by_another: bool
+) -> None:
+    source = ("test", b"root")
+    with store.references.open_job("job") as job, store.chunks.writer(job) as writer:
+        if by_another:
+            with store.chunks.writer(job) as other:
+                other.put(b"an index, or a file with its bytes")
+        else:
+            writer.put(b"an index, or a file with its bytes")
+            writer.barrier()
+        child = writer.put(b"what it leads to")
+        root = writer.put(b"an index, or a file with its bytes", [child])
+        # Said twice, it counts once.
+        writer.put(b"an index, or a file with its bytes", [child])
+        writer.barrier()
+        store.references.update_references(job, [(source, root)], [])
+    collector(store).collect()
+    assert stored_hashes(store) == {root, child}
+    store.references.update_references(None, [], [(source, root)])
+    collector(store).collect()
+    assert stored_hashes(store) == set()

@@ -115,7 +115,7 @@ class ChunkWriter:
         chunk = _Chunk(hash_of(view), view, tuple(children))
         with self._changed:
             self._check()
-            if not self._is_known(chunk.hash):
+            if not self._is_known(chunk):
                 self._wait_for_room(view.nbytes)
                 self._add(chunk)
         return chunk.hash
@@ -140,11 +140,13 @@ class ChunkWriter:
 
     # ------------------------------------------------------- the caller's side
 
-    def _is_known(self, chunk: ChunkHash) -> bool:
-        if chunk in self._recent:
-            self._recent.move_to_end(chunk)
+    def _is_known(self, chunk: _Chunk) -> bool:
+        if chunk.children:
+            return False  # it may be known as a file with the same bytes, which holds no children
+        if chunk.hash in self._recent:
+            self._recent.move_to_end(chunk.hash)
             return True
-        return chunk in self._unmarked
+        return chunk.hash in self._unmarked
 
     def _wait_for_room(self, size_bytes: int) -> None:
         limit_bytes = self._settings.max_in_flight_bytes
@@ -158,7 +160,7 @@ class ChunkWriter:
             self._check()
 
     def _add(self, chunk: _Chunk) -> None:
-        if self._is_known(chunk.hash):  # by another thread, while this one waited for room
+        if self._is_known(chunk):  # by another thread, while this one waited for room
             return
         self._unmarked.add(chunk.hash)
         self._in_flight_bytes += chunk.data.nbytes
@@ -216,8 +218,11 @@ class ChunkWriter:
         stored, items = [], []
         for chunk, (key, needs_upload) in zip(batch.chunks, reservations, strict=True):
             if needs_upload:
-                stored.append(_Stored(key, chunk.children))
                 items.append((key.object_key(), encode(chunk.data, self._settings.zstd_level)))
+            # One that is there already may be a file with the bytes of this index, which holds no
+            # children yet.
+            if needs_upload or chunk.children:
+                stored.append(_Stored(key, chunk.children))
         # An object that is put now, when the lease is gone, only has to be collected again.
         self._job.check()
         if items:

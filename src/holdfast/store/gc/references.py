@@ -314,7 +314,7 @@ class References:
         held = existing(self.database, connection, job.source, set(own))
         kept: list[ChunkKey] = []
         marked: dict[ChunkKey, int] = {}
-        added: list[Edge] = []
+        added: dict[Edge, None] = {}
         moved: list[tuple[ChunkKey, ChunkKey]] = []
         for key, named in uploaded:
             generations = rows.get(key.hash, {})
@@ -324,15 +324,31 @@ class References:
             elif not generations.get(key.generation, {}).get("uploaded"):
                 if key not in held or not allows(MARK_UPLOADED, generations[key.generation]):
                     raise _gone(key.hash)
-                source = EdgeSource.chunk(key)
-                added += [Edge(source, _current_key(rows, child)) for child in set(named)]
                 generations[key.generation]["uploaded"] = True
                 marked[key] = 1
+            # Also of a row that was uploaded before: whoever did that may have stored the same
+            # bytes as a file, which refers to nothing.
+            added |= dict.fromkeys(self._missing_edges(connection, winner, named, rows))
             kept.append(winner)
         take_step(self.database, connection, MARK_UPLOADED, marked)
-        add_edges(self.database, connection, added)
+        add_edges(self.database, connection, list(added))
         self._move_holds(connection, job, held, moved)
         return kept
+
+    def _missing_edges(
+        self,
+        connection: Connection,
+        parent: ChunkKey,
+        children: Sequence[ChunkHash],
+        rows: Mapping[ChunkHash, Generations],
+    ) -> list[Edge]:
+        """Return the references of a chunk to its children that are not there yet."""
+        if not children:
+            return []
+        source = EdgeSource.chunk(parent)
+        wanted = {_current_key(rows, child) for child in children}
+        there = existing(self.database, connection, source, set(children))
+        return [Edge(source, key) for key in sorted(wanted - there)]
 
     def _move_holds(
         self,
