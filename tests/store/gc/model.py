@@ -101,6 +101,7 @@ class Variant:
     readers: int = 1
     collectors: int = 2
     generations: int = 3
+    """How many may exist at once; if `generation_in_key` is false, how many at all."""
     late: bool = True
     # What the wrong ones leave out:
     generation_in_key: bool = True
@@ -146,7 +147,7 @@ class Model:
             if len(seen) > states_max:
                 return Verdict(len(seen), None, (), False)
             for what, reached in self.following(world):
-                following = _canonical(reached)
+                following = _canonical(reached, self.variant.generation_in_key)
                 if following not in seen:
                     seen[following] = (world, what)
                     queue.append(following)
@@ -245,6 +246,8 @@ class Model:
             yield f"{name}'s hold is released", become(_step(world, row, RELEASE), hold=0)
         if writer.at not in {"idle", "dead", "done", "published"}:
             yield f"{name} dies", become(world, at="dead")
+        if writer.at in {"dead", "done"} and not writer.hold and not writer.leased:
+            yield f"{name} begins again", become(world, at="idle")
 
     def reserve(self, world: World, place: int, become: Become) -> Iterator[tuple[str, World]]:
         """Open a job and reserve, as `References.open_job` and `reserve_chunks` do."""
@@ -356,7 +359,7 @@ class Model:
         elif reader.leased:
             yield "r's lease ends", become(world, reader._replace(at="done", leased=False))
         elif reader.pinned and (row := _row(world, reader.pinned)) is not None:
-            yield "r's pin is released", become(_step(world, row, UNREFER), Reader("done"))
+            yield "r's pin is released", become(_step(world, row, UNREFER), Reader())
 
     # Collectors.
 
@@ -413,12 +416,23 @@ def _allows(step: Step, row: Row) -> bool:
     return known
 
 
-def _canonical(world: World) -> World:
-    """Return one of the worlds that differ only in who is who: no more than one needs a visit."""
+def _canonical(world: World, numbered: bool) -> World:
+    """Return one of the worlds that behave alike: no more than one needs a visit.
+
+    Who is who among equals makes no difference. If objects are `numbered` by generation, neither do
+    the numbers themselves, nor objects and requests of a generation whose row is gone: no row will
+    have it again, and nothing that must not happen speaks of it. So the search is finite though
+    generations are not: it covers any number of them, with a bound on those that exist at once.
+    """
     writers = [
         one._replace(generation=0) if one.at in {"dead", "done", "published"} else one
         for one in world.writers
     ]
+    row_went = len(world.rows) != world.next_generation - 1
+    # A writer whose row went may still put; its number is 0 by then.
+    if numbered and (row_went or 0 in world.objects or ("P", 0) in world.late):
+        world = _renumbered(world._replace(writers=tuple(writers)))
+        writers = list(world.writers)
     canonical = world._replace(
         writers=tuple(sorted(writers)),
         readers=tuple(sorted(world.readers)),
@@ -426,6 +440,29 @@ def _canonical(world: World) -> World:
     )
     # Worlds are made of few parts: keep each part once, not once per world.
     return World(*(_PARTS.setdefault(part, part) for part in canonical))
+
+
+def _renumbered(world: World) -> World:
+    new = {row.generation: number for number, row in enumerate(world.rows, start=1)}
+    return World(
+        rows=tuple(row._replace(generation=new[row.generation]) for row in world.rows),
+        objects=frozenset(new[number] for number in world.objects if number in new),
+        next_generation=len(new) + 1,
+        writers=tuple(
+            one._replace(
+                generation=new.get(one.generation, 0),
+                hold=new.get(one.hold, 0),
+                committed=new.get(one.committed, 0),
+            )
+            for one in world.writers
+        ),
+        readers=tuple(one._replace(pinned=new.get(one.pinned, 0)) for one in world.readers),
+        collectors=tuple(
+            Collector(one.at, new[one.generation]) if one.generation in new else Collector()
+            for one in world.collectors
+        ),
+        late=frozenset((kind, new[number]) for kind, number in world.late if number in new),
+    )
 
 
 def _row(world: World, generation: int) -> Row | None:
