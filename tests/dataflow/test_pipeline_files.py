@@ -135,8 +135,8 @@ pipelines:
   p:
     vertices:
       a: {{source: {{quiver: q}}}}
-      f: {{map: {{python: "m:f"}}}}
-      g: {{filter: {{python: "m:g"}}}}
+      f: {{map: {{python: "m:f", on_failure: fail}}}}
+      g: {{filter: {{python: "m:g", on_failure: fail}}}}
       r: {{reduce: {window}}}
       s: {{reduce: {window}}}
       y: {{sink: {{files: y}}}}

@@ -96,13 +96,13 @@ OUT = "out: {kind: exporter, type: memory}"
           "has an order of its own")]),
         (nodes("in: {kind: receiver, type: toy, to: [hold], config: {listen: ':5000'}}",
                "hold: {kind: processor, type: quiver, to: [out], "
-               "config: {retention: {size_cap: 200MB}}}",
+               "config: {retention: {size_cap: 100MB}}}",
                "out: {kind: exporter, type: memory, delivery: {order: key}}",
                head="workers: 2\n"),
-         [("4:83 error retention.size_cap_bytes divided by 2 cores is 104857600, less than four "
-          "segments (134217728 bytes)")]),
+         [("4:83 error retention.size_cap_bytes divided by 2 cores is 52428800, less than four "
+          "segments (67108864 bytes)")]),
         (nodes(IN, HOLD, "out: {kind: exporter, type: memory, delivery: {retention_bytes: 1MB}}"),
-         ["4:67 error retention_bytes is less than a segment (33554432 bytes)"]),
+         ["4:67 error retention_bytes is less than a segment (16777216 bytes)"]),
         # Several ways to one destination.
         (nodes(IN, "hold: {kind: processor, type: quiver, to: [a, out]}",
                "a: {kind: processor, type: drop, to: [out]}", OUT),
