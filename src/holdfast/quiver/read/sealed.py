@@ -64,8 +64,8 @@ def scan_sealed(
 ) -> pa.RecordBatchReader:
     """Return sealed rows as `Quiver.scan` does.
 
-    Columns that these rows do not have are null, or an error. Raises `UnknownPosition` if a segment is gone, and
-    `WrongQuiver` if another quiver is there now.
+    Columns that these rows do not have are null, or an error. Raises `UnknownPosition` if a segment
+    is gone, and `WrongQuiver` if another quiver is there now.
     """
     identity = identity_or_none(disk, root)
     if identity is not None and identity.quiver_id != wanted.quiver_id:
