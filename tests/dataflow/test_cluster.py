@@ -10,9 +10,9 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 from tests.dataflow.cluster import PATIENCE_S, Cluster, Guard, command, running_cluster
-from tests.dataflow.crashing import end_session
 from tests.dataflow.quivers import CONFIG, batch
 
+from holdfast.prove.sessions import end_session
 from holdfast.quiver import Outcome, Quiver
 from holdfast.remote import FlightSettings, QuiverServer
 

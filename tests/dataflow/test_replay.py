@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
 import pytest
-from tests.dataflow.crashing import end_session
 from tests.dataflow.quivers import CONFIG, CONFIG_NAME, at, batch, open_when_free
 
 from holdfast.dataflow.compiler.places import Places
@@ -20,6 +19,7 @@ from holdfast.dataflow.run import PipelineRun
 from holdfast.dataflow.spec import Pipeline, PipelineSettings
 from holdfast.errors import BadConfig, BadInput, PipelineFailed
 from holdfast.operate.cli.dataflow.replaying import replay_command
+from holdfast.prove.sessions import end_session
 from holdfast.quiver import Quiver
 
 if TYPE_CHECKING:
