@@ -9,7 +9,7 @@ import random
 from functools import cache
 
 import pytest
-from hypothesis import Phase, given, settings
+from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 from tests.store.filesets.memory import memory_store
 from tests.store.filesets.operations import NO_JOB, Operation, layer_of, put_all, read_all
@@ -94,6 +94,8 @@ def test_a_pattern_that_cannot_be_read_is_refused(pattern: str) -> None:
         compile_glob(pattern)
 
 
+@example("[?--]")
+@example("[---]")
 @given(st.text("ab/*?[]{},-!", max_size=12))
 def test_any_pattern_is_read_or_refused(pattern: str) -> None:
     try:

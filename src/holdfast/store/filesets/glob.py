@@ -61,13 +61,23 @@ def _characters(pattern: str, at: int) -> tuple[str, int]:
         raise _bad(pattern, "a '[' is not closed")
     inner = pattern[at + 1 : end]
     negated = inner[0] in "!^"
-    ranges = re.sub(r"[\\\[\]^&~|]", r"\\\g<0>", inner[1:] if negated else inner)
+    ranges = _ranges(inner[1:] if negated else inner)
     expression = f"(?!/)[{'^' if negated else ''}{ranges}]"
     try:
         re.compile(expression)
     except re.error:
         raise _bad(pattern, f"[{inner}] is not a range of characters") from None
     return expression, end + 1
+
+
+def _ranges(inner: str) -> str:
+    """Return single characters and ranges; whatever else `re` would see in them is escaped."""
+    parts, at = [], 0
+    while at < len(inner):
+        is_range = inner[at + 1 : at + 2] == "-" and at + 2 < len(inner)
+        parts.append(re.escape(inner[at]) + ("-" + re.escape(inner[at + 2]) if is_range else ""))
+        at += 3 if is_range else 1
+    return "".join(parts)
 
 
 def _alternatives(pattern: str, at: int, depth: int) -> tuple[str, int]:
