@@ -15,7 +15,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -32,6 +31,7 @@ from holdfast.prove.dataflow_trap import DRIVER, GATEWAY, TRAPS, set_trap, take_
 from holdfast.prove.gateway import Process, free_ports
 from holdfast.prove.quiver import KILL_SITES as QUIVER_SITES
 from holdfast.prove.sessions import end_session, sessions_with
+from holdfast.prove.strikes import Strikes
 
 CLIENTS = 4
 START_SECONDS_MAX = 60.0
@@ -216,21 +216,13 @@ def prove_dataflow(
 ) -> dict[str, Any]:
     """Kill gateway and driver `kills` times under load, and check what was promised."""
     started_s = time.monotonic()
-    sites: Counter[str] = Counter()
+    strikes = Strikes()
     proof = DataflowProof(directory, seed)
-    missed = 0
     try:
         proof.start_gateway()
         proof.start_clients()
         progress("Spark starts")
-        while sites.total() < kills:
-            at_point = sites.total() % 2 == 1
-            site = proof.kill_at_point() if at_point else proof.kill_at_random()
-            if site is None:
-                missed += 1
-                continue
-            sites[site] += 1
-            progress(f"kill {sites.total()}/{kills} at {site}")
+        strikes.run(kills, proof.kill_at_random, proof.kill_at_point, progress)
         progress("everything has to be counted")
         verdict = proof.drain()
     finally:
@@ -239,10 +231,7 @@ def prove_dataflow(
         "proof": "dataflow",
         "ok": verdict.ok,
         **asdict(verdict),
-        "kills": sites.total(),
-        "kills_at_points": sum(n for site, n in sites.items() if not site.startswith("random")),
-        "kill_sites": dict(sorted(sites.items())),
-        "points_not_reached": missed,
+        **strikes.as_dict(),
         "seconds": round(time.monotonic() - started_s, 1),
         "seed": seed,
     }

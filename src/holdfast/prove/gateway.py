@@ -29,6 +29,7 @@ from holdfast.graph.paths import plan
 from holdfast.prove.gateway_checker import KILLS, GatewayVerdict, check_gateway
 from holdfast.prove.gateway_victim import BATCH, EVENTS_PER_REQUEST, SINGLE, GatewayTask, graph_file
 from holdfast.prove.quiver import KILL_SITES as QUIVER_SITES
+from holdfast.prove.strikes import Strikes
 from holdfast.quiver import Quiver
 from holdfast.seam.faulty import FaultKind
 
@@ -227,22 +228,19 @@ def prove_gateway(
     """Kill gateway and backends `kills` times under load, and check what was promised."""
     started_s = time.monotonic()
     dice = random.Random(seed)
-    sites: Counter[str] = Counter()
+    strikes = Strikes()
     proof = GatewayProof(directory, seed)
-    missed = 0
     try:
         for name in (SINGLE, BATCH):
             proof.start_backend(name)
         proof.start_gateway()
         proof.start_clients()
-        while sites.total() < kills:
-            at_point = sites.total() % 2 == 1
-            site = proof.kill_at(dice.choice(KILL_SITES)) if at_point else proof.kill_at_random()
-            if site is None:
-                missed += 1
-                continue
-            sites[site] += 1
-            progress(f"kill {sites.total()}/{kills} at {site}")
+        strikes.run(
+            kills,
+            proof.kill_at_random,
+            lambda: proof.kill_at(dice.choice(KILL_SITES)),
+            progress,
+        )
         progress("everything has to arrive")
         verdict = proof.drain()
     finally:
@@ -251,10 +249,7 @@ def prove_gateway(
         "proof": "gateway",
         "ok": verdict.ok,
         **asdict(verdict),
-        "kills": sites.total(),
-        "kills_at_points": sum(n for site, n in sites.items() if not site.startswith("random")),
-        "kill_sites": dict(sorted(sites.items())),
-        "points_not_reached": missed,
+        **strikes.as_dict(),
         "seconds": round(time.monotonic() - started_s, 1),
         "seed": seed,
     }

@@ -12,7 +12,6 @@ import os
 import random
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -30,6 +29,7 @@ from holdfast.prove.store_victim import (
     SETTINGS,
     URL,
 )
+from holdfast.prove.strikes import RANDOM, Strikes
 from holdfast.store.gc.collector import Collector
 from holdfast.store.gc.points import Point
 from holdfast.store.objects.local import Point as Step
@@ -74,6 +74,20 @@ def sites_of(role: str, *, is_local: bool) -> list[str]:
     return found + ([str(step) for step in steps.get(role, ())] if is_local else [])
 
 
+class _Turns:
+    """Everybody once, in any order, and then again: so that a few kills strike every role."""
+
+    def __init__(self, dice: random.Random) -> None:
+        self._dice = dice
+        self._left: list[str] = []
+
+    def next(self, names: list[str]) -> str:
+        """Return whose turn it is."""
+        if not self._left:
+            self._left = self._dice.sample(names, len(names))
+        return self._left.pop()
+
+
 class StoreProof:
     """All processes over one store."""
 
@@ -83,6 +97,7 @@ class StoreProof:
             made.mkdir(parents=True)
         self._url, self._database = url, database
         self._dice = random.Random(seed)
+        self._at_random, self._at_points = _Turns(self._dice), _Turns(self._dice)
         self._is_local = "://" not in url
         self._environment = {URL: url, JOURNALS: str(self.journals), SEED: str(seed)}
         if database is not None:
@@ -103,14 +118,14 @@ class StoreProof:
     def kill_at_random(self) -> str:
         """Kill one of them at a random moment; return who it was."""
         time.sleep(self._dice.uniform(0.1, 1.0))
-        name = self._dice.choice(sorted(ROLES))
+        name = self._at_random.next(sorted(ROLES))
         self._processes[name].kill()
         self.start(name)
-        return f"random: {ROLES[name]}"
+        return f"{RANDOM}: {ROLES[name]}"
 
     def kill_at_point(self) -> str | None:
         """Let one die at a named point; None if it did not get there in time."""
-        name = self._dice.choice([name for name, role in ROLES.items() if role != "reader"])
+        name = self._at_points.next([name for name, role in ROLES.items() if role != "reader"])
         point = self._dice.choice(sites_of(ROLES[name], is_local=self._is_local))
         self._processes[name].kill()
         self.start(name, point)
@@ -160,8 +175,7 @@ def prove_store(
 ) -> dict[str, Any]:
     """Kill those who work on a store `kills` times, half of them over S3, and check the rest."""
     started_s = time.monotonic()
-    sites: Counter[str] = Counter()
-    missed = 0
+    strikes = Strikes()
     places = ["folder", *(["s3"] if has_s3_server() else [])]
     verdicts: dict[str, StoreVerdict] = {}
     for number, place in enumerate(places):
@@ -169,16 +183,7 @@ def prove_store(
         with _place(directory, place) as (url, database):
             proof = StoreProof(directory / place, url, database, seed)
             try:
-                done = 0
-                while done < share:
-                    at_point = done % 2 == 1
-                    site = proof.kill_at_point() if at_point else proof.kill_at_random()
-                    if site is None:
-                        missed += 1
-                        continue
-                    sites[site] += 1
-                    done += 1
-                    progress(f"{place}: kill {done}/{share} at {site}")
+                strikes.run(share, proof.kill_at_random, proof.kill_at_point, progress)
                 progress(f"{place}: everything is collected and compared")
                 verdicts[place] = proof.settle()
             finally:
@@ -189,10 +194,7 @@ def prove_store(
         "missing": sum(v.missing_chunks + v.lost_commits for v in verdicts.values()),
         "leaked": sum(v.leaked_objects + v.leaked_rows for v in verdicts.values()),
         "places": {place: asdict(verdict) for place, verdict in verdicts.items()},
-        "kills": sites.total(),
-        "kills_at_points": sum(n for site, n in sites.items() if not site.startswith("random")),
-        "kill_sites": dict(sorted(sites.items())),
-        "points_not_reached": missed,
+        **strikes.as_dict(),
         "without_s3": "s3" not in places,
         "seconds": round(time.monotonic() - started_s, 1),
         "seed": seed,
