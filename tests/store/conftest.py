@@ -6,15 +6,17 @@ from collections.abc import Iterator
 
 import pytest
 from tests.store.postgres import postgres_server
-from tests.store.s3 import in_environment, running_s3
+from tests.store.variables import in_environment
+
+from holdfast.prove.s3_server import BUCKET, running_s3
 
 
 @pytest.fixture(scope="session")
 def s3_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The url of an empty bucket; each test works below a prefix of its own."""
     log = tmp_path_factory.mktemp("s3") / "server.log"
-    with running_s3(log) as server, in_environment(server.environment()):
-        yield server.url
+    with running_s3(log) as variables, in_environment(variables):
+        yield f"s3://{BUCKET}"
 
 
 @pytest.fixture(scope="session")

@@ -47,6 +47,4 @@ def run_dataflow(
                     measure(session, stores, scale, figures, progress)
             finally:
                 session.stop()
-    bars = {bar.figure: bar.judge(figures.spreads[bar.figure]) for bar in BARS}
-    head: dict[str, object] = {"bench": "dataflow", "quick": quick, "machine": machine}
-    return {**head, **figures.as_dict(), "bars": bars}
+    return figures.result("dataflow", quick=quick, machine=machine, bars=BARS)

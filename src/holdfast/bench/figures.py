@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from holdfast.bench.rounds import Spread, rounded
@@ -29,6 +29,21 @@ class Figures:
         medians = {name: rounded(spread.median) for name, spread in self.spreads.items()}
         spreads = {name: spread.as_dict() for name, spread in self.spreads.items()}
         return {**medians, **self.facts, "spread": spreads}
+
+    def result(
+        self, name: str, *, quick: bool, machine: Mapping[str, object], bars: Iterable[Bar]
+    ) -> dict[str, object]:
+        """Return what a benchmark tells: where it ran, all figures, and the bars of those it has.
+
+        A figure may be missing: a peer that is not installed is not compared with.
+        """
+        judged = {
+            bar.figure: bar.judge(self.spreads[bar.figure])
+            for bar in bars
+            if bar.figure in self.spreads
+        }
+        head = {"bench": name, "quick": quick, "machine": machine}
+        return {**head, **self.as_dict(), "bars": judged}
 
 
 @dataclass(frozen=True)

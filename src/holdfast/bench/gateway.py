@@ -36,10 +36,4 @@ def run_gateway(
     measure_lineage_validation(
         figures, progress, events=scale.validated_events, rounds=scale.rounds
     )
-    bars = {
-        bar.figure: bar.judge(figures.spreads[bar.figure])
-        for bar in BARS
-        if bar.figure in figures.spreads
-    }
-    head: dict[str, object] = {"bench": "gateway", "quick": quick, "machine": machine}
-    return {**head, **figures.as_dict(), "bars": bars}
+    return figures.result("gateway", quick=quick, machine=machine, bars=BARS)

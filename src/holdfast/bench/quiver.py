@@ -43,6 +43,4 @@ def run_quiver(
             progress("this filesystem lives in memory: syncs cost nothing here")
         for measure in SECTIONS:
             measure(folder, scale, figures, progress)
-    bars = {bar.figure: bar.judge(figures.spreads[bar.figure]) for bar in BARS}
-    head: dict[str, object] = {"bench": "quiver", "quick": quick, "machine": machine}
-    return {**head, **figures.as_dict(), "bars": bars}
+    return figures.result("quiver", quick=quick, machine=machine, bars=BARS)

@@ -37,11 +37,4 @@ def run_store(
         machine = describe(folder)
         for measure in SECTIONS:
             measure(folder, scale, figures, progress)
-    # A peer that is not installed is not compared with.
-    bars = {
-        bar.figure: bar.judge(figures.spreads[bar.figure])
-        for bar in BARS
-        if bar.figure in figures.spreads
-    }
-    head: dict[str, object] = {"bench": "store", "quick": quick, "machine": machine}
-    return {**head, **figures.as_dict(), "bars": bars}
+    return figures.result("store", quick=quick, machine=machine, bars=BARS)

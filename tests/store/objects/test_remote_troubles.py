@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import obstore
 import pytest
 from obstore.exceptions import PermissionDeniedError
-from tests.store.s3 import in_environment
 from tests.store.s3_proxy import Proxy, Trouble, running_proxy
+from tests.store.variables import in_environment
 
 from holdfast.errors import (
     BadInput,
