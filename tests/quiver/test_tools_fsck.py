@@ -18,6 +18,7 @@ from holdfast.quiver.segments import manifest
 from holdfast.quiver.tools.findings import Finding, Report, Severity, as_ranges
 from holdfast.quiver.tools.fsck import fsck
 from holdfast.seam import Seam
+from holdfast.seam.disk import Entry
 
 LEDGER = ROOT / "ledger"
 
@@ -284,3 +285,18 @@ def test_errors_come_first(filled: Machine) -> None:
 def test_numbers_become_ranges() -> None:
     assert as_ranges([5, 1, 2, 9, 3]) == ((1, 3), (5, 5), (9, 9))
     assert as_ranges([]) == ()
+
+
+def test_a_segment_that_goes_while_it_is_looked_at_is_no_trouble(
+    filled: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, disk = segment(filled), filled.disk
+    real_list = disk.list
+
+    def list_and_remove(folder: PurePath) -> list[Entry]:
+        if folder == path and disk.exists(path):
+            disk.rename(path, ROOT / "gone", "test")
+        return real_list(folder)
+
+    monkeypatch.setattr(disk, "list", list_and_remove)
+    assert [f for f in fsck(seam(filled), ROOT).findings if path.name in f.where] == []

@@ -30,7 +30,7 @@ from holdfast.quiver.segments import manifest
 from holdfast.quiver.segments.catalog import Catalog
 from holdfast.quiver.segments.rivals import choices
 from holdfast.quiver.segments.segment import Segment
-from holdfast.seam.disk import Disk, Entry
+from holdfast.seam.disk import Disk, entries_of
 
 # How often files may vanish while they are listed, before that is taken for an error.
 _LISTINGS_MAX = 100
@@ -93,7 +93,7 @@ def require_quiver(disk: Disk, root: PurePath) -> None:
 
 
 def _refuse_shared_root(disk: Disk, root: PurePath) -> None:
-    cores = [e.name for e in _entries(disk, root) if names.parse_core_dir(e.name) is not None]
+    cores = [e.name for e in entries_of(disk, root) if names.parse_core_dir(e.name) is not None]
     if cores:
         raise CannotOpen(
             f"several quivers share this root: {', '.join(cores)}",
@@ -178,10 +178,6 @@ def _last_seq(
     )
 
 
-def _entries(disk: Disk, directory: PurePath) -> list[Entry]:
-    return disk.list(directory) if disk.exists(directory) else []
-
-
 def _read_ledger(disk: Disk, directory: PurePath, own_ids: set[str]) -> RecoveredLedger:
     if not disk.exists(directory):
         return RecoveredLedger(LedgerState({}))
@@ -193,7 +189,7 @@ def _read_ledger(disk: Disk, directory: PurePath, own_ids: set[str]) -> Recovere
 
 def _read_segments(disk: Disk, directory: PurePath) -> tuple[Catalog, list[str]]:
     found, unreadable = [], []
-    for entry in _entries(disk, directory):
+    for entry in entries_of(disk, directory):
         if names.parse_segment_dir(entry.name) is None:
             continue
         path = directory / entry.name
@@ -230,7 +226,7 @@ def _read_wal(disk: Disk, directory: PurePath) -> tuple[list[WalContent], list[W
 
 def _read_wal_once(disk: Disk, directory: PurePath) -> tuple[list[WalContent], list[WalFileInfo]]:
     contents, files = [], []
-    for entry in _entries(disk, directory):
+    for entry in entries_of(disk, directory):
         path, fault = directory / entry.name, None
         try:
             view = disk.map(path)

@@ -116,6 +116,14 @@ class Disk(Protocol):
         """Release a lock."""
 
 
+def entries_of(disk: Disk, path: PurePath) -> list[Entry]:
+    """Return the names in a directory; none if it was never made, or goes while we look."""
+    try:
+        return disk.list(path)
+    except FileNotFoundError:
+        return []
+
+
 def write_all(disk: Disk, handle: Handle, buffers: Sequence[Buffer], at: str) -> int:
     """Append all bytes of the buffers, however short the single writes are; return their number."""
     total_bytes = 0

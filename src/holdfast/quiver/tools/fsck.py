@@ -23,7 +23,7 @@ from holdfast.quiver.segments.segment import Segment
 from holdfast.quiver.tools.changes import ask_owner, balances
 from holdfast.quiver.tools.findings import Finding, Report, Severity
 from holdfast.seam import Seam
-from holdfast.seam.disk import Disk, Entry
+from holdfast.seam.disk import Disk, Entry, entries_of
 
 _KNOWN_NAMES = {
     names.FORMAT,
@@ -117,8 +117,7 @@ class _Checks:
         yield from self._quarantine()
 
     def _list(self, folder: str) -> list[Entry]:
-        path = self.root / folder
-        return self.disk.list(path) if self.disk.exists(path) else []
+        return entries_of(self.disk, self.root / folder)
 
     # -------------------------------------------------------------------- root
 
@@ -228,9 +227,7 @@ class _Checks:
 
     def _files(self, segment: Segment) -> Iterator[Finding]:
         summary, where = segment.summary, f"{names.SEGMENTS_DIR}/{segment.path.name}"
-        if not self.disk.exists(segment.path):
-            return  # removed while we look
-        sizes = {entry.name: entry.size_bytes for entry in self.disk.list(segment.path)}
+        sizes = {entry.name: entry.size_bytes for entry in self._list(where)}
         seqs = ((summary.first_seq, summary.last_seq),)
         for file in summary.files:
             found = sizes.pop(file.name, None)

@@ -21,7 +21,7 @@ from holdfast.quiver.segments import manifest
 from holdfast.quiver.segments.segment import DataFile, Segment
 from holdfast.quiver.tools.findings import Finding, Report, Severity, as_ranges
 from holdfast.quiver.tools.fsck import format_findings, wal_damage_findings
-from holdfast.seam.disk import Disk
+from holdfast.seam.disk import Disk, entries_of
 
 OnRead = Callable[[int], None]
 
@@ -37,7 +37,7 @@ def total_bytes(disk: Disk, root: PurePath) -> int:
 
 def _tree_bytes(disk: Disk, folder: PurePath) -> int:
     size_bytes = 0
-    for entry in disk.list(folder) if disk.exists(folder) else []:
+    for entry in entries_of(disk, folder):
         if entry.is_dir:
             size_bytes += _tree_bytes(disk, folder / entry.name)
         size_bytes += entry.size_bytes

@@ -24,7 +24,7 @@ from holdfast.quiver.segments.segment import Bundle, Segment
 from holdfast.quiver.tools.assemble import OnRead
 from holdfast.quiver.tools.findings import Finding, Severity
 from holdfast.quiver.tools.loose import LooseSegment, headless_content, loose_files
-from holdfast.seam.disk import Disk, Entry
+from holdfast.seam.disk import Disk, Entry, entries_of
 
 
 @dataclass
@@ -55,7 +55,7 @@ class Wreck:
     def _list(self, folder: str) -> Iterator[tuple[PurePath, str, Entry]]:
         """Yield what is in a folder: its path, and the name it had before any quarantine."""
         path = self._root / folder
-        for entry in self._disk.list(path) if self._disk.exists(path) else []:
+        for entry in entries_of(self._disk, path):
             plain = entry.name
             if folder == names.QUARANTINE_DIR:
                 plain = names.without_quarantine_number(entry.name)
