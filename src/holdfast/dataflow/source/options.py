@@ -156,9 +156,6 @@ class SourceOptions(Settings):
     heartbeat_every: DurationS = 1.0
     """The shortest time between two heartbeats."""
 
-    retries: bool = False
-    """Rows of a batch may fail and come again: they hold the watermark until they are done."""
-
     close: bool = False
     """When everything is read, claim the end of time, so that all windows close."""
 

@@ -217,9 +217,7 @@ class Planner:
         promise, and an event that came after it is in time.
         """
         claims = Claims(self._options.claims, start.claim_us)
-        # Rows that may fail and come again hold the claim while their batch runs.
-        position = start if self._options.retries else end
-        heard = {g.name: self._ask(g, position, start.claim_us) for g in self._gateways}
+        heard = {g.name: self._ask(g, end, start.claim_us) for g in self._gateways}
         self.claim = claims.update(heard)
         if self._options.close and self._targets is not None and start.seqs == end.seqs:
             self.claim = claims.close()
