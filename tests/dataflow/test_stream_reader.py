@@ -280,16 +280,6 @@ def test_the_claim_waits_for_what_is_unread(store: Path, tmp_path: Path) -> None
     driver.stop()
 
 
-def test_rows_in_flight_hold_the_claim_where_they_may_come_again(
-    store: Path, tmp_path: Path
-) -> None:
-    driver = Driver(str(store), tmp_path / "c", watermark=True, max_delay="5s", retries=True)
-    rows = driver.next(max_rows=20)
-    assert rows is not None
-    assert rows.column("_wm")[0].as_py() == at(0)
-    driver.stop()
-
-
 def test_the_slowest_quiver_holds_the_claim(store: Path, tmp_path: Path) -> None:
     fill(tmp_path / "slow", [(3.0, "k", 100), (12.0, "k", 101)])
     both = f"{store},{tmp_path / 'slow'}"
