@@ -113,6 +113,8 @@ def source_options(
         "ca_file": settings.ca_file or "",
         "quiver_config": settings.quiver_config or _config_of(settings),
         "producers": ",".join(settings.producers),
+        "unfit": str(places.dead_letters(query)),
+        "vertex": vertex,
     }
     given = {name: value for name, value in options.items() if value}
     streaming = stream_options(plan, query, vertex, places, close=close)

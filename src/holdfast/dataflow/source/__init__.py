@@ -12,4 +12,8 @@ quiver first.
 One query is one subscriber of each quiver it reads. What Spark has in its offset log is pinned in
 the quivers' ledgers, so that a batch that is run again reads the same rows; what Spark has in its
 commit log is acknowledged.
+
+Columns change. Rows that do not fit the types that a query began with are found in the executor
+(fitting.py, drifted.py), left in files beside the checkpoint (unfit.py), and become dead letters
+when their batch is committed (dead_letters.py).
 """

@@ -45,6 +45,11 @@ class BatchReader(DataSourceReader):
                 f"a batch has no watermark, so no {', '.join(WATERMARK_COLUMNS)}",
                 hint="leave out option watermark, or use readStream",
             )
+        if options.unfit:
+            raise BadConfig(
+                "a batch has no checkpoint, so nothing says when its rows are done with",
+                hint="leave out option unfit: a row that does not fit is an error that names it",
+            )
         self._options = options
         self._schema = schema
         # What conditions of the query leave of it; wider than they are, never narrower.

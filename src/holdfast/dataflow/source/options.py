@@ -117,6 +117,16 @@ class SourceOptions(Settings):
     on_data_loss: Literal["fail", "count"] = "fail"
     """What happens when data is gone that was not read yet."""
 
+    unfit: str = ""
+    """A directory, of a stream with a `checkpoint`: the quiver of dead letters for rows that do not
+    fit the query's columns.
+
+    Without it such a row ends the query. Nobody else may have it open for long.
+    """
+
+    vertex: str = ""
+    """What dead letters and errors call the source; default: its subscriber."""
+
     on_rewind: Literal["refuse", "trim"] = "refuse"
     """A checkpoint that lost its last batches: refuse it, or leave out what is processed.
 
@@ -179,6 +189,11 @@ class SourceOptions(Settings):
             key_file=self.key_file,
             timeout=self.call_timeout,
         )
+
+    @property
+    def called(self) -> str:
+        """What people call the source."""
+        return self.vertex or self.subscriber or ", ".join((*self.path, *self.quiver))
 
     @property
     def is_range(self) -> bool:

@@ -19,6 +19,7 @@ from typing import TypeVar
 
 from holdfast.dataflow import points
 from holdfast.dataflow.source.checkpoint import Checkpoint
+from holdfast.dataflow.source.dead_letters import DeadLetters
 from holdfast.dataflow.source.explanation import Explanation
 from holdfast.dataflow.source.gateway import Gateway
 from holdfast.dataflow.source.offset import Offset
@@ -28,7 +29,7 @@ from holdfast.dataflow.source.remembered import recall_start, remember_start
 from holdfast.dataflow.source.trimming import TrimNote, recorded_ends
 from holdfast.dataflow.watermark.claims import END_OF_TIME_US, Claim, Claims, Silence
 from holdfast.dataflow.watermark.statement import Statement
-from holdfast.errors import Fenced, OwnerGone, UnknownPosition, WrongQuiver
+from holdfast.errors import DirectoryLocked, Fenced, OwnerGone, UnknownPosition, WrongQuiver
 from holdfast.quiver import Position
 from holdfast.remote import PlannedRange
 from holdfast.seam import Seam
@@ -69,6 +70,7 @@ class Planner:
             if (query_id := checkpoint.query_id()) is not None:
                 ends = recorded_ends(options.records, query_id, options.subscriber)
                 self._recorded = dict(ends)
+        self._dead_letters = DeadLetters(options) if options.unfit else None
         self._seam = seam
         # How often a gateway was left out of a claim.
         self._released_total = 0
@@ -336,7 +338,12 @@ class Planner:
     # ------------------------------------------------------------ acknowledging
 
     def acknowledge(self, end: Offset) -> bool:
-        """Acknowledge everything before an offset that is committed; False if one was silent."""
+        """Acknowledge everything before an offset that is committed; False if that has to wait.
+
+        A quiver may be silent, or the dead letters of rows that did not fit may be in use.
+        """
+        if not self._are_set_aside(end):
+            return False
         reached = self._reached()
         done = set(end.seqs) <= set(reached)
         for quiver_id, gateway in reached.items():
@@ -345,6 +352,16 @@ class Planner:
                 acknowledge = partial(gateway.acknowledge, Position(end.seqs[quiver_id]))
                 done = self._try(gateway, acknowledge) is not None and done
         return done
+
+    def _are_set_aside(self, end: Offset) -> bool:
+        """Keep the rows before an offset that did not fit; False if that cannot be done now."""
+        if self._dead_letters is not None:
+            try:
+                self._dead_letters.publish(end.seqs)
+            except DirectoryLocked as error:
+                log.warning("rows that did not fit have to wait: %s", error)
+                return False
+        return True
 
     def acknowledge_committed(self) -> None:
         """Acknowledge what the checkpoint's commit log covers, if it covers more than before."""

@@ -1,4 +1,7 @@
-"""The executor's side: reads the segments of a partition, and adds the watermark columns."""
+"""The executor's side: reads the segments of a partition, and adds the watermark columns.
+
+Rows that do not fit the query's columns do not come this far: see drifted.py and unfit.py.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,18 @@ from pyspark.sql.datasource import InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
+from holdfast.dataflow.source.drifted import read_drifted
 from holdfast.dataflow.source.options import SourceOptions
 from holdfast.dataflow.source.place import Place, read_sealed
 from holdfast.dataflow.source.schema import EVENT_TIME, WATERMARK_COLUMNS, fitter
+from holdfast.dataflow.source.unfit import (
+    StagedFile,
+    StagedName,
+    letters,
+    sentence,
+    staging_folder,
+)
+from holdfast.errors import BadInput
 from holdfast.quiver.ledger.outcome import Position
 from holdfast.quiver.read.scan import TimeRange
 from holdfast.quiver.read.sealed import SealedRead
@@ -73,32 +85,81 @@ def read(
     options: SourceOptions,
     times: TimeRange | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a partition as Spark's schema has them; of some times, or as it is said."""
+    """Yield the rows of a partition as Spark's schema has them; of some times, or as it is said.
+
+    Rows that do not fit the schema are set aside, or an error that names the first of them.
+    """
     wanted = to_arrow_schema(schema, timezone="UTC")
     fit = fitter(wanted)
     chosen = times or TimeRange.of(*options.times)
     for piece in partition.pieces:
-        for batch in _rows(piece, wanted, options, chosen):
+        for batch in _PieceReader(piece, wanted, options, chosen).rows():
             yield fit(_with_watermark(batch, partition.claimed))
     if partition.control:
         assert partition.claimed is not None, "BUG: a control row without a claim"
         yield fit(_control_row(partition.claimed))
 
 
-def _rows(
-    piece: Piece, wanted: pa.Schema, options: SourceOptions, times: TimeRange
-) -> Iterator[pa.RecordBatch]:
-    columns = tuple(name for name in wanted.names if name not in WATERMARK_COLUMNS)
-    sealed = SealedRead(
-        piece.quiver_id,
-        (piece.segment,),
-        options.slot,
-        columns,
-        piece.start,
-        piece.end,
-        times,
-    )
-    yield from read_sealed(piece.place, sealed, options)
+class _PieceReader:
+    """Reads the stored columns of one piece."""
+
+    def __init__(
+        self, piece: Piece, wanted: pa.Schema, options: SourceOptions, times: TimeRange
+    ) -> None:
+        self._piece = piece
+        self._options = options
+        self._columns = pa.schema([f for f in wanted if f.name not in WATERMARK_COLUMNS])
+        self._wanted = SealedRead(
+            piece.quiver_id,
+            (piece.segment,),
+            options.slot,
+            tuple(self._columns.names),
+            piece.start,
+            piece.end,
+            times,
+        )
+
+    def rows(self) -> Iterator[pa.RecordBatch]:
+        """Yield the rows that fit."""
+        staged = self._staged() if self._options.unfit else None
+        fit, rows_before = fitter(self._columns), 0
+        try:
+            try:
+                for batch in self._read(self._wanted):
+                    yield fit(batch)
+                    rows_before += batch.num_rows
+            except BadInput as error:
+                yield from self._drifted(rows_before, staged, error)
+            if staged is not None:
+                staged.publish()
+        finally:
+            if staged is not None:
+                staged.discard()
+
+    def _staged(self) -> StagedFile:
+        piece = self._piece
+        name = StagedName(piece.quiver_id, piece.segment, piece.start, piece.end)
+        return StagedFile(staging_folder(self._options), name)
+
+    def _read(self, wanted: SealedRead) -> pa.RecordBatchReader:
+        return read_sealed(self._piece.place, wanted, self._options)
+
+    def _drifted(
+        self, rows_before: int, staged: StagedFile | None, error: BadInput
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield those of the rows that are left that fit, and set the others aside."""
+        name, piece = self._options.called, self._piece
+        where = f"segment {piece.segment} of {piece.place.name} ({piece.quiver_id})"
+        for one in read_drifted(self._read, self._wanted, self._columns, rows_before):
+            if one.misfits and staged is None:
+                raise BadInput(
+                    sentence(name, where, one.stored, one.misfits[0]),
+                    hint="start the query with a wider .schema(…), leave the column out, or name "
+                    "with option unfit a directory for rows that do not fit",
+                ) from error
+            if staged is not None:
+                staged.add(letters(one.stored, one.misfits, name, where))
+            yield one.rows
 
 
 def _with_watermark(batch: pa.RecordBatch, claimed: Claimed | None) -> pa.RecordBatch:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 import pyarrow as pa
 import pyarrow.types as kinds
 
+from holdfast.dataflow.source.fitting import UNFIT, cast
 from holdfast.dataflow.source.folder import sealed_segments
 from holdfast.dataflow.source.options import SourceOptions
 from holdfast.dataflow.source.place import connect, places
@@ -78,21 +79,37 @@ def stored_schema(options: SourceOptions) -> pa.Schema:
         columns = tuple(dict.fromkeys((*options.columns, EVENT_TIME)))
         options = options.model_copy(update={"columns": columns})
     remembered = recall(options)
-    try:
-        found = [one for one in (_here(options), *_at_servers(options)) if one is not None]
-    except OwnerGone:
-        if remembered is None:
-            raise
-        found = []  # a query that was started before does not need all its gateways to start
-    stored = _united(found, options.columns)
+    stored = _stored(options, remembered)
     schema = None
     if stored is not None:
         schema = pa.schema(list(_readable(stored, must=options.columns is not None)))
+    if options.unfit and schema is not None and remembered is not None:
+        # The query's state, and rows that were set aside, are of the types it began with.
+        schema = _with_new_columns(remembered, schema)
     schema = schema or remembered
     if schema is None:
         raise _unknown(options)
     remember(options, schema)
     return pa.schema([*schema, *WATERMARK_FIELDS] if options.watermark else schema)
+
+
+def _stored(options: SourceOptions, remembered: pa.Schema | None) -> pa.Schema | None:
+    """Return the columns of what is stored; None if nothing is, or it does not matter."""
+    try:
+        found = [one for one in (_here(options), *_at_servers(options)) if one is not None]
+        return _united(found, options.columns)
+    except OwnerGone:
+        if remembered is None:
+            raise
+        return None  # a query that was started before does not need all its gateways to start
+    except BadInput:
+        if remembered is None or not options.unfit:
+            raise
+        return None  # a column has other values than it had: what does not fit is set aside
+
+
+def _with_new_columns(known: pa.Schema, found: pa.Schema) -> pa.Schema:
+    return pa.schema([*known, *(field for field in found if field.name not in known.names)])
 
 
 def _here(options: SourceOptions) -> pa.Schema | None:
@@ -198,16 +215,11 @@ def fitter(wanted: pa.Schema) -> Callable[[pa.RecordBatch], pa.RecordBatch]:
 
 
 def _cast(column: pa.Array, field: pa.Field) -> pa.Array:
-    if column.type == field.type:
-        return column
-    if kinds.is_null(column.type):
-        return pa.nulls(len(column), field.type)
     try:
-        # Nanoseconds are cut to microseconds, as everywhere in Holdfast.
-        return column.cast(field.type, safe=not kinds.is_timestamp(column.type))
-    except pa.ArrowException as error:
+        return cast(column, field.type)
+    except UNFIT as error:
         raise BadInput(
             f"column {field.name!r} has values of type {column.type} that do not fit "
-            f"{field.type}, the type it had when the query began",
-            hint="start the query again with a wider .schema(…), or leave the column out",
+            f"{field.type}, the type that is wanted: {error}",
+            hint="ask for a wider type, or leave the column out",
         ) from error

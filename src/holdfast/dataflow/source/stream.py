@@ -8,8 +8,9 @@ durable when the driver dies in between:
     (Spark)        writes offsets/N: positions, claim, heartbeat
     partitions     the pieces of exactly that range, planned now or, after a restart, again
     (Spark)        runs the batch, the sink commits it, writes commits/N
-    acknowledge    what commits/N covers is acked: at the next question, at `stop`, or at the
-                   next start. Spark's own `commit` comes only when the next batch is planned, and
+    acknowledge    rows that did not fit become dead letters (dead_letters.py); then what
+                   commits/N covers is acked: at the next question, at `stop`, or at the next
+                   start. Spark's own `commit` comes only when the next batch is planned, and
                    never for the last one; the commit log in the checkpoint says it earlier.
 
 An acknowledgement always follows a commit, so a crash anywhere costs reading again, nothing else.
@@ -62,6 +63,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             raise BadConfig(
                 "since_seq, until_seq, seal and pushdown are of a batch",
                 hint="use spark.read; a stream goes on where its subscriber is",
+            )
+        if options.unfit and not options.checkpoint:
+            raise BadConfig(
+                "rows that do not fit are kept beside the checkpoint until a batch is committed",
+                hint="name the stream's checkpoint folder with option checkpoint, too",
             )
         check_name(options.subscriber)
         self._options = options

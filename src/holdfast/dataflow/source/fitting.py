@@ -1,0 +1,104 @@
+"""Which rows of a batch fit the columns that a query reads, and which do not.
+
+A column is cast as a whole, and as long as that works nothing else happens. If it does not, it is
+cast in ever smaller parts, down to single values: one value that does not fit costs one row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as kinds
+
+# What Arrow says to values that do not fit a type; running out of memory is none of these.
+UNFIT = (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError)
+
+
+class Misfit(NamedTuple):
+    """A row that does not fit, by the first of its columns that does not."""
+
+    # Among the rows of its batch.
+    place: int
+    column: str
+    stored: pa.DataType
+    wanted: pa.DataType
+    # In Arrow's words.
+    why: str
+
+    def __str__(self) -> str:
+        return (
+            f"column {self.column!r} is {self.stored} there and {self.wanted} in the query, "
+            f"and the value does not fit: {self.why}"
+        )
+
+
+def cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Return a column in another type; raises one of `UNFIT` if a value does not fit it."""
+    if column.type == kind:
+        return column
+    if column.null_count == len(column):
+        return pa.nulls(len(column), kind)  # nothing fits everywhere
+    if kinds.is_run_end_encoded(column.type):
+        column = pc.run_end_decode(column)
+    # Nanoseconds are cut to microseconds, as everywhere in Holdfast, also inside of structs.
+    return pc.cast(column, options=pc.CastOptions(target_type=kind, allow_time_truncate=True))
+
+
+def fit_rows(batch: pa.RecordBatch, wanted: pa.Schema) -> tuple[pa.RecordBatch, list[Misfit]]:
+    """Return the rows that fit, in their order, and the others, each with what does not fit.
+
+    Columns that the batch lacks are null, those that nobody wants are left out.
+    """
+    arrays: list[pa.Array] = []
+    misfits: dict[int, Misfit] = {}
+    for field in wanted:
+        place = batch.schema.get_field_index(field.name)
+        if place < 0:
+            arrays.append(pa.nulls(batch.num_rows, field.type))
+            continue
+        array, unfit = _fit_values(batch.column(place), field)
+        arrays.append(array)
+        for misfit in unfit:
+            misfits.setdefault(misfit.place, misfit)
+    fitted = pa.RecordBatch.from_arrays(arrays, schema=wanted)
+    if misfits:
+        fitted = fitted.filter(pa.array([p not in misfits for p in range(batch.num_rows)]))
+    return fitted, [misfits[place] for place in sorted(misfits)]
+
+
+def _fit_values(column: pa.Array, field: pa.Field) -> tuple[pa.Array, Sequence[Misfit]]:
+    """Return a column in its wanted type, with nulls where a value does not fit."""
+    parts: list[pa.Array] = []
+    misfits: list[Misfit] = []
+    left = [(0, len(column))]
+    while left:
+        first, end = left.pop()
+        part = _part(column, first, end)
+        try:
+            parts.append(cast(part, field.type))
+        except UNFIT as error:
+            if end - first > 1 and not _is_hopeless(error, part):
+                middle = (first + end) // 2
+                left += [(middle, end), (first, middle)]
+                continue
+            parts.append(pa.nulls(len(part), field.type))
+            misfits += [
+                Misfit(first + place, field.name, column.type, field.type, str(error))
+                for place, is_valid in enumerate(part.is_valid().to_pylist())
+                if is_valid
+            ]
+    return pa.concat_arrays(parts), misfits
+
+
+def _part(column: pa.Array, first: int, end: int) -> pa.Array:
+    """Return some values, without the elements of their neighbours, which Arrow would cast, too."""
+    part = column.slice(first, end - first)
+    return pa.concat_arrays([part]) if kinds.is_nested(part.type) and len(part) else part
+
+
+def _is_hopeless(error: Exception, part: pa.Array) -> bool:
+    """Whether no value of a part can be cast: its type alone stands against it."""
+    return isinstance(error, pa.ArrowNotImplementedError) and not kinds.is_nested(part.type)
