@@ -31,6 +31,12 @@ def test_the_zipped_libraries_are_left_out_and_nothing_else() -> None:
     assert whole.endswith("pyspark/__init__.py a  b *")
 
 
+def test_processes_of_a_data_source_are_started_so_too() -> None:
+    """Spark takes the driver's Python for them: for what looks it up, plans, reads and writes."""
+    wanted = worker_environment()
+    assert wanted["PYSPARK_DRIVER_PYTHON"] == wanted["PYSPARK_PYTHON"]
+
+
 def test_another_spark_s_zip_stays() -> None:
     path, _, _ = start("/elsewhere/python/lib/pyspark.zip")
     assert path == "/elsewhere/python/lib/pyspark.zip"

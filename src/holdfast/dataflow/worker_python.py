@@ -24,6 +24,8 @@ def worker_environment() -> dict[str, str]:
         return {}
     return {
         "PYSPARK_PYTHON": str(_LAUNCHER),
+        # Whatever belongs to a data source is started by this one: also what plans and reads.
+        "PYSPARK_DRIVER_PYTHON": str(_LAUNCHER),
         "HOLDFAST_PYTHON": sys.executable,
         "HOLDFAST_PYSPARK_LIB": str(Path(found.origin).parent / "python" / "lib"),
     }
