@@ -1,12 +1,16 @@
-"""How a query goes: what Spark tells about its batches, added up."""
+"""How a query goes: what Spark tells about its batches, added up; and beginning it again."""
 
 from __future__ import annotations
 
+import logging
+import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from holdfast.dataflow.restarts import Restarts
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
@@ -14,6 +18,14 @@ if TYPE_CHECKING:
     from holdfast.dataflow.compiler.tails import Tail
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+# What Spark says while it waits for the process that plans. An idle query says so too, but it
+# reports every ten seconds.
+_PLANNING = ("Initializing sources", "Getting offsets")
+_RUNNING = "Processing new data"
+# A batch that runs longer is told of in the log, each time that it has run so long once more.
+LONG_BATCH_S = 600.0
+
+log = logging.getLogger("holdfast.dataflow")
 
 
 class QueryStatistics(NamedTuple):
@@ -50,6 +62,15 @@ class QueryStatistics(NamedTuple):
         return cls(**fields)
 
 
+class _Doing(NamedTuple):
+    """What a query was seen to do, and since when."""
+
+    message: str
+    # Of its last report.
+    reported: str
+    since_s: float
+
+
 @dataclass
 class QueryProgress:
     """Adds up what Spark reports of one query's batches; it remembers the last hundred."""
@@ -57,15 +78,45 @@ class QueryProgress:
     name: str
     spark: StreamingQuery
     tail: Tail | None
+    # Starts it once more, from its checkpoint.
+    begin: Callable[[], StreamingQuery]
+    restarts: Restarts
+    clock_s: Callable[[], float] = time.monotonic
     rows_total: int = 0
     batches_total: int = 0
     left_out_total: int = 0
     seen_batch: int = -1
     observed: Counter[str] = field(default_factory=Counter)
+    _reported: str = field(default="", init=False)
+    _doing: _Doing = field(default=_Doing("", "", 0.0), init=False)
+
+    def begin_again(self) -> None:
+        """Start the query once more if it ended for want of a Python process, and may be begun."""
+        error = self.spark.exception()
+        if error is None:
+            return
+        self.look()
+        if self.restarts.may_begin(error, self.batches_total):
+            log.warning("%s is begun again: its Python process did not come up", self.name)
+            self.spark = self.begin()
+
+    def stuck(self, patience_s: float) -> str | None:
+        """Return what a query waits for if it has planned nothing for so long; else None."""
+        message, now_s = str(self.spark.status["message"]), self.clock_s()
+        if (message, self._reported) != self._doing[:2]:
+            self._doing = _Doing(message, self._reported, now_s)
+        quiet_s = now_s - self._doing.since_s
+        if message.startswith(_PLANNING):
+            return message if quiet_s > patience_s else None
+        if message.startswith(_RUNNING) and quiet_s > LONG_BATCH_S:
+            log.warning("%s: its batch still runs, %.0f s later", self.name, quiet_s)
+            self._doing = self._doing._replace(since_s=now_s)
+        return None
 
     def look(self) -> None:
         """Take in what is new."""
         for progress in self.spark.recentProgress:
+            self._reported = str(progress["timestamp"])
             batch = int(progress["batchId"])
             if batch <= self.seen_batch or not _is_batch(progress):
                 continue

@@ -14,9 +14,12 @@ one puts out is read by the next; with `close` it claims the end of time and eve
 from __future__ import annotations
 
 import json
+import logging
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
@@ -34,9 +37,11 @@ from holdfast.dataflow.compiler.places import (
 from holdfast.dataflow.compiler.plan import Output, Plan, Query, make_plan
 from holdfast.dataflow.compiler.sources import Buffered, streams
 from holdfast.dataflow.compiler.tails import Tail, gathered, written
+from holdfast.dataflow.failures import failed, hangs, reason_of
 from holdfast.dataflow.intakes import Intakes
 from holdfast.dataflow.progress import QueryProgress, QueryStatistics
-from holdfast.dataflow.session import query_session
+from holdfast.dataflow.restarts import Restarts
+from holdfast.dataflow.session import activate, query_session
 from holdfast.dataflow.sink.options import SinkOptions
 from holdfast.dataflow.sink.quiver_writer import producer_name
 from holdfast.dataflow.source.checkpoint import Checkpoint
@@ -48,12 +53,18 @@ from holdfast.seam import Seam
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 # A query writes its id before it reads anything.
 ID_TIMEOUT_S = 60.0
 # How long to wait for a data directory that somebody has open.
 FREE_TIMEOUT_S = 10.0
 POLL_S = 0.1
+# For the process that plans to answer. It asks gateways, each with a time-out of its own.
+PLANNING_PATIENCE_S = 600.0
+
+log = logging.getLogger("holdfast.dataflow")
 
 
 class PipelineRun:
@@ -123,10 +134,7 @@ class PipelineRun:
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until all queries have ended, or one failed; whether they have."""
         give_up_s = None if timeout_s is None else time.monotonic() + timeout_s
-        while any(one.spark.isActive for one in self._running):
-            self._look()
-            if any(one.spark.exception() is not None for one in self._running):
-                break
+        while self._goes_on():
             if give_up_s is not None and time.monotonic() > give_up_s:
                 return False
             time.sleep(POLL_S)
@@ -134,9 +142,23 @@ class PipelineRun:
             error = one.spark.exception()
             if error is not None:
                 self.stop()
-                raise _failed(one.name, error) from error
+                raise failed(one.name, error) from error
         self._look()
         return True
+
+    def _goes_on(self) -> bool:
+        """Whether there is something to wait for: a query that runs, while none has failed."""
+        for one in self._running:
+            one.begin_again()
+        self._look()
+        for one in self._running:
+            waiting_for = one.stuck(PLANNING_PATIENCE_S)
+            if waiting_for is not None:
+                self.stop()
+                raise hangs(one.name, waiting_for, PLANNING_PATIENCE_S)
+        if any(one.spark.exception() is not None for one in self._running):
+            return False
+        return any(one.spark.isActive for one in self._running)
 
     def stop(self) -> None:
         """Stop all queries, and let go of everything; a batch that runs is run again next time."""
@@ -147,24 +169,46 @@ class PipelineRun:
 
     def _stop_queries(self) -> None:
         for one in self._running:
-            one.spark.stop()
+            try:
+                one.spark.stop()
+            except Py4JJavaError as error:
+                doing = one.spark.status["message"]
+                log.error("%s does not stop, it is at: %s; %s", one.name, doing, reason_of(error))
         self._look()
         self._ended, self._running = [*self._ended, *self._running], []
 
     def _start(
         self, query: Query, buffered: dict[Output, Buffered], *, close: bool, once: bool
     ) -> None:
+        restarts = Restarts(self.plan.pipeline.worker_attempts)
+        while True:
+            try:
+                frames, tail, begin = self._prepare(query, buffered, close=close, once=once)
+                started = begin()
+            except PipelineFailed as error:
+                if not restarts.may_begin(error):
+                    raise
+                log.warning("%s is begun again: %s", query.name, error.message)
+                continue
+            self._running.append(QueryProgress(query.name, started, tail, begin, restarts))
+            self._note_buffers(query, frames, buffered)
+            return
+
+    def _prepare(
+        self, query: Query, buffered: dict[Output, Buffered], *, close: bool, once: bool
+    ) -> tuple[Frames, Tail | None, Callable[[], StreamingQuery]]:
+        """Return a query's frames, what is done with its batches, and what starts it."""
         pipeline = self.plan.pipeline
         self._wait_for_sources(query)
         session = query_session(self._session, pipeline.shuffle_partitions)
+        lane = self._buffers.lanes.get(query.name)
         try:
-            lane = self._buffers.lanes.get(query.name)
             given = streams(
                 session, self.plan, query, self._places, buffered,
                 close=close, waits=not once, lane="" if lane is None else lane.due_address,
             )  # fmt: skip
-        except AnalysisException as error:
-            raise _failed(query.name, error) from error
+        except (AnalysisException, Py4JJavaError) as error:
+            raise failed(query.name, error) from error
         frames = Frames(self.plan, query, given, is_stream=True)
         tail = None
         if query.terminal == "writer":
@@ -174,16 +218,22 @@ class PipelineRun:
         else:
             tail = Tail(self.plan, query, self._places, self._buffers.addresses, lane)
             writer = gathered(frames, query.taps).writeStream.foreachBatch(tail)
-        checkpoint = self._places.checkpoint(query)
         writer = writer.queryName(f"{self.plan.name}.{query.name}").outputMode("append")
-        writer = writer.option("checkpointLocation", str(checkpoint))
+        writer = writer.option("checkpointLocation", str(self._places.checkpoint(query)))
         trigger = {"processingTime": f"{round(pipeline.trigger * 1000)} milliseconds"}
+        writer = writer.trigger(**({"availableNow": True} if once else trigger))
+        return frames, tail, partial(self._begin, query, session, writer)
+
+    def _begin(
+        self, query: Query, session: SparkSession, writer: DataStreamWriter
+    ) -> StreamingQuery:
+        """Start a query, from its checkpoint if it has one."""
+        self._wait_for_sources(query)
+        activate(session)
         try:
-            started = writer.trigger(**({"availableNow": True} if once else trigger)).start()
+            return writer.start()
         except Py4JJavaError as error:
-            raise _failed(query.name, error) from error
-        self._running.append(QueryProgress(query.name, started, tail))
-        self._note_buffers(query, frames, buffered)
+            raise failed(query.name, error) from error
 
     def _wait_for_sources(self, query: Query) -> None:
         """Wait until nobody has the query's data directories open.
@@ -308,20 +358,3 @@ def _is_free(directory: PurePath) -> bool:
         return False
     except HoldfastError:
         return True  # nothing is there: the query will say so
-
-
-def _failed(query: str, error: Exception) -> PipelineFailed:
-    lines = [line.strip() for line in str(error).splitlines()]
-    told = [
-        line.removeprefix("Caused by: ").removeprefix(": ")
-        for line in lines
-        if line and not line.startswith("An error occurred while calling")
-    ]
-    ours = [
-        line for line in told if line.startswith(("holdfast.", "pyspark.errors", "FunctionFailed"))
-    ]
-    reason = ours[-1] if ours else told[0] if told else type(error).__name__
-    hint = "nothing is lost: it goes on where it was when it is started again"
-    if "its columns are not known" in reason:
-        hint = "say what they are with `columns_are` of the source, or start when there is data"
-    return PipelineFailed(f"the query {query} ended: {reason}", hint=hint)

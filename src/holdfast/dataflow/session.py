@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import subprocess
+import threading
 import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -16,8 +18,10 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 STATE_STORE = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
-# For the Java process to end by itself; then it is killed.
+# For Spark, and then for its Java process, to end by itself; then it is killed.
 STOP_PATIENCE_S = 10.0
+# For a query to stop: what it does just then is cancelled, but a sink may be in the middle of it.
+QUERY_STOP_PATIENCE_S = 60
 
 # Of the process; they cannot be changed later.
 _FIXED = {
@@ -33,8 +37,12 @@ QUERY_SETTINGS = {
     "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
     "spark.sql.streaming.multipleWatermarkPolicy": "min",
     "spark.sql.streaming.noDataMicroBatches.enabled": "true",
+    # Without it whoever stops a query that hangs would hang, too.
+    "spark.sql.streaming.stopTimeout": f"{QUERY_STOP_PATIENCE_S}s",
     "spark.sql.adaptive.enabled": "false",
 }
+
+log = logging.getLogger("holdfast.dataflow")
 
 
 def start_session(
@@ -69,8 +77,11 @@ def is_submitted() -> bool:
 def stop_session(session: SparkSession) -> None:
     """Stop Spark, and wait until its Java process is gone: pyspark leaves that to its exit."""
     java = session.sparkContext._gateway
-    with contextlib.suppress(Exception):  # a Java process that died answers nothing
-        session.stop()
+    stopping = threading.Thread(target=_stop, args=(session,), name="spark-stop", daemon=True)
+    stopping.start()
+    stopping.join(STOP_PATIENCE_S)
+    if stopping.is_alive():
+        log.warning("Spark does not stop within %g s, and is killed", STOP_PATIENCE_S)
     if java is None or is_submitted():
         return
     process: subprocess.Popen[bytes] = java.proc
@@ -85,13 +96,25 @@ def stop_session(session: SparkSession) -> None:
         process.wait()
 
 
+def _stop(session: SparkSession) -> None:
+    with contextlib.suppress(Exception):  # a Java process that died answers nothing
+        session.stop()
+
+
+def activate(session: SparkSession) -> None:
+    """Let this thread work in a session.
+
+    Spark looks for data sources in the session of the thread, and a thread that is not the one
+    which started Spark has none.
+    """
+    assert session._jvm is not None, "BUG: a session without Java"
+    session._get_j_spark_session_class(session._jvm).setActiveSession(session._jsparkSession)
+
+
 def query_session(session: SparkSession, shuffle_partitions: int) -> SparkSession:
     """Return a session for one query: its settings are its own."""
     mine = session.newSession()
-    # Spark looks for data sources in the session of the thread, and a thread that is not the one
-    # which started Spark has none.
-    assert mine._jvm is not None, "BUG: a session without Java"
-    mine._get_j_spark_session_class(mine._jvm).setActiveSession(mine._jsparkSession)
+    activate(mine)
     for key, value in QUERY_SETTINGS.items():
         mine.conf.set(key, value)
     mine.conf.set("spark.sql.shuffle.partitions", str(shuffle_partitions))

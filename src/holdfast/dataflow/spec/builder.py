@@ -50,11 +50,12 @@ class Pipeline:
         trigger: str | float = 0.0,
         shuffle_partitions: int = 2,
         buffers: Mapping[str, Any] | None = None,
+        worker_attempts: int = 4,
         **watermark: Any,
     ) -> None:
         """Begin one; the other keywords are those of `watermark:` in a file."""
         options: dict[str, Any] = {"trigger": trigger, "shuffle_partitions": shuffle_partitions}
-        options["buffers"] = dict(buffers or {})
+        options |= {"buffers": dict(buffers or {}), "worker_attempts": worker_attempts}
         self._draft = _Draft(options={**options, "watermark": watermark})
 
     # ------------------------------------------------------------------- vertices

@@ -49,6 +49,8 @@ class PipelineSettings(Settings):
     """Parts of a reduce's state. Fixed when a pipeline first runs."""
     buffers: BufferSettings = BufferSettings()
     """How much may wait between two queries."""
+    worker_attempts: int = Field(default=4, ge=1, le=100)
+    """How often in a row a query is begun whose Python process Spark does not see in time."""
 
     def into(self, vertex: str) -> list[Edge]:
         """Return the edges that lead to a vertex."""

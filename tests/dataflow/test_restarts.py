@@ -1,0 +1,165 @@
+"""Queries whose Python process is late are begun again, so often; one that hangs is given up."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.dataflow.late_worker import ATTEMPTS
+from tests.dataflow.quivers import fill
+
+from holdfast.dataflow.progress import LONG_BATCH_S, QueryProgress
+from holdfast.dataflow.restarts import Restarts, is_no_worker
+from holdfast.errors import PipelineFailed
+from holdfast.prove.sessions import end_session
+
+ROOT = Path(__file__).parents[2]
+PATIENCE_S = 400.0
+
+# As Spark 4.3 says it.
+PLANNING = Exception(
+    "[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception: "
+    "Python worker failed to connect back. SQLSTATE: XXKST"
+)
+IN_A_TASK = Exception(
+    "Lost task 0.0: java.net.SocketTimeoutException: Timed out while waiting for the Python worker "
+    "to connect back after 60000 ms"
+)
+OTHER = Exception("[STREAM_FAILED] … terminated with exception: column `a` cannot be resolved")
+
+
+# ------------------------------------------------------------------------ counting
+
+
+def test_it_is_told_from_everything_else() -> None:
+    behind = PipelineFailed("the query ended", hint="…")
+    behind.__cause__ = PLANNING
+    inside = Exception("Job aborted")
+    inside._cause = IN_A_TASK  # type: ignore[attr-defined]
+    assert [is_no_worker(one) for one in (PLANNING, IN_A_TASK, behind, inside, OTHER)] == [
+        True, True, True, True, False,
+    ]  # fmt: skip
+
+
+def test_so_many_in_a_row() -> None:
+    restarts = Restarts(3)
+    assert [restarts.may_begin(PLANNING) for _ in range(3)] == [True, True, False]
+
+
+def test_a_batch_in_between_begins_the_count_anew() -> None:
+    restarts = Restarts(2)
+    assert restarts.may_begin(PLANNING, batches_done=0)
+    assert [restarts.may_begin(PLANNING, batches_done=4) for _ in range(3)] == [True, True, False]
+
+
+def test_nothing_else_is_tried_again() -> None:
+    assert not Restarts(3).may_begin(OTHER)
+
+
+# ------------------------------------------------------------------------- queries
+
+
+class Asked:
+    """What is asked of a query of Spark."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error = error
+        self.status = {"message": "Initializing sources"}
+        self.recentProgress: list[dict[str, Any]] = []
+
+    def exception(self) -> Exception | None:
+        return self.error
+
+
+class Stand:
+    """A query, those that are begun after it, and a clock."""
+
+    def __init__(self, attempts_max: int, *next_ones: Asked) -> None:
+        self.now_s = 1000.0
+        first, *others = next_ones
+        waiting = iter(others)
+        self.progress = QueryProgress(
+            "events", first, None, lambda: next(waiting), Restarts(attempts_max),  # type: ignore[arg-type, return-value]
+            clock_s=lambda: self.now_s,
+        )  # fmt: skip
+
+    @property
+    def query(self) -> Any:
+        return self.progress.spark
+
+    def says(self, message: str, *reported: str) -> None:
+        self.query.status = {"message": message}
+        self.query.recentProgress = [
+            {"batchId": 0, "timestamp": moment, "durationMs": {}} for moment in reported
+        ]
+        self.progress.look()
+
+
+def test_a_query_without_its_process_is_begun_again_and_another_one_is_not() -> None:
+    late, well, wrong = Asked(PLANNING), Asked(), Asked(OTHER)
+    stand = Stand(2, late, well)
+    for _ in range(3):
+        stand.progress.begin_again()
+    assert stand.query is well
+    for attempts_max, only in ((1, late), (2, wrong)):
+        stand = Stand(attempts_max, only)
+        stand.progress.begin_again()
+        assert stand.query is only
+
+
+def test_a_query_that_plans_for_ever_is_told() -> None:
+    stand = Stand(1, Asked())
+    assert stand.progress.stuck(600) is None
+    stand.now_s += 599
+    stand.says("Getting offsets from x")
+    assert stand.progress.stuck(600) is None
+    stand.now_s += 601
+    assert stand.progress.stuck(600) == "Getting offsets from x"
+
+
+def test_an_idle_query_and_a_long_batch_are_not_stuck(caplog: pytest.LogCaptureFixture) -> None:
+    stand = Stand(1, Asked())
+    for turn in range(100):
+        stand.says("Getting offsets from x", f"10:00:{turn}")
+        stand.now_s += 10
+        assert stand.progress.stuck(600) is None
+    stand.says("Processing new data", "10:02:00")
+    with caplog.at_level(logging.WARNING, "holdfast.dataflow"):
+        for _ in range(3):
+            assert stand.progress.stuck(600) is None
+            stand.now_s += LONG_BATCH_S + 1
+    assert [record.getMessage() for record in caplog.records] == [
+        "events: its batch still runs, 601 s later"
+    ] * 2
+
+
+# --------------------------------------------------------------------- the real thing
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_query_goes_on_though_its_process_came_up_too_late(tmp_path: Path) -> None:
+    fill(tmp_path / "q", [(1.0, "a", 0), (2.0, "b", 1)], [(3.0, "a", 2)])
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.dataflow.late_worker", str(tmp_path)],
+        cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+    )  # fmt: skip
+    try:
+        out, err = process.communicate(timeout=PATIENCE_S)
+    finally:
+        end_session(process.pid)
+        process.wait()
+    assert process.returncode == 0, err
+    told = json.loads(out)
+    assert (told["rows"], told["queries"], told["late"]) == (3, 1, 1)
+    assert told["late_again"] == 1 + ATTEMPTS
+    assert "the query events ended: " in told["error"]
+    assert "Python worker failed to connect back" in told["error"]
+    assert "worker_attempts" in told["hint"]
