@@ -13,7 +13,8 @@ from tests.dataflow.compiler.rows import at
 
 from holdfast.dataflow.compiler.places import EVENT_TIME, SINK_CONFIG, SLOT
 from holdfast.dataflow.compiler.python import FAILED_TYPE, LANE_TYPE, Call, Run
-from holdfast.dataflow.lane import Lane, redrive
+from holdfast.dataflow.lane import Lane
+from holdfast.dataflow.redriving import redrive
 from holdfast.dataflow.spec.vertices import LaneSettings, RetrySettings
 from holdfast.quiver import Quiver
 from holdfast.quiver.segments.envelope import TIME_TYPE
@@ -291,22 +292,53 @@ def test_without_a_lane_a_row_fails_at_once() -> None:
 # ------------------------------------------------------------------------ redrive
 
 
+LETTERS = pa.schema(
+    [("vertex", pa.string()), ("attempts", pa.int32()), ("payload", pa.binary()),
+     (EVENT_TIME, TIME_TYPE)]
+)  # fmt: skip
+
+
+def letter(vertex: str, payload: bytes | None = b"row", attempts: int = 9) -> dict[str, Any]:
+    return {"vertex": vertex, "attempts": attempts, "payload": payload, EVENT_TIME: at(1)}
+
+
+def write(letters: Quiver, *rows: dict[str, Any]) -> None:
+    letters.append({SLOT: pa.RecordBatch.from_pylist(list(rows), LETTERS)})
+    letters.flush()
+
+
 def test_dead_letters_come_again_once_and_hold_nothing(stand: Stand, tmp_path: Path) -> None:
-    schema = pa.schema(
-        [("vertex", pa.string()), ("attempts", pa.int32()), ("payload", pa.binary()),
-         (EVENT_TIME, TIME_TYPE)]
-    )  # fmt: skip
-    letters = [
-        {"vertex": "v", "attempts": 9, "payload": b"row", EVENT_TIME: at(1)},
-        {"vertex": "other", "attempts": 1, "payload": None, EVENT_TIME: at(2)},
-    ]
     with Quiver.open(tmp_path / "dead_letters", SINK_CONFIG) as dead:
-        dead.append({SLOT: pa.RecordBatch.from_pylist(letters, schema)})
-        assert redrive(dead, stand.waiting) == (1, 1)
-        assert redrive(dead, stand.waiting) == (0, 0)
+        write(dead, letter("v"), letter("v", None), letter("other", None))
+        assert redrive(dead, stand.waiting, "v", ["v"]) == (1, 1)
+        assert redrive(dead, stand.waiting, "v", ["v"]) == (0, 0)
     assert stand.lane.holds_us(0) is None
     assert stand.lane.move() == 1
     (row,) = (
         stand.due.scan(["vertex", "tries", "attempts", "row"], slot=SLOT).read_all().to_pylist()
     )
     assert row == {"vertex": "v", "tries": 1, "attempts": 9, "row": b"row"}
+
+
+def test_letters_of_one_vertex_come_without_those_of_another(stand: Stand, tmp_path: Path) -> None:
+    with Quiver.open(tmp_path / "dead_letters", SINK_CONFIG) as dead:
+        write(dead, letter("v"))
+        write(dead, letter("w"))
+        write(dead, letter("v"))
+        assert redrive(dead, stand.waiting, "v", ["v", "w"]) == (2, 0)
+        # A quiver deletes what all its readers have had.
+        assert dead.balance("redrive.w").pending.events == 3
+    with Quiver.open(tmp_path / "dead_letters", SINK_CONFIG) as dead:
+        assert redrive(dead, stand.waiting, "w", ["v", "w"]) == (1, 0)
+    assert stand.lane.move() == 3
+
+
+def test_letters_that_cannot_come_again_are_kept(stand: Stand, tmp_path: Path) -> None:
+    """A quiver deletes what all its readers have had: somebody has to be left who had them not."""
+    with Quiver.open(tmp_path / "dead_letters", SINK_CONFIG) as dead:
+        for one in (letter("v"), letter("no_lane", None), letter("v", None), letter("v")):
+            write(dead, one)
+        assert redrive(dead, stand.waiting, "v", ["v"]) == (2, 1)
+        assert dead.balance("kept").pending.events >= 3
+        kept = dead.scan(["vertex", "payload"], slot=SLOT).read_all().to_pylist()
+    assert [row["vertex"] for row in kept if row["payload"] is None] == ["no_lane", "v"]

@@ -17,8 +17,8 @@ from contextlib import ExitStack
 
 from holdfast.dataflow.compiler.places import SINK_CONFIG, Places
 from holdfast.dataflow.compiler.plan import Buffer, Output, Plan, Query
-from holdfast.dataflow.lane import Lane, Redriven, redrive
-from holdfast.errors import BadConfig, HoldfastError
+from holdfast.dataflow.lane import Lane
+from holdfast.errors import HoldfastError
 from holdfast.quiver import Quiver
 from holdfast.remote import FlightSettings, QuiverServer
 
@@ -80,19 +80,6 @@ class Buffers:
 
     def _written_by(self, query: Query) -> list[Buffer]:
         return [buffer for buffer in self._plan.buffers if buffer.output in query.writes]
-
-    def redrive(self, query: Query) -> Redriven:
-        """Let the dead letters of a query come again."""
-        folder = self._places.dead_letters(query)
-        if not folder.exists():
-            return Redriven(0, 0)
-        if query.name not in self.lanes:
-            raise BadConfig(
-                f"the query {query.name} has no retry lane, from which rows could come again",
-                hint="give the vertex that they failed in a `retry_lane`, then try again",
-            )
-        with Quiver.open(folder, SINK_CONFIG) as letters:
-            return redrive(letters, self._quivers[f"{query.name}-waiting"])
 
     # ------------------------------------------------------------------- watching
 

@@ -12,8 +12,8 @@ of a retry. While a row is here it holds what its query promises to the queries 
 its windows are open when it comes, for at most `max_hold` after it first failed; from then on it is
 late when it comes. What was late already when it failed holds nothing.
 
-Rows that failed in the end are dead letters, with everything they need to come once more: `redrive`
-puts them in the lane again.
+Rows that failed in the end are dead letters, with everything they need to come once more: see
+redriving.py.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -36,11 +36,8 @@ from holdfast.quiver.segments.envelope import TIME_TYPE
 
 # Who moves rows, in the one quiver and in the other.
 MOVER = "lane"
-REDRIVER = "redrive"
 COLUMNS = ("id", "vertex", "tries", "attempts", "failed_us", "due_us", "row", "batch", EVENT_TIME)
-_SCHEMA = pa.schema([*LANE_TYPE, pa.field("batch", pa.int32()), pa.field(EVENT_TIME, TIME_TYPE)])
-# Of rows that people sent.
-_NO_BATCH = -1
+SCHEMA = pa.schema([*LANE_TYPE, pa.field("batch", pa.int32()), pa.field(EVENT_TIME, TIME_TYPE)])
 # How long the mover waits before it looks again.
 LOOK_EVERY_S = 0.25
 
@@ -191,52 +188,3 @@ def _columns(quiver: Quiver, start: Position, names: list[str]) -> pa.Table | No
     if not quiver.statement(start).pending_events:
         return None
     return quiver.scan(names, slot=SLOT, start=start).read_all()
-
-
-# ------------------------------------------------------------------------- redrive
-
-
-class Redriven(NamedTuple):
-    """What became of dead letters."""
-
-    # They will come again.
-    sent: int
-    # They are of vertices that have no retry lane, and stay where they are.
-    left: int
-
-
-def redrive(letters: Quiver, waiting: Quiver) -> Redriven:
-    """Put the dead letters of a query in its lane, each once; those before were put there before.
-
-    They have all attempts again, and hold no watermark: whatever they belong to has gone on.
-    """
-    sent = left = 0
-    with letters.cursor(REDRIVER) as cursor:
-        while (planned := cursor.plan(max_events=1, start=cursor.position)) is not None:
-            for bundle in cursor.read(planned):
-                rows = [] if SLOT not in bundle.slots else bundle.slots[SLOT].to_pylist()
-                again = [
-                    _first_try(row, f"again.{bundle.seq}.{place}")
-                    for place, row in enumerate(rows)
-                    if row.get("payload") is not None
-                ]
-                if again:
-                    batch = pa.RecordBatch.from_pylist(again, _SCHEMA)
-                    waiting.append({SLOT: batch}, producer=REDRIVER, epoch=bundle.seq + 1)
-                sent, left = sent + len(again), left + len(rows) - len(again)
-            cursor.commit(planned)
-    return Redriven(sent, left)
-
-
-def _first_try(letter: dict[str, Any], name: str) -> dict[str, Any]:
-    return {
-        "id": name,
-        "vertex": letter["vertex"],
-        "tries": 1,
-        "attempts": letter["attempts"],
-        "failed_us": 0,
-        "due_us": 0,
-        "row": letter["payload"],
-        "batch": _NO_BATCH,
-        EVENT_TIME: letter[EVENT_TIME],
-    }

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from holdfast.dataflow.buffers import Buffers
 from holdfast.dataflow.compiler.places import EVENT_TIME, SINK_CONFIG, SLOT, Places
-from holdfast.dataflow.compiler.plan import make_plan
 from holdfast.dataflow.progress import QueryStatistics
+from holdfast.dataflow.redriving import redrive_pipeline
 from holdfast.dataflow.run import PipelineRun
 from holdfast.dataflow.session import start_session
 from holdfast.dataflow.spec import Pipeline, PipelineSettings
@@ -132,12 +131,9 @@ class Bench:
 
     def redrive(self) -> int:
         """Let dead letters come again, with the next run; return how many."""
-        plan = make_plan(self._name, self.settings)
-        buffers = Buffers(plan, Places(self._folder / "state", self._folder))
-        try:
-            return sum(buffers.redrive(query).sent for query in plan.queries)
-        finally:
-            buffers.close()
+        places = Places(self._folder / "state", self._folder)
+        found = redrive_pipeline(self._name, self.settings, places)
+        return sum(one.sent for one in found.values())
 
     # --------------------------------------------------------------------- results
 

@@ -10,6 +10,7 @@ from holdfast.operate.cli.dataflow.looking import (
     validate_command,
     watermark_command,
 )
+from holdfast.operate.cli.dataflow.redriving import redrive_command
 from holdfast.operate.cli.dataflow.replaying import replay_command
 from holdfast.operate.cli.dataflow.running import drain_command, run_command, test_command
 from holdfast.operate.cli.groups import InThisOrder
@@ -28,6 +29,7 @@ for subcommand in (
     run_command,
     watermark_command,
     drain_command,
+    redrive_command,
     replay_command,
 ):
     command.add_command(subcommand)
