@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
     from holdfast.dataflow.compiler.tails import Tail
+    from holdfast.dataflow.source.dead_letters import SetAsideCount
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 # What Spark says while it waits for the process that plans. An idle query says so too, but it
@@ -81,6 +82,8 @@ class QueryProgress:
     # Starts it once more, from its checkpoint.
     begin: Callable[[], StreamingQuery]
     restarts: Restarts
+    # Rows of its sources that did not fit.
+    set_aside: SetAsideCount | None = None
     clock_s: Callable[[], float] = time.monotonic
     rows_total: int = 0
     batches_total: int = 0
@@ -129,11 +132,15 @@ class QueryProgress:
             )
             for name, row in dict(progress["observedMetrics"] or {}).items():
                 self.observed[name] += int(row["rows"] or 0)
+        if self.set_aside is not None:
+            self.set_aside.look()
 
     def statistics(self) -> QueryStatistics:
         """Return a picture of this moment."""
         last = self.spark.lastProgress
         tail = {} if self.tail is None else {".".join(k): n for k, n in self.tail.counts.items()}
+        unfit = {} if self.set_aside is None else self.set_aside.by_vertex
+        aside = {f"failed.{vertex}": n for vertex, n in unfit.items()}
         operators = last["stateOperators"] if last else []
         watermark = (last["eventTime"] or {}).get("watermark") if last else None
         state_rows = sum(int(operator["numRowsTotal"]) for operator in operators)
@@ -150,7 +157,7 @@ class QueryProgress:
             state_rows=state_rows,
             state_bytes=sum(int(operator["memoryUsedBytes"]) for operator in operators),
             left_out_total=self.left_out_total,
-            counts={name: n for name, n in {**self.observed, **tail}.items() if n},
+            counts={name: n for name, n in {**self.observed, **tail, **aside}.items() if n},
         )
 
 

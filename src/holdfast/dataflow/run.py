@@ -45,6 +45,7 @@ from holdfast.dataflow.session import activate, query_session
 from holdfast.dataflow.sink.options import SinkOptions
 from holdfast.dataflow.sink.quiver_writer import producer_name
 from holdfast.dataflow.source.checkpoint import Checkpoint
+from holdfast.dataflow.source.dead_letters import SetAsideCount
 from holdfast.dataflow.spec.pipeline import PipelineSettings
 from holdfast.dataflow.state_dir import StateDir
 from holdfast.errors import BadConfig, DirectoryLocked, HoldfastError, PipelineFailed
@@ -181,6 +182,7 @@ class PipelineRun:
         self, query: Query, buffered: dict[Output, Buffered], *, close: bool, once: bool
     ) -> None:
         restarts = Restarts(self.plan.pipeline.worker_attempts)
+        set_aside = SetAsideCount(self._places.checkpoint(query))
         while True:
             try:
                 frames, tail, begin = self._prepare(query, buffered, close=close, once=once)
@@ -190,7 +192,9 @@ class PipelineRun:
                     raise
                 log.warning("%s is begun again: %s", query.name, error.message)
                 continue
-            self._running.append(QueryProgress(query.name, started, tail, begin, restarts))
+            self._running.append(
+                QueryProgress(query.name, started, tail, begin, restarts, set_aside)
+            )
             self._note_buffers(query, frames, buffered)
             return
 

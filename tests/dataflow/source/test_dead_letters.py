@@ -25,7 +25,7 @@ from tests.dataflow.source.drifting import (
 )
 
 from holdfast.dataflow.source import dead_letters
-from holdfast.dataflow.source.dead_letters import CONFIG, set_aside_totals
+from holdfast.dataflow.source.dead_letters import CONFIG, SetAsideCount, set_aside_totals
 from holdfast.quiver import Quiver
 
 WORDS = pa.array(["1", "many", "3", "more"])
@@ -80,6 +80,20 @@ def test_they_are_written_with_their_batch_and_counted(tmp_path: Path) -> None:
     assert totals(tmp_path) == {"events": 2}
     made.stop()
     assert letter_ids(tmp_path) == [3, 5]
+
+
+def test_a_driver_counts_what_was_set_aside_since_it_began(tmp_path: Path) -> None:
+    begun(tmp_path)
+    for first in (2, 6):
+        count = SetAsideCount(tmp_path / "checkpoint")
+        made = driver(tmp_path)
+        made.next()
+        count.look()
+        assert count.by_vertex == {}
+        made.stop()
+        count.look()
+        assert count.by_vertex == {"events": 2}
+        append(tmp_path / "q", bundle(first + 4, WORDS))
 
 
 def test_a_batch_without_them_writes_nothing(tmp_path: Path) -> None:

@@ -223,3 +223,16 @@ def set_aside_totals(checkpoint: Path) -> Counter[str]:
         for told in note.get("quivers", {}).values():
             totals[note["vertex"]] += told.get("rows", 0)
     return totals
+
+
+class SetAsideCount:
+    """How many rows of a query did not fit since a driver began; for the driver, which asks."""
+
+    def __init__(self, checkpoint: Path) -> None:
+        self._checkpoint = checkpoint
+        self._before = set_aside_totals(checkpoint)
+        self.by_vertex: Counter[str] = Counter()
+
+    def look(self) -> None:
+        """Take in what is new."""
+        self.by_vertex = set_aside_totals(self._checkpoint) - self._before
