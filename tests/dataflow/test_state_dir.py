@@ -49,6 +49,31 @@ def test_a_driver_is_asked_and_answers(tmp_path: Path) -> None:
     assert [QueryStatistics.from_fields(one) for one in answers[0]] == [QUERY]
 
 
+def test_what_was_asked_while_it_starts_is_heard_and_what_another_was_asked_is_not(
+    tmp_path: Path,
+) -> None:
+    """A request between the lock and the first look must not be lost: somebody waits for it."""
+    state, asking = StateDir(tmp_path / "state"), StateDir(tmp_path / "state")
+    with state.lock():
+        assert asking.ask_to_drain(close=True)
+        assert state.asked() == Request(close=True)
+        assert asking.ask_to_drain(close=True)
+    # It died, and whoever asked did, too.
+    with state.lock():
+        assert state.asked() is None
+        assert asking.ask_to_drain(close=False)
+        assert state.asked() == Request(close=False)
+
+
+def test_nobody_waits_for_ever_for_a_driver_that_does_not_listen(tmp_path: Path) -> None:
+    state = StateDir(tmp_path / "state")
+    with state.lock():
+        assert state.ask_to_drain(close=False)
+        with pytest.raises(PipelineFailed, match=r"did not take up the request .* within 0.1 s"):
+            state.wait_drained(patience_s=0.1)
+        assert state.asked() is None, "nobody waits for it any more"
+
+
 @pytest.mark.parametrize(
     ("error", "told"), [("it hurts", "it hurts"), (None, "it ended before")]
 )  # fmt: skip

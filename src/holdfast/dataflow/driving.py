@@ -43,7 +43,6 @@ def _drive(
     tell: Tell,
     tell_started: Callable[[], None] = lambda: None,
 ) -> End:
-    run.state_dir.asked()  # what was asked before we began
     run.start()
     tell_started()
     while not stop.is_set():

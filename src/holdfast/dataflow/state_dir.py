@@ -1,6 +1,6 @@
 """The state directory of a pipeline: who runs it, whether it is finished, and asking its driver.
 
-    lock          held while a driver runs
+    lock          held while a driver runs; has a name of its own for each
     closed        the pipeline was drained and closed: it is finished
     drain.json    somebody asks the driver to drain
     drained.json  what came of that
@@ -15,6 +15,7 @@ import fcntl
 import json
 import os
 import time
+import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -23,6 +24,11 @@ from holdfast.errors import DirectoryLocked, PipelineFailed
 
 # How often a driver that was asked is looked at.
 ASKED_POLL_S = 0.2
+# For a driver to take up what it was asked: it may be starting its queries.
+ASKED_PATIENCE_S = 300.0
+# Whoever looks whether a driver runs has the lock for a moment.
+LOCK_PATIENCE_S = 1.0
+_LOCK_POLL_S = 0.02
 
 
 class Request(NamedTuple):
@@ -36,32 +42,45 @@ class StateDir:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        # The name of the driver that locked it by this object.
+        self._driver = ""
 
     # ---------------------------------------------------------------------- owner
 
     def lock(self) -> IO[bytes]:
         """Take it; whoever has it is the only driver until the file is closed."""
+        give_up_s = time.monotonic() + LOCK_PATIENCE_S
+        while (lock := self._try_lock()) is None:
+            if time.monotonic() > give_up_s:
+                raise DirectoryLocked(
+                    "another driver runs this pipeline",
+                    hint="stop it, or ask it with `holdfast dataflow drain`",
+                    path=str(self.path),
+                )
+            time.sleep(_LOCK_POLL_S)
+        self._driver = uuid.uuid4().hex
+        lock.truncate(0)
+        lock.write(self._driver.encode())
+        lock.flush()
+        return lock
+
+    def _try_lock(self) -> IO[bytes] | None:
         self.path.mkdir(parents=True, exist_ok=True)
         lock = open(self.path / "lock", "ab")  # noqa: SIM115
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+        except OSError:
             lock.close()
-            raise DirectoryLocked(
-                "another driver runs this pipeline",
-                hint="stop it, or ask it with `holdfast dataflow drain`",
-                path=str(self.path),
-            ) from error
+            return None
         return lock
 
     @property
     def is_running(self) -> bool:
         """Whether a driver runs here."""
-        try:
-            self.lock().close()
-        except DirectoryLocked:
-            return True
-        return False
+        lock = self._try_lock()
+        if lock is not None:
+            lock.close()
+        return lock is None
 
     @property
     def is_closed(self) -> bool:
@@ -79,13 +98,15 @@ class StateDir:
         if not self.is_running:
             return False
         (self.path / "drained.json").unlink(missing_ok=True)
-        self._write("drain.json", {"close": close})
+        # By its name: one that is started later has not been asked.
+        driver = (self.path / "lock").read_text("utf-8")
+        self._write("drain.json", {"close": close, "driver": driver})
         return True
 
     def asked(self) -> Request | None:
         """Return what somebody asked this driver for, once."""
         fields = self._read("drain.json")
-        if fields is None:
+        if fields is None or fields.get("driver") != self._driver:
             return None
         (self.path / "drain.json").unlink(missing_ok=True)
         return Request(bool(fields.get("close")))
@@ -94,9 +115,20 @@ class StateDir:
         """Say what came of draining, while the lock is still held."""
         self._write("drained.json", {"queries": list(queries), "error": error})
 
-    def wait_drained(self) -> list[dict[str, Any]]:
-        """Wait until the driver that was asked has ended; return what its queries did."""
+    def wait_drained(self, patience_s: float = ASKED_PATIENCE_S) -> list[dict[str, Any]]:
+        """Wait until the driver that was asked has ended; return what its queries did.
+
+        It has so long to take up the request; what it does then takes as long as it takes.
+        """
+        give_up_s = time.monotonic() + patience_s
         while self.is_running:
+            if time.monotonic() > give_up_s and (self.path / "drain.json").exists():
+                (self.path / "drain.json").unlink(missing_ok=True)
+                raise PipelineFailed(
+                    f"the driver did not take up the request to drain within {patience_s:g} s",
+                    hint="its own log says what it does; stop it if it hangs: nothing is lost",
+                    path=str(self.path),
+                )
             time.sleep(ASKED_POLL_S)
         told = self._read("drained.json")
         if told is None or told["error"]:
