@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +16,7 @@ import pytest
 from holdfast.dataflow.driver_settings import SparkSettings
 from holdfast.dataflow.progress import QueryStatistics
 from holdfast.graph.serving import Access
+from holdfast.operate.drivers import child as child_module
 from holdfast.operate.drivers.child import DriverChild
 from holdfast.operate.drivers.wire import (
     DriverFigures,
@@ -157,6 +160,34 @@ def test_nothing_that_it_started_is_left(tmp_path: Path, how: str) -> None:
         await until(lambda: not is_alive(pids()[0]))
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("leave", ["os.setpgid(0, 0)", "os.setsid()"])
+def test_one_whose_output_somebody_still_holds_is_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, leave: str
+) -> None:
+    """Java does, when its driver was killed; and so does whatever a function started for good."""
+    monkeypatch.setattr(child_module, "PIPES_PATIENCE_S", 0.1)
+    noted = tmp_path / "pids"
+    holder = f"import os, time; {leave}; print(flush=True); time.sleep(600)"
+    program = (
+        "import os, subprocess, sys; input(); "
+        f"child = subprocess.Popen([sys.executable, '-c', {holder!r}], stdin=subprocess.PIPE); "
+        f"open({str(noted)!r}, 'a').write(f'{{child.pid}}\\n'); os._exit(3)"
+    )
+
+    async def run() -> None:
+        child = playing(program)
+        child.start()
+        await until(lambda: child.figures.starts_total >= 3)
+        await child.stop(5.0)
+
+    try:
+        asyncio.run(run())
+    finally:
+        for pid in map(int, noted.read_text().split()):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
 
 def test_it_can_be_stopped_before_its_orders_are_known() -> None:

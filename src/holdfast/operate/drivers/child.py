@@ -26,6 +26,10 @@ DRIVER = (sys.executable, "-m", "holdfast.operate.drivers.process")
 LINE_BYTES_MAX = 256 * 1024
 # A stop that hurries still lets the driver acknowledge its last batch.
 HURRY_S = 2.0
+# How often it is looked whether the driver runs.
+POLL_S = 0.1
+# For what is left in the pipes of a driver that has ended.
+PIPES_PATIENCE_S = 10.0
 _LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
 # What Java and Spark say at every start.
 _USUAL = (
@@ -127,10 +131,10 @@ class DriverChild:
             if self._stopping.is_set():
                 process.terminate()
             reading = asyncio.gather(self._read_figures(process), self._read_log(process))
-            code = await process.wait()
+            code = await _ended(process)
             # Whatever is left of its session would keep the pipes open.
             end_session(process.pid)
-            await reading
+            await _read_out(reading)
             return code
         finally:
             end_session(process.pid)
@@ -160,6 +164,22 @@ class DriverChild:
             level, message = _told(line)
             if message:
                 log.log(level, "%s", message)
+
+
+async def _ended(process: Process) -> int:
+    """Return how a process ended; `wait` waits for its pipes, too, and Java may hold those."""
+    while process.returncode is None:
+        await asyncio.sleep(POLL_S)
+    return process.returncode
+
+
+async def _read_out(reading: asyncio.Future[tuple[None, None]]) -> None:
+    """Read what is left in the pipes; somebody who left the session may have them open for ever."""
+    _, late = await asyncio.wait([reading], timeout=PIPES_PATIENCE_S)
+    if late:
+        log.warning("a process that a pipeline started still holds the driver's output")
+        reading.cancel()
+        await asyncio.wait([reading])
 
 
 def _told(line: bytes) -> tuple[int, str]:

@@ -59,10 +59,12 @@ class Keeper:
         self._thread = thread
         thread.start()
 
-    def join(self) -> None:
-        """Wait until the pipeline has ended."""
-        if self._thread is not None:
-            self._thread.join()
+    def join(self, patience_s: float) -> bool:
+        """Wait until the pipeline has ended; False if it has not in time."""
+        if self._thread is None:
+            return True
+        self._thread.join(max(0.0, patience_s))
+        return not self._thread.is_alive()
 
     def _keep(self, session: SparkSession) -> None:
         pause_s = self._settings.restart_min

@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from types import FrameType
 from typing import IO, TYPE_CHECKING
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 TELL_EVERY_S = 1.0
 # When the gateway is gone nobody else looks after us: how long an orderly end may take.
 ORPHAN_PATIENCE_S = 20.0
+# For all pipelines to stop, beyond what each query has for that (dataflow/session.py).
+STOP_PATIENCE_S = 90.0
 _JAVA_ENDED = 70
 
 log = logging.getLogger("holdfast.pipelines")
@@ -117,12 +120,19 @@ def _run(
             if _java_ended(session):
                 log.error("the Java process of Spark ended")
                 return _JAVA_ENDED
-        for keeper in keepers:
-            keeper.join()
+        _join(keepers)
         return 0
     finally:
         _tell(figures, keepers)
         stop_session(session)
+
+
+def _join(keepers: Sequence[Keeper]) -> None:
+    """Wait for all pipelines, for so long; then everything here is killed."""
+    give_up_s = time.monotonic() + STOP_PATIENCE_S
+    for keeper in keepers:
+        if not keeper.join(give_up_s - time.monotonic()):
+            log.error("%s does not stop within %g s: left as it is", keeper.name, STOP_PATIENCE_S)
 
 
 def _tell(figures: IO[bytes], keepers: Sequence[Keeper]) -> None:
