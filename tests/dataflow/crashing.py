@@ -12,12 +12,13 @@ durable of each query is what is durable at its moment, as if it had been alone.
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +30,6 @@ from holdfast.dataflow.run import PipelineRun
 from holdfast.dataflow.session import query_session, start_session
 from holdfast.dataflow.source.checkpoint import Checkpoint
 from holdfast.dataflow.spec.pipeline import PipelineSettings
-from holdfast.errors import PipelineFailed
 from holdfast.prove.sessions import end_session
 
 if TYPE_CHECKING:
@@ -44,8 +44,9 @@ BATCH = 1
 # At most one of the moments keeps a task: the others go on beside it.
 MASTER = "local[2]"
 BARRIER_S = 200.0
+# For a query to plan its first batch, and for all of them to end.
+BEGIN_S = 100.0
 QUERY_S = 300
-ATTEMPTS = 4
 
 # ------------------------------------------------------------------------- moments
 
@@ -181,36 +182,61 @@ def compiled(shape: str, folder: Path, spark: SparkSession, *, close: bool = Tru
 def drain(
     name: str, settings: PipelineSettings, places: Places, spark: SparkSession, *, close: bool
 ) -> PipelineRun:
-    """Drain a pipeline; again if the machine was too busy.
-
-    Spark gives up on a Python process that takes more than ten seconds to start.
-    """
-    for attempt in range(1, ATTEMPTS + 1):
-        try:
-            with PipelineRun(name, settings, places, spark) as run:
-                run.drain(close=close)
-            return run
-        except PipelineFailed as error:
-            if "failed to connect back" not in error.message or attempt == ATTEMPTS:
-                raise
-    raise AssertionError("BUG: no attempt")
+    """Drain a pipeline."""
+    with PipelineRun(name, settings, places, spark) as run:
+        run.drain(close=close)
+    return run
 
 
 # -------------------------------------------------------------------------- running
 
 
+class Running:
+    """A shape that is run to its end in a thread."""
+
+    def __init__(self, kind: str, shape: str, root: Path, spark: SparkSession) -> None:
+        self._shape, self._folder = shape, root / shape
+        self._run = _plain if kind == "plain" else compiled
+        self._error: BaseException | None = None
+        # A daemon: one that hangs must not keep the process that says so.
+        self._thread = threading.Thread(target=self._go, args=(spark,), name=shape, daemon=True)
+        self._thread.start()
+
+    def _go(self, spark: SparkSession) -> None:
+        try:
+            self._run(self._shape, self._folder, spark)
+        except BaseException as error:
+            self._error = error
+
+    def wait_begun(self, patience_s: float) -> None:
+        """Wait until its first batch is planned."""
+        give_up_s = time.monotonic() + patience_s
+        while self._thread.is_alive() and not list(self._folder.glob("**/offsets/0")):
+            assert time.monotonic() < give_up_s, f"{self._shape} plans no batch"
+            time.sleep(0.05)
+
+    def wait_ended(self, give_up_s: float) -> None:
+        """Wait until it has ended, and well."""
+        self._thread.join(max(0.0, give_up_s - time.monotonic()))
+        if self._thread.is_alive():
+            faulthandler.dump_traceback()
+            logs = {log: sorted(p.name for p in self._folder.glob(f"**/{log}/[0-9]*"))
+                    for log in ("offsets", "commits")}  # fmt: skip
+            raise AssertionError(f"{self._shape} does not end; batches so far: {logs}")
+        if self._error is not None:
+            raise self._error
+
+
 def run(kind: str, root: Path, spark: SparkSession) -> None:
     """Run all shapes to their end at once, in batches of 20 rows, and close all windows."""
-    one = _plain if kind == "plain" else compiled
-    with ThreadPoolExecutor(len(SHAPES)) as threads:
-        running: list[Future[None]] = []
-        for shape in SHAPES:
-            running.append(threads.submit(one, shape, root / shape, spark))
-            # Spark gives a process that plans ten seconds to start: not four at once.
-            while not (list((root / shape).glob("**/offsets/0")) or running[-1].done()):
-                time.sleep(0.05)
-    for future in running:
-        future.result()
+    running = []
+    for shape in SHAPES:
+        running.append(Running(kind, shape, root, spark))
+        # Spark gives a process that plans ten seconds to start: not four at once.
+        running[-1].wait_begun(BEGIN_S)
+    give_up_s = time.monotonic() + QUERY_S
+    for one in running:
+        one.wait_ended(give_up_s)
 
 
 if __name__ == "__main__":

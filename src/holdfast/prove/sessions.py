@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import time
 from pathlib import Path
 
+# A process that waits for its disk is gone a little after it was killed.
+END_PATIENCE_S = 60.0
 _POLL_S = 0.01
+
+log = logging.getLogger("holdfast.prove")
 
 
 def end_session(session: int) -> None:
     """Kill every process of a session, the own one last."""
-    mine = os.getpid()
+    mine, give_up_s = os.getpid(), time.monotonic() + END_PATIENCE_S
     while others := [pid for pid in processes() if pid != mine and session_of(pid) == session]:
+        if time.monotonic() > give_up_s:
+            log.error("processes %s were killed %g s ago, and are there", others, END_PATIENCE_S)
+            break
         for pid in others:
             try:
                 os.kill(pid, signal.SIGKILL)
