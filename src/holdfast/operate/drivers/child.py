@@ -168,7 +168,7 @@ class DriverChild:
 
 async def _ended(process: Process) -> int:
     """Return how a process ended; `wait` waits for its pipes, too, and Java may hold those."""
-    while process.returncode is None:
+    while process.returncode is None:  # noqa: ASYNC110  (there is no event: that is the point)
         await asyncio.sleep(POLL_S)
     return process.returncode
 
