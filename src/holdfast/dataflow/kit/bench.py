@@ -62,18 +62,21 @@ class Bench:
 
     # --------------------------------------------------------------------- feeding
 
-    def feed(self, source: str, rows: Iterable[Row]) -> None:
+    def feed(self, source: str, rows: Iterable[Row] | pa.RecordBatch) -> None:
         """Append rows to a source, as one bundle; each has an `event_time`.
+
+        A RecordBatch is appended as it is: so a test can change columns, and their types.
 
         The clock goes to the newest of them, if that is later: the watermark follows it by
         `max_delay`.
         """
-        kept = [dict(row) for row in rows]
+        given = rows.to_pylist() if isinstance(rows, pa.RecordBatch) else rows
+        kept = [dict(row) for row in given]
         if any(not isinstance(row.get(EVENT_TIME), datetime) for row in kept):
             raise BadInput(
                 "a row has no event_time", hint="give every row one, a datetime with a time zone"
             )
-        batch = self._batch(source, kept)
+        batch = rows if isinstance(rows, pa.RecordBatch) else self._batch(source, kept)
         with self._quiver(source) as quiver:
             quiver.append({SLOT: batch})
         newest = max((row[EVENT_TIME] for row in kept), default=None)
