@@ -249,7 +249,7 @@ class PipelineRun:
         named = [self._places.quiver(q) for source in sources if source for q in source.quiver]
         give_up_s = time.monotonic() + FREE_TIMEOUT_S
         paths = [path for one in named if "path" in one for path in one["path"].split(",")]
-        for path in map(PurePath, paths):
+        for path in map(PurePath, (*paths, str(self._places.dead_letters(query)))):
             while time.monotonic() < give_up_s and not _is_free(path):
                 time.sleep(POLL_S)
 

@@ -69,10 +69,9 @@ def test_they_are_written_with_their_batch_and_counted(tmp_path: Path) -> None:
     assert made.plan() is None
     first, second = letters(tmp_path)
     assert (first["vertex"], first["attempts"], first["event_time"]) == ("events", 0, at(3))
-    assert first["error"].startswith("events: row 1 of bundle 1 in segment ")
-    assert first["error"].endswith(
-        "column 'n' is string there and int64 in the query, and the value does not fit: "
-        "Failed to parse string: 'many' as a scalar of type int64"
+    assert first["error"].startswith(
+        "events: row 1 of bundle 1: column 'n' is string there and int64 in the query, and the "
+        "value does not fit: Failed to parse string: 'many' as a scalar of type int64 [quiver "
     )
     with pa.ipc.open_stream(second["payload"]) as stream:
         assert stream.read_all().to_pylist() == [{"at": at(5), "id": 5, "n": "more"}]

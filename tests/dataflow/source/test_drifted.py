@@ -67,7 +67,7 @@ def test_rows_that_fit_go_on_and_the_others_are_staged(tmp_path: Path, seal_each
     first, second = found
     assert (first["_seq"], first["_row"], first["event_time"]) == (2, 1, at(5))
     assert (first["vertex"], first["attempts"]) == ("events", 0)
-    assert first["error"].startswith("events: row 1 of bundle 2 in segment ")
+    assert first["error"].startswith("events: row 1 of bundle 2: column 'n' is string there ")
     assert "column 'n' is string there and int64 in the query" in first["error"]
     assert json.loads(first["row"])["n"] == "many"
     assert "column 'n' is struct<x: int64> there" in second["error"]
@@ -222,7 +222,8 @@ def test_without_a_place_for_them_they_are_an_error_that_names_the_row(tmp_path:
         list(reader.read(part))
     told = str(raised.value)
     segments = sorted(p.name for p in (tmp_path / "q" / "segments").iterdir())
-    assert f"row 1 of bundle 2 in segment {segments[-1]} of {tmp_path / 'q'} ({quiver_id})" in told
+    assert "row 1 of bundle 2: column 'n' is string there" in told
+    assert f"[quiver {quiver_id}, segment {segments[-1]}, {tmp_path / 'q'}]" in told
     assert "column 'n' is string there and int64 in the query" in told
     assert "'many'" in told
     assert "option unfit" in told

@@ -15,6 +15,7 @@ import pyarrow.types as kinds
 
 # What Arrow says to values that do not fit a type; running out of memory is none of these.
 UNFIT = (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError)
+WHY_LETTERS_MAX = 200
 
 
 class Misfit(NamedTuple):
@@ -86,11 +87,16 @@ def _fit_values(column: pa.Array, field: pa.Field) -> tuple[pa.Array, Sequence[M
                 continue
             parts.append(pa.nulls(len(part), field.type))
             misfits += [
-                Misfit(first + place, field.name, column.type, field.type, str(error))
+                Misfit(first + place, field.name, column.type, field.type, _told(error))
                 for place, is_valid in enumerate(part.is_valid().to_pylist())
                 if is_valid
             ]
     return pa.concat_arrays(parts), misfits
+
+
+def _told(error: Exception) -> str:
+    """Return what Arrow says, without all of a long value."""
+    return str(error)[:WHY_LETTERS_MAX]
 
 
 def _part(column: pa.Array, first: int, end: int) -> pa.Array:

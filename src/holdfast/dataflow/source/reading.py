@@ -149,7 +149,7 @@ class _PieceReader:
     ) -> Iterator[pa.RecordBatch]:
         """Yield those of the rows that are left that fit, and set the others aside."""
         name, piece = self._options.called, self._piece
-        where = f"segment {piece.segment} of {piece.place.name} ({piece.quiver_id})"
+        where = f"quiver {piece.quiver_id}, segment {piece.segment}, {piece.place.name}"
         for one in read_drifted(self._read, self._wanted, self._columns, rows_before):
             if one.misfits and staged is None:
                 raise BadInput(

@@ -45,7 +45,7 @@ SCHEMA = pa.schema([*POSITION_FIELDS, *LETTER_FIELDS])
 
 # Letters that a task holds in memory before it writes them to its file.
 HELD_MAX = 1000
-ERROR_LETTERS_MAX = 500
+ERROR_LETTERS_MAX = 1000
 ROW_LETTERS_MAX = 64 * 1024
 # A larger row has only what is for people: dead letters have to fit into a bundle.
 PAYLOAD_BYTES_MAX = 16 * 1024 * 1024
@@ -193,7 +193,7 @@ def letters(
 def sentence(vertex: str, where: str, rows: pa.RecordBatch, misfit: Misfit) -> str:
     """Return in words which row does not fit, and why."""
     seq, number = position(rows, misfit)
-    return f"{vertex}: row {number} of bundle {seq} in {where}: {misfit}"
+    return f"{vertex}: row {number} of bundle {seq}: {misfit} [{where}]"
 
 
 def position(rows: pa.RecordBatch, misfit: Misfit) -> tuple[int, int]:
