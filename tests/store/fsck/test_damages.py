@@ -109,8 +109,47 @@ def test_a_scrubbed_chunk_comes_back_from_another_generation(damaged: Damaged) -
     found = scrub(damaged.store).findings
     result = damaged.repair(damaged=found)
     assert result.after.ok
-    assert damaged.object(key) == good
+    now = damaged.key(key.hash)
+    assert now.generation not in (key.generation, other.generation)
+    assert damaged.object(now) == good
     assert len(result.repairs[0].set_aside) == 1
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "row_lost",
+        "row_of_an_index_lost",
+        "object_lost_but_another_generation_is_there",
+        "index_damaged_but_another_generation_is_there",
+    ],
+)
+def test_what_comes_back_has_a_name_that_no_late_delete_can_mean(
+    name: str, damaged: Damaged
+) -> None:
+    """Of a collector, a sweep, or a repair before this one, that timed out."""
+    [way] = [way for way in WAYS if way.name == name]
+    before = {one.key for one in damaged.store.objects.list("chunks/")}
+    [about, *_] = [about for _, about, *_ in way.damage(damaged) if isinstance(about, ChunkKey)]
+    before |= {one.key for one in damaged.store.objects.list("chunks/")}
+    assert damaged.repair().after.ok
+    assert damaged.key(about.hash).object_key() not in before
+
+
+def test_a_job_does_not_store_again_what_a_repair_found_lost(damaged: Damaged) -> None:
+    """Under its old name the repair would take it away, or leave the damaged bytes there."""
+    with damaged.store.references.open_job("long") as job:
+        damaged.write(job, "held", {"large": LARGE})
+        key = damaged.file_chunk("held", "large")
+        data = damaged.object(key)
+        damaged.replace_object(key, data[:-1] + bytes([data[-1] ^ 1]))
+        damaged.repair(damaged=scrub(damaged.store).findings)
+        [again] = damaged.store.references.reserve_chunks(job, [(key.hash, len(LARGE))])
+        assert again.needs_upload
+        assert again.key != key
+        damaged.write(job, "again", {"large": LARGE})
+    assert damaged.repair().after.ok
+    assert damaged.read("held") == {"large": LARGE}
 
 
 def test_a_commit_whose_root_is_lost_is_a_clear_error(damaged: Damaged) -> None:

@@ -2,20 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 
-from sqlalchemy import Connection, Delete, bindparam, delete, func, insert, select, update
+from sqlalchemy import (
+    Connection,
+    Delete,
+    Table,
+    bindparam,
+    delete,
+    func,
+    insert,
+    select,
+    update,
+)
 
 from holdfast.store.address import ChunkHash, ChunkKey
 from holdfast.store.filesets.commits import Commit
 from holdfast.store.filesets.reachable import roots_of
 from holdfast.store.fsck.confirm import of_source, true_counts
 from holdfast.store.gc.commits import CommitId
-from holdfast.store.gc.database import Database, chunk, commit, edge, slices
-from holdfast.store.gc.edges import COMMIT_KIND, EdgeSource, current, existing, locked_rows
+from holdfast.store.gc.database import Database, chunk, commit, edge, job, slices
+from holdfast.store.gc.edges import (
+    CHUNK_KIND,
+    COMMIT_KIND,
+    EdgeSource,
+    Generations,
+    current,
+    existing,
+    locked_rows,
+    take_step,
+)
 from holdfast.store.gc.references import References
-from holdfast.store.gc.transitions import CommitState, JobKind
+from holdfast.store.gc.transitions import LOSE, CommitState, JobKind, allows
 
 
 class Mender:
@@ -43,51 +62,44 @@ class Mender:
 
         self._database.transact(drop)
 
-    def move_edge(self, source: EdgeSource, target: ChunkKey) -> None:
-        """Let a reference to a generation that is gone name the one that is stored."""
-
-        def move(connection: Connection) -> None:
-            rows = locked_rows(self._database, connection, [target.hash])
-            if current(rows.get(target.hash)) not in (None, target.generation):
-                connection.execute(_edge(source, target))
-                self._add_edges(connection, source, [target.hash])
-
-        self._database.transact(move)
-
-    def adopt(self, key: ChunkKey, size_bytes: int) -> bool:
-        """Give a stored object its row back; False if it has one, or another is current.
-
-        What refers to other generations, none of which is current, refers to this one from now on.
-        """
-
-        def insert_row(connection: Connection) -> bool:
-            rows = locked_rows(self._database, connection, [key.hash])
-            if current(rows.get(key.hash)) is not None or _exists(connection, key):
-                return False
-            columns = {"hash": key.hash, "generation": key.generation, "size_bytes": size_bytes}
-            counts = {"uploaded": True, "refcount": 0, "holds": 0}
-            row = insert(chunk).values(**columns, **counts, updated=self._database.now)
-            connection.execute(row)
-            for source, generation in _sources(connection, key.hash):
-                connection.execute(_edge(source, ChunkKey(key.hash, generation)))
-                self._add_edges(connection, source, [key.hash])
-            self._recount(connection, [key.hash])
-            return True
-
-        return self._database.transact(insert_row)
-
     def lose(self, key: ChunkKey) -> None:
         """Say that a chunk is not stored, so that whoever has its bytes stores it again.
 
-        What refers to it stays: once it is stored anew, the references can be moved there.
+        What refers to it stays: once it is stored anew, the references can be moved there. Jobs let
+        go of it: a job may store what it holds, and this generation is never to be stored again.
         """
-        lost = (
-            update(chunk)
-            .where(chunk.c.hash == key.hash, chunk.c.generation == key.generation)
-            .where(chunk.c.removing.is_(None))
-            .values(uploaded=False, updated=self._database.now)
+
+        def lose(connection: Connection) -> None:
+            row = self._locked(connection, key.hash).get(key.generation)
+            if row is not None and allows(LOSE, row):
+                for source, generation in _sources(connection, key.hash):
+                    if source.kind == JobKind.JOB and generation == key.generation:
+                        connection.execute(_edge(source, key))
+                take_step(self._database, connection, LOSE, {key: 1})
+
+        self._database.transact(lose)
+
+    def move_edges(self, hash_: ChunkHash) -> None:
+        """Let references to generations that are gone name the one that is stored."""
+
+        def move(connection: Connection) -> None:
+            stored = current(self._locked(connection, hash_))
+            if stored is None:
+                return
+            for source, generation in _sources(connection, hash_):
+                if source.kind != JobKind.JOB and generation != stored:
+                    connection.execute(_edge(source, ChunkKey(hash_, generation)))
+                    self._add_edges(connection, source, [hash_])
+
+        self._database.transact(move)
+
+    def children(self, hash_: ChunkHash) -> list[ChunkHash]:
+        """Return what any generation of a chunk refers to."""
+        asked = select(edge.c.hash).where(
+            edge.c.source_kind == CHUNK_KIND, edge.c.source_id == hash_
         )
-        self._database.transact(lambda connection: connection.execute(lost))
+        found = self._database.read(lambda connection: connection.execute(asked).scalars().all())
+        return sorted({ChunkHash(child) for child in found})
 
     def restore_commit(self, restored: Commit, record: bytes) -> bool:
         """Give a commit its row back; False if its name is taken, or what it needs is gone."""
@@ -114,6 +126,31 @@ class Mender:
         """Let a commit's row hold what its object does."""
         replaced = update(commit).where(commit.c.id == number).values(record=record)
         self._database.transact(lambda connection: connection.execute(replaced))
+
+    def _locked(self, connection: Connection, hash_: ChunkHash) -> Generations:
+        """Lock who refers to a chunk, then its rows, in the order that all keep; return the rows.
+
+        Whoever ends a lease, deletes a commit or collects a chunk reads what it refers to before it
+        locks that, and must find it so.
+        """
+        while True:
+            sources = _sources(connection, hash_)
+            self._lock_numbered(connection, [source for source, _ in sources])
+            parents = {ChunkHash(one.id) for one, _ in sources if one.kind == CHUNK_KIND}
+            rows = locked_rows(self._database, connection, {hash_, *parents})
+            if _sources(connection, hash_) <= sources:
+                return rows.get(hash_, {})
+
+    def _lock_numbered(self, connection: Connection, sources: Iterable[EdgeSource]) -> None:
+        """Lock jobs and pins, then commits."""
+        numbers: dict[Table, set[int]] = {job: set(), commit: set()}
+        tables = {JobKind.JOB.value: job, JobKind.PIN.value: job, COMMIT_KIND: commit}
+        for source in sources:
+            if source.kind in tables:
+                numbers[tables[source.kind]].add(int.from_bytes(source.id, "big"))
+        for table, ids in numbers.items():
+            asked = select(table.c.id).where(table.c.id.in_(sorted(ids))).order_by(table.c.id)
+            connection.execute(asked.with_for_update()).all()
 
     def _add_edges(
         self, connection: Connection, source: EdgeSource, hashes: Sequence[ChunkHash]
@@ -163,17 +200,16 @@ def _edge(source: EdgeSource, target: ChunkKey) -> Delete:
     )
 
 
-def _sources(connection: Connection, hash_: ChunkHash) -> list[tuple[EdgeSource, int]]:
-    """Return who refers to any generation of a chunk, and to which."""
-    asked = select(edge).where(edge.c.hash == hash_, edge.c.source_kind != JobKind.JOB.value)
-    return [
+def _sources(connection: Connection, hash_: ChunkHash) -> set[tuple[EdgeSource, int]]:
+    """Return who refers to or holds any generation of a chunk, and which; not what is dying."""
+    dying = (
+        select(chunk.c.hash)
+        .where(chunk.c.hash == edge.c.source_id, chunk.c.generation == edge.c.source_generation)
+        .where(chunk.c.removing.is_not(None))
+        .exists()
+    )
+    asked = select(edge).where(edge.c.hash == hash_, (edge.c.source_kind != CHUNK_KIND) | ~dying)
+    return {
         (EdgeSource(row.source_kind, row.source_id, row.source_generation), row.generation)
         for row in connection.execute(asked)
-    ]
-
-
-def _exists(connection: Connection, key: ChunkKey) -> bool:
-    asked = select(chunk.c.hash).where(
-        chunk.c.hash == key.hash, chunk.c.generation == key.generation
-    )
-    return connection.execute(asked).first() is not None
+    }

@@ -6,8 +6,8 @@ collector's grace; what is held by a lease, or refers to nothing yet, is not tou
 step looks again before it changes anything, so a plan that is old, or was executed already, does no
 harm. What can be mended:
 
-- A missing or damaged chunk comes back from another generation, if a whole one is stored. If not,
-  the database is told that it is not stored: the next writer who has the same bytes stores them
+- Of a missing or damaged chunk, the database is told that it is not stored. If another generation
+  is whole, it is stored anew from that. If not, the next writer who has the same bytes stores them
   again, and the next repair moves the references there.
 - Rows and references are made to say what commits and chunks say, then counted anew.
 - Of a commit's row and its object, the one that can be read replaces the other.
@@ -49,7 +49,7 @@ ORDER: dict[Kind, str] = {
     Kind.COMMIT_OBJECT_MISSING: "write the object from the row",
     Kind.COMMIT_ROW_MISSING: "restore the row from the object, or set the object aside",
     Kind.DAMAGED_CHUNK: "set the object aside, bring the chunk back from another generation",
-    Kind.MISSING_ROW: "restore the row from the object",
+    Kind.MISSING_ROW: "store the chunk anew from the object",
     Kind.MISSING_CHUNK: "bring the chunk back from another generation",
     Kind.MISSING_EDGE: "add the reference",
     Kind.STALE_EDGE: "let the reference name the generation that is stored",
@@ -197,14 +197,10 @@ class Repair:
             damaged = self._objects.get(key.object_key())
         except ObjectMissing:
             return self._bring_back(finding)
-        if other is None:
-            # First, so that nobody relies on it; then away with it.
-            self._mender.lose(key)
-            self._set_aside(key.object_key(), damaged)
-            return _NO_OTHER
+        # First, so that nobody relies on it; then away with it.
+        self._mender.lose(key)
         self._set_aside(key.object_key(), damaged)
-        self._objects.put(key.object_key(), [other[1]])
-        return ""
+        return self._store_anew(other)
 
     def _bring_back(self, finding: Finding) -> str:
         if not finding.generation:
@@ -214,27 +210,32 @@ class Repair:
             return ""
         if self._references.resolve([key.hash]).get(key.hash) != key:
             return ""
-        other = whole_object(self._objects, key.hash, but=key)
-        if other is None:
-            self._mender.lose(key)
-            return _NO_OTHER
-        self._objects.put(key.object_key(), [other[1]])
-        return ""
+        self._mender.lose(key)
+        return self._store_anew(whole_object(self._objects, key.hash, but=key))
 
     def _adopt(self, finding: Finding) -> str:
         if self._references.resolve([finding.hash]):
             return ""
-        found = whole_object(self._objects, finding.hash)
+        return self._store_anew(whole_object(self._objects, finding.hash))
+
+    def _store_anew(self, found: tuple[ChunkKey, bytes] | None) -> str:
+        """Store a chunk as every writer does, and let all that needs it refer to that.
+
+        Under a new generation. A delete that timed out, or a sweep that has listed the object, may
+        still take away what has the name of an old one.
+        """
         if found is None:
             return _NO_OTHER
         key, stored = found
-        size_bytes = len(decode(stored, key))
-        if self._mender.adopt(key, size_bytes):
-            return ""
-        # That generation is dying, or was lost: the chunk gets a new one.
-        new = ChunkKey(key.hash, self._references.database.numbers(1)[0])
-        self._objects.put(new.object_key(), [stored])
-        self._mender.adopt(new, size_bytes)
+        with self._references.open_job("holdfast store fsck") as job:
+            wanted = [(key.hash, len(decode(stored, key)))]
+            [(new, needs_upload)] = self._references.reserve_chunks(job, wanted)
+            if needs_upload:
+                self._objects.put(new.object_key(), [stored])
+                # What a chunk refers to is noted with it, or a collector could take it.
+                children = self._references.resolve(self._mender.children(key.hash))
+                self._references.mark_uploaded(job, [(new, sorted(children))])
+            self._mender.move_edges(key.hash)
         return ""
 
     def _add_edge(self, finding: Finding) -> str:
@@ -245,9 +246,7 @@ class Repair:
         return "" if stored else "the chunk is not stored"
 
     def _move_edge(self, finding: Finding) -> str:
-        source = parse_source(finding.source)
-        if source is not None:
-            self._mender.move_edge(source, finding.key)
+        self._mender.move_edges(finding.hash)
         return ""
 
     def _drop_edge(self, finding: Finding) -> str:

@@ -130,6 +130,15 @@ BEGIN_DELETING = Step(
     (Change("deleting", "set", Moment.NOW),),
 )
 FORGET = Step("forget", "chunk", (Condition("deleting", "is set"),), deletes=True)
+# A repair found its object missing or damaged. Jobs let go of it with that: whoever holds a row
+# that is not uploaded may store it, and this one is never to be stored again. What refers to it
+# stays, to be moved once the chunk is stored anew.
+LOSE = Step(
+    "lose",
+    "chunk",
+    (_UPLOADED, _NOT_DYING),
+    (Change("uploaded", "set", False), Change("holds", "set", 0)),
+)
 
 # Jobs and pins. A lease that ended never comes back: whatever is said with it is refused.
 WORK = Step("work", "job", (_AT_WORK,))
@@ -172,6 +181,7 @@ STEPS: tuple[Step, ...] = (
     BEGIN_REMOVING,
     BEGIN_DELETING,
     FORGET,
+    LOSE,
     WORK,
     RENEW,
     EXPIRE,
