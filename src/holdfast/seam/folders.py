@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 # Folders that are kept open for the next file in them.
 OPEN_FOLDERS_MAX = 64
-READ_BLOCK_BYTES = 4 * 1024 * 1024
+READ_BLOCK_BYTES = 16 * 1024 * 1024
 
 _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
@@ -104,6 +104,8 @@ class Folder:
             size = min(READ_BLOCK_BYTES, info.st_size + 1)
             while block := os.read(descriptor, size):
                 yield block
+                if len(block) < size:
+                    return  # a file gives less only at its end
         finally:
             os.close(descriptor)
 

@@ -55,8 +55,9 @@ class StoreSettings(Settings):
 
     chunking: Chunking = Chunking()
     """Used when a store is created; an existing store keeps its own."""
-    zstd_level: Annotated[int, Field(ge=1, le=19)] = 3
-    """How hard chunks are compressed."""
+    zstd_level: Annotated[int, Field(ge=1, le=19)] = 2
+    """How hard chunks are compressed. Level 3 makes a Python environment 3 % smaller, for 30 % more
+    of the time that compressing takes."""
     writer_threads: Annotated[int, Field(ge=1, le=64)] = 2
     """Threads of one writer that compress and store."""
     max_in_flight_bytes: SizeBytes = 64 * MB

@@ -45,5 +45,5 @@ def test_the_bounds_are_as_told() -> None:
     settings = StoreSettings()
     assert f"at most {CHUNK_BYTES_MAX:,}" in PAGE
     assert f"of up to {settings.batch_bytes // 2**20} MiB or {settings.batch_chunks} chunks" in PAGE
-    assert settings.zstd_level == 3
+    assert settings.zstd_level == 2
     assert SYNC_THREADS == 8

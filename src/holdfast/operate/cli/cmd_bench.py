@@ -8,7 +8,8 @@ from typing import Any
 import click
 
 from holdfast import bench
-from holdfast.operate.cli.output import json_option, print_json, print_table, stderr
+from holdfast.operate.cli.consoles import stderr
+from holdfast.operate.cli.output import json_option, print_json, print_table
 
 
 @click.command()

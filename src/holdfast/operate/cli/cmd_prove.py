@@ -11,7 +11,8 @@ import click
 
 from holdfast import prove
 from holdfast.errors import BadInput
-from holdfast.operate.cli.output import json_option, print_json, print_table, stderr
+from holdfast.operate.cli.consoles import stderr
+from holdfast.operate.cli.output import json_option, print_json, print_table
 
 
 @click.command()

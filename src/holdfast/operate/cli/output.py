@@ -8,23 +8,12 @@ from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 import click
-from rich.console import Console, JustifyMethod
-from rich.table import Table
-from rich.text import Text
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 json_option: Callable[[Command], Command] = click.option(
     "--json", "as_json", is_flag=True, help="Print JSON and nothing else."
 )
-
-# In a pipe or a log there is no width to keep to, and somebody may search for the text.
-PIPE_COLUMNS = 240
-
-stdout = Console()
-if not stdout.is_terminal:
-    stdout = Console(width=PIPE_COLUMNS)
-stderr = Console(stderr=True)
 
 
 def print_json(value: object) -> None:
@@ -34,14 +23,20 @@ def print_json(value: object) -> None:
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """Print a table; numbers are set to the right."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from holdfast.operate.cli.consoles import stdout
+
     table = Table(title=title, title_justify="left", title_style="bold")
     content = [list(row) for row in rows]
     for place, name in enumerate(columns):
         numbers = content and all(isinstance(row[place], int | float) for row in content)
         # A moment that is cut short tells nothing; the text beside it can be broken.
         moments = name in ("time", "when")
-        justify: JustifyMethod = "right" if numbers else "left"
-        table.add_column(name, justify=justify, no_wrap=moments, overflow="fold")
+        table.add_column(
+            name, justify="right" if numbers else "left", no_wrap=moments, overflow="fold"
+        )
     for row in content:
         # As Text: what is printed may contain brackets that are no markup.
         table.add_row(*(Text(_shown(value)) for value in row))

@@ -62,6 +62,10 @@ class ChunkReader:
         wanted = _coalesced(_clipped(refs, offset_bytes, size_bytes))
         return self._read(wanted)
 
+    def expect(self, chunks: Iterable[ChunkHash]) -> None:
+        """Find out together where some chunks are that will be read one by one."""
+        self._resolve(chunk for chunk in chunks if self._known(chunk) is None)
+
     def read_chunk(self, chunk: ChunkHash) -> bytes:
         """Return a whole chunk."""
         data = self._cache.get(chunk)
@@ -76,7 +80,7 @@ class ChunkReader:
                 yield from self._read_ahead(batch)
 
     def _read_ahead(self, batch: Sequence[_Ranges]) -> Iterator[bytes]:
-        self._resolve(ranges.hash for ranges in batch if self._known(ranges.hash) is None)
+        self.expect(ranges.hash for ranges in batch)
         coming: deque[Future[bytes]] = deque()
         not_begun = iter(batch)
         try:

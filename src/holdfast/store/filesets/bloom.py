@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 from xxhash import xxh3_64_intdigest
 
 BITS_PER_PATH = 10
@@ -20,14 +19,14 @@ def path_hash(path: str) -> int:
 
 def build(hashes: Sequence[int]) -> bytes:
     """Return the filter of some paths, given by their hashes."""
-    values = np.array(hashes, np.uint64)
-    size_bytes = (len(hashes) * BITS_PER_PATH + 7) // 8
-    first = values & np.uint64(_LOW)
-    step = (values >> np.uint64(_HALF)) | np.uint64(1)
-    probes = first[:, None] + step[:, None] * np.arange(PROBES, dtype=np.uint64)
-    bits = np.zeros(size_bytes * 8, np.uint8)
-    bits[probes % np.uint64(size_bytes * 8)] = 1
-    return np.packbits(bits, bitorder="little").tobytes()
+    bits = bytearray((len(hashes) * BITS_PER_PATH + 7) // 8)
+    size_bits = len(bits) * 8
+    for value in hashes:
+        first, step = value & _LOW, value >> _HALF | 1
+        for probe in range(first, first + step * PROBES, step):
+            bit = probe % size_bits
+            bits[bit >> 3] |= 1 << (bit & 7)
+    return bytes(bits)
 
 
 def may_hold(bloom: bytes, path: str) -> bool:
@@ -37,8 +36,8 @@ def may_hold(bloom: bytes, path: str) -> bool:
     value = path_hash(path)
     first, step = value & _LOW, value >> _HALF | 1
     size_bits = len(bloom) * 8
-    for probe in range(PROBES):
-        bit = (first + step * probe) % size_bits
+    for probe in range(first, first + step * PROBES, step):
+        bit = probe % size_bits
         if not bloom[bit >> 3] >> (bit & 7) & 1:
             return False
     return True

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from holdfast.errors import BadInput, Damaged, StoreError
 from holdfast.seam.folders import Folder, new_folder
+from holdfast.store.address import ChunkHash
 from holdfast.store.filesets.fileset import FileSet
 from holdfast.store.filesets.info import FileInfo
 from holdfast.store.filesets.paths import after_folder, check_folder, check_path, leads_out
@@ -113,6 +114,9 @@ class _Extraction:
     def _write(self, group: list[FileInfo]) -> Restored:
         root = self._own_root()
         size_bytes = 0
+        self._files.reader.expect(
+            ChunkHash(ref.chunk.hash) for file in group for ref in file.refs if not ref.indirect
+        )
         for file in group:
             path = self._inner(file)
             try:

@@ -14,8 +14,9 @@ from holdfast.seam.folders import Folder, FolderEntry
 from holdfast.store.filesets.paths import check_path, leads_out
 
 READ_THREADS = 3
-# Small files that one thread reads at a time, and their bytes.
+# Small files and links that one thread reads at a time, their bytes, and all that stands between.
 GROUP_FILES = 64
+GROUP_ENTRIES = 1024
 GROUP_BYTES = 2 * 1024 * 1024
 # Groups that are read ahead of what was taken.
 GROUPS_AHEAD = 8
@@ -29,6 +30,7 @@ class FoundFile(NamedTuple):
     entry: FolderEntry
     small: bytes | None = None
     link_target: str | None = None
+    is_skipped: bool = False
 
 
 class FolderReader:
@@ -62,7 +64,7 @@ class FolderReader:
         ahead: deque[Future[list[FoundFile]]] = deque()
         try:
             for group in self._groups():
-                ahead.append(pool.submit(self._read, group))
+                ahead.append(pool.submit(self._read_group, group))
                 if len(ahead) > GROUPS_AHEAD:
                     yield from ahead.popleft().result()
             while ahead:
@@ -79,18 +81,29 @@ class FolderReader:
         except OSError as error:
             raise self._failed(entry.path, error) from error
 
-    def _groups(self) -> Iterator[list[FolderEntry]]:
-        group: list[FolderEntry] = []
-        group_bytes = 0
+    def _groups(self) -> Iterator[list[FoundFile]]:
+        """Yield what stands in the folder, nothing read yet."""
+        group: list[FoundFile] = []
+        reads = group_bytes = 0
         for entry in self._walk():
-            group.append(entry)
-            if entry.kind == "file" and entry.size_bytes <= self._small_bytes:
+            is_skipped = entry.kind == "file" and self._skip(entry)
+            group.append(FoundFile(entry, is_skipped=is_skipped))
+            if self._is_read_ahead(group[-1]):
+                reads += 1
                 group_bytes += entry.size_bytes
-            if len(group) >= GROUP_FILES or group_bytes >= GROUP_BYTES:
+            if reads >= GROUP_FILES or group_bytes >= GROUP_BYTES or len(group) >= GROUP_ENTRIES:
                 yield group
-                group, group_bytes = [], 0
+                group, reads, group_bytes = [], 0, 0
         if group:
             yield group
+
+    def _is_read_ahead(self, found: FoundFile) -> bool:
+        entry = found.entry
+        if entry.kind == "link":
+            return True
+        return (
+            entry.kind == "file" and entry.size_bytes <= self._small_bytes and not found.is_skipped
+        )
 
     def _walk(self) -> Iterator[FolderEntry]:
         try:
@@ -106,28 +119,27 @@ class FolderReader:
         except OSError as error:
             raise self._failed("", error) from error
 
-    def _read(self, group: list[FolderEntry]) -> list[FoundFile]:
-        found = []
+    def _read_group(self, group: list[FoundFile]) -> list[FoundFile]:
+        read: list[FoundFile] = []
+        for found in group:
+            if self._is_read_ahead(found):
+                read += self._read(found.entry)
+            else:
+                read.append(found)
+        return read
+
+    def _read(self, entry: FolderEntry) -> list[FoundFile]:
         folder = self._folder()
-        for entry in group:
-            try:
-                if entry.kind == "link":
-                    found += self._link(folder, entry)
-                elif (
-                    entry.kind == "file"
-                    and entry.size_bytes <= self._small_bytes
-                    and not self._skip(entry)
-                ):
-                    data = folder.read(entry.path)
-                    # It may have grown meanwhile; then it is read again, as a large one.
-                    found.append(FoundFile(entry, data if len(data) <= self._small_bytes else None))
-                else:
-                    found.append(FoundFile(entry))
-            except FileNotFoundError:
-                continue  # it went while we looked
-            except OSError as error:
-                raise self._failed(entry.path, error) from error
-        return found
+        try:
+            if entry.kind == "link":
+                return self._link(folder, entry)
+            data = folder.read(entry.path)
+        except FileNotFoundError:
+            return []  # it went while we looked
+        except OSError as error:
+            raise self._failed(entry.path, error) from error
+        # It may have grown meanwhile; then it is read again, as a large one.
+        return [FoundFile(entry, data if len(data) <= self._small_bytes else None)]
 
     def _link(self, folder: Folder, entry: FolderEntry) -> list[FoundFile]:
         target = folder.read_link(entry.path)

@@ -16,7 +16,14 @@ from holdfast.store.chunks import ChunkWriter, PackedFile
 from holdfast.store.chunks.chunk_store import ChunkStore
 from holdfast.store.filesets import fileset_pb2 as pb
 from holdfast.store.filesets.algebra import Change, Part, Tombstones
-from holdfast.store.filesets.entry import file_entry, message_of, tombstone_entries
+from holdfast.store.filesets.entry import (
+    Entry,
+    file_entry,
+    index_of,
+    is_plain,
+    message_of,
+    tombstone_entries,
+)
 from holdfast.store.filesets.index_writer import CutRule, IndexWriter
 from holdfast.store.filesets.layer import Layer
 from holdfast.store.filesets.paths import Collisions
@@ -44,7 +51,7 @@ class LayerBuilder:
         self._small_bytes = chunks.chunking.small_file_bytes
         self._small = chunks.small_files(writer)
         self._index = IndexWriter(writer.put, CutRule(self._max_bytes))
-        self._waiting: deque[tuple[str, Change[Content]]] = deque()
+        self._waiting: deque[tuple[str, Change[Content] | pb.Index]] = deque()
         self._collisions = Collisions() if check_collisions else None
 
     def store_small(self, path: str, data: bytes) -> PackedFile:
@@ -55,10 +62,13 @@ class LayerBuilder:
         """Take the next path."""
         if self._collisions and change.present:
             self._collisions.check(path)
-        self._waiting.append((path, change))
-        if len(self._waiting) > WAITING_MAX:
-            self._small.flush()
-        self._drain()
+        self._wait(path, change)
+
+    def add_again(self, index: pb.Index) -> None:
+        """Take the next path as another layer has it: a plain entry, whose content is stored."""
+        if self._collisions:
+            self._collisions.check(index.path)
+        self._wait(index.path, index)
 
     def takes_over(self, index: pb.Index) -> bool:
         """Take a range as it is, if that makes the same index as its entries would."""
@@ -75,14 +85,28 @@ class LayerBuilder:
         refs = [self._put_whole(data) for data in self._tombstone_chunks(tombstones)]
         return Layer(root, tuple(refs), len(tombstones))
 
+    def _wait(self, path: str, change: Change[Content] | pb.Index) -> None:
+        self._waiting.append((path, change))
+        if len(self._waiting) > WAITING_MAX:
+            self._small.flush()
+        self._drain()
+
     def _drain(self) -> None:
         waiting = self._waiting
-        while waiting and _is_stored(waiting[0][1]):
-            path, change = waiting.popleft()
-            parts = {
-                tag: Part(part.set, self._stored(part.refs)) for tag, part in change.parts.items()
-            }
-            self._index.add(file_entry(path, Change(change.reset, parts, change.metadata)))
+        while waiting:
+            path, change = waiting[0]
+            if isinstance(change, pb.Index):
+                self._index.add(file_entry(change, plain=True))
+            elif _is_stored(change):
+                self._index.add(self._entry(path, change))
+            else:
+                return
+            waiting.popleft()
+
+    def _entry(self, path: str, change: Change[Content]) -> Entry:
+        parts = {tag: Part(part.set, self._stored(part.refs)) for tag, part in change.parts.items()}
+        stored = Change(change.reset, parts, change.metadata)
+        return file_entry(index_of(path, stored), plain=is_plain(stored))
 
     def _stored(self, content: Sequence[Content] | None) -> tuple[pb.DataRef, ...] | None:
         if content is None:

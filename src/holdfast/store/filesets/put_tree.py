@@ -18,8 +18,8 @@ from holdfast.store.address import DataRef
 from holdfast.store.chunks import ChunkWriter
 from holdfast.store.filesets import algebra
 from holdfast.store.filesets import fileset_pb2 as pb
-from holdfast.store.filesets.algebra import Change, Tombstones
-from holdfast.store.filesets.entry import change_of, message_of
+from holdfast.store.filesets.algebra import Tombstones
+from holdfast.store.filesets.entry import change_of, index_of, is_plain_index, message_of
 from holdfast.store.filesets.fileset import FileSet
 from holdfast.store.filesets.folder_reader import (
     READ_THREADS,
@@ -142,11 +142,13 @@ class _Tree:
             self._builder.add(entry.path, algebra.append(b"", (), metadata))
             return
         self._seen.add(entry)
-        change = self._before.find(entry) if found.small is None else None
-        if change is None:
-            metadata = Metadata(mode=entry.mode, mtime_ns=entry.mtime_ns).to_message()
-            change = algebra.append(b"", tuple(self._content(reader, found)), metadata)
-        self._builder.add(entry.path, change)
+        before = self._before.find(entry) if found.is_skipped else None
+        if before is not None:
+            self._builder.add_again(before)
+            return
+        metadata = Metadata(mode=entry.mode, mtime_ns=entry.mtime_ns).to_message()
+        content = tuple(self._content(reader, found))
+        self._builder.add(entry.path, algebra.append(b"", content, metadata))
 
     def _content(self, reader: FolderReader, found: FoundFile) -> Iterator[Content]:
         self._counts.read_files += 1
@@ -174,15 +176,18 @@ class _Before:
         self._next = next(self._files, None)
 
     def looks_same(self, entry: FolderEntry) -> bool:
-        """Whether a file looks as when the parent was made. May be asked by any thread."""
+        """Whether a file looks as when the parent was made."""
         return self._table.is_same(entry)
 
-    def find(self, entry: FolderEntry) -> Change[Content] | None:
+    def find(self, entry: FolderEntry) -> pb.Index | None:
         """Return what the parent holds of a file that looks the same; asked in order of paths."""
         while self._next is not None and self._next[0] < entry.path:
             self._next = next(self._files, None)
-        if self._next is None or self._next[0] != entry.path or not self.looks_same(entry):
+        if self._next is None or self._next[0] != entry.path:
             return None
         index = self._next[1]
         same = index.size_bytes == entry.size_bytes and index.metadata.mode == entry.mode
-        return algebra.over_nothing(change_of(index, entry.path)) if same else None
+        if not same or is_plain_index(index):
+            return index if same else None
+        change = algebra.over_nothing(change_of(index, entry.path))
+        return index_of(entry.path, change) if change is not None else None

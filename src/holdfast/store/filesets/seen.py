@@ -9,11 +9,11 @@ inode (four numbers of 64 bits). The rows are sorted by the first. A file that w
 
 from __future__ import annotations
 
+import itertools
+import operator
 import struct
 from collections.abc import Iterator
 
-import numpy as np
-from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest
 
 from holdfast.errors import Damaged
@@ -21,7 +21,7 @@ from holdfast.seam.folders import FolderEntry
 
 RACY_NS = 1_000_000_000
 
-_ROW_BYTES = 16
+_ROW = struct.Struct("<QQ")
 _LOOK = struct.Struct("<QqqQ")
 
 
@@ -40,13 +40,12 @@ class SeenFiles:
     """The table of a commit."""
 
     def __init__(self, data: bytes = b"") -> None:
-        if len(data) % _ROW_BYTES:
+        if len(data) % _ROW.size:
             raise Damaged(
                 "the table of files seen on disk is cut off",
                 hint="Store the folder without the parent commit; `holdfast store fsck` says more.",
             )
-        rows = np.frombuffer(data, "<u8").reshape(-1, 2)
-        self._looks = dict(zip(rows[:, 0].tolist(), rows[:, 1].tolist(), strict=True))
+        self._looks: dict[int, int] = dict(_ROW.iter_unpack(data))
 
     def is_same(self, entry: FolderEntry) -> bool:
         """Whether a file looks as it did when it was stored."""
@@ -67,5 +66,5 @@ class SeenWriter:
 
     def data(self) -> Iterator[bytes]:
         """Yield the bytes of the table."""
-        rows: NDArray[np.uint64] = np.array(self._rows, "<u8").reshape(-1, 2)
-        yield rows[np.argsort(rows[:, 0], kind="stable")].tobytes()
+        self._rows.sort(key=operator.itemgetter(0))
+        yield b"".join(itertools.starmap(_ROW.pack, self._rows))

@@ -174,7 +174,7 @@ class FileSetWriter:
         """
         below = check_folder(into)
         reader = FolderReader(folder, small_bytes=self._small_bytes, outside_links=outside_links)
-        for entry, small, link_target in reader.files():
+        for entry, small, link_target, _ in reader.files():
             path = below + entry.path
             if entry.kind == "folder":
                 self.make_folder(path, metadata=Metadata(mode=entry.mode))

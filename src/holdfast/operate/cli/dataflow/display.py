@@ -10,7 +10,8 @@ from rich.live import Live
 from rich.table import Table
 
 from holdfast.dataflow.progress import QueryStatistics
-from holdfast.operate.cli.output import print_json, stdout
+from holdfast.operate.cli.consoles import stdout
+from holdfast.operate.cli.output import print_json
 from holdfast.operate.drivers.wire import PipelineFigures
 
 # On no terminal: a line that often.

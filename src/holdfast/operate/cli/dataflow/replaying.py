@@ -11,10 +11,11 @@ import click
 from holdfast.dataflow.replay import StoredRange, replay
 from holdfast.dataflow.session import start_session
 from holdfast.errors import BadInput
+from holdfast.operate.cli.consoles import stdout
 from holdfast.operate.cli.dataflow.arguments import choose, config_argument, name_argument
 from holdfast.operate.cli.dataflow.display import progress_table
 from holdfast.operate.cli.dataflow.running import conf_option, master_option, spark_settings
-from holdfast.operate.cli.output import json_option, print_json, stdout
+from holdfast.operate.cli.output import json_option, print_json
 
 
 def _range(context: click.Context, parameter: click.Parameter, text: str) -> StoredRange:

@@ -25,6 +25,7 @@ from holdfast.graph.document import read_document
 from holdfast.graph.pipelines import load_pipelines
 from holdfast.graph.substitution import Substitution
 from holdfast.graph.validation import validated
+from holdfast.operate.cli.consoles import stdout
 from holdfast.operate.cli.dataflow.arguments import (
     Chosen,
     choose,
@@ -34,7 +35,7 @@ from holdfast.operate.cli.dataflow.arguments import (
 )
 from holdfast.operate.cli.dataflow.display import Display, progress_table
 from holdfast.operate.cli.dataflow.exposing import exposed
-from holdfast.operate.cli.output import json_option, print_json, stdout
+from holdfast.operate.cli.output import json_option, print_json
 from holdfast.operate.drivers.beside import gateway_lineage_url
 
 if TYPE_CHECKING:

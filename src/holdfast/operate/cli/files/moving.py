@@ -19,8 +19,9 @@ from holdfast.operate.cli.files.place import (
     opened_parent,
     place_options,
     progress,
+    status,
 )
-from holdfast.operate.cli.output import json_option, print_json, size, stderr
+from holdfast.operate.cli.output import json_option, print_json, size
 
 if TYPE_CHECKING:
     from holdfast.store.filesets import Commit, FileSetWriter
@@ -81,7 +82,7 @@ def _put_folder(
     commits = Commits(store)
     with opened_job(store, name) as job, opened_parent(store, parent) as files:
         seen = commits.get(parent).seen if parent is not None else ()
-        with stderr.status(f"storing {source}"):
+        with status(f"storing {source}"):
             tree = put_tree(
                 store, job, source, parent=files, parent_seen=seen, outside_links=outside_links
             )
@@ -160,7 +161,7 @@ def get_command(
     with (
         place.open() as store,
         opened_commit(store, commit) as files,
-        stderr.status(f"restoring {commit}"),
+        status(f"restoring {commit}"),
     ):
         restored = extract(files, target, folder=folder, overwrite=overwrite)
     _tell_moved(restored.files, restored.size_bytes, as_json)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 import click
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.progress import TransferSpeedColumn as SpeedColumn
 
-from holdfast.operate.cli.output import Command, stderr
+from holdfast.operate.cli.output import Command
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -102,17 +101,42 @@ def opened_job(store: Store, what: str) -> Iterator[Job]:
 
 
 @contextlib.contextmanager
+def status(what: str) -> Iterator[None]:
+    """Show on a terminal that something goes on, and nothing elsewhere."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    from holdfast.operate.cli.consoles import stderr
+
+    with stderr.status(what):
+        yield
+
+
+@contextlib.contextmanager
 def progress(what: str, total_bytes: int | None = None) -> Iterator[Callable[[int], None]]:
     """Show a bar on a terminal, and nothing elsewhere; what is given is told the bytes done."""
+    if not sys.stderr.isatty():
+        yield lambda done_bytes: None
+        return
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TransferSpeedColumn,
+    )
+
+    from holdfast.operate.cli.consoles import stderr
+
     bar = Progress(
         TextColumn("{task.description}"),
         BarColumn(),
         DownloadColumn(),
-        SpeedColumn(),
+        TransferSpeedColumn(),
         TimeElapsedColumn(),
         console=stderr,
         transient=True,
-        disable=not stderr.is_terminal,
     )
     with bar:
         task = bar.add_task(what, total=total_bytes)

@@ -7,7 +7,7 @@ from typing import Self
 
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-from holdfast.operate.cli.output import stderr
+from holdfast.operate.cli.consoles import stderr
 
 
 class Pace:
