@@ -444,7 +444,7 @@ def test_a_plan_says_what_would_go_and_why(stage: Stage) -> None:
     assert INTERRUPTED not in totals
     assert NEVER_UPLOADED not in totals
     assert plan.complete
-    assert len(plan.lapsed_leases) == 2
+    assert len(plan.lapsed_leases) == 3
     assert set(plan.unfinished_commits) == {"half made (publishing)", "half deleted (deleting)"}
     stage.references.end_delete_commit(stage.references.begin_delete_commit("half deleted"))
     plan = stage.collector().plan()

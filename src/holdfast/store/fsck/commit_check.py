@@ -93,16 +93,19 @@ def check_number(database: Database, number: int, key: str) -> None:
 
 
 def is_abandoned(references: References, row: CommitRow) -> bool:
-    """Whether nobody works on a commit any more that is neither published nor gone."""
-    if row.state is not CommitState.PUBLISHING:
-        return row.state is CommitState.DELETING
+    """Whether nobody works on a commit any more that is neither published nor gone.
+
+    Whoever makes or deletes a commit has a lease, which its row names.
+    """
+    if row.state is CommitState.PUBLISHED:
+        return False
     database = references.database
-    publisher = (
+    at_work = (
         select(job.c.id)
         .join(commit, commit.c.job_id == job.c.id)
         .where(commit.c.id == row.id, job.c.ended.is_(None), job.c.lease_until >= database.now)
     )
-    return database.read(lambda connection: connection.execute(publisher).first()) is None
+    return database.read(lambda connection: connection.execute(at_work).first()) is None
 
 
 def _check_row(

@@ -49,7 +49,7 @@ MEANING: dict[Kind, str] = {
     Kind.COMMIT_ROW_MISSING: "its object is there, and the database does not know it",
     Kind.COMMIT_DIFFERS: "its object and its row are not the same",
     Kind.COMMIT_DAMAGED: "neither its row nor its object can be read",
-    Kind.COMMIT_UNFINISHED: "whoever made or deleted it ended before it was done",
+    Kind.COMMIT_UNFINISHED: "whoever made or deleted it has lost its lease before it was done",
 }
 
 # Findings for which commits and paths are looked up.

@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, NewType
 from urllib.parse import quote, unquote
 
-from sqlalchemy import Connection, RowMapping, Select, insert, select
+from sqlalchemy import Connection, RowMapping, Select, insert, select, update
 
 from holdfast.errors import BadInput, CommitExists, UnknownCommit
 from holdfast.store.address import ChunkHash, ChunkKey
-from holdfast.store.gc.database import Database, commit, edge
+from holdfast.store.gc.database import Database, commit, edge, job
 from holdfast.store.gc.edges import (
     COMMIT_KIND,
     Edge,
@@ -26,7 +26,16 @@ from holdfast.store.gc.edges import (
     lock_rows,
     remove_edges,
 )
-from holdfast.store.gc.transitions import BEGIN_DELETE, CONFIRM, END_DELETE, PIN, CommitState
+from holdfast.store.gc.transitions import (
+    BEGIN_DELETE,
+    CLOSE,
+    CONFIRM,
+    END_DELETE,
+    FORGET_JOB,
+    PIN,
+    CommitState,
+    JobKind,
+)
 
 COMMIT_PREFIX = "commits/"
 # The quoted name of a commit, its id and a dot must fit into one file name.
@@ -105,30 +114,59 @@ def confirm(database: Database, connection: Connection, commit_id: CommitId) -> 
             raise unknown(f"number {commit_id}")
 
 
-def begin_delete(database: Database, connection: Connection, name: str) -> CommitId:
-    """Take a commit away from all who look for it. Again: return the one that is being deleted."""
+def begin_delete(database: Database, connection: Connection, name: str, lease_id: int) -> CommitId:
+    """Take a commit away from all who look for it. Again: return the one that is being deleted.
+
+    Its row names a lease, which is not renewed: as long as it lasts, the deleter may be at work.
+    Nothing waits for that; a collector deletes the commit as well, and a check knows that nothing
+    is wrong.
+    """
     begun = database.step(BEGIN_DELETE).where(commit.c.name == name).returning(commit.c.id)
     number = connection.execute(begun).scalar()
     if number is None:
-        asked = select(commit.c.id).where(
-            commit.c.name == name, commit.c.state == CommitState.DELETING.value
-        )
-        number = connection.execute(asked.order_by(commit.c.id.desc())).scalar()
-    if number is None:
-        raise unknown(repr(name))
+        number = _take_over_delete(database, connection, name)
+    if connection.execute(select(job.c.id).where(job.c.id == lease_id)).first() is None:
+        lease = {"id": lease_id, "kind": JobKind.JOB.value, "name": f"delete {name}"}
+        times = {"created": database.now, "lease_until": database.lease_end}
+        connection.execute(insert(job).values(**lease, **times))
+    connection.execute(update(commit).where(commit.c.id == number).values(job_id=lease_id))
     return CommitId(number)
 
 
 def end_delete(database: Database, connection: Connection, commit_id: CommitId) -> None:
     """Let the edges and the row of a commit go, whose object is deleted."""
-    asked = select(commit.c.id).where(commit.c.id == commit_id, *database.guard(END_DELETE))
-    if connection.execute(asked.with_for_update()).first() is None:
+    asked = select(commit.c.job_id).where(commit.c.id == commit_id, *database.guard(END_DELETE))
+    lease_id = connection.execute(asked.with_for_update()).scalar()
+    if lease_id is None:
         return  # somebody else ended it
     source = EdgeSource.numbered(COMMIT_KIND, commit_id)
     targets = targets_of(connection, source)
     lock_rows(database, connection, [key.hash for key in targets])
     remove_edges(database, connection, [Edge(source, target) for target in targets])
     connection.execute(database.step(END_DELETE).where(commit.c.id == commit_id))
+    _forget_lease(database, connection, lease_id)
+
+
+def _take_over_delete(database: Database, connection: Connection, name: str) -> int:
+    """Return the commit of this name that is being deleted, without a deleter."""
+    asked = select(commit.c.id, commit.c.job_id).where(
+        commit.c.name == name, commit.c.state == CommitState.DELETING.value
+    )
+    row = connection.execute(asked.order_by(commit.c.id.desc())).first()
+    if row is None:
+        raise unknown(repr(name))
+    _forget_lease(database, connection, row.job_id)
+    return int(row.id)
+
+
+def _forget_lease(database: Database, connection: Connection, lease_id: int) -> None:
+    """End the lease of a deleter.
+
+    After the commit was locked, which is not the usual order; but whoever else locks this lease
+    waits for nothing then, because it holds nothing.
+    """
+    for step in (CLOSE, FORGET_JOB):
+        connection.execute(database.step(step).where(job.c.id == lease_id))
 
 
 def published(database: Database, connection: Connection, name: str) -> RowMapping:

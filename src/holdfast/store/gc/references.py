@@ -207,8 +207,9 @@ class References:
 
     def begin_delete_commit(self, name: str) -> CommitId:
         """Let a commit not be found any more; the caller then deletes its object, then ends it."""
+        lease_id = self._number()
         number = self.database.transact(
-            lambda connection: commits.begin_delete(self.database, connection, name)
+            lambda connection: commits.begin_delete(self.database, connection, name, lease_id)
         )
         self.seam.reached(Point.COMMIT_DELETING)
         return number
