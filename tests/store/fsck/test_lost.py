@@ -14,6 +14,7 @@ from holdfast.errors import BadInput, DatabaseLost
 from holdfast.store.fsck.lost import rebuild_database
 from holdfast.store.gc.collector import Collector
 from holdfast.store.gc.database import chunk, edge, meta
+from holdfast.store.gc.rebuild import RebuildReport
 from holdfast.store.store import Store
 
 
@@ -23,6 +24,18 @@ def edges(damaged: Damaged) -> set[tuple[Any, ...]]:
 
 def reopened(damaged: Damaged, url: str, database: str | None = None) -> Damaged:
     return Damaged(Store.open(url, database=database, settings=SETTINGS), damaged.scratch)
+
+
+def rebuilt_without_an_index(damaged: Damaged, folder: Path) -> tuple[Damaged, RebuildReport]:
+    """Lose the database, and the top of an index, too; rebuild, and open the store again."""
+    url = damaged.store.url
+    with Store.open(url, settings=SETTINGS) as store:
+        key = Damaged(store, damaged.scratch).root("one")
+        store.objects.delete_many([key.object_key()])
+    for path in (folder / "store").glob("gc.sqlite*"):
+        path.unlink()
+    report = rebuild_database(url, settings=SETTINGS)
+    return reopened(damaged, url), report
 
 
 def test_references_are_as_before(tmp_path: Path) -> None:
@@ -46,19 +59,49 @@ def test_references_are_as_before(tmp_path: Path) -> None:
 def test_a_lost_index_does_not_hide_the_rest(tmp_path: Path) -> None:
     """What can be read of a commit is referred to, whatever else is missing."""
     with filled_store(tmp_path) as damaged:
-        url = damaged.store.url
-        key = damaged.root("one")
         upper = damaged.commits.get("two").layers[1]
-        damaged.store.objects.delete_many([key.object_key()])
-    for path in (tmp_path / "store").glob("gc.sqlite*"):
-        path.unlink()
-    report = rebuild_database(url, settings=SETTINGS)
+    again, report = rebuilt_without_an_index(damaged, tmp_path)
     assert set(report.damaged_commits) == {"one", "two"}
-    again = reopened(damaged, url)
     with again.store:
         Collector(again.store.references, again.store.objects).collect()
         assert set(upper.chunks) <= {known.hash for known in again.known()}
         assert set(again.check().counts()) == {"missing chunk"}
+
+
+def test_what_only_a_lost_index_led_to_comes_back_with_it(tmp_path: Path) -> None:
+    with filled_store(tmp_path) as damaged:
+        before = damaged.read("two")
+    again, report = rebuilt_without_an_index(damaged, tmp_path)
+    with again.store:
+        assert 0 < report.quarantined < len(again.known())
+        Collector(again.store.references, again.store.objects).collect()
+        assert again.repair().released == 0
+        with again.store.references.open_job("again") as job:
+            again.write(job, "again", FILES | {"large": LARGE})
+        Collector(again.store.references, again.store.objects).collect()
+        again.commits.delete("again")
+        result = again.repair()
+        assert result.after.ok
+        assert result.released == report.quarantined
+        Collector(again.store.references, again.store.objects).collect()
+        assert again.check().ok
+        assert again.read("two") == before
+        assert again.read("one") == dict(sorted((FILES | {"large": LARGE}).items()))
+
+
+def test_whoever_gives_up_the_damaged_commits_gets_the_space_back(tmp_path: Path) -> None:
+    with filled_store(tmp_path) as damaged:
+        pass
+    again, report = rebuilt_without_an_index(damaged, tmp_path)
+    with again.store:
+        again.commits.delete("one")
+        again.commits.delete("two")
+        Collector(again.store.references, again.store.objects).collect()
+        assert len(again.known()) == report.quarantined
+        assert again.repair().released == report.quarantined
+        Collector(again.store.references, again.store.objects).collect()
+        assert again.known() == []
+        assert again.check().ok
 
 
 def test_on_postgres(tmp_path: Path, postgres_url: str) -> None:

@@ -14,6 +14,7 @@ from holdfast.store.address import ChunkKey, hash_of
 from holdfast.store.gc.collector import Collector
 from holdfast.store.gc.commits import commit_object_key
 from holdfast.store.gc.database import REBUILD_NUMBER_STEP, chunk, edge
+from holdfast.store.gc.quarantine import release_quarantine
 from holdfast.store.gc.rebuild import Resolve, WalkedChunk, rebuild
 from holdfast.store.gc.references import References
 
@@ -81,6 +82,7 @@ def test_references_are_the_same_as_before(stage: Stage, database_url: str) -> N
         "references": 4,
         "damaged_commits": {},
         "unknown_names": 0,
+        "quarantined": 0,
     }
     with References(url, settings=SETTINGS) as references:
         assert edges_of(references) == edges_of(stage.references)
@@ -142,6 +144,53 @@ def test_a_commit_with_a_missing_chunk_is_told(stage: Stage, tmp_path: Path) -> 
         Collector(references, stage.objects).collect()
         left = references.resolve([hash_of(LEAF), hash_of(TREE)])
         assert set(left) == {hash_of(LEAF), hash_of(TREE)}  # nothing more is lost
+
+
+def test_what_a_lost_index_may_have_led_to_is_not_collected(
+    stage: Stage, database_url: str
+) -> None:
+    fill(stage)
+    key = stage.references.resolve([hash_of(TREE)])[hash_of(TREE)]
+    del stage.objects.stored[key.object_key()]
+    url = database_url + ".new" if database_url.startswith("sqlite") else database_url
+    report = rebuilt(url, stage.objects)
+    assert report.quarantined == 2  # type: ignore[attr-defined]
+    hashes = [hash_of(one) for one in (LEAF, OTHER, b"garbage")]
+    with References(url, settings=SETTINGS) as references:
+        collector = Collector(references, stage.objects)
+        collector.collect()
+        assert set(references.resolve(hashes)) == set(hashes)
+        # Somebody stores the index again: what it leads to is there.
+        with references.open_job("again") as job:
+            [(new, _)] = references.reserve_chunks(job, [(key.hash, len(TREE))])
+            stage.objects.put(new.object_key(), [TREE])
+            references.mark_uploaded(job, [(new, hashes[:2])])
+            references.update_references(job, add=[(("mine", b"tree"), key.hash)])
+        assert release_quarantine(references.database) == 2
+        assert release_quarantine(references.database) == 0
+        collector.collect()
+        assert set(references.resolve(hashes)) == set(hashes[:2])
+
+
+def test_a_lost_chunk_that_leads_to_nothing_holds_back_nothing(
+    stage: Stage, tmp_path: Path
+) -> None:
+    fill(stage)
+    key = stage.references.resolve([hash_of(OTHER)])[hash_of(OTHER)]
+    del stage.objects.stored[key.object_key()]
+    url = f"sqlite:///{tmp_path}/new.sqlite"
+
+    def walk(record: bytes, resolve: Resolve) -> Iterator[WalkedChunk]:
+        """Look into trees alone, as file sets do."""
+        below = [hash_of(part) for part in record.split(b",") if part != record]
+        yield WalkedChunk(hash_of(record), below, root=True)
+
+    report = rebuild(url, stage.objects, walk, settings=SETTINGS)
+    assert list(report.damaged_commits) == ["tree"]
+    assert report.quarantined == 0
+    with References(url, settings=SETTINGS) as references:
+        Collector(references, stage.objects).collect()
+        assert references.resolve([hash_of(b"garbage")]) == {}
 
 
 def test_a_deleted_commit_is_not_revived(stage: Stage, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from holdfast.store.fsck.check import Engine, check
 from holdfast.store.fsck.findings import Finding, FsckReport
 from holdfast.store.fsck.repair import Repair, RepairReport, plan_repair
 from holdfast.store.fsck.settings import FsckSettings
+from holdfast.store.gc.quarantine import release_quarantine
 from holdfast.store.store import Store
 
 
@@ -19,6 +20,8 @@ class Repaired:
     before: FsckReport
     repairs: list[RepairReport] = field(default_factory=list)
     after: FsckReport = field(default_factory=FsckReport)
+    released: int = 0
+    """Chunks that a rebuild had held back, and that the collector may take now."""
 
 
 def check_and_repair(
@@ -44,4 +47,7 @@ def check_and_repair(
         result.after = check(store, engine, limits)
         if not done.done:
             break
+    if result.after.ok:
+        # All that is in use is known, and has its references.
+        result.released = release_quarantine(store.references.database)
     return result

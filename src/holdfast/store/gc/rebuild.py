@@ -3,7 +3,9 @@
 1. Every chunk's object gets a row. Of several generations of a hash the newest is current; the
    others are garbage, and collected later. Its size is that of the object, as stored.
 2. Every commit's object is read and walked; its references are written, and those of its chunks.
-3. Numbers go on far above all that were seen, because the lost database may have given out some
+3. If part of a commit could not be walked, what nobody refers to is held back from the collector:
+   it may be what the missing part led to (quarantine.py).
+4. Numbers go on far above all that were seen, because the lost database may have given out some
    whose objects are still on their way.
 
 Until the last step the database says that it is being rebuilt: nobody can open it, and no collector
@@ -46,6 +48,7 @@ from holdfast.store.gc.edges import (
     locked_rows,
 )
 from holdfast.store.gc.points import Point
+from holdfast.store.gc.quarantine import META_NAME, hold_garbage
 from holdfast.store.gc.settings import GcSettings
 from holdfast.store.gc.sweep import pages
 from holdfast.store.gc.transitions import CommitState
@@ -76,6 +79,8 @@ class RebuildReport:
     damaged_commits: dict[str, str] = field(default_factory=dict)
     """Commits that lead to what is not there, and what; they are kept, and what they have."""
     unknown_names: int = 0
+    quarantined: int = 0
+    """Chunks that nobody refers to, held because something that leads to others is missing."""
 
 
 def rebuild(
@@ -104,6 +109,7 @@ class _Rebuild:
         self._seam = seam
         self._report = RebuildReport()
         self._highest = 0
+        self._hides_others = False
 
     def run(self, walk: Walk) -> RebuildReport:
         self._database.transact(self._begin)
@@ -130,12 +136,16 @@ class _Rebuild:
             )
         for table in (edge, chunk, commit, job):
             connection.execute(delete(table))
+        connection.execute(delete(meta).where(meta.c.name == META_NAME))
         connection.execute(marked.values(number=1))
 
     def _end(self, connection: Connection) -> None:
         beyond = (self._highest // REBUILD_NUMBER_STEP + 1) * REBUILD_NUMBER_STEP
         numbered = update(meta).where(meta.c.name == "last_number")
         connection.execute(numbered.values(number=beyond))
+        if self._hides_others:
+            # The last number that was given out is nobody's yet.
+            self._report.quarantined = hold_garbage(self._database, connection, beyond)
         connection.execute(update(meta).where(meta.c.name == "rebuilding").values(number=0))
 
     def _add_chunks(self, page: Sequence[StoredObject]) -> None:
@@ -188,6 +198,7 @@ class _Rebuild:
                     walked = []
         except (ObjectMissing, Damaged) as error:
             self._report.damaged_commits.setdefault(name, str(error))
+            self._hides_others = True
         self._add_edges(name, number, walked)
         self._database.transact(partial(self._insert_commit, named=named, record=record))
         self._report.commits += 1
