@@ -70,8 +70,9 @@ def test_whoever_steps_into_a_trap_dies_with_its_whole_session(tmp_path: Path) -
 def test_a_short_proof_holds(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "holdfast", "prove", "dataflow", "--kills", "2", "--json"]
     done = subprocess.run(
-        [*command, "--dir", str(tmp_path / "proof")], capture_output=True, text=True, check=False
-    )
+        [*command, "--dir", str(tmp_path / "proof")],
+        capture_output=True, text=True, check=False, timeout=2300,
+    )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(done.stdout)
     assert found["counted"] == found["accepted"] > 0
