@@ -29,7 +29,8 @@ the same worlds, put into canonical form, and the same verdict on each (`test_mo
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import permutations, product
+from functools import cache
+from itertools import pairwise, permutations, product
 
 from tests.store.gc.model import Cleaner, Model, Reader, Row, World, Writer
 
@@ -107,9 +108,8 @@ class Reduction:
 
 def pack(world: World) -> bytes:
     """Return a world in a few bytes; different ones differ."""
-    sets = (world.objects, world.rotten, world.excused, world.late_puts, world.late_deletes)
     packed = [world.generations_used, world.damages_left, len(world.rows)]
-    packed += [sum(1 << number for number in numbers) for numbers in sets]
+    packed += [_mask(numbers) for numbers in _sets(world)]
     for generation, uploaded, refcount, holds, removing, deleting in world.rows:
         states = uploaded | (removing is not None) << 1 | (deleting is not None) << 2
         packed += (generation << 3 | states, refcount << 4 | holds)
@@ -119,6 +119,11 @@ def pack(world: World) -> bytes:
     for cleaner_at, generation in (*world.collectors, *world.repairs):
         packed.append(_CLEANS[cleaner_at] << 4 | generation)
     return bytes(packed)
+
+
+@cache
+def _mask(numbers: frozenset[int]) -> int:
+    return sum(1 << number for number in numbers)
 
 
 def _dying_rows() -> Iterable[Row]:
@@ -148,41 +153,39 @@ def _without_unnamed(world: World) -> World:
 
 def _numbered(world: World, *, keep_used: bool) -> World:
     """Number rows anew, in an order that depends on nothing but what they are."""
+    used = world.generations_used if keep_used else len(world.rows)
+    if len(world.rows) < 2:
+        return _renumbered(world, [row.generation for row in world.rows], used)
     kinds = {row.generation: _kind(world, row) for row in world.rows}
     order = sorted(kinds, key=kinds.__getitem__)
-    used = world.generations_used if keep_used else len(order)
-    twins = [number for number in order if list(kinds.values()).count(kinds[number]) > 1]
-    if not any(_is_named(world, number) for number in twins):
+    # Twins that nobody names may stand in any order.
+    if not any(kinds[one] == kinds[other] and kinds[one][1] for one, other in pairwise(order)):
         return _renumbered(world, order, used)
-    # Rows that look alike, named by several: whichever order comes first in the end.
+    # Others: whichever order comes first in the end.
     orders = (o for o in permutations(order) if [kinds[n] for n in o] == [kinds[n] for n in order])
     return min((_renumbered(world, list(one), used) for one in orders), key=pack)
 
 
-def _kind(world: World, row: Row) -> tuple[object, ...]:
-    """Return all that there is to a row, but its number."""
+def _kind(world: World, row: Row) -> tuple[int, list[int]]:
+    """Return all that there is to a row, but its number: what it is, and who names it as what."""
     number = row.generation
-    sets = (world.objects, world.rotten, world.excused, world.late_puts, world.late_deletes)
-    return (
-        (row.uploaded, row.refcount, row.holds, row.removing is None, row.deleting is None),
-        tuple(number in numbers for numbers in sets),
-        sorted(
-            (w.at, w.leased, w.generation == number, w.hold == number, w.committed == number)
-            for w in world.writers
-            if number in (w.generation, w.hold, w.committed)
-        ),
-        sorted(reader.leased for reader in world.readers if reader.pinned == number),
-        sorted(one.at for one in world.collectors if one.generation == number),
-        sorted(one.at for one in world.repairs if one.generation == number),
-    )
+    states = row.uploaded | row.alive << 1 | (row.deleting is None) << 2
+    for numbers in _sets(world):
+        states = states << 1 | (number in numbers)
+    named = []
+    for at, generation, leased, hold, committed in world.writers:
+        as_what = (generation == number) << 2 | (hold == number) << 1 | (committed == number)
+        if as_what:
+            named.append(_AT[at] << 4 | leased << 3 | as_what)
+    named += [0x100 | one.leased for one in world.readers if one.pinned == number]
+    named += [0x200 | _CLEANS[one.at] for one in world.collectors if one.generation == number]
+    named += [0x300 | _CLEANS[one.at] for one in world.repairs if one.generation == number]
+    named.sort()
+    return states << 8 | row.refcount << 4 | row.holds, named
 
 
-def _is_named(world: World, number: int) -> bool:
-    return (
-        any(number in (one.generation, one.hold, one.committed) for one in world.writers)
-        or any(number == one.generation for one in (*world.collectors, *world.repairs))
-        or any(number == one.pinned for one in world.readers)
-    )
+def _sets(world: World) -> tuple[frozenset[int], ...]:
+    return (world.objects, world.rotten, world.excused, world.late_puts, world.late_deletes)
 
 
 def _renumbered(world: World, order: list[int], used: int) -> World:

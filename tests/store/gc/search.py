@@ -53,6 +53,7 @@ def search(
     while level:
         levels += 1
         reached: list[World] = []
+        met: set[bytes] = set()  # the same by several ways: no need to look for its form again
         for world in level:
             if visit is not None:
                 visit(world)
@@ -61,6 +62,10 @@ def search(
                 return Verdict(wrong, _trace(model, canonical, seen, world), False, seen, levels)
             came_from = pack(world)
             for _, following in model.following(world):
+                as_reached = pack(following)
+                if as_reached in met:
+                    continue
+                met.add(as_reached)
                 new = canonical(following)
                 packed = pack(new)
                 if packed not in seen:
