@@ -65,7 +65,8 @@ def _fill(store: Store, name: str, files: int, differing: int) -> None:
     with store.references.open_job(f"fill {name}") as job:
         with FileSetWriter(store, job) as writer:
             for number in range(files):
-                writer.put(path_of(number), b'{"number": %d}\n' % number)
+                # There is nothing to overwrite, so this says it as a snapshot of a folder does.
+                writer.append(path_of(number), b'{"number": %d}\n' % number)
             layer = writer.close()
         commits.create(job, name, [layer])
         chosen = random.Random(_SEED).sample(range(files), differing)
