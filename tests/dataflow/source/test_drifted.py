@@ -233,8 +233,9 @@ def test_a_place_for_them_is_of_a_stream_with_a_checkpoint(tmp_path: Path) -> No
     append(tmp_path / "q", bundle(0, NUMBERS))
     given = {"path": str(tmp_path / "q"), "unfit": str(tmp_path / "letters"), "subscriber": "s"}
     schema = from_arrow_schema(stored_schema(parse_options(given)))
-    with pytest.raises(BadConfig, match="option checkpoint"):
-        StreamReader(parse_options(given), schema)
+    for checkpoint in ("", "s3a://bucket/checkpoint"):
+        with pytest.raises(BadConfig, match="with option checkpoint, a local or mounted folder"):
+            StreamReader(parse_options({**given, "checkpoint": checkpoint}), schema)
     with pytest.raises(BadConfig, match="leave out option unfit"):
         BatchReader(parse_options(given), schema)
 

@@ -64,10 +64,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 "since_seq, until_seq, seal and pushdown are of a batch",
                 hint="use spark.read; a stream goes on where its subscriber is",
             )
-        if options.unfit and not options.checkpoint:
+        is_folder = options.checkpoint and "://" not in options.checkpoint.removeprefix("file:")
+        if options.unfit and not is_folder:
             raise BadConfig(
                 "rows that do not fit are kept beside the checkpoint until a batch is committed",
-                hint="name the stream's checkpoint folder with option checkpoint, too",
+                hint="name the stream's checkpoint with option checkpoint, a local or mounted folder",
             )
         check_name(options.subscriber)
         self._options = options
