@@ -36,11 +36,8 @@ TEMPORARY_DIR = "tmp"
 LEFTOVER_AGE_S = 24 * 3600.0
 # Open files while many objects are put.
 OPEN_FILES_MAX = 128
-# Unlinking a file that is on disk waits for the disk; many at once wait together (20 times faster).
-DELETE_THREADS = 8
-# Fewer are not worth the threads.
-DELETE_THREADS_FROM = 8
-# Files or folders that are synced at once.
+# Files or folders that are synced, or files that are removed, at once. Each of these waits for the
+# disk, and many at once wait together (10 to 20 times faster).
 SYNC_THREADS = 8
 
 
@@ -116,8 +113,8 @@ class LocalObjects:
     def delete_many(self, keys: Sequence[str]) -> None:
         paths = [self._path(key) for key in keys]
         try:
-            _for_each(paths, self._unlink)
-            _for_each(list(_parents(paths)), self._sync_deletes)
+            self._at_once(self._unlink, paths)
+            self._at_once(self._sync_deletes, _parents(paths))
         except OSError as error:
             raise _failed("cannot be changed", self._root, error) from error
 
@@ -210,19 +207,22 @@ class LocalObjects:
                 self._disk.sync_dir(parent, Point.PARENT_SYNC)
             self._known_dirs |= new
 
-    def _at_once(self, sync: Callable[[Item], None], items: Sequence[Item]) -> None:
-        """Sync some things in threads; return, or raise, when all have come to an end."""
+    def _at_once(self, call: Callable[[Item], None], items: Sequence[Item]) -> None:
+        """Call for each item, in threads; return, or raise, when all have come to an end."""
+        # Whichever thread is free takes the next; taking one is atomic.
+        left = iter(items)
+
+        def work() -> None:
+            for item in left:
+                call(item)
+
         if len(items) == 1:
-            sync(items[0])
+            work()
             return
-        futures = [self._threads.submit(sync, item) for item in items]
+        futures = [self._threads.submit(work) for _ in range(min(SYNC_THREADS, len(items)))]
         wait(futures)
         for future in futures:
             future.result()
-
-    def _sync_dir_if_there(self, directory: PurePath) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            self._disk.sync_dir(directory, Point.DELETE_SYNC)
 
     # ---------------------------------------------------------------- reading
 
@@ -246,18 +246,7 @@ class LocalObjects:
         parts = key.split("/")
         if any(part in ("", ".", "..") or "\0" in part for part in parts):
             raise BadInput(f"{key!r} is no object's name", hint="use a relative path")
-        return self._root.joinpath(*parts)
-
-
-def _for_each(paths: Sequence[PurePath], call: Callable[[PurePath], None]) -> None:
-    """Call for each path, for many of them in threads; raise what the first that failed raised."""
-    if len(paths) < DELETE_THREADS_FROM:
-        for path in paths:
-            call(path)
-        return
-    with ThreadPoolExecutor(DELETE_THREADS, thread_name_prefix="holdfast-delete") as threads:
-        for _ in threads.map(call, paths):
-            pass
+        return self._root / key
 
 
 def _parents(paths: Iterable[PurePath]) -> list[PurePath]:
