@@ -6,15 +6,18 @@ object each. It is collected beside a little live data and beside much more of i
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from holdfast.bench.figures import Figures
 from holdfast.bench.rounds import interleave
 from holdfast.bench.stopwatch import Stopwatch
 from holdfast.bench.store_scale import StoreScale
 from holdfast.errors import CheckFailed
+from holdfast.seam import Seam
+from holdfast.seam.disk import Handle, RealDisk
 from holdfast.store.filesets import Commits, FileSetWriter
 from holdfast.store.gc.collector import Collector
 from holdfast.store.settings import Chunking, StoreSettings
@@ -29,6 +32,16 @@ _SETTINGS = StoreSettings(
 _FILE_BYTES = 200
 
 
+class _AtOnce(RealDisk):
+    """A disk for what is not measured: everything is synced in the end, instead of each file."""
+
+    def sync(self, handle: Handle, at: str) -> None:
+        pass
+
+    def sync_dir(self, path: PurePath, at: str) -> None:
+        pass
+
+
 def measure_collecting(
     folder: Path, scale: StoreScale, figures: Figures, progress: Callable[[str], None]
 ) -> None:
@@ -37,8 +50,8 @@ def measure_collecting(
     places = {"small": folder / "gc-small", "large": folder / "gc-large"}
     progress(f"collect: {garbage:,} chunks, beside none and beside {live:,}")
     Store.create(str(places["small"]), settings=_SETTINGS).close()
-    with Store.create(str(places["large"]), settings=_SETTINGS) as store:
-        _commit(store, "live", live)
+    Store.create(str(places["large"]), settings=_SETTINGS).close()
+    _commit(places["large"], "live", live)
     rounds = iter(range(2 * (scale.rounds + 1)))
     results = interleave(
         {
@@ -65,9 +78,10 @@ def measure_collecting(
 
 
 def _collect(place: Path, garbage: int, round_number: int) -> tuple[int, Stopwatch]:
+    name = f"garbage-{round_number}"
+    _commit(place, name, garbage)
     with Store.open(str(place), settings=_SETTINGS) as store:
-        _commit(store, f"garbage-{round_number}", garbage)
-        Commits(store).delete(f"garbage-{round_number}")
+        Commits(store).delete(name)
         collector = Collector(store.references, store.objects)
         with Stopwatch() as watch:
             report = collector.collect()
@@ -79,12 +93,16 @@ def _collect(place: Path, garbage: int, round_number: int) -> tuple[int, Stopwat
         return report.objects_deleted, watch
 
 
-def _commit(store: Store, name: str, chunks: int) -> None:
-    """Store so many files that each is a chunk of its own."""
-    with store.references.open_job(name) as job:
+def _commit(place: Path, name: str, chunks: int) -> None:
+    """Store so many files that each is a chunk of its own, and have them all on disk."""
+    with (
+        Store.open(str(place), settings=_SETTINGS, seam=Seam(disk=_AtOnce())) as store,
+        store.references.open_job(name) as job,
+    ):
         with FileSetWriter(store, job) as writer:
             for number in range(chunks):
                 data = f"{name} {number} ".encode()
                 writer.put(f"{name}/{number:08}", data * (_FILE_BYTES // len(data)))
             layer = writer.close()
         Commits(store).create(job, name, [layer])
+    os.sync()

@@ -21,7 +21,8 @@ class StoreScale:
     fewer_files: int
     # Files that differ between two commits that are compared.
     differing_files: int
-    # Chunks of garbage, and how many times as many live ones lie beside them for the slope.
+    # Files that become garbage, each at least a chunk, and how many times as many live ones lie
+    # beside them for the slope.
     garbage_chunks: int
     live_factor: int
 
@@ -33,7 +34,7 @@ FULL = StoreScale(
     many_files=1_000_000,
     fewer_files=100_000,
     differing_files=100,
-    garbage_chunks=20_000,
+    garbage_chunks=10_000,
     live_factor=4,
 )
 QUICK = StoreScale(
