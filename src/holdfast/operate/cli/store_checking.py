@@ -9,7 +9,6 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +18,7 @@ from holdfast.errors import BadInput, Damaged, DatabaseLost
 from holdfast.operate.cli.files.place import Place, place_options, progress
 from holdfast.operate.cli.output import json_option, print_json, print_table, printable, size
 from holdfast.operate.cli.quiver.parquet import write_parquet
+from holdfast.operate.cli.spark import engine_option, spark_session
 
 if TYPE_CHECKING:
     from holdfast.store.fsck.check import Engine
@@ -45,13 +45,7 @@ _repair_option = click.option("--repair", is_flag=True, help="Repair what was fo
 @place_options
 @_repair_option
 @click.option("--scrub", "also_scrub", is_flag=True, help="Read every chunk, too.")
-@click.option(
-    "--engine",
-    type=click.Choice(["local", "spark"]),
-    default="local",
-    show_default=True,
-    help="Where the indexes are read and everything is compared.",
-)
+@engine_option("Where the indexes are read and everything is compared.")
 @_report_option
 @json_option
 def fsck_command(
@@ -151,20 +145,10 @@ def _local_engine(store: Store) -> Iterator[Engine]:
 
 @contextmanager
 def _spark_engine(store: Store) -> Iterator[Engine]:
-    """Where `spark-submit` says, or on all cores of this machine."""
-    if find_spec("pyspark") is None:
-        raise BadInput(
-            "Spark is not installed", hint="pip install 'holdfast[spark]', or use --engine local"
-        )
-    from holdfast.dataflow.session import start_session, stop_session
-
-    session = start_session(name="holdfast-fsck")
-    try:
+    with spark_session("holdfast-fsck") as session:
         from holdfast.dataflow.filesets.audit import SparkEngine
 
         yield SparkEngine(session, store)
-    finally:
-        stop_session(session)
 
 
 ENGINES: dict[str, Callable[[Store], AbstractContextManager[Engine]]] = {

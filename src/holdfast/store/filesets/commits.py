@@ -16,7 +16,7 @@ from google.protobuf.message import DecodeError
 from holdfast.errors import BadInput, Damaged, UnknownCommit, UnknownFormat
 from holdfast.store.address import DataRef
 from holdfast.store.filesets import fileset_pb2 as pb
-from holdfast.store.filesets.compact import LEVEL_FACTOR, compact
+from holdfast.store.filesets.compact import LEVEL_FACTOR, Compact, compact
 from holdfast.store.filesets.entry import message_of, ref_of
 from holdfast.store.filesets.fileset import FileSet
 from holdfast.store.filesets.layer import Layer
@@ -174,11 +174,12 @@ class Commits:
         *,
         level_factor: int = LEVEL_FACTOR,
         whole: bool = False,
+        merge: Compact = compact,
     ) -> Commit:
-        """Make a commit with the same files as another one, in fewer layers."""
+        """Make a commit with the same files as another one, in fewer layers; `merge` makes them."""
         with self.open(name) as files:
             commit = self.get(name)
-            layers = compact(self._store, job, files.layers, level_factor=level_factor, whole=whole)
+            layers = merge(self._store, job, files.layers, level_factor=level_factor, whole=whole)
             record = pb.CommitRecord.FromString(self._references.commit(name).record)
             del record.layers[:]
             record.layers.extend(layer.to_message() for layer in layers)

@@ -11,7 +11,7 @@ tombstones and flags are dropped. Any other run keeps them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from holdfast.errors import BadInput
 from holdfast.store.chunks import ChunkWriter
@@ -44,6 +44,21 @@ def plan(layers: Sequence[Layer], level_factor: int = LEVEL_FACTOR) -> int:
             start = number
         newer += weight
     return start
+
+
+class Compact(Protocol):
+    """What `compact` does, in this process or in many."""
+
+    def __call__(
+        self,
+        store: Store,
+        job: Job,
+        layers: Sequence[Layer],
+        /,
+        *,
+        level_factor: int = LEVEL_FACTOR,
+        whole: bool = False,
+    ) -> list[Layer]: ...
 
 
 def compact(

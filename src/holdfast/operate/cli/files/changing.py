@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 import click
@@ -12,9 +13,11 @@ from holdfast.errors import BadInput
 from holdfast.operate.cli.files.looking import commit_fields
 from holdfast.operate.cli.files.place import Place, opened_job, place_options
 from holdfast.operate.cli.output import Command, json_option, print_json
+from holdfast.operate.cli.spark import engine_option, spark_session
 
 if TYPE_CHECKING:
     from holdfast.store.filesets import Commit, FileSet, FileSetWriter, Layer
+    from holdfast.store.filesets.compact import Compact
     from holdfast.store.gc.leases import Job
     from holdfast.store.store import Store
 
@@ -197,11 +200,27 @@ def _on_top(store: Store, job: Job, files: FileSet) -> Layer:
 @click.argument("commit")
 @as_option
 @click.option("--whole", is_flag=True, help="Into one layer, however large the oldest ones are.")
+@engine_option("Where the layers are merged.")
 @place_options
 @json_option
-def compact_command(commit: str, new_name: str, whole: bool, place: Place, as_json: bool) -> None:
+def compact_command(
+    commit: str, new_name: str, whole: bool, engine: str, place: Place, as_json: bool
+) -> None:
     """Make a commit with the same files in fewer layers, which is read faster."""
     from holdfast.store.filesets import Commits
 
-    with place.open() as store, opened_job(store, new_name) as job:
-        tell(Commits(store).compact(job, commit, new_name, whole=whole), as_json)
+    with place.open() as store, opened_job(store, new_name) as job, _merging(engine) as merge:
+        tell(Commits(store).compact(job, commit, new_name, whole=whole, merge=merge), as_json)
+
+
+@contextmanager
+def _merging(engine: str) -> Iterator[Compact]:
+    if engine == "local":
+        from holdfast.store.filesets.compact import compact
+
+        yield compact
+        return
+    with spark_session("holdfast-compact") as session:
+        from holdfast.dataflow.filesets.compaction import compact_on_spark
+
+        yield functools.partial(compact_on_spark, session)
