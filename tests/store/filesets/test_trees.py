@@ -145,6 +145,31 @@ def test_a_file_that_was_just_changed_is_not_trusted(
     assert again.read_files == again.files - 2
 
 
+@pytest.mark.parametrize("path", ["sub/small", "sub/large"])
+def test_a_file_that_goes_meanwhile_is_left_out(
+    store: Store, job: Job, folder: Path, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    real_blocks = Folder.blocks
+
+    def blocks(self: Folder, asked: str) -> Iterator[bytes]:
+        if asked == path:
+            (folder / path).unlink(missing_ok=True)
+        return real_blocks(self, asked)
+
+    before = len(list(FileSet(store, [put_tree(store, job, folder).layer]).files()))
+    monkeypatch.setattr(Folder, "blocks", blocks)
+    whole = put_tree(store, job, folder)
+    (folder / path).write_bytes(b"again" * 20_000)
+    with FileSetWriter(store, job) as writer:
+        writer.put_tree(folder)
+        beside = writer.close()
+    for layer in (whole.layer, beside):
+        left = [file.path for file in FileSet(store, [layer]).files()]
+        assert path not in left
+        assert "sub/deeper/file" in left
+    assert len(list(FileSet(store, [whole.layer]).files())) == before - 1
+
+
 def test_equal_folders_have_equal_indexes(
     store: Store, job: Job, folder: Path, tmp_path: Path
 ) -> None:

@@ -75,9 +75,11 @@ class FolderReader:
                 folder.close()
 
     def blocks(self, entry: FolderEntry) -> Iterator[bytes]:
-        """Yield the bytes of a file."""
+        """Yield the bytes of a file; `FileNotFoundError` if it went since it was found."""
         try:
             yield from self._folder().blocks(entry.path)
+        except FileNotFoundError:
+            raise
         except OSError as error:
             raise self._failed(entry.path, error) from error
 

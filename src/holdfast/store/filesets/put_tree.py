@@ -136,32 +136,36 @@ class _Tree:
 
     def _add_file(self, reader: FolderReader, found: FoundFile) -> None:
         entry = found.entry
-        self._counts.files += 1
         if found.link_target is not None:
+            self._counts.files += 1
             metadata = Metadata(link_target=found.link_target).to_message()
             self._builder.add(entry.path, algebra.append(b"", (), metadata))
             return
-        self._seen.add(entry)
         before = self._before.find(entry) if found.is_skipped else None
         if before is not None:
             self._builder.add_again(before)
-            return
-        metadata = Metadata(mode=entry.mode, mtime_ns=entry.mtime_ns).to_message()
-        content = tuple(self._content(reader, found))
-        self._builder.add(entry.path, algebra.append(b"", content, metadata))
+        else:
+            try:
+                content = tuple(self._content(reader, found))
+            except FileNotFoundError:
+                return  # it went while we looked
+            metadata = Metadata(mode=entry.mode, mtime_ns=entry.mtime_ns).to_message()
+            self._builder.add(entry.path, algebra.append(b"", content, metadata))
+        self._counts.files += 1
+        self._seen.add(entry)
 
     def _content(self, reader: FolderReader, found: FoundFile) -> Iterator[Content]:
-        self._counts.read_files += 1
         entry, small = found.entry, found.small
         if small is None and entry.size_bytes <= self._small_bytes:
             small = b"".join(reader.blocks(entry))
         if small is not None and len(small) <= self._small_bytes:
             self._counts.read_bytes += len(small)
             yield self._builder.store_small(entry.path, small)
-            return
-        for ref in self._writer.put_stream(reader.blocks(entry)):
-            self._counts.read_bytes += ref.size_bytes
-            yield message_of(ref)
+        else:
+            for ref in self._writer.put_stream(reader.blocks(entry)):
+                self._counts.read_bytes += ref.size_bytes
+                yield message_of(ref)
+        self._counts.read_files += 1
 
 
 class _Before:

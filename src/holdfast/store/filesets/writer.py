@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import PurePath
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, Self
@@ -183,7 +184,8 @@ class FileSetWriter:
             else:
                 content = reader.blocks(entry) if small is None else small
                 known = Metadata(mode=entry.mode, mtime_ns=entry.mtime_ns)
-                self.put(path, content, metadata=known)
+                with suppress(FileNotFoundError):  # it went while we looked
+                    self.put(path, content, metadata=known)
 
     def copy(self, path: str, file: FileInfo) -> None:
         """Store a file of this store under another path, by reference: no content is moved.
