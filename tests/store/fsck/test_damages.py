@@ -15,7 +15,10 @@ from holdfast.store.fsck.findings import Finding, Kind
 from holdfast.store.fsck.scrub import scrub
 from holdfast.store.gc.collector import Collector
 
-ON_POSTGRES = ("row_lost", "wrong_refcount", "missing_reference_of_a_chunk", "commit_row_lost")
+ON_POSTGRES = (
+    *("row_lost", "wrong_refcount", "missing_reference_of_a_chunk", "commit_row_lost"),
+    "index_damaged_but_another_generation_is_there",
+)
 
 
 def said(finding: Finding) -> Said:
