@@ -68,7 +68,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if options.unfit and not is_folder:
             raise BadConfig(
                 "rows that do not fit are kept beside the checkpoint until a batch is committed",
-                hint="name the stream's checkpoint with option checkpoint, a local or mounted folder",
+                hint="name it with option checkpoint, a local or mounted folder",
             )
         check_name(options.subscriber)
         self._options = options
