@@ -7,17 +7,26 @@ import logging
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.dataflow.late_worker import ATTEMPTS
 from tests.dataflow.quivers import fill
 
+from holdfast.dataflow.compiler.places import Places
+from holdfast.dataflow.compiler.tails import Tail
 from holdfast.dataflow.progress import LONG_BATCH_S, QueryProgress
 from holdfast.dataflow.restarts import Restarts, is_no_worker
+from holdfast.dataflow.run import PipelineRun
+from holdfast.dataflow.session import QUERY_SETTINGS
+from holdfast.dataflow.spec import Pipeline
 from holdfast.errors import PipelineFailed
 from holdfast.prove.sessions import end_session
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 400.0
@@ -163,3 +172,40 @@ def test_a_query_goes_on_though_its_process_came_up_too_late(tmp_path: Path) -> 
     assert "the query events ended: " in told["error"]
     assert "Python worker failed to connect back" in told["error"]
     assert "worker_attempts" in told["hint"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_nobody_waits_for_ever_for_a_query_that_does_not_stop(
+    spark: SparkSession,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A sink that hangs in the driver: Spark cannot interrupt that."""
+    monkeypatch.setitem(QUERY_SETTINGS, "spark.sql.streaming.stopTimeout", "1s")
+    entered, released = threading.Event(), threading.Event()
+
+    def hang(tail: Tail, batch: DataFrame, number: int) -> None:
+        entered.set()
+        released.wait(PATIENCE_S)
+
+    monkeypatch.setattr(Tail, "__call__", hang)
+    fill(tmp_path / "q", [(1.0, "a", 0)])
+    pipeline = (
+        Pipeline()
+        .source("events", quiver="q", quiver_config="tests.dataflow.quivers:CONFIG")
+        .sink(name="out", files="out")
+        .after("events")
+        .sink(name="other", files="other")
+        .settings
+    )
+    with PipelineRun("hung", pipeline, Places(tmp_path / "state", tmp_path), spark) as run:
+        run.start()
+        assert entered.wait(PATIENCE_S), "no batch came"
+        with caplog.at_level(logging.ERROR, "holdfast.dataflow"):
+            run.stop()
+        released.set()
+    (told,) = [record.getMessage() for record in caplog.records]
+    assert told.startswith("events does not stop, it is at: Processing new data; ")
+    assert "failed to stop within 1000 milliseconds" in told
