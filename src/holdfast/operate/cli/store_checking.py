@@ -209,6 +209,7 @@ def _tell_result(
         "rebuilt": dataclasses.asdict(rebuilt) if rebuilt else None,
         "repair": _repair_fields(result.repairs) if result.repairs else None,
         "left": [one.to_json() for one in after.findings] if result.repairs else None,
+        "released": result.released,
     }
     _write_report(report_folder, before.findings, fields)
     if as_json:
@@ -218,6 +219,8 @@ def _tell_result(
             _print_rebuilt(rebuilt)
         _print_findings("found", before.findings)
         _print_repairs(result.repairs)
+        if result.released:
+            click.echo(f"given to the collector, held back since a rebuild: {result.released:,}")
         if result.repairs:
             _print_findings("left", after.findings)
         click.echo(
@@ -285,10 +288,11 @@ def _print_rebuilt(report: RebuildReport) -> None:
     for name, why in report.damaged_commits.items():
         click.echo(f"commit {printable(name)} is not whole: {printable(why)}")
     if report.damaged_commits:
+        click.echo(f"held back from the collector: {report.quarantined:,} chunks nobody refers to")
         click.echo(
-            "bring back what is missing before you collect or repair: what only a lost index"
+            "bring back what is missing, or delete these commits; then run "
+            "`holdfast store fsck --repair`, which lets go of them"
         )
-        click.echo("led to is garbage to a collector; nothing more was changed")
 
 
 def _write_report(folder: Path | None, findings: Sequence[Finding], fields: dict[str, Any]) -> None:
