@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pytest
@@ -22,6 +22,7 @@ from holdfast.errors import (
     DataLoss,
     DirectoryLocked,
     HoldfastError,
+    OwnerGone,
     UnknownPosition,
     WrongQuiver,
 )
@@ -433,3 +434,37 @@ def test_offsets_of_another_version_are_refused(store: Path, tmp_path: Path) -> 
     with pytest.raises(UnknownPosition, match="version 99"):
         driver.run(0)
     driver.stop()
+
+
+def test_a_run_that_ends_does_not_take_silence_for_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A gateway that is too busy to plan has rows: `close` must not claim the end of time."""
+    fill(tmp_path / "q", [(1.0, "a", 1)], [(2.0, "a", 2)])
+    options = {"watermark": True, "close": True, "idle_after": "1h"}
+    driver = Driver(str(tmp_path / "q"), tmp_path / "checkpoint", **options)
+    driver.reader.initialOffset()
+    driver.reader.prepareForTriggerAvailableNow()
+    (gateway,) = driver.reader.planner._gateways
+    real_plan, asked = gateway.plan, []
+
+    def plan(*arguments: Any) -> Any:
+        asked.append(arguments)
+        if len(asked) == 1 or len(asked) > 2:
+            raise OwnerGone("it takes too long", hint="")
+        return real_plan(*arguments)
+
+    monkeypatch.setattr(gateway, "plan", plan)
+    monkeypatch.setattr("holdfast.dataflow.source.planner.SILENCE_PAUSE_S", 0.0)
+    driver.plan()  # it was asked again, and answered
+    assert len(asked) == 2
+    monkeypatch.setattr("holdfast.dataflow.source.planner.ENDING_PATIENCE_S", 0.0)
+    fill(tmp_path / "more", [(3.0, "a", 3)])
+    other = Driver(str(tmp_path / "more"), tmp_path / "other", **options)
+    other.reader.initialOffset()
+    other.reader.prepareForTriggerAvailableNow()
+    monkeypatch.setattr(other.reader.planner._gateways[0], "plan", plan)
+    with pytest.raises(OwnerGone, match="has rows that are to be read now"):
+        other.plan()
+    driver.stop()
+    other.stop()

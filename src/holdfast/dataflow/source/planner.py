@@ -12,6 +12,7 @@ its quiver's id, so offsets are compared only with those that have.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -40,6 +41,8 @@ RANGES_MAX = 256
 # for it in vain, so that the others are not held up.
 SILENCE_PAUSE_S = 1.0
 SILENCE_SHARE = 5
+# How long a run that ends asks a gateway that does not answer, before it ends with an error.
+ENDING_PATIENCE_S = 60.0
 
 log = logging.getLogger("holdfast.dataflow")
 
@@ -117,6 +120,26 @@ class Planner:
         self._silent.pop(gateway.name, None)
         return answer
 
+    def _answer(self, gateway: Gateway, ask: Callable[[], _Answer]) -> _Answer | None:
+        """Return what a gateway answers; None if it does not, unless this run ends.
+
+        A run that ends would take silence for the end, and `close` would claim it.
+        """
+        if self._targets is None:
+            return self._try(gateway, ask)
+        until_s = self._seam.clock.monotonic_s() + ENDING_PATIENCE_S
+        while True:
+            try:
+                return ask()
+            except OwnerGone as error:
+                log.warning("%s does not answer: %s", gateway.name, error.message)
+                if self._seam.clock.monotonic_s() >= until_s:
+                    raise OwnerGone(
+                        f"{gateway.name} does not answer, and has rows that are to be read now",
+                        hint="start it, then run again: nothing is lost",
+                    ) from error
+            time.sleep(SILENCE_PAUSE_S)
+
     def initial(self) -> Offset:
         """Return the subscribers' own places, as they were when the stream began."""
         subscriber = self._options.subscriber
@@ -173,7 +196,7 @@ class Planner:
             quiver_id: position.seq
             for quiver_id, gateway in reached.items()
             if quiver_id not in start.seqs
-            and (position := self._try(gateway, gateway.position)) is not None
+            and (position := self._answer(gateway, gateway.position)) is not None
         }
         return replace(start, seqs={**start.seqs, **new}) if new else start
 
@@ -203,7 +226,7 @@ class Planner:
             return None
         size_bytes = max(1, self._options.max_bytes // len(self._gateways))
         start = Position(max(seq, self._recorded.get(quiver_id, 0)))
-        return self._try(gateway, lambda: gateway.plan(start, rows, size_bytes))
+        return self._answer(gateway, lambda: gateway.plan(start, rows, size_bytes))
 
     def _keep(self, planned: PlannedRange, start_seq: int) -> None:
         self._ranges[planned.quiver_id, start_seq, planned.end.seq] = planned
