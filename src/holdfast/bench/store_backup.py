@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import filecmp
 import os
-import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,7 +43,7 @@ def measure_backup(
     def run(contender: Contender) -> Callable[[], Backup]:
         def once() -> Backup:
             progress(f"store, store changed, restore: {contender.name}")
-            return _backup(contender, corpus, folder / "restored")
+            return _backup(contender, corpus)
 
         return once
 
@@ -56,22 +55,18 @@ def measure_backup(
     _tell(figures, results, corpus)
 
 
-def _backup(contender: Contender, corpus: Corpus, target: Path) -> Backup:
-    try:
-        contender.begin()
-        # Everybody finds the same: the corpus in memory, and nothing left to be written.
+def _backup(contender: Contender, corpus: Corpus) -> Backup:
+    contender.begin()
+    # Everybody finds the same: the corpus in memory, and nothing left to be written.
+    os.sync()
+    first = contender.store(corpus.folder, FIRST, None)
+    with _changed(corpus):
         os.sync()
-        first = contender.store(corpus.folder, FIRST, None)
-        with _changed(corpus):
-            os.sync()
-            changed = contender.store(corpus.folder, CHANGED, FIRST)
-            os.sync()
-            restored = contender.restore(CHANGED, target)
-            _compare(corpus.folder, target)
-        return Backup(first, changed, restored, contender.stored_bytes())
-    finally:
-        contender.end()
-        shutil.rmtree(target, ignore_errors=True)
+        changed = contender.store(corpus.folder, CHANGED, FIRST)
+        os.sync()
+        restored = contender.restore(CHANGED)
+        _compare(corpus.folder, contender.restored)
+    return Backup(first, changed, restored, contender.stored_bytes())
 
 
 @contextlib.contextmanager

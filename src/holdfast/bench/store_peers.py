@@ -6,6 +6,7 @@ starts them. restic encrypts always; borg and Holdfast are measured without encr
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import subprocess
@@ -28,39 +29,46 @@ class Took:
 
 
 class Contender(ABC):
-    """A program that stores folders. Each round begins with an empty repository."""
+    """A program that stores folders. Each round has a folder of its own, with an empty repository.
+
+    Nothing is removed between rounds: ext4 does not use the inode of a file again that was removed
+    in the last minute, and whoever makes files after a large removal searches long for others.
+    """
 
     name: str
 
     def __init__(self, folder: Path) -> None:
-        self.repository = folder / f"{self.name}-repository"
-        self._home = folder / f"{self.name}-home"
+        self._folder = folder
+        self._rounds = itertools.count()
 
-    @abstractmethod
     def begin(self) -> None:
         """Make an empty repository."""
+        place = self._folder / f"{self.name}-{next(self._rounds)}"
+        place.mkdir()
+        self.repository, self._home = place / "repository", place / "home"
+        self.restored = place / "restored"
+        self._home.mkdir()
+        self._make()
+
+    @abstractmethod
+    def _make(self) -> None:
+        """Make the repository."""
 
     @abstractmethod
     def store(self, folder: Path, label: str, parent: str | None) -> Took:
         """Store a folder."""
 
     @abstractmethod
-    def restore(self, label: str, target: Path) -> Took:
-        """Restore what was stored."""
+    def restore(self, label: str) -> Took:
+        """Restore what was stored into `restored`."""
 
     def stored_bytes(self) -> int:
         """Return how many bytes the files of the repository have."""
         return sum(path.stat().st_size for path in self.repository.rglob("*") if path.is_file())
 
-    def end(self) -> None:
-        """Remove everything."""
-        for folder in (self.repository, self._home):
-            shutil.rmtree(folder, ignore_errors=True)
-
     def _run(
         self, *words: str, cwd: Path | None = None, more: Mapping[str, str] | None = None
     ) -> Took:
-        self._home.mkdir(exist_ok=True)
         # A home of its own, so that no cache of another round or user is used.
         variables = {**os.environ, "HOME": str(self._home), **(more or {})}
         variables.pop("XDG_CACHE_HOME", None)
@@ -93,15 +101,15 @@ class Holdfast(Contender):
         more = {"HOLDFAST_STORE": str(self.repository), "PYTHONDONTWRITEBYTECODE": ""}
         return self._run(sys.executable, "-m", "holdfast", *words, more=more)
 
-    def begin(self) -> None:
+    def _make(self) -> None:
         self._holdfast("store", "create")
 
     def store(self, folder: Path, label: str, parent: str | None) -> Took:
         on = ["--parent", parent] if parent else []
         return self._holdfast("files", "put", label, str(folder), *on)
 
-    def restore(self, label: str, target: Path) -> Took:
-        return self._holdfast("files", "get", label, str(target))
+    def restore(self, label: str) -> Took:
+        return self._holdfast("files", "get", label, str(self.restored))
 
 
 class Restic(Contender):
@@ -113,15 +121,16 @@ class Restic(Contender):
         secrets = {"RESTIC_PASSWORD": "bench", "RESTIC_REPOSITORY": str(self.repository)}
         return self._run("restic", *words, cwd=cwd, more=secrets)
 
-    def begin(self) -> None:
+    def _make(self) -> None:
         self._restic("init", "--repository-version", "2")
 
     def store(self, folder: Path, label: str, parent: str | None) -> Took:
         # From within, so that what is restored has no more folders above it.
         return self._restic("backup", "--quiet", "--tag", label, ".", cwd=folder)
 
-    def restore(self, label: str, target: Path) -> Took:
-        return self._restic("restore", "--quiet", "latest", "--tag", label, "--target", str(target))
+    def restore(self, label: str) -> Took:
+        words = ("restore", "--quiet", "latest", "--tag", label)
+        return self._restic(*words, "--target", str(self.restored))
 
 
 class Borg(Contender):
@@ -133,15 +142,15 @@ class Borg(Contender):
         more = {"BORG_UNKNOWN_UNENCRYPTED_REPO_ACCESS_IS_OK": "yes"}
         return self._run("borg", *words, cwd=cwd, more=more)
 
-    def begin(self) -> None:
+    def _make(self) -> None:
         self._borg("init", "--encryption", "none", str(self.repository))
 
     def store(self, folder: Path, label: str, parent: str | None) -> Took:
         return self._borg("create", f"{self.repository}::{label}", ".", cwd=folder)
 
-    def restore(self, label: str, target: Path) -> Took:
-        target.mkdir(parents=True, exist_ok=True)
-        return self._borg("extract", f"{self.repository}::{label}", cwd=target)
+    def restore(self, label: str) -> Took:
+        self.restored.mkdir()
+        return self._borg("extract", f"{self.repository}::{label}", cwd=self.restored)
 
 
 PEERS: tuple[type[Contender], ...] = (Restic, Borg)

@@ -29,7 +29,7 @@ class StoreScale:
 
 FULL = StoreScale(
     rounds=7,
-    corpus_bytes=400 * MB,
+    corpus_bytes=1000 * MB,
     changed_every=100,
     many_files=1_000_000,
     fewer_files=100_000,
