@@ -22,7 +22,7 @@ BARS = (
     Bar("list_entries_per_s", at_least=150_000),
     Bar("diff_growth", at_most=2.0),
     Bar("gc_chunks_per_s", at_least=8_000),
-    Bar("gc_cost_slope", at_most=1.25),
+    Bar("gc_cost_slope", at_most=0.5),
 )
 SECTIONS = (measure_backup, measure_many, measure_collecting)
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import filecmp
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.bench.figures import Figures
 from holdfast.bench.rounds import interleave
 from holdfast.bench.store_corpus import Corpus
-from holdfast.bench.store_peers import PEERS, Contender, Holdfast, Took, is_installed
+from holdfast.bench.store_peers import PEERS, Contender, Holdfast, Library, Took, is_installed
 from holdfast.bench.store_scale import MB, StoreScale
 from holdfast.errors import CheckFailed
 
@@ -37,7 +37,11 @@ def measure_backup(
     corpus = Corpus(folder, scale.corpus_bytes, scale.changed_every)
     figures.note("corpus_files", corpus.files)
     figures.note("corpus_mb", round(corpus.size_bytes / MB, 1))
-    contenders = [Holdfast(folder), *(peer(folder) for peer in PEERS if is_installed(peer))]
+    contenders = [
+        Holdfast(folder),
+        Library(folder),
+        *(peer(folder) for peer in PEERS if is_installed(peer)),
+    ]
     figures.note("peers_missing", [peer.name for peer in PEERS if not is_installed(peer)])
 
     def run(contender: Contender) -> Callable[[], Backup]:
@@ -102,10 +106,18 @@ def _tell(figures: Figures, results: dict[str, list[Backup]], corpus: Corpus) ->
         figures.add(f"{name}_restore_s", [one.restored.wall_s for one in backups])
         figures.add(f"{name}_restore_cpu_s", [one.restored.cpu_s for one in backups])
         figures.add(f"{name}_stored_mb", [one.stored_bytes / MB for one in backups])
-        if name == "holdfast":
+        if name in (Holdfast.name, Library.name):
             continue
-        pairs = list(zip(backups, ours, strict=True))
-        figures.add(f"vs_{name}_store", [a.first.wall_s / b.first.wall_s for a, b in pairs])
-        figures.add(f"vs_{name}_changed", [a.changed.wall_s / b.changed.wall_s for a, b in pairs])
-        figures.add(f"vs_{name}_restore", [a.restored.wall_s / b.restored.wall_s for a, b in pairs])
+        _compare_times(figures, f"vs_{name}", backups, ours)
+        _compare_times(figures, f"library_vs_{name}", backups, results[Library.name])
+        pairs = zip(backups, ours, strict=True)
         figures.add(f"stored_bytes_vs_{name}", [b.stored_bytes / a.stored_bytes for a, b in pairs])
+
+
+def _compare_times(
+    figures: Figures, name: str, theirs: Sequence[Backup], ours: Sequence[Backup]
+) -> None:
+    pairs = list(zip(theirs, ours, strict=True))
+    figures.add(f"{name}_store", [a.first.wall_s / b.first.wall_s for a, b in pairs])
+    figures.add(f"{name}_changed", [a.changed.wall_s / b.changed.wall_s for a, b in pairs])
+    figures.add(f"{name}_restore", [a.restored.wall_s / b.restored.wall_s for a, b in pairs])

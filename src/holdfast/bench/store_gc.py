@@ -6,6 +6,7 @@ object each. It is collected beside a little live data and beside much more of i
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 from collections.abc import Callable
@@ -66,13 +67,14 @@ def measure_collecting(
         [watch.cpu_s * 1e6 / chunks for chunks, watch in results["small"]],
     )
     pairs = zip(results["small"], results["large"], strict=True)
-    figures.add(
-        "gc_cost_slope",
-        [
-            (large.wall_s / large_chunks) / (small.wall_s / small_chunks)
-            for (small_chunks, small), (large_chunks, large) in pairs
-        ],
-    )
+    ratios = [
+        (large.wall_s / large_chunks) / (small.wall_s / small_chunks)
+        for (small_chunks, small), (large_chunks, large) in pairs
+    ]
+    # 0: what lives costs nothing. 1: twice the store, twice the cost of each piece of garbage.
+    growth = math.log(1 + scale.live_factor)
+    figures.add("gc_cost_ratio", ratios)
+    figures.add("gc_cost_slope", [math.log(ratio) / growth for ratio in ratios])
     for place in places.values():
         shutil.rmtree(place)
 

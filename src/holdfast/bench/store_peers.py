@@ -14,10 +14,14 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from holdfast.bench.stopwatch import Stopwatch
 from holdfast.errors import CheckFailed
+from holdfast.store.filesets import Commits, extract, put_tree
+from holdfast.store.store import Store
 
 
 @dataclass(frozen=True)
@@ -110,6 +114,37 @@ class Holdfast(Contender):
 
     def restore(self, label: str) -> Took:
         return self._holdfast("files", "get", label, str(self.restored))
+
+
+class Library(Contender):
+    """The same as `Holdfast`, by a process that runs already: what of it is the work itself.
+
+    A gateway, a Spark driver and a service start once, and a command each time.
+    """
+
+    name = "library"
+
+    def _make(self) -> None:
+        Store.create(str(self.repository)).close()
+
+    def store(self, folder: Path, label: str, parent: str | None) -> Took:
+        with Stopwatch() as watch, Store.open(str(self.repository)) as store, ExitStack() as held:
+            commits = Commits(store)
+            job = held.enter_context(store.references.open_job(label))
+            files = held.enter_context(commits.open(parent)) if parent else None
+            seen = commits.get(parent).seen if parent else ()
+            tree = put_tree(store, job, folder, parent=files, parent_seen=seen)
+            commits.create(job, label, [tree.layer], parent=parent, seen=tree.seen)
+        return Took(watch.wall_s, watch.cpu_s)
+
+    def restore(self, label: str) -> Took:
+        with (
+            Stopwatch() as watch,
+            Store.open(str(self.repository)) as store,
+            Commits(store).open(label) as files,
+        ):
+            extract(files, self.restored)
+        return Took(watch.wall_s, watch.cpu_s)
 
 
 class Restic(Contender):

@@ -29,12 +29,12 @@ class StoreScale:
 
 FULL = StoreScale(
     rounds=7,
-    corpus_bytes=1000 * MB,
+    corpus_bytes=400 * MB,
     changed_every=100,
     many_files=1_000_000,
     fewer_files=100_000,
     differing_files=100,
-    garbage_chunks=10_000,
+    garbage_chunks=6_000,
     live_factor=4,
 )
 QUICK = StoreScale(
