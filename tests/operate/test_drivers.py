@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import signal
@@ -184,6 +185,7 @@ def test_one_whose_output_somebody_still_holds_is_started_again(
 
     try:
         asyncio.run(run())
+        gc.collect()  # a pipe that is still open here complains when it goes
     finally:
         for pid in map(int, noted.read_text().split()):
             with contextlib.suppress(ProcessLookupError):

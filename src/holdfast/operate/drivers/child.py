@@ -138,8 +138,9 @@ class DriverChild:
             return code
         finally:
             end_session(process.pid)
-            if process.stdin is not None:
-                process.stdin.close()
+            # All three pipes. What somebody else still holds would stay open here, too, and asyncio
+            # has no public name for letting go of it.
+            process._transport.close()  # type: ignore[attr-defined]
 
     async def _ordered(self) -> Orders | None:
         """Return the orders, when they are known; None if it is to stop before."""
