@@ -258,19 +258,27 @@ class Play:
     # --------------------------------------------------------------------- spark
 
     def _wait_for_spark(self, act: str) -> None:
-        """Wait until the pipeline runs; if that takes too long, the show goes on without."""
+        """Wait until the pipeline runs."""
+        self._wait_for_pipeline(act, lambda pipeline: pipeline.state == "running")
+
+    def _count_on(self) -> None:
+        """Let Spark be seen at work."""
+        self._wait_for_pipeline(
+            "Spark goes on where it was", lambda pipeline: pipeline.watermark is not None
+        )
+        if self.scene.pipeline is not None:
+            self._act("Spark counts; its windows follow the watermark")
+
+    def _wait_for_pipeline(self, act: str, is_seen: Callable[[PipelineScene], bool]) -> None:
+        """Wait for something; if that takes too long, the show goes on without."""
         self.scene.act = act
         deadline_s = time.monotonic() + SPARK_SECONDS_MAX
         pipeline = self.scene.pipeline
-        while pipeline is not None and pipeline.state != "running":
+        while pipeline is not None and not is_seen(pipeline):
             if time.monotonic() > deadline_s:
                 return
             self._look()
             time.sleep(REFRESH_S)
-
-    def _count_on(self) -> None:
-        if self.scene.pipeline is not None:
-            self._act("Spark goes on where it was; its windows follow the watermark")
 
     def _close_pipeline(self) -> None:
         if self.scene.pipeline is None:
