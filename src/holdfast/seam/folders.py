@@ -101,11 +101,12 @@ class Folder:
             info = os.fstat(descriptor)
             if not stat.S_ISREG(info.st_mode):
                 raise FileNotFoundError(f"{path} is no longer a file")
-            size = min(READ_BLOCK_BYTES, info.st_size + 1)
+            size, total_bytes = min(READ_BLOCK_BYTES, info.st_size + 1), 0
             while block := os.read(descriptor, size):
                 yield block
-                if len(block) < size:
-                    return  # a file gives less only at its end
+                total_bytes += len(block)
+                if len(block) < size and total_bytes >= info.st_size:
+                    return  # the end: spares a question for each of very many small files
         finally:
             os.close(descriptor)
 

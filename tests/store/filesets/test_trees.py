@@ -145,6 +145,19 @@ def test_a_file_that_was_just_changed_is_not_trusted(
     assert again.read_files == again.files - 2
 
 
+def test_a_disk_that_reads_little_at_a_time_cuts_no_file_off(
+    store: Store, job: Job, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Network file systems may give less than was asked for, before the end of a file."""
+    real_read = os.read
+    monkeypatch.setattr(
+        "holdfast.seam.folders.os.read", lambda fd, size: real_read(fd, min(size, 1000))
+    )
+    files = FileSet(store, [put_tree(store, job, folder).layer])
+    for path in ("sub/small", "sub/large", "sub/deeper/file", "many/149"):
+        assert files.read(path) == (folder / path).read_bytes()
+
+
 @pytest.mark.parametrize("path", ["sub/small", "sub/large"])
 def test_a_file_that_goes_meanwhile_is_left_out(
     store: Store, job: Job, folder: Path, monkeypatch: pytest.MonkeyPatch, path: str

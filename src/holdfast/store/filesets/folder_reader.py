@@ -74,12 +74,21 @@ class FolderReader:
             for folder in self._folders:
                 folder.close()
 
-    def blocks(self, entry: FolderEntry) -> Iterator[bytes]:
-        """Yield the bytes of a file; `FileNotFoundError` if it went since it was found."""
+    def blocks(self, entry: FolderEntry) -> Iterator[bytes] | None:
+        """Return the bytes of a file, piece by piece; None if it went since it was found."""
+        blocks = self._folder().blocks(entry.path)
         try:
-            yield from self._folder().blocks(entry.path)
+            first = next(blocks, b"")
         except FileNotFoundError:
-            raise
+            return None
+        except OSError as error:
+            raise self._failed(entry.path, error) from error
+        return self._from(entry, first, blocks)
+
+    def _from(self, entry: FolderEntry, first: bytes, rest: Iterator[bytes]) -> Iterator[bytes]:
+        yield first
+        try:
+            yield from rest
         except OSError as error:
             raise self._failed(entry.path, error) from error
 

@@ -145,27 +145,35 @@ class _Tree:
         if before is not None:
             self._builder.add_again(before)
         else:
-            try:
-                content = tuple(self._content(reader, found))
-            except FileNotFoundError:
+            content = self._content(reader, found)
+            if content is None:
                 return  # it went while we looked
             metadata = Metadata(mode=entry.mode, mtime_ns=entry.mtime_ns).to_message()
             self._builder.add(entry.path, algebra.append(b"", content, metadata))
         self._counts.files += 1
         self._seen.add(entry)
 
-    def _content(self, reader: FolderReader, found: FoundFile) -> Iterator[Content]:
-        entry, small = found.entry, found.small
-        if small is None and entry.size_bytes <= self._small_bytes:
-            small = b"".join(reader.blocks(entry))
-        if small is not None and len(small) <= self._small_bytes:
-            self._counts.read_bytes += len(small)
-            yield self._builder.store_small(entry.path, small)
-        else:
-            for ref in self._writer.put_stream(reader.blocks(entry)):
-                self._counts.read_bytes += ref.size_bytes
-                yield message_of(ref)
+    def _content(self, reader: FolderReader, found: FoundFile) -> tuple[Content, ...] | None:
+        """Store what is in a file; None if it is not there any more."""
+        if found.small is not None:
+            return self._small(found, found.small)
+        blocks = reader.blocks(found.entry)
+        if blocks is None:
+            return None
+        if found.entry.size_bytes <= self._small_bytes:
+            data = b"".join(blocks)
+            if len(data) <= self._small_bytes:
+                return self._small(found, data)
+            blocks = iter((data,))  # it has grown
+        refs = self._writer.put_stream(blocks)
         self._counts.read_files += 1
+        self._counts.read_bytes += sum(ref.size_bytes for ref in refs)
+        return tuple(map(message_of, refs))
+
+    def _small(self, found: FoundFile, data: bytes) -> tuple[Content, ...]:
+        self._counts.read_files += 1
+        self._counts.read_bytes += len(data)
+        return (self._builder.store_small(found.entry.path, data),)
 
 
 class _Before:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from pathlib import PurePath
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, Self
@@ -184,7 +183,7 @@ class FileSetWriter:
             else:
                 content = reader.blocks(entry) if small is None else small
                 known = Metadata(mode=entry.mode, mtime_ns=entry.mtime_ns)
-                with suppress(FileNotFoundError):  # it went while we looked
+                if content is not None:  # else it went while we looked
                     self.put(path, content, metadata=known)
 
     def copy(self, path: str, file: FileInfo) -> None:
