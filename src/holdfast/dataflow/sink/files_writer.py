@@ -22,9 +22,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 
+from holdfast.dataflow.durable_file import sync_folder
 from holdfast.dataflow.points import Point, reached
 from holdfast.dataflow.sink.options import SinkOptions
-from holdfast.dataflow.sink.records import BatchRecords, Record, sync_folder
+from holdfast.dataflow.sink.records import BatchRecords, Record
 from holdfast.dataflow.source.checkpoint import Checkpoint
 
 # Staged files of drivers that died are removed at this age.

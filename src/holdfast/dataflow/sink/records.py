@@ -12,11 +12,10 @@ batches: Spark itself keeps the offsets of a hundred.
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from holdfast.dataflow.durable_file import replace_durably
 from holdfast.dataflow.source.checkpoint import Checkpoint
 from holdfast.dataflow.source.trimming import Span, is_more
 from holdfast.errors import UnknownPosition
@@ -89,25 +88,5 @@ class BatchRecords:
             self._records[batch] = record
         for old in sorted(self._records)[:-KEPT_MAX]:
             del self._records[old]
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=self._path.parent, prefix=".record-")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                kept = {batch: one._asdict() for batch, one in self._records.items()}
-                json.dump(kept, file, sort_keys=True)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, self._path)
-        except BaseException:
-            os.unlink(temporary)
-            raise
-        sync_folder(self._path.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make names in a folder durable."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+        kept = {batch: one._asdict() for batch, one in self._records.items()}
+        replace_durably(self._path, json.dumps(kept, sort_keys=True))

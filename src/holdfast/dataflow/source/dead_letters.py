@@ -24,7 +24,6 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import os
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -36,6 +35,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from holdfast.dataflow.durable_file import replace_durably
 from holdfast.dataflow.source.checkpoint import Checkpoint
 from holdfast.dataflow.source.options import SourceOptions
 from holdfast.dataflow.source.unfit import (
@@ -46,7 +46,6 @@ from holdfast.dataflow.source.unfit import (
     clear_halves,
     staged_names,
     staging_folder,
-    sync_folder,
 )
 from holdfast.errors import DirectoryLocked, StaleEpoch
 from holdfast.quiver import ColumnExtractor, Quiver, QuiverConfig
@@ -198,13 +197,8 @@ class _Note:
 
     def _write(self, quiver_id: str, **changes: int) -> None:
         self._quivers[quiver_id] = self._quivers.get(quiver_id, {}) | changes
-        fresh = self._path.with_suffix(".new")
-        with open(fresh, "w", encoding="utf-8") as file:
-            json.dump({"vertex": self._vertex, "quivers": self._quivers}, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(fresh, self._path)
-        sync_folder(self._path.parent)
+        note = {"vertex": self._vertex, "quivers": self._quivers}
+        replace_durably(self._path, json.dumps(note))
 
 
 def _read_note(path: Path) -> dict[str, Any]:

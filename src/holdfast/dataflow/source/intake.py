@@ -26,6 +26,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from holdfast.dataflow.durable_file import replace_durably
 from holdfast.errors import BadInput
 from holdfast.quiver import Quiver
 from holdfast.quiver.segments.envelope import TIME_TYPE
@@ -58,13 +59,7 @@ class Note:
     def write(self, **changes: Any) -> None:
         """Change some fields, durably."""
         self._fields |= changes
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        fresh = self._path.with_suffix(".new")
-        with open(fresh, "w", encoding="utf-8") as file:
-            json.dump(self._fields, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(fresh, self._path)
+        replace_durably(self._path, json.dumps(self._fields))
 
 
 class Intake(ABC):

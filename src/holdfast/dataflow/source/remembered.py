@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from holdfast.dataflow.durable_file import replace_durably
 from holdfast.dataflow.source.checkpoint import Checkpoint
 from holdfast.dataflow.source.offset import Offset
 from holdfast.dataflow.source.options import SourceOptions
@@ -62,13 +63,7 @@ def _path(options: SourceOptions) -> Path | None:
 def remember_start(checkpoint: Checkpoint, start: Offset) -> None:
     """Keep where a stream began, durably, before Spark logs its first batch."""
     path = _start_path(checkpoint, start.subscriber)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = path.with_suffix(".new")
-    with open(fresh, "w", encoding="utf-8") as file:
-        json.dump(start.to_fields(), file)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(fresh, path)
+    replace_durably(path, json.dumps(start.to_fields()))
 
 
 def recall_start(checkpoint: Checkpoint, subscriber: str) -> Offset | None:

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
+from holdfast.dataflow.durable_file import sync_folder
 from holdfast.dataflow.sink.json_rows import as_json
 from holdfast.dataflow.source.checkpoint import Checkpoint
 from holdfast.dataflow.source.fitting import UNFIT, Misfit, cast
@@ -100,15 +101,6 @@ def clear_halves(folder: Path) -> None:
     """Remove what tasks were writing when they ended; to be called while there is none."""
     for path in folder.glob(f"*{_FRESH}"):
         path.unlink(missing_ok=True)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make what was renamed in a folder, or removed from it, durable."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 class StagedFile:
