@@ -7,11 +7,16 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 from holdfast.dataflow.points import TRAP, Point
+from holdfast.errors import CheckFailed
 from holdfast.graph.pipelines import load_pipelines
+from holdfast.prove import dataflow
+from holdfast.prove.dataflow import DataflowProof
+from holdfast.prove.dataflow_checker import DataflowVerdict
 from holdfast.prove.dataflow_clients import INVALID
 from holdfast.prove.dataflow_graph import PIPELINES, graph_file
 from holdfast.prove.dataflow_trap import DRIVER, TRAPS, set_trap, take_trap
@@ -63,6 +68,56 @@ def test_whoever_steps_into_a_trap_dies_with_its_whole_session(tmp_path: Path) -
             assert not sessions_with(TRAPS, str(tmp_path))
         finally:
             end_session(victim.pid)
+
+
+class _Clients:
+    """Clients that post until they are ended."""
+
+    def __init__(self) -> None:
+        self.post = True
+
+    def end(self) -> None:
+        """Post no more."""
+        self.post = False
+
+
+def test_the_end_waits_for_no_batch_of_events_that_nobody_posts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dataflow, "PROGRESS_SECONDS_MAX", 0.2)
+    verdict = DataflowVerdict()
+    monkeypatch.setattr(dataflow, "check_dataflow", lambda *_: verdict)
+    proof, clients, batches = DataflowProof(tmp_path / "proof", seed=1), _Clients(), [0]
+
+    def count() -> list[int]:
+        # Everything that was posted is in a batch at once.
+        batches[0] += clients.post
+        return [batches[0], batches[0]]
+
+    monkeypatch.setattr(proof, "_clients", clients)
+    monkeypatch.setattr(proof, "_gateway", _Gateway(None))
+    monkeypatch.setattr(proof, "_batches", count)
+    monkeypatch.setattr(proof, "_close", lambda name: None)
+    assert proof.drain() is verdict
+
+
+class _Gateway(NamedTuple):
+    """A gateway that ended so, or runs."""
+
+    code: int | None
+
+    def poll(self) -> int | None:
+        """As `Popen.poll`."""
+        return self.code
+
+
+def test_a_gateway_that_ended_by_itself_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proof = DataflowProof(tmp_path / "proof", seed=1)
+    monkeypatch.setattr(proof, "_gateway", _Gateway(78))
+    with pytest.raises(CheckFailed, match="the gateway ended with 78"):
+        proof.wait_for_progress()
 
 
 @pytest.mark.slow

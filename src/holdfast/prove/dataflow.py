@@ -92,11 +92,13 @@ class DataflowProof:
     def wait_for_progress(self) -> None:
         """Wait until every pipeline has done a batch more than it has now."""
         before = self._batches()
-        self._wait(
-            lambda: all(now > then for now, then in zip(self._batches(), before, strict=True)),
-            PROGRESS_SECONDS_MAX,
-            "a pipeline does not go on",
-        )
+
+        def went_on() -> bool:
+            if self._is_gateway_dead():
+                raise CheckFailed("the gateway was killed by somebody", hint=f"see {self._logs}")
+            return all(now > then for now, then in zip(self._batches(), before, strict=True))
+
+        self._wait(went_on, PROGRESS_SECONDS_MAX, "a pipeline does not go on")
 
     def _batches(self) -> list[int]:
         """Return the last batch of each pipeline's only query."""
@@ -179,8 +181,9 @@ class DataflowProof:
     def drain(self) -> DataflowVerdict:
         """End the clients, let the pipelines read everything and close; return the verdict."""
         assert self._clients is not None
-        self._clients.end()
+        # While somebody posts: the last event may be in a batch already.
         self.wait_for_progress()
+        self._clients.end()
         for name in PIPELINES:
             self._close(name)
         return check_dataflow(self.journals, self.directory)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -39,8 +40,25 @@ def command(
         if directory.exists() and any(directory.iterdir()):
             raise BadInput("the directory is not empty", hint="name a new one", path=str(directory))
         return _run(name, kills, chosen, directory, as_json)
-    with tempfile.TemporaryDirectory(prefix="holdfast-prove-") as temporary:
-        return _run(name, kills, chosen, Path(temporary), as_json)
+    return _run_aside(name, kills, chosen, as_json)
+
+
+def _run_aside(name: str, kills: int, seed: int, as_json: bool) -> int:
+    """Run in a folder of its own, which stays if there is something to look for in it."""
+    directory = Path(tempfile.mkdtemp(prefix="holdfast-prove-"))
+    is_done_with = False
+    try:
+        code = _run(name, kills, seed, directory, as_json)
+        is_done_with = code == 0
+    except KeyboardInterrupt:
+        is_done_with = True
+        raise
+    finally:
+        if is_done_with:
+            shutil.rmtree(directory, ignore_errors=True)
+        else:
+            stderr.print(f"everything is kept in {directory}", soft_wrap=True)
+    return code
 
 
 def _run(name: str, kills: int, seed: int, directory: Path, as_json: bool) -> int:
