@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -59,9 +60,30 @@ def test_a_sound_store(run: Run, store: Path) -> None:
     code, report = run("store", "fsck", "--json")
     assert (code, report["ok"], report["findings"]) == (0, True, [])
     assert (report["commits"], report["objects"]) == (1, len(chunk_files(store)))
+    assert (report["contents_read"], report["sizes_unknown"]) == (False, 0)
     code, words = run("store", "fsck")
     assert code == 0
-    assert words.endswith("sound\n")
+    assert ": sound\n" in words
+    assert "contents were not read" in words
+    code, words = run("store", "fsck", "--scrub")
+    assert words.endswith(": sound\n")
+
+
+def test_a_chunk_that_was_cut_off_is_not_called_sound(
+    run: Run, store: Path, tmp_path: Path
+) -> None:
+    """Without --scrub, and a repair does not call it so either."""
+    [cut] = [path for path in chunk_files(store) if serves(run, path, tmp_path) == "a.txt"][:1]
+    os.truncate(cut, cut.stat().st_size - 10)
+    code, report = run("store", "fsck", "--json")
+    assert (code, report["ok"]) == (WRONG, False)
+    [found] = report["findings"]
+    assert (found["kind"], found["commit"]) == ("damaged chunk", "first")
+    assert "bytes, and was stored with" in found["detail"]
+    code, report = run("store", "fsck", "--scrub", "--json")
+    assert (code, len(report["findings"])) == (WRONG, 1), "told once, not by either look"
+    code, report = run("store", "fsck", "--repair", "--json")
+    assert (code, report["ok"]) == (WRONG, False)
 
 
 def test_a_missing_chunk_is_told_with_commit_and_path(

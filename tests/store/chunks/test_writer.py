@@ -87,9 +87,11 @@ def spy_on_marks(store: Store, monkeypatch: pytest.MonkeyPatch) -> list[list[Chu
     calls: list[list[ChunkHash]] = []
     mark = store.references.mark_uploaded
 
-    def spy(job: object, uploaded: Sequence[tuple[ChunkKey, Sequence[ChunkHash]]]) -> object:
+    def spy(
+        job: object, uploaded: Sequence[tuple[ChunkKey, Sequence[ChunkHash]]], *sizes: object
+    ) -> object:
         calls.append([key.hash for key, _ in uploaded])
-        return mark(job, uploaded)  # type: ignore[arg-type]
+        return mark(job, uploaded, *sizes)  # type: ignore[arg-type]
 
     monkeypatch.setattr(store.references, "mark_uploaded", spy)
     return calls

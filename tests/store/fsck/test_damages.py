@@ -18,6 +18,7 @@ from holdfast.store.gc.collector import Collector
 ON_POSTGRES = (
     *("row_lost", "wrong_refcount", "missing_reference_of_a_chunk", "commit_row_lost"),
     "index_damaged_but_another_generation_is_there",
+    "object_cut_off_but_another_generation_is_there",
 )
 
 

@@ -211,6 +211,38 @@ def index_damaged(damaged: Damaged) -> list[Said]:
     return said
 
 
+def object_cut_off(damaged: Damaged) -> list[Said]:
+    key = damaged.file_chunk("one", "large")
+    damaged.replace_object(key, damaged.object(key)[:100])
+    return [(Kind.DAMAGED_CHUNK, key, name, "large", "") for name in ("one", "two")]
+
+
+def object_cut_off_but_another_generation_is_there(damaged: Damaged) -> list[Said]:
+    key = damaged.file_chunk("one", "large")
+    other = ChunkKey(key.hash, 777)
+    damaged.store.objects.put(other.object_key(), [damaged.object(key)])
+    return [*object_cut_off(damaged), (Kind.LEAKED_OBJECT, other, "", "", "")]
+
+
+def object_with_more_behind_it(damaged: Damaged) -> list[Said]:
+    key = damaged.file_chunk("one", "large")
+    damaged.replace_object(key, damaged.object(key) + b"more")
+    return [(Kind.DAMAGED_CHUNK, key, name, "large", "") for name in ("one", "two")]
+
+
+def index_cut_off(damaged: Damaged) -> list[Said]:
+    key = damaged.root("one")
+    said = _users(damaged, Kind.DAMAGED_CHUNK, key)
+    damaged.replace_object(key, damaged.object(key)[:-9])
+    return said
+
+
+def wrong_stored_size(damaged: Damaged) -> list[Said]:
+    key = damaged.file_chunk("one", "large")
+    damaged.sql(update(chunk).where(*_row(key)).values(stored_bytes=5))
+    return [(Kind.DAMAGED_CHUNK, key, name, "large", "") for name in ("one", "two")]
+
+
 def commit_object_lost(damaged: Damaged) -> list[Said]:
     number = damaged.commits.get("one").id
     damaged.store.objects.delete_many([commit_object_key("one", number)])
@@ -282,6 +314,8 @@ WAYS = [
         chunk_dying_in_use,
         object_lost_but_another_generation_is_there,
         index_damaged_but_another_generation_is_there,
+        object_cut_off_but_another_generation_is_there,
+        wrong_stored_size,
         commit_object_lost,
         commit_object_differs,
         commit_row_differs,
@@ -291,5 +325,13 @@ WAYS = [
     )
 ] + [
     Way(damage.__name__, damage, repairs=False)
-    for damage in (object_lost, object_of_an_index_lost, index_damaged, commit_damaged)
+    for damage in (
+        object_lost,
+        object_of_an_index_lost,
+        object_cut_off,
+        object_with_more_behind_it,
+        index_damaged,
+        index_cut_off,
+        commit_damaged,
+    )
 ]

@@ -6,7 +6,9 @@ import threading
 from pathlib import Path
 
 import pytest
+from sqlalchemy import select, text
 from tests.store.gc.stage import LEASE_S, SETTINGS, Stage, staged
+from tests.store.postgres import schema
 
 from holdfast.errors import (
     BadInput,
@@ -193,6 +195,35 @@ def test_concurrent_writers_of_the_same_chunks(stage: Stage) -> None:
         opened.close()
     stage.collector().collect()
     stage.check_at_rest()
+
+
+def test_a_generation_that_comes_while_a_mark_waits_is_seen(postgres_url: str) -> None:
+    """I6: PostgreSQL's statements do not see rows that came while they waited for a lock."""
+    first, second = sorted([hash_of(b"1"), hash_of(b"2")])
+    with schema(postgres_url) as url, staged(url) as stage:
+        references = stage.references
+        slow, quick = references.open_job("slow"), references.open_job("quick")
+        held = references.reserve_chunks(slow, [(first, 1), (second, 1)])
+        blocker = references.database.engine.connect()
+        locked = select(chunk).where(chunk.c.hash == first).with_for_update()
+        blocker.execute(locked).all()
+        marked: list[list[ChunkKey]] = []
+        mark = threading.Thread(
+            target=lambda: marked.append(
+                references.mark_uploaded(slow, [(one.key, []) for one in held])
+            )
+        )
+        mark.start()
+        waiting = text("SELECT count(*) FROM pg_locks WHERE NOT granted")
+        with references.database.engine.connect() as looking:
+            while not looking.execute(waiting).scalar_one():
+                pass
+        (other,) = references.reserve_chunks(quick, [(second, 1)])
+        assert references.mark_uploaded(quick, [(other.key, [])]) == [other.key]
+        blocker.rollback()
+        blocker.close()
+        mark.join()
+        assert marked == [[held[0].key, other.key]], "the other one was first"
 
 
 # Leases.

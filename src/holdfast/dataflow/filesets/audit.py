@@ -160,7 +160,7 @@ class SparkEngine:
             yield source_facts(database, walked, commits.restorable)
             for batch in row_facts(database, range(PREFIXES), batch_rows):
                 yield batch
-                report.chunks += batch.num_rows
+                report.count_rows(batch)
 
         waiting: list[pa.RecordBatch] = []
         rows = 0

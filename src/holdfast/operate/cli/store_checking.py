@@ -22,7 +22,7 @@ from holdfast.operate.cli.spark import engine_option, spark_session
 
 if TYPE_CHECKING:
     from holdfast.store.fsck.check import Engine
-    from holdfast.store.fsck.findings import Finding
+    from holdfast.store.fsck.findings import Finding, FsckReport
     from holdfast.store.fsck.repair import RepairReport
     from holdfast.store.fsck.run import Repaired
     from holdfast.store.fsck.scrub import ScrubReport
@@ -61,6 +61,8 @@ def fsck_command(
     Others may work with the store meanwhile. With --repair, what is wrong is mended as far as it
     can be, and checked again; a lost database is rebuilt first.
     """
+    from holdfast.store.fsck.findings import without_known
+
     rebuilt = None
     try:
         store = place.open()
@@ -76,8 +78,8 @@ def fsck_command(
         with ENGINES[engine](store) as chosen:
             result = _run(store, chosen, damaged, repair=repair)
     if also_scrub and not repair:
-        result.before.findings = list(dict.fromkeys([*result.before.findings, *damaged]))
-    return _tell_result(result, rebuilt, report_folder, as_json=as_json)
+        result.before.findings += without_known(damaged, result.before.findings)
+    return _tell_result(result, rebuilt, report_folder, contents_read=also_scrub, as_json=as_json)
 
 
 @click.command("scrub")
@@ -194,6 +196,7 @@ def _tell_result(
     rebuilt: RebuildReport | None,
     report_folder: Path | None,
     *,
+    contents_read: bool,
     as_json: bool,
 ) -> int:
     before, after = result.before, result.after
@@ -203,6 +206,8 @@ def _tell_result(
         "chunks": before.chunks,
         "objects": before.objects,
         "references": before.references,
+        "contents_read": contents_read,
+        "sizes_unknown": before.sizes_unknown,
         "unknown_names": before.unknown_names,
         "found": before.counts(),
         "omitted": before.omitted,
@@ -228,7 +233,17 @@ def _tell_result(
             f"{before.references:,} references: "
             + ("sound" if after.ok else "SOMETHING IS WRONG, see above")
         )
+        if not contents_read:
+            click.echo(_not_read(before))
     return 0 if after.ok else Damaged.exit_code
+
+
+def _not_read(report: FsckReport) -> str:
+    unknown = f", but of {report.sizes_unknown:,}, whose size is not known yet"
+    return (
+        "files' contents were not read, only the sizes of objects compared"
+        f"{unknown if report.sizes_unknown else ''}: --scrub reads everything"
+    )
 
 
 def _repair_fields(repairs: Sequence[RepairReport]) -> dict[str, Any]:

@@ -49,6 +49,7 @@ class _Chunk(NamedTuple):
 class _Stored(NamedTuple):
     key: ChunkKey
     children: tuple[ChunkHash, ...]
+    stored_bytes: int | None
 
 
 @dataclass
@@ -217,12 +218,15 @@ class ChunkWriter:
         )
         stored, items = [], []
         for chunk, (key, needs_upload) in zip(batch.chunks, reservations, strict=True):
+            stored_bytes: int | None = None
             if needs_upload:
-                items.append((key.object_key(), encode(chunk.data, self._settings.zstd_level)))
+                header, body = encode(chunk.data, self._settings.zstd_level)
+                items.append((key.object_key(), (header, body)))
+                stored_bytes = len(header) + memoryview(body).nbytes
             # One that is there already may be a file with the bytes of this index, which holds no
             # children yet.
             if needs_upload or chunk.children:
-                stored.append(_Stored(key, chunk.children))
+                stored.append(_Stored(key, chunk.children, stored_bytes))
         # An object that is put now, when the lease is gone, only has to be collected again.
         self._job.check()
         if items:
@@ -237,9 +241,13 @@ class ChunkWriter:
             self._are_marked([chunk.hash for chunk in batch.chunks if chunk.hash not in new])
         with self._marking:
             while ready := self._take_ready():
-                self._references.mark_uploaded(self._job, ready)
+                self._references.mark_uploaded(
+                    self._job,
+                    [(chunk.key, chunk.children) for chunk in ready],
+                    {one.key: one.stored_bytes for one in ready if one.stored_bytes is not None},
+                )
                 with self._changed:
-                    self._are_marked([key.hash for key, _ in ready])
+                    self._are_marked([chunk.key.hash for chunk in ready])
 
     def _take_ready(self) -> list[_Stored]:
         """Take what has no unmarked child, or has it before itself."""

@@ -18,6 +18,7 @@ from typing import Protocol
 
 import pyarrow as pa
 
+from holdfast.store.address import ChunkKey
 from holdfast.store.filesets.commits import Commit
 from holdfast.store.fsck.commit_check import CheckedCommits, check_commits
 from holdfast.store.fsck.compare import compare
@@ -26,6 +27,7 @@ from holdfast.store.fsck.findings import (
     NEEDED_BY_COMMITS,
     Finding,
     FsckReport,
+    Kind,
     from_table,
     to_table,
 )
@@ -87,7 +89,8 @@ class LocalEngine:
         for number in range(settings.partitions):
             prefixes = prefixes_of(number, settings.partitions)
             rows = list(row_facts(references.database, prefixes, settings.batch_rows))
-            report.chunks += sum(batch.num_rows for batch in rows)
+            for batch in rows:
+                report.count_rows(batch)
             yield compare(partition_of([*spill.part(number), *rows]))
 
     def _objects(self, report: FsckReport) -> Iterator[pa.RecordBatch]:
@@ -109,16 +112,21 @@ def check(store: Store, engine: Engine, settings: FsckSettings | None = None) ->
     report.unknown_names = commits.unknown_names
     report.add(commits.findings, limits.findings_max)
     confirm = Confirm(store.references, store.objects)
-    waiting: list[Finding] = []
+    waiting: dict[tuple[Kind, ChunkKey], Finding] = {}
     candidates = engine.candidates(commits, report)
     for batch in (batch for table in candidates for batch in _slices(table, limits)):
         confirmed = confirm.confirm(from_table(batch))
-        located = [one for one in confirmed if one.kind in NEEDED_BY_COMMITS]
-        report.omitted += max(0, len(waiting) + len(located) - limits.findings_max)
-        waiting = (waiting + located)[: limits.findings_max]
+        for one in confirmed:
+            if one.kind not in NEEDED_BY_COMMITS:
+                continue
+            if len(waiting) < limits.findings_max:
+                # An index that is cut off is told twice: it cannot be read, and has another size.
+                waiting.setdefault((one.kind, one.key), one)
+            elif (one.kind, one.key) not in waiting:
+                report.omitted += 1
         others = [one for one in confirmed if one.kind not in NEEDED_BY_COMMITS]
         report.add(others, limits.findings_max)
-    report.add(locate(store, waiting, limits), limits.findings_max)
+    report.add(locate(store, list(waiting.values()), limits), limits.findings_max)
     report.findings = list(dict.fromkeys(report.findings))
     return report
 

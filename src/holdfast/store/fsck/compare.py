@@ -31,6 +31,7 @@ def compare(part: Partition) -> pa.Table:
         [
             missing_chunks(part, lost),
             missing_rows(part, lost),
+            other_sizes(part),
             leaked_objects(part, lost),
             wrong_counts(part),
             stale_edges(part),
@@ -57,6 +58,20 @@ def missing_chunks(part: Partition, lost: pa.Table) -> pa.Table:
 def missing_rows(part: Partition, lost: pa.Table) -> pa.Table:
     """Return reached chunks that have an object, and no row that says so."""
     return _findings(Kind.MISSING_ROW, _semi(lost, part.object, ["hash"]))
+
+
+def other_sizes(part: Partition) -> pa.Table:
+    """Return chunks whose object has another size than it was stored with: cut off, or replaced."""
+    alive = part.row.filter(pc.and_(_is_current(part.row), pc.is_valid(part.row["stored_bytes"])))
+    both = alive.select([*KEY, "stored_bytes"]).join(
+        part.object.select([*KEY, "size_bytes"]), keys=KEY, join_type="inner", use_threads=False
+    )
+    wrong = both.filter(pc.not_equal(both["stored_bytes"], both["size_bytes"]))
+    words = [
+        f"its object has {row['size_bytes']} bytes, and was stored with {row['stored_bytes']}"
+        for row in wrong.to_pylist()
+    ]
+    return _findings(Kind.DAMAGED_CHUNK, wrong, detail=words)
 
 
 def leaked_objects(part: Partition, lost: pa.Table) -> pa.Table:
@@ -145,8 +160,7 @@ def unwarranted_edges(part: Partition) -> pa.Table:
 
 def current(part: Partition) -> pa.Table:
     """Return the generations that are stored and not dying, as the database says."""
-    alive = pc.and_(part.row["uploaded"], pc.invert(_is_dying(part.row)))
-    return part.row.filter(alive).select(KEY)
+    return part.row.filter(_is_current(part.row)).select(KEY)
 
 
 def needed(part: Partition) -> pa.Table:
@@ -168,6 +182,10 @@ def _counted(rows: pa.Table, edges: pa.Table, mask: Any = None) -> pa.Table:
 
 def _references(edges: pa.Table) -> pa.Table:
     return edges.filter(pc.not_equal(edges["source_kind"], JobKind.JOB.value))
+
+
+def _is_current(rows: pa.Table) -> Any:
+    return pc.and_(rows["uploaded"], pc.invert(_is_dying(rows)))
 
 
 def _is_dying(rows: pa.Table) -> Any:
@@ -194,12 +212,15 @@ def _semi(left: pa.Table, right: pa.Table, keys: Sequence[str]) -> pa.Table:
 
 
 def _findings(
-    kind: Kind, rows: pa.Table, sources: Sequence[str] | None = None, detail: str = ""
+    kind: Kind,
+    rows: pa.Table,
+    sources: Sequence[str] | None = None,
+    detail: str | Sequence[str] = "",
 ) -> pa.Table:
     count = rows.num_rows
     columns = {
         "kind": pa.array([kind.value] * count, pa.string()),
-        "detail": pa.array([detail] * count, pa.string()),
+        "detail": pa.array([detail] * count if isinstance(detail, str) else detail, pa.string()),
     }
     for name in KEY:
         if name in rows.column_names:

@@ -102,6 +102,8 @@ class FsckReport:
     """Rows of chunks."""
     objects: int = 0
     references: int = 0
+    sizes_unknown: int = 0
+    """Chunks of whose object the database does not know the size, so that it was not compared."""
     unknown_names: int = 0
     """Objects whose names are not ours; left alone."""
     omitted: int = 0
@@ -111,6 +113,14 @@ class FsckReport:
     def ok(self) -> bool:
         """Whether the store is as it should be."""
         return not self.findings and not self.omitted
+
+    def count_rows(self, batch: pa.RecordBatch) -> None:
+        """Count rows of chunks that are compared."""
+        self.chunks += batch.num_rows
+        stored = zip(batch.column("uploaded"), batch.column("stored_bytes"), strict=True)
+        self.sizes_unknown += sum(
+            uploaded.as_py() and not size.is_valid for uploaded, size in stored
+        )
 
     def counts(self) -> dict[str, int]:
         """Return how many findings there are of each kind."""
@@ -123,6 +133,12 @@ class FsckReport:
                 self.findings.append(finding)
             else:
                 self.omitted += 1
+
+
+def without_known(found: Sequence[Finding], known: Iterable[Finding]) -> list[Finding]:
+    """Return those about chunks of which nothing of the kind is known yet."""
+    told = {(one.kind, one.key) for one in known}
+    return [one for one in found if (one.kind, one.key) not in told]
 
 
 def to_table(findings: Sequence[Finding]) -> pa.Table:

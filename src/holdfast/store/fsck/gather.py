@@ -69,7 +69,7 @@ def row_facts(database: Database, prefixes: range, batch_rows: int) -> Iterator[
     for rows in _keyset(database, asked, (chunk.c.hash, chunk.c.generation), batch_rows):
         columns: Columns = {
             name: [row[name] for row in rows]
-            for name in ("hash", "generation", "refcount", "holds", "uploaded")
+            for name in ("hash", "generation", "refcount", "holds", "uploaded", "stored_bytes")
         }
         columns["state"] = [state_of(row).value for row in rows]
         yield facts(FactTable.ROW, [row["hash"][0] for row in rows], columns)

@@ -93,6 +93,12 @@ class Mender:
 
         self._database.transact(move)
 
+    def note_size(self, key: ChunkKey, size_bytes: int) -> None:
+        """Say how large the object of a chunk is, which was read and is whole."""
+        noted = update(chunk).where(chunk.c.hash == key.hash, chunk.c.generation == key.generation)
+        sized = noted.values(stored_bytes=size_bytes)
+        self._database.transact(lambda connection: connection.execute(sized))
+
     def children(self, hash_: ChunkHash) -> list[ChunkHash]:
         """Return what any generation of a chunk refers to."""
         asked = select(edge.c.hash).where(

@@ -188,8 +188,6 @@ class Repair:
 
     def _replace(self, finding: Finding) -> str:
         key = finding.key
-        if verify(self._objects, key) is None and is_stored(self._objects, key):
-            return ""
         if not self._confirm.confirm([finding]):
             return ""
         other = whole_object(self._objects, key.hash, but=key)
@@ -197,6 +195,9 @@ class Repair:
             damaged = self._objects.get(key.object_key())
         except ObjectMissing:
             return self._bring_back(finding)
+        if verify(self._objects, key) is None:
+            self._mender.note_size(key, len(damaged))
+            return ""
         # First, so that nobody relies on it; then away with it.
         self._mender.lose(key)
         self._set_aside(key.object_key(), damaged)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from holdfast.store.fsck.check import Engine, check
-from holdfast.store.fsck.findings import Finding, FsckReport
+from holdfast.store.fsck.findings import Finding, FsckReport, without_known
 from holdfast.store.fsck.repair import Repair, RepairReport, plan_repair
 from holdfast.store.fsck.settings import FsckSettings
 from holdfast.store.gc.quarantine import release_quarantine
@@ -37,7 +37,7 @@ def check_and_repair(
     """
     limits = settings or FsckSettings()
     before = check(store, engine, limits)
-    before.findings = list(dict.fromkeys([*before.findings, *damaged]))
+    before.findings += without_known(damaged, before.findings)
     result = Repaired(before, after=before)
     for _ in range(limits.repair_rounds):
         if result.after.ok:

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from sqlalchemy import Connection, delete, insert, select
+from sqlalchemy import Connection, bindparam, delete, insert, select, update
 
 from holdfast.errors import Damaged, ObjectMissing, StorageFailed
 from holdfast.store.address import CHUNK_PREFIX, ChunkKey
@@ -23,7 +23,7 @@ from holdfast.store.fsck.confirm import Confirm
 from holdfast.store.fsck.findings import Finding, Kind
 from holdfast.store.fsck.settings import FsckSettings
 from holdfast.store.fsck.tables import PREFIXES
-from holdfast.store.gc.database import Database, meta
+from holdfast.store.gc.database import Database, chunk, meta
 from holdfast.store.gc.rate import TokenBucket
 from holdfast.store.objects.objects import Objects, StoredObject
 from holdfast.store.store import Store
@@ -103,6 +103,8 @@ class _Scrub:
         self._rate = TokenBucket(rate, clock) if rate else None
         self._report = ScrubReport()
         self._damaged: dict[str, Finding] = {}
+        # Sizes of objects that were read since the last save, and are whole.
+        self._sizes: dict[ChunkKey, int] = {}
 
     def run(self) -> ScrubReport:
         last, suspects = self._load()
@@ -114,7 +116,7 @@ class _Scrub:
             self._pace(stored.size_bytes)
             if self._stop.is_set():
                 break
-            self._verify(stored.key)
+            self._verify(stored.key, stored.size_bytes)
             self._report.objects += 1
             self._report.size_bytes += stored.size_bytes
             self._tell(stored.size_bytes)
@@ -139,11 +141,13 @@ class _Scrub:
                 listed = self._store.objects.list(prefix)
                 yield from sorted(stored for stored in listed if stored.key > last)
 
-    def _verify(self, name: str) -> None:
+    def _verify(self, name: str, size_bytes: int | None = None) -> None:
         key = ChunkKey.parse(name)
         found = verify(self._store.objects, key) if key else None
         if found is not None:
             self._damaged[name] = found
+        elif key is not None and size_bytes is not None:
+            self._sizes[key] = size_bytes
 
     def _pace(self, size_bytes: int) -> None:
         if self._rate and (wait_s := self._rate.take(size_bytes)):
@@ -155,8 +159,25 @@ class _Scrub:
         def save(connection: Connection) -> None:
             connection.execute(delete(meta).where(meta.c.name == POSITION))
             connection.execute(insert(meta).values(name=POSITION, number=0, words=words))
+            self._note_sizes(connection)
 
         self._database.transact(save)
+        self._sizes.clear()
+
+    def _note_sizes(self, connection: Connection) -> None:
+        """Say how large objects are that an older version stored, or whose rows were rebuilt."""
+        noted = update(chunk).where(
+            chunk.c.hash == bindparam("x_hash"),
+            chunk.c.generation == bindparam("x_generation"),
+            chunk.c.stored_bytes.is_(None),
+        )
+        given = [
+            {"x_hash": key.hash, "x_generation": key.generation, "x_stored": size_bytes}
+            for key, size_bytes in sorted(self._sizes.items())
+        ]
+        if given:
+            sized = noted.values(stored_bytes=bindparam("x_stored"))
+            self._database.execute_many(connection, sized, given)
 
     def _load(self) -> tuple[str, list[str]]:
         asked = select(meta.c.words).where(meta.c.name == POSITION)

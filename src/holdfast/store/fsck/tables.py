@@ -50,7 +50,7 @@ COLUMNS: Mapping[FactTable, tuple[str, ...]] = {
     FactTable.REACHED: ("hash", "commit", "kind"),
     FactTable.EXPECTED: ("hash", "commit", *_SOURCE),
     FactTable.WALKED: ("hash", "generation"),
-    FactTable.ROW: ("hash", "generation", "refcount", "holds", "uploaded", "state"),
+    FactTable.ROW: ("hash", "generation", "refcount", "holds", "uploaded", "state", "stored_bytes"),
     FactTable.EDGE_TO: ("hash", "generation", *_SOURCE),
     FactTable.EDGE_FROM: ("hash", "generation", *_SOURCE),
     FactTable.OBJECT: ("hash", "generation", "size_bytes", "modified_s"),
@@ -73,6 +73,7 @@ FACTS = pa.schema(
         ("uploaded", pa.bool_()),
         ("state", pa.string()),
         ("size_bytes", pa.int64()),
+        ("stored_bytes", pa.int64()),
         ("modified_s", pa.float64()),
         ("walked", pa.bool_()),
     ]

@@ -87,6 +87,8 @@ chunk = Table(
     Column("updated", Double, nullable=False),
     Column("removing", Double),
     Column("deleting", Double),
+    # Of the object, as stored; not known of what was stored before format version 2, or rebuilt.
+    Column("stored_bytes", BigInteger),
     sqlite_with_rowid=False,
 )
 # What the collector looks for is found without a look at what lives: these two hold garbage alone.
@@ -159,9 +161,13 @@ def _make_tables(connection: Connection) -> None:
     metadata.create_all(connection)
 
 
-# How a database of each version becomes one of the next. The first makes the tables.
-MIGRATIONS: Sequence[Callable[[Connection], None]] = (_make_tables,)
-FORMAT_VERSION = len(MIGRATIONS)
+def _add_stored_bytes(connection: Connection) -> None:
+    connection.execute(text("ALTER TABLE gc_chunk ADD COLUMN stored_bytes BIGINT"))
+
+
+# How a database of each version, from the first on, becomes one of the next.
+MIGRATIONS: Sequence[Callable[[Connection], None]] = (_add_stored_bytes,)
+FORMAT_VERSION = 1 + len(MIGRATIONS)
 
 _CLOCKS = {
     "sqlite": "((julianday('now') - 2440587.5) * 86400.0)",
@@ -348,9 +354,8 @@ class Database:
                 hint="open it with the version of holdfast that wrote it, or a newer one",
                 path=self.url,
             )
-        for migrate in MIGRATIONS[version:]:
-            migrate(connection)
         if version == 0:
+            _make_tables(connection)
             rows = [
                 {"name": "format_version", "number": FORMAT_VERSION, "words": ""},
                 {"name": "last_number", "number": 0, "words": ""},
@@ -359,6 +364,8 @@ class Database:
             ]
             connection.execute(insert(meta), rows)
         elif version < FORMAT_VERSION:
+            for migrate in MIGRATIONS[version - 1 :]:
+                migrate(connection)
             named = update(meta).where(meta.c.name == "format_version")
             connection.execute(named.values(number=FORMAT_VERSION))
         self._check_store(connection, store_id)

@@ -12,12 +12,13 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, bindparam, delete, insert, select
+from sqlalchemy import Connection, Delete, Update, bindparam, delete, insert, select
 
 from holdfast.store.address import ChunkHash, ChunkKey
 from holdfast.store.gc.database import Database, chunk, edge, slices
 from holdfast.store.gc.transitions import (
     HOLD,
+    MARK_UPLOADED,
     NEW_CHUNK,
     REFER,
     RELEASE,
@@ -63,9 +64,26 @@ class Edge(NamedTuple):
 def locked_rows(
     database: Database, connection: Connection, hashes: Iterable[ChunkHash]
 ) -> dict[ChunkHash, Generations]:
-    """Lock all rows of these hashes that are not dying, in order, and return them."""
+    """Lock all rows of these hashes that are not dying, in order, and return them.
+
+    A statement that waits for a lock does not see rows that came meanwhile: another generation may
+    have been reserved and uploaded, beside the one whose lock was waited for. So it looks again,
+    until there are none that it had not locked.
+    """
+    wanted = sorted(set(hashes))
+    found = _locked_once(database, connection, wanted)
+    while database.locks_rows:
+        before, found = found, _locked_once(database, connection, wanted)
+        if all(found[hash_].keys() <= before.get(hash_, {}).keys() for hash_ in found):
+            break
+    return found
+
+
+def _locked_once(
+    database: Database, connection: Connection, hashes: Sequence[ChunkHash]
+) -> dict[ChunkHash, Generations]:
     found: dict[ChunkHash, Generations] = {}
-    for part in slices(sorted(set(hashes)), database.settings.batch_rows):
+    for part in slices(hashes, database.settings.batch_rows):
         asked = (
             select(chunk)
             .where(chunk.c.hash.in_(part), chunk.c.removing.is_(None))
@@ -151,18 +169,39 @@ def take_step(
     database: Database, connection: Connection, step: Step, keys: Mapping[ChunkKey, int]
 ) -> None:
     """Let every row take a step so many times; each must be allowed to."""
-    if not keys:
-        return
     repeated = any(how == "add" for _, how, _ in step.effect)
-    statement = database.step(step, times=repeated).where(
+    given = {key: {"times": times} if repeated else {} for key, times in keys.items()}
+    _step_each(database, connection, step, database.step(step, times=repeated), given)
+
+
+def mark_rows(
+    database: Database, connection: Connection, stored_bytes: Mapping[ChunkKey, int | None]
+) -> None:
+    """Let rows say that their objects are stored, and how large these are, where that is known."""
+    statement = database.step(MARK_UPLOADED)
+    assert isinstance(statement, Update), "BUG: it deletes"
+    sized = statement.values(stored_bytes=bindparam("x_stored"))
+    given = {key: {"x_stored": size} for key, size in stored_bytes.items()}
+    _step_each(database, connection, MARK_UPLOADED, sized, given)
+
+
+def _step_each(
+    database: Database,
+    connection: Connection,
+    step: Step,
+    statement: Update | Delete,
+    values: Mapping[ChunkKey, Mapping[str, Any]],
+) -> None:
+    if not values:
+        return
+    named = statement.where(
         chunk.c.hash == bindparam("x_hash"), chunk.c.generation == bindparam("x_generation")
     )
     given = [
-        {"x_hash": key.hash, "x_generation": key.generation}
-        | ({"times": times} if repeated else {})
-        for key, times in sorted(keys.items())
+        {"x_hash": key.hash, "x_generation": key.generation, **more}
+        for key, more in sorted(values.items())
     ]
-    changed = database.execute_many(connection, statement, given)
+    changed = database.execute_many(connection, named, given)
     assert changed == len(given), f"BUG: {step.name}: {len(given)} rows were to go, {changed} went"
 
 

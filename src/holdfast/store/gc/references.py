@@ -38,8 +38,8 @@ from holdfast.store.gc.edges import (
     existing,
     insert_held,
     locked_rows,
+    mark_rows,
     remove_edges,
-    take_step,
 )
 from holdfast.store.gc.leases import Job, Lease, LeaseKeeper, Pin, check_lease
 from holdfast.store.gc.points import Point
@@ -139,18 +139,24 @@ class References:
         return [held[hash_] for hash_, _ in chunks]
 
     def mark_uploaded(
-        self, job: Job, uploaded: Sequence[tuple[ChunkKey, Sequence[ChunkHash]]]
+        self,
+        job: Job,
+        uploaded: Sequence[tuple[ChunkKey, Sequence[ChunkHash]]],
+        stored_bytes: Mapping[ChunkKey, int] | None = None,
     ) -> list[ChunkKey]:
         """Say that objects are stored, and which chunks each refers to: both or neither.
 
         A child may come before its parent in the same call. Returns the key that is current for
-        each: another writer may have been first, and then the job holds that one's.
+        each: another writer may have been first, and then the job holds that one's. An object whose
+        size is given can be seen to be cut off without being read.
         """
         for key, children in uploaded:
             _check_hashes([key.hash, *children])
         kept: list[ChunkKey] = []
         for part in slices(uploaded, self.settings.batch_rows):
-            kept += self.database.transact(partial(self._mark, job=job, uploaded=part))
+            kept += self.database.transact(
+                partial(self._mark, job=job, uploaded=part, stored_bytes=stored_bytes or {})
+            )
             self.seam.reached(Point.MARKED)
         return kept
 
@@ -307,6 +313,7 @@ class References:
         connection: Connection,
         job: Job,
         uploaded: Sequence[tuple[ChunkKey, Sequence[ChunkHash]]],
+        stored_bytes: Mapping[ChunkKey, int],
     ) -> list[ChunkKey]:
         check_lease(self.database, connection, job)
         own = [key.hash for key, _ in uploaded]
@@ -314,7 +321,7 @@ class References:
         rows = locked_rows(self.database, connection, [*own, *children])
         held = existing(self.database, connection, job.source, set(own))
         kept: list[ChunkKey] = []
-        marked: dict[ChunkKey, int] = {}
+        marked: dict[ChunkKey, int | None] = {}
         added: dict[Edge, None] = {}
         moved: list[tuple[ChunkKey, ChunkKey]] = []
         for key, named in uploaded:
@@ -326,12 +333,12 @@ class References:
                 if key not in held or not allows(MARK_UPLOADED, generations[key.generation]):
                     raise _gone(key.hash)
                 generations[key.generation]["uploaded"] = True
-                marked[key] = 1
+                marked[key] = stored_bytes.get(key)
             # Also of a row that was uploaded before: whoever did that may have stored the same
             # bytes as a file, which refers to nothing.
             added |= dict.fromkeys(self._missing_edges(connection, winner, named, rows))
             kept.append(winner)
-        take_step(self.database, connection, MARK_UPLOADED, marked)
+        mark_rows(self.database, connection, marked)
         add_edges(self.database, connection, list(added))
         self._move_holds(connection, job, held, moved)
         return kept
