@@ -66,6 +66,11 @@ class ChunkReader:
         """Find out together where some chunks are that will be read one by one."""
         self._resolve(chunk for chunk in chunks if self._known(chunk) is None)
 
+    def missing(self, chunks: Iterable[ChunkHash]) -> set[ChunkHash]:
+        """Return those of some chunks that the store does not hold now, by its database."""
+        asked = set(chunks)
+        return asked.difference(self._resolve(asked))
+
     def read_chunk(self, chunk: ChunkHash) -> bytes:
         """Return a whole chunk."""
         data = self._cache.get(chunk)

@@ -7,6 +7,7 @@ from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 
+from holdfast.errors import Damaged, ObjectMissing
 from holdfast.store.address import ChunkHash
 from holdfast.store.filesets import bloom
 from holdfast.store.filesets import fileset_pb2 as pb
@@ -104,11 +105,21 @@ class Cursor:
             self._lo = path
             self._settle()
 
-    def leaf_runs(self) -> Iterator[tuple[list[str], list[pb.Index]]]:
-        """Yield all that is left, as runs of paths and entries: the quick way through a layer."""
+    def leaf_runs(
+        self, *, pass_over_lost: bool = False
+    ) -> Iterator[tuple[list[str], list[pb.Index]]]:
+        """Yield all that is left, as runs of paths and entries: the quick way through a layer.
+
+        A range that cannot be opened is an error, or passed over.
+        """
         while self.path is not None:
             if self.is_range:
-                self.descend()
+                try:
+                    self.descend()
+                except (Damaged, ObjectMissing):
+                    if not pass_over_lost:
+                        raise
+                    self.advance()
                 continue
             node, at = self._stack[-1]
             end = len(node.paths) if self._hi is None else bisect_left(node.paths, self._hi)
@@ -122,8 +133,9 @@ class Cursor:
 
     def _open(self) -> None:
         node, at = self._stack[-1]
+        inner = self._nodes.get(node.indexes[at])
         self._stack[-1] = (node, at + 1)
-        self._stack.append((self._nodes.get(node.indexes[at]), 0))
+        self._stack.append((inner, 0))
 
     def _settle(self) -> None:
         """Find the next place that may be met."""

@@ -58,6 +58,10 @@ class LayerBuilder:
         """Pack content with its neighbours; it must be added as part of `path` next."""
         return self._small.add(path.encode(), data)
 
+    def cut_pack(self) -> None:
+        """Let small content that follows share no chunk with what came before."""
+        self._small.flush()
+
     def add(self, path: str, change: Change[Content]) -> None:
         """Take the next path."""
         if self._collisions and change.present:

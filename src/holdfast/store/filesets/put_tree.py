@@ -3,12 +3,12 @@
 The folder comes in order of its paths, so nothing is buffered or sorted: small files go straight
 into shared chunks, large ones into their own, and the index behind them. The layer takes away all
 older files, and holds all of the folder's. Its entries that did not change are the bytes they were,
-and so are the chunks of its index.
+and so are the chunks of its index. Those whose content the store has lost are read again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import TYPE_CHECKING, NamedTuple
@@ -17,9 +17,9 @@ from holdfast.seam.folders import FolderEntry
 from holdfast.store.address import DataRef
 from holdfast.store.chunks import ChunkWriter
 from holdfast.store.filesets import algebra
-from holdfast.store.filesets import fileset_pb2 as pb
 from holdfast.store.filesets.algebra import Tombstones
-from holdfast.store.filesets.entry import change_of, index_of, is_plain_index, message_of
+from holdfast.store.filesets.before import Before
+from holdfast.store.filesets.entry import message_of
 from holdfast.store.filesets.fileset import FileSet
 from holdfast.store.filesets.folder_reader import (
     READ_THREADS,
@@ -30,8 +30,7 @@ from holdfast.store.filesets.folder_reader import (
 from holdfast.store.filesets.info import FOLDER_MODE, Metadata
 from holdfast.store.filesets.layer import Layer
 from holdfast.store.filesets.layer_builder import Content, LayerBuilder
-from holdfast.store.filesets.merge import files_of
-from holdfast.store.filesets.seen import SeenFiles, SeenWriter
+from holdfast.store.filesets.seen import SeenWriter
 
 if TYPE_CHECKING:
     from holdfast.store.gc.leases import Job
@@ -49,6 +48,8 @@ class StoredTree(NamedTuple):
     read_files: int
     read_bytes: int
     skipped_links: int
+    # Files that look as in the parent, and were read because the store has lost their content.
+    lost_files: int
 
 
 @dataclass
@@ -56,6 +57,7 @@ class _Counts:
     files: int = 0
     read_files: int = 0
     read_bytes: int = 0
+    lost_files: int = 0
 
 
 def put_tree(
@@ -90,10 +92,12 @@ class _Tree:
         self._writer = writer
         self._folder = folder
         self._builder = LayerBuilder(store.chunks, writer)
-        self._before = _Before(parent, parent_seen)
+        self._before = Before(parent, parent_seen)
         self._small_bytes = store.chunks.chunking.small_file_bytes
         self._seen = SeenWriter(store.references.seam.clock.wall_ns())
         self._counts = _Counts()
+        # The lost chunk that the small files being read are to make again; None: a new one.
+        self._lost_pack: bytes | None = None
 
     def store(self, outside_links: OutsideLinks, threads: int, progress: Progress) -> StoredTree:
         reader = FolderReader(
@@ -120,7 +124,13 @@ class _Tree:
         self._writer.barrier()
         counts = self._counts
         return StoredTree(
-            layer, seen, counts.files, counts.read_files, counts.read_bytes, reader.skipped_links
+            layer,
+            seen,
+            counts.files,
+            counts.read_files,
+            counts.read_bytes,
+            reader.skipped_links,
+            counts.lost_files,
         )
 
     def _folder_or_empty(self, entry: FolderEntry) -> FolderEntry | None:
@@ -142,9 +152,14 @@ class _Tree:
             self._builder.add(entry.path, algebra.append(b"", (), metadata))
             return
         before = self._before.find(entry) if found.is_skipped else None
-        if before is not None:
+        lost = self._before.lost_chunk(before) if before is not None else None
+        if before is not None and lost is None:
             self._builder.add_again(before)
         else:
+            self._counts.lost_files += found.is_skipped
+            if lost != self._lost_pack:
+                self._builder.cut_pack()
+                self._lost_pack = lost
             content = self._content(reader, found)
             if content is None:
                 return  # it went while we looked
@@ -174,32 +189,3 @@ class _Tree:
         self._counts.read_files += 1
         self._counts.read_bytes += len(data)
         return (self._builder.store_small(found.entry.path, data),)
-
-
-class _Before:
-    """The parent commit, walked beside the folder."""
-
-    def __init__(self, parent: FileSet | None, seen: Sequence[DataRef]) -> None:
-        self._table = SeenFiles()
-        self._files: Iterator[tuple[str, pb.Index]] = iter(())
-        if parent is not None and seen:
-            self._table = SeenFiles(b"".join(parent.reader.read(seen)))
-            self._files = files_of(parent.nodes, parent.sources)
-        self._next = next(self._files, None)
-
-    def looks_same(self, entry: FolderEntry) -> bool:
-        """Whether a file looks as when the parent was made."""
-        return self._table.is_same(entry)
-
-    def find(self, entry: FolderEntry) -> pb.Index | None:
-        """Return what the parent holds of a file that looks the same; asked in order of paths."""
-        while self._next is not None and self._next[0] < entry.path:
-            self._next = next(self._files, None)
-        if self._next is None or self._next[0] != entry.path:
-            return None
-        index = self._next[1]
-        same = index.size_bytes == entry.size_bytes and index.metadata.mode == entry.mode
-        if not same or is_plain_index(index):
-            return index if same else None
-        change = algebra.over_nothing(change_of(index, entry.path))
-        return index_of(entry.path, change) if change is not None else None

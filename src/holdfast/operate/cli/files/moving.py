@@ -86,6 +86,8 @@ def _put_folder(
             tree = put_tree(
                 store, job, source, parent=files, parent_seen=seen, outside_links=outside_links
             )
+        if tree.lost_files:
+            click.echo(f"read {tree.lost_files} files that the store had lost", err=True)
         if tree.skipped_links:
             click.echo(f"left out {tree.skipped_links} links that lead out of the folder", err=True)
         return commits.create(

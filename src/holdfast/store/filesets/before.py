@@ -1,0 +1,114 @@
+"""The parent commit, walked beside a folder that is stored: what need not be read again.
+
+A commit may have lost chunks since it was made. What refers to one of them must not be taken over:
+so the chunks of many entries together are looked up in the database, and files of lost ones are
+read again, which brings the chunks back. Where the index itself, or the table of how files looked,
+is lost, the files it told of are read.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+
+from holdfast.errors import Damaged, ObjectMissing
+from holdfast.seam.folders import FolderEntry
+from holdfast.store.address import ChunkHash, DataRef
+from holdfast.store.chunks import ChunkReader
+from holdfast.store.filesets import algebra
+from holdfast.store.filesets import fileset_pb2 as pb
+from holdfast.store.filesets.cursor import Cursor
+from holdfast.store.filesets.entry import change_of, index_of, is_plain_index
+from holdfast.store.filesets.fileset import FileSet
+from holdfast.store.filesets.merge import files_of
+from holdfast.store.filesets.seen import SeenFiles
+from holdfast.store.filesets.sources import direct
+
+# Entries whose chunks are looked up together.
+LOOKED_UP_ENTRIES = 4096
+
+_Entry = tuple[str, pb.Index]
+
+
+class Before:
+    """What the parent holds, and which of it is still stored; None: there is no parent."""
+
+    def __init__(self, parent: FileSet | None, seen: Sequence[DataRef]) -> None:
+        self._table = SeenFiles()
+        self._files: Iterator[_Entry] = iter(())
+        self._lost: set[bytes] = set()
+        if parent is not None and seen:
+            self._table = _table(parent.reader, seen)
+            self._files = self._looked_up(parent)
+        self._next = next(self._files, None)
+
+    def looks_same(self, entry: FolderEntry) -> bool:
+        """Whether a file looks as when the parent was made."""
+        return self._table.is_same(entry)
+
+    def find(self, entry: FolderEntry) -> pb.Index | None:
+        """Return what the parent holds of a file that looks the same; asked in order of paths."""
+        while self._next is not None and self._next[0] < entry.path:
+            self._next = next(self._files, None)
+        if self._next is None or self._next[0] != entry.path:
+            return None
+        index = self._next[1]
+        same = index.size_bytes == entry.size_bytes and index.metadata.mode == entry.mode
+        if not same or is_plain_index(index):
+            return index if same else None
+        change = algebra.over_nothing(change_of(index, entry.path))
+        return index_of(entry.path, change) if change is not None else None
+
+    def lost_chunk(self, index: pb.Index) -> bytes | None:
+        """Return the first chunk of what was found that is lost; None: it is all there."""
+        if not self._lost:
+            return None
+        chunks = (ref.chunk.hash for ref in index.data_op.data_ref)
+        return next((chunk for chunk in chunks if chunk in self._lost), None)
+
+    def _looked_up(self, parent: FileSet) -> Iterator[_Entry]:
+        entries = _entries(parent)
+        asked: set[ChunkHash] = set()
+        while some := list(itertools.islice(entries, LOOKED_UP_ENTRIES)):
+            refs = [ref for _, index in some for ref in index.data_op.data_ref]
+            chunks = {ChunkHash(ref.chunk.hash) for ref in refs}
+            self._lost |= parent.reader.missing(chunks - asked)
+            lists = [ref for ref in refs if ref.indirect and ref.chunk.hash not in self._lost]
+            self._lost |= _incomplete(parent.reader, lists)
+            asked = chunks
+            yield from some
+
+
+def _table(reader: ChunkReader, seen: Sequence[DataRef]) -> SeenFiles:
+    try:
+        return SeenFiles(b"".join(reader.read(seen)))
+    except (Damaged, ObjectMissing):
+        return SeenFiles()  # then every file is read
+
+
+def _entries(parent: FileSet) -> Iterator[_Entry]:
+    """Yield what the parent holds, as far as its index can be read."""
+    sources = parent.sources
+    if len(sources) == 1 and sources[0].root is not None:
+        cursor = Cursor(parent.nodes, sources[0].root)
+        for paths, indexes in cursor.leaf_runs(pass_over_lost=True):
+            yield from ((p, i) for p, i in zip(paths, indexes, strict=True) if i.present)
+        return
+    try:
+        yield from files_of(parent.nodes, sources)
+    except (Damaged, ObjectMissing):
+        return  # several layers have no end of what is lost: all that follows is read
+
+
+def _incomplete(reader: ChunkReader, lists: Iterable[pb.DataRef]) -> set[bytes]:
+    """Return the lists of references that cannot be read, or name a chunk that is lost."""
+    found: set[bytes] = set()
+    for ref in lists:
+        try:
+            inner = {one.hash for _, one in direct(reader, [ref])}
+        except (Damaged, ObjectMissing):
+            found.add(ref.chunk.hash)
+            continue
+        if reader.missing(inner):
+            found.add(ref.chunk.hash)
+    return found
