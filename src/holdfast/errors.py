@@ -22,6 +22,7 @@
     │   └── DatabaseLost      a store's database of references is not there, or another store's
     ├── BadConfig             the configuration is wrong; `findings` says where, all of them at once
     ├── NotAllowed            a server does not know the caller, or does not let it do that
+    ├── Forked                a forked child used what its parent opened
     ├── OwnerGone             the process that owns the directory ended, or did not answer in time
     ├── PipelineFailed        a query of a pipeline ended with an error
     ├── StoreError            the store cannot do what it was asked
@@ -209,6 +210,10 @@ class NotAllowed(HoldfastError):
     """A server does not know the caller, or does not let it do what it asked for."""
 
     exit_code = 77
+
+
+class Forked(HoldfastError):
+    """A forked child used what its parent opened; nothing was done, and the parent is unharmed."""
 
 
 class OwnerGone(HoldfastError):

@@ -38,6 +38,7 @@ from holdfast.quiver import (
     WalConfig,
 )
 from holdfast.seam import Seam
+from holdfast.seam.process import bind_to_process
 from holdfast.settings import DurationS, Settings, SizeBytes
 
 REJECTED_DIR = "rejected"
@@ -182,6 +183,7 @@ class DeadLetters:
         self.settings = settings
         # Held by whoever sends undelivered letters once more, so that none is sent twice.
         self.replaying = asyncio.Lock()
+        bind_to_process(self)
         self._clock = seam.clock
         limits = settings.rejected
         self._rate = RateLimit(seam.clock, limits.events_per_s, limits.bytes_per_s, limits.burst_s)

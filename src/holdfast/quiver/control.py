@@ -24,8 +24,9 @@ import selectors
 import socket
 import tempfile
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import PurePath
 from typing import Any
 
@@ -33,6 +34,7 @@ from holdfast import errors
 from holdfast.errors import BadInput, CannotOpen, HoldfastError, OwnerGone
 from holdfast.quiver import names
 from holdfast.seam.clock import Clock
+from holdfast.seam.process import bind_to_process
 
 REQUEST_BYTES_MAX = 64 * 1024
 ANSWER_BYTES_MAX = 64 * 1024 * 1024
@@ -69,6 +71,11 @@ def serve(root: PurePath, verbs: Verbs, clock: Clock) -> ControlServer | None:
         return None
 
 
+def _close_all(sockets: Iterable[socket.socket]) -> None:
+    for one in sockets:
+        one.close()
+
+
 @dataclass
 class _Connection:
     socket: socket.socket
@@ -91,6 +98,7 @@ class ControlServer:
         self._wake_out, self._wake_in = socket.socketpair()
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._selector.register(self._wake_in, selectors.EVENT_READ)
+        bind_to_process(self, partial(_close_all, (self._listener, self._wake_in, self._wake_out)))
         self._thread = threading.Thread(target=self._run, name="quiver-control", daemon=True)
         self._thread.start()
 
@@ -123,8 +131,7 @@ class ControlServer:
         finally:
             for connection in list(self._connections.values()):
                 self._drop(connection)
-            for one in (self._listener, self._wake_in, self._wake_out):
-                one.close()
+            _close_all((self._listener, self._wake_in, self._wake_out))
             self._selector.close()
 
     def _patience_s(self) -> float | None:

@@ -44,6 +44,7 @@ from holdfast.quiver.shares import Claim, check_count, fair_share, share_of
 from holdfast.quiver.statistics import Statistics
 from holdfast.seam import Seam
 from holdfast.seam.disk import Disk
+from holdfast.seam.process import bind_to_process
 
 log = logging.getLogger("holdfast.quiver")
 
@@ -129,6 +130,7 @@ class Cores:
         self._closing = threading.Event()
         self._held = ExitStack()
         self._thread = threading.Thread(target=self._run, name="quiver-cores", daemon=True)
+        bind_to_process(self)
 
     @classmethod
     def open(

@@ -48,6 +48,7 @@ from holdfast.quiver.segments.sealer import Sealer
 from holdfast.seam import Seam
 from holdfast.seam.clock import Clock
 from holdfast.seam.disk import Disk, Handle, LockHeld
+from holdfast.seam.process import bind_to_process
 
 log = logging.getLogger("holdfast.quiver")
 
@@ -70,6 +71,7 @@ class Engine:
         self.catalog = Catalog()
         self.arrivals = Signal()
         self._readers: dict[str, Attachment] = {}
+        bind_to_process(self)
         check_machine(root)
         lock = None
         refuse_backup(seam.disk, root)

@@ -62,6 +62,7 @@ from holdfast.quiver.segments.table import TableMaker
 from holdfast.quiver.statistics import Statistics, gather
 from holdfast.quiver.verbs import owner_verbs
 from holdfast.seam import Seam
+from holdfast.seam.process import bind_to_process
 
 
 class Quiver:
@@ -78,6 +79,7 @@ class Quiver:
         self._staging = Staging(engine.config.transactions, engine.clock)
         self._event_times = EventTimes(engine)
         self._control: ControlServer | None = None
+        bind_to_process(self)
 
     @classmethod
     def open(

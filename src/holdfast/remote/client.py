@@ -46,6 +46,7 @@ from holdfast.remote.wire import (
     decode_statement,
     encode_ticket,
 )
+from holdfast.seam.process import bind_to_process
 
 # Segments may go between asking for their names and for their columns.
 SCHEMA_ATTEMPTS = 5
@@ -61,6 +62,7 @@ class RemoteQuiver:
         self.quiver_id = quiver_id
         # On the server's machine.
         self.directory = directory
+        bind_to_process(self)
 
     @classmethod
     def open(cls, location: str, name: str, settings: ClientSettings | None = None) -> Self:
@@ -269,6 +271,7 @@ class RemoteCursor:
         self._on_data_loss = on_data_loss
         # Where the next plan begins; None: at the position.
         self._planned: Position | None = None
+        bind_to_process(self)
 
     @property
     def position(self) -> Position:

@@ -32,6 +32,7 @@ from holdfast.remote.ports import require_free
 from holdfast.remote.reader import Secrets, location
 from holdfast.remote.settings import FlightSettings, is_loopback, split_address
 from holdfast.seam import Seam
+from holdfast.seam.process import bind_to_process
 
 _KEY_BYTES = 32
 
@@ -84,6 +85,7 @@ class QuiverServer:
         )
         restarts = self._settings.restart_min, self._settings.restart_max
         self.reader = ReaderProcess(orders, self._seam.clock, *restarts)
+        bind_to_process(self)
 
     def start(self) -> None:
         """Listen, and start the reading process."""

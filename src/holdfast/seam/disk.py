@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 
 Handle = NewType("Handle", int)
 
+# Descriptors of this process by which it writes, or owns a directory. A forked child has copies of
+# them, which keep files that the parent removes, and its locks after its end.
+_held: set[int] = set()
+
 # What the disk says when there is no room: no space, or a quota.
 DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -66,6 +70,9 @@ class Disk(Protocol):
 
     def truncate(self, handle: Handle, size_bytes: int, at: str) -> None:
         """Cut an open file back to `size_bytes`."""
+
+    def size_bytes(self, handle: Handle) -> int:
+        """Return the size of an open file, whoever wrote it."""
 
     def close(self, handle: Handle) -> None:
         """Close a file; syncs nothing."""
@@ -133,6 +140,24 @@ def write_all(disk: Disk, handle: Handle, buffers: Sequence[Buffer], at: str) ->
     return total_bytes
 
 
+class WrittenByOthers(OSError):
+    """A file that only its owner may write holds more than the owner wrote."""
+
+    def __init__(self, surplus_bytes: int) -> None:
+        super().__init__(errno.EIO, f"{surplus_bytes} bytes in it were written by somebody else")
+
+
+def write_behind(disk: Disk, handle: Handle, end: int, buffers: Sequence[Buffer], at: str) -> int:
+    """As `write_all`, to a file of which only this caller writes; return its new end.
+
+    What is read back by its place would be lost if others had moved it.
+    """
+    end += write_all(disk, handle, buffers, at)
+    if (size_bytes := disk.size_bytes(handle)) != end:
+        raise WrittenByOthers(size_bytes - end)
+    return end
+
+
 def _write_vector(disk: Disk, handle: Handle, views: list[memoryview], at: str) -> int:
     total_bytes = sum([view.nbytes for view in views])
     left_bytes = total_bytes
@@ -186,7 +211,9 @@ class RealDisk:
 
     def create(self, path: PurePath, at: str) -> Handle:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | getattr(os, "O_BINARY", 0)
-        return Handle(os.open(path, flags | getattr(os, "O_CLOEXEC", 0), 0o640))
+        fd = os.open(path, flags | getattr(os, "O_CLOEXEC", 0), 0o640)
+        _held.add(fd)
+        return Handle(fd)
 
     def write(self, handle: Handle, buffers: Sequence[Buffer], at: str) -> int:
         if hasattr(os, "writev"):
@@ -215,7 +242,11 @@ class RealDisk:
     def truncate(self, handle: Handle, size_bytes: int, at: str) -> None:
         os.ftruncate(handle, size_bytes)
 
+    def size_bytes(self, handle: Handle) -> int:
+        return os.fstat(handle).st_size
+
     def close(self, handle: Handle) -> None:
+        _held.discard(handle)  # first: the number may be another file's as soon as it is closed
         os.close(handle)
 
     def make_dir(self, path: PurePath, at: str) -> None:
@@ -311,14 +342,15 @@ class RealDisk:
             raise
         os.ftruncate(fd, 0)
         os.write(fd, owner.encode())
+        _held.add(fd)
         return Handle(fd)
 
     def unlock(self, handle: Handle) -> None:
         if sys.platform != "win32":
             import fcntl
 
-            fcntl.flock(handle, fcntl.LOCK_UN)  # a forked child may still hold the descriptor
-        os.close(handle)
+            fcntl.flock(handle, fcntl.LOCK_UN)  # a child of another program may hold a copy
+        self.close(handle)
 
 
 class ReadingDisk(RealDisk):
@@ -340,3 +372,14 @@ def _lock_descriptor(fd: int) -> None:
         import fcntl
 
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def _let_go_in_child() -> None:
+    for fd in _held:
+        with contextlib.suppress(OSError):
+            os.close(fd)  # without unlocking: that would be the parent's lock too
+    _held.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_let_go_in_child)

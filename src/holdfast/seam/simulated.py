@@ -187,6 +187,10 @@ class SimulatedDisk:
             file.dirty = [(s, min(e, size_bytes)) for s, e in file.dirty if s < size_bytes]
             file.cut = True
 
+    def size_bytes(self, handle: Handle) -> int:
+        with self._alive():
+            return len(self._open[handle].cached)
+
     def close(self, handle: Handle) -> None:
         with self._alive():
             del self._open[handle]

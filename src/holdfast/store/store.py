@@ -26,6 +26,7 @@ from holdfast.errors import (
     UnknownFormat,
 )
 from holdfast.seam import Seam
+from holdfast.seam.process import bind_to_process
 from holdfast.settings import Settings
 from holdfast.store.chunks import ChunkStore
 from holdfast.store.gc.references import NoReferences, References
@@ -64,6 +65,7 @@ class Store:
         self.references = references
         self.settings = settings
         self.chunks = ChunkStore(objects, references, store_format.chunking, settings)
+        bind_to_process(self)
 
     @classmethod
     def create(

@@ -27,7 +27,7 @@ from holdfast.quiver.log.frame import NO_WATERMARK, NOTHING, Frame, Totals, enco
 from holdfast.quiver.log.header_block import BLOCK_BYTES, decode_block, encode_block
 from holdfast.quiver.log.wal import Hole, walk
 from holdfast.quiver.points import Point
-from holdfast.seam.disk import Disk, write_all
+from holdfast.seam.disk import Disk, write_all, write_behind
 
 VERSION = 1
 
@@ -174,7 +174,8 @@ class LedgerFile:
             body,
             NOTHING,
         )
-        self.end += write_all(self._disk, self._handle, [header, body, padding], at)
+        buffers = [header, body, padding]
+        self.end = write_behind(self._disk, self._handle, self.end, buffers, at)
 
     def is_full(self, rotate_bytes: int) -> bool:
         """Whether to begin another: not for the sake of a large checkpoint alone."""

@@ -16,6 +16,7 @@ from holdfast.quiver.bundle import Headers, OneEvent
 from holdfast.quiver.config import AckLevel
 from holdfast.quiver.log.frame import NO_WATERMARK
 from holdfast.quiver.log.inbox import Append, Inbox, Told
+from holdfast.seam.process import bind_to_process
 
 
 class Intake:
@@ -31,6 +32,7 @@ class Intake:
         # In the order of their deadlines; the first is one that is not answered.
         self._waiting: deque[tuple[float, Append]] = deque()
         self._timer: asyncio.TimerHandle | None = None
+        bind_to_process(self)
 
     def offer(self, payload: bytes, header: Headers | None, told: Told) -> bool:
         """Hand over an event; `told` is called in the loop, once, with a receipt or an error.

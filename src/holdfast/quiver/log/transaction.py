@@ -26,6 +26,7 @@ from holdfast.quiver.bundle import (
 from holdfast.quiver.config import TransactionConfig
 from holdfast.quiver.log.inbox import Receipt
 from holdfast.seam.clock import Clock
+from holdfast.seam.process import bind_to_process
 
 
 class Staging:
@@ -110,6 +111,7 @@ class Transaction:
         self._staging = staging
         self._max_bundle_bytes = max_bundle_bytes
         self._write = write
+        bind_to_process(self)
         staging.begin(self)
 
     def append(self, data: BundleData) -> None:

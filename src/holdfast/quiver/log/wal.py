@@ -52,7 +52,7 @@ from holdfast.quiver.log.frame import (
 from holdfast.quiver.log.group import Framing, Numbered
 from holdfast.quiver.log.header_block import BLOCK_BYTES, decode_block, encode_block
 from holdfast.quiver.points import Point
-from holdfast.seam.disk import DISK_IS_FULL, Disk, write_all
+from holdfast.seam.disk import DISK_IS_FULL, Disk, write_all, write_behind
 
 HEADER_BYTES = BLOCK_BYTES
 SEQ_BLOCK = 65_536
@@ -186,7 +186,7 @@ class WalFile:
         """Append the frames of a group; on an error the file's end is unknown until `undo`."""
         framing = self._framing()
         framing.put_all(item.held for item in group)
-        write_all(self._disk, self._handle, framing.buffers, Point.WAL_WRITE)
+        write_behind(self._disk, self._handle, self.end, framing.buffers, Point.WAL_WRITE)
         self.end, self.holds = framing.end, framing.holds
         self.last_seq = max(self.last_seq, group[-1].held[-1].seq)
 
@@ -194,7 +194,7 @@ class WalFile:
         """Append the frame that marks a clean end."""
         framing = self._framing()
         framing.put_close(next_seq, now_ns)
-        write_all(self._disk, self._handle, framing.buffers, Point.WAL_CLOSE_WRITE)
+        write_behind(self._disk, self._handle, self.end, framing.buffers, Point.WAL_CLOSE_WRITE)
         self.end = framing.end
 
     def _framing(self) -> Framing:

@@ -18,6 +18,7 @@ from holdfast.quiver.read.shelf import Shelf
 from holdfast.quiver.read.wakeup import Signal
 from holdfast.quiver.segments.segment import Bundle
 from holdfast.seam.clock import Clock
+from holdfast.seam.process import bind_to_process
 
 
 class Store(Protocol):
@@ -46,6 +47,7 @@ class Attachment:
         self._store = store
         self._ledger = store.ledger
         self._closed = False
+        bind_to_process(self)
         self.generation = store.ledger.attach(name, resumed)
         # Whoever waits under this name is fenced off, and should know.
         store.arrivals.notify()

@@ -10,6 +10,7 @@ import asyncio
 import threading
 
 from holdfast.quiver.log.inbox import resolve_futures
+from holdfast.seam.process import bind_to_process
 
 
 class Signal:
@@ -19,6 +20,7 @@ class Signal:
         self.version = 0
         self._condition = threading.Condition()
         self._loops: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
+        bind_to_process(self)
 
     def notify(self) -> None:
         """Tell everyone that there is news."""

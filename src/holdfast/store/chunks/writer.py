@@ -24,6 +24,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 from holdfast.errors import BadInput
+from holdfast.seam.process import bind_to_process
 from holdfast.store.address import ChunkHash, ChunkKey, DataRef, hash_of
 from holdfast.store.chunks.codec import encode
 from holdfast.store.chunks.cutting import cut, unchanging
@@ -86,6 +87,7 @@ class ChunkWriter:
         self._stored: list[_Stored] = []
         self._failure: BaseException | None = None
         self._marking = threading.Lock()
+        bind_to_process(self)
         # Whoever waits here is told at once. Weakly, because a job may outlive many writers.
         this = weakref.ref(self)
         job.on_lost(lambda: _cancel(this()))

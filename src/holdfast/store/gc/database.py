@@ -54,6 +54,7 @@ from sqlalchemy.sql import ColumnElement
 from sqlalchemy.sql.compiler import SQLCompiler
 
 from holdfast.errors import BadInput, CannotOpen, DatabaseLost, StoreUnavailable, UnknownFormat
+from holdfast.seam.process import bind_to_process
 from holdfast.store.gc.settings import GcSettings
 from holdfast.store.gc.transitions import Condition, Moment, Step
 
@@ -204,6 +205,7 @@ class Database:
         self._writing = threading.Lock()
         self._numbers: list[int] = []
         self._numbers_lock = threading.Lock()
+        bind_to_process(self)
         try:
             self.transact(lambda connection: self._prepare(connection, store_id, create))
         except BaseException:

@@ -17,6 +17,7 @@ from sqlalchemy import Connection, bindparam, select
 
 from holdfast.errors import LeaseLost, StoreUnavailable
 from holdfast.seam import Seam
+from holdfast.seam.process import bind_to_process
 from holdfast.store.address import ChunkHash, ChunkKey
 from holdfast.store.gc.database import Database, edge, job
 from holdfast.store.gc.edges import Edge, EdgeSource, lock_rows, remove_edges
@@ -38,6 +39,7 @@ class Lease:
         self._lock = threading.Lock()
         self._on_lost: list[Callable[[], None]] = []
         self._released = False
+        bind_to_process(self)
 
     def check(self) -> None:
         """Raise LeaseLost if the lease was lost, or given back."""
