@@ -28,6 +28,8 @@ def kinds_at(point: Point) -> Iterator[FaultKind]:
             continue
         if kind is FaultKind.FAILED_SYNC and point not in SYNCS:
             continue
+        if kind is FaultKind.BAD_BLOCK:
+            continue  # a column of its own: it may cost what lies in the block
         yield kind
 
 

@@ -77,7 +77,7 @@ def live(machine: Machine, journal: Journal, name: bytes, randomness: random.Ran
     faults = [
         Fault(
             randomness.choice(list(Point)),
-            randomness.choice(list(FaultKind)),
+            randomness.choice([kind for kind in FaultKind if kind is not FaultKind.BAD_BLOCK]),
             nth=randomness.randint(1, 4),
             times=randomness.choice([1, 1, 2]),
         )

@@ -12,7 +12,7 @@ import errno
 import os
 import stat
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import PurePath
 from typing import TYPE_CHECKING, NamedTuple, NewType, Protocol
 
@@ -27,6 +27,14 @@ _held: set[int] = set()
 
 # What the disk says when there is no room: no space, or a quota.
 DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+# What the disk says of a block that it cannot read: a dead sector, or a wrong checksum.
+_CODES = (getattr(errno, name, None) for name in ("EIO", "ENODATA", "EBADMSG", "EUCLEAN"))
+CANNOT_BE_READ = frozenset(code for code in _CODES if code is not None)
+
+# What is tried on its own once more around a block that cannot be read. Disks lose no less at once.
+PAGE_BYTES = 4096
+_PIECE_BYTES = 1 << 20
 
 # POSIX guarantees 16, Linux and macOS take 1024.
 VECTOR_BUFFERS_MAX = 1024
@@ -102,7 +110,14 @@ class Disk(Protocol):
         """Return a part of a file; less than asked for where the file ends."""
 
     def map(self, path: PurePath) -> memoryview:
-        """Return a whole file as read-only memory that outlives its name."""
+        """Return a whole file as read-only memory that outlives its name.
+
+        Touching a block that cannot be read, or that was cut off meanwhile, ends the process with a
+        signal: only for whoever asked for it.
+        """
+
+    def size_bytes(self, path: PurePath) -> int:
+        """Return the length of a file."""
 
     def list(self, path: PurePath) -> list[Entry]:
         """Return the names in a directory, sorted; a missing directory is an error."""
@@ -129,6 +144,54 @@ def entries_of(disk: Disk, path: PurePath) -> list[Entry]:
         return disk.list(path)
     except FileNotFoundError:
         return []
+
+
+class Pages(NamedTuple):
+    """The bytes of a file, with zeros for what cannot be read."""
+
+    view: memoryview
+    # Start and end of what cannot be read, in order.
+    unreadable: tuple[tuple[int, int], ...]
+
+    def lacks(self, start: int, end: int) -> bool:
+        """Whether anything between the two cannot be read."""
+        return any(first < end and start < last for first, last in self.unreadable)
+
+
+def read_pages(disk: Disk, path: PurePath) -> Pages:
+    """Return a whole file, page by page where the disk cannot read all of it."""
+    try:
+        return Pages(memoryview(disk.read(path)), ())
+    except OSError as error:
+        if error.errno not in CANNOT_BE_READ:
+            raise
+    size_bytes = disk.size_bytes(path)
+    content = bytearray(size_bytes)
+    unreadable: list[tuple[int, int]] = []
+    for start in range(0, size_bytes, _PIECE_BYTES):
+        end = min(start + _PIECE_BYTES, size_bytes)
+        for first, last in _read_into(content, disk, path, start, end):
+            if unreadable and unreadable[-1][1] == first:
+                first = unreadable.pop()[0]  # noqa: PLW2901
+            unreadable.append((first, last))
+    return Pages(memoryview(content).toreadonly(), tuple(unreadable))
+
+
+def _read_into(
+    content: bytearray, disk: Disk, path: PurePath, start: int, end: int
+) -> Iterator[tuple[int, int]]:
+    """Read a part of a file, and yield what of it cannot be read."""
+    try:
+        found = disk.read_range(path, start, end - start)
+        content[start : start + len(found)] = found
+    except OSError as error:
+        if error.errno not in CANNOT_BE_READ:
+            raise
+        if end - start <= PAGE_BYTES:
+            yield start, end
+            return
+        for page in range(start, end, PAGE_BYTES):
+            yield from _read_into(content, disk, path, page, min(page + PAGE_BYTES, end))
 
 
 def write_all(disk: Disk, handle: Handle, buffers: Sequence[Buffer], at: str) -> int:
@@ -279,9 +342,13 @@ class RealDisk:
             return file.read()
 
     def read_range(self, path: PurePath, offset_bytes: int, size_bytes: int) -> bytes:
-        with open(path, "rb") as file:
+        # Unbuffered: exactly these bytes are asked for. A disk may give less at once.
+        with open(path, "rb", buffering=0) as file:
             file.seek(offset_bytes)
-            return file.read(size_bytes)
+            found = file.read(size_bytes)
+            while len(found) < size_bytes and (more := file.read(size_bytes - len(found))):
+                found += more
+            return found
 
     def map(self, path: PurePath) -> memoryview:
         # Only the quiver maps files; a command that works with a store starts faster without it.
@@ -294,6 +361,9 @@ class RealDisk:
             # of a thousand small segments would need more of them than a process may have.
             with pa.memory_map(os.fsencode(path)) as mapped:
                 return memoryview(mapped.read_buffer()).cast("B")
+
+    def size_bytes(self, path: PurePath) -> int:
+        return os.stat(path).st_size
 
     def list(self, path: PurePath) -> list[Entry]:
         entries = []

@@ -7,6 +7,8 @@ A fault names a step (`at`), which call of that step (`nth`), and what happens:
     kill_after    the process dies right after the call took effect
     enospc, eio   the call fails and changes nothing
     short_write   the write puts half of its bytes down and returns; the next call fails with ENOSPC
+    bad_block     after the call, the page that was written last cannot be read any more: only on a
+                  disk that can lose one (`SimulatedDisk.spoil_last_write`)
     failed_sync   the sync fails, and what was dirty may never reach the disk (fsyncgate)
 
 What "dies" means is given by `die`: a real SIGKILL in `holdfast prove`, `SimulatedCrash` in tests.
@@ -40,6 +42,7 @@ class FaultKind(StrEnum):
     ENOSPC = "enospc"
     EIO = "eio"
     SHORT_WRITE = "short_write"
+    BAD_BLOCK = "bad_block"
     FAILED_SYNC = "failed_sync"
 
 
@@ -104,6 +107,11 @@ class FaultyDisk:
     def _leave(self, kind: FaultKind | None) -> None:
         if kind in (FaultKind.KILL_AFTER, FaultKind.KILL_MIDWAY):
             self._die()
+        if kind is FaultKind.BAD_BLOCK:
+            spoil = getattr(self._inner, "spoil_last_write", None)
+            if spoil is None:
+                raise TypeError(f"{type(self._inner).__name__} cannot lose a block")
+            spoil()
 
     def create(self, path: PurePath, at: str) -> Handle:
         kind = self._enter(at)
@@ -193,6 +201,9 @@ class FaultyDisk:
 
     def map(self, path: PurePath) -> memoryview:
         return self._inner.map(path)
+
+    def size_bytes(self, path: PurePath) -> int:
+        return self._inner.size_bytes(path)
 
     def list(self, path: PurePath) -> list[Entry]:
         return self._inner.list(path)

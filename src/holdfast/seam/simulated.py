@@ -7,6 +7,11 @@ forgets everything unsynced; given randomness it instead keeps some of it, as re
 prefix of the unsynced renames, and unsynced bytes sector by sector, in no order. A failed sync
 (`lose_dirty`) marks bytes clean that never arrived, and no later sync brings them back: that is
 what Linux does, and why a descriptor whose sync failed must never be trusted again.
+
+A block may become unreadable (`spoil`) and a file be cut from outside (`cut`). Whoever reads such a
+block gets EIO. Whoever has it mapped, or maps it, is dead (`SimulatedBusError`): a process that has
+a map may touch it at any time. With `windows` a file that is open or mapped can be neither renamed,
+nor renamed over, nor unlinked, and no directory that holds one can be renamed.
 """
 
 from __future__ import annotations
@@ -16,13 +21,14 @@ import errno
 import itertools
 import random
 import threading
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import TYPE_CHECKING, NoReturn
 
 from holdfast.seam.clock import Clock, RealClock
-from holdfast.seam.disk import Entry, Handle, LockHeld
+from holdfast.seam.disk import PAGE_BYTES, Entry, Handle, LockHeld
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -34,6 +40,14 @@ class SimulatedCrash(BaseException):
     """The simulated process is dead; nothing may catch this as an ordinary error."""
 
 
+class SimulatedBusError(SimulatedCrash):
+    """A mapped block could not be read, or was cut off: SIGBUS ended the simulated process."""
+
+
+class _Map(bytearray):
+    """The memory of a map: alive as long as anything points into it."""
+
+
 @dataclass(eq=False)
 class _File:
     cached: bytearray = field(default_factory=bytearray)
@@ -41,6 +55,13 @@ class _File:
     dirty: list[tuple[int, int]] = field(default_factory=list)
     cut: bool = False
     modified_ns: int = 0
+    # Start and end of what cannot be read.
+    unreadable: list[tuple[int, int]] = field(default_factory=list)
+
+    def check_readable(self, start: int, end: int) -> None:
+        end = min(end, len(self.cached))
+        if any(first < end and start < last for first, last in self.unreadable):
+            raise OSError(errno.EIO, "input/output error")
 
     def sync(self) -> None:
         for start, end in self.dirty:
@@ -104,6 +125,12 @@ class SimulatedDisk:
         self._handles = itertools.count(3)
         self._mutex = threading.RLock()
         self._dead = False
+        self._death: type[SimulatedCrash] = SimulatedCrash
+        # Whether open files are protected as on Windows.
+        self.windows = False
+        self._maps: list[tuple[_File, weakref.ref[_Map]]] = []
+        # The file that was written to last, and where.
+        self._last_write: tuple[_File, int] | None = None
 
     # ------------------------------------------------------------------ dying
 
@@ -121,7 +148,7 @@ class SimulatedDisk:
     def snapshot(self) -> SimulatedDisk:
         """Return the disk as kill -9 at this moment would leave it; this one lives on."""
         with self._mutex:
-            disk = SimulatedDisk(self.capacity_bytes, self._clock)
+            disk = self._successor()
             # One copy of both, so that the pending changes still point into the copied tree.
             disk._root, disk._changes = copy.deepcopy((self._root, self._changes))
             return disk
@@ -135,8 +162,13 @@ class SimulatedDisk:
         for position, change in enumerate(changes):
             if not change.waits_for or position < kept:
                 change.put_down()
-        disk = SimulatedDisk(self.capacity_bytes, self._clock)
+        disk = self._successor()
         disk._root = _surviving(root, randomness, {})
+        return disk
+
+    def _successor(self) -> SimulatedDisk:
+        disk = SimulatedDisk(self.capacity_bytes, self._clock)
+        disk.windows = self.windows
         return disk
 
     # ------------------------------------------------------------------ files
@@ -164,6 +196,7 @@ class SimulatedDisk:
             start = len(file.cached)
             file.cached.extend(data)
             file.dirty.append((start, start + len(data)))
+            self._last_write = file, start
             file.modified_ns = self._clock.wall_ns()
             return len(data)
 
@@ -183,6 +216,7 @@ class SimulatedDisk:
     def truncate(self, handle: Handle, size_bytes: int, at: str) -> None:
         with self._writing():
             file = self._open[handle]
+            self._doom_maps(file)
             del file.cached[size_bytes:]
             file.dirty = [(s, min(e, size_bytes)) for s, e in file.dirty if s < size_bytes]
             file.cut = True
@@ -215,6 +249,9 @@ class SimulatedDisk:
                 raise NotADirectoryError(errno.ENOTDIR, "not a directory", str(target))
             if isinstance(present, _Dir) and present.names:
                 raise OSError(errno.ENOTEMPTY, "directory not empty", str(target))
+            self._check_unused(source, node)
+            if present is not None:
+                self._check_unused(target, present)
             self._change((old, source.name), (new, target.name, node))
 
     def link(self, source: PurePath, target: PurePath, at: str) -> None:
@@ -228,6 +265,7 @@ class SimulatedDisk:
         with self._writing():
             if not isinstance(self._node(path), _File):
                 raise IsADirectoryError(errno.EISDIR, "is a directory", str(path))
+            self._check_unused(path, self._node(path))
             self._change((self._dir(path.parent), path.name), None)
 
     def remove_dir(self, path: PurePath, at: str) -> None:
@@ -248,14 +286,28 @@ class SimulatedDisk:
 
     def read(self, path: PurePath) -> bytes:
         with self._alive():
-            return bytes(self._file(path).cached)
+            file = self._file(path)
+            file.check_readable(0, len(file.cached))
+            return bytes(file.cached)
 
     def read_range(self, path: PurePath, offset_bytes: int, size_bytes: int) -> bytes:
         with self._alive():
-            return bytes(self._file(path).cached[offset_bytes : offset_bytes + size_bytes])
+            file = self._file(path)
+            file.check_readable(offset_bytes, offset_bytes + size_bytes)
+            return bytes(file.cached[offset_bytes : offset_bytes + size_bytes])
 
     def map(self, path: PurePath) -> memoryview:
-        return memoryview(self.read(path))
+        with self._alive():
+            file, memory = self._file(path), _Map(self._file(path).cached)
+            self._maps.append((file, weakref.ref(memory)))
+            if file.unreadable:
+                self._doom_maps(file)
+                self._alive()
+            return memoryview(memory).toreadonly()
+
+    def size_bytes(self, path: PurePath) -> int:
+        with self._alive():
+            return len(self._file(path).cached)
 
     def list(self, path: PurePath) -> list[Entry]:
         with self._alive():
@@ -309,11 +361,56 @@ class SimulatedDisk:
             file = _File(bytearray(data), bytearray(data))
             parent.names[path.name] = parent.durable[path.name] = file
 
+    def spoil(self, path: PurePath, start: int, end: int) -> None:
+        """Let a part of a file be unreadable from now on, also after kill and power loss."""
+        with self._mutex:
+            file = self._file(path)
+            file.unreadable.append((start, end))
+            self._doom_maps(file)
+
+    def spoil_last_write(self) -> None:
+        """Let the page be unreadable in which the last write began."""
+        with self._mutex:
+            if self._last_write is not None:
+                file, start = self._last_write
+                page = start - start % PAGE_BYTES
+                file.unreadable.append((page, page + PAGE_BYTES))
+                self._doom_maps(file)
+
+    def unreadable(self, path: PurePath) -> Sequence[tuple[int, int]]:
+        """Return what of a file cannot be read."""
+        with self._mutex:
+            return tuple(self._file(path).unreadable)
+
+    def cut(self, path: PurePath, size_bytes: int) -> None:
+        """Cut a file from outside, whoever has it open."""
+        with self._mutex:
+            file = self._file(path)
+            del file.cached[size_bytes:], file.durable[size_bytes:]
+            file.dirty = [(s, min(e, size_bytes)) for s, e in file.dirty if s < size_bytes]
+            self._doom_maps(file)
+
     # ---------------------------------------------------------------- insides
+
+    def _is_mapped(self, file: _File) -> bool:
+        self._maps = [one for one in self._maps if one[1]() is not None]
+        return any(mapped is file for mapped, _ in self._maps)
+
+    def _doom_maps(self, file: _File) -> None:
+        """Let the process be dead if it could touch what is no longer there."""
+        if self._is_mapped(file):
+            self._dead, self._death = True, SimulatedBusError
+
+    def _check_unused(self, path: PurePath, node: _File | _Dir) -> None:
+        if not self.windows:
+            return
+        opened = set(self._open.values())
+        if any(file in opened or self._is_mapped(file) for file in _files(node)):
+            raise PermissionError(errno.EACCES, "used by a process", str(path))
 
     def _alive(self) -> threading.RLock:
         if self._dead:
-            raise SimulatedCrash
+            raise self._death
         return self._mutex
 
     def _writing(self) -> threading.RLock:
@@ -381,7 +478,12 @@ def _surviving(
             continue
         if child not in files:  # it may have two names
             image = child.surviving(randomness)
-            files[child] = _File(image, bytearray(image), modified_ns=child.modified_ns)
+            files[child] = _File(
+                image,
+                bytearray(image),
+                modified_ns=child.modified_ns,
+                unreadable=list(child.unreadable),
+            )
         survivor.names[name] = files[child]
     survivor.durable = dict(survivor.names)
     return survivor
