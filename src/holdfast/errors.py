@@ -20,6 +20,7 @@
     │   ├── UnknownFormat     it was written by another format version
     │   ├── WrongQuiver       it is not the quiver that was asked for
     │   └── DatabaseLost      a store's database of references is not there, or another store's
+    ├── NotInstalled          a package of an extra is needed, and is not installed
     ├── BadConfig             the configuration is wrong; `findings` says where, all of them at once
     ├── NotAllowed            a server does not know the caller, or does not let it do that
     ├── Forked                a forked child used what its parent opened
@@ -176,6 +177,12 @@ class WrongQuiver(CannotOpen):
 
 class DatabaseLost(CannotOpen):
     """The database of references is not there, or belongs to another store."""
+
+
+class NotInstalled(HoldfastError):
+    """A package of an extra is needed, and is not installed."""
+
+    exit_code = 78
 
 
 class ConfigFinding(NamedTuple):

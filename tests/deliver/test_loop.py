@@ -24,7 +24,7 @@ from tests.readers.setting import keep
 from holdfast.deliver.destination import DeliverySettings, Destination, State
 from holdfast.deliver.exporter import Answer, FailureClass
 from holdfast.deliver.timer import LoopTimer
-from holdfast.errors import BadInput
+from holdfast.errors import BadConfig, BadInput
 from holdfast.quiver import Outcome, Position
 from holdfast.quiver.points import Point as QuiverPoint
 from holdfast.seam import Seam
@@ -268,6 +268,21 @@ def test_an_exporter_that_does_not_start_is_started_again(stage: Stage) -> None:
     stage.deliver_all(exporter=shy)
     assert shy.taken == [b"a"]
     assert shy.tries == 3
+
+
+def test_why_an_exporter_does_not_start_is_told_whole(stage: Stage) -> None:
+    class Wrong(Backend):
+        async def start(self) -> None:
+            raise BadConfig("there is no setting `not.a.setting`", hint="see CONFIGURATION.md")
+
+    async def play(destination: Destination) -> None:
+        await stage.timer.until(lambda: stage.statistics().last_error is not None)
+        told = stage.statistics().last_error
+        assert told is not None
+        assert "there is no setting `not.a.setting`" in told
+        assert "see CONFIGURATION.md" in told
+
+    stage.run(play, exporter=Wrong())
 
 
 # --------------------------------------------------------------------- bad surroundings

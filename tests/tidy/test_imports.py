@@ -20,6 +20,7 @@ SRC = Path(__file__).parents[2] / "src"
 
 LEVELS = (
     {"errors"},
+    {"extras", "local_path"},
     {"seam", "settings"},
     {"quiver", "store"},
     {"signals"},

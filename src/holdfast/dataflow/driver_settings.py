@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from holdfast.settings import DurationS, Secret, Settings
+from holdfast.settings import DurationS, LocalPath, Secret, Settings
 
 # Where lineage goes when it goes to the gateway of the same file.
 TO_GATEWAY = "gateway"
@@ -38,7 +38,7 @@ class SparkSettings(Settings):
     """Before a pipeline, or the driver, that ended unasked is begun again: doubles from this …"""
     restart_max: DurationS = Field(default=60.0, le=3600)
     """… to this, and starts over once it ran that long."""
-    ca_file: str | None = None
+    ca_file: LocalPath | None = None
     """Authorities (PEM) of this gateway's own certificate, if `flight.tls` is set."""
     lineage: LineageSettings | None = None
     """Tell OpenLineage of the runs of pipelines; by default nobody is told."""

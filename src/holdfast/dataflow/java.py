@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from holdfast.errors import BadConfig
+from holdfast.extras import install_command
 
 JAVA_MIN = 17
 # Asking for a version takes a fraction of a second; a launcher that hangs is no Java.
@@ -56,7 +57,7 @@ def spark_environment(environ: Mapping[str, str] | None = None) -> dict[str, str
         found = "none" if java is None else f"{java.version} ({java.executable})"
         raise BadConfig(
             f"Spark needs Java {JAVA_MIN} or newer, and there is {found}",
-            hint="install one and set JAVA_HOME, or bring one along: pip install 'holdfast[spark]'",
+            hint=f"install one and set JAVA_HOME, or bring one along: {install_command('spark')}",
         )
     # Without it a worker takes whatever `python3` is first on the PATH, with or without pyspark.
     wanted = {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}

@@ -25,7 +25,7 @@ from holdfast.deliver.feed import Feed
 from holdfast.deliver.settings import DeliverySettings
 from holdfast.deliver.statistics import Counters, DestinationStatistics, State
 from holdfast.deliver.timer import Bell, LoopTimer, Timer
-from holdfast.errors import BadInput, ReaderError
+from holdfast.errors import BadInput, HoldfastError, ReaderError
 from holdfast.quiver import Quiver, Statistics
 from holdfast.seam import Seam
 from holdfast.signals.event import Event
@@ -151,7 +151,8 @@ class Destination:
                 await self._exporter.start()
             except Exception as error:
                 failures += 1
-                self._counters.last_error = f"the exporter did not start: {type(error).__name__}"
+                told = str(error) if isinstance(error, HoldfastError) else repr(error)
+                self._counters.last_error = f"the exporter did not start: {told}"
                 log.warning("%s: %s", self.name, self._counters.last_error)
                 with self._bell.listening() as rung:
                     await self.timer.wait({rung}, self._backoff.pause_s(failures))

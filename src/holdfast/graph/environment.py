@@ -4,34 +4,54 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
 from holdfast.dataflow.java import JAVA_MIN, find_java
-from holdfast.errors import ConfigFinding
+from holdfast.deliver.exporter_context import ExporterContext
+from holdfast.errors import ConfigFinding, HoldfastError, NotInstalled
+from holdfast.extras import install_command, missing_modules
 from holdfast.graph.document import TreePath
 from holdfast.graph.loader import Loaded
+from holdfast.graph.model import Node
 from holdfast.graph.paths import dead_letters_directory, plan
 from holdfast.graph.ports import flight_addresses
 from holdfast.receive.listening import parse_address
+from holdfast.seam import Seam
+
+# Where in the file, what is the matter, what to do.
+Problem = tuple[TreePath, str, str]
 
 
 def missing_in_environment(loaded: Loaded) -> list[ConfigFinding]:
     """Return what would keep the graph from starting here and now."""
+    problems = [
+        *_directories(loaded),
+        *_files(loaded),
+        *_ports(loaded),
+        *_packages(loaded),
+        *_exporters(loaded),
+        *_java(loaded),
+    ]
+    return _findings(loaded, problems)
+
+
+def missing_packages(loaded: Loaded) -> list[ConfigFinding]:
+    """Return what has to be installed before the graph can run here."""
+    return [found._replace(severity="warning") for found in _findings(loaded, _packages(loaded))]
+
+
+def _findings(loaded: Loaded, problems: Iterable[Problem]) -> list[ConfigFinding]:
     document = loaded.document
     return [
         ConfigFinding(document.file, *document.value_place(at), message, hint)
-        for at, message, hint in [
-            *_directories(loaded),
-            *_files(loaded),
-            *_ports(loaded),
-            *_spark(loaded),
-        ]
+        for at, message, hint in problems
     ]
 
 
-def _directories(loaded: Loaded) -> Iterator[tuple[TreePath, str, str]]:
+def _directories(loaded: Loaded) -> Iterator[Problem]:
     graph = loaded.graph
     wanted: list[tuple[TreePath, Path]] = [
         (("data_dir",), graph.data_dir),
@@ -40,12 +60,22 @@ def _directories(loaded: Loaded) -> Iterator[tuple[TreePath, str, str]]:
     wanted += [(("nodes", one.name, "config", "path"), one.directory) for one in plan(graph)]
     for at, directory in wanted:
         there = next(path for path in (directory, *directory.parents) if path.exists())
-        if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        problem = _cannot_write(there)
+        if problem is not None:
             hint = "make it, and let the user who runs Holdfast write there"
-            yield at, f"the directory {directory} cannot be written", hint
+            yield at, f"the directory {directory} cannot be written: {problem}", hint
 
 
-def _files(loaded: Loaded) -> Iterator[tuple[TreePath, str, str]]:
+def _cannot_write(folder: Path) -> str | None:
+    """Try it: what the permissions say is not the whole truth, for root or on `/proc`."""
+    try:
+        with tempfile.TemporaryDirectory(prefix=".holdfast-check-", dir=folder):
+            return None
+    except OSError as error:
+        return error.strerror or str(error)
+
+
+def _files(loaded: Loaded) -> Iterator[Problem]:
     """Look for what settings called `…_file` name: certificates, keys, tokens."""
     graph = loaded.graph
     parts: list[tuple[TreePath, object]] = [
@@ -72,7 +102,7 @@ def _leaves(value: object, at: TreePath) -> Iterator[tuple[TreePath, object]]:
         yield at, value
 
 
-def _ports(loaded: Loaded) -> Iterator[tuple[TreePath, str, str]]:
+def _ports(loaded: Loaded) -> Iterator[Problem]:
     graph = loaded.graph
     wanted: list[tuple[TreePath, str]] = []
     if graph.settings.admin.listen is not None:
@@ -88,17 +118,47 @@ def _ports(loaded: Loaded) -> Iterator[tuple[TreePath, str, str]]:
             yield at, f"cannot listen on {text}: {problem}", "who has it? `ss -ltnp` says"
 
 
-def _spark(loaded: Loaded) -> Iterator[tuple[TreePath, str, str]]:
+def _packages(loaded: Loaded) -> Iterator[Problem]:
+    for at, node in _exporter_nodes(loaded):
+        extra = node.component.extra
+        if extra is not None and missing_modules(extra):
+            message = f"the exporter {node.component.type!r} is not installed"
+            yield at, message, install_command(extra)
+    if _runs_pipelines(loaded) and find_spec("pyspark") is None:
+        yield ("pipelines",), "Spark is not installed", install_command("spark")
+
+
+def _exporters(loaded: Loaded) -> Iterator[Problem]:
+    """Make each exporter, which starts nothing: settings that only its library can judge."""
+    for at, node in _exporter_nodes(loaded):
+        context = ExporterContext(node.name, Seam(), loaded.graph.base_dir)
+        try:
+            node.component.code.make(node.config, context)
+        except NotInstalled:
+            continue  # told already
+        except HoldfastError as error:
+            yield (*at, "config"), error.message, error.hint
+
+
+def _exporter_nodes(loaded: Loaded) -> Iterator[tuple[TreePath, Node]]:
+    for node in loaded.graph.of_kind("exporter"):
+        yield ("nodes", node.name), node
+    for node in loaded.graph.handlers.values():
+        yield ("dead_letters", "handlers", node.name), node
+
+
+def _runs_pipelines(loaded: Loaded) -> bool:
     settings = loaded.graph.settings
-    if not settings.pipelines or not settings.spark.run:
-        return
-    if find_spec("pyspark") is None:
-        yield ("pipelines",), "Spark is not installed", "pip install 'holdfast[spark]'"
+    return bool(settings.pipelines) and settings.spark.run
+
+
+def _java(loaded: Loaded) -> Iterator[Problem]:
+    if not _runs_pipelines(loaded) or find_spec("pyspark") is None:
         return
     java = find_java()
     if java is None or not java.is_good:
         found = "none is found" if java is None else f"{java.executable} is {java.version}"
-        hint = "install one and set JAVA_HOME, or: pip install 'holdfast[spark]'"
+        hint = f"install one and set JAVA_HOME, or: {install_command('spark')}"
         yield ("pipelines",), f"Spark needs Java {JAVA_MIN} or newer, and {found}", hint
 
 

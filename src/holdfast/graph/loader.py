@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from holdfast.deliver.settings import DeliverySettings
 from holdfast.errors import BadConfig, ConfigFinding, HoldfastError
+from holdfast.extras import install_command
 from holdfast.graph.checks import check_graph
 from holdfast.graph.document import Document, TreePath, read_document
 from holdfast.graph.model import Graph, GraphFile, HandlerSettings, Node, NodeSettings
@@ -131,7 +132,7 @@ class _Loader:
         try:
             model = component.config_model
         except ImportError as error:
-            extra = f"pip install 'holdfast[{component.extra}]'" if component.extra else str(error)
+            extra = install_command(component.extra) if component.extra else str(error)
             message = f"the {component.kind} {component.type!r} is not installed"
             self._document.find(self._document.key_place(at), message, extra)
             return None

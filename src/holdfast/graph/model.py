@@ -22,7 +22,7 @@ from holdfast.graph.registry import Component, Kind
 from holdfast.quiver.ledger.subscriber import NAME_PATTERN
 from holdfast.receive.listening import AddressText
 from holdfast.remote.settings import FlightSettings
-from holdfast.settings import DurationS, Settings, SizeBytes
+from holdfast.settings import DurationS, LocalPath, Settings, SizeBytes
 
 WORKERS_MAX = 64
 # Where `to:` leads.
@@ -108,7 +108,7 @@ class HandlerSettings(Settings):
 class DeadLettersSection(DeadLettersSettings):
     """Events that were not accepted, or that a destination will never take."""
 
-    path: str | None = None
+    path: LocalPath | None = None
     """Their directory, relative to the file; by default `dead_letters` in `data_dir`."""
     handlers: dict[Name, HandlerSettings] = Field(default_factory=dict)
     """Who is told of events that were not accepted; each gets all of them."""
@@ -150,7 +150,7 @@ class LoggingSettings(Settings):
 class GraphFile(Settings):
     """The whole file."""
 
-    data_dir: str = "./holdfast_data"
+    data_dir: LocalPath = "./holdfast_data"
     """The directory for everything durable, relative to the file."""
     workers: int = Field(default=1, ge=1, le=WORKERS_MAX)
     """So many processes share the ports; each has a quiver of its own, and order is kept within

@@ -25,13 +25,13 @@ from holdfast.graph.substitution import Substitution
 from holdfast.graph.validation import validated
 from holdfast.quiver import names
 from holdfast.quiver.control import ask
-from holdfast.settings import Secret, Settings
+from holdfast.settings import LocalPath, Secret, Settings
 
 
 class PipelinesFile(Settings):
     """A file without a gateway."""
 
-    data_dir: str = GraphFile.model_fields["data_dir"].default
+    data_dir: LocalPath = GraphFile.model_fields["data_dir"].default
     """The directory for everything durable, relative to the file."""
     pipelines: dict[Name, PipelineSettings] = Field(min_length=1)
     """The pipelines, by name."""

@@ -18,7 +18,7 @@ from holdfast.quiver.config import (
     WalConfig,
 )
 from holdfast.quiver.engine import check_caps
-from holdfast.settings import DurationS, Settings, SizeBytes
+from holdfast.settings import DurationS, LocalPath, Settings, SizeBytes
 
 # What one request may bring, whatever the size of a segment, if there is room for sixteen of them.
 BUNDLE_BYTES_MAX = 32 * MB
@@ -134,7 +134,7 @@ class RetentionSettings(_Section):
 class Config(Settings):
     """The durable buffer between receivers and destinations."""
 
-    path: str | None = None
+    path: LocalPath | None = None
     """Its directory, relative to the file; by default a folder of `data_dir`. Each worker has a
     quiver of its own in it: `core-00`, `core-01`, …"""
     append: AppendSettings = AppendSettings()

@@ -17,6 +17,7 @@ from typing import Literal, NamedTuple
 from holdfast import __version__
 from holdfast.dataflow.java import JAVA_MIN, find_java
 from holdfast.errors import HoldfastError
+from holdfast.extras import MODULES, install_command, missing_modules
 from holdfast.quiver import Quiver
 from holdfast.quiver.log import byte_order
 from holdfast.seam.disk import RealDisk, write_all
@@ -27,7 +28,6 @@ PYTHON_MIN = (3, 11)
 FREE_BYTES_LOW = 1 << 30
 SYNC_SLOW_MS = 20.0
 SPARK_SERIES = "4.3"
-_EXTRAS = {"store": "obstore", "kafka": "confluent_kafka"}
 
 
 class Finding(NamedTuple):
@@ -60,20 +60,19 @@ def _software() -> Iterator[Finding]:
 
 
 def _extras() -> Iterator[Finding]:
-    for extra, module in _EXTRAS.items():
-        if importlib.util.find_spec(module) is None:
-            yield Finding(
-                f"extra {extra}", "warn", "not installed", f"pip install holdfast[{extra}]"
-            )
-        else:
-            version = importlib.metadata.version(module.replace("_", "-"))
-            yield Finding(f"extra {extra}", "ok", f"{module} {version}")
+    for extra in MODULES:
+        if extra == "spark":
+            continue  # has a line of its own
+        missing = missing_modules(extra)
+        found = f"missing: {', '.join(missing)}" if missing else "installed"
+        health: Health = "warn" if missing else "ok"
+        yield Finding(f"extra {extra}", health, found, install_command(extra))
 
 
 def _java() -> Finding:
     java = find_java()
     if java is None:
-        advice = "only pipelines on Spark need it: pip install holdfast[spark]"
+        advice = f"only pipelines on Spark need it: {install_command('spark')}"
         return Finding("java", "warn", "none", advice)
     found = f"{java.version} from {java.origin} ({java.executable})"
     return Finding("java", "ok" if java.is_good else "warn", found, f"{JAVA_MIN} or newer")
@@ -82,11 +81,11 @@ def _java() -> Finding:
 def _spark() -> Finding:
     """Say which Spark there is: the watermark rests on its internals, so not any will do."""
     if importlib.util.find_spec("pyspark") is None:
-        advice = "only pipelines need it: pip install holdfast[spark]"
+        advice = f"only pipelines need it: {install_command('spark')}"
         return Finding("spark", "warn", "none", advice)
     version = importlib.metadata.version("pyspark")
     health: Health = "ok" if version.startswith(f"{SPARK_SERIES}.") else "warn"
-    advice = f"pipelines are tested on {SPARK_SERIES} alone: pip install holdfast[spark]"
+    advice = f"pipelines are tested on {SPARK_SERIES} alone: {install_command('spark')}"
     return Finding("spark", health, version, advice)
 
 

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from holdfast.extras import need
+
 NAMES = {
     "quiver": "kill a process that appends to a quiver; everything it answered must be there",
     "gateway": "kill a gateway and its backends under load; all that was accepted must arrive",
@@ -22,6 +24,7 @@ def run(name: str, *, kills: int, seed: int, directory: Path, progress: Progress
     if name == "gateway":
         from holdfast.prove.gateway import prove_gateway as prove
     elif name == "dataflow":
+        need("spark")
         from holdfast.prove.dataflow import prove_dataflow as prove
     elif name == "store":
         from holdfast.prove.store import prove_store as prove

@@ -21,6 +21,7 @@ from typing import Self
 import pyarrow as pa
 
 from holdfast.errors import BadInput, HoldfastError, Overloaded
+from holdfast.local_path import problem_of
 from holdfast.quiver.bundle import (
     DEFAULT_SLOT,
     BundleData,
@@ -94,6 +95,8 @@ class Quiver:
 
         With `expected_id` only that quiver is opened.
         """
+        if (problem := problem_of(os.fspath(path))) is not None:
+            raise BadInput(problem, hint="name a folder of this machine")
         engine = Engine(PurePath(path), config or QuiverConfig(), seam or Seam(), expected_id)
         quiver = cls(engine)
         if engine.config.control and engine.seam.disk.is_shared:

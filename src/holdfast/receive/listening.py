@@ -10,7 +10,7 @@ from typing import Annotated, Literal, NamedTuple
 from pydantic import AfterValidator
 
 from holdfast.errors import BadConfig
-from holdfast.settings import Secret, Settings
+from holdfast.settings import LocalPath, Secret, Settings
 
 PORT_MAX = 65535
 
@@ -57,13 +57,13 @@ AddressText = Annotated[str, AfterValidator(_is_address)]
 class TlsSettings(Settings):
     """TLS for a listening port. Paths are relative to the configuration file."""
 
-    cert_file: str
+    cert_file: LocalPath
     """The certificate, with its chain, as PEM."""
-    key_file: str
+    key_file: LocalPath
     """Its private key, as PEM."""
     key_password: Secret | None = None
     """The password of the key, if it has one."""
-    client_ca_file: str | None = None
+    client_ca_file: LocalPath | None = None
     """Authorities (PEM) of client certificates; if given, every client must present one."""
     min_version: Literal["1.2", "1.3"] = "1.2"
     """The oldest version of TLS that is spoken."""

@@ -14,7 +14,7 @@ from holdfast.receive.openlineage_app import OpenLineageApp
 from holdfast.receive.receiver import Receiver, ReceiverContext, ReceiverStatistics
 from holdfast.receive.request_limits import RequestLimits
 from holdfast.receive.tokens import Tokens, TokenSettings, read_token_file
-from holdfast.settings import Settings
+from holdfast.settings import LocalPath, Settings
 from holdfast.signals.openlineage.validation import ValidationSettings
 
 __all__ = ["Config", "OpenLineageApp", "OpenLineageReceiver", "make"]
@@ -47,7 +47,7 @@ class Config(Settings):
     """How closely events are checked."""
     tokens: tuple[TokenSettings, ...] = ()
     """Producers that may send; with none (and no `token_file`) anybody may."""
-    token_file: str | None = None
+    token_file: LocalPath | None = None
     """A file with more of them, `NAME TOKEN [NAMESPACE …]` in each line."""
     tls: TlsSettings | None = None
     """Speak HTTPS."""

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator
 
-from holdfast.settings import DurationS, Secret, Settings, SizeBytes
+from holdfast.settings import DurationS, LocalPath, Secret, Settings, SizeBytes
 
 MB = 1024 * 1024
 
@@ -51,11 +51,11 @@ class FlightToken(Settings):
 class FlightTls(Settings):
     """TLS for the listening ports. Paths are relative to the configuration file."""
 
-    cert_file: str
+    cert_file: LocalPath
     """The certificate, with its chain, as PEM."""
-    key_file: str
+    key_file: LocalPath
     """Its private key, as PEM, without a password."""
-    client_ca_file: str | None = None
+    client_ca_file: LocalPath | None = None
     """Authorities (PEM) of client certificates; if given, every client must present one."""
 
 
@@ -101,11 +101,11 @@ class ClientSettings(Settings):
 
     token: Secret | None = None
     """Its bearer token."""
-    ca_file: str | None = None
+    ca_file: LocalPath | None = None
     """Authorities (PEM) that may have signed the server's certificate; default: the system's."""
-    cert_file: str | None = None
+    cert_file: LocalPath | None = None
     """The client's own certificate (PEM), where the server asks for one."""
-    key_file: str | None = None
+    key_file: LocalPath | None = None
     """Its private key (PEM)."""
     timeout: DurationS = 60.0
     """How long a call may take, waits not counted."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import builtins
 import json
 import logging
 import socket
@@ -23,7 +22,7 @@ from tests.deliver.exporters.sending import context, event, events, send, send_o
 
 from holdfast.deliver.exporter import Answer, Exporter, FailureClass
 from holdfast.deliver.exporters import kafka
-from holdfast.errors import BadConfig
+from holdfast.errors import BadConfig, NotInstalled
 
 HUSH = "hush-hush-42"
 
@@ -226,7 +225,7 @@ def test_what_is_ours_cannot_be_set(key: str) -> None:
 )
 def test_a_configuration_that_librdkafka_does_not_take(config: dict[str, str]) -> None:
     with pytest.raises(BadConfig, match="librdkafka does not take") as raised:
-        send_one(exporter("h:1", client_config=config))
+        exporter("h:1", client_config=config)
     assert HUSH not in str(raised.value)
 
 
@@ -240,14 +239,7 @@ def test_secrets_are_not_shown(cluster: MockKafka, caplog: pytest.LogCaptureFixt
 
 
 def test_the_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = builtins.__import__
-
-    def without_kafka(name: str, *rest: Any) -> Any:
-        if name == "confluent_kafka":
-            raise ImportError(name)
-        return real(name, *rest)
-
-    monkeypatch.setattr(builtins, "__import__", without_kafka)
-    with pytest.raises(BadConfig, match="not installed") as raised:
+    monkeypatch.setattr(kafka, "missing_modules", lambda extra: ["confluent_kafka"])
+    with pytest.raises(NotInstalled, match="not installed") as raised:
         exporter("h:1")
     assert "holdfast[kafka]" in raised.value.hint

@@ -9,14 +9,14 @@ from pydantic import Field, ValidationError
 
 from holdfast.errors import BadConfig
 from holdfast.remote.settings import ClientSettings
-from holdfast.settings import Secret, Settings, SizeBytes
+from holdfast.settings import LocalPath, Secret, Settings, SizeBytes
 
 
 class SinkOptions(Settings):
     """Options of a sink: a quiver (`path` or `quiver`), Parquet files in the folder `files`, or
     commits of a `store`."""
 
-    path: str = ""
+    path: LocalPath = ""
     """The data directory of the quiver to append to, if nobody has it open."""
 
     quiver: str = ""
@@ -25,16 +25,16 @@ class SinkOptions(Settings):
     token: Secret | None = None
     """The bearer token for the server."""
 
-    ca_file: str | None = None
+    ca_file: LocalPath | None = None
     """Authorities (PEM) of the server's certificate; default: the system's."""
 
-    cert_file: str | None = None
+    cert_file: LocalPath | None = None
     """The own certificate (PEM), where the server asks for one."""
 
-    key_file: str | None = None
+    key_file: LocalPath | None = None
     """Its private key (PEM)."""
 
-    files: str = ""
+    files: LocalPath = ""
     """The folder for Parquet files."""
 
     store: str = ""

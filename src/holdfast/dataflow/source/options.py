@@ -11,7 +11,7 @@ from pydantic import AwareDatetime, BeforeValidator, Field, ValidationError
 from holdfast.dataflow.watermark.settings import WatermarkSettings
 from holdfast.errors import BadConfig
 from holdfast.remote.settings import ClientSettings
-from holdfast.settings import DurationS, Secret, Settings, SizeBytes
+from holdfast.settings import DurationS, LocalPath, Secret, Settings, SizeBytes
 
 
 def _names(value: object) -> object:
@@ -22,12 +22,13 @@ def _names(value: object) -> object:
 
 
 Names = Annotated[tuple[str, ...], BeforeValidator(_names)]
+Paths = Annotated[tuple[LocalPath, ...], BeforeValidator(_names)]
 
 
 class SourceOptions(Settings):
     """Options of the source; lists are written with commas, sizes and durations with units."""
 
-    path: Names = ()
+    path: Paths = ()
     """Data directories of quivers that nobody has open (a batch does not mind)."""
 
     quiver: Names = ()
@@ -36,13 +37,13 @@ class SourceOptions(Settings):
     token: Secret | None = None
     """The bearer token for the servers."""
 
-    ca_file: str | None = None
+    ca_file: LocalPath | None = None
     """Authorities (PEM) of the servers' certificates; default: the system's."""
 
-    cert_file: str | None = None
+    cert_file: LocalPath | None = None
     """The own certificate (PEM), where servers ask for one."""
 
-    key_file: str | None = None
+    key_file: LocalPath | None = None
     """Its private key (PEM)."""
 
     call_timeout: DurationS = 10.0

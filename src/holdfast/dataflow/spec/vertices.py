@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AwareDatetime, BeforeValidator, Field, model_validator
 
 from holdfast.dataflow.spec.functions import Function
-from holdfast.settings import DurationS, Secret, Settings, SizeBytes
+from holdfast.settings import DurationS, LocalPath, Secret, Settings, SizeBytes
 
 Kind = Literal["source", "map", "filter", "flat_map", "reduce", "sink"]
 KINDS: tuple[Kind, ...] = ("source", "map", "filter", "flat_map", "reduce", "sink")
@@ -73,7 +73,7 @@ class SourceSettings(Settings):
 
     quiver: Names = Field(default_factory=list)
     """Data directories, addresses (`grpc://host:port/name`), or quivers of the same file."""
-    files: str | None = None
+    files: LocalPath | None = None
     """A folder: its files are read once, in order of their names. Move them in as a whole."""
     fileset: FileSetSource | None = None
     """A commit of a store: its files are read once, in order of their paths."""
@@ -105,7 +105,7 @@ class SourceSettings(Settings):
     """Only events before this time."""
     token: Secret | None = None
     """The bearer token for servers."""
-    ca_file: str | None = None
+    ca_file: LocalPath | None = None
     """Authorities (PEM) of the servers' certificates."""
     quiver_config: str = ""
     """`module:name` of the QuiverConfig of data directories."""
@@ -364,7 +364,7 @@ class TargetSettings(Settings):
     encode: Literal["rows", "json"] = "rows"
     """How a quiver keeps the rows: as columns, or each as a JSON object, like an event that came to
     a gateway: exporters behind a gateway's quiver (`http`, `kafka`, …) then deliver it."""
-    files: str | None = None
+    files: LocalPath | None = None
     """A folder for Parquet files."""
     format: Literal["parquet"] = "parquet"
     """How they are written."""
@@ -374,7 +374,7 @@ class TargetSettings(Settings):
     """Print the rows of each batch; for a look, not for keeping."""
     token: Secret | None = None
     """The bearer token for a server."""
-    ca_file: str | None = None
+    ca_file: LocalPath | None = None
     """Authorities (PEM) of the server's certificate."""
     quiver_config: str = ""
     """`module:name` of the QuiverConfig of a data directory."""

@@ -29,7 +29,7 @@ from holdfast.deliver.exporters.file_publishing import FileFormat, Publisher
 from holdfast.deliver.exporters.file_staging import FileLimits, Staging
 from holdfast.deliver.exporters.threads import in_thread
 from holdfast.seam.disk import DISK_IS_FULL, LockHeld
-from holdfast.settings import DurationS, Settings, SizeBytes
+from holdfast.settings import DurationS, LocalPath, Settings, SizeBytes
 from holdfast.signals.event import Event
 
 # Journals are here, below the directory of the files; readers of a data lake skip such names.
@@ -43,7 +43,7 @@ log = logging.getLogger("holdfast.deliver")
 class Config(Settings):
     """A directory that fills with files of events."""
 
-    directory: str
+    directory: LocalPath
     """Where the files go; relative to the configuration file. Made if it is missing."""
 
     format: Literal["ndjson", "parquet"] = "ndjson"

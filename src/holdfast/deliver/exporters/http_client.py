@@ -26,7 +26,7 @@ from holdfast import __version__
 from holdfast.deliver.exporter_context import ExporterContext
 from holdfast.deliver.exporters.classify import SendFailed, failure_of_exception, is_success
 from holdfast.errors import BadConfig
-from holdfast.settings import DurationS, Secret, Settings, SizeBytes
+from holdfast.settings import DurationS, LocalPath, Secret, Settings, SizeBytes
 
 # How long the rest of an answer may take that nobody reads.
 UNNEEDED_BODY_S = 1.0
@@ -38,13 +38,13 @@ WHOLE_BODY_BYTES = 512 * 1024
 class TlsSettings(Settings):
     """Certificates for https."""
 
-    ca_file: str | None = None
+    ca_file: LocalPath | None = None
     """PEM file of certificate authorities to trust, besides those of the system."""
 
-    cert_file: str | None = None
+    cert_file: LocalPath | None = None
     """PEM file with our own certificate (mutual TLS), and those that signed it."""
 
-    key_file: str | None = None
+    key_file: LocalPath | None = None
     """PEM file with the key of `cert_file`; not needed if the key is in `cert_file`."""
 
     key_password: Secret | None = None

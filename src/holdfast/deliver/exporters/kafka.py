@@ -25,7 +25,8 @@ from holdfast.deliver.exporter import Answer, Exporter, Failure, FailureClass
 from holdfast.deliver.exporter_context import ExporterContext
 from holdfast.deliver.exporters.dialects import is_json
 from holdfast.deliver.exporters.threads import in_thread
-from holdfast.errors import BadConfig
+from holdfast.errors import BadConfig, NotInstalled
+from holdfast.extras import install_command, missing_modules
 from holdfast.settings import DurationS, Secret, Settings, SizeBytes
 from holdfast.signals.event import Event
 
@@ -119,18 +120,15 @@ KeyOf = Callable[[object], str]
 
 def make(config: Config, context: ExporterContext, key_of: KeyOf | None = None) -> Exporter:
     """Return the exporter; fails if the extra `kafka` is not installed."""
-    try:
-        import confluent_kafka  # noqa: F401
-    except ImportError:
-        raise BadConfig(
-            "the exporter `kafka` needs a package that is not installed",
-            hint="pip install 'holdfast[kafka]'",
-        ) from None
+    if missing_modules("kafka"):
+        raise NotInstalled("the exporter `kafka` is not installed", hint=install_command("kafka"))
     if key_of is None and config.key == "openlineage":
         from holdfast.signals.openlineage.names import kafka_key
 
         key_of = kafka_key
-    return KafkaExporter(config, context, key_of)
+    exporter = KafkaExporter(config, context, key_of)
+    exporter.check_settings()
+    return exporter
 
 
 class KafkaExporter:
@@ -257,6 +255,10 @@ class KafkaExporter:
 
     # ---------------------------------------------------------------- the producer
 
+    def check_settings(self) -> None:
+        """Fail if librdkafka does not take the settings; no broker is asked."""
+        self._new_producer()
+
     def _usable_producer(self) -> Producer:
         with self._replacing:
             if self._is_broken:
@@ -332,5 +334,5 @@ def _told(name: str, *, maybe_delivered: bool) -> Failure:
 
 def _property(text: str) -> str:
     """Return which key it is about, without its value."""
-    found = re.search(r'property "?([\w.]+)', text)
+    found = re.search(r'property:? "?([\w.]+)', text)
     return f": `{found[1]}`" if found else ""

@@ -11,6 +11,7 @@ import click
 
 from holdfast import __version__
 from holdfast.errors import BadConfig, ConfigFinding, HoldfastError
+from holdfast.extras import missing_extra
 
 # Command, its module, one line for the help. The order is the order of the help.
 COMMANDS = {
@@ -74,6 +75,12 @@ def main() -> None:
     except HoldfastError as error:
         _tell(error)
         sys.exit(error.exit_code)
+    except ModuleNotFoundError as error:
+        missing = missing_extra(error)
+        if missing is None:
+            raise
+        _tell(missing)
+        sys.exit(missing.exit_code)
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)

@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from holdfast.errors import BadInput
+from holdfast.extras import install_command, missing_modules
 from holdfast.graph.registry import Component, Registry
 from holdfast.graph.settings_table import Setting, settings_of
 from holdfast.graph.validation import nearest
@@ -58,6 +59,12 @@ def _fields(one: Component) -> dict[str, Any]:
 
 
 def _installed(one: Component) -> bool:
+    if one.extra is not None and missing_modules(one.extra):
+        return False
+    return _importable(one)
+
+
+def _importable(one: Component) -> bool:
     try:
         return one.config_model is not None
     except ImportError:
@@ -65,8 +72,8 @@ def _installed(one: Component) -> bool:
 
 
 def _how(one: Component) -> str:
-    return f"pip install 'holdfast[{one.extra}]'" if one.extra else "no"
+    return install_command(one.extra) if one.extra else "no"
 
 
 def _settings(one: Component) -> list[Setting]:
-    return settings_of(one.config_model) if _installed(one) else []
+    return settings_of(one.config_model) if _importable(one) else []

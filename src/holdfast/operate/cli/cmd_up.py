@@ -27,7 +27,7 @@ log = logging.getLogger("holdfast.operate")
 @click.option(
     "--check",
     is_flag=True,
-    help="Only check the file, its directories and whether its ports are free; start nothing.",
+    help="Only check the file, its directories, ports, packages and exporters; start nothing.",
 )
 @click.option("--worker", type=int, hidden=True)
 @json_option
@@ -55,6 +55,7 @@ def _check(loaded: Loaded) -> None:
         )
     for found in loaded.warnings:
         click.echo(finding_line(found), err=True)
+    click.echo(f"{loaded.document.file}: ready to run here")
 
 
 def _run(loaded: Loaded, worker: int | None, as_json: bool) -> None:

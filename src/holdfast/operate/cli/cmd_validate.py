@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from holdfast.errors import BadConfig
+from holdfast.graph.environment import missing_packages
 from holdfast.graph.loader import load
 from holdfast.operate.cli import finding_line
 from holdfast.operate.cli.gateway_options import config_argument
@@ -17,11 +18,13 @@ from holdfast.operate.cli.output import json_option, print_json
 def command(config: str, as_json: bool) -> int:
     """Check CONFIG and say everything that is wrong with it, each with its line and column.
 
-    Environment variables and files that it refers to are looked up. Ends with 78 if anything is
-    wrong; warnings alone end with 0.
+    Environment variables and files that it refers to are looked up. A package that it needs and
+    that is not installed here is a warning; `holdfast up --check` looks at the whole machine. Ends
+    with 78 if anything is wrong; warnings alone end with 0.
     """
     try:
-        findings, ok = load(config).warnings, True
+        loaded = load(config)
+        findings, ok = (*loaded.warnings, *missing_packages(loaded)), True
     except BadConfig as error:
         findings, ok = error.findings, False
     if as_json:

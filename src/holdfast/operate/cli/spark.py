@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from holdfast.errors import BadInput
+from holdfast.errors import NotInstalled
+from holdfast.extras import install_command
 from holdfast.operate.cli.output import Command
 
 if TYPE_CHECKING:
@@ -31,9 +32,8 @@ def engine_option(what: str) -> Callable[[Command], Command]:
 def spark_session(name: str) -> Iterator[SparkSession]:
     """Give a session where `spark-submit` says, or on all cores of this machine."""
     if find_spec("pyspark") is None:
-        raise BadInput(
-            "Spark is not installed", hint="pip install 'holdfast[spark]', or use --engine local"
-        )
+        hint = f"{install_command('spark')}, or use --engine local"
+        raise NotInstalled("Spark is not installed", hint=hint)
     from holdfast.dataflow.session import start_session, stop_session
 
     session = start_session(name=name)

@@ -6,7 +6,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import PurePath
 
-from holdfast.errors import BadConfig
+from holdfast.errors import NotInstalled
+from holdfast.extras import install_command
 from holdfast.graph.loader import Loaded, load
 from holdfast.graph.model import Graph
 from holdfast.operate.drivers.child import DriverChild
@@ -20,9 +21,10 @@ def driver_of(loaded: Loaded, orders: Callable[[], Awaitable[Orders]]) -> Driver
     if not settings.pipelines or not settings.spark.run:
         return None
     if find_spec("pyspark") is None:
-        raise BadConfig(
+        instead = "run them elsewhere with `spark: {run: false}`"
+        raise NotInstalled(
             "the file has pipelines, and Spark is not installed",
-            hint="pip install 'holdfast[spark]', or run them elsewhere with `spark: {run: false}`",
+            hint=f"{install_command('spark')}, or {instead}",
             path=loaded.document.file,
         )
     return DriverChild(settings.spark, orders)

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import click
 
-from holdfast.dataflow.redriving import redrive_pipeline
 from holdfast.errors import BadInput
 from holdfast.operate.cli.dataflow.arguments import (
     choose,
@@ -30,6 +29,8 @@ def redrive_command(
 
     They come with its next run, with all attempts once more. No driver may run it meanwhile.
     """
+    from holdfast.dataflow.redriving import redrive_pipeline
+
     chosen = choose(config, name, state_dir)
     found = redrive_pipeline(chosen.name, chosen.pipeline, chosen.places, vertex)
     sent, left = (sum(counts) for counts in zip(*found.values(), strict=True))

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from holdfast.dataflow.replay import StoredRange, replay
 from holdfast.dataflow.session import start_session
 from holdfast.errors import BadInput
 from holdfast.operate.cli.consoles import stdout
@@ -17,9 +17,14 @@ from holdfast.operate.cli.dataflow.display import progress_table
 from holdfast.operate.cli.dataflow.running import conf_option, master_option, spark_settings
 from holdfast.operate.cli.output import json_option, print_json
 
+if TYPE_CHECKING:
+    from holdfast.dataflow.replay import StoredRange
+
 
 def _range(context: click.Context, parameter: click.Parameter, text: str) -> StoredRange:
     """Return what stands on both sides of two dots: moments, or numbers of bundles."""
+    from holdfast.dataflow.replay import StoredRange
+
     parts = text.split("..")
     if len(parts) != len(("since", "until")):
         raise _wrong(text)
@@ -83,6 +88,8 @@ def replay_command(
 
     Nothing else changes: no subscriber, no state and no sink of the pipeline is touched.
     """
+    from holdfast.dataflow.replay import replay
+
     chosen = choose(config, name, reach=True)
     given = {**chosen.spark.conf, **spark_settings(settings)}
     session = start_session(master or chosen.spark.master, given, name=f"{chosen.name}-replay")

@@ -14,10 +14,8 @@ from typing import TYPE_CHECKING
 import click
 
 from holdfast.dataflow.driver_settings import TO_GATEWAY
-from holdfast.dataflow.driving import drive
 from holdfast.dataflow.lineage import RunReporter, lineage_sender
 from holdfast.dataflow.progress import QueryStatistics
-from holdfast.dataflow.run import PipelineRun
 from holdfast.dataflow.session import start_session
 from holdfast.dataflow.state_dir import StateDir
 from holdfast.errors import BadConfig, BadInput
@@ -40,6 +38,7 @@ from holdfast.operate.drivers.beside import gateway_lineage_url
 
 if TYPE_CHECKING:
     from holdfast.dataflow.kit.cases import CasesFile
+    from holdfast.dataflow.run import PipelineRun
 
 master_option = click.option(
     "--master", help="Where Spark runs; by default `spark.master` of CONFIG, else local[*]."
@@ -72,6 +71,8 @@ def run_command(
 
     Quivers of a gateway that runs are read where it serves them.
     """
+    from holdfast.dataflow.driving import drive
+
     chosen = choose(config, name, state_dir, reach=True)
     if once:
         _drain(chosen, master, settings, close=False, as_json=as_json)
@@ -121,6 +122,8 @@ def _stop_on_signals() -> Iterator[threading.Event]:
 
 @contextlib.contextmanager
 def _running(chosen: Chosen, master: str | None, settings: Sequence[str]) -> Iterator[PipelineRun]:
+    from holdfast.dataflow.run import PipelineRun
+
     given = {**chosen.spark.conf, **spark_settings(settings)}
     session = start_session(master or chosen.spark.master, given, name=chosen.name)
     with PipelineRun(chosen.name, chosen.pipeline, chosen.places, session) as run:

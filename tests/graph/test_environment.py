@@ -1,0 +1,46 @@
+"""What keeps a graph from starting on this machine is found by `up --check`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from holdfast.graph.environment import missing_in_environment
+from holdfast.graph.loader import load
+
+GRAPH = """\
+data_dir: {data_dir}
+nodes:
+  in: {{kind: receiver, type: openlineage, to: [out], config: {{listen: "127.0.0.1:0"}}}}
+  out: {{kind: exporter, type: kafka, config: {config}}}
+admin: {{listen: null}}
+"""
+KAFKA = '{brokers: "127.0.0.1:9", topic: t}'
+
+
+def missing(folder: Path, data_dir: str = "data", config: str = KAFKA) -> list[str]:
+    """Return what is the matter with the file, each with its line."""
+    path = folder / "graph.yaml"
+    path.write_text(GRAPH.format(data_dir=data_dir, config=config))
+    return [f"{one.line} {one.message}" for one in missing_in_environment(load(path))]
+
+
+def test_a_good_machine_lacks_nothing(tmp_path: Path) -> None:
+    assert missing(tmp_path) == []
+    assert [path.name for path in tmp_path.iterdir()] == ["graph.yaml"]
+
+
+def test_a_directory_that_only_seems_to_be_writable_is_found(tmp_path: Path) -> None:
+    if not Path("/proc/self").exists():
+        pytest.skip("there is no /proc here")
+    told = missing(tmp_path, data_dir="/proc/holdfast")
+    assert told
+    assert all("/proc/holdfast" in line and "cannot be written" in line for line in told)
+
+
+def test_settings_that_only_the_exporters_library_can_judge_are_found(tmp_path: Path) -> None:
+    wrong = '{brokers: "127.0.0.1:9", topic: t, client_config: {not.a.setting: "1"}}'
+    assert missing(tmp_path, config=wrong) == [
+        "4 librdkafka does not take the configuration: `not.a.setting`"
+    ]
