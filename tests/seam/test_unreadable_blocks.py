@@ -100,13 +100,13 @@ def test_a_map_that_nobody_holds_any_more_harms_nobody(disk: SimulatedDisk) -> N
     assert bytes(disk.map(FILE)) == CONTENT
     disk.spoil(FILE, 0, 1)
     disk.cut(FILE, 1)
-    assert disk.size_bytes(FILE) == 1
+    assert disk.file_bytes(FILE) == 1
 
 
 def test_a_cut_file_is_read_as_far_as_it_goes(disk: SimulatedDisk) -> None:
     disk.cut(FILE, 5000)
     assert disk.read_range(FILE, PAGE_BYTES, PAGE_BYTES) == CONTENT[PAGE_BYTES:5000]
-    assert disk.size_bytes(FILE) == 5000
+    assert disk.file_bytes(FILE) == 5000
 
 
 def test_a_fault_spoils_the_page_that_was_written_last(disk: SimulatedDisk) -> None:
@@ -131,7 +131,7 @@ def test_a_real_file_that_was_cut_is_read_as_far_as_it_goes(tmp_path: Path) -> N
     disk = RealDisk()
     os.truncate(path, 5000)
     assert disk.read_range(path, PAGE_BYTES, PAGE_BYTES) == CONTENT[PAGE_BYTES:5000]
-    assert disk.size_bytes(path) == 5000
+    assert disk.file_bytes(path) == 5000
 
 
 def test_a_disk_that_gives_less_than_was_asked_for_is_asked_again(

@@ -116,7 +116,7 @@ class Disk(Protocol):
         signal: only for whoever asked for it.
         """
 
-    def size_bytes(self, path: PurePath) -> int:
+    def file_bytes(self, path: PurePath) -> int:
         """Return the length of a file."""
 
     def list(self, path: PurePath) -> list[Entry]:
@@ -165,7 +165,7 @@ def read_pages(disk: Disk, path: PurePath) -> Pages:
     except OSError as error:
         if error.errno not in CANNOT_BE_READ:
             raise
-    size_bytes = disk.size_bytes(path)
+    size_bytes = disk.file_bytes(path)
     content = bytearray(size_bytes)
     unreadable: list[tuple[int, int]] = []
     for start in range(0, size_bytes, _PIECE_BYTES):
@@ -362,7 +362,7 @@ class RealDisk:
             with pa.memory_map(os.fsencode(path)) as mapped:
                 return memoryview(mapped.read_buffer()).cast("B")
 
-    def size_bytes(self, path: PurePath) -> int:
+    def file_bytes(self, path: PurePath) -> int:
         return os.stat(path).st_size
 
     def list(self, path: PurePath) -> list[Entry]:

@@ -202,8 +202,8 @@ class FaultyDisk:
     def map(self, path: PurePath) -> memoryview:
         return self._inner.map(path)
 
-    def size_bytes(self, path: PurePath) -> int:
-        return self._inner.size_bytes(path)
+    def file_bytes(self, path: PurePath) -> int:
+        return self._inner.file_bytes(path)
 
     def list(self, path: PurePath) -> list[Entry]:
         return self._inner.list(path)

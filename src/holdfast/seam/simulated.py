@@ -305,7 +305,7 @@ class SimulatedDisk:
                 self._alive()
             return memoryview(memory).toreadonly()
 
-    def size_bytes(self, path: PurePath) -> int:
+    def file_bytes(self, path: PurePath) -> int:
         with self._alive():
             return len(self._file(path).cached)
 
