@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -167,6 +168,47 @@ def test_a_lost_database_is_rebuilt_by_repair(run: Run, store: Path, tmp_path: P
     assert (code, report["ok"], report["rebuilt"]["commits"]) == (0, True, 1)
     run("files", "get", "first", str(tmp_path / "out"))
     assert (tmp_path / "out" / "b.txt").read_bytes() == b"beta\n" * 80_000
+
+
+@pytest.fixture
+def old_copy(run: Run, store: Path, tmp_path: Path) -> Path:
+    """A store whose database was brought back from a copy that is older than its last commit."""
+    copy = (store / "gc.sqlite").read_bytes()
+    run("files", "put", "second", str(tmp_path / "folder"))
+    for path in store.glob("gc.sqlite*"):
+        path.unlink()
+    (store / "gc.sqlite").write_bytes(copy)
+    return store
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["files ls", "files put third {}", "files get first {}/out", "files rm first --yes",
+     "files log first", "gc status", "gc plan", "gc run", "store info", "store fsck",
+     "store scrub"],
+)  # fmt: skip
+def test_an_old_copy_of_the_database_is_refused_by_every_command(
+    run: Run, old_copy: Path, tmp_path: Path, words: str
+) -> None:
+    """`files` worked on, and the newest commit was not to be seen."""
+    before = (old_copy / "gc.sqlite").read_bytes()
+    with pytest.raises(DatabaseLost, match=r"never gave out.*`holdfast store rebuild`"):
+        run(*words.format(tmp_path / "folder").split())
+    assert (old_copy / "gc.sqlite").read_bytes() == before
+
+
+def test_an_old_copy_of_the_database_is_set_aside_and_made_anew(run: Run, old_copy: Path) -> None:
+    code, report = run("store", "rebuild", "--json")
+    assert (code, report["commits"]) == (0, 2)
+    aside = Path(report["set_aside"])
+    with sqlite3.connect(aside) as old:
+        assert old.execute("SELECT name FROM gc_commit").fetchall() == [("first",)]
+    _, listed = run("files", "ls", "--json")
+    assert {one["name"] for one in listed} == {"first", "second"}
+    code, report = run("store", "fsck", "--scrub", "--json")
+    assert (code, report["ok"]) == (0, True)
+    with pytest.raises(BadInput, match="not lost"):
+        run("store", "rebuild")
 
 
 def test_a_rebuild_with_a_lost_index_collects_nothing(run: Run, store: Path) -> None:

@@ -29,6 +29,7 @@ from holdfast.seam import Seam
 from holdfast.seam.process import bind_to_process
 from holdfast.settings import Settings
 from holdfast.store.chunks import ChunkStore
+from holdfast.store.gc.commits import check_database
 from holdfast.store.gc.references import NoReferences, References
 from holdfast.store.objects import ObjectExists, Objects
 from holdfast.store.objects.local import LocalObjects
@@ -104,6 +105,11 @@ class Store:
         try:
             found = place.format()
             references = place.references(found.store_id, create=False)
+            try:
+                check_database(references.database, place.objects)
+            except BaseException:
+                references.close()
+                raise
         except BaseException:
             place.objects.close()
             raise
@@ -238,7 +244,8 @@ class _Place:
             if not create and self._seam.disk.is_shared and not self._seam.disk.exists(path):
                 raise DatabaseLost(
                     "the store's database is missing",
-                    hint="bring it back from a copy, or rebuild it: `holdfast store fsck --repair`",
+                    hint="make a new one from the store's objects (`holdfast store rebuild`, or "
+                    "`holdfast store fsck --repair`), or bring it back from a copy of today",
                     path=str(path),
                 )
         return References(

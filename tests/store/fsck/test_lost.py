@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import sqlite3
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import delete, update
+from sqlalchemy import delete, table, update
 from tests.store.fsck.stage import FILES, LARGE, SETTINGS, Damaged, filled_store
+from tests.store.gc.stage import Died
 from tests.store.postgres import schema
 
-from holdfast.errors import BadInput, DatabaseLost
+from holdfast.errors import BadInput, CannotOpen, DatabaseLost
+from holdfast.seam import Seam
 from holdfast.store.fsck.lost import rebuild_database
 from holdfast.store.gc.collector import Collector
-from holdfast.store.gc.database import chunk, edge, meta
+from holdfast.store.gc.database import chunk, commit, edge, meta
+from holdfast.store.gc.points import Point
 from holdfast.store.gc.rebuild import RebuildReport
 from holdfast.store.store import Store
 
@@ -127,6 +131,72 @@ def test_a_database_of_another_store_is_not_taken(tmp_path: Path) -> None:
         with pytest.raises(DatabaseLost, match="belongs to store"):
             rebuild_database(one.store.url, database=theirs, settings=SETTINGS)
         assert other.check().ok
+
+
+def make_old(damaged: Damaged) -> None:
+    """Let the database be one that never heard of the second commit."""
+    number = damaged.commits.get("two").id
+    damaged.sql(delete(commit).where(commit.c.id == number))
+    damaged.sql(update(meta).where(meta.c.name == "last_number").values(number=number - 1))
+
+
+def test_an_old_database_is_set_aside_on_postgres(tmp_path: Path, postgres_url: str) -> None:
+    with schema(postgres_url) as url:
+        with filled_store(tmp_path, url) as damaged:
+            make_old(damaged)
+            place = damaged.store.url
+        with pytest.raises(DatabaseLost, match="never gave out"):
+            Store.open(place, database=url, settings=SETTINGS)
+        report = rebuild_database(place, database=url, settings=SETTINGS)
+        assert (report.commits, report.damaged_commits) == (2, {})
+        again = reopened(damaged, place, url)
+        with again.store:
+            assert again.check().ok
+            suffix = report.set_aside.partition("gc_…_")[2]
+            assert len(again.rows(table("gc_commit_" + suffix, commit.c.name._copy()))) == 1
+
+
+def test_an_old_database_that_somebody_has_open_stays_where_it_is(tmp_path: Path) -> None:
+    """Whatever they store would be unknown to the new one."""
+    with filled_store(tmp_path) as damaged:
+        make_old(damaged)
+        with pytest.raises(CannotOpen, match="somebody else"):
+            rebuild_database(damaged.store.url, settings=SETTINGS)
+        assert not list((tmp_path / "store").glob("gc.sqlite.old*"))
+        assert damaged.commits.get("one").name == "one"
+        damaged.store.references.database.check_complete()
+
+
+def test_setting_aside_goes_on_after_it_was_interrupted(tmp_path: Path) -> None:
+    with filled_store(tmp_path) as damaged:
+        make_old(damaged)
+        url = damaged.store.url
+
+    def die(point: str) -> None:
+        if point == Point.SETTING_ASIDE:
+            raise Died(point)
+
+    with pytest.raises(Died):
+        rebuild_database(url, settings=SETTINGS, seam=Seam(reached=die))
+    with pytest.raises(DatabaseLost, match="rebuild"):
+        Store.open(url, settings=SETTINGS)
+    report = rebuild_database(url, settings=SETTINGS)
+    with sqlite3.connect(report.set_aside) as old:
+        assert old.execute("SELECT name FROM gc_commit").fetchall() == [("one",)], "all is there"
+    with reopened(damaged, url).store as store:
+        assert len(store.references.commits()) == 2
+
+
+def test_a_collector_that_is_at_work_takes_nothing_of_a_rebuild(damaged: Damaged) -> None:
+    """It was opened before; half of the references make garbage of what the others need."""
+    collector = Collector(damaged.store.references, damaged.store.objects)
+    collector.collect()
+    damaged.sql(update(meta).where(meta.c.name == "rebuilding").values(number=1))
+    damaged.sql(delete(edge))
+    damaged.sql(update(chunk).values(refcount=0, holds=0))
+    with pytest.raises(DatabaseLost):
+        collector.collect()
+    assert all(row["removing"] is None for row in damaged.rows(chunk))
 
 
 def test_an_old_copy_of_a_database_is_refused(damaged: Damaged) -> None:

@@ -83,6 +83,7 @@ def test_references_are_the_same_as_before(stage: Stage, database_url: str) -> N
         "damaged_commits": {},
         "unknown_names": 0,
         "quarantined": 0,
+        "set_aside": "",
     }
     with References(url, settings=SETTINGS) as references:
         assert edges_of(references) == edges_of(stage.references)

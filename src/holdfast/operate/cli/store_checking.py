@@ -128,7 +128,10 @@ def scrub_command(
 @place_options
 @json_option
 def rebuild_command(place: Place, as_json: bool) -> int:
-    """Make a lost database anew from the store's objects; one that is not lost is left alone."""
+    """Make the database anew from the store's objects, if it is lost, or an old copy.
+
+    An old one is set aside, not deleted; one that is up to date is left alone.
+    """
     report = _rebuild(place)
     if as_json:
         print_json(dataclasses.asdict(report))
@@ -296,6 +299,8 @@ def _print_repairs(repairs: Sequence[RepairReport]) -> None:
 
 
 def _print_rebuilt(report: RebuildReport) -> None:
+    if report.set_aside:
+        click.echo(f"set aside the old database: {report.set_aside}")
     click.echo(
         f"rebuilt the database: {report.commits:,} commits, {report.chunks:,} chunks, "
         f"{report.references:,} references"

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from sqlalchemy import select
 
-from holdfast.errors import Damaged, DatabaseLost, ObjectMissing, UnknownFormat
+from holdfast.errors import Damaged, ObjectMissing, UnknownFormat
 from holdfast.store.filesets.commits import Commit, parse_record
 from holdfast.store.fsck.findings import Finding, Kind
 from holdfast.store.gc.commits import (
@@ -17,7 +17,7 @@ from holdfast.store.gc.commits import (
     parse_commit_key,
     to_row,
 )
-from holdfast.store.gc.database import Database, commit, job
+from holdfast.store.gc.database import commit, job
 from holdfast.store.gc.references import References
 from holdfast.store.gc.transitions import CommitState
 from holdfast.store.objects.objects import Objects
@@ -80,18 +80,6 @@ def row_of(references: References, number: CommitId) -> CommitRow | None:
     return to_row(found) if found is not None else None
 
 
-def check_number(database: Database, number: int, key: str) -> None:
-    """Refuse a database that never gave out a number which an object bears: it is another one."""
-    if number > database.last_number():
-        raise DatabaseLost(
-            f"{key} has a number that this database never gave out: "
-            "it is another store's, or an old copy",
-            hint="open the store's own database, or rebuild it in an empty one from the "
-            "store's objects; nothing was changed",
-            path=database.url,
-        )
-
-
 def is_abandoned(references: References, row: CommitRow) -> bool:
     """Whether nobody works on a commit any more that is neither published nor gone.
 
@@ -151,7 +139,7 @@ def _check_object(
     data = stored_record(objects, name, number)
     if data is None:
         return
-    check_number(references.database, number, commit_object_key(name, number))
+    references.database.check_given_out(number, commit_object_key(name, number))
     restored = readable(data, number)
     if restored is not None and restored.name == name:
         found.commits.append(restored)

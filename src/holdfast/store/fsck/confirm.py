@@ -24,7 +24,7 @@ from sqlalchemy import Connection, case, func, select
 
 from holdfast.errors import ObjectMissing
 from holdfast.store.address import ChunkHash, ChunkKey
-from holdfast.store.fsck.commit_check import check_number, row_of
+from holdfast.store.fsck.commit_check import row_of
 from holdfast.store.fsck.findings import Finding, Kind, parse_source
 from holdfast.store.gc.commits import CommitId
 from holdfast.store.gc.database import Database, chunk, edge, slices
@@ -82,7 +82,7 @@ class Confirm:
             return None
         if not is_stored(self._objects, finding.key):
             return None
-        check_number(self._database, finding.generation, finding.key.object_key())
+        self._database.check_given_out(finding.generation, finding.key.object_key())
         return finding
 
     def _still_there(self, finding: Finding) -> Finding | None:

@@ -260,6 +260,8 @@ class Collector:
     def _mark_removing(
         self, connection: Connection, hashes: Sequence[ChunkHash] | None = None
     ) -> Batch:
+        # Half of the references of a rebuild would make garbage of all that the others need.
+        self._database.keep_complete(connection)
         found = _batch(connection, self._lock_some(BEGIN_REMOVING, hashes))
         take_step(self._database, connection, BEGIN_REMOVING, dict.fromkeys(found, 1))
         return found

@@ -36,6 +36,7 @@ from holdfast.store.gc.transitions import (
     CommitState,
     JobKind,
 )
+from holdfast.store.objects.objects import Objects
 
 COMMIT_PREFIX = "commits/"
 # The quoted name of a commit, its id and a dot must fit into one file name.
@@ -65,6 +66,18 @@ def parse_commit_key(object_key: str) -> tuple[str, CommitId] | None:
     """Return name and id of the commit that an object's name stands for, or None."""
     found = _OBJECT_KEY.fullmatch(object_key)
     return (unquote(found[1]), CommitId(int(found[2], 16))) if found else None
+
+
+def check_database(database: Database, objects: Objects) -> None:
+    """Refuse a database that is older than the commits: an old copy, or another store's.
+
+    It would not know the newest commits, and give out numbers a second time.
+    """
+    named = ((parse_commit_key(stored.key), stored.key) for stored in objects.list(COMMIT_PREFIX))
+    # Listed first: a number in a name was given out before the object was put.
+    highest = max(((found[1], key) for found, key in named if found), default=None)
+    if highest is not None:
+        database.check_given_out(*highest)
 
 
 def check_name(name: str) -> None:

@@ -62,6 +62,8 @@ Result = TypeVar("Result")
 
 # A database that is rebuilt gives out numbers far above all that the lost one may have given out.
 REBUILD_NUMBER_STEP = 2**40
+# What `rebuilding` says while the rows are made, and while an old database is set aside.
+REBUILDING, SET_ASIDE = 1, 2
 # Held on PostgreSQL while the tables are made. Any number that nobody else uses.
 MAKING_TABLES_LOCK = 0x686F6C64
 
@@ -283,6 +285,17 @@ class Database:
         asked = select(meta.c.number).where(meta.c.name == "last_number")
         return int(self.read(lambda connection: connection.execute(asked).scalar_one()))
 
+    def check_given_out(self, number: int, key: str) -> None:
+        """Refuse to go on if an object bears a number that this database never gave out."""
+        if number > self.last_number():
+            raise DatabaseLost(
+                f"{key} has a number that this database never gave out: "
+                "it is another store's, or an old copy",
+                hint="bring back the store's own database, or make a new one from its objects: "
+                "`holdfast store rebuild`, which sets this one aside; nothing was changed",
+                path=self.url,
+            )
+
     def step(self, step: Step, *, times: bool = False) -> Update | Delete:
         """Return the guarded statement of a step; with `times`, taken `:times` times at once."""
         table = TABLES[step.table]
@@ -388,21 +401,27 @@ class Database:
         asked = select(meta.c.number).where(meta.c.name == "format_version")
         return connection.execute(asked).scalar_one_or_none() or 0
 
-    def rebuilding(self) -> bool:
-        """Say whether the rows are being rebuilt from objects, and must not be relied on yet."""
+    def rebuilding(self) -> int:
+        """Say whether the rows are being rebuilt, or set aside, and must not be relied on."""
         asked = select(meta.c.number).where(meta.c.name == "rebuilding")
-        return bool(self.read(lambda connection: connection.execute(asked).scalar_one()))
+        return int(self.read(lambda connection: connection.execute(asked).scalar_one()))
 
     def check_complete(self) -> None:
         """Refuse a database whose rebuild did not end."""
         if self.rebuilding():
             raise self._lost("was not rebuilt to the end")
 
+    def keep_complete(self, connection: Connection) -> None:
+        """Refuse it in a transaction, during which no rebuild begins either."""
+        asked = select(meta.c.number).where(meta.c.name == "rebuilding")
+        if connection.execute(asked.with_for_update(read=True)).scalar_one():
+            raise self._lost("was not rebuilt to the end")
+
     def _lost(self, what: str) -> DatabaseLost:
         return DatabaseLost(
             f"the database of references {what}",
-            hint="bring back the database, or rebuild it from the store's objects; "
-            "until then nothing is written and nothing collected",
+            hint="bring back the database, or make a new one from the store's objects "
+            "(`holdfast store rebuild`); until then nothing is written and nothing collected",
             path=self.url,
         )
 

@@ -27,6 +27,9 @@ class Point(StrEnum):
     SWEPT = "gc-swept"
     REBUILD_LISTED = "gc-rebuild-listed"
     REBUILD_COMMIT = "gc-rebuild-commit"
+    SETTING_ASIDE = "gc-setting-aside"
+    SET_ASIDE = "gc-set-aside"
+    SET_ASIDE_SYNC = "gc-set-aside-sync"
 
 
 DESCRIPTIONS: dict[Point, str] = {
@@ -46,4 +49,7 @@ DESCRIPTIONS: dict[Point, str] = {
     Point.SWEPT: "orphans are deleted",
     Point.REBUILD_LISTED: "a rebuild has a row for each object",
     Point.REBUILD_COMMIT: "a rebuild has the references of one more commit",
+    Point.SETTING_ASIDE: "an old database is marked as such, and has its name still",
+    Point.SET_ASIDE: "an old database gets another name",
+    Point.SET_ASIDE_SYNC: "the folder of a database that got another name is synced",
 }

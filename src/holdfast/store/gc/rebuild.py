@@ -17,6 +17,7 @@ of each chunk, and yields every chunk with its children, and the roots as such.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -30,6 +31,8 @@ from holdfast.store.address import CHUNK_PREFIX, ChunkHash, ChunkKey
 from holdfast.store.gc.commits import COMMIT_PREFIX, CommitId, parse_commit_key
 from holdfast.store.gc.database import (
     REBUILD_NUMBER_STEP,
+    REBUILDING,
+    SET_ASIDE,
     Database,
     chunk,
     commit,
@@ -49,6 +52,7 @@ from holdfast.store.gc.edges import (
 )
 from holdfast.store.gc.points import Point
 from holdfast.store.gc.quarantine import META_NAME, hold_garbage
+from holdfast.store.gc.set_aside import set_aside
 from holdfast.store.gc.settings import GcSettings
 from holdfast.store.gc.sweep import pages
 from holdfast.store.gc.transitions import CommitState
@@ -79,6 +83,8 @@ class RebuildReport:
     damaged_commits: dict[str, str] = field(default_factory=dict)
     """Commits that lead to what is not there, and what; they are kept, and what they have."""
     unknown_names: int = 0
+    set_aside: str = ""
+    """The old database that was in the way, under its new name."""
     quarantined: int = 0
     """Chunks that nobody refers to, held because something that leads to others is missing."""
 
@@ -92,12 +98,37 @@ def rebuild(
     store_id: str = "",
     seam: Seam | None = None,
 ) -> RebuildReport:
-    """Fill a database that is empty, or whose rebuild was interrupted."""
+    """Fill a database that is empty, or whose rebuild was interrupted.
+
+    One that is older than the objects is set aside before; any other that knows chunks is refused.
+    """
+    used, name = seam or Seam(), ""
     database = Database(database_url, settings=settings or GcSettings(), store_id=store_id)
     try:
-        return _Rebuild(database, objects, seam or Seam()).run(walk)
+        if _is_old(database, objects):
+            name = set_aside(database, used)
+            database = Database(database_url, settings=database.settings, store_id=store_id)
+        report = _Rebuild(database, objects, used).run(walk)
+        report.set_aside = name
+        return report
     finally:
         database.close()
+
+
+def _is_old(database: Database, objects: Objects) -> bool:
+    """Whether objects have numbers that a database, which is not empty, never gave out."""
+    if database.rebuilding():
+        return database.rebuilding() == SET_ASIDE
+    last = database.last_number()
+    numbers = (
+        named[1] if (named := parse_commit_key(stored.key)) else 0
+        for stored in objects.list(COMMIT_PREFIX)
+    )
+    generations = (
+        key.generation if (key := ChunkKey.parse(stored.key)) else 0
+        for stored in objects.list(CHUNK_PREFIX)
+    )
+    return last > 0 and any(number > last for number in itertools.chain(numbers, generations))
 
 
 class _Rebuild:
@@ -137,7 +168,7 @@ class _Rebuild:
         for table in (edge, chunk, commit, job):
             connection.execute(delete(table))
         connection.execute(delete(meta).where(meta.c.name == META_NAME))
-        connection.execute(marked.values(number=1))
+        connection.execute(marked.values(number=REBUILDING))
 
     def _end(self, connection: Connection) -> None:
         beyond = (self._highest // REBUILD_NUMBER_STEP + 1) * REBUILD_NUMBER_STEP

@@ -19,7 +19,6 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection, select
 
-from holdfast.errors import DatabaseLost
 from holdfast.store.address import ChunkHash, ChunkKey
 from holdfast.store.gc.commits import COMMIT_PREFIX, parse_commit_key
 from holdfast.store.gc.database import Database, chunk, commit
@@ -116,14 +115,8 @@ def _known(connection: Connection, named: Sequence[_Named]) -> set[int]:
 
 def _check_numbers(database: Database, named: Sequence[_Named]) -> None:
     highest = max(named, key=lambda one: one.number, default=None)
-    if highest is not None and highest.number > database.last_number():
-        raise DatabaseLost(
-            f"{highest.stored.key} has a number that this database never gave out: "
-            "it is another store's, or an old copy",
-            hint="open the store's own database, or rebuild it from the store's objects; "
-            "nothing was deleted",
-            path=database.url,
-        )
+    if highest is not None:
+        database.check_given_out(highest.number, highest.stored.key)
 
 
 def pages(listed: Iterator[StoredObject], size: int) -> Iterator[list[StoredObject]]:
