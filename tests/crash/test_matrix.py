@@ -28,8 +28,8 @@ def kinds_at(point: Point) -> Iterator[FaultKind]:
             continue
         if kind is FaultKind.FAILED_SYNC and point not in SYNCS:
             continue
-        if kind is FaultKind.BAD_BLOCK:
-            continue  # a column of its own: it may cost what lies in the block
+        if kind in (FaultKind.BAD_BLOCK, FaultKind.STAYS_FULL):
+            continue  # columns of their own: it may cost what lies in the block, or refuse
         yield kind
 
 

@@ -352,7 +352,7 @@ def test_a_full_disk_can_still_be_opened_and_read() -> None:
         stored = payloads(quiver)
         machine.kill()
         used_bytes = machine.disk.used_bytes(machine.wal_paths()[0].parents[1])
-        machine.disk.capacity_bytes = used_bytes + 18_000
+        machine.disk.capacity_bytes = used_bytes + 40_000
         quiver = machine.start()
         assert payloads(quiver) == stored
         with pytest.raises(DiskFull):

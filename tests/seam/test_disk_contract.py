@@ -24,7 +24,7 @@ from holdfast.seam.disk import (
     write_file,
 )
 from holdfast.seam.faulty import FaultyDisk
-from holdfast.seam.simulated import SimulatedDisk
+from holdfast.seam.simulated import BLOCK_BYTES, SimulatedDisk
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -396,8 +396,8 @@ def test_a_file_that_could_not_be_written_whole_is_closed() -> None:
             self.open_files -= 1
             super().close(handle)
 
-    simulated = SimulatedDisk(capacity_bytes=5)
+    simulated = SimulatedDisk(capacity_bytes=4 * BLOCK_BYTES)
     disk = CountingDisk(simulated, (), simulated.die)
     with pytest.raises(OSError, match="no space left"):
-        write_file(disk, PurePath("/file"), [b"too long"], "test")
+        write_file(disk, PurePath("/file"), [bytes(2 * BLOCK_BYTES)], "test")
     assert disk.open_files == 0

@@ -13,7 +13,7 @@ import pytest
 
 from holdfast.seam.disk import Disk, Handle, RealDisk, write_all
 from holdfast.seam.faulty import Fault, FaultKind, FaultyDisk
-from holdfast.seam.simulated import SimulatedCrash, SimulatedDisk
+from holdfast.seam.simulated import BLOCK_BYTES, SimulatedCrash, SimulatedDisk
 
 FILE = PurePath("/file")
 KILLS = [FaultKind.KILL_BEFORE, FaultKind.KILL_MIDWAY, FaultKind.KILL_AFTER]
@@ -222,3 +222,28 @@ def test_a_failed_sync_of_the_real_disk_fails_too(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="sync failed"):
         disk.sync(handle, "here")
     disk.close(handle)
+
+
+# A disk that is full, and stays so.
+
+
+def test_a_disk_that_stays_full_takes_nothing_until_something_is_unlinked() -> None:
+    disk, simulated, handle = opened(Fault("here", FaultKind.STAYS_FULL, nth=2))
+    disk.write(handle, [b"x"], "here")
+    disk.write(handle, [b"y"], "here")  # into a block that the file has
+    for _ in range(3):
+        with pytest.raises(OSError, match="no space left"):
+            write_all(disk, handle, [bytes(BLOCK_BYTES)], "elsewhere")
+        with pytest.raises(OSError, match="no space left"):
+            disk.create(PurePath("/other"), "create")
+    disk.truncate(handle, 2, "undo")
+    disk.close(handle)
+    disk.unlink(FILE, "unlink")
+    disk.create(PurePath("/other"), "create")
+    assert simulated.read(PurePath("/other")) == b""
+
+
+def test_only_a_disk_that_can_be_filled_stays_full(tmp_path: Path) -> None:
+    disk = FaultyDisk(RealDisk(), [Fault("here", FaultKind.STAYS_FULL)], SimulatedDisk().die)
+    with pytest.raises(TypeError, match="RealDisk cannot be filled"):
+        disk.make_dir(tmp_path / "new", "here")

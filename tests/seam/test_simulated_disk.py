@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.seam.disk import Handle, LockHeld, write_all, write_file
-from holdfast.seam.simulated import SECTOR_BYTES, SimulatedCrash, SimulatedDisk
+from holdfast.seam.simulated import BLOCK_BYTES, SECTOR_BYTES, SimulatedCrash, SimulatedDisk
 
 ROOT = PurePath("/")
 DIR = PurePath("/dir")
@@ -237,9 +237,10 @@ def test_a_power_cut_forgets_a_link_whose_directory_was_not_synced(disk: Simulat
 
 def test_two_names_of_a_file_survive_with_the_same_bytes(disk: SimulatedDisk) -> None:
     begin(disk, b"d" * (20 * SECTOR_BYTES))
+    used_bytes = disk.used_bytes(FILE.parent)
     disk.link(FILE, OTHER, "test")
     disk.sync_dir(FILE.parent, "test")
-    assert disk.used_bytes(FILE.parent) == 20 * SECTOR_BYTES
+    assert disk.used_bytes(FILE.parent) == used_bytes
     for seed in range(5):
         after = disk.snapshot().power_loss(random.Random(seed))
         assert after.read(FILE) == after.read(OTHER)
@@ -278,19 +279,92 @@ def test_a_random_power_cut_keeps_a_prefix_of_the_unsynced_names(disk: Simulated
 # Space, and a disk that cannot be written.
 
 
+def small(blocks: int) -> SimulatedDisk:
+    """Return a disk with so many free blocks beside its root."""
+    disk = SimulatedDisk()
+    disk.fill()
+    assert disk.capacity_bytes is not None
+    disk.capacity_bytes += blocks * BLOCK_BYTES
+    return disk
+
+
+def free_blocks(disk: SimulatedDisk) -> float:
+    return disk.free_bytes(ROOT) / BLOCK_BYTES
+
+
 def test_a_full_disk_takes_what_fits_and_then_nothing() -> None:
-    disk = SimulatedDisk(capacity_bytes=10)
-    handle = disk.create(PurePath("/file"), "test")
-    assert disk.write(handle, [b"12345678"], "test") == 8
-    assert disk.free_bytes(ROOT) == 2
-    assert disk.write(handle, [b"abcd"], "test") == 2
+    disk = small(4)
+    handle = disk.create(PurePath("/file"), "test")  # an inode, and the root's first block of names
+    assert disk.write(handle, [bytes(BLOCK_BYTES + 1)], "test") == BLOCK_BYTES + 1
+    assert disk.free_bytes(ROOT) == 0
+    assert disk.write(handle, [bytes(BLOCK_BYTES)], "test") == BLOCK_BYTES - 1
     with pytest.raises(OSError, match="no space left") as full:
         disk.write(handle, [b"e"], "test")
     assert full.value.errno == errno.ENOSPC
     assert disk.write(handle, [b""], "test") == 0
     disk.truncate(handle, 4, "test")
     assert disk.write(handle, [b"fgh"], "test") == 3
-    assert disk.read(PurePath("/file")) == b"1234fgh"
+    assert disk.read(PurePath("/file")) == bytes(4) + b"fgh"
+
+
+def test_a_quota_that_is_used_up_says_so(disk: SimulatedDisk) -> None:
+    disk.fill()
+    disk.full_errno = errno.EDQUOT
+    for used_up in (disk, disk.snapshot(), disk.snapshot().power_loss()):
+        with pytest.raises(OSError, match="quota") as full:
+            used_up.create(FILE, "test")
+        assert full.value.errno == errno.EDQUOT
+
+
+def test_a_full_disk_takes_no_new_name_until_something_is_unlinked(disk: SimulatedDisk) -> None:
+    durable(disk, b"x")
+    disk.fill()
+    for call in (
+        lambda: disk.create(DIR / "new", "test"),
+        lambda: disk.make_dir(DIR / "new", "test"),
+        lambda: disk.rename(FILE, OTHER, "test"),
+        lambda: disk.link(FILE, OTHER, "test"),
+    ):
+        with pytest.raises(OSError, match="no space left"):
+            call()
+    disk.make_dir(DIR, "test")  # it is there
+    disk.unlink(FILE, "test")
+    assert free_blocks(disk) == 2
+    disk.make_dir(DIR / "new", "test")
+
+
+def test_what_is_full_stays_full_for_the_next_process(disk: SimulatedDisk) -> None:
+    durable(disk, b"x")
+    disk.fill()
+    for survivor in (disk.snapshot(), disk.snapshot().power_loss()):
+        assert survivor.free_bytes(ROOT) == 0
+        survivor.unlink(FILE, "test")
+        assert free_blocks(survivor) == 2
+
+
+def test_a_file_removed_while_it_is_open_costs_its_blocks_until_it_is_closed() -> None:
+    disk = small(10)
+    handle = disk.create(PurePath("/file"), "test")
+    disk.write(handle, [bytes(3 * BLOCK_BYTES)], "test")
+    disk.unlink(PurePath("/file"), "test")
+    assert free_blocks(disk) == 5
+    assert disk.used_bytes(ROOT) == 2 * BLOCK_BYTES  # nothing that has a name
+    disk.close(handle)
+    assert free_blocks(disk) == 9
+    assert free_blocks(disk.kill()) == 9
+
+
+def test_files_and_folders_cost_whole_blocks_and_names_cost_too() -> None:
+    disk = SimulatedDisk()
+    disk.make_dir(DIR, "test")
+    empty_bytes = disk.used_bytes(DIR)
+    for number in range(65):
+        write_file(disk, DIR / f"{number}", [b"x"], "test")
+    assert disk.used_bytes(DIR / "0") == 2 * BLOCK_BYTES
+    assert disk.used_bytes(DIR) - empty_bytes == (65 * 2 + 2) * BLOCK_BYTES
+    for number in range(65):
+        disk.unlink(DIR / f"{number}", "test")
+    assert disk.used_bytes(DIR) - empty_bytes == 2 * BLOCK_BYTES  # a folder gives nothing back
 
 
 def test_a_read_only_disk_is_read_and_changed_by_nothing(disk: SimulatedDisk) -> None:

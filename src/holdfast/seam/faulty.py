@@ -9,6 +9,8 @@ A fault names a step (`at`), which call of that step (`nth`), and what happens:
     short_write   the write puts half of its bytes down and returns; the next call fails with ENOSPC
     bad_block     after the call, the page that was written last cannot be read any more: only on a
                   disk that can lose one (`SimulatedDisk.spoil_last_write`)
+    stays_full    every free block is taken before the call, and none comes back until something is
+                  unlinked: only on a disk that can be filled (`SimulatedDisk.fill`)
     failed_sync   the sync fails, and what was dirty may never reach the disk (fsyncgate)
 
 What "dies" means is given by `die`: a real SIGKILL in `holdfast prove`, `SimulatedCrash` in tests.
@@ -43,6 +45,7 @@ class FaultKind(StrEnum):
     EIO = "eio"
     SHORT_WRITE = "short_write"
     BAD_BLOCK = "bad_block"
+    STAYS_FULL = "stays_full"
     FAILED_SYNC = "failed_sync"
 
 
@@ -102,7 +105,15 @@ class FaultyDisk:
             raise OSError(errno.ENOSPC, f"injected: no space left on device at {at}")
         if kind is FaultKind.EIO:
             raise OSError(errno.EIO, f"injected: input/output error at {at}")
+        if kind is FaultKind.STAYS_FULL:
+            self._fill()
         return kind
+
+    def _fill(self) -> None:
+        fill = getattr(self._inner, "fill", None)
+        if fill is None:
+            raise TypeError(f"{type(self._inner).__name__} cannot be filled")
+        fill()
 
     def _leave(self, kind: FaultKind | None) -> None:
         if kind in (FaultKind.KILL_AFTER, FaultKind.KILL_MIDWAY):

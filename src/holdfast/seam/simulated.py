@@ -12,6 +12,13 @@ A block may become unreadable (`spoil`) and a file be cut from outside (`cut`). 
 block gets EIO. Whoever has it mapped, or maps it, is dead (`SimulatedBusError`): a process that has
 a map may touch it at any time. With `windows` a file that is open or mapped can be neither renamed,
 nor renamed over, nor unlinked, and no directory that holds one can be renamed.
+
+With a capacity it can be full, and it stays full until something goes. It is as unkind about that
+as any file system is: bytes cost whole blocks, a file and a directory cost one besides (an inode),
+a directory more for many names, which it keeps; every new name needs a free block for the moment
+(two with a new inode), also that of a rename; and a file that is removed while it is open costs its
+blocks until it is closed. A write takes what fits, then fails. Only `unlink`, `remove_dir`,
+`truncate` and `close` need no block.
 """
 
 from __future__ import annotations
@@ -22,7 +29,7 @@ import itertools
 import random
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import TYPE_CHECKING, NoReturn
@@ -34,6 +41,9 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 SECTOR_BYTES = 512
+BLOCK_BYTES = 4096
+# A directory needs another block for so many names.
+NAMES_PER_BLOCK = 64
 
 
 class SimulatedCrash(BaseException):
@@ -91,6 +101,8 @@ class _File:
 class _Dir:
     names: dict[str, _File | _Dir] = field(default_factory=dict)
     durable: dict[str, _File | _Dir] = field(default_factory=dict)
+    # The most names it ever had: its blocks are not given back.
+    names_max: int = 0
 
 
 @dataclass
@@ -115,6 +127,8 @@ class SimulatedDisk:
 
     def __init__(self, capacity_bytes: int | None = None, clock: Clock | None = None) -> None:
         self.capacity_bytes = capacity_bytes
+        # What it says when it is full: no space, or a quota (EDQUOT).
+        self.full_errno = errno.ENOSPC
         self._clock = clock or RealClock()
         self.read_only = False
         self._root = _Dir()
@@ -169,7 +183,30 @@ class SimulatedDisk:
     def _successor(self) -> SimulatedDisk:
         disk = SimulatedDisk(self.capacity_bytes, self._clock)
         disk.windows = self.windows
+        disk.full_errno = self.full_errno
         return disk
+
+    # ------------------------------------------------------------------- room
+
+    def fill(self) -> None:
+        """Let somebody else take every free block; what is removed from now on is free again."""
+        with self._mutex:
+            self.capacity_bytes = self._occupied()
+
+    def _occupied(self) -> int:
+        """Return the bytes of all blocks in use, also of files without a name."""
+        return _blocks_bytes(_files(self._root) | set(self._open.values()), _dirs(self._root))
+
+    def _room(self) -> int:
+        return 1 << 50 if self.capacity_bytes is None else self.capacity_bytes - self._occupied()
+
+    def _need_blocks(self, blocks: int) -> None:
+        if self.capacity_bytes is not None and self._room() < blocks * BLOCK_BYTES:
+            raise self._full()
+
+    def _full(self) -> OSError:
+        says = {errno.EDQUOT: "disk quota exceeded"}
+        return OSError(self.full_errno, says.get(self.full_errno, "no space left on device"))
 
     # ------------------------------------------------------------------ files
 
@@ -178,6 +215,7 @@ class SimulatedDisk:
             parent = self._dir(path.parent)
             if path.name in parent.names:
                 raise FileExistsError(errno.EEXIST, "exists", str(path))
+            self._need_blocks(2)  # the inode, and perhaps one for the name
             file = _File(modified_ns=self._clock.wall_ns())
             self._change(None, (parent, path.name, file))
             handle = Handle(next(self._handles))
@@ -189,9 +227,10 @@ class SimulatedDisk:
             file = self._open[handle]
             data = b"".join(bytes(buffer) for buffer in buffers)
             if self.capacity_bytes is not None:
-                room = self.capacity_bytes - self._used(self._root)
-                if room <= 0 and data:
-                    raise OSError(errno.ENOSPC, "no space left on device")
+                in_last_block = -len(file.cached) % BLOCK_BYTES
+                room = in_last_block + max(0, self._room()) // BLOCK_BYTES * BLOCK_BYTES
+                if room == 0 and data:
+                    raise self._full()
                 data = data[:room]
             start = len(file.cached)
             file.cached.extend(data)
@@ -235,6 +274,7 @@ class SimulatedDisk:
         with self._writing():
             parent = self._dir(path.parent)
             if path.name not in parent.names:
+                self._need_blocks(2)
                 self._change(None, (parent, path.name, _Dir()))
 
     def rename(self, source: PurePath, target: PurePath, at: str) -> None:
@@ -252,6 +292,7 @@ class SimulatedDisk:
             self._check_unused(source, node)
             if present is not None:
                 self._check_unused(target, present)
+            self._need_blocks(1)
             self._change((old, source.name), (new, target.name, node))
 
     def link(self, source: PurePath, target: PurePath, at: str) -> None:
@@ -259,6 +300,7 @@ class SimulatedDisk:
             file, parent = self._file(source), self._dir(target.parent)
             if target.name in parent.names:
                 raise FileExistsError(errno.EEXIST, "exists", str(target))
+            self._need_blocks(1)
             self._change(None, (parent, target.name, file))
 
     def unlink(self, path: PurePath, at: str) -> None:
@@ -323,13 +365,12 @@ class SimulatedDisk:
 
     def used_bytes(self, path: PurePath) -> int:
         with self._alive():
-            return self._used(self._node(path))
+            node = self._node(path)
+            return _blocks_bytes(_files(node), _dirs(node))
 
     def free_bytes(self, path: PurePath) -> int:
         with self._alive():
-            if self.capacity_bytes is None:
-                return 1 << 50
-            return max(0, self.capacity_bytes - self._used(self._root))
+            return max(0, self._room())
 
     def lock(self, path: PurePath, owner: str) -> Handle:
         with self._writing():
@@ -427,6 +468,7 @@ class SimulatedDisk:
             removed[0].names.pop(removed[1])
         if added is not None:
             added[0].names[added[1]] = added[2]
+            added[0].names_max = max(added[0].names_max, len(added[0].names))
         self._changes.append(_NameChange(removed, added, touched))
 
     def _node(self, path: PurePath) -> _File | _Dir:
@@ -451,15 +493,27 @@ class SimulatedDisk:
             raise IsADirectoryError(errno.EISDIR, "is a directory", str(path))
         return node
 
-    def _used(self, node: _File | _Dir) -> int:
-        return sum(len(file.cached) for file in _files(node))
-
 
 def _files(node: _File | _Dir) -> set[_File]:
     """Return all files below a node, each once, however many names it has."""
     if isinstance(node, _File):
         return {node}
     return {file for child in node.names.values() for file in _files(child)}
+
+
+def _dirs(node: _File | _Dir) -> list[_Dir]:
+    """Return a directory and all below it."""
+    if isinstance(node, _File):
+        return []
+    return [node, *(found for child in node.names.values() for found in _dirs(child))]
+
+
+def _blocks_bytes(files: Collection[_File], dirs: Collection[_Dir]) -> int:
+    """Return the bytes of the blocks that files and directories take, with their inodes."""
+    blocks = len(files) + len(dirs)
+    blocks += sum(-(-len(file.cached) // BLOCK_BYTES) for file in files)
+    blocks += sum(-(-directory.names_max // NAMES_PER_BLOCK) for directory in dirs)
+    return blocks * BLOCK_BYTES
 
 
 def _entry(name: str, node: _File | _Dir) -> Entry:
@@ -486,4 +540,5 @@ def _surviving(
             )
         survivor.names[name] = files[child]
     survivor.durable = dict(survivor.names)
+    survivor.names_max = directory.names_max
     return survivor

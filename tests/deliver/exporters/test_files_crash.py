@@ -35,7 +35,7 @@ from holdfast.deliver.exporters.file_journal import (
 )
 from holdfast.seam import Seam
 from holdfast.seam.faulty import Fault, FaultKind, FaultyDisk
-from holdfast.seam.simulated import SimulatedDisk
+from holdfast.seam.simulated import BLOCK_BYTES, SimulatedDisk
 from holdfast.signals.event import Event
 
 BASE = Path("/srv")
@@ -192,7 +192,9 @@ async def insist(made: Exporter) -> None:
 
 def test_a_full_disk_refuses_and_the_journal_does_not_grow() -> None:
     disk = fresh_disk()
-    disk.capacity_bytes = 4000
+    disk.fill()
+    assert disk.capacity_bytes is not None
+    disk.capacity_bytes += 10 * BLOCK_BYTES
 
     async def run() -> list[Answer]:
         made = exporter(disk, "ndjson")
