@@ -79,7 +79,7 @@ class Disk(Protocol):
     def truncate(self, handle: Handle, size_bytes: int, at: str) -> None:
         """Cut an open file back to `size_bytes`."""
 
-    def size_bytes(self, handle: Handle) -> int:
+    def open_size_bytes(self, handle: Handle) -> int:
         """Return the size of an open file, whoever wrote it."""
 
     def close(self, handle: Handle) -> None:
@@ -216,7 +216,7 @@ def write_behind(disk: Disk, handle: Handle, end: int, buffers: Sequence[Buffer]
     What is read back by its place would be lost if others had moved it.
     """
     end += write_all(disk, handle, buffers, at)
-    if (size_bytes := disk.size_bytes(handle)) != end:
+    if (size_bytes := disk.open_size_bytes(handle)) != end:
         raise WrittenByOthers(size_bytes - end)
     return end
 
@@ -305,7 +305,7 @@ class RealDisk:
     def truncate(self, handle: Handle, size_bytes: int, at: str) -> None:
         os.ftruncate(handle, size_bytes)
 
-    def size_bytes(self, handle: Handle) -> int:
+    def open_size_bytes(self, handle: Handle) -> int:
         return os.fstat(handle).st_size
 
     def close(self, handle: Handle) -> None:

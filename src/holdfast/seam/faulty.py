@@ -166,8 +166,8 @@ class FaultyDisk:
         self._inner.truncate(handle, size_bytes, at)
         self._leave(kind)
 
-    def size_bytes(self, handle: Handle) -> int:
-        return self._inner.size_bytes(handle)
+    def open_size_bytes(self, handle: Handle) -> int:
+        return self._inner.open_size_bytes(handle)
 
     def close(self, handle: Handle) -> None:
         self._inner.close(handle)

@@ -260,7 +260,7 @@ class SimulatedDisk:
             file.dirty = [(s, min(e, size_bytes)) for s, e in file.dirty if s < size_bytes]
             file.cut = True
 
-    def size_bytes(self, handle: Handle) -> int:
+    def open_size_bytes(self, handle: Handle) -> int:
         with self._alive():
             return len(self._open[handle].cached)
 
