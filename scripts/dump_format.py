@@ -422,7 +422,9 @@ LEDGER = ROOT / names.LEDGER_DIR
 LEDGER_CONFIG = replace(
     CONFIG,
     ledger=LedgerConfig(flush_interval_s=3600.0),
-    retention=RetentionConfig(tick_s=3600.0, steady_state_headroom_bytes=1 << 40),
+    retention=RetentionConfig(
+        tick_s=3600.0, steady_state_headroom_bytes=1 << 40, orphan_ttl_s=7 * 86_400.0
+    ),
 )
 
 

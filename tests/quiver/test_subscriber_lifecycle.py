@@ -21,6 +21,7 @@ from tests.readers.setting import (
 from holdfast.errors import BadInput, StorageFailed, UnknownPosition, UnknownSubscriber
 from holdfast.quiver import Outcome, Quiver, RetentionConfig, SubscriberOptions
 from holdfast.quiver.config import MB
+from holdfast.quiver.keep.retention import ORPHAN_GRACE_S
 from holdfast.quiver.log.frame import Totals
 from holdfast.quiver.points import Point
 from holdfast.seam.faulty import Fault, FaultKind
@@ -201,6 +202,9 @@ def test_a_registered_subscriber_pins_its_data_while_it_is_absent(still: StillMa
     check_books(quiver)
 
 
+DAY_S = 86_400.0
+
+
 def orphaning(ttl_s: float | None = 3600.0) -> RetentionConfig:
     return RetentionConfig(orphan_ttl_s=ttl_s)
 
@@ -241,8 +245,66 @@ def test_time_to_live_goes_on_over_restarts(still: StillMachine) -> None:
     quiver = still.start(calm(orphaning()))
     quiver.register("one")
     for _ in range(3):
-        still.clock.pass_time(1300)
+        still.clock.pass_time(1150)
+        keep(quiver)
+        assert quiver.subscribers() == ("one",)
         quiver = still.restart(calm(orphaning()))
+    still.clock.pass_time(601)
+    keep(quiver)
+    assert quiver.subscribers() == ()
+
+
+def test_eight_days_in_a_drawer_orphan_nobody(still: StillMachine) -> None:
+    """With a time to live of a week, the subscribers went within half a second of the start."""
+    retention = RetentionConfig(orphan_ttl_s=7 * DAY_S)
+    quiver = still.start(calm(retention))
+    quiver.register("weekly")
+    fast = quiver.lease("fast")
+    sealed(quiver, 1, bundles=10)
+    for clean in (True, False):
+        still.clock.pass_time(4 * DAY_S)
+        keep(quiver)
+        if clean:
+            quiver.close()
+        else:
+            still.kill()
+        still.clock.pass_time(8 * DAY_S)  # nobody could attach
+        quiver = still.start(calm(retention))
+        keep(quiver)
+        assert quiver.subscribers() == ("weekly", "fast")
+        fast = quiver.lease("fast")
+        list(drain(fast))
+        keep(quiver)
+        assert quiver.scan().read_all().num_rows == 10
+        if clean:
+            with quiver.lease("weekly"):  # it was here: its absence counts from now on
+                pass
+    still.clock.pass_time(4 * DAY_S)  # with those before the crash it is more than a week
+    keep(quiver)
+    assert quiver.subscribers() == ("fast",)
+
+
+def test_by_default_nobody_is_given_up(still: StillMachine) -> None:
+    quiver = still.start(calm())
+    quiver.register("weekly")
+    still.clock.pass_time(8 * DAY_S)
+    keep(quiver)
+    quiver = still.restart(calm())
+    still.clock.pass_time(800 * DAY_S)
+    keep(quiver)
+    assert quiver.subscribers() == ("weekly",)
+
+
+def test_an_orphan_has_time_to_attach_after_a_start(still: StillMachine) -> None:
+    quiver = still.start(calm(orphaning()))
+    quiver.register("one")
+    still.clock.pass_time(3590)
+    quiver.close()
+    quiver = still.start(calm(orphaning()))
+    still.clock.pass_time(ORPHAN_GRACE_S - 60)
+    keep(quiver)
+    assert quiver.subscribers() == ("one",)
+    still.clock.pass_time(120)
     keep(quiver)
     assert quiver.subscribers() == ()
 

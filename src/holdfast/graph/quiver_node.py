@@ -117,7 +117,11 @@ class RetentionSettings(_Section):
     """What every destination has is kept up to this size (and an eighth of `size_cap`), so that
     `holdfast explain` and replays still find it."""
     orphan_ttl: DurationS | None = _RETENTION.orphan_ttl_s
-    """A destination that is no longer in the configuration is forgotten after this time."""
+    """A destination that is no longer in the configuration, or a pipeline without a driver, is
+    given up after this time, in which the gateway has to run. By default never."""
+    clock_grace: DurationS = _RETENTION.clock_grace_s
+    """A clock that is further than this ahead of everything stored when the gateway starts is not
+    believed for this long: nothing expires by it meanwhile."""
 
     def as_config(self) -> RetentionConfig:
         """Return it as the quiver takes it."""
@@ -128,6 +132,7 @@ class RetentionSettings(_Section):
             max_age_s=None if hours is None else hours * 3600,
             steady_state_headroom_bytes=min(self.keep_delivered, self.size_cap // 8),
             orphan_ttl_s=self.orphan_ttl,
+            clock_grace_s=self.clock_grace,
         )
 
 

@@ -232,8 +232,9 @@ class Gateway:
             known = {one.name for one in buffer.plan.destinations} | pipelines
             for name in sorted(set(buffer.store.quiver.subscribers()) - known):
                 log.warning(
-                    "%s is no longer a destination of %s, and what waits for it is kept until "
-                    "retention.orphan_ttl; drop it with `holdfast quiver drop-subscriber %s %s`",
+                    "%s is no longer a destination of %s, and what waits for it is kept (until "
+                    "retention.orphan_ttl, if that is set); drop it with "
+                    "`holdfast quiver drop-subscriber %s %s`",
                     name,
                     buffer.plan.name,
                     buffer.store.main.engine.root,

@@ -347,6 +347,12 @@ METRICS: tuple[Metric, ...] = (
         _figure("cap_fraction"),
     ),
     Metric(
+        "quiver.retention.clock_doubted_seconds", "gauge", "seconds",
+        "How much longer nothing expires: the clock was far ahead of all data at the start.",
+        "Above 0 and the clock is wrong: set it before `retention.clock_grace_s` is over.",
+        _figure("clock_doubted_s"),
+    ),
+    Metric(
         "quiver.core.adopted", "gauge", "0 or 1",
         "Whether the core is left over from a larger number of cores, and only drained.",
         "Stays 1: one of its subscribers is not read any more.", _figure("adopted"),
@@ -405,7 +411,7 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "quiver.subscriber.attached", "gauge", "0 or 1",
         "Whether a reader is attached.",
-        "0 for `retention.orphan_ttl_s`: it is unregistered, and its data given up.",
+        "0 for long: nobody reads; what waits is kept unless `retention.orphan_ttl_s` is set.",
         _each("attached"), _SUBSCRIBER,
     ),
     Metric(

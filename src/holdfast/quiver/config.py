@@ -211,8 +211,12 @@ class RetentionConfig:
     max_age_s: float | None = None
     # Segments that nobody needs any more are kept up to this many bytes.
     steady_state_headroom_bytes: int = 0
-    # A subscriber that nobody attached to for this long is unregistered; None: never.
-    orphan_ttl_s: float | None = 7 * 24 * 3600.0
+    # A subscriber that nobody attached to for this long, while the quiver was open, is unregistered
+    # and what waits for it given up; None: never.
+    orphan_ttl_s: float | None = None
+    # A clock that is further than this ahead of everything stored when the quiver is opened is not
+    # believed for this long: nothing expires by it meanwhile. 0: it is believed at once.
+    clock_grace_s: float = 3600.0
     # A planned range is protected for this long.
     max_pin_s: float = 3600.0
     # How often the keeper looks, when nobody wakes it.
@@ -225,6 +229,9 @@ class RetentionConfig:
         )
         _require(self.max_segments >= 1, "retention.max_segments", self.max_segments, "at least 1")
         _require(self.tick_s > 0, "retention.tick_s", self.tick_s, "positive")
+        holds = 0 <= self.clock_grace_s <= WAIT_MAX_S
+        rule = f"from 0 to {WAIT_MAX_S}"
+        _require(holds, "retention.clock_grace_s", self.clock_grace_s, rule)
 
 
 @dataclass(frozen=True)

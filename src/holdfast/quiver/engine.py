@@ -114,6 +114,7 @@ class Engine:
                 self.recovery.damages,
                 self.clock.wall_ns(),
             )
+            self._doubt_clock(old)
         except BaseException:
             with contextlib.suppress(HoldfastError, OSError):
                 self.ledger.close()
@@ -156,8 +157,8 @@ class Engine:
         self.writer = Writer(self.seam, wal_dir, self.config, self.sealer, self.arrivals)
         self.shelf = Shelf(self.catalog, self.sealer, self.writer)
         for subscriber in old.state.subscribers.values():
-            # Whoever was attached died with the last process.
-            subscriber.absent_since_ns = subscriber.absent_since_ns or self.clock.wall_ns()
+            # Whoever was attached died with the last process; from then until now nobody could be.
+            subscriber.absent_since_ns = self.clock.wall_ns()
         bounds = self.config.ledger.within(self.config.retention.size_cap_bytes)
         self.ledger = Ledger(self.seam, self.root, self.quiver_id, bounds, old.state)
         self.ledger.start(old.next_number, old.files)
@@ -187,6 +188,24 @@ class Engine:
         with contextlib.suppress(OSError):
             self.retention.look_at_disk()
 
+    def _doubt_clock(self, old: RecoveredLedger) -> None:
+        """Let nothing expire at once by a clock that may be wrong."""
+        newest = next(self.shelf.refs_back(self.shelf.newest_seq() + 1), None)
+        known = [begun_ns for _, begun_ns, _ in old.files]
+        known += [] if newest is None else [newest.ingestion_ns]
+        if not known:
+            return
+        grace_s = self.config.retention.clock_grace_s
+        self.ledger.steady.doubt(max(known), grace_s)
+        if self.ledger.steady.doubted_s and self.retention.has_age_limits:
+            log.warning(
+                "%s: the clock is %.1f hours ahead of everything stored. Nothing expires by it for "
+                "%.0f s (retention.clock_grace_s): if it is wrong, set it now",
+                self.root,
+                (self.clock.wall_ns() - max(known)) / 3.6e12,
+                grace_s,
+            )
+
     def stop(self) -> None:
         """Make everything accepted durable, seal it, and let go of the directory."""
         # Last step first; each is taken whatever becomes of the others.
@@ -203,6 +222,8 @@ class Engine:
         steps.callback(self.keeper.close)
 
     def _close_ledger(self) -> None:
+        with contextlib.suppress(HoldfastError):
+            self.retention.note_absences()
         with contextlib.suppress(HoldfastError):
             self.ledger.close()
 

@@ -89,6 +89,8 @@ class Statistics:
     quarantined_bytes: int
     used_bytes: int
     size_cap_bytes: int
+    # How much longer nothing expires, because the clock may be wrong; see `SteadyTime`.
+    clock_doubted_s: float
     last_seal_error: str | None
     last_keeper_error: str | None
     subscribers: tuple[SubscriberStatistics, ...]
@@ -159,6 +161,7 @@ def gather(engine: Engine, staged_bytes: int, *, accepting: bool) -> Statistics:
         quarantined_bytes=engine.quarantine.used_bytes(),
         used_bytes=engine.retention.used_bytes(),
         size_cap_bytes=engine.retention.size_cap_bytes,
+        clock_doubted_s=engine.ledger.steady.doubted_s,
         last_seal_error=engine.sealer.last_error,
         last_keeper_error=engine.keeper.last_error,
         subscribers=_subscribers(engine),
@@ -175,7 +178,8 @@ def _subscriber(engine: Engine, subscriber: Subscriber) -> SubscriberStatistics:
     account = balance(subscriber, engine.shelf)
     oldest_ns = engine.shelf.oldest_waiting_ns(subscriber)
     # By the clock that does not jump; what was ingested before one that went back is new, not odd.
-    age_s = None if oldest_ns is None else max(0, engine.retention.now_ns() - oldest_ns) / 1e9
+    now_ns = engine.ledger.steady.earliest_now_ns()
+    age_s = None if oldest_ns is None else max(0, now_ns - oldest_ns) / 1e9
     high_water_seq = subscriber.high_water_seq
     return SubscriberStatistics(
         name=subscriber.name,

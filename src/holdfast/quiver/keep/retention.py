@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
@@ -41,6 +42,13 @@ from holdfast.quiver.read.shelf import Shelf
 from holdfast.quiver.segments.catalog import Catalog
 from holdfast.quiver.segments.segment import Ref, Segment
 from holdfast.seam import Seam
+
+log = logging.getLogger("holdfast.quiver")
+
+# For so long after a start no orphan is given up, and its absence is noted so often in its time to
+# live: a crash forgets at most that part of it.
+ORPHAN_GRACE_S = 600.0
+ABSENCE_NOTES = 20
 
 # Why a segment goes: everyone has resolved it, it is too old, the size cap, the number of segments.
 REASONS = ("processed", "age", "size", "segments")
@@ -114,7 +122,7 @@ class Retention:
         self._lags: dict[tuple[str, int], Lag] = {}
         # Nothing that waits was ingested before this.
         self._oldest_ns: dict[tuple[str, int], int] = {}
-        self._held_until_s = seam.clock.monotonic_s()
+        self._began_s = self._held_until_s = seam.clock.monotonic_s()
 
     # ------------------------------------------------------------------- budget
 
@@ -147,7 +155,14 @@ class Retention:
 
     def now_ns(self) -> int:
         """Return the time by which the age of data is measured; see `SteadyTime`."""
-        return self._ledger.steady.earliest_now_ns()
+        return self._ledger.steady.age_now_ns()
+
+    @property
+    def has_age_limits(self) -> bool:
+        """Whether anything may expire by age."""
+        subscribers = self._ledger.state.subscribers.values()
+        limits = [self._retention.max_age_s, *(s.options.max_age_s for s in subscribers)]
+        return any(limit is not None for limit in limits)
 
     def refusal(self, size_bytes: int) -> Overloaded | None:
         """Return why an append of this size must wait, None if it need not.
@@ -390,7 +405,7 @@ class Retention:
         )
 
     def _is_pinned(self, subscriber: Subscriber, first_seq: int, end_seq: int) -> bool:
-        since_ns = self._ledger.steady.now_ns() - int(self._retention.max_pin_s * 1e9)
+        since_ns = self._ledger.steady.age_now_ns() - int(self._retention.max_pin_s * 1e9)
         return any(
             pin.first_seq < end_seq and pin.end_seq > first_seq and pin.time_ns >= since_ns
             for pin in subscriber.pins
@@ -476,11 +491,43 @@ class Retention:
         ttl_s = self._retention.orphan_ttl_s
         if ttl_s is None:
             return
-        since_ns = self._ledger.steady.now_ns() - int(ttl_s * 1e9)
+        # Nobody is given up before it could attach after a start.
+        may_go = self._seam.clock.monotonic_s() - self._began_s >= min(ttl_s, ORPHAN_GRACE_S)
         for subscriber in list(self._ledger.state.subscribers.values()):
-            absent_ns = subscriber.absent_since_ns
-            if absent_ns is not None and absent_ns < since_ns:
-                self.unregister(subscriber.name, "orphaned")
+            with self._ledger.lock:  # or it may attach meanwhile
+                absent_s = self._absence_s(subscriber)
+                if absent_s > ttl_s and may_go:
+                    counts = self.unregister(subscriber.name, "orphaned")
+                    log.warning(
+                        "%s: nobody attached to %r for %.0f s (retention.orphan_ttl_s): it is "
+                        "unregistered, and %d bundles are given up",
+                        self._root,
+                        subscriber.name,
+                        absent_s,
+                        counts.bundles,
+                    )
+                elif absent_s - subscriber.absent_s >= ttl_s / ABSENCE_NOTES:
+                    self._note_absence(subscriber, absent_s)
+
+    def _absence_s(self, subscriber: Subscriber) -> float:
+        """Return for how long nobody is attached, as far as the quiver was open."""
+        since_ns = subscriber.absent_since_ns
+        if since_ns is None:
+            return 0.0
+        return subscriber.absent_s + (self._ledger.steady.now_ns() - since_ns) / 1e9
+
+    def _note_absence(self, subscriber: Subscriber, absent_s: float) -> None:
+        now_ns = self._ledger.steady.now_ns()
+        self._ledger.change("absent", subscriber.name, absent_s=absent_s, since_ns=now_ns)
+
+    def note_absences(self) -> None:
+        """Write down how long nobody was attached to whom, if that counts: the quiver closes."""
+        if self._retention.orphan_ttl_s is None:
+            return
+        with self._ledger.lock:
+            for subscriber in self._ledger.state.subscribers.values():
+                if subscriber.absent_since_ns is not None:
+                    self._note_absence(subscriber, self._absence_s(subscriber))
 
     def _cap_subscribers(self) -> None:
         for subscriber in list(self._ledger.state.subscribers.values()):

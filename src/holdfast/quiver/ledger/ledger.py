@@ -114,9 +114,10 @@ class LedgerState:
 def _change_subscriber(subscriber: Subscriber, verb: str, change: dict[str, Any]) -> None:
     if verb == "attach":
         subscriber.generation = change["generation"]
-        subscriber.absent_since_ns = None
-    elif verb == "detach":
+        subscriber.absent_since_ns, subscriber.absent_s = None, 0.0
+    elif verb in ("detach", "absent"):
         subscriber.absent_since_ns = change["since_ns"]
+        subscriber.absent_s = change.get("absent_s", 0.0)
     elif verb == "options":
         subscriber.options = SubscriberOptions.from_fields(change["options"])
     elif verb in ("pause", "resume"):

@@ -88,8 +88,10 @@ class Subscriber:
     options: SubscriberOptions = field(default_factory=SubscriberOptions)
     generation: int = 0
     paused: bool = False
-    # When it was last attached or detached; None while attached.
+    # Since when nobody is attached and the quiver is open; None while somebody is.
     absent_since_ns: int | None = None
+    # How long nobody was attached before that; time in which the quiver was closed does not count.
+    absent_s: float = 0.0
     resolved: IntervalSet = field(default_factory=IntervalSet)
     # Bundles resolved in part: seq to number of events.
     partial: dict[int, int] = field(default_factory=dict)
@@ -161,6 +163,7 @@ class Subscriber:
             "generation": self.generation,
             "paused": self.paused,
             "absent_since_ns": self.absent_since_ns,
+            "absent_s": self.absent_s,
             "resolved": list(self.resolved),
             "partial": list(self.partial.items()),
             "counts": {outcome.name: list(counts) for outcome, counts in self.counts.items()},
@@ -181,6 +184,7 @@ class Subscriber:
             generation=state["generation"],
             paused=state["paused"],
             absent_since_ns=state["absent_since_ns"],
+            absent_s=state.get("absent_s", 0.0),
             resolved=IntervalSet((first, end) for first, end in state["resolved"]),
             partial=dict(state["partial"]),
             counts={Outcome[name]: Totals(*counts) for name, counts in state["counts"].items()},

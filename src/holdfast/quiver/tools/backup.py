@@ -265,7 +265,9 @@ def fenced(state: LedgerState, now_ns: int) -> LedgerState:
     """Return a ledger's state for another quiver: nobody who was attached may go on."""
     generation = state.last_generation + GENERATION_STEP
     subscribers = {
-        name: replace(subscriber, generation=generation, absent_since_ns=now_ns, pins=[])
+        name: replace(
+            subscriber, generation=generation, absent_since_ns=now_ns, absent_s=0.0, pins=[]
+        )
         for name, subscriber in state.subscribers.items()
     }
     return replace(state, subscribers=subscribers, last_generation=generation)
