@@ -1,7 +1,7 @@
 """The quivers of a pipeline's own: between its queries, and the retry lanes of queries.
 
 Two queries cannot both have a directory open, and executors may be elsewhere: so they are served
-like a gateway's, on a port of loopback, by the driver that owns them.
+like a gateway's, by the driver that owns them: own_server.py.
 
 What waits in them is bounded (`buffers.max_rows`): while there is more in what a query writes, or
 in its retry lane, its sources plan nothing new. They live in other processes, which see it by a
@@ -18,6 +18,7 @@ from contextlib import ExitStack
 from holdfast.dataflow.compiler.places import SINK_CONFIG, Places
 from holdfast.dataflow.compiler.plan import Buffer, Output, Plan, Query
 from holdfast.dataflow.lane import Lane
+from holdfast.dataflow.own_server import LOOPBACK
 from holdfast.errors import HoldfastError
 from holdfast.quiver import Quiver
 from holdfast.remote import FlightSettings, QuiverServer
@@ -25,6 +26,7 @@ from holdfast.remote import FlightSettings, QuiverServer
 # How often it is looked at how much waits.
 WATCH_EVERY_S = 0.25
 _US = 1_000_000
+_LOOPBACK = FlightSettings(listen=f"{LOOPBACK}:0")
 
 log = logging.getLogger("holdfast.dataflow")
 
@@ -32,7 +34,7 @@ log = logging.getLogger("holdfast.dataflow")
 class Buffers:
     """The open quivers of a pipeline, and their server."""
 
-    def __init__(self, plan: Plan, places: Places) -> None:
+    def __init__(self, plan: Plan, places: Places, served: FlightSettings = _LOOPBACK) -> None:
         self._plan = plan
         self._places = places
         self._stack = ExitStack()
@@ -47,10 +49,10 @@ class Buffers:
         if not plan.buffers and not any(query.has_lane for query in plan.queries):
             return
         with ExitStack() as opening:
-            self._open(opening)
+            self._open(opening, served)
             self._stack = opening.pop_all()
 
-    def _open(self, opening: ExitStack) -> None:
+    def _open(self, opening: ExitStack, served: FlightSettings) -> None:
         plan, places = self._plan, self._places
         for buffer in plan.buffers:
             self._quivers[buffer.name] = opening.enter_context(
@@ -59,7 +61,7 @@ class Buffers:
         for query in plan.queries:
             if query.has_lane:
                 self._open_lane(query, opening)
-        server = QuiverServer(self._quivers, FlightSettings(listen="127.0.0.1:0"))
+        server = QuiverServer(self._quivers, served)
         opening.enter_context(server)
         self.addresses = {
             buffer.output: f"{server.location}/{buffer.name}" for buffer in plan.buffers

@@ -19,6 +19,7 @@ from pyspark.sql.types import StructType
 
 from holdfast.dataflow.compiler.places import Places
 from holdfast.dataflow.compiler.plan import Plan
+from holdfast.dataflow.own_server import LOOPBACK
 from holdfast.dataflow.source.intake import SLOT, FilesIntake, GeneratorIntake, Intake
 from holdfast.dataflow.spec.vertices import FileSetSource, SourceSettings
 from holdfast.errors import HoldfastError
@@ -28,6 +29,7 @@ from holdfast.remote import FlightSettings, QuiverServer
 # How often it is looked for something new, and how long to wait after something went wrong.
 LOOK_EVERY_S = 0.5
 AFTER_ERROR_S = 5.0
+_LOOPBACK = FlightSettings(listen=f"{LOOPBACK}:0")
 
 log = logging.getLogger("holdfast.dataflow")
 
@@ -35,7 +37,7 @@ log = logging.getLogger("holdfast.dataflow")
 class Intakes:
     """The intakes of a pipeline, by vertex."""
 
-    def __init__(self, plan: Plan, places: Places) -> None:
+    def __init__(self, plan: Plan, places: Places, served: FlightSettings = _LOOPBACK) -> None:
         self._stack = ExitStack()
         self._stopped = threading.Event()
         self._threads: list[threading.Thread] = []
@@ -53,7 +55,7 @@ class Intakes:
             quivers = {
                 name: self._open(name, source, places, opening) for name, source in wanted.items()
             }
-            server = QuiverServer(quivers, FlightSettings(listen="127.0.0.1:0"))
+            server = QuiverServer(quivers, served)
             opening.enter_context(server)
             self._stack = opening.pop_all()
         self.addresses = {name: f"{server.location}/{name}" for name in quivers}

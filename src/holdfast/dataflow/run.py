@@ -39,9 +39,11 @@ from holdfast.dataflow.compiler.sources import Buffered, streams
 from holdfast.dataflow.compiler.tails import Tail, gathered, written
 from holdfast.dataflow.failures import failed, hangs, reason_of
 from holdfast.dataflow.intakes import Intakes
+from holdfast.dataflow.own_server import own_server
 from holdfast.dataflow.progress import QueryProgress, QueryStatistics
 from holdfast.dataflow.restarts import Restarts
 from holdfast.dataflow.session import activate, query_session
+from holdfast.dataflow.shared_folders import check_shared, refuse_addresses
 from holdfast.dataflow.sink.options import SinkOptions
 from holdfast.dataflow.sink.quiver_writer import producer_name
 from holdfast.dataflow.source.checkpoint import Checkpoint
@@ -76,20 +78,26 @@ class PipelineRun:
     ) -> None:
         self.plan = make_plan(name, pipeline)
         # Spark's own processes have other working directories.
+        served = own_server(session)
         self._places = places = replace(
-            places, state_dir=places.state_dir.absolute(), base_dir=places.base_dir.absolute()
+            places,
+            state_dir=places.state_dir.absolute(),
+            base_dir=places.base_dir.absolute(),
+            own_token=served.tokens[0].token,
         )
         self._session = session
         self._running: list[QueryProgress] = []
         self._ended: list[QueryProgress] = []
+        refuse_addresses(self.plan, places)
         self.state_dir = StateDir(places.state_dir)
         self._lock = self.state_dir.lock()
         try:
             self._check_state()
+            check_shared(session, self.plan, places)
             with ExitStack() as opening:
-                self._buffers = Buffers(self.plan, places)
+                self._buffers = Buffers(self.plan, places, served)
                 opening.callback(self._buffers.close)
-                self._intakes = Intakes(self.plan, places)
+                self._intakes = Intakes(self.plan, places, served)
                 opening.pop_all()
         except BaseException:
             self._lock.close()

@@ -14,6 +14,7 @@ from holdfast.dataflow.compiler.plan import Output, Plan, Query
 from holdfast.dataflow.sink.options import SinkOptions, parse_sink_options
 from holdfast.dataflow.spec.vertices import FileSetTarget, SourceSettings, TargetSettings
 from holdfast.quiver import ColumnExtractor, QuiverConfig
+from holdfast.settings import Secret
 from holdfast.signals.openlineage.envelope import OpenLineageExtractor
 
 # The column in which a quiver sink keeps the event time of its rows.
@@ -39,8 +40,15 @@ class Places:
     quivers: Mapping[str, str] = field(default_factory=dict)
     # Where sources that are no quivers are read, by vertex.
     intakes: Mapping[str, str] = field(default_factory=dict)
+    # Of what the driver serves itself: intakes, quivers between queries, retry lanes.
+    own_token: Secret | None = None
     # Options of all sources, beside those that the pipeline gives them.
     reading: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def own_access(self) -> dict[str, str]:
+        """The options by which a quiver is reached that the driver serves."""
+        return {} if self.own_token is None else {"token": self.own_token.get_secret_value()}
 
     def of_query(self, query: Query) -> Path:
         """Return the folder of a query."""
@@ -96,8 +104,9 @@ def source_options(
     settings = plan.pipeline.vertices[vertex].source
     assert settings is not None, "BUG: not a source"
     named = [places.quiver(name) for name in settings.quiver]
+    access = {"token": settings.token.get_secret_value()} if settings.token else {}
     if not settings.quiver:
-        named = [{"quiver": places.intakes[vertex]}]
+        named, access = [{"quiver": places.intakes[vertex]}], places.own_access
     options = {
         "path": ",".join(one["path"] for one in named if "path" in one),
         "quiver": ",".join(one["quiver"] for one in named if "quiver" in one),
@@ -109,7 +118,6 @@ def source_options(
         "max_rows": str(settings.read_limit.rows),
         "max_bytes": str(settings.read_limit.bytes),
         "partition_bytes": str(settings.task_bytes),
-        "token": settings.token.get_secret_value() if settings.token else "",
         "ca_file": settings.ca_file or "",
         "quiver_config": settings.quiver_config or _config_of(settings),
         "producers": ",".join(settings.producers),
@@ -118,7 +126,7 @@ def source_options(
     }
     given = {name: value for name, value in options.items() if value}
     streaming = stream_options(plan, query, vertex, places, close=close)
-    return {**given, **streaming, **places.reading}
+    return {**given, **access, **streaming, **places.reading}
 
 
 def stream_options(
@@ -211,7 +219,7 @@ def buffer_options(
     hold_us: int | None = None,
 ) -> SinkOptions:
     """Return the options for writing to a quiver between queries."""
-    options = {"quiver": address, "slot": SLOT, "watermark": "true"}
+    options = {"quiver": address, "slot": SLOT, "watermark": "true", **places.own_access}
     if hold_us is not None:
         options["hold_us"] = str(hold_us)
     if not query.stateful:
@@ -221,9 +229,9 @@ def buffer_options(
     return _options(f"{output}", places.checkpoint(query), **options)
 
 
-def lane_options(name: str, address: str, checkpoint: Path) -> SinkOptions:
+def lane_options(name: str, address: str, places: Places, checkpoint: Path) -> SinkOptions:
     """Return the options for writing to a retry lane."""
-    return _options(name, checkpoint, quiver=address, slot=SLOT)
+    return _options(name, checkpoint, quiver=address, slot=SLOT, **places.own_access)
 
 
 def lane_subscriber(plan: Plan, query: Query) -> str:

@@ -79,7 +79,8 @@ def streams(
             found[Output(name)] = _source(session, plan, query, name, options)
     for output in query.reads:
         options = stream_options(plan, query, f"{query.name}.{output}", places, close=close)
-        found[output] = _buffer(session, query, buffers[output], {**options, **wait})
+        options |= places.own_access | wait
+        found[output] = _buffer(session, query, buffers[output], options)
     if query.has_lane:
         found[LANE] = _lane(session, plan, query, places, lane)
     return found
@@ -96,6 +97,7 @@ def _lane(
         .option("slot", SLOT)
         .option("subscriber", lane_subscriber(plan, query))
         .option("checkpoint", str(places.checkpoint(query)))
+        .options(**places.own_access)
         .schema(StructType([*columns.fields, _TIME]))
         .load()
     )

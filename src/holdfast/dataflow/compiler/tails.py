@@ -211,7 +211,8 @@ class Tail:
             name = f"lane-{place}-{turn}"
         if turn:
             rows = rows.where(~F.col("id").isin(*lane.ids_of(number)))
-        return self._write(rows, lane_options(name, lane.waiting_address, self._checkpoint), number)
+        options = lane_options(name, lane.waiting_address, self._places, self._checkpoint)
+        return self._write(rows, options, number)
 
     def _hold_us(self, number: int) -> int | None:
         """Return the time of the earliest row that will come again, if it holds the watermark."""

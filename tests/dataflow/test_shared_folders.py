@@ -1,0 +1,53 @@
+"""Plain paths of a pipeline on a cluster: seen by every host as by the driver, or refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.dataflow.spec.pipelines import pipeline
+
+from holdfast.dataflow.compiler.places import Places
+from holdfast.dataflow.compiler.plan import Plan, make_plan
+from holdfast.dataflow.shared_folders import not_shared, refuse_addresses, unseen
+from holdfast.dataflow.spec import Pipeline
+from holdfast.errors import BadConfig
+
+
+@pytest.fixture
+def plan() -> Plan:
+    return make_plan("p", pipeline("a -> z", a="source", z="sink"))
+
+
+def test_a_folder_counts_as_seen_only_with_what_the_driver_put_there(tmp_path: Path) -> None:
+    (tmp_path / "mark").write_bytes(b"driver")
+    here, gone = str(tmp_path / "mark"), str(tmp_path / "elsewhere" / "mark")
+    assert unseen({here: b"driver"}) == []
+    assert unseen({here: b"another host's", gone: b"driver"}) == [
+        str(tmp_path),
+        str(tmp_path / "elsewhere"),
+    ]
+
+
+def test_the_sentence_names_the_host_the_folder_and_what_to_do() -> None:
+    error = not_shared("worker-7", ["/data/state"])
+    assert "worker-7 does not see /data/state" in error.message
+    assert "mount" in error.hint
+    assert error.path == "/data/state"
+
+
+@pytest.mark.parametrize("address", ["s3://bucket/state", "hdfs://name/state", "abfss://c@a/state"])
+def test_a_state_directory_in_an_object_store_is_refused(
+    plan: Plan, tmp_path: Path, address: str
+) -> None:
+    with pytest.raises(BadConfig, match="the state directory is an address"):
+        refuse_addresses(plan, Places(Path(address).absolute(), tmp_path))
+    refuse_addresses(plan, Places(tmp_path / "state", tmp_path))
+
+
+def test_a_files_sink_in_an_object_store_is_refused(tmp_path: Path) -> None:
+    settings = (
+        Pipeline().source("a", quiver="q").sink(name="out", files="s3a://bucket/out").settings
+    )
+    with pytest.raises(BadConfig, match="files of out is an address"):
+        refuse_addresses(make_plan("p", settings), Places(tmp_path / "state", tmp_path))
