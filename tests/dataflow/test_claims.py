@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-import pyarrow as pa
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from holdfast.dataflow.watermark.claims import (
@@ -16,7 +13,6 @@ from holdfast.dataflow.watermark.claims import (
     Claims,
     Silence,
 )
-from holdfast.dataflow.watermark.holds import earliest_held_us
 from holdfast.dataflow.watermark.settings import WatermarkSettings
 from holdfast.dataflow.watermark.statement import Statement, bound_of
 
@@ -120,38 +116,3 @@ def test_the_end_of_time_is_claimed_once_and_for_all() -> None:
 def test_settings_are_checked() -> None:
     with pytest.raises(ValidationError, match="unreachable"):
         WatermarkSettings.model_validate({"unreachable": "ignore"})
-
-
-# ------------------------------------------------------------------------- holds
-
-
-def held(*rows: tuple[int, int], promised_us: int = 0, now_us: int = 159) -> int | None:
-    """Return what rows of (event time, first failure) hold, where `max_hold` is 60 µs."""
-    times, failures = (pa.array([row[part] for row in rows], pa.int64()) for part in (0, 1))
-    return earliest_held_us(times, failures, now_us=now_us, max_hold_us=60, promised_us=promised_us)
-
-
-def test_the_minimum_is_not_that_of_the_oldest_row() -> None:
-    """Hole H1 of Numaflow. 1000, 1200, 1100: once the first is done, 1100 holds, not 1200."""
-    assert held((1000, 100), (1200, 100), (1100, 100)) == 1000
-    assert held((1200, 100), (1100, 100)) == 1100
-    assert held() is None
-
-
-def test_a_row_holds_for_max_hold_after_it_first_failed() -> None:
-    assert held((5, 100), now_us=159) == 5
-    assert held((5, 100), now_us=160) is None
-    assert held((5, 100), (7, 150), now_us=160) == 7
-
-
-def test_a_row_that_was_late_when_it_failed_holds_nothing() -> None:
-    assert held((5, 100), promised_us=6) is None
-    assert held((5, 100), (6, 100), promised_us=6) == 6
-
-
-@given(st.lists(st.tuples(st.integers(0, 20), st.integers(90, 110))), st.integers(0, 20))
-def test_what_is_held_is_the_least_of_all_that_hold(
-    rows: list[tuple[int, int]], promised_us: int
-) -> None:
-    expected = [time_us for time_us, failed in rows if failed > 99 and time_us >= promised_us]
-    assert held(*rows, promised_us=promised_us) == min(expected, default=None)

@@ -14,10 +14,9 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-import pyarrow as pa
+from tests.dataflow.held import earliest_held_us
 
 from holdfast.dataflow.watermark.claims import Claims, Silence
-from holdfast.dataflow.watermark.holds import earliest_held_us
 from holdfast.dataflow.watermark.settings import WatermarkSettings
 from holdfast.dataflow.watermark.statement import Statement
 
@@ -116,8 +115,7 @@ class World:
     def _promise(self, state: State, claim_us: int) -> int:
         """Return what is promised behind a batch: what the lane holds, is not."""
         held_us = earliest_held_us(
-            pa.array([event.event_us for event, _ in state.lane.values()], pa.int64()),
-            pa.array([failed_us for _, failed_us in state.lane.values()], pa.int64()),
+            [(event.event_us, failed_us) for event, failed_us in state.lane.values()],
             now_us=self.clock_us,
             max_hold_us=int(self.settings.max_hold * 1e6),
             promised_us=state.promised_us,

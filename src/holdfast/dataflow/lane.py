@@ -21,7 +21,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -29,7 +29,7 @@ import pyarrow.compute as pc
 
 from holdfast.dataflow.compiler.places import EVENT_TIME, SLOT
 from holdfast.dataflow.compiler.python import LANE_TYPE
-from holdfast.dataflow.watermark.holds import earliest_held_us
+from holdfast.dataflow.lane_index import LaneIndex
 from holdfast.errors import HoldfastError
 from holdfast.quiver import Cursor, Position, Quiver, Range
 from holdfast.quiver.segments.envelope import TIME_TYPE
@@ -73,7 +73,7 @@ class Lane:
         self._due = due
         # The quivers between queries that the query writes: what it promises is in them.
         self._written = tuple(written)
-        self._max_hold_us = max_hold_us
+        self._in_waiting, self._in_due = (LaneIndex(q, max_hold_us) for q in (waiting, due))
         self._now_us = now_us
         self._cursor: Cursor = waiting.cursor(MOVER)
         self._head: _Bundle | None = None
@@ -150,32 +150,18 @@ class Lane:
 
         They are here still: no batch after one that was not committed has taken them.
         """
-        found: set[str] = set()
         with self._lock:
-            for quiver in (self._waiting, self._due):
-                rows = _columns(quiver, Position(0), ["id", "batch"])
-                if rows is not None:
-                    found.update(rows.filter(pc.equal(rows["batch"], batch))["id"].to_pylist())
-        return found
+            return self._in_waiting.ids_of(batch) | self._in_due.ids_of(batch)
 
     def holds_us(self, end_seq: int) -> int | None:
         """Return the earliest event time that is held; rows of `due` before `end_seq` are done."""
         now_us, promised_us = self._now_us(), self._promised_us()
-        held = []
         with self._lock:
-            places = ((self._waiting, self._cursor.position), (self._due, Position(end_seq)))
-            for quiver, start in places:
-                rows = _columns(quiver, start, ["failed_us", EVENT_TIME])
-                if rows is None:
-                    continue
-                earliest_us = earliest_held_us(
-                    rows[EVENT_TIME].cast(pa.int64()),
-                    rows["failed_us"],
-                    now_us=now_us,
-                    max_hold_us=self._max_hold_us,
-                    promised_us=promised_us,
-                )
-                held.append(earliest_us)
+            places = (
+                (self._in_waiting, self._cursor.position),
+                (self._in_due, Position(end_seq)),
+            )
+            held = [index.held_us(start, now_us, promised_us) for index, start in places]
         return min((time_us for time_us in held if time_us is not None), default=None)
 
     def _promised_us(self) -> int:
@@ -183,8 +169,14 @@ class Lane:
         return min((max(one, default=0) for one in promises), default=0) // 1000
 
 
-def _columns(quiver: Quiver, start: Position, names: list[str]) -> pa.Table | None:
-    """Return some columns of the rows from a position on; None if there are none."""
-    if not quiver.statement(start).pending_events:
-        return None
-    return quiver.scan(names, slot=SLOT, start=start).read_all()
+def without(
+    ids: Collection[str],
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Return what leaves rows of some ids out, in tasks: a condition would be a huge plan."""
+    known = pa.array(sorted(ids), pa.string())
+
+    def leave_out(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            yield batch.filter(pc.invert(pc.is_in(batch.column("id"), known)))
+
+    return leave_out

@@ -38,6 +38,7 @@ from holdfast.dataflow.compiler.places import (
 )
 from holdfast.dataflow.compiler.plan import Output, Plan, Query
 from holdfast.dataflow.compiler.python import Call
+from holdfast.dataflow.lane import without
 from holdfast.dataflow.sink.options import SinkOptions
 from holdfast.dataflow.sink.quiver_writer import RECORDS_DIR
 from holdfast.dataflow.sink.records import BatchRecords, Record
@@ -210,7 +211,7 @@ class Tail:
             turn += 1
             name = f"lane-{place}-{turn}"
         if turn:
-            rows = rows.where(~F.col("id").isin(*lane.ids_of(number)))
+            rows = rows.mapInArrow(without(lane.ids_of(number)), rows.schema)
         options = lane_options(name, lane.waiting_address, self._places, self._checkpoint)
         return self._write(rows, options, number)
 
