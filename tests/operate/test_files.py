@@ -184,3 +184,40 @@ def test_a_store_is_made_once_and_must_be_there(run: Run, tmp_path: Path) -> Non
         run("store", "create")
     with Store.open(str(tmp_path / "store")) as store:
         assert len(store.id) == 32
+
+
+def test_what_is_left_out_is_told_and_ends_with_a_code(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOLDFAST_STORE", str(tmp_path / "store"))
+    runner = CliRunner()
+
+    def invoke(*words: str) -> Any:
+        return runner.invoke(cli, list(words), standalone_mode=False, catch_exceptions=False)
+
+    assert invoke("store", "create").exception is None
+    os.mkfifo(folder / "pipe")
+    (folder / "out").symlink_to("/etc/passwd")
+    os.close(os.open(os.fsencode(folder) + b"/caf\xe9", os.O_CREAT))
+    (tmp_path / "patterns").write_text("*.bin\n# nothing\n!deep\n")
+    first = invoke("files", "put", "one", str(folder), "--exclude", "a.*")
+    assert first.return_value == 0
+    assert "left out: 1 excluded, 1 pipes" in first.stderr
+    assert "  pipe: pipe" in first.stderr
+    assert "caf\\xe9" in invoke("files", "ls", "one").stdout
+    assert invoke("files", "cat", "one", "caf\udce9").stdout == ""
+    chosen = invoke(
+        "files", "put", "two", str(folder), "--exclude-file", str(tmp_path / "patterns"),
+        "--exclude-caches", "--include", "x", "--outside-links", "skip", "--json",
+    )  # fmt: skip
+    fields = json.loads(chosen.stdout)
+    assert fields["left_out"] == {"outside_link": 1, "pipe": 1}
+    assert (fields["changed_files"], fields["lost_files"]) == (0, 0)
+    monkeypatch.setattr(
+        "holdfast.seam.folders.Folder.open_file",
+        lambda *_: (_ for _ in ()).throw(PermissionError(13, "Permission denied")),
+    )
+    missed = invoke("files", "put", "three", str(folder))
+    assert missed.return_value == 3
+    assert "unreadable: a.txt: Permission denied" in missed.stderr
+    assert invoke("files", "ls", "three").exception is None

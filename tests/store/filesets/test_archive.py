@@ -200,16 +200,6 @@ def test_a_hostile_archive_is_refused(memory: Store, name: str, kind: bytes, lin
         import_tar(writer, io.BytesIO(packed(("fine", b"0", ""), (name, kind, link))), into="in")
 
 
-def test_names_that_are_not_utf_8_are_refused(memory: Store) -> None:
-    target = io.BytesIO()
-    with tarfile.open(
-        fileobj=target, mode="w", format=tarfile.USTAR_FORMAT, encoding="latin-1"
-    ) as archive:
-        archive.addfile(tarfile.TarInfo("café"), io.BytesIO())
-    with pytest.raises(BadInput, match="not UTF-8"):
-        imported(memory, target.getvalue())
-
-
 def test_every_cut_archive_is_damage_or_ends_between_entries(memory: Store) -> None:
     archive = exported(FileSet(memory, [put_all(memory, {"a": b"1" * 600, "b": b"2"})]))
     whole = {512 + 1024, 512 + 1024 + 1024}

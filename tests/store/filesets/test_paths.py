@@ -65,11 +65,6 @@ def test_a_file_is_no_folder() -> None:
     assert paths.check_folder("") == paths.check_folder("/") == ""
 
 
-def test_bytes_that_are_not_utf_8_are_refused() -> None:
-    with pytest.raises(BadInput, match="not UTF-8"):
-        paths.decode_path(b"caf\xe9")
-
-
 @given(st.text(), st.text())
 def test_strings_sort_as_their_bytes(one: str, other: str) -> None:
     if not any("\ud800" <= character <= "\udfff" for character in one + other):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from holdfast.operate.cli.files import changing, looking, moving
+from holdfast.operate.cli.files import changing, looking, moving, putting
 from holdfast.operate.cli.groups import InThisOrder
 
 
@@ -19,7 +19,7 @@ def command() -> None:
 for subcommand in (
     looking.list_command,
     looking.cat_command,
-    moving.put_command,
+    putting.put_command,
     moving.get_command,
     changing.copy_command,
     changing.remove_command,

@@ -9,6 +9,7 @@ from holdfast.store.filesets.fileset import FileSet
 from holdfast.store.filesets.info import FileInfo, Metadata, tag_of
 from holdfast.store.filesets.layer import Layer
 from holdfast.store.filesets.put_tree import StoredTree, put_tree
+from holdfast.store.filesets.selection import Selection
 from holdfast.store.filesets.shards import PathRange
 from holdfast.store.filesets.writer import FileSetWriter
 
@@ -22,6 +23,7 @@ __all__ = [
     "Layer",
     "Metadata",
     "PathRange",
+    "Selection",
     "StoredTree",
     "compact",
     "export_index",

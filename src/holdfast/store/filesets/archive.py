@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from holdfast.errors import BadInput
+from holdfast.seam.names import name_bytes
 from holdfast.store.address import ChunkHash
 from holdfast.store.filesets import header as tar
 from holdfast.store.filesets.cursor import Cursor
@@ -76,10 +77,13 @@ def export_index(files: FileSet, target: Writable) -> None:
     target.write(_end(written_bytes))
 
 
-def import_tar(writer: FileSetWriter, source: Readable, *, into: str = "") -> Moved:
+def import_tar(
+    writer: FileSetWriter, source: Readable, *, into: str = "", keep_outside_links: bool = False
+) -> Moved:
     """Put everything from a tar archive into a layer, below a folder if one is given.
 
-    What cannot be stored is refused: paths and links that lead out, devices, pipes.
+    An archive may come from anybody, so what cannot be stored is refused: paths that lead out,
+    devices, pipes, and links that lead out unless they are to be kept.
     """
     below = check_folder(into)
     count, size_bytes = 0, 0
@@ -87,13 +91,15 @@ def import_tar(writer: FileSetWriter, source: Readable, *, into: str = "") -> Mo
         name = _inner(decode_path(member.header.name))
         if name in ("", "/"):
             continue  # the archive's own root
-        _put(writer, below, name, member)
+        _put(writer, below, name, member, keep_outside_links)
         count += 1
         size_bytes += member.header.size_bytes if member.header.type == tar.FILE else 0
     return Moved(count, size_bytes)
 
 
-def _put(writer: FileSetWriter, below: str, name: str, member: Member) -> None:
+def _put(
+    writer: FileSetWriter, below: str, name: str, member: Member, keep_outside_links: bool
+) -> None:
     header = member.header
     path = below + check_path(name)
     if header.type == tar.FOLDER or (header.type == tar.FILE and name.endswith("/")):
@@ -103,7 +109,8 @@ def _put(writer: FileSetWriter, below: str, name: str, member: Member) -> None:
     elif header.type == tar.LINK:
         target = decode_path(header.link_target)
         # Judged within the archive, so that `into` gives it no more room.
-        writer.link(path, target, metadata=_metadata(member, LINK_MODE), root=below)
+        known = _metadata(member, LINK_MODE)
+        writer.link(path, target, metadata=known, root=below, may_lead_out=keep_outside_links)
     elif header.type == tar.HARD_LINK:
         writer.copy_within(below + _inner(decode_path(header.link_target)), path)
     else:
@@ -124,14 +131,14 @@ def _header(file: FileInfo) -> Header:
     known = file.metadata
     kind = tar.FOLDER if file.is_folder else tar.LINK if file.is_link else tar.FILE
     return Header(
-        name=file.path.encode(),
+        name=name_bytes(file.path),
         type=kind,
         size_bytes=file.size_bytes,
         mode=file.mode,
         mtime_s=(known.mtime_ns or 0) // _NS_PER_S,
         uid=known.uid or 0,
         gid=known.gid or 0,
-        link_target=(known.link_target or "").encode(),
+        link_target=name_bytes(known.link_target or ""),
         user=(known.user or "").encode(),
         group=(known.group or "").encode(),
     )

@@ -19,7 +19,14 @@ from holdfast.seam.folders import Folder, new_folder
 from holdfast.store.address import ChunkHash
 from holdfast.store.filesets.fileset import FileSet
 from holdfast.store.filesets.info import FileInfo
-from holdfast.store.filesets.paths import after_folder, check_folder, check_path, leads_out
+from holdfast.store.filesets.paths import (
+    after_folder,
+    check_folder,
+    check_path,
+    is_target,
+    leads_out,
+)
+from holdfast.store.filesets.selection import OutsideLinks
 
 WRITE_THREADS = 4
 # Files that one thread restores at a time, and their bytes.
@@ -44,28 +51,39 @@ def extract(
     *,
     folder: str = "",
     overwrite: bool = False,
+    outside_links: OutsideLinks = "keep",
     threads: int = WRITE_THREADS,
     progress: Progress = lambda files, size_bytes: None,
 ) -> Restored:
     """Restore a file set, or what is below one of its folders, into a folder on disk.
 
     A file that is there already is an error, or is replaced with `overwrite`; others stay.
-    `progress` is told, in this thread, how many files and bytes are restored.
+    Links that lead out of the folder are made by default, as they were stored; nothing is written
+    through them. `progress` is told, in this thread, how many files and bytes are restored.
     """
     below = check_folder(folder)
     try:
         with new_folder(target) as root:
-            return _Extraction(files, root, below, overwrite).run(threads, progress)
+            extraction = _Extraction(files, root, below, overwrite, outside_links)
+            return extraction.run(threads, progress)
     except OSError as error:
         raise _failed(str(target), error) from error
 
 
 class _Extraction:
-    def __init__(self, files: FileSet, root: Folder, below: str, overwrite: bool) -> None:
+    def __init__(
+        self,
+        files: FileSet,
+        root: Folder,
+        below: str,
+        overwrite: bool,
+        outside_links: OutsideLinks,
+    ) -> None:
         self._files = files
         self._root = root
         self._below = below
         self._overwrite = overwrite
+        self._outside_links = outside_links
         self._own = threading.local()
         self._folders: list[Folder] = []
         self._lock = threading.Lock()
@@ -131,10 +149,17 @@ class _Extraction:
     def _finish(self, links: list[FileInfo], folders: list[FileInfo]) -> None:
         for link in links:
             target = link.link_target or ""
-            if leads_out(link.path, target):
+            if not is_target(target):
                 raise Damaged(
-                    f"the link {link.path!r} leads out of the file set, to {target!r}",
+                    f"the link {link.path!r} leads to {target!r}, which is no path",
                     hint="Such links are not stored by Holdfast. Do not trust this file set.",
+                )
+            if self._outside_links != "keep" and leads_out(link.path, target):
+                if self._outside_links == "skip":
+                    continue
+                raise BadInput(
+                    f"the link {link.path!r} leads out of the file set, to {target!r}",
+                    hint="Leave such links out, or keep them if you trust who stored them.",
                 )
             path = self._inner(link)
             try:

@@ -1,17 +1,22 @@
-"""Reads a folder for the store: sorted by path, small files by several threads, ahead of time."""
+"""Reads a folder for the store: sorted by path, small files by several threads, ahead of time.
+
+Nothing odd in a folder stops the rest of it from being stored: what cannot be stored, or read, is
+left out, and the report says how much of it there was, and names the first of it.
+"""
 
 from __future__ import annotations
 
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import PurePath
 from typing import Literal, NamedTuple
 
 from holdfast.errors import BadInput, StoreError
-from holdfast.seam.folders import Folder, FolderEntry
-from holdfast.store.filesets.paths import check_path, leads_out
+from holdfast.seam.folders import GONE, Folder, FolderEntry, OpenedFile
+from holdfast.store.filesets.paths import is_target, leads_out, path_trouble
+from holdfast.store.filesets.selection import CACHE_SIGNATURE, CACHE_TAG, Selection
 
 READ_THREADS = 3
 # Small files and links that one thread reads at a time, their bytes, and all that stands between.
@@ -20,21 +25,100 @@ GROUP_ENTRIES = 1024
 GROUP_BYTES = 2 * 1024 * 1024
 # Groups that are read ahead of what was taken.
 GROUPS_AHEAD = 8
+# Paths that a report names; it counts all.
+REPORTED_PATHS_MAX = 100
 
-OutsideLinks = Literal["refuse", "skip"]
+# Why something is not in the commit. Those of `MISSED` are files that should be.
+Reason = Literal[
+    "excluded", "socket", "pipe", "device", "outside_link", "vanished", "name", "unreadable"
+]
+MISSED: tuple[Reason, ...] = ("name", "unreadable")
+
+
+class Told(NamedTuple):
+    """One path of a report: what became of it, and why."""
+
+    path: str
+    what: str
+    why: str
+
+
+class FolderReport:
+    """What of a folder was not stored as it stands. Several threads may tell it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._left_out: Counter[Reason] = Counter()
+        self.changed_files = 0
+        self.first: list[Told] = []
+
+    @property
+    def left_out(self) -> dict[Reason, int]:
+        """How many names were left out, by reason."""
+        with self._lock:
+            return dict(sorted(self._left_out.items()))
+
+    @property
+    def missed(self) -> int:
+        """How many files should have been stored, and could not be."""
+        return sum(count for reason, count in self.left_out.items() if reason in MISSED)
+
+    def leave_out(self, path: str, reason: Reason, why: str = "") -> None:
+        """Note what is not stored."""
+        with self._lock:
+            self._left_out[reason] += 1
+            if reason != "excluded":
+                self._tell(Told(path, reason, why))
+
+    def has_changed(self, path: str) -> None:
+        """Note a file that was written to while it was read."""
+        with self._lock:
+            self.changed_files += 1
+            self._tell(Told(path, "changed", "it was written to while it was read"))
+
+    def failed(self, path: str, error: OSError) -> None:
+        """Note what went, or cannot be read."""
+        if error.errno in GONE:
+            self.leave_out(path, "vanished")
+        else:
+            self.leave_out(path, "unreadable", error.strerror or str(error))
+
+    def _tell(self, told: Told) -> None:
+        if len(self.first) < REPORTED_PATHS_MAX:
+            self.first.append(told)
 
 
 class FoundFile(NamedTuple):
-    """What stands in the folder. `small` is a small file's content; others are read by `blocks`."""
+    """What stands in the folder. `small` is a small file's content; others are read by `open`."""
 
     entry: FolderEntry
     small: bytes | None = None
     link_target: str | None = None
     is_skipped: bool = False
+    has_changed: bool = False
+
+
+class ReadFile:
+    """A file that is read piece by piece; after that, what there is to say of it."""
+
+    def __init__(self, entry: FolderEntry, file: OpenedFile) -> None:
+        self._entry = entry
+        self._file = file
+        self.error: OSError | None = None
+        self.has_changed = False
+
+    def blocks(self) -> Iterator[bytes]:
+        """Yield the bytes, as far as they can be read: `error` says why they end."""
+        with self._file as file:
+            try:
+                yield from file.blocks()
+                self.has_changed = not file.looks_like(self._entry)
+            except OSError as error:
+                self.error = error
 
 
 class FolderReader:
-    """One pass over a folder. Paths that cannot be stored are refused before anything is read.
+    """One pass over a folder.
 
     `skip(entry)` says of a file that it need not be read; it is yielded without content.
     """
@@ -45,21 +129,22 @@ class FolderReader:
         *,
         small_bytes: int,
         skip: Callable[[FolderEntry], bool] = lambda entry: False,
-        outside_links: OutsideLinks = "refuse",
+        selection: Selection | None = None,
         threads: int = READ_THREADS,
     ) -> None:
         self._path = path
         self._small_bytes = small_bytes
         self._skip = skip
-        self._outside_links = outside_links
+        self._outside_links = selection.outside_links if selection is not None else "keep"
+        self._selection = selection if selection is not None and selection.chooses else None
         self._threads = threads
         self._own = threading.local()
         self._folders: list[Folder] = []
         self._lock = threading.Lock()
-        self.skipped_links = 0
+        self.report = FolderReport()
 
     def files(self) -> Iterator[FoundFile]:
-        """Yield everything below, in order, with small files read."""
+        """Yield everything below that is to be stored, in order, with small files read."""
         pool = ThreadPoolExecutor(self._threads, thread_name_prefix="read-folder")
         ahead: deque[Future[list[FoundFile]]] = deque()
         try:
@@ -74,23 +159,13 @@ class FolderReader:
             for folder in self._folders:
                 folder.close()
 
-    def blocks(self, entry: FolderEntry) -> Iterator[bytes] | None:
-        """Return the bytes of a file, piece by piece; None if it went since it was found."""
-        blocks = self._folder().blocks(entry.path)
+    def open(self, entry: FolderEntry) -> ReadFile | None:
+        """Open a file to be read piece by piece; None, and told, if that cannot be."""
         try:
-            first = next(blocks, b"")
-        except FileNotFoundError:
+            return ReadFile(entry, self._folder().open_file(entry.path))
+        except OSError as error:
+            self.report.failed(entry.path, error)
             return None
-        except OSError as error:
-            raise self._failed(entry.path, error) from error
-        return self._from(entry, first, blocks)
-
-    def _from(self, entry: FolderEntry, first: bytes, rest: Iterator[bytes]) -> Iterator[bytes]:
-        yield first
-        try:
-            yield from rest
-        except OSError as error:
-            raise self._failed(entry.path, error) from error
 
     def _groups(self) -> Iterator[list[FoundFile]]:
         """Yield what stands in the folder, nothing read yet."""
@@ -117,18 +192,41 @@ class FolderReader:
         )
 
     def _walk(self) -> Iterator[FolderEntry]:
+        """Yield what is to be stored and can be."""
+        report, selection = self.report, self._selection
         try:
-            for entry in self._folder().walk():
-                if entry.kind == "other":
-                    raise BadInput(
-                        f"{entry.path!r} is neither a file, a folder nor a link",
-                        hint="Leave out sockets, pipes and devices.",
-                        path=str(self._path),
-                    )
-                check_path(entry.path)
-                yield entry
+            for entry in self._folder().walk(self._enters, report.failed):
+                if selection is not None and not selection.wants(entry):
+                    report.leave_out(entry.path, "excluded")
+                elif entry.kind in ("socket", "pipe", "device"):
+                    report.leave_out(entry.path, entry.kind)
+                elif (trouble := path_trouble(entry.path)) is not None:
+                    report.leave_out(entry.path, "name", trouble)
+                else:
+                    yield entry
         except OSError as error:
-            raise self._failed("", error) from error
+            raise StoreError(
+                f"the folder cannot be read: {error.strerror or error}",
+                hint="Make it readable; nothing was committed.",
+                path=str(self._path),
+            ) from error
+
+    def _enters(self, folder: FolderEntry) -> bool:
+        if path_trouble(folder.path) is not None:
+            return False
+        selection = self._selection
+        if selection is None:
+            return True
+        return selection.enters(folder) and not (
+            selection.exclude_caches and self._is_cache(folder.path)
+        )
+
+    def _is_cache(self, folder: str) -> bool:
+        try:
+            with self._folder().open_file(folder + CACHE_TAG) as tag:
+                return next(tag.blocks(), b"").startswith(CACHE_SIGNATURE)
+        except OSError:
+            return False
 
     def _read_group(self, group: list[FoundFile]) -> list[FoundFile]:
         read: list[FoundFile] = []
@@ -144,25 +242,29 @@ class FolderReader:
         try:
             if entry.kind == "link":
                 return self._link(folder, entry)
-            data = folder.read(entry.path)
-        except FileNotFoundError:
-            return []  # it went while we looked
+            with folder.open_file(entry.path) as file:
+                data = b"".join(file.blocks())
+                has_changed = not file.looks_like(entry)
         except OSError as error:
-            raise self._failed(entry.path, error) from error
+            self.report.failed(entry.path, error)
+            return []
         # It may have grown meanwhile; then it is read again, as a large one.
-        return [FoundFile(entry, data if len(data) <= self._small_bytes else None)]
+        small = data if len(data) <= self._small_bytes else None
+        return [FoundFile(entry, small, has_changed=has_changed)]
 
     def _link(self, folder: Folder, entry: FolderEntry) -> list[FoundFile]:
         target = folder.read_link(entry.path)
-        if not leads_out(entry.path, target):
+        if not is_target(target):
+            self.report.leave_out(entry.path, "name", "it leads to what is no path")
+            return []
+        if self._outside_links == "keep" or not leads_out(entry.path, target):
             return [FoundFile(entry, link_target=target)]
         if self._outside_links == "skip":
-            with self._lock:
-                self.skipped_links += 1
+            self.report.leave_out(entry.path, "outside_link", f"it leads to {target!r}")
             return []
         raise BadInput(
             f"the link {entry.path!r} leads to {target!r}, outside of the folder",
-            hint="Remove it, or leave such links out (outside_links='skip').",
+            hint="Remove it, leave such links out (outside_links='skip'), or keep them.",
             path=str(self._path),
         )
 
@@ -174,10 +276,3 @@ class FolderReader:
             with self._lock:
                 self._folders.append(found)
         return found
-
-    def _failed(self, path: str, error: OSError) -> StoreError:
-        return StoreError(
-            f"{path or 'the folder'} cannot be read: {error.strerror or error}",
-            hint="Make it readable, or leave it out; nothing was committed.",
-            path=str(self._path),
-        )

@@ -173,9 +173,19 @@ def _cut_text(name: bytes) -> bytes:
 
 
 def _pax_entry(records: dict[str, bytes]) -> bytes:
+    if any(not _is_utf_8(value) for value in records.values()):
+        records["hdrcharset"] = b"BINARY"
     body = b"".join(_pax_record(key.encode(), records[key]) for key in sorted(records))
     header = Header(_PAX_NAME, PAX, len(body))
     return _block((b"", _PAX_NAME), header, (0, 0, len(body), 0), b"") + body + padding(len(body))
+
+
+def _is_utf_8(value: bytes) -> bool:
+    try:
+        value.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _pax_record(key: bytes, value: bytes) -> bytes:

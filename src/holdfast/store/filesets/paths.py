@@ -3,7 +3,8 @@
 Paths are compared as UTF-8 bytes, which is the order of Python's strings. A folder's path ends with
 a slash. Everything below `d/` stands in `d/` ≤ path < `d0`, because '0' is the character after '/'.
 Nothing is normalised: what would need it is refused, since a path that means another one on some
-disk is how an archive writes outside of its folder.
+disk is how an archive writes outside of its folder. A name on disk that is not UTF-8 has a text
+that stands for it (`seam.names`).
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ import re
 from collections.abc import Iterator
 
 from holdfast.errors import BadInput
+from holdfast.seam.names import is_stored_name, name_bytes, stored_name_of
 
-# As long as a path may be on Linux.
+# As long as a path may be on Linux, in the bytes of its names.
 PATH_BYTES_MAX = 4096
 
 _REFUSED = re.compile("(?:\\A|/)\\.{0,2}(?:/|\\Z)|\0|[\ud800-\udfff]")
@@ -21,10 +23,19 @@ _REFUSED = re.compile("(?:\\A|/)\\.{0,2}(?:/|\\Z)|\0|[\ud800-\udfff]")
 
 def check_path(path: str) -> str:
     """Return the path of a file or folder if it can be stored."""
-    inner = path.removesuffix("/")
-    if _REFUSED.search(inner) or (len(inner) > PATH_BYTES_MAX // 4 and _is_too_long(inner)):
-        raise BadInput(f"the path {path!r} cannot be stored: {_reason(inner)}", hint=_HINT)
+    trouble = path_trouble(path)
+    if trouble is not None:
+        raise BadInput(f"the path {path!r} cannot be stored: {trouble}", hint=_HINT)
     return path
+
+
+def path_trouble(path: str) -> str | None:
+    """Return why the path of a file or folder cannot be stored; None: it can."""
+    inner = path.removesuffix("/")
+    is_short = len(inner) <= PATH_BYTES_MAX // 4 or _name_bytes(inner) <= PATH_BYTES_MAX
+    if is_short and not _REFUSED.search(inner) and is_stored_name(inner):
+        return None
+    return _reason(inner)
 
 
 def check_file(path: str) -> str:
@@ -44,21 +55,19 @@ def check_folder(folder: str) -> str:
 
 
 def decode_path(name: bytes) -> str:
-    """Return a path from an archive or a disk, which may hold any bytes."""
-    try:
-        return name.decode("utf-8")
-    except UnicodeDecodeError:
-        raise BadInput(f"the path {name!r} cannot be stored: it is not UTF-8", hint=_HINT) from None
+    """Return the path that stands for a name from an archive, which may hold any bytes."""
+    return stored_name_of(name)
 
 
 _HINT = (
-    "Paths are relative, of UTF-8 text without NUL, with no empty part, '.' or '..'. "
+    "Paths are relative, without NUL, with no empty part, '.' or '..'; what is not UTF-8 has a "
+    "text that stands for it. "
     "Rename the file, or leave it out."
 )
 
 
-def _is_too_long(path: str) -> bool:
-    return len(path.encode("utf-8", "surrogatepass")) > PATH_BYTES_MAX
+def _name_bytes(path: str) -> int:
+    return len(name_bytes(path)) if is_stored_name(path) else len(path) * 4
 
 
 def _reason(path: str) -> str:
@@ -67,6 +76,7 @@ def _reason(path: str) -> str:
         (not path, "it is empty"),
         ("\0" in path, "it holds a NUL"),
         (re.search("[\ud800-\udfff]", path) is not None, "it is not UTF-8"),
+        (not is_stored_name(path), "it stands for no name"),
         (path.startswith("/"), "it is absolute"),
         (".." in parts, "'..' leads out of its folder"),
         ("." in parts, "it has '.' as a part"),
@@ -89,9 +99,14 @@ def folders_above(path: str) -> Iterator[str]:
         at = path.find("/", at + 1)
 
 
+def is_target(target: str) -> bool:
+    """Whether a symbolic link can lead there, wherever that is."""
+    return bool(target) and "\0" not in target and is_stored_name(target)
+
+
 def leads_out(path: str, target: str) -> bool:
     """Whether a symbolic link at `path` points outside of the file set."""
-    if target.startswith("/") or "\0" in target or not target:
+    if target.startswith("/") or not is_target(target):
         return True
     depth = path.count("/")
     for part in target.split("/"):

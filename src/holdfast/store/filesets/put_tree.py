@@ -8,7 +8,7 @@ and so are the chunks of its index. Those whose content the store has lost are r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import TYPE_CHECKING, NamedTuple
@@ -24,13 +24,14 @@ from holdfast.store.filesets.fileset import FileSet
 from holdfast.store.filesets.folder_reader import (
     READ_THREADS,
     FolderReader,
+    FolderReport,
     FoundFile,
-    OutsideLinks,
 )
 from holdfast.store.filesets.info import FOLDER_MODE, Metadata
 from holdfast.store.filesets.layer import Layer
 from holdfast.store.filesets.layer_builder import Content, LayerBuilder
 from holdfast.store.filesets.seen import SeenWriter
+from holdfast.store.filesets.selection import Selection
 
 if TYPE_CHECKING:
     from holdfast.store.gc.leases import Job
@@ -47,7 +48,8 @@ class StoredTree(NamedTuple):
     files: int
     read_files: int
     read_bytes: int
-    skipped_links: int
+    # What was left out, or changed while it was read.
+    report: FolderReport
     # Files that look as in the parent, and were read because the store has lost their content.
     lost_files: int
 
@@ -67,7 +69,7 @@ def put_tree(
     *,
     parent: FileSet | None = None,
     parent_seen: Sequence[DataRef] = (),
-    outside_links: OutsideLinks = "refuse",
+    selection: Selection | None = None,
     threads: int = READ_THREADS,
     progress: Progress = lambda files, read_bytes: None,
 ) -> StoredTree:
@@ -76,46 +78,41 @@ def put_tree(
     `progress` is told, in this thread, how many files were met and how many bytes were read.
     """
     with store.chunks.writer(job) as writer:
-        tree = _Tree(store, writer, folder, parent, parent_seen)
-        return tree.store(outside_links, threads, progress)
+        before = Before(parent, parent_seen)
+        reader = FolderReader(
+            folder,
+            small_bytes=store.chunks.chunking.small_file_bytes,
+            skip=before.looks_same,
+            selection=selection,
+            threads=threads,
+        )
+        return _Tree(store, writer, reader, before).store(progress)
 
 
 class _Tree:
     def __init__(
-        self,
-        store: Store,
-        writer: ChunkWriter,
-        folder: PurePath | str,
-        parent: FileSet | None,
-        parent_seen: Sequence[DataRef],
+        self, store: Store, writer: ChunkWriter, reader: FolderReader, before: Before
     ) -> None:
         self._writer = writer
-        self._folder = folder
+        self._reader = reader
         self._builder = LayerBuilder(store.chunks, writer)
-        self._before = Before(parent, parent_seen)
+        self._before = before
         self._small_bytes = store.chunks.chunking.small_file_bytes
         self._seen = SeenWriter(store.references.seam.clock.wall_ns())
         self._counts = _Counts()
         # The lost chunk that the small files being read are to make again; None: a new one.
         self._lost_pack: bytes | None = None
 
-    def store(self, outside_links: OutsideLinks, threads: int, progress: Progress) -> StoredTree:
-        reader = FolderReader(
-            self._folder,
-            small_bytes=self._small_bytes,
-            skip=self._before.looks_same,
-            outside_links=outside_links,
-            threads=threads,
-        )
+    def store(self, progress: Progress) -> StoredTree:
         empty: FolderEntry | None = None
-        for found in reader.files():
+        for found in self._reader.files():
             if empty is not None and not found.entry.path.startswith(empty.path):
                 self._add_folder(empty)
             empty = None
             if found.entry.kind == "folder":
                 empty = self._folder_or_empty(found.entry)
             else:
-                self._add_file(reader, found)
+                self._add_file(found)
                 progress(self._counts.files, self._counts.read_bytes)
         if empty is not None:
             self._add_folder(empty)
@@ -129,7 +126,7 @@ class _Tree:
             counts.files,
             counts.read_files,
             counts.read_bytes,
-            reader.skipped_links,
+            self._reader.report,
             counts.lost_files,
         )
 
@@ -144,7 +141,7 @@ class _Tree:
         metadata = Metadata(mode=entry.mode).to_message()
         self._builder.add(entry.path, algebra.append(b"", (), metadata))
 
-    def _add_file(self, reader: FolderReader, found: FoundFile) -> None:
+    def _add_file(self, found: FoundFile) -> None:
         entry = found.entry
         if found.link_target is not None:
             self._counts.files += 1
@@ -155,37 +152,59 @@ class _Tree:
         lost = self._before.lost_chunk(before) if before is not None else None
         if before is not None and lost is None:
             self._builder.add_again(before)
-        else:
-            self._counts.lost_files += found.is_skipped
-            if lost != self._lost_pack:
-                self._builder.cut_pack()
-                self._lost_pack = lost
-            content = self._content(reader, found)
-            if content is None:
-                return  # it went while we looked
-            metadata = Metadata(mode=entry.mode, mtime_ns=entry.mtime_ns).to_message()
-            self._builder.add(entry.path, algebra.append(b"", content, metadata))
+            self._seen.add(entry)
+        elif not self._read(found, lost):
+            return
         self._counts.files += 1
-        self._seen.add(entry)
 
-    def _content(self, reader: FolderReader, found: FoundFile) -> tuple[Content, ...] | None:
-        """Store what is in a file; None if it is not there any more."""
-        if found.small is not None:
-            return self._small(found, found.small)
-        blocks = reader.blocks(found.entry)
-        if blocks is None:
-            return None
-        if found.entry.size_bytes <= self._small_bytes:
-            data = b"".join(blocks)
-            if len(data) <= self._small_bytes:
-                return self._small(found, data)
-            blocks = iter((data,))  # it has grown
-        refs = self._writer.put_stream(blocks)
+    def _read(self, found: FoundFile, lost: bytes | None) -> bool:
+        """Store a file that is new, or whose chunk is lost; False if it cannot be read."""
+        if lost != self._lost_pack:
+            self._builder.cut_pack()
+            self._lost_pack = lost
+        entry = found.entry
+        content, has_changed = self._content(found)
+        if content is None:
+            return False
+        metadata = Metadata(mode=entry.mode, mtime_ns=entry.mtime_ns).to_message()
+        self._builder.add(entry.path, algebra.append(b"", content, metadata))
+        self._counts.lost_files += found.is_skipped
         self._counts.read_files += 1
+        if has_changed:
+            self._reader.report.has_changed(entry.path)
+        else:
+            self._seen.add(entry)
+        return True
+
+    def _content(self, found: FoundFile) -> tuple[tuple[Content, ...] | None, bool]:
+        """Store what is in a file, and say whether it changed meanwhile; None: it cannot be read.
+
+        What was stored of a file before it failed is collected with the job.
+        """
+        entry = found.entry
+        if found.small is not None:
+            return self._small(entry, found.small), found.has_changed
+        file = self._reader.open(entry)
+        if file is None:
+            return None, False
+        content: tuple[Content, ...]
+        if entry.size_bytes <= self._small_bytes:
+            data = b"".join(file.blocks())
+            content = self._small(entry, data) if file.error is None else ()
+        else:
+            content = self._large(file.blocks())
+        if file.error is not None:
+            self._reader.report.failed(entry.path, file.error)
+            return None, False
+        return content, file.has_changed
+
+    def _small(self, entry: FolderEntry, data: bytes) -> tuple[Content, ...]:
+        if len(data) > self._small_bytes:  # it has grown
+            return self._large(iter((data,)))
+        self._counts.read_bytes += len(data)
+        return (self._builder.store_small(entry.path, data),)
+
+    def _large(self, blocks: Iterator[bytes]) -> tuple[Content, ...]:
+        refs = self._writer.put_stream(blocks)
         self._counts.read_bytes += sum(ref.size_bytes for ref in refs)
         return tuple(map(message_of, refs))
-
-    def _small(self, found: FoundFile, data: bytes) -> tuple[Content, ...]:
-        self._counts.read_files += 1
-        self._counts.read_bytes += len(data)
-        return (self._builder.store_small(found.entry.path, data),)

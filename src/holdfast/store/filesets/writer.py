@@ -22,7 +22,11 @@ from holdfast.store.filesets import fileset_pb2 as pb
 from holdfast.store.filesets.algebra import Change, Part, Tombstones
 from holdfast.store.filesets.compact import merge_into
 from holdfast.store.filesets.entry import change_of, message_of
-from holdfast.store.filesets.folder_reader import FolderReader, OutsideLinks
+from holdfast.store.filesets.folder_reader import (
+    FolderReader,
+    FolderReport,
+    FoundFile,
+)
 from holdfast.store.filesets.info import FileInfo, Metadata, tag_of
 from holdfast.store.filesets.layer import TOMBSTONES_MAX, Layer
 from holdfast.store.filesets.layer_builder import Content, LayerBuilder
@@ -32,8 +36,10 @@ from holdfast.store.filesets.paths import (
     check_folder,
     check_path,
     folders_above,
+    is_target,
     leads_out,
 )
+from holdfast.store.filesets.selection import Selection
 from holdfast.store.filesets.sources import open_layers, open_nodes
 
 if TYPE_CHECKING:
@@ -154,10 +160,17 @@ class FileSetWriter:
         self._change(path, algebra.overwrite(b"", (), _message(metadata)))
 
     def link(
-        self, path: str, target: str, *, metadata: Metadata | None = None, root: str = ""
+        self,
+        path: str,
+        target: str,
+        *,
+        metadata: Metadata | None = None,
+        root: str = "",
+        may_lead_out: bool = False,
     ) -> None:
-        """Store a symbolic link, which must not lead out of the folder `root`."""
-        if leads_out(check_file(path)[len(root) :], target):
+        """Store a symbolic link, which must not lead out of the folder `root` unless it may."""
+        inner = check_file(path)[len(root) :]
+        if not is_target(target) or (leads_out(inner, target) and not may_lead_out):
             raise BadInput(
                 f"the link {path!r} leads to {target!r}, outside of {root or 'the file set'}",
                 hint="Store what it leads to, or leave it out.",
@@ -166,25 +179,41 @@ class FileSetWriter:
         self._change(path, algebra.overwrite(b"", (), known.to_message()))
 
     def put_tree(
-        self, folder: PurePath | str, *, into: str = "", outside_links: OutsideLinks = "refuse"
-    ) -> None:
+        self, folder: PurePath | str, *, into: str = "", selection: Selection | None = None
+    ) -> FolderReport:
         """Store everything in a folder of the disk below `into`, beside what else is written.
 
         A whole file set is stored faster by the function `put_tree`.
         """
         below = check_folder(into)
-        reader = FolderReader(folder, small_bytes=self._small_bytes, outside_links=outside_links)
-        for entry, small, link_target, _ in reader.files():
-            path = below + entry.path
+        reader = FolderReader(folder, small_bytes=self._small_bytes, selection=selection)
+        for found in reader.files():
+            entry, path = found.entry, below + found.entry.path
             if entry.kind == "folder":
                 self.make_folder(path, metadata=Metadata(mode=entry.mode))
-            elif link_target is not None:
-                self.link(path, link_target, root=below)
+            elif found.link_target is not None:
+                self.link(path, found.link_target, root=below, may_lead_out=True)
             else:
-                content = reader.blocks(entry) if small is None else small
-                known = Metadata(mode=entry.mode, mtime_ns=entry.mtime_ns)
-                if content is not None:  # else it went while we looked
-                    self.put(path, content, metadata=known)
+                self._put_found(reader, found, path)
+        return reader.report
+
+    def _put_found(self, reader: FolderReader, found: FoundFile, path: str) -> None:
+        entry, has_changed = found.entry, found.has_changed
+        known = Metadata(mode=entry.mode, mtime_ns=entry.mtime_ns)
+        if found.small is not None:
+            self.put(path, found.small, metadata=known)
+        else:
+            file = reader.open(entry)
+            if file is None:
+                return
+            content = self._content(check_file(path), file.blocks())
+            if file.error is not None:
+                reader.report.failed(entry.path, file.error)
+                return
+            self._change(path, algebra.overwrite(b"", content, _message(known)))
+            has_changed = file.has_changed
+        if has_changed:
+            reader.report.has_changed(entry.path)
 
     def copy(self, path: str, file: FileInfo) -> None:
         """Store a file of this store under another path, by reference: no content is moved.

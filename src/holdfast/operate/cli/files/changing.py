@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
@@ -11,7 +11,13 @@ import click
 
 from holdfast.errors import BadInput
 from holdfast.operate.cli.files.looking import commit_fields
-from holdfast.operate.cli.files.place import Place, opened_job, place_options
+from holdfast.operate.cli.files.place import (
+    STORED_PATH,
+    Place,
+    opened_job,
+    opened_parent,
+    place_options,
+)
 from holdfast.operate.cli.output import Command, json_option, print_json
 from holdfast.operate.cli.spark import engine_option, spark_session
 
@@ -29,19 +35,37 @@ message_option: Callable[[Command], Command] = click.option(
 )
 
 
-def tell(commit: Commit, as_json: bool) -> None:
-    """Say which commit was made."""
+def tell(commit: Commit, as_json: bool, more: Mapping[str, object] | None = None) -> None:
+    """Say which commit was made, and in JSON whatever else there is to say."""
     if as_json:
-        print_json(commit_fields(commit))
+        print_json({**commit_fields(commit), **(more or {})})
     else:
         entries = sum(layer.entries for layer in commit.layers)
         click.echo(f"{commit.name}: {entries:,} entries in {len(commit.layers)} layers")
 
 
+def added(
+    store: Store,
+    name: str,
+    parent: str | None,
+    message: str,
+    write: Callable[[FileSetWriter], object],
+) -> Commit:
+    """Make a commit of a new layer, on top of those of a parent."""
+    from holdfast.store.filesets import Commits, FileSetWriter
+
+    with opened_job(store, name) as job, opened_parent(store, parent) as files:
+        with FileSetWriter(store, job) as writer:
+            write(writer)
+            layer = writer.close()
+        older = list(files.layers) if files is not None else []
+        return Commits(store).create(job, name, [*older, layer], parent=parent, message=message)
+
+
 @click.command("cp")
 @click.argument("commit")
-@click.argument("source")
-@click.argument("target")
+@click.argument("source", type=STORED_PATH)
+@click.argument("target", type=STORED_PATH)
 @as_option
 @message_option
 @place_options
@@ -73,7 +97,7 @@ def copy_command(
 
 @click.command("rm")
 @click.argument("commit")
-@click.argument("paths", nargs=-1)
+@click.argument("paths", nargs=-1, type=STORED_PATH)
 @click.option("--as", "new_name", metavar="NAME", help="The name of the new commit.")
 @click.option("-y", "--yes", is_flag=True, help="Delete a whole commit without asking.")
 @message_option

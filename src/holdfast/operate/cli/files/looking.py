@@ -9,8 +9,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from holdfast.operate.cli.files.place import Place, opened_commit, place_options
-from holdfast.operate.cli.output import json_option, moment, print_json, print_table, printable
+from holdfast.operate.cli.files.place import (
+    STORED_PATH,
+    Place,
+    opened_commit,
+    place_options,
+    shown_path,
+)
+from holdfast.operate.cli.output import json_option, moment, print_json, print_table
 
 if TYPE_CHECKING:
     from holdfast.store.filesets import Commit, Difference, FileInfo, FileSet
@@ -18,7 +24,7 @@ if TYPE_CHECKING:
 
 @click.command("ls")
 @click.argument("commit", required=False)
-@click.argument("path", default="")
+@click.argument("path", default="", type=STORED_PATH)
 @click.option("-r", "--recursive", is_flag=True, help="Everything below the path.")
 @click.option("--glob", "pattern", metavar="PATTERN", help="Only paths that match: * ? [] and **.")
 @place_options
@@ -73,15 +79,15 @@ def _file_fields(file: FileInfo) -> dict[str, object]:
 def _echo_file(file: FileInfo) -> None:
     kind = "d" if file.is_folder else "l" if file.is_link else "-"
     when = moment(file.mtime_ns) if file.mtime_ns is not None else "-"
-    arrow = f" -> {printable(file.link_target)}" if file.link_target is not None else ""
+    arrow = f" -> {shown_path(file.link_target)}" if file.link_target is not None else ""
     click.echo(
-        f"{kind}{file.mode:04o} {file.size_bytes:>14,} {when:>24} {printable(file.path)}{arrow}"
+        f"{kind}{file.mode:04o} {file.size_bytes:>14,} {when:>24} {shown_path(file.path)}{arrow}"
     )
 
 
 @click.command("cat")
 @click.argument("commit")
-@click.argument("path")
+@click.argument("path", type=STORED_PATH)
 @click.option("--offset", "offset_bytes", type=click.IntRange(min=0), default=0, metavar="BYTES")
 @click.option("--size", "size_bytes", type=click.IntRange(min=0), metavar="BYTES")
 @place_options
@@ -122,7 +128,7 @@ def diff_command(old: str, new: str, limit: int, place: Place, as_json: bool) ->
         print_json({"differences": [_difference_fields(one) for one in found], "more": more})
         return
     for one in found:
-        click.echo(f"{_MARKS[one.kind]} {printable(one.path)}")
+        click.echo(f"{_MARKS[one.kind]} {shown_path(one.path)}")
     if more:
         click.echo(f"and more than these {limit:,}; say --limit")
 

@@ -11,12 +11,14 @@ from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from holdfast.operate.cli.output import Command
+from holdfast.operate.cli.output import Command, printable
+from holdfast.seam.names import disk_name, stored_name
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     from holdfast.store.filesets import FileSet
+    from holdfast.store.filesets.selection import OutsideLinks
     from holdfast.store.gc.leases import Job
     from holdfast.store.store import Store
 
@@ -72,6 +74,37 @@ def place_options(command: Callable[..., Result]) -> Callable[..., Result]:
         return command(place=Place(url, database), **others)
 
     return _store_option(_database_option(with_place))
+
+
+def outside_links_option(default: OutsideLinks) -> Callable[[Command], Command]:
+    """Let a command be told what becomes of links that lead out of the folder."""
+    return click.option(
+        "--outside-links",
+        type=click.Choice(["keep", "skip", "refuse"]),
+        default=default,
+        show_default=True,
+        help="What becomes of links that lead out of the folder.",
+    )
+
+
+class _StoredPath(click.ParamType):  # type: ignore[type-arg]
+    """A path in a commit as a shell gives it: its bytes may be any."""
+
+    name = "path"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        return stored_name(value)
+
+
+STORED_PATH = _StoredPath()
+
+
+def shown_path(path: str) -> str:
+    """Return a path for a terminal; bytes that are not UTF-8 are spelled."""
+    return "".join(
+        f"\\x{ord(c) - 0xDC00:02x}" if 0xDC80 <= ord(c) <= 0xDCFF else printable(c)  # noqa: PLR2004
+        for c in disk_name(path)
+    )
 
 
 @contextlib.contextmanager
