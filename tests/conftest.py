@@ -11,6 +11,7 @@ from multiprocessing import forkserver, resource_tracker
 
 import pytest
 from hypothesis import settings
+from tests.patience import SCALE
 
 IN_CI = os.environ.get("CI") == "true"
 
@@ -22,8 +23,19 @@ settings.register_profile(
 settings.register_profile("thorough", max_examples=5_000, deadline=None, print_blob=True)
 settings.load_profile("thorough" if os.environ.get("HOLDFAST_THOROUGH") == "1" else "default")
 
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Scale what a test may take, as everything that a test waits for (tests/patience.py)."""
+    if SCALE == 1:
+        return
+    for item in items:
+        mark = item.get_closest_marker("timeout")
+        most_s = float(mark.args[0] if mark is not None else config.getini("timeout"))
+        item.add_marker(pytest.mark.timeout(most_s * SCALE), append=False)
+
+
 # How long a child that is already on its way out may take. Waited for only when there is one.
-CHILD_GRACE_S = 0.5
+CHILD_GRACE_S = 0.5 * SCALE
 
 
 @pytest.fixture(autouse=True)

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.patience import PATIENCE_S
 
 from holdfast.bench.scratch import scratch
 
@@ -50,5 +51,5 @@ def test_an_interrupt_leaves_nothing_behind(tmp_path: Path, how: signal.Signals)
         assert child.stdout.readline() == "filled\n"
         assert os.listdir(tmp_path)
         child.send_signal(how)
-        assert child.wait(timeout=60) != 0
+        assert child.wait(timeout=PATIENCE_S) != 0
     assert os.listdir(tmp_path) == []

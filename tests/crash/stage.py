@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from tests.crash.contents import RAW_SLOT, Shape
 from tests.crash.journal import Entry, Journal
+from tests.patience import PATIENCE_S
 
 from holdfast.quiver import AckLevel, AppendConfig, Quiver, QuiverConfig, SegmentConfig, WalConfig
 from holdfast.quiver.config import KB, MB
@@ -26,8 +27,6 @@ from holdfast.seam.randomness import seeded_randomness
 from holdfast.seam.simulated import SimulatedCrash, SimulatedDisk
 
 ROOT = PurePath("/data/quiver")
-# How long anything is waited for that must come.
-PATIENCE_S = 30.0
 NOON_NS = 1_700_000_000_000_000_000
 
 # Timers far away: what happens, and in which order, is up to the script alone.

@@ -9,26 +9,14 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import uuid
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import yaml
-
-# Spark takes seconds to start, minutes where everything else runs at once.
-PATIENCE_S = 400.0
-
-
-def wait_for(holds: Callable[[], object], what: str, log: Callable[[], str] = str) -> None:
-    """Wait until something holds."""
-    give_up_s = time.monotonic() + PATIENCE_S
-    while not holds():
-        assert time.monotonic() < give_up_s, f"{what} did not happen\n{log()}"
-        time.sleep(0.1)
+from tests.patience import PATIENCE_S, SPARK_PATIENCE_S, until_spark
 
 
 def free_ports(count: int) -> list[int]:
@@ -83,11 +71,11 @@ class Beside:
         if self.process is not None and self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
             try:
-                self.process.wait(60)
+                self.process.wait(PATIENCE_S)
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait()
-        wait_for(lambda: not self.processes(), "the end of all its processes", self.log)
+        until_spark(lambda: not self.processes(), "the end of all its processes", self.log)
 
     def start(self) -> None:
         """Start it, and wait until it takes events."""
@@ -100,14 +88,14 @@ class Beside:
                 stderr=log,
                 env=environment,
             )
-        wait_for(lambda: process.poll() is not None or self.is_ready(), "ready", self.log)
+        until_spark(lambda: process.poll() is not None or self.is_ready(), "ready", self.log)
         assert process.poll() is None, self.log()
 
     def stop(self) -> None:
         """SIGTERM, and a clean end."""
         assert self.process is not None
         self.process.send_signal(signal.SIGTERM)
-        assert self.process.wait(PATIENCE_S) == 0, self.log()
+        assert self.process.wait(SPARK_PATIENCE_S) == 0, self.log()
 
     def kill(self) -> None:
         """kill -9, the gateway alone."""
@@ -142,7 +130,7 @@ class Beside:
     # ------------------------------------------------------------------- asking
 
     def _request(self, port: int, method: str, path: str, body: bytes | None = None) -> Any:
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
         try:
             connection.request(method, path, body, {"Content-Type": "application/json"})
             answer = connection.getresponse()
@@ -184,7 +172,7 @@ class Beside:
             [sys.executable, "-m", "holdfast", *words],
             capture_output=True,
             text=True,
-            timeout=PATIENCE_S,
+            timeout=SPARK_PATIENCE_S,
             check=False,
             env={**os.environ, "HOLDFAST_TEST_FOLDER": str(self.folder)},
         )

@@ -16,10 +16,11 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.patience import SPARK_PATIENCE_S
+
 from holdfast.dataflow.java import spark_environment
 
 WORKERS = 2
-PATIENCE_S = 200.0
 STOP_PATIENCE_S = 20.0
 # On these machines; an executor has one core and half a gigabyte.
 _MEMORY = "1g"
@@ -87,7 +88,7 @@ class Cluster:
 
     def _told(self, name: str, pattern: str) -> str:
         """Wait until a process has logged something; return what was asked for of it."""
-        give_up_s, text = time.monotonic() + PATIENCE_S, ""
+        give_up_s, text = time.monotonic() + SPARK_PATIENCE_S, ""
         while time.monotonic() < give_up_s:
             text = (self._folder / f"{name}.log").read_text(errors="replace")
             if found := re.search(pattern, text):

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
+from tests.patience import SPARK_PATIENCE_S
 
 from holdfast.dataflow.compiler.places import Places
 from holdfast.dataflow.points import Point
@@ -43,10 +44,8 @@ QUIVERS = ("one", "two")
 BATCH = 1
 # At most one of the moments keeps a task: the others go on beside it.
 MASTER = "local[2]"
-BARRIER_S = 200.0
 # For a query to plan its first batch, and for all of them to end.
 BEGIN_S = 100.0
-QUERY_S = 300
 
 # ------------------------------------------------------------------------- moments
 
@@ -64,7 +63,7 @@ def trap(point: Point, checkpoint: str) -> None:
     if point == Point.ACKNOWLEDGE and _seen[shape] < len(QUIVERS):
         return  # one quiver has been told; before the last one is the worst moment
     (root / f"reached-{shape}").touch()
-    give_up_s = time.monotonic() + BARRIER_S
+    give_up_s = time.monotonic() + SPARK_PATIENCE_S
     while len(list(root.glob("reached-*"))) < len(cells) - 1 and time.monotonic() < give_up_s:
         time.sleep(0.02)
     end_session(os.getsid(0))
@@ -94,7 +93,7 @@ def _plain(shape: str, folder: Path, spark: SparkSession) -> None:
         query = writer.foreachBatch(_fan_out(folder, checkpoint)).start()
     else:
         query = writer.format("holdfast").option("files", str(folder / "out")).start()
-    assert query.awaitTermination(QUERY_S)
+    assert query.awaitTermination(int(SPARK_PATIENCE_S))
 
 
 def _shaped(shape: str, rows: DataFrame) -> DataFrame:
@@ -234,7 +233,7 @@ def run(kind: str, root: Path, spark: SparkSession) -> None:
         running.append(Running(kind, shape, root, spark))
         # Spark gives a process that plans ten seconds to start: not four at once.
         running[-1].wait_begun(BEGIN_S)
-    give_up_s = time.monotonic() + QUERY_S
+    give_up_s = time.monotonic() + SPARK_PATIENCE_S
     for one in running:
         one.wait_ended(give_up_s)
 

@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pyarrow as pa
+from tests.patience import PATIENCE_S
 
 from holdfast.errors import DirectoryLocked
 from holdfast.quiver import ColumnExtractor, Quiver, QuiverConfig
@@ -38,7 +39,7 @@ def at(seconds: float) -> datetime:
 
 def open_when_free(path: Path) -> Quiver:
     """Open a quiver; the process that planned a query lets go of it a little after its end."""
-    give_up_at_s = time.monotonic() + 60
+    give_up_at_s = time.monotonic() + PATIENCE_S
     while True:
         try:
             return Quiver.open(path, CONFIG)

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from tests.dataflow.cluster import PATIENCE_S, Cluster, Guard, command, running_cluster
+from tests.dataflow.cluster import Cluster, Guard, command, running_cluster
 from tests.dataflow.quivers import CONFIG, batch
+from tests.patience import SPARK_PATIENCE_S
 
 from holdfast.prove.sessions import end_session
 from holdfast.quiver import Outcome, Quiver
@@ -74,7 +75,7 @@ def drain(folder: Path, name: str, master: str, *options: str) -> subprocess.Com
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
     try:
-        out, err = process.communicate(timeout=PATIENCE_S)
+        out, err = process.communicate(timeout=SPARK_PATIENCE_S)
     finally:
         end_session(process.pid)
         process.wait()

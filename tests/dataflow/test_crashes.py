@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 from tests.dataflow.crashing import CELLS, KINDS, QUIVERS, SHAPES, compiled, drain, run
 from tests.dataflow.quivers import CONFIG_NAME, at, fill, open_when_free
+from tests.patience import SPARK_PATIENCE_S
 
 from holdfast.dataflow.compiler.places import Places
 from holdfast.dataflow.points import TRAP, Point
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 ROOT = Path(__file__).parents[2]
-TIMEOUT_S = 400
 BUNDLES = [[(5.0 * i + j, "ab"[j % 2], 10 * i + j) for j in range(10)] for i in range(6)]
 # Each shape meets each moment once.
 MATRIX = [
@@ -63,7 +63,7 @@ def die(kind: str, root: Path, cells: dict[str, Point]) -> None:
             cwd=ROOT, env=environ, stdout=log, stderr=log, start_new_session=True,
         )  # fmt: skip
         try:
-            ended = process.wait(TIMEOUT_S)
+            ended = process.wait(SPARK_PATIENCE_S)
         finally:
             end_session(process.pid)
             process.wait()

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +15,7 @@ from tests.dataflow.driver import Driver
 from tests.dataflow.quivers import START, at
 from tests.dataflow.test_stream_reader import wait_for
 from tests.gateway.processes import Gateway, free_port
+from tests.patience import until_spark
 
 from holdfast.dataflow.compiler.places import Places
 from holdfast.dataflow.run import PipelineRun
@@ -28,7 +28,6 @@ from holdfast.remote import RemoteQuiver
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-PATIENCE_S = 200.0
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -158,25 +157,18 @@ def test_a_pipeline_waits_for_a_killed_gateway_and_nothing_is_late(
     places = Places(tmp_path / "state", tmp_path)
     with PipelineRun("stats", pipeline, places, spark) as run:
         run.start()
-        eventually(lambda: run.statistics()[0].rows_total >= 2, "the first rows")
+        until_spark(lambda: run.statistics()[0].rows_total >= 2, "the first rows")
         two.accept(3.0, 4.0)
         two.kill()
         one.accept(*(float(second) for second in range(10, 100)))
-        eventually(lambda: run.statistics()[0].rows_total >= 92, "rows of the one that lives")
+        until_spark(lambda: run.statistics()[0].rows_total >= 92, "rows of the one that lives")
         assert windows(tmp_path / "out") == {}
         two.start()
         two.accept(100.0)
         one.accept(100.0)
-        eventually(lambda: len(windows(tmp_path / "out")) == 9, "nine windows")
+        until_spark(lambda: len(windows(tmp_path / "out")) == 9, "nine windows")
     assert windows(tmp_path / "out") == {0: 4, **dict.fromkeys(range(10, 90, 10), 10)}
     assert list((tmp_path / "late").glob("part-*")) == []
-
-
-def eventually(holds: Callable[[], bool], what: str) -> None:
-    give_up_s = time.monotonic() + PATIENCE_S
-    while not holds():
-        assert time.monotonic() < give_up_s, f"{what} did not come"
-        time.sleep(0.1)
 
 
 def windows(folder: Path) -> dict[int, int]:

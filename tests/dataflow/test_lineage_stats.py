@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from tests.dataflow.beside import Beside, lineage, wait_for
+from tests.dataflow.beside import Beside, lineage
 from tests.dataflow.quivers import START
+from tests.patience import until_spark
 
 from holdfast.dataflow.compiler.places import LINEAGE_CONFIG, SINK_CONFIG, Places
 from holdfast.dataflow.driver_settings import OWN_PRODUCER
@@ -52,9 +53,9 @@ def test_the_example_counts_everything_though_its_gateway_is_killed(tmp_path: Pa
     with Beside(tmp_path, tree) as gateway:
         gateway.start()
         sent = gateway.post(*both_kinds("orders", 20))
-        wait_for(lambda: gateway.metric(LAG, READER) == 0, "the first batch", gateway.log)
+        until_spark(lambda: gateway.metric(LAG, READER) == 0, "the first batch", gateway.log)
         gateway.kill()
-        wait_for(lambda: not gateway.processes(), "the end of its driver", gateway.log)
+        until_spark(lambda: not gateway.processes(), "the end of its driver", gateway.log)
         gateway.start()
         sent += gateway.post(*both_kinds("orders", 15), *both_kinds("stock", 5))
         ended = drained(gateway)
@@ -87,7 +88,7 @@ def both_kinds(job: str, runs: int) -> list[dict[str, Any]]:
 
 def drained(gateway: Beside) -> subprocess.CompletedProcess[str]:
     """Drain and close: by the driver if it runs by now, else here, where it is then refused."""
-    wait_for(
+    until_spark(
         lambda: gateway.metric("pipeline_run_state", 'state="running"') == 1, "running", gateway.log
     )
     return gateway.holdfast("dataflow", "drain", str(gateway.config), "--close", "--json")

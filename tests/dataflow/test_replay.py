@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.parquet as pq
 import pytest
 from tests.dataflow.quivers import CONFIG, CONFIG_NAME, at, batch, open_when_free
+from tests.patience import SPARK_PATIENCE_S
 
 from holdfast.dataflow.compiler.places import Places
 from holdfast.dataflow.replay import StoredRange, replay
@@ -204,7 +205,7 @@ def test_the_command_replays_as_one_batch(kept: Kept, tmp_path: Path) -> None:
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
     try:
-        out, err = process.communicate(timeout=400)
+        out, err = process.communicate(timeout=SPARK_PATIENCE_S)
     finally:
         end_session(process.pid)
         process.wait()

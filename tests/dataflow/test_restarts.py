@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tests.dataflow.late_worker import ATTEMPTS
 from tests.dataflow.quivers import fill
+from tests.patience import SPARK_PATIENCE_S
 
 from holdfast.dataflow.compiler.places import Places
 from holdfast.dataflow.compiler.tails import Tail
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 ROOT = Path(__file__).parents[2]
-PATIENCE_S = 400.0
 
 # As Spark 4.3 says it.
 PLANNING = Exception(
@@ -161,7 +161,7 @@ def test_a_query_goes_on_though_its_process_came_up_too_late(tmp_path: Path) -> 
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
     )  # fmt: skip
     try:
-        out, err = process.communicate(timeout=PATIENCE_S)
+        out, err = process.communicate(timeout=SPARK_PATIENCE_S)
     finally:
         end_session(process.pid)
         process.wait()
@@ -188,7 +188,7 @@ def test_nobody_waits_for_ever_for_a_query_that_does_not_stop(
 
     def hang(tail: Tail, batch: DataFrame, number: int) -> None:
         entered.set()
-        released.wait(PATIENCE_S)
+        released.wait(SPARK_PATIENCE_S)
 
     monkeypatch.setattr(Tail, "__call__", hang)
     fill(tmp_path / "q", [(1.0, "a", 0)])
@@ -202,7 +202,7 @@ def test_nobody_waits_for_ever_for_a_query_that_does_not_stop(
     )
     with PipelineRun("hung", pipeline, Places(tmp_path / "state", tmp_path), spark) as run:
         run.start()
-        assert entered.wait(PATIENCE_S), "no batch came"
+        assert entered.wait(SPARK_PATIENCE_S), "no batch came"
         with caplog.at_level(logging.ERROR, "holdfast.dataflow"):
             run.stop()
         released.set()

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.dataflow.compiler.rows import at
+from tests.patience import PATIENCE_S
 
 from holdfast.dataflow.compiler.places import EVENT_TIME, SINK_CONFIG, SLOT
 from holdfast.dataflow.compiler.python import FAILED_TYPE, LANE_TYPE, Call, Run
@@ -114,7 +115,7 @@ def test_a_thread_moves_them_as_time_goes_on(stand: Stand) -> None:
     stand.lane.start()
     try:
         stand.clock.now_us += 10 * SECOND
-        give_up_s = time.monotonic() + 60
+        give_up_s = time.monotonic() + PATIENCE_S
         while not stand.come() and time.monotonic() < give_up_s:
             time.sleep(0.01)
         assert stand.come() == ["a"]

@@ -8,8 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +15,7 @@ import pyarrow.parquet as pq
 import pyspark
 import pytest
 from tests.dataflow.compiler.rows import rows, seconds
+from tests.patience import SPARK_PATIENCE_S, until_spark
 
 from holdfast.dataflow.compiler.places import SINK_CONFIG, SLOT, Places
 from holdfast.dataflow.java import spark_environment
@@ -29,7 +28,6 @@ from holdfast.quiver import Quiver
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-PATIENCE_S = 200.0
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -53,13 +51,6 @@ def fill(path: Path) -> None:
     given = rows(*((float(s), "ab"[s % 2], 1) for s in range(60)))
     with Quiver.open(path, SINK_CONFIG) as quiver:
         quiver.append({SLOT: pa.RecordBatch.from_pylist(given)})
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    give_up_s = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < give_up_s, "it did not happen"
-        time.sleep(0.2)
 
 
 def results(folder: Path, *columns: str) -> list[tuple[object, ...]]:
@@ -86,7 +77,7 @@ def test_two_queries_run_on_and_hand_their_watermark_over(
     with PipelineRun("two", pipeline.settings, places, spark) as run:
         assert len(run.plan.queries) == 2
         run.start()
-        wait_for(lambda: len(results(tmp_path / "out", "n")) == 2)
+        until_spark(lambda: len(results(tmp_path / "out", "n")) == 2)
         told = {one.name: one for one in run.statistics()}
         assert all(one.is_running for one in told.values())
         assert told["events"].counts["written.tens_out"] == 12
@@ -119,14 +110,14 @@ def test_a_command_runs_until_another_one_asks_it_to_drain(tmp_path: Path) -> No
     )
     try:
         commits = tmp_path / "state" / "counts" / "events" / "checkpoint" / "commits" / "0"
-        wait_for(commits.exists)
+        until_spark(commits.exists)
         assert results(tmp_path / "out", "n") == []
         drained = subprocess.run(
-            command(tmp_path, "drain", "--close"), check=False, timeout=PATIENCE_S,
+            command(tmp_path, "drain", "--close"), check=False, timeout=SPARK_PATIENCE_S,
             capture_output=True, text=True,
         )  # fmt: skip
         assert drained.returncode == 0, drained.stderr
-        assert running.wait(PATIENCE_S) == 0, (tmp_path / "log").read_text()
+        assert running.wait(SPARK_PATIENCE_S) == 0, (tmp_path / "log").read_text()
     finally:
         end_session(running.pid)
         running.wait()
@@ -145,15 +136,15 @@ def test_a_command_ends_when_it_is_told_and_goes_on_later(tmp_path: Path) -> Non
     )
     try:
         state = tmp_path / "state" / "counts"
-        wait_for((state / "events" / "checkpoint" / "commits" / "0").exists)
+        until_spark((state / "events" / "checkpoint" / "commits" / "0").exists)
         os.kill(running.pid, signal.SIGTERM)
-        assert running.wait(PATIENCE_S) == 0, (tmp_path / "log").read_text()
+        assert running.wait(SPARK_PATIENCE_S) == 0, (tmp_path / "log").read_text()
     finally:
         end_session(running.pid)
         running.wait()
         log.close()
     ended = subprocess.run(
-        command(tmp_path, "drain", "--close", "--json"), check=False, timeout=PATIENCE_S,
+        command(tmp_path, "drain", "--close", "--json"), check=False, timeout=SPARK_PATIENCE_S,
         capture_output=True, text=True,
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr
@@ -174,7 +165,7 @@ def test_spark_submit_says_where_it_runs(tmp_path: Path) -> None:
     words[words.index("local[1]")] = "spark://nobody.invalid:7077"
     ended = subprocess.run(
         [str(submit), "--master", "local[1]", str(tmp_path / "pipelines.py"), *words],
-        check=False, timeout=PATIENCE_S, capture_output=True, text=True,
+        check=False, timeout=SPARK_PATIENCE_S, capture_output=True, text=True,
         env={**os.environ, **spark_environment(), "SPARK_LOCAL_IP": "127.0.0.1"},
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr

@@ -13,6 +13,7 @@ from tests.dataflow.compiler.rows import at
 from tests.dataflow.driver import Driver
 from tests.dataflow.quivers import fill
 from tests.dataflow.spec.pipelines import pipeline, same
+from tests.patience import PATIENCE_S
 
 from holdfast.dataflow.buffers import Buffers
 from holdfast.dataflow.compiler.places import EVENT_TIME, SLOT, Places
@@ -20,8 +21,6 @@ from holdfast.dataflow.compiler.plan import Plan, make_plan
 from holdfast.dataflow.spec import PipelineSettings
 from holdfast.dataflow.spec.pipeline import BufferSettings
 from holdfast.quiver import Cursor, Quiver
-
-GIVE_UP_S = 60.0
 
 
 def limited(one: PipelineSettings, max_rows: int = 10) -> Plan:
@@ -94,7 +93,7 @@ def test_a_driver_looks_by_itself_and_a_new_one_begins_without_waiting(
     quiver.register("p.m")
     put(quiver, 11)
     buffers.start()
-    give_up_s = time.monotonic() + GIVE_UP_S
+    give_up_s = time.monotonic() + PATIENCE_S
     while not places.wait_file(first).exists() and time.monotonic() < give_up_s:
         time.sleep(0.01)
     assert places.wait_file(first).exists()

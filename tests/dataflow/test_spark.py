@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.parquet as pq
 import pytest
 from tests.dataflow.quivers import CONFIG, CONFIG_NAME, at, fill, open_when_free
+from tests.patience import PATIENCE_S
 
 from holdfast.quiver import Outcome, Quiver
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
-
-QUERY_TIMEOUT_S = 100
 
 
 class Bench:
@@ -45,7 +44,7 @@ class Bench:
         for name, value in (options or {"files": self.out}).items():
             writer = writer.option(name, str(value))
         query = writer.start()
-        assert query.awaitTermination(QUERY_TIMEOUT_S)
+        assert query.awaitTermination(int(PATIENCE_S))
         return query
 
     def results(self) -> list[dict[str, Any]]:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from tests.dataflow.beside import free_ports
 from tests.operate.test_drivers import QUERY
+from tests.patience import PATIENCE_S
 
 from holdfast.dataflow.progress import QueryStatistics, lag_s
 from holdfast.dataflow.state_dir import Request, StateDir
@@ -102,11 +103,13 @@ def test_the_metrics_of_a_driver_alone_have_the_same_names() -> None:
     (port,) = free_ports(1)
     with Display(as_json=True) as display, exposed(f"127.0.0.1:{port}", "stats", display):
         display.show([QUERY])
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
+        with urllib.request.urlopen(
+            f"http://127.0.0.1:{port}/metrics", timeout=PATIENCE_S
+        ) as answer:
             text = answer.read().decode()
         assert 'pipeline_query_rows_total{pipeline="stats",query="events"} 100' in text
         with pytest.raises(urllib.error.HTTPError) as refused:
-            urllib.request.urlopen(f"http://127.0.0.1:{port}/else", timeout=30)
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/else", timeout=PATIENCE_S)
         refused.value.close()
         with (
             pytest.raises(BadConfig, match="metrics cannot be served"),

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 from tests.dataflow.driver import QUERY_ID, Driver
 from tests.dataflow.quivers import CONFIG, START, at, batch, fill
+from tests.patience import PATIENCE_S
 
 from holdfast.dataflow.source.options import parse_options
 from holdfast.dataflow.watermark.claims import END_OF_TIME_US
@@ -39,7 +40,7 @@ Answer = TypeVar("Answer")
 
 
 def wait_for(ask: Callable[[], Answer | None]) -> Answer:
-    give_up_at_s = time.monotonic() + 60
+    give_up_at_s = time.monotonic() + PATIENCE_S
     while time.monotonic() < give_up_at_s:
         if (found := ask()) is not None:
             return found

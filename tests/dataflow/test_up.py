@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.dataflow.beside import Beside, lineage, wait_for
+from tests.dataflow.beside import Beside, lineage
+from tests.patience import until_spark
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -56,14 +57,14 @@ def test_a_driver_that_is_killed_is_started_again(tmp_path: Path) -> None:
     with Beside(tmp_path, counting()) as gateway:
         gateway.start()
         sent = gateway.post(*(lineage("a", "COMPLETE") for _ in range(30)))
-        wait_for(
+        until_spark(
             lambda: gateway.metric("quiver_subscriber_lag_events", "counts.events") == 0,
             "the first batch", gateway.log,
         )  # fmt: skip
         (driver,) = gateway.processes("drivers.process")
         os.kill(driver, signal.SIGKILL)
         sent += gateway.post(*(lineage("a", "COMPLETE") for _ in range(20)))
-        wait_for(
+        until_spark(
             lambda: gateway.metric("pipeline_driver_starts_total") == 2
             and gateway.metric("pipeline_query_batches_total") > 0,
             "another driver", gateway.log,
@@ -74,7 +75,7 @@ def test_a_driver_that_is_killed_is_started_again(tmp_path: Path) -> None:
         told = closed(gateway)
         assert told["closed"] is True
         assert counted(gateway) == sent == 50
-        wait_for(
+        until_spark(
             lambda: gateway.metric("pipeline_run_state", 'state="closed"') == 1,
             "closed", gateway.log,
         )  # fmt: skip
@@ -88,7 +89,9 @@ def test_two_workers_have_one_driver(tmp_path: Path) -> None:
         gateway.start()
         # Each request on its own connection: the kernel spreads them.
         sent = gateway.post(*(lineage("a", "COMPLETE") for _ in range(60)))
-        wait_for(lambda: gateway.metric("pipeline_query_batches_total") > 0, "a batch", gateway.log)
+        until_spark(
+            lambda: gateway.metric("pipeline_query_batches_total") > 0, "a batch", gateway.log
+        )
         assert len(gateway.processes("drivers.process")) == 1
         shares = [
             gateway.metric("quiver_ingest_accepted_events_total", f'core_id="{n}"') for n in (0, 1)

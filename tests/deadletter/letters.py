@@ -19,8 +19,6 @@ from holdfast.seam.simulated import SimulatedDisk
 ROOT = PurePath("/office")
 START_NS = 1_767_323_045_678_901_000
 MB = 1024 * 1024
-# Long enough for any machine, short enough that a hanging test ends by itself.
-PATIENCE_S = 60.0
 
 TEXTS = st.text(max_size=40)
 PROBLEMS = st.dictionaries(TEXTS, TEXTS, max_size=5)

@@ -12,17 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
-from tests.deadletter.letters import (
-    LETTERS,
-    MB,
-    PATIENCE_S,
-    invalid,
-    open_office,
-    payloads,
-    poison,
-)
+from tests.deadletter.letters import LETTERS, MB, invalid, open_office, payloads, poison
+from tests.patience import PATIENCE_S, until
 from tests.quiver.machine import GatedDisk
-from tests.quiver.waiting import wait_until
 
 from holdfast.deadletter import office as office_module
 from holdfast.deadletter.letter import Letter
@@ -171,7 +163,7 @@ def test_rejected_letters_go_by_age(tmp_path: Path) -> None:
     with open_office(directory=tmp_path, rejected={"max_age_s": "1ms"}) as office:
         assert reject(office, invalid())
         office.rejected.flush()
-        wait_until(lambda: office.statistics().rejected.expired == 1)
+        until(lambda: office.statistics().rejected.expired == 1)
         assert office.statistics().rejected.events == 0
 
 
@@ -190,7 +182,7 @@ def test_full_of_undelivered_letters_it_refuses_and_loses_none() -> None:
         # What an operator gives up makes room again.
         office.undelivered_quiver.resolve(KEEPER, waiting, Outcome.GIVEN_UP, "purged")
         again = poison(99, payload=b"x" * MB)
-        wait_until(lambda: takes(office, again))
+        until(lambda: takes(office, again))
 
 
 def takes(office: DeadLetters, letter: Letter) -> bool:
@@ -280,7 +272,7 @@ def test_resolved_letters_leave_the_count_and_the_disk() -> None:
         told = office.statistics().rejected
         assert (told.events, told.resolved) == (1, 1)
         office.rejected.resolve(KEEPER, [1], Outcome.GIVEN_UP, "purged")
-        wait_until(lambda: not office.rejected.segments())
+        until(lambda: not office.rejected.segments())
         assert office.statistics().rejected.resolved == 2
 
 

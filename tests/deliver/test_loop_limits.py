@@ -12,7 +12,7 @@ import pytest
 from tests.deliver.backend import DOWN, Backend, fails
 from tests.deliver.stage import Stage
 from tests.deliver.virtual import really
-from tests.quiver.machine import PATIENCE_S
+from tests.patience import PATIENCE_S
 from tests.readers.setting import calm, keep
 
 from holdfast.deliver.destination import DeliverySettings, Destination, State

@@ -10,11 +10,10 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 import pytest
+from tests.patience import PATIENCE_S
 
 from holdfast.deliver.feed import Feed
 
-# Long enough for any machine, short enough that a hanging test ends by itself.
-PATIENCE_S = 60.0
 # So many turns of the event loop without anything under way: nothing will happen by itself.
 QUIET_TURNS = 12
 

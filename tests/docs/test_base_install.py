@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.docs.test_readme import ROOT, examples
+from tests.patience import PATIENCE_S, SPARK_PATIENCE_S
 
 HEAVY = ("pyspark", "grpc", "pydantic", "obstore", "sqlalchemy", "numpy", "pandas")
 
@@ -17,14 +18,16 @@ HEAVY = ("pyspark", "grpc", "pydantic", "obstore", "sqlalchemy", "numpy", "panda
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_base_install_runs_the_readme_and_imports_nothing_heavy(tmp_path: Path) -> None:
-    subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True, timeout=120)
+    subprocess.run(
+        [sys.executable, "-m", "venv", tmp_path / "venv"], check=True, timeout=PATIENCE_S
+    )
     python = tmp_path / "venv" / "bin" / "python"
     constraints = str(ROOT / "constraints.txt")
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     subprocess.run(
         [python, "-m", "pip", "install", "--quiet", "-c", constraints, str(ROOT)],
         check=True,
-        timeout=400,
+        timeout=SPARK_PATIENCE_S,
         capture_output=True,
         env={**environment, "PIP_CONSTRAINT": constraints},
     )
@@ -34,7 +37,7 @@ def test_the_base_install_runs_the_readme_and_imports_nothing_heavy(tmp_path: Pa
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         check=False,
         env=environment,
     )
@@ -45,7 +48,7 @@ def test_the_base_install_runs_the_readme_and_imports_nothing_heavy(tmp_path: Pa
         [tmp_path / "venv" / "bin" / "holdfast", "--version"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         check=True,
         env=environment,
     )

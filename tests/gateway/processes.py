@@ -10,27 +10,16 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
 from click.testing import CliRunner
+from tests.patience import PATIENCE_S, until
 
 from holdfast.operate.cli import cli
 
 BACKEND = Path(__file__).with_name("backend.py")
-# For a machine that is busy; nothing here takes that long.
-PATIENCE_S = 60.0
-
-
-def until(holds: Callable[[], object], what: str = "it") -> None:
-    """Wait until something holds."""
-    deadline_s = time.monotonic() + PATIENCE_S
-    while not holds():
-        assert time.monotonic() < deadline_s, f"{what} did not happen"
-        time.sleep(0.02)
 
 
 def free_port() -> int:

@@ -9,10 +9,11 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from tests.graph.gateways import GRAPH, address, gateway_of, running, send, until
+from tests.graph.gateways import GRAPH, address, gateway_of, running, send
 from tests.graph.lineage import run_event
 from tests.graph.toys import exporter as toy_exporter
 from tests.graph.toys.exporter import DELIVERED, MemoryExporter
+from tests.patience import until_async
 
 from holdfast.deliver.destination import Destination
 from holdfast.deliver.exporter import Answer
@@ -58,7 +59,9 @@ def test_a_destination_that_cannot_be_made_anew_is_tried_until_it_can(
     async def run() -> None:
         async with running(gateway_of(tmp_path)) as gateway:
             assert await send(gateway, run_event(job="a")) == [200]
-            await until(lambda: [len(DELIVERED.get(n, ())) for n in ("left", "right")] == [1, 1])
+            await until_async(
+                lambda: [len(DELIVERED.get(n, ())) for n in ("left", "right")] == [1, 1]
+            )
 
     asyncio.run(run())
     assert refusals == 0
@@ -121,14 +124,14 @@ def test_a_slow_client_does_not_make_a_stop_cut_off_deliveries(
         gateway = gateway_of(tmp_path)
         await gateway.start()
         assert await send(gateway, run_event(job="a"), run_event(job="b")) == [200, 200]
-        await until(lambda: len(DELIVERED["left"]) == len(DELIVERED["right"]) == 1)
+        await until_async(lambda: len(DELIVERED["left"]) == len(DELIVERED["right"]) == 1)
         host, port = address(gateway).split(":")
         _, writer = await asyncio.open_connection(host, int(port))
         head = "POST /api/v1/lineage HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\n"
         writer.write(f"{head}Content-Length: 1000\r\n\r\n{{".encode())
-        await until(partial(is_receiving, gateway))
+        await until_async(partial(is_receiving, gateway))
         stopping = asyncio.create_task(gateway.stop(1.0))
-        await until(lambda: gateway.state == "stopping")
+        await until_async(lambda: gateway.state == "stopping")
         for exporter in exporters:
             exporter.may_answer.release()
         await stopping
@@ -137,7 +140,7 @@ def test_a_slow_client_does_not_make_a_stop_cut_off_deliveries(
 
     async def deliver_the_rest() -> None:
         async with running(gateway_of(tmp_path)) as gateway:
-            await until(partial(is_done, gateway))
+            await until_async(partial(is_done, gateway))
 
     with monkeypatch.context() as patch:
         monkeypatch = patch

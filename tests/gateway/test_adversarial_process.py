@@ -8,8 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.gateway.processes import Gateway, until
+from tests.gateway.processes import Gateway
 from tests.graph.lineage import run_event
+from tests.patience import until
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells the limits of a process")

@@ -9,8 +9,9 @@ import pytest
 from requests import HTTPError
 from tests.deliver.exporters.certificates import make_certificates
 from tests.gateway.conftest import MakeBackend
-from tests.gateway.processes import Gateway, until
+from tests.gateway.processes import Gateway
 from tests.gateway.producer import producer
+from tests.patience import until
 
 from holdfast.graph.environment import missing_in_environment
 from holdfast.graph.loader import load

@@ -14,8 +14,9 @@ import pytest
 from click.testing import CliRunner
 from openlineage.client.transport.async_http import AsyncHttpTransport
 from tests.gateway.conftest import MakeBackend, MakeGateway
-from tests.gateway.processes import Gateway, exporter, until
+from tests.gateway.processes import Gateway, exporter
 from tests.gateway.producer import STATES, digest, event, producer
+from tests.patience import until
 
 from holdfast.operate.cli import cli
 

@@ -6,8 +6,9 @@ from typing import Any
 
 from openlineage.client.serde import Serde
 from tests.gateway.conftest import MakeBackend, MakeGateway
-from tests.gateway.processes import exporter, holdfast, until
+from tests.gateway.processes import exporter, holdfast
 from tests.gateway.producer import event, producer
+from tests.patience import until
 
 from holdfast.deliver.delivery import LOW_WATER_EVENTS
 

@@ -18,8 +18,9 @@ import pytest
 from openlineage.client.serde import Serde
 from requests import HTTPError
 from tests.gateway.conftest import MakeBackend, MakeGateway
-from tests.gateway.processes import Gateway, exporter, holdfast, until
+from tests.gateway.processes import Gateway, exporter, holdfast
 from tests.gateway.producer import event, producer
+from tests.patience import until
 
 
 class Statsd:

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 
 import pytest
 from tests.gateway.conftest import MakeBackend, MakeGateway
-from tests.gateway.processes import Backend, Gateway, exporter, holdfast, until
+from tests.gateway.processes import Backend, Gateway, exporter, holdfast
 from tests.gateway.producer import Producer, producer
+from tests.patience import until
 
 
 @dataclass

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,6 @@ from holdfast.graph.runtime import Gateway
 
 REGISTRY = Registry([*TOYS, *(one for one in COMPONENTS if one.type in ("openlineage", "log"))])
 
-DEADLINE_S = 30.0
 
 GRAPH = """\
 data_dir: data
@@ -54,15 +53,3 @@ def address(gateway: Gateway) -> str:
 
 async def send(gateway: Gateway, *events: Any) -> list[int]:
     return [(await asyncio.to_thread(post, address(gateway), one))[0] for one in events]
-
-
-async def until(holds: Callable[[], bool] | Callable[[], Awaitable[bool]]) -> None:
-    """Wait until something holds."""
-    loop = asyncio.get_running_loop()
-    deadline_s = loop.time() + DEADLINE_S
-    while True:
-        answer = holds()
-        if answer if isinstance(answer, bool) else await answer:
-            return
-        assert loop.time() < deadline_s, "it does not happen"
-        await asyncio.sleep(0.01)

@@ -7,6 +7,8 @@ import json
 import uuid
 from typing import Any
 
+from tests.patience import PATIENCE_S
+
 SCHEMA_URL = "https://openlineage.io/spec/2-0-2/OpenLineage.json#/$defs/RunEvent"
 
 
@@ -28,7 +30,7 @@ def request(
     address: str, method: str, path: str, body: object = None, token: str | None = None
 ) -> tuple[int, Any]:
     """Send one request to `host:port`; return the status, and the body as JSON or text."""
-    connection = http.client.HTTPConnection(address, timeout=30)
+    connection = http.client.HTTPConnection(address, timeout=PATIENCE_S)
     headers = {"Content-Type": "application/json"}
     if token is not None:
         headers["Authorization"] = f"Bearer {token}"

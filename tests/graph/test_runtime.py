@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.graph.gateways import GRAPH, REGISTRY, address, gateway_of, running, send, until
+from tests.graph.gateways import GRAPH, REGISTRY, address, gateway_of, running, send
 from tests.graph.lineage import post, run_event
 from tests.graph.toys import exporter as toy_exporter
 from tests.graph.toys.exporter import DELIVERED, REFUSING, MemoryExporter
+from tests.patience import PATIENCE_S, until_async
 
 from holdfast.deadletter.redrive import replay_request
 from holdfast.deadletter.shelf import Selection
@@ -50,7 +51,7 @@ def test_events_reach_every_destination_by_its_way(tmp_path: Path) -> None:
         async with running(gateway_of(tmp_path)) as gateway:
             events = [run_event(job=name) for name in ("a", "a secret", "b")]
             assert await send(gateway, *events) == [200, 200, 200]
-            await until(lambda: len(DELIVERED["left"]) == 3 and len(DELIVERED["right"]) == 2)
+            await until_async(lambda: len(DELIVERED["left"]) == 3 and len(DELIVERED["right"]) == 2)
             told = await gateway.statistics()
             assert told.receivers["lineage"].accepted == 3
             by_name = {one.name: one.figures for one in told.destinations}
@@ -89,7 +90,7 @@ def test_what_one_run_did_not_deliver_the_next_one_does(tmp_path: Path) -> None:
         async with running(gateway_of(tmp_path)) as gateway:
             gateway.pause("left")
             assert await send(gateway, *(run_event(job=f"j{n}") for n in range(5))) == [200] * 5
-            await until(lambda: len(DELIVERED["right"]) == 5)
+            await until_async(lambda: len(DELIVERED["right"]) == 5)
             await gateway.stop()
             assert gateway.left_events == {"left": 5, "right": 0}
 
@@ -98,7 +99,7 @@ def test_what_one_run_did_not_deliver_the_next_one_does(tmp_path: Path) -> None:
             figures = {one.name: one.figures for one in (await gateway.statistics()).destinations}
             assert figures["left"].state == "paused"
             gateway.resume("left")
-            await until(lambda: len(DELIVERED["left"]) == 5)
+            await until_async(lambda: len(DELIVERED["left"]) == 5)
 
     asyncio.run(first())
     asyncio.run(second())
@@ -162,7 +163,7 @@ def test_it_is_not_ready_while_it_replays(tmp_path: Path, monkeypatch: pytest.Mo
 
     def slow_open(*arguments: Any) -> Store:
         replays.set()
-        assert may_go_on.wait(60)
+        assert may_go_on.wait(PATIENCE_S)
         return open_store(*arguments)
 
     monkeypatch.setattr(Store, "open", slow_open)
@@ -189,7 +190,7 @@ def test_a_start_that_is_cancelled_while_it_replays_leaves_nothing_open(
 
     def slow_open(*arguments: Any) -> Store:
         replays.set()
-        assert may_go_on.wait(60)
+        assert may_go_on.wait(PATIENCE_S)
         return open_store(*arguments)
 
     monkeypatch.setattr(Store, "open", slow_open)
@@ -248,8 +249,8 @@ def test_a_delivery_that_ends_by_a_bug_is_begun_again(
     async def run() -> None:
         async with running(gateway_of(tmp_path)) as gateway:
             await send(gateway, run_event())
-            await until(lambda: len(DELIVERED.get("left", ())) == 1)
-            await until(lambda: len(DELIVERED.get("right", ())) == 1)
+            await until_async(lambda: len(DELIVERED.get("left", ())) == 1)
+            await until_async(lambda: len(DELIVERED.get("right", ())) == 1)
 
     asyncio.run(run())
     assert "the delivery to left ended; it begins again" in caplog.messages
@@ -273,7 +274,7 @@ def test_a_stop_that_hurries_leaves_what_is_under_way_and_closes(
         await send(gateway, run_event())
         await sends.wait()
         stopping = asyncio.create_task(gateway.stop(3600.0))
-        await until(lambda: gateway.state == "stopping")
+        await until_async(lambda: gateway.state == "stopping")
         stopping.cancel()
         await asyncio.wait([stopping])
         assert gateway.state == "stopped"
@@ -303,7 +304,7 @@ def test_it_is_not_ready_while_a_quiver_refuses(tmp_path: Path) -> None:
             async def refuses() -> bool:
                 return bool(await gateway.not_ready())
 
-            await until(refuses)
+            await until_async(refuses)
             (reason,) = await gateway.not_ready()
             assert reason.startswith("hold refuses: subscriber 'left' is more than 1048576 bytes")
             assert "hold" in (await gateway.statistics()).refusing
@@ -312,7 +313,7 @@ def test_it_is_not_ready_while_a_quiver_refuses(tmp_path: Path) -> None:
             async def takes() -> bool:
                 return not await gateway.not_ready()
 
-            await until(takes)
+            await until_async(takes)
 
     asyncio.run(run())
 
@@ -326,7 +327,7 @@ def test_rejected_events_go_to_their_handlers(tmp_path: Path) -> None:
     async def run() -> None:
         async with running(gateway_of(tmp_path, text)) as gateway:
             assert await send(gateway, {"wrong": 1}, run_event()) == [400, 200]
-            await until(lambda: DELIVERED["tell"] == [b'{"wrong": 1}'])
+            await until_async(lambda: DELIVERED["tell"] == [b'{"wrong": 1}'])
             told = await gateway.statistics()
             assert told.dead_letters is not None
             assert told.dead_letters.rejected.events == 1
@@ -344,7 +345,7 @@ def test_the_log_handler_says_why_without_the_payload(
     async def run() -> None:
         async with running(gateway_of(tmp_path, text)) as gateway:
             await send(gateway, {"hunter2": 1})
-            await until(lambda: any("was not accepted" in line for line in caplog.messages))
+            await until_async(lambda: any("was not accepted" in line for line in caplog.messages))
 
     asyncio.run(run())
     (line,) = [line for line in caplog.messages if "was not accepted" in line]
@@ -368,7 +369,7 @@ def test_dead_letters_are_replayed_to_their_destination_only(tmp_path: Path) -> 
                 told = (await gateway.statistics()).dead_letters
                 return told is not None and told.undelivered.events == 1
 
-            await until(filed)
+            await until_async(filed)
             refused = await gateway.replay_dead_letters(request)
             assert (refused["delivered"], refused["filed_again"]) == (0, 1)
             REFUSING.clear()
@@ -404,7 +405,7 @@ def test_a_reload_changes_destinations_and_processors(tmp_path: Path) -> None:
     async def run() -> None:
         async with running(gateway_of(tmp_path)) as gateway:
             await send(gateway, run_event(job="a secret"))
-            await until(lambda: len(DELIVERED["left"]) == 1)
+            await until_async(lambda: len(DELIVERED["left"]) == 1)
             applied, restart = await apply(gateway, tmp_path, changed)
             assert applied == [
                 "the destination left is gone",
@@ -413,8 +414,8 @@ def test_a_reload_changes_destinations_and_processors(tmp_path: Path) -> None:
             ]
             assert restart == []
             await send(gateway, run_event(job="b secret"), run_event(job="c other"))
-            await until(lambda: len(DELIVERED["third"]) == 3)
-            await until(lambda: jobs(DELIVERED["right"]) == ["b secret"])
+            await until_async(lambda: len(DELIVERED["third"]) == 3)
+            await until_async(lambda: jobs(DELIVERED["right"]) == ["b secret"])
             assert await apply(gateway, tmp_path, changed) == ([], [])
 
     asyncio.run(run())
@@ -484,7 +485,7 @@ def test_a_destination_that_cannot_be_made_anew_stays_as_it_was(
                 ["the destination right: it cannot be"],
             )
             await send(gateway, run_event())
-            await until(lambda: len(DELIVERED["right"]) == 1)
+            await until_async(lambda: len(DELIVERED["right"]) == 1)
 
     asyncio.run(run())
     assert DELIVERED["right"][0].startswith(b">")
@@ -500,7 +501,7 @@ def test_handlers_come_and_go_with_a_reload(tmp_path: Path) -> None:
                 ["the destination tell is new"],
                 [],
             )
-            await until(lambda: len(DELIVERED.get("tell", ())) == 1)
+            await until_async(lambda: len(DELIVERED.get("tell", ())) == 1)
             assert await apply(gateway, tmp_path, GRAPH) == (["the destination tell is gone"], [])
 
     asyncio.run(run())
@@ -551,7 +552,7 @@ def test_what_a_former_worker_left_is_delivered_by_those_that_stay(
 
     async def one_worker() -> None:
         async with running(gateway_of(tmp_path, WORKERS)) as gateway:
-            await until(lambda: len(DELIVERED["left"]) == len(DELIVERED["right"]) == 2)
+            await until_async(lambda: len(DELIVERED["left"]) == len(DELIVERED["right"]) == 2)
             told = await gateway.statistics()
             cores = [(core.core_id, core.adopted) for core in told.quivers["quiver"]]
             assert cores == [(0, False), (1, True)]

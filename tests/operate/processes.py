@@ -9,8 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -18,16 +17,7 @@ from typing import Any
 
 import yaml
 from tests.graph.lineage import request
-
-DEADLINE_S = 60.0
-
-
-def wait_for(holds: Callable[[], bool], what: str) -> None:
-    """Wait until something holds."""
-    deadline_s = time.monotonic() + DEADLINE_S
-    while not holds():
-        assert time.monotonic() < deadline_s, f"it does not happen: {what}"
-        time.sleep(0.02)
+from tests.patience import PATIENCE_S, until
 
 
 def free_port() -> int:
@@ -54,7 +44,7 @@ class Backend:
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
                 backend.asked.set()
-                backend.answers.wait(DEADLINE_S)
+                backend.answers.wait(PATIENCE_S)
                 if backend.status == 200:
                     backend.jobs.append(json.loads(body)["job"]["name"])
                 self.send_response(backend.status)
@@ -123,14 +113,14 @@ class GatewayFolder:
                 env={**os.environ, **environment},
             )
         try:
-            wait_for(lambda: process.poll() is not None or self.is_ready(), "ready")
+            until(lambda: process.poll() is not None or self.is_ready(), "ready")
             assert process.poll() is None, self.log()
             yield process
         finally:
             if process.poll() is None:
                 process.send_signal(signal.SIGTERM)
                 try:
-                    process.wait(30)
+                    process.wait(PATIENCE_S)
                 except subprocess.TimeoutExpired:
                     process.kill()
                     process.wait()
@@ -161,4 +151,4 @@ class GatewayFolder:
 def run_cli(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run one command to its end."""
     command = [sys.executable, "-m", "holdfast", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -20,13 +19,12 @@ from typing import Any
 import orjson
 import pytest
 from click.testing import CliRunner
+from tests.patience import PATIENCE_S, until
 from tests.signals.events import run_event
 
 from holdfast.operate.cli import cmd_dlq
 
 pytestmark = pytest.mark.slow
-
-PATIENCE_S = 90.0
 
 
 class Backend:
@@ -104,13 +102,6 @@ def letters(config: Path) -> dict[str, str]:
     return {one["letter"]: one["reason"] for one in dlq("ls", config)["letters"]}
 
 
-def wait_until(holds: Any) -> None:
-    deadline_s = time.monotonic() + PATIENCE_S
-    while not holds():
-        assert time.monotonic() < deadline_s, "it did not happen"
-        time.sleep(0.05)
-
-
 def start(config: Path) -> tuple[subprocess.Popen[bytes], str]:
     """Start a gateway; return it and the address of its receiver."""
     log = config.with_suffix(".log")
@@ -122,7 +113,7 @@ def start(config: Path) -> tuple[subprocess.Popen[bytes], str]:
             env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         )
     try:
-        wait_until(lambda: " is ready" in log.read_text() or process.poll() is not None)
+        until(lambda: " is ready" in log.read_text() or process.poll() is not None)
         found = re.search(r"listens on (http://[\d.:]+)", log.read_text())
         assert found is not None, log.read_text()
     except BaseException:
@@ -153,11 +144,11 @@ def test_letters_of_a_real_gateway_are_fixed_replayed_and_survive_a_kill(
             assert post(address, named(name)) == 200
         assert post(address, b'{"job": {}}') == 400
         expected = {"rejected/0": "invalid", "undelivered/0": "permanent"}
-        wait_until(lambda: letters(config) == expected)
+        until(lambda: letters(config) == expected)
         assert backend.taken == ["one", "two", "three"]
 
         dlq("fix", config, "rejected/0", "--file", "-", stdin=named("fixed"))
-        wait_until(lambda: "fixed" in backend.taken)
+        until(lambda: "fixed" in backend.taken)
         assert letters(config) == {"undelivered/0": "permanent"}
 
         again = dlq("replay", config, "--destination", "marquez")["to marquez"]

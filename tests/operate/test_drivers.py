@@ -9,10 +9,10 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.patience import PATIENCE_S, until_async
 
 from holdfast.dataflow.driver_settings import SparkSettings
 from holdfast.dataflow.progress import QueryStatistics
@@ -28,7 +28,6 @@ from holdfast.operate.drivers.wire import (
 )
 from holdfast.operate.pipeline_metrics import PIPELINE_METRICS, driver_records
 
-PATIENCE_S = 60.0
 QUERY = QueryStatistics(
     name="events", is_running=True, batch=3, batches_total=4, batch_s=0.5, rows_total=100,
     rows_per_s=12.5, watermark="2026-05-01T10:00:00.000Z", lag_s=7.0, state_rows=2, state_bytes=64,
@@ -44,14 +43,6 @@ async def orders() -> Orders:
 
 def playing(program: str, settings: SparkSettings = QUICK) -> DriverChild:
     return DriverChild(settings, orders, [sys.executable, "-c", program])
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    loop = asyncio.get_running_loop()
-    give_up_s = loop.time() + PATIENCE_S
-    while not holds():
-        assert loop.time() < give_up_s, "it does not happen"
-        await asyncio.sleep(0.01)
 
 
 def is_alive(pid: int) -> bool:
@@ -89,7 +80,7 @@ def test_one_that_ends_is_started_again_with_its_orders(tmp_path: Path) -> None:
     async def run() -> None:
         child = playing(program)
         child.start()
-        await until(lambda: child.figures.starts_total >= 4)
+        await until_async(lambda: child.figures.starts_total >= 4)
         await child.stop(5.0)
         assert not child.figures.is_running
 
@@ -124,8 +115,8 @@ def test_its_figures_and_its_log_are_read(caplog: pytest.LogCaptureFixture) -> N
     async def run() -> None:
         child = playing(program)
         child.start()
-        await until(lambda: child.figures.pipelines == FIGURES)
-        await until(lambda: "spark: java.lang.Something" in caplog.messages)
+        await until_async(lambda: child.figures.pipelines == FIGURES)
+        await until_async(lambda: "spark: java.lang.Something" in caplog.messages)
         assert child.figures.is_running
         await child.stop(5.0)
 
@@ -156,9 +147,9 @@ def test_nothing_that_it_started_is_left(tmp_path: Path, how: str) -> None:
     async def run() -> None:
         child = playing(program)
         child.start()
-        await until(lambda: bool(pids()))
+        await until_async(lambda: bool(pids()))
         await child.stop(0.0)
-        await until(lambda: not is_alive(pids()[0]))
+        await until_async(lambda: not is_alive(pids()[0]))
 
     asyncio.run(run())
 
@@ -180,7 +171,7 @@ def test_one_whose_output_somebody_still_holds_is_started_again(
     async def run() -> None:
         child = playing(program)
         child.start()
-        await until(lambda: child.figures.starts_total >= 3)
+        await until_async(lambda: child.figures.starts_total >= 3)
         await child.stop(5.0)
 
     try:

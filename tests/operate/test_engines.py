@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.patience import SPARK_PATIENCE_S
 
-WAIT_S = 240
 WRONG = 65
 
 
@@ -37,7 +37,7 @@ def run(store: Path, *words: str, code: int = 0) -> str:
         env={**os.environ, "HOLDFAST_STORE": str(store)},
         capture_output=True,
         text=True,
-        timeout=WAIT_S,
+        timeout=SPARK_PATIENCE_S,
         check=False,
     )
     assert done.returncode == code, done.stderr

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 from scripts import metrics_page
-from tests.graph.gateways import gateway_of, running, send, until
+from tests.graph.gateways import gateway_of, running, send
 from tests.graph.lineage import run_event
 from tests.graph.toys.exporter import DELIVERED
 from tests.operate.exposition import parse
 from tests.operate.test_metrics import sample
+from tests.patience import until_async
 
 from holdfast.deliver.statistics import DestinationStatistics
 from holdfast.graph.runtime import GatewayStatistics
@@ -39,7 +40,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> GatewayStatistics:
     async def run() -> GatewayStatistics:
         async with running(gateway_of(folder)) as gateway:
             await send(gateway, run_event(), {"wrong": 1})
-            await until(lambda: len(DELIVERED["left"]) == len(DELIVERED["right"]) == 1)
+            await until_async(lambda: len(DELIVERED["left"]) == len(DELIVERED["right"]) == 1)
             return await gateway.statistics()
 
     DELIVERED.clear()

@@ -6,6 +6,8 @@ import gc
 import subprocess
 import sys
 
+from tests.patience import PATIENCE_S
+
 from holdfast.operate.interpreter import NEW_CONTAINERS, SWITCH_S
 
 # In a process of its own: all of it is for the whole interpreter.
@@ -25,7 +27,11 @@ print(gc.get_stats()[0]["collections"], len(gc.get_objects()))
 def test_a_gateway_looks_at_what_is_new_and_seldom() -> None:
     before = gc.get_threshold()
     done = subprocess.run(
-        [sys.executable, "-c", _PROGRAM], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", _PROGRAM],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=PATIENCE_S,
     )
     settings, garbage = done.stdout.splitlines()
     threshold, switch_s, frozen, left = settings.split()

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from tests.patience import PATIENCE_S
 
 from holdfast.graph.model import LoggingSettings
 from holdfast.operate import logs
@@ -129,11 +130,11 @@ def test_nobody_waits_for_a_reader_that_does_not_read(monkeypatch: pytest.Monkey
 
     talker = threading.Thread(target=talk)
     talker.start()
-    assert done.wait(60)
+    assert done.wait(PATIENCE_S)
     talker.join()
     assert handler.left_out > 0
     handler.close()
     os.close(reader)  # whoever still writes gets an error, and ends
-    handler._thread.join(30)
+    handler._thread.join(PATIENCE_S)
     with pytest.raises(BrokenPipeError):
         stream.close()

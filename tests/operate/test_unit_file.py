@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from tests.patience import PATIENCE_S
 
 from holdfast.errors import BadConfig
 from holdfast.graph.model import GraphFile
@@ -55,6 +56,8 @@ def test_systemd_can_read_it(tmp_path: Path) -> None:
     copy = tmp_path / "holdfast.service"
     copy.write_text(UNIT.read_text().replace("User=holdfast\nGroup=holdfast\n", ""))
     command = ["systemd-analyze", "verify", "--man=no", str(copy)]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    result = subprocess.run(
+        command, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
     wrong = [line for line in result.stderr.splitlines() if "holdfast.service" in line]
     assert wrong == []

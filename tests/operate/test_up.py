@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 from tests.graph.lineage import post, request, run_event
-from tests.operate.processes import Backend, GatewayFolder, run_cli, wait_for
+from tests.operate.processes import Backend, GatewayFolder, run_cli
+from tests.patience import PATIENCE_S, until
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -40,10 +41,10 @@ def test_it_takes_delivers_tells_and_stops(gateway: GatewayFolder, backend: Back
     with statsd, gateway.running() as process:
         status, answer = post(gateway.address, run_event(run_id, job="first"))
         assert (status, answer["status"]) == (200, "accepted")
-        wait_for(lambda: backend.jobs == ["first"], "delivered")
+        until(lambda: backend.jobs == ["first"], "delivered")
         assert post(gateway.address, {"wrong": 1})[0] == 400
         assert request(gateway.admin, "GET", "/healthz") == (200, {"status": "ok"})
-        wait_for(lambda: gateway.metric("gateway_destination_sent_events_total") == 1, "sent")
+        until(lambda: gateway.metric("gateway_destination_sent_events_total") == 1, "sent")
         assert gateway.metric("gateway_receiver_rejected_events_total", reason="invalid") == 1
         seen = b""
         while b"gateway.destination.sent_events_total:1|c" not in seen:
@@ -61,7 +62,7 @@ def test_it_takes_delivers_tells_and_stops(gateway: GatewayFolder, backend: Back
         assert (fate["subscriber"], fate["state"]) == ("backend", "acked")
 
         process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 0
+        assert process.wait(PATIENCE_S) == 0
     messages = gateway.messages()
     assert messages[-1] == "stopped; nothing waits"
     assert any("72 hours and 1 GB, then the oldest are dropped" in line for line in messages)
@@ -101,7 +102,7 @@ def test_systemd_hears_of_its_start_its_life_its_reload_and_its_end(
             hear("READY=1")
             process.send_signal(signal.SIGTERM)
             hear("STOPPING=1")
-            assert process.wait(60) == 0
+            assert process.wait(PATIENCE_S) == 0
 
 
 @pytest.mark.slow
@@ -114,7 +115,7 @@ def test_what_waits_at_a_stop_or_a_kill_is_delivered_after_the_next_start(
     with gateway.running() as process:
         assert [post(gateway.address, run_event(job=f"a{n}"))[0] for n in range(5)] == [200] * 5
         process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 0
+        assert process.wait(PATIENCE_S) == 0
     assert gateway.messages()[-1] == "stopped; kept for the next start: backend 5"
     with gateway.running() as process:
         assert [post(gateway.address, run_event(job=f"b{n}"))[0] for n in range(5)] == [200] * 5
@@ -124,7 +125,7 @@ def test_what_waits_at_a_stop_or_a_kill_is_delivered_after_the_next_start(
     backend.status = 200
     expected = [*(f"a{n}" for n in range(5)), *(f"b{n}" for n in range(5))]
     with gateway.running():
-        wait_for(lambda: len(backend.jobs) >= 10, "everything is delivered")
+        until(lambda: len(backend.jobs) >= 10, "everything is delivered")
         assert backend.jobs == expected
 
 
@@ -135,18 +136,18 @@ def test_a_second_signal_stops_at_once(gateway: GatewayFolder, backend: Backend)
     backend.answers.clear()
     with gateway.running() as process:
         assert post(gateway.address, run_event(job="stuck"))[0] == 200
-        assert backend.asked.wait(60)
+        assert backend.asked.wait(PATIENCE_S)
         process.send_signal(signal.SIGTERM)
-        wait_for(lambda: "stopping, within 600 s" in gateway.messages(), "it stops")
+        until(lambda: "stopping, within 600 s" in gateway.messages(), "it stops")
         with pytest.raises(subprocess.TimeoutExpired):
             process.wait(0.5)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 0
+        assert process.wait(PATIENCE_S) == 0
     assert "stopping at once" in gateway.messages()
     backend.answers.set()
-    wait_for(lambda: backend.jobs == ["stuck"], "the backend had it after all")
+    until(lambda: backend.jobs == ["stuck"], "the backend had it after all")
     with gateway.running():
-        wait_for(lambda: backend.jobs == ["stuck", "stuck"], "sent again: nobody saw its answer")
+        until(lambda: backend.jobs == ["stuck", "stuck"], "sent again: nobody saw its answer")
 
 
 @pytest.mark.slow
@@ -155,23 +156,21 @@ def test_a_reload_applies_what_it_can(gateway: GatewayFolder, backend: Backend) 
     try:
         with gateway.running() as process:
             assert post(gateway.address, run_event(job="one"))[0] == 200
-            wait_for(lambda: backend.jobs == ["one"], "delivered")
+            until(lambda: backend.jobs == ["one"], "delivered")
             gateway.tree["nodes"]["backend"]["config"]["url"] = other.url
             gateway.tree["workers"] = 2
             gateway.tree["nodes"]["backend"]["delivery"]["order"] = "key"
             gateway.write()
             process.send_signal(signal.SIGHUP)
-            wait_for(lambda: "reloaded: the destination backend" in gateway.messages(), "reload")
+            until(lambda: "reloaded: the destination backend" in gateway.messages(), "reload")
             assert "not reloaded, needs a restart: workers" in gateway.messages()
             assert post(gateway.address, run_event(job="two"))[0] == 200
-            wait_for(lambda: other.jobs == ["two"], "delivered elsewhere")
+            until(lambda: other.jobs == ["two"], "delivered elsewhere")
             gateway.config.write_text("nodes: 5")
             process.send_signal(signal.SIGHUP)
-            wait_for(
-                lambda: "not reloaded: the configuration has 1 error" in gateway.messages(), "no"
-            )
+            until(lambda: "not reloaded: the configuration has 1 error" in gateway.messages(), "no")
             assert post(gateway.address, run_event(job="three"))[0] == 200
-            wait_for(lambda: other.jobs == ["two", "three"], "as before")
+            until(lambda: other.jobs == ["two", "three"], "as before")
     finally:
         other.close()
     assert backend.jobs == ["one"]
@@ -184,14 +183,14 @@ def test_a_destination_is_paused_tapped_and_resumed_from_outside(
     with gateway.running():
         assert run_cli("destination", "pause", "backend", str(gateway.config)).returncode == 0
         assert post(gateway.address, run_event(job="waits"))[0] == 200
-        wait_for(lambda: gateway.metric("gateway_destination_lag_events") == 1, "it waits")
+        until(lambda: gateway.metric("gateway_destination_lag_events") == 1, "it waits")
         assert gateway.metric("gateway_destination_state", state="paused") == 1
         nobody = run_cli("destination", "pause", "nobody", str(gateway.config), "--json")
         assert nobody.returncode == 2
         assert "known: backend" in nobody.stderr
         data = str(gateway.folder / "data")
         assert run_cli("destination", "resume", "backend", data).returncode == 0
-        wait_for(lambda: backend.jobs == ["waits"], "it goes on")
+        until(lambda: backend.jobs == ["waits"], "it goes on")
 
         command = [sys.executable, "-m", "holdfast", "tap", "backend", str(gateway.config)]
         tap = subprocess.Popen(
@@ -205,7 +204,7 @@ def test_a_destination_is_paused_tapped_and_resumed_from_outside(
             assert post(gateway.address, run_event(job=f"seen-{number}"))[0] == 200
             return tap.poll() is not None
 
-        wait_for(seen, "the tap shows one")
+        until(seen, "the tap shows one")
         output, _ = tap.communicate()
         shown = json.loads(output)
         assert "seen-" in shown["payload"]

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 from tests.conftest import parent_of
 from tests.graph.lineage import post, request, run_event
-from tests.operate.processes import Backend, GatewayFolder, run_cli, wait_for
+from tests.operate.processes import Backend, GatewayFolder, run_cli
+from tests.patience import PATIENCE_S, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -63,7 +64,7 @@ def test_workers_share_a_port_are_restarted_and_stop_together(
         assert len(workers) == 2
         first = [f"a{n}" for n in range(60)]
         send(gateway, first)
-        wait_for(lambda: set(first) <= set(backend.jobs), "delivered")
+        until(lambda: set(first) <= set(backend.jobs), "delivered")
         for worker in ("0", "1"):
             accepted = gateway.metric("gateway_receiver_accepted_events_total", worker=worker)
             assert accepted > 0, "one worker got everything"
@@ -76,17 +77,15 @@ def test_workers_share_a_port_are_restarted_and_stop_together(
         assert run_cli("destination", "resume", "backend", str(gateway.config)).returncode == 0
 
         os.kill(workers[0], signal.SIGKILL)
-        wait_for(
-            lambda: (now := children_of(process.pid)) != workers and len(now) == 2, "begun again"
-        )
+        until(lambda: (now := children_of(process.pid)) != workers and len(now) == 2, "begun again")
         second = [f"b{n}" for n in range(20)]
         send(gateway, second)
-        wait_for(lambda: set(second) <= set(backend.jobs), "delivered after the kill")
-        wait_for(gateway.is_ready, "ready again")
+        until(lambda: set(second) <= set(backend.jobs), "delivered after the kill")
+        until(gateway.is_ready, "ready again")
 
         workers = children_of(process.pid)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 0
+        assert process.wait(PATIENCE_S) == 0
         assert not any(os.path.exists(f"/proc/{pid}") for pid in workers)
     assert (gateway.folder / "data" / "quiver" / "core-01").is_dir()
     assert any("ended with -9" in line for line in gateway.messages())
@@ -97,7 +96,7 @@ def test_workers_share_a_port_are_restarted_and_stop_together(
     with gateway.running():
         third = ["c"]
         send(gateway, third)
-        wait_for(lambda: "c" in backend.jobs, "delivered by one")
+        until(lambda: "c" in backend.jobs, "delivered by one")
         assert request(gateway.admin, "GET", "/readyz")[0] == 200
 
 
@@ -106,7 +105,7 @@ def test_workers_stop_when_their_parent_is_gone(gateway: GatewayFolder) -> None:
         workers = children_of(process.pid)
         process.kill()
         process.wait()
-        wait_for(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in workers), "they end")
+        until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in workers), "they end")
 
 
 def test_a_worker_that_cannot_start_for_its_configuration_ends_all(

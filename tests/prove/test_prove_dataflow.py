@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from tests.patience import PATIENCE_S
 
 from holdfast.dataflow.points import TRAP, Point
 from holdfast.errors import CheckFailed
@@ -61,7 +62,7 @@ def test_whoever_steps_into_a_trap_dies_with_its_whole_session(tmp_path: Path) -
         [sys.executable, "-c", VICTIM], env=environ, stdout=subprocess.PIPE, start_new_session=True
     ) as victim:
         try:
-            told, _ = victim.communicate(timeout=60)
+            told, _ = victim.communicate(timeout=PATIENCE_S)
             assert told == b"alive\n"
             assert victim.returncode == -9
             assert not [pid for pid in processes() if session_of(pid) == victim.pid]

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable
 from pathlib import PurePath
 from typing import NamedTuple, Self
 
+from tests.patience import PATIENCE_S
+
 from holdfast.quiver import AckLevel, AppendConfig, Quiver, QuiverConfig, SegmentConfig, WalConfig
 from holdfast.quiver.config import KB, MB
 from holdfast.quiver.log.frame import Frame
@@ -29,8 +31,6 @@ QUARANTINE = ROOT / "quarantine"
 START_NS = 1_767_323_045_678_901_000
 # Keeps the WAL files: nothing gets into a segment.
 NO_SEAL = Fault(Point.SEAL_MAKE_DIR, FaultKind.EIO, times=1_000_000)
-# Long enough for any machine, short enough that a hanging test ends by itself.
-PATIENCE_S = 60.0
 
 
 def quiet(

@@ -11,6 +11,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from tests.patience import PATIENCE_S
+
 from holdfast.quiver import Quiver, QuiverConfig, RetentionConfig, SegmentConfig
 from holdfast.seam import Seam
 from holdfast.seam.disk import RealDisk
@@ -49,7 +51,7 @@ class Owner:
 
     def wait(self) -> int:
         """Wait until the child has ended; return its exit code."""
-        code = self._child.wait(60)
+        code = self._child.wait(PATIENCE_S)
         for pipe in (self._child.stdin, self._child.stdout):
             assert pipe is not None
             pipe.close()

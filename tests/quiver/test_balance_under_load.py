@@ -7,7 +7,8 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from tests.quiver.machine import PATIENCE_S, Machine, quiet
+from tests.patience import PATIENCE_S
+from tests.quiver.machine import Machine, quiet
 
 from holdfast.quiver import AckLevel, Quiver
 from holdfast.quiver.log.frame import Totals

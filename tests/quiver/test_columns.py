@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.patience import PATIENCE_S
 
 from holdfast.quiver.segments.columns import constant, numbers, texts
 
@@ -62,6 +63,6 @@ def test_sealing_and_reading_do_without_pandas(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=True,
-        timeout=120,
+        timeout=PATIENCE_S,
     )
     assert done.stdout.strip() == "False"

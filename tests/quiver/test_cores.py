@@ -14,7 +14,8 @@ from pathlib import Path, PurePath
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.quiver.machine import PATIENCE_S, START_NS
+from tests.patience import PATIENCE_S
+from tests.quiver.machine import START_NS
 
 from holdfast.errors import BadInput, CannotOpen, DirectoryLocked, Overloaded, QuiverClosed
 from holdfast.quiver import (

@@ -8,7 +8,8 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from tests.quiver.machine import PATIENCE_S, SEGMENTS
+from tests.patience import PATIENCE_S
+from tests.quiver.machine import SEGMENTS
 from tests.readers.setting import (
     StillMachine,
     append,

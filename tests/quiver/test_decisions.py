@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.patience import until
 from tests.quiver.machine import ROOT, Machine, quiet
 from tests.quiver.owner import Owner
-from tests.quiver.waiting import wait_until
 
 from holdfast.errors import BadInput, UnknownSubscriber
 from holdfast.quiver import Outcome, Quiver
@@ -70,7 +70,7 @@ def test_what_is_decided_goes_from_the_disk_also_around_numbers_that_were_never_
         assert seqs[1] > seqs[0] + 1
         for seq in reversed(seqs):
             quiver.resolve("keeper", [seq], Outcome.ACKED)
-        wait_until(lambda: not quiver.segments())
+        until(lambda: not quiver.segments())
 
 
 def test_what_is_not_there_is_passed_over() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
+from tests.patience import until
 from tests.quiver.machine import Machine, WatchedDisk, payloads, quiet
-from tests.quiver.waiting import wait_until
 
 from holdfast.quiver import AckLevel, Quiver
 from holdfast.quiver.points import Point
@@ -50,13 +50,13 @@ def test_nothing_is_synced_before_the_interval_or_the_size_is_reached(
 def test_the_log_is_synced_when_the_interval_has_passed(machine: Machine) -> None:
     quiver, disk = watched_start(machine, AckLevel.WRITTEN, flush_interval_s=0.01)
     quiver.append_raw(b"x")
-    wait_until(lambda: log_syncs(disk) == {Point.WAL_SYNC: 1})
+    until(lambda: log_syncs(disk) == {Point.WAL_SYNC: 1})
 
 
 def test_one_sync_by_interval_covers_everything_written_before_it(machine: Machine) -> None:
     quiver, disk = watched_start(machine, AckLevel.WRITTEN, flush_interval_s=0.2)
     last = [quiver.append_raw(b"x").seq for _ in range(5)][-1]
-    wait_until(lambda: quiver.statistics().synced_seq == last)
+    until(lambda: quiver.statistics().synced_seq == last)
     assert sum(log_syncs(disk).values()) <= 2
 
 

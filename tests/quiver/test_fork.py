@@ -15,7 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.seam.forking import CHILD_S, in_child
+from tests.patience import PATIENCE_S
+from tests.seam.forking import in_child
 
 from holdfast.errors import DirectoryLocked, Forked, StorageFailed
 from holdfast.quiver import Cores, Quiver, QuiverConfig
@@ -52,7 +53,7 @@ def test_a_worker_that_acks_does_not_make_the_parents_acks_unreadable(tmp_path: 
 
     worker = multiprocessing.get_context("fork").Process(target=work)
     worker.start()
-    worker.join(CHILD_S)
+    worker.join(PATIENCE_S)
     assert worker.exitcode == 1, "it should end with Forked"
     with quiver.lease("x") as lease:
         assert drain(lease) == 20
@@ -175,7 +176,7 @@ with Quiver.open({str(tmp_path)!r}) as quiver:
     assert quiver.balance("l").pending.bundles == 0
     assert quiver.recovery.damages == []
 """
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=CHILD_S)
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=PATIENCE_S)
 
 
 def test_a_child_that_lives_on_keeps_neither_lock_nor_space(tmp_path: Path) -> None:
@@ -184,9 +185,9 @@ def test_a_child_that_lives_on_keeps_neither_lock_nor_space(tmp_path: Path) -> N
     told_out, told_in = os.pipe()
     child = os.fork()
     if child == 0:
-        signal.alarm(CHILD_S)
+        signal.alarm(int(PATIENCE_S))
         os.write(told_in, b"x")
-        time.sleep(CHILD_S)
+        time.sleep(PATIENCE_S)
         os._exit(0)
     try:
         os.read(told_out, 1)

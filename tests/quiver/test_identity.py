@@ -7,9 +7,9 @@ import sys
 from pathlib import Path, PurePath
 
 import pytest
+from tests.patience import PATIENCE_S
 from tests.quiver.machine import (
     NO_SEAL,
-    PATIENCE_S,
     QUARANTINE,
     ROOT,
     SEGMENTS,

@@ -9,8 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from tests.quiver.machine import PATIENCE_S, GatedDisk, Machine, payloads, quiet
-from tests.quiver.waiting import in_thread, run_loop, wait_until
+from tests.patience import PATIENCE_S, until
+from tests.quiver.machine import GatedDisk, Machine, payloads, quiet
+from tests.quiver.waiting import in_thread, run_loop
 
 from holdfast.errors import HoldfastError, NotAccepted, Overloaded, QuiverClosed, StorageFailed
 from holdfast.quiver import AckLevel, Quiver, Receipt
@@ -299,7 +300,7 @@ def test_a_seal_that_dies_at_close_answers_those_who_wait_for_the_segment(
 ) -> None:
     quiver = machine.start(faults=[Fault(Point.SEAL_MAKE_DIR, FaultKind.KILL_BEFORE)])
     waiting = in_thread(lambda: quiver.append_raw(b"x", level=AckLevel.SEGMENT))
-    wait_until(lambda: quiver.statistics().open_bundles == 1)
+    until(lambda: quiver.statistics().open_bundles == 1)
     with pytest.raises(SimulatedCrash):
         quiver.close()
     with pytest.raises((SimulatedCrash, NotAccepted)):

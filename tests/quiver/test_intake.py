@@ -8,7 +8,8 @@ from functools import partial
 from typing import Any
 
 import pytest
-from tests.quiver.machine import PATIENCE_S, GatedDisk, Machine, payloads, quiet
+from tests.patience import PATIENCE_S
+from tests.quiver.machine import GatedDisk, Machine, payloads, quiet
 
 from holdfast.errors import BundleTooLarge, Overloaded, StorageFailed
 from holdfast.quiver import AckLevel, Intake, Quiver, Receipt

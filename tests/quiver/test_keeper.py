@@ -10,7 +10,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from tests.quiver.machine import PATIENCE_S, ROOT, Machine, quiet
+from tests.patience import PATIENCE_S
+from tests.quiver.machine import ROOT, Machine, quiet
 from tests.readers.setting import append, check_books, drain, sealed
 
 from holdfast.quiver import LedgerConfig, QuiverConfig, RetentionConfig

@@ -7,7 +7,8 @@ import threading
 
 import pyarrow as pa
 import pytest
-from tests.quiver.machine import PATIENCE_S, SEGMENTS, Machine
+from tests.patience import PATIENCE_S
+from tests.quiver.machine import SEGMENTS, Machine
 from tests.readers.setting import (
     SteppingClock,
     StillMachine,

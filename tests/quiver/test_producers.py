@@ -7,8 +7,9 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from tests.patience import PATIENCE_S
 from tests.quiver.batches import column_of, numbers
-from tests.quiver.machine import PATIENCE_S, GatedDisk, Machine, quiet
+from tests.quiver.machine import GatedDisk, Machine, quiet
 
 from holdfast.errors import DiskFull, StaleEpoch
 from holdfast.quiver import ProducerConfig, Quiver, QuiverConfig, Receipt

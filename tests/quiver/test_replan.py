@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from tests.quiver.machine import PATIENCE_S
-from tests.quiver.waiting import in_thread, wait_until
+from tests.patience import PATIENCE_S, until
+from tests.quiver.waiting import in_thread
 from tests.readers.setting import (
     NEVER_S,
     StillMachine,
@@ -200,7 +200,7 @@ def test_a_reader_that_only_looks_has_it_sealed_too(still: StillMachine) -> None
     cursor = quiver.cursor("spark")
     append(quiver, 1)
     assert cursor.plan(sealed_only=True) is None
-    wait_until(lambda: len(quiver.segments()) == 1)
+    until(lambda: len(quiver.segments()) == 1)
     assert cursor.plan(sealed_only=True) is not None
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from tests.patience import until
 from tests.quiver.machine import (
     NO_SEAL,
     SEGMENTS,
@@ -19,7 +20,6 @@ from tests.quiver.machine import (
     payloads,
     quiet,
 )
-from tests.quiver.waiting import wait_until
 
 from holdfast.errors import NotAccepted, StaleEpoch, StorageFailed
 from holdfast.quiver import AckLevel, Quiver
@@ -102,7 +102,7 @@ def test_more_than_a_segment_holds_is_sealed_into_several_at_once(machine: Machi
         quiver.append_raw(bytes([n]) * 20_000)
     machine.kill()
     quiver = machine.start()
-    wait_until(lambda: len(quiver.segments()) >= 1)
+    until(lambda: len(quiver.segments()) >= 1)
     quiver.flush()
     assert payloads(quiver) == {n: [bytes([n]) * 20_000] for n in range(80)}
     ranges = [(s.summary.first_seq, s.summary.last_seq) for s in quiver.segments()]

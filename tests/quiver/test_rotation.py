@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from tests.patience import until
 from tests.quiver.machine import (
     NO_SEAL,
     WAL,
@@ -12,7 +13,6 @@ from tests.quiver.machine import (
     disk_with,
     payloads,
 )
-from tests.quiver.waiting import wait_until
 
 from holdfast.errors import CannotOpen
 from holdfast.quiver import Quiver
@@ -103,7 +103,7 @@ def test_a_handed_over_segment_ends_the_file_and_the_file_goes_when_it_is_sealed
     append_sized(quiver, 5)
     assert numbers(machine) == [1, 2, 3]
     quiver.flush()
-    wait_until(lambda: numbers(machine) == [4])
+    until(lambda: numbers(machine) == [4])
     assert quiver.statistics().wal_bytes == HEADER_BYTES
     assert quiver.statistics().wal_files == 1
 
@@ -133,7 +133,7 @@ def test_a_file_whose_successor_could_not_be_begun_takes_no_more_and_the_next_is
     assert payloads(quiver) == {0: [b"a"], 1: [b"b"]}
     assert quiver.recovery.skipped_bundles == 1
     quiver.flush()
-    wait_until(lambda: len(numbers(machine)) == 1)
+    until(lambda: len(numbers(machine)) == 1)
     assert payloads(quiver) == {0: [b"a"], 1: [b"b"]}
 
 
@@ -145,7 +145,7 @@ def test_a_file_that_cannot_be_removed_is_tried_again_with_the_next_segment(
     for n in range(2):
         quiver.append_raw(b"%d" % n)
         quiver.flush()
-    wait_until(lambda: len(numbers(machine)) == 1)
+    until(lambda: len(numbers(machine)) == 1)
     assert payloads(quiver) == {0: [b"0"], 1: [b"1"]}
 
 
@@ -153,7 +153,7 @@ def test_a_file_whose_removal_a_power_cut_undid_is_not_replayed_again(machine: M
     quiver = machine.start(faults=[Fault(Point.TRUNCATE_SYNC_DIR, FaultKind.EIO)])
     append_sized(quiver, 3)
     quiver.flush()
-    wait_until(lambda: quiver.statistics().last_seal_error is not None)
+    until(lambda: quiver.statistics().last_seal_error is not None)
     assert numbers(machine) == [3]
     machine.cut_power()
     quiver = machine.start()

@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from tests.patience import PATIENCE_S
 from tests.quiver.batches import (
     ENVELOPE,
     column_of,
@@ -18,7 +19,7 @@ from tests.quiver.batches import (
     quiet_segments,
     seal,
 )
-from tests.quiver.machine import PATIENCE_S, START_NS, GatedDisk, Machine, quiet
+from tests.quiver.machine import START_NS, GatedDisk, Machine, quiet
 
 from holdfast.errors import BadInput
 from holdfast.quiver import AckLevel, ColumnExtractor, Quiver

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.patience import PATIENCE_S
 from tests.quiver.batches import (
     column_of,
     data_paths,
@@ -21,7 +22,7 @@ from tests.quiver.batches import (
     quiet_segments,
     seal,
 )
-from tests.quiver.machine import PATIENCE_S, SEGMENTS, Machine, contents, disk_with, quiet
+from tests.quiver.machine import SEGMENTS, Machine, contents, disk_with, quiet
 
 from holdfast.errors import Damaged
 from holdfast.quiver import Quiver

@@ -7,13 +7,14 @@ from pathlib import PurePath
 
 import pyarrow as pa
 import pytest
+from tests.patience import PATIENCE_S
 from tests.quiver.batches import (
     column_of,
     numbers,
     own_rows,
     quiet_segments,
 )
-from tests.quiver.machine import PATIENCE_S, SEGMENTS, GatedDisk, Machine, quiet
+from tests.quiver.machine import SEGMENTS, GatedDisk, Machine, quiet
 
 from holdfast.errors import Overloaded, StorageFailed
 from holdfast.quiver import AckLevel, Quiver, QuiverConfig

@@ -9,9 +9,10 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.patience import PATIENCE_S, until
 from tests.quiver.batches import data_paths, seal
-from tests.quiver.machine import PATIENCE_S, START_NS
-from tests.quiver.waiting import in_thread, wait_until
+from tests.quiver.machine import START_NS
+from tests.quiver.waiting import in_thread
 from tests.readers.setting import NEVER_S, StillMachine, calm, keep, must_plan
 
 from holdfast.quiver import (
@@ -342,7 +343,7 @@ def test_statements_beside_appends_and_seals_never_miss_what_was_acknowledged(
                 quiver.flush()
 
     work = in_thread(produce)
-    wait_until(lambda: quiver.statement().through_seq >= 0)
+    until(lambda: quiver.statement().through_seq >= 0)
     while not work.done():
         stated = quiver.statement()
         before = stated.through_seq + 1

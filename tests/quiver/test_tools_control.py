@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.patience import PATIENCE_S
 from tests.quiver.machine import Machine
 from tests.quiver.owner import CONFIG, Owner
 from tests.quiver.reading import acknowledge
@@ -31,8 +32,6 @@ from holdfast.quiver import Outcome, Quiver, control
 from holdfast.quiver.control import ControlServer, Verbs, ask
 from holdfast.quiver.points import Point
 from holdfast.seam.clock import RealClock
-
-PATIENCE_S = 60.0
 
 
 @pytest.fixture

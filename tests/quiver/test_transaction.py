@@ -9,8 +9,9 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from tests.patience import PATIENCE_S
 from tests.quiver.batches import column_of, numbers
-from tests.quiver.machine import PATIENCE_S, START_NS, GatedDisk, Machine, quiet
+from tests.quiver.machine import START_NS, GatedDisk, Machine, quiet
 
 from holdfast.errors import (
     BadInput,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 
-from tests.quiver.machine import PATIENCE_S
+from tests.patience import PATIENCE_S
 
 from holdfast.quiver.read.wakeup import Signal
 

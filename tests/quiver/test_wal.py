@@ -8,16 +8,9 @@ from dataclasses import replace
 
 import pyarrow as pa
 import pytest
-from tests.quiver.machine import (
-    NO_SEAL,
-    PATIENCE_S,
-    START_NS,
-    GatedDisk,
-    Machine,
-    payloads,
-    quiet,
-)
-from tests.quiver.waiting import in_thread, wait_until
+from tests.patience import PATIENCE_S, until
+from tests.quiver.machine import NO_SEAL, START_NS, GatedDisk, Machine, payloads, quiet
+from tests.quiver.waiting import in_thread
 
 from holdfast.errors import BadInput
 from holdfast.quiver import AckLevel, Quiver, SegmentConfig
@@ -251,7 +244,7 @@ def test_appends_that_wait_together_share_one_write_and_one_sync(machine: Machin
     first = in_thread(lambda: quiver.append_raw(b"first"))
     assert gated.reached.wait(PATIENCE_S)
     others = [in_thread(lambda: quiver.append_raw(b"12345")) for _ in range(20)]
-    wait_until(lambda: quiver.statistics().pending_bytes >= 21 * 25)
+    until(lambda: quiver.statistics().pending_bytes >= 21 * 25)
     gated.gate.set()
     for waiting in (first, *others):
         waiting.result(PATIENCE_S)

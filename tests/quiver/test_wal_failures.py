@@ -3,15 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from tests.quiver.machine import (
-    PATIENCE_S,
-    GatedDisk,
-    Machine,
-    WatchedDisk,
-    payloads,
-    quiet,
-)
-from tests.quiver.waiting import in_thread, wait_until
+from tests.patience import PATIENCE_S, until
+from tests.quiver.machine import GatedDisk, Machine, WatchedDisk, payloads, quiet
+from tests.quiver.waiting import in_thread
 
 from holdfast.errors import CannotOpen, DiskFull, NotAccepted, Overloaded, StorageFailed
 from holdfast.quiver import AckLevel, Quiver
@@ -244,7 +238,7 @@ def test_a_second_failure_answers_those_who_wait_for_a_segment(machine: Machine)
     ]
     quiver = machine.start(faults=failing)
     waiting = in_thread(lambda: quiver.append_raw(b"x", level=AckLevel.SEGMENT))
-    wait_until(lambda: quiver.statistics().open_bundles == 1)
+    until(lambda: quiver.statistics().open_bundles == 1)
     refusal(quiver)
     with pytest.raises(StorageFailed) as refused:
         waiting.result(PATIENCE_S)
@@ -260,7 +254,7 @@ def test_an_append_acknowledged_in_memory_whose_write_failed_is_carried_into_the
 ) -> None:
     quiver = machine.start(faults=[Fault(Point.WAL_WRITE, ENOSPC)])
     carried = quiver.append_raw(b"carried", level=AckLevel.MEMORY).seq
-    wait_until(lambda: quiver.statistics().write_failures_total == 1)
+    until(lambda: quiver.statistics().write_failures_total == 1)
     later = quiver.append_raw(b"later").seq
     assert carried < later
     assert reopened(machine) == [[b"carried"], [b"later"]]
@@ -271,14 +265,14 @@ def test_a_carried_append_is_tried_again_without_another_append(machine: Machine
         quiet(AckLevel.MEMORY, flush_interval_s=0.0), faults=[Fault(Point.WAL_WRITE, ENOSPC)]
     )
     quiver.append_raw(b"carried")
-    wait_until(lambda: quiver.statistics().synced_seq == 0)
+    until(lambda: quiver.statistics().synced_seq == 0)
     assert reopened(machine) == [[b"carried"]]
 
 
 def test_a_carried_append_is_written_by_a_clean_close(machine: Machine) -> None:
     quiver = machine.start(faults=[Fault(Point.WAL_WRITE, ENOSPC)])
     quiver.append_raw(b"carried", level=AckLevel.MEMORY)
-    wait_until(lambda: quiver.statistics().write_failures_total == 1)
+    until(lambda: quiver.statistics().write_failures_total == 1)
     machine.stop()
     assert payloads(machine.start()) == {0: [b"carried"]}
 
@@ -292,7 +286,7 @@ def test_a_full_disk_does_not_fill_the_memory_with_appends_acknowledged_in_memor
     )
     quiver = machine.start(quiet(AckLevel.MEMORY), through=lambda _: full)
     carried = quiver.append_raw(b"carried").seq
-    wait_until(lambda: quiver.statistics().write_failures_total > 0)
+    until(lambda: quiver.statistics().write_failures_total > 0)
     for _ in range(5):
         refused = refusal(quiver)
         assert isinstance(refused, DiskFull)
@@ -306,7 +300,7 @@ def test_a_full_disk_does_not_fill_the_memory_with_appends_acknowledged_in_memor
 def test_a_repeat_of_a_carried_append_is_not_stored_twice(machine: Machine) -> None:
     quiver = machine.start(faults=[Fault(Point.WAL_WRITE, ENOSPC)])
     first = quiver.append_raw(b"x", producer="p", epoch=1, level=AckLevel.MEMORY)
-    wait_until(lambda: quiver.statistics().write_failures_total == 1)
+    until(lambda: quiver.statistics().write_failures_total == 1)
     repeat = quiver.append_raw(b"x", producer="p", epoch=1)
     assert (repeat.seq, repeat.duplicate) == (first.seq, True)
     assert reopened(machine) == [[b"x"]]
@@ -317,7 +311,7 @@ def test_a_repeat_of_a_carried_append_is_refused_when_the_write_fails_again(
 ) -> None:
     quiver = machine.start(faults=[Fault(Point.WAL_WRITE, ENOSPC, times=2)])
     gated = quiver.append_raw(b"x", producer="p", epoch=1, level=AckLevel.MEMORY)
-    wait_until(lambda: quiver.statistics().write_failures_total > 0)
+    until(lambda: quiver.statistics().write_failures_total > 0)
     outcomes: list[object] = []
     for _ in range(2):
         try:
@@ -407,7 +401,7 @@ def test_the_wal_at_its_cap_makes_appends_wait_for_the_sealer(machine: Machine) 
     assert refused.stored == "no"
     assert quiver.statistics().wal_bytes < 64 * KB + 30_000
     no_seal.heal()
-    wait_until(lambda: quiver.statistics().segments > 0)
+    until(lambda: quiver.statistics().segments > 0)
     stored.append(quiver.append_raw(bytes(10_000)).seq)
     machine.kill()
     assert sorted(payloads(machine.start())) == stored
@@ -421,7 +415,7 @@ def test_a_wal_file_that_could_not_be_removed_does_not_hold_the_cap_for_ever(
     quiver = machine.start(config, faults=[Fault(Point.TRUNCATE_UNLINK, EIO)])
     quiver.append_raw(bytes(60_000))
     quiver.flush()
-    wait_until(lambda: quiver.statistics().last_seal_error is not None)
+    until(lambda: quiver.statistics().last_seal_error is not None)
     quiver.append_raw(bytes(10_000))
     assert quiver.statistics().wal_bytes < 64 * KB
 

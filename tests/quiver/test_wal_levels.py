@@ -5,8 +5,9 @@ from __future__ import annotations
 from functools import partial
 
 import pytest
-from tests.quiver.machine import PATIENCE_S, GatedDisk, Machine, payloads, quiet
-from tests.quiver.waiting import in_thread, wait_until
+from tests.patience import PATIENCE_S, until
+from tests.quiver.machine import GatedDisk, Machine, payloads, quiet
+from tests.quiver.waiting import in_thread
 
 from holdfast.errors import NotAccepted
 from holdfast.quiver import AckLevel, Quiver
@@ -22,7 +23,7 @@ def append_at(quiver: Quiver, level: AckLevel, event: bytes = b"x") -> int:
     else:
         bundles = quiver.statistics().open_bundles
         waiting = in_thread(lambda: quiver.append_raw(event, level=level))
-        wait_until(lambda: quiver.statistics().open_bundles > bundles)
+        until(lambda: quiver.statistics().open_bundles > bundles)
         assert not waiting.done()
         quiver.flush()
         receipt = waiting.result(PATIENCE_S)
@@ -136,7 +137,7 @@ def test_no_one_in_a_group_is_answered_before_the_own_level_is_reached(machine: 
     first = in_thread(lambda: quiver.append_raw(b"first"))
     assert gated.reached.wait(PATIENCE_S)
     others = {level: in_thread(partial(quiver.append_raw, b"x", level=level)) for level in AckLevel}
-    wait_until(lambda: quiver.statistics().pending_bytes >= 25 + 4 * 21)
+    until(lambda: quiver.statistics().pending_bytes >= 25 + 4 * 21)
     gated.gate.set()
     assert first.result(PATIENCE_S).level is AckLevel.FSYNCED
     for level in (AckLevel.MEMORY, AckLevel.WRITTEN, AckLevel.FSYNCED):
@@ -202,11 +203,11 @@ def test_a_repeat_within_a_group_keeps_its_own_level(machine: Machine) -> None:
     leader = in_thread(
         lambda: quiver.append_raw(b"x", producer="p", epoch=1, level=AckLevel.MEMORY)
     )
-    wait_until(lambda: quiver.statistics().pending_bytes >= 25 + 21)
+    until(lambda: quiver.statistics().pending_bytes >= 25 + 21)
     follower = in_thread(
         lambda: quiver.append_raw(b"x", producer="p", epoch=1, level=AckLevel.SEGMENT)
     )
-    wait_until(lambda: quiver.statistics().pending_bytes >= 25 + 2 * 21)
+    until(lambda: quiver.statistics().pending_bytes >= 25 + 2 * 21)
     gated.gate.set()
     assert not leader.result(PATIENCE_S).duplicate
     assert not follower.done()
@@ -229,7 +230,7 @@ def test_data_that_was_only_written_is_synced_by_timer_without_another_append(
     """Upstream looks at the interval only when the next append comes."""
     quiver = machine.start(quiet(level, flush_interval_s=0.01))
     quiver.append_raw(b"last of a burst")
-    wait_until(lambda: quiver.statistics().synced_seq == 0)
+    until(lambda: quiver.statistics().synced_seq == 0)
     assert payloads(quiver) == {0: [b"last of a burst"]}
     machine.cut_power()
     assert payloads(machine.start()) == {0: [b"last of a burst"]}
@@ -238,7 +239,7 @@ def test_data_that_was_only_written_is_synced_by_timer_without_another_append(
 def test_a_flush_interval_of_zero_syncs_at_once(machine: Machine) -> None:
     quiver = machine.start(quiet(AckLevel.WRITTEN, flush_interval_s=0.0))
     quiver.append_raw(b"x")
-    wait_until(lambda: quiver.statistics().synced_seq == 0)
+    until(lambda: quiver.statistics().synced_seq == 0)
 
 
 def test_a_sync_that_fails_by_timer_is_rescued_into_another_file(machine: Machine) -> None:
@@ -247,7 +248,7 @@ def test_a_sync_that_fails_by_timer_is_rescued_into_another_file(machine: Machin
         faults=[Fault(Point.WAL_SYNC, FaultKind.FAILED_SYNC)],
     )
     quiver.append_raw(b"x")
-    wait_until(lambda: quiver.statistics().synced_seq == 0)
+    until(lambda: quiver.statistics().synced_seq == 0)
     assert quiver.statistics().sync_failures_total == 1
     machine.cut_power()
     assert payloads(machine.start()) == {0: [b"x"]}

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any
-
-from tests.quiver.machine import PATIENCE_S
 
 
 def in_thread(work: Callable[[], Any]) -> Future[Any]:
@@ -29,11 +26,3 @@ def in_thread(work: Callable[[], Any]) -> Future[Any]:
 def run_loop(work: Coroutine[Any, Any, Any]) -> Future[Any]:
     """Run a coroutine in an event loop of its own, in a thread of its own."""
     return in_thread(lambda: asyncio.run(work))
-
-
-def wait_until(holds: Callable[[], bool]) -> None:
-    """Wait for another thread, however slow the machine is."""
-    deadline_s = time.monotonic() + PATIENCE_S
-    while not holds():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.001)

@@ -12,7 +12,8 @@ from types import TracebackType
 from typing import Self
 
 import pytest
-from tests.quiver.machine import PATIENCE_S, Machine, quiet
+from tests.patience import PATIENCE_S
+from tests.quiver.machine import Machine, quiet
 from tests.readers.setting import (
     StillMachine,
     append,

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from tests.crash.contents import Shape
-from tests.quiver.machine import PATIENCE_S
+from tests.patience import PATIENCE_S
 from tests.readers.world import LARGE_BYTES, NAMES, OPTIONS, RETENTIONS, World
 
 from holdfast.errors import NotAccepted

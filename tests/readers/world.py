@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from tests.crash.contents import Content, Shape, token_of
-from tests.quiver.machine import PATIENCE_S, ROOT, START_NS, contents
+from tests.patience import PATIENCE_S
+from tests.quiver.machine import ROOT, START_NS, contents
 from tests.readers.setting import StillMachine, calm, check_books, keep
 
 from holdfast.errors import (

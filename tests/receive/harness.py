@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import uvloop
+from tests.patience import PATIENCE_S
 
 from holdfast import Quiver
 from holdfast.deadletter.letter import Letter
@@ -26,8 +27,6 @@ from holdfast.signals.event import events_of
 
 PATH = "/api/v1/lineage"
 JSON = {"content-type": "application/json"}
-# How long a test waits for what must happen; only a failure takes so long.
-PATIENCE_S = 30.0
 RUN_SCHEMA = "https://openlineage.io/spec/2-0-2/OpenLineage.json#/$defs/RunEvent"
 
 
@@ -271,19 +270,3 @@ def is_closed(connection: socket.socket) -> bool:
     except ConnectionError:
         pass
     return True
-
-
-def wait_until(condition: Callable[[], object]) -> None:
-    """Wait until something holds; fails after a generous time."""
-    deadline_s = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline_s, "it did not happen"
-        time.sleep(0.01)
-
-
-async def until(condition: Callable[[], object]) -> None:
-    """Let other tasks run until something holds."""
-    deadline_s = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline_s, "it did not happen"
-        await asyncio.sleep(0)

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.patience import PATIENCE_S, until, until_async
 from tests.receive.harness import (
     PATH,
-    PATIENCE_S,
     Place,
     Running,
     event_bytes,
@@ -21,8 +21,6 @@ from tests.receive.harness import (
     request_bytes,
     running,
     send_until_refused,
-    until,
-    wait_until,
 )
 from uvicorn.config import Config as UvicornConfig
 from uvicorn.server import ServerState
@@ -186,7 +184,7 @@ def test_a_client_that_does_not_finish_its_headers_is_closed(tmp_path: Path, sta
         with server.connect() as client:
             client.sendall(start)
             assert is_closed(client)
-        wait_until(lambda: server.receiver.statistics().connections == 0)
+        until(lambda: server.receiver.statistics().connections == 0)
 
 
 def test_a_slowloris_is_closed_though_it_keeps_sending(tmp_path: Path) -> None:
@@ -226,7 +224,7 @@ def test_a_client_that_reads_no_answers_is_cut_off(tmp_path: Path) -> None:
         client.connect(("127.0.0.1", server.port))
         request = request_bytes(method="GET", path="/openapi.json", content_length="-")
         send_until_refused(client, request * 10)
-        wait_until(lambda: server.receiver.statistics().connections == 0)
+        until(lambda: server.receiver.statistics().connections == 0)
         client.close()
 
 
@@ -259,7 +257,7 @@ def test_a_close_that_waits_for_its_client_ends(tmp_path: Path) -> None:
         connection = BoundedConnection(settings, ConnectionCounts(), asgi, ServerState(), {})
         connection.connection_made(transport)
         connection.data_received(request)
-        await until(transport.is_closing)
+        await until_async(transport.is_closing)
         now_s = asyncio.get_running_loop().time()
         connection.expire(now_s)
         assert not transport.aborted
@@ -278,11 +276,11 @@ def test_a_client_gone_in_the_middle_leaves_nothing(tmp_path: Path) -> None:
         for linger in (False, True):
             client = server.connect()
             client.sendall(head + b"x" * 500)
-            wait_until(lambda: server.receiver.statistics().in_flight_bytes == 500)
+            until(lambda: server.receiver.statistics().in_flight_bytes == 500)
             if linger:  # a reset instead of an orderly end
                 client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             client.close()
-            wait_until(lambda: idle(server))
+            until(lambda: idle(server))
         assert server.receiver.statistics().rejected == {"disconnected": 2}
         assert server.place.stored() == []
 
@@ -297,7 +295,7 @@ def test_headers_have_a_bound(tmp_path: Path, at_once: bool) -> None:
         large = request_bytes(event_bytes(), x_large="y" * 5000)
         client.sendall(large if at_once else large[:4900])
         if not at_once:
-            wait_until(lambda: server.receiver.statistics().connections == 1)
+            until(lambda: server.receiver.statistics().connections == 1)
             client.sendall(large[4900:])
         reply = read_reply(client)
         assert (reply.status, reply.document["reason"]) == (431, "header_too_large")
@@ -312,7 +310,7 @@ def test_a_header_without_an_end_has_a_bound(tmp_path: Path) -> None:
         client.sendall(b"POST / HTTP/1.1\r\nx-large: ")
         assert isinstance(send_until_refused(client, b"y" * 10_000), ConnectionError)
         client.close()
-        wait_until(lambda: server.receiver.statistics().connections == 0)
+        until(lambda: server.receiver.statistics().connections == 0)
 
 
 def test_a_body_of_100_mb_is_not_read_into_memory(tmp_path: Path) -> None:
@@ -361,7 +359,7 @@ def test_what_is_read_of_a_refused_body_has_a_bound(tmp_path: Path, bound: dict[
         assert read_reply(client).status == 413
         assert isinstance(send_until_refused(client, b"x" * 10_000, 0.001), ConnectionError)
         client.close()
-        wait_until(lambda: server.receiver.statistics().connections == 0)
+        until(lambda: server.receiver.statistics().connections == 0)
         assert server.receiver.server.counts.unread_bytes <= 3 * MB or "unread_timeout_s" in bound
 
 
@@ -371,7 +369,7 @@ def test_what_is_read_of_a_refused_body_has_a_bound(tmp_path: Path, bound: dict[
 def test_connections_have_a_bound(tmp_path: Path) -> None:
     with running(tmp_path, config({"max_connections": 2, "unread_timeout_s": 5.0})) as server:
         held = [server.connect() for _ in range(2)]
-        wait_until(lambda: server.receiver.statistics().connections == 2)
+        until(lambda: server.receiver.statistics().connections == 2)
         with server.connect() as third:
             third.sendall(request_bytes(event_bytes()))
             reply = read_reply(third)
@@ -379,7 +377,7 @@ def test_connections_have_a_bound(tmp_path: Path) -> None:
             assert reply.headers["retry-after"] == "1"
             assert reply.headers["connection"] == "close"
         held.pop().close()
-        wait_until(lambda: server.receiver.statistics().connections == 1)
+        until(lambda: server.receiver.statistics().connections == 1)
         with server.connect() as again:
             again.sendall(request_bytes(event_bytes()))
             assert read_reply(again).status == 200
@@ -390,10 +388,10 @@ def test_connections_have_a_bound(tmp_path: Path) -> None:
 def test_refused_connections_have_a_bound_too(tmp_path: Path) -> None:
     with running(tmp_path, config({"max_connections": 1})) as server:
         first = server.connect()
-        wait_until(lambda: server.receiver.statistics().connections == 1)
+        until(lambda: server.receiver.statistics().connections == 1)
         crowd = [server.connect() for _ in range(100)]
-        wait_until(lambda: server.receiver.statistics().rejected == {"busy": 100})
-        wait_until(lambda: len(server.receiver.server.counts.refused) <= 64)
+        until(lambda: server.receiver.statistics().rejected == {"busy": 100})
+        until(lambda: len(server.receiver.server.counts.refused) <= 64)
         for client in [first, *crowd]:
             client.close()
 
@@ -404,7 +402,7 @@ def test_requests_sent_ahead_have_a_bound(tmp_path: Path, monkeypatch: pytest.Mo
         gate = hold_appends(server, monkeypatch)
         with server.connect() as client:
             client.sendall(b"".join(request_bytes(event_bytes(n)) for n in range(50)))
-            wait_until(lambda: server.receiver.statistics().in_flight_requests == 1)
+            until(lambda: server.receiver.statistics().in_flight_requests == 1)
             gate.set()
             buffer = bytearray()
             assert [read_reply(client, buffer).status for _ in range(4)] == [200] * 4
@@ -442,7 +440,7 @@ def test_a_broken_chunk_is_a_400(tmp_path: Path) -> None:
         client.sendall(head + b"5\r\nhello\r\nnonsense\r\n")
         assert read_reply(client).status == 400
         assert is_closed(client)
-        wait_until(lambda: idle(server))
+        until(lambda: idle(server))
         assert server.place.stored() == []
 
 
@@ -453,7 +451,7 @@ def test_garbage_behind_a_request_does_not_cost_its_answer(
         gate = hold_appends(server, monkeypatch)
         with server.connect() as client:
             client.sendall(request_bytes(event_bytes(1)) + request_bytes(event_bytes(2)) + b"\0\0")
-            wait_until(lambda: server.receiver.statistics().in_flight_requests == 1)
+            until(lambda: server.receiver.statistics().in_flight_requests == 1)
             gate.set()
             buffer = bytearray()
             assert [read_reply(client, buffer).status for _ in range(3)] == [200, 200, 400]
@@ -470,7 +468,7 @@ def test_stopping_finishes_what_is_under_way(
         gate = hold_appends(server, monkeypatch)
         idle_client, client = server.connect(), server.connect()
         client.sendall(request_bytes(event_bytes()))
-        wait_until(lambda: server.receiver.statistics().in_flight_requests == 1)
+        until(lambda: server.receiver.statistics().in_flight_requests == 1)
         port = server.port
         stopping = threading.Thread(target=lambda: server.run(server.receiver.stop(PATIENCE_S)))
         stopping.start()
@@ -489,7 +487,7 @@ def test_stopping_cuts_off_what_takes_too_long(tmp_path: Path) -> None:
     with running(tmp_path, config()) as server:
         client = server.connect()
         client.sendall(request_bytes(b"", content_length="1000"))
-        wait_until(lambda: server.receiver.statistics().in_flight_requests == 1)
+        until(lambda: server.receiver.statistics().in_flight_requests == 1)
         server.run(server.receiver.stop(0.05))
         assert is_closed(client)
         assert idle(server)

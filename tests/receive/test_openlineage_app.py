@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.receive.harness import JSON, PATH, Exchange, Place, call, event, event_bytes, until
+from tests.patience import until_async
+from tests.receive.harness import JSON, PATH, Exchange, Place, call, event, event_bytes
 from tests.receive.test_admission import ManualClock
 
 from holdfast.deadletter.office import DeadLettersSettings, RejectedSettings
@@ -468,7 +469,7 @@ def test_bytes_in_flight_have_a_bound(place: Place) -> None:
 
         held = [Slow(chunks=[b" " * 2500, event_bytes(number)]) for number in range(2)]
         tasks = [asyncio.create_task(one.run(app)) for one in held]
-        await until(lambda: app.statistics().in_flight_bytes >= 5000)
+        await until_async(lambda: app.statistics().in_flight_bytes >= 5000)
         refused = await Exchange(chunks=[b" " * 1500]).run(app)
         assert refused is not None
         assert (refused.status, refused.document["reason"]) == (503, "busy")
@@ -496,7 +497,7 @@ def test_requests_in_flight_have_a_bound(place: Place, monkeypatch: pytest.Monke
 
         monkeypatch.setattr(place.quiver, "append_raw_async", slow_append)
         tasks = [asyncio.create_task(Exchange(chunks=[event_bytes()]).run(app)) for _ in range(2)]
-        await until(lambda: app.statistics().in_flight_requests == 2)
+        await until_async(lambda: app.statistics().in_flight_requests == 2)
         third = Exchange(chunks=[event_bytes()])
         refused = await third.run(app)
         assert refused is not None
@@ -614,7 +615,7 @@ def test_a_stopping_receiver_refuses_and_finishes(place: Place) -> None:
         place.quiver.append_raw_async = slow_append  # type: ignore[method-assign]
         app = place.app()
         under_way = asyncio.create_task(Exchange(chunks=[event_bytes()]).run(app))
-        await until(lambda: app.statistics().in_flight_requests)
+        await until_async(lambda: bool(app.statistics().in_flight_requests))
         app.refuse_from_now_on()
         refused = await Exchange(chunks=[event_bytes()]).run(app)
         assert refused is not None

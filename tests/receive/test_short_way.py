@@ -9,16 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.patience import PATIENCE_S, until
 from tests.receive.harness import (
     PATH,
-    PATIENCE_S,
     Reply,
     Running,
     event_bytes,
     read_reply,
     request_bytes,
     running,
-    wait_until,
 )
 
 from holdfast.quiver import Intake
@@ -164,7 +163,7 @@ def test_a_large_body_is_not_held_back(tmp_path: Path, short: list[bool]) -> Non
     request = request_bytes(body)
     with running(tmp_path, settings()) as server, server.connect() as client:
         client.sendall(request[: 2 * HELD_BYTES_MAX])
-        wait_until(lambda: server.receiver.statistics().in_flight_requests == 1)
+        until(lambda: server.receiver.statistics().in_flight_requests == 1)
         client.sendall(request[2 * HELD_BYTES_MAX :])
         assert read_reply(client).status == 200
         assert server.place.stored() == [body]
@@ -181,7 +180,7 @@ def test_a_client_that_leaves_in_the_middle_is_counted(tmp_path: Path) -> None:
     with running(tmp_path, settings()) as server:
         with server.connect() as client:
             client.sendall(request_bytes(event_bytes())[:-5])
-        wait_until(lambda: server.receiver.statistics().rejected == {"disconnected": 1})
+        until(lambda: server.receiver.statistics().rejected == {"disconnected": 1})
         assert server.receiver.statistics().in_flight_requests == 0
 
 
@@ -200,7 +199,7 @@ def test_a_stopping_gateway_refuses_what_is_held_back(tmp_path: Path) -> None:
     with running(tmp_path, config) as server, server.connect() as client:
         client.sendall(request_bytes(event_bytes())[:-5])
         connections: Any = server.receiver.server._state.connections
-        wait_until(lambda: any(one._held for one in list(connections)))
+        until(lambda: any(one._held for one in list(connections)))
         with ThreadPoolExecutor(1) as beside:
             stopping = beside.submit(server.run, server.receiver.stop(5.0))
             reply = read_reply(client)

@@ -14,8 +14,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
+from tests.patience import PATIENCE_S
 from tests.receive.harness import (
-    PATIENCE_S,
     Reply,
     Running,
     event_bytes,

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pyarrow as pa
+from tests.patience import PATIENCE_S
 
 from holdfast.errors import OwnerGone
 from holdfast.quiver import (
@@ -27,7 +28,6 @@ from holdfast.remote.orders import Orders
 from holdfast.remote.reader import ReaderService
 from holdfast.remote.reader_process import serve
 
-PATIENCE_S = 60.0
 NEVER_S = 3600.0
 
 _Result = TypeVar("_Result")
@@ -115,14 +115,6 @@ def again(work: Callable[[], _Result]) -> _Result:
         except OwnerGone:
             assert time.monotonic() < deadline_s
             time.sleep(0.02)
-
-
-def wait_until(holds: Callable[[], bool]) -> None:
-    """Wait for something, however slow the machine is."""
-    deadline_s = time.monotonic() + PATIENCE_S
-    while not holds():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.005)
 
 
 def numbers(*values: int) -> pa.RecordBatch:

@@ -15,7 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import flight
-from tests.remote.serving import PATIENCE_S, Served, in_thread, numbers, serving, wait_until
+from tests.patience import PATIENCE_S, until
+from tests.remote.serving import Served, in_thread, numbers, serving
 
 from holdfast import errors
 from holdfast.errors import (
@@ -138,7 +139,7 @@ def test_a_call_that_takes_too_long_is_given_up(served: Served) -> None:
     hanging = served.quiver._engine.ledger.lock  # as if the disk hung
     with hanging, pytest.raises(OwnerGone, match="did not answer in time"):
         cursor.plan()
-    wait_until(lambda: served.server.statistics().calls == 0)
+    until(lambda: served.server.statistics().calls == 0)
     assert cursor.plan() is None
 
 
@@ -213,11 +214,11 @@ def test_calls_beyond_the_bound_are_refused_and_half_of_them_may_wait(tmp_path: 
         remote = served.connect()
         seen = remote.wait()
         waits = [in_thread(lambda: remote.wait(seen, wait_s=PATIENCE_S)) for _ in range(2)]
-        wait_until(lambda: served.server.statistics().calls == 2)
+        until(lambda: served.server.statistics().calls == 2)
         assert remote.wait(seen, wait_s=PATIENCE_S) == seen, "the third does not wait"
         with served.quiver._engine.ledger.lock:  # as if the disk hung
             stuck = [in_thread(lambda: remote.cursor("spark")) for _ in range(2)]
-            wait_until(lambda: served.server.statistics().calls == 4)
+            until(lambda: served.server.statistics().calls == 4)
             with pytest.raises(Overloaded, match="4 calls are going on") as refused:
                 remote.statement()
             assert refused.value.retry_after_s == 1.0
@@ -228,5 +229,5 @@ def test_calls_beyond_the_bound_are_refused_and_half_of_them_may_wait(tmp_path: 
         for thread, results in waits:
             thread.join(PATIENCE_S)
             assert results[0] > seen
-        wait_until(lambda: served.server.statistics().calls == 0)
+        until(lambda: served.server.statistics().calls == 0)
         remote.statement()

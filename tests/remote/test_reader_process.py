@@ -14,15 +14,8 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from tests.remote.serving import (
-    PATIENCE_S,
-    Served,
-    again,
-    config,
-    numbers,
-    serving,
-    wait_until,
-)
+from tests.patience import PATIENCE_S, until
+from tests.remote.serving import Served, again, config, numbers, serving
 
 from holdfast.errors import Overloaded, OwnerGone, UnknownPosition
 from holdfast.quiver import Position
@@ -83,7 +76,7 @@ def test_killed_while_somebody_reads_it_is_started_again_and_the_rows_are_the_sa
     kill(process)
     with pytest.raises(OwnerGone, match="ended during the call"):
         list(stream)
-    wait_until(lambda: process.server.reader.starts == 2)
+    until(lambda: process.server.reader.starts == 2)
     repeated = again(lambda: cursor.table(planned, "events", ["_seq", "payload"]))
     assert repeated.equals(whole)
     cursor.commit(planned)
@@ -111,7 +104,7 @@ def test_a_segment_that_is_removed_while_it_is_read_is_read_to_its_end(tmp_path:
         stream = cursor.read(planned, slot="events", columns=["_seq", "payload"])
         rows = [stream.read_next_batch().num_rows]
         cursor.commit(planned)
-        wait_until(lambda: served.quiver.segments() == ())
+        until(lambda: served.quiver.segments() == ())
         for name in planned.segments:
             assert not (tmp_path / "segments" / name).exists()
         rows += [batch.num_rows for batch in stream]
@@ -129,7 +122,7 @@ def test_a_reader_that_hangs_up_half_way_frees_its_call(tmp_path: Path) -> None:
             stream.read_next_batch()
             stream.close()
             del stream
-            wait_until(lambda: reads_one(cursor, planned))
+            until(lambda: reads_one(cursor, planned))
 
 
 def reads_one(cursor: RemoteCursor, planned: PlannedRange) -> bool:
@@ -174,7 +167,7 @@ def test_it_ends_when_the_owner_is_killed(tmp_path: Path) -> None:
             remote.append(numbers(1))
         assert is_alive(int(pid))
         owner.kill()
-    wait_until(lambda: not is_alive(int(pid)))
+    until(lambda: not is_alive(int(pid)))
 
 
 def test_secrets_are_neither_arguments_nor_environment(tmp_path: Path) -> None:
@@ -208,9 +201,9 @@ def test_a_port_that_somebody_took_is_left_for_another(tmp_path: Path) -> None:
         kill(served)
         with socket.socket() as taken:
             taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            wait_until(lambda: binds(taken, port))
+            until(lambda: binds(taken, port))
             taken.listen()
-            wait_until(lambda: served.server.reader.starts >= 3)
+            until(lambda: served.server.reader.starts >= 3)
             assert served.server.reader.port() != port
         remote = served.connect()
         remote.append(numbers(1))
@@ -233,7 +226,7 @@ def test_what_cannot_start_is_tried_again() -> None:
     reader = ReaderProcess(orders, RealClock(), restart_min_s=0.01, restart_max_s=0.02)
     reader._thread.start()
     try:
-        wait_until(lambda: reader.starts >= 2)
+        until(lambda: reader.starts >= 2)
         with pytest.raises(OwnerGone, match="not running"):
             reader.port(patience_s=0.0)
     finally:

@@ -14,17 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import flight
-from tests.remote.serving import (
-    END,
-    PATIENCE_S,
-    Served,
-    config,
-    in_thread,
-    numbers,
-    patient,
-    serving,
-    wait_until,
-)
+from tests.patience import PATIENCE_S, until
+from tests.remote.serving import END, Served, config, in_thread, numbers, patient, serving
 
 from holdfast.errors import (
     BadInput,
@@ -83,7 +74,7 @@ def test_a_range_is_planned_read_and_committed(served: Served, remote: RemoteQui
 def test_a_plan_waits_for_data_and_has_it_sealed(served: Served, remote: RemoteQuiver) -> None:
     cursor = remote.cursor("spark")
     thread, results = in_thread(lambda: must_plan(cursor))
-    wait_until(lambda: served.server.statistics().calls > 0)
+    until(lambda: served.server.statistics().calls > 0)
     served.quiver.append(numbers(1))
     thread.join(PATIENCE_S)
     assert [planned.end for planned in results] == [Position(1)]
@@ -101,7 +92,7 @@ def test_news_wake_a_client(served: Served, remote: RemoteQuiver) -> None:
     seen = remote.wait()
     assert remote.wait(seen, wait_s=0.01) == seen
     thread, results = in_thread(lambda: remote.wait(seen, wait_s=PATIENCE_S))
-    wait_until(lambda: served.server.statistics().calls > 0)
+    until(lambda: served.server.statistics().calls > 0)
     served.quiver.append(numbers(1))
     thread.join(PATIENCE_S)
     assert results[0] > seen
@@ -112,7 +103,7 @@ def test_whoever_waits_is_answered_when_the_server_stops(
 ) -> None:
     cursor = remote.cursor("spark")
     thread, results = in_thread(lambda: cursor.plan(wait_s=PATIENCE_S))
-    wait_until(lambda: served.server.statistics().calls > 0)
+    until(lambda: served.server.statistics().calls > 0)
     served.server.stop()
     thread.join(PATIENCE_S)
     assert results == [None]
@@ -190,8 +181,8 @@ def test_whoever_does_not_call_any_more_is_detached_until_it_does(tmp_path: Path
         cursor = remote.cursor("spark")
         remote.append(numbers(1))
         planned = must_plan(cursor)
-        wait_until(lambda: not served.quiver.statistics().subscribers[0].attached)
-        wait_until(lambda: served.server.statistics().attached == 0)
+        until(lambda: not served.quiver.statistics().subscribers[0].attached)
+        until(lambda: served.server.statistics().attached == 0)
         cursor.commit(planned)
         assert acked(served.quiver, "spark") == Totals(1, 1)
 
@@ -201,9 +192,9 @@ def test_whoever_waits_is_not_detached(tmp_path: Path) -> None:
         remote = served.connect()
         cursor = remote.cursor("spark")
         thread, results = in_thread(lambda: must_plan(cursor))
-        wait_until(lambda: served.server.statistics().calls > 0)
+        until(lambda: served.server.statistics().calls > 0)
         quiet = remote.cursor("quiet")
-        wait_until(lambda: served.server.statistics().attached == 1)
+        until(lambda: served.server.statistics().attached == 1)
         assert quiet.generation > cursor.generation
         remote.append(numbers(1))
         thread.join(PATIENCE_S)
@@ -301,7 +292,7 @@ def test_losses_are_told_and_can_be_accepted(tmp_path: Path) -> None:
         cursor = remote.cursor("spark")
         remote.append(numbers(1))
         planned = must_plan(cursor)
-        wait_until(lambda: served.quiver.segments() == ())
+        until(lambda: served.quiver.segments() == ())
         with pytest.raises(DataLoss) as lost:
             cursor.replan(planned.start, planned.end)
         assert lost.value.ranges == [(0, 1, "expired")]

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from tests.remote.serving import Served, numbers, serving, wait_until
+from tests.patience import until
+from tests.remote.serving import Served, numbers, serving
 
 from holdfast.errors import BadInput, UnknownPosition
 from holdfast.quiver import Position
@@ -89,7 +90,7 @@ def test_a_range_that_is_gone_is_refused(served: Served, remote: RemoteQuiver) -
     planned = cursor.plan(max_events=1)
     assert planned is not None
     cursor.commit(planned)
-    wait_until(lambda: len(served.quiver.segments()) == 1)
+    until(lambda: len(served.quiver.segments()) == 1)
     with pytest.raises(UnknownPosition, match="begins at bundle 0, and what is left begins at 1"):
         remote.segments(start=Position(0))
     assert [one.first_seq for one in remote.segments(start=Position(1))] == [1]

@@ -8,15 +8,14 @@ import sys
 import traceback
 from collections.abc import Callable
 
-# A child that waits for a thread it does not have is ended by this, and the test fails.
-CHILD_S = 60
+from tests.patience import PATIENCE_S
 
 
 def in_child(work: Callable[[], object]) -> None:
     """Run something in a forked child, and require that it ends, and ends well."""
     child = os.fork()
     if child == 0:
-        signal.alarm(CHILD_S)
+        signal.alarm(int(PATIENCE_S))
         try:
             work()
             os._exit(0)

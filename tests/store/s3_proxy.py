@@ -10,6 +10,8 @@ from enum import StrEnum
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
 
+from tests.patience import PATIENCE_S
+
 
 class Trouble(StrEnum):
     """What happens to one request."""
@@ -57,7 +59,7 @@ def _handler(proxy: Proxy) -> type[BaseHTTPRequestHandler]:
             if trouble is Trouble.TWICE:
                 status, headers, answer = self._ask(body)
             if trouble is Trouble.HANG:
-                proxy.released.wait(60)
+                proxy.released.wait(PATIENCE_S)
             if trouble in (Trouble.LOSE_ANSWER, Trouble.HANG):
                 self.close_connection = True
                 return
@@ -71,7 +73,7 @@ def _handler(proxy: Proxy) -> type[BaseHTTPRequestHandler]:
             self.wfile.write(answer)
 
         def _ask(self, body: bytes) -> tuple[int, list[tuple[str, str]], bytes]:
-            server = http.client.HTTPConnection(proxy.target.netloc, timeout=60)
+            server = http.client.HTTPConnection(proxy.target.netloc, timeout=PATIENCE_S)
             try:
                 server.request(self.command, self.path, body, dict(self.headers.items()))
                 answer = server.getresponse()

@@ -7,6 +7,7 @@ something.
 from __future__ import annotations
 
 import ast
+import os
 import re
 import shutil
 import subprocess
@@ -218,7 +219,14 @@ def test_a_child_left_behind_is_found(tmp_path: Path) -> None:
     shutil.copy(ROOT / "tests" / "conftest.py", tmp_path)
     (tmp_path / "test_children.py").write_text(LEAVES_A_CHILD)
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-rE", str(tmp_path)]
-    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    result = subprocess.run(
+        command,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},  # what conftest.py imports of ours
+    )
     assert "3 passed, 2 errors" in result.stdout
     assert "ERROR test_children.py::test_leaves_a_child" in result.stdout
     assert "time.sleep(60)" in result.stdout

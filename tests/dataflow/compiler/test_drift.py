@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from tests.dataflow.compiler.rows import at, seconds
-from tests.dataflow.test_running import wait_for
+from tests.patience import until_spark
 
 from holdfast.dataflow.compiler.places import SINK_CONFIG, SLOT, Places
 from holdfast.dataflow.run import PipelineRun
@@ -39,7 +39,7 @@ def opened(path: Path) -> Quiver:
             return False
         return True
 
-    wait_for(is_open)
+    until_spark(is_open)
     return found[0]
 
 
@@ -152,7 +152,7 @@ def test_a_pipeline_that_runs_on_counts_them_and_goes_on(
     places = Places(tmp_path / "state", tmp_path)
     with PipelineRun("drift", what.settings, places, spark) as running:
         running.start()
-        wait_for(lambda: running.statistics()[0].counts.get("failed.events") == 1)
+        until_spark(lambda: running.statistics()[0].counts.get("failed.events") == 1)
         counts = running.statistics()[0].counts
         assert counts["failed.odd"] == 1
         assert counts["written.out"] == 2

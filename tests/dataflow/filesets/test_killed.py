@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from tests.dataflow.filesets.dying import MOMENTS, run
 from tests.dataflow.quivers import fill
+from tests.patience import SPARK_PATIENCE_S
 
 from holdfast.prove.sessions import end_session
 from holdfast.store.filesets import Commits
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 ROOT = Path(__file__).parents[3]
-TIMEOUT_S = 400
 
 
 def die(root: Path, moment: str) -> None:
@@ -40,7 +40,7 @@ def die(root: Path, moment: str) -> None:
             start_new_session=True,
         )
         try:
-            ended = process.wait(TIMEOUT_S)
+            ended = process.wait(SPARK_PATIENCE_S)
         finally:
             end_session(process.pid)
             process.wait()

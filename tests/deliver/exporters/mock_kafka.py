@@ -15,9 +15,9 @@ from typing import Any, Self
 
 import confluent_kafka
 from confluent_kafka import Consumer, TopicPartition
+from tests.patience import PATIENCE_S
 
 PRODUCE = 0  # Kafka's number of the request
-PATIENCE_S = 30.0
 
 
 def library() -> ctypes.CDLL:

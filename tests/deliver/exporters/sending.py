@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ from holdfast.quiver import Position
 from holdfast.seam import Seam
 from holdfast.signals.event import Event
 
-PATIENCE_S = 60.0
 QUIVER_ID = "7b0a2c1e-8c55-4a6e-9d9f-2f8d2b7f6a10"
 
 # As a client wrote it: spaces, key order and the text of numbers must survive.
@@ -37,14 +35,6 @@ def events(count: int, first: int = 1) -> list[Event]:
 
 def context(base_dir: Path = Path(), seam: Seam | None = None) -> ExporterContext:
     return ExporterContext("backend", seam or Seam(), base_dir)
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    """Return once something is true; fail if that takes far too long."""
-    give_up_at_s = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < give_up_at_s, "waited in vain"
-        time.sleep(0.01)
 
 
 def with_exporter(exporter: Exporter, use: Callable[[Exporter], Coroutine[Any, Any, Any]]) -> Any:

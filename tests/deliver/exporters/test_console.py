@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from tests.deliver.exporters.sending import PAYLOAD, context, event, events, send, send_one
+from tests.patience import PATIENCE_S
 
 from holdfast.deliver.exporter import Answer, Exporter, FailureClass
 from holdfast.deliver.exporters import console
@@ -81,7 +82,7 @@ def test_nobody_reads_any_more() -> None:
             stdout=writing,
             stderr=subprocess.PIPE,
             text=True,
-            timeout=100,
+            timeout=PATIENCE_S,
             check=True,
         )
     finally:

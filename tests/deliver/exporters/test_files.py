@@ -17,7 +17,8 @@ import duckdb
 import pyarrow.parquet as pq
 import pytest
 from pydantic import ValidationError
-from tests.deliver.exporters.sending import context, event, send, wait_until, with_exporter
+from tests.deliver.exporters.sending import context, event, send, with_exporter
+from tests.patience import PATIENCE_S, until
 
 from holdfast.deliver.exporter import Answer, Exporter, Failure, FailureClass
 from holdfast.deliver.exporters import files
@@ -162,7 +163,7 @@ def test_rotation_by_age_needs_no_further_event(tmp_path: Path) -> None:
     async def use(started: Exporter) -> None:
         for n in (1, 2):
             await started.send(numbered(n, n))
-            await asyncio.to_thread(wait_until, partial(is_published, tmp_path, n))
+            await asyncio.to_thread(until, partial(is_published, tmp_path, n))
 
     with_exporter(exporter(tmp_path, max_file_age="30ms"), use)
     assert numbers(published(tmp_path)) == [1, 2]
@@ -265,7 +266,7 @@ class SlowDisk(RealDisk):
         written = super().write(handle, buffers, at)
         if at == "files.journal.write" and any(b'"n"' in bytes(buffer) for buffer in buffers):
             self.reached.set()
-            assert self.go_on.wait(60)
+            assert self.go_on.wait(PATIENCE_S)
         return written
 
 

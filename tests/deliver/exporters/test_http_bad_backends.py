@@ -24,15 +24,8 @@ from tests.deliver.exporters.backend import (
     raw,
     slow_drip,
 )
-from tests.deliver.exporters.sending import (
-    context,
-    event,
-    events,
-    send,
-    send_one,
-    wait_until,
-    with_exporter,
-)
+from tests.deliver.exporters.sending import context, event, events, send, send_one, with_exporter
+from tests.patience import until
 
 from holdfast.deliver.exporter import Answer, Exporter, Failure, FailureClass
 from holdfast.deliver.exporters import http
@@ -129,7 +122,7 @@ def test_of_an_endless_answer_only_so_much_is_read(backend: Backend) -> None:
     async def use(started: Exporter) -> None:
         for _ in range(20):
             await started.send([event()])
-        await asyncio.to_thread(wait_until, lambda: backend.open_connections <= 2)
+        await asyncio.to_thread(until, lambda: backend.open_connections <= 2)
 
     with_exporter(exporter(backend.url, max_response_bytes="64KB", max_connections=2), use)
     # What is read, what aiohttp reads ahead, and what the kernel holds for both ends: per send.
@@ -150,7 +143,7 @@ def test_a_body_that_nobody_reads_ends_with_the_total_time() -> None:
         before = len(os.listdir("/proc/self/fd"))
         failures = [(await started.send([huge])).failed[0] for _ in range(3)]
         # Nor does a connection stay behind that waits for somebody to read.
-        await asyncio.to_thread(wait_until, lambda: len(os.listdir("/proc/self/fd")) <= before)
+        await asyncio.to_thread(until, lambda: len(os.listdir("/proc/self/fd")) <= before)
         return failures
 
     huge = event(payload=b" " * 30_000_000)
@@ -244,7 +237,7 @@ def test_a_cancelled_send_leaves_no_connection(backend: Backend) -> None:
 
     async def use(started: Exporter) -> Answer:
         sending_one = asyncio.create_task(started.send([event()]))
-        await asyncio.to_thread(wait_until, lambda: bool(backend.requests))
+        await asyncio.to_thread(until, lambda: bool(backend.requests))
         sending_one.cancel()
         with pytest.raises(asyncio.CancelledError):
             await sending_one

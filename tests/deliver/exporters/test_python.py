@@ -13,15 +13,8 @@ from typing import Any
 
 import pytest
 from pydantic import ValidationError
-from tests.deliver.exporters.sending import (
-    context,
-    event,
-    events,
-    send,
-    send_one,
-    wait_until,
-    with_exporter,
-)
+from tests.deliver.exporters.sending import context, event, events, send, send_one, with_exporter
+from tests.patience import PATIENCE_S, until
 
 from holdfast.deliver.exporter import Answer, Exporter, Failure, FailureClass
 from holdfast.deliver.exporters import python
@@ -70,7 +63,7 @@ def later(given: list[Event]) -> Any:
 
 
 def stick(given: list[Event]) -> None:
-    LET_GO.wait(60)
+    LET_GO.wait(PATIENCE_S)
 
 
 async def stick_async(given: list[Event]) -> None:
@@ -195,7 +188,7 @@ def test_threads_that_do_not_end_are_bounded() -> None:
         assert codes == ["timeout", "timeout", "busy", "busy", "busy"]
         assert stuck() == 2
         LET_GO.set()
-        await asyncio.to_thread(wait_until, lambda: stuck() == 0)
+        await asyncio.to_thread(until, lambda: stuck() == 0)
         assert await started.send([event()]) == Answer()
 
     with_exporter(exporter("stick", timeout="50ms", max_running=2), use)
@@ -226,7 +219,7 @@ def test_a_stuck_function_does_not_keep_the_process(tmp_path: Any) -> None:
         env={"PYTHONPATH": f"{tmp_path}:."},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=PATIENCE_S,
         check=True,
     )
     assert result.stdout == "timeout\n"

@@ -12,6 +12,7 @@ from typing import Any
 import grpc
 import pytest
 from click.testing import CliRunner
+from tests.patience import PATIENCE_S
 
 from holdfast.errors import BadConfig, BadInput, CannotOpen
 from holdfast.operate.cli.cmd_gc import command
@@ -120,9 +121,9 @@ def test_serve_until_told_to_stop(place: str) -> None:
                     response_deserializer=pb.FlushDeletesResponse.FromString,
                 )
                 named = [pb.Chunk(hash=hash_of(b"garbage"))]
-                flush(pb.FlushDeletesRequest(chunks=named), timeout=60, wait_for_ready=True)
+                flush(pb.FlushDeletesRequest(chunks=named), timeout=PATIENCE_S, wait_for_ready=True)
             process.send_signal(signal.SIGTERM)
-            assert process.wait(60) == 0
+            assert process.wait(PATIENCE_S) == 0
         finally:
             process.kill()
     with Store.open(place) as store:

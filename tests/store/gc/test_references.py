@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import select, text
+from tests.patience import PATIENCE_S
 from tests.store.gc.stage import LEASE_S, SETTINGS, Stage, staged
 from tests.store.postgres import schema
 
@@ -304,7 +305,7 @@ def test_the_renewing_thread_keeps_a_lease_and_says_when_it_cannot(tmp_path: Pat
         opened.check()
         ended = chunk.metadata.tables["gc_job"].delete()
         references.database.transact(lambda connection: connection.execute(ended))
-        assert opened.lost.wait(30)
+        assert opened.lost.wait(PATIENCE_S)
 
 
 def _lease_until(references: References) -> float:

@@ -15,6 +15,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
+from tests.patience import PATIENCE_S
 from tests.store.gc.stage import SETTINGS, Stage, staged
 
 from holdfast.errors import BadConfig
@@ -24,7 +25,6 @@ from holdfast.store.gc.collector import Collector
 from holdfast.store.gc.service import REQUEST_CHUNKS_MAX, SERVICE, GcService
 
 A, B, C = (hash_of(name) for name in (b"a", b"b", b"c"))
-DEADLINE_S = 60
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def call(channel: grpc.Channel, method: str, request: Any, response: Any, **give
         request_serializer=type(request).SerializeToString,
         response_deserializer=response.FromString,
     )
-    return ask(request, timeout=given.pop("timeout", DEADLINE_S), **given)
+    return ask(request, timeout=given.pop("timeout", PATIENCE_S), **given)
 
 
 def references_of(channel: grpc.Channel, chunk: pb.Chunk) -> list[ChunkHash]:
@@ -60,7 +60,7 @@ def references_of(channel: grpc.Channel, chunk: pb.Chunk) -> list[ChunkHash]:
         request_serializer=pb.GetReferencesRequest.SerializeToString,
         response_deserializer=pb.Chunk.FromString,
     )
-    answers = ask(pb.GetReferencesRequest(chunk=chunk), timeout=DEADLINE_S)
+    answers = ask(pb.GetReferencesRequest(chunk=chunk), timeout=PATIENCE_S)
     return sorted(ChunkHash(one.hash) for one in answers)
 
 
@@ -98,12 +98,12 @@ def test_flush_waits_until_the_object_is_gone(stage: Stage) -> None:
 
     def delete_many(keys: Any) -> None:
         started.set()
-        assert go_on.wait(DEADLINE_S)
+        assert go_on.wait(PATIENCE_S)
         really(keys)
 
     stage.objects.delete_many = delete_many  # type: ignore[method-assign]
     with serving(stage) as service, grpc.insecure_channel(f"127.0.0.1:{service.port}") as channel:
-        assert started.wait(DEADLINE_S)
+        assert started.wait(PATIENCE_S)
         flush = pb.FlushDeletesRequest(chunks=chunks(A))
         with pytest.raises(grpc.RpcError) as refused:
             call(channel, "FlushDeletes", flush, pb.FlushDeletesResponse, timeout=0.3)
