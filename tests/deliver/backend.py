@@ -14,7 +14,7 @@ from holdfast.signals.event import Event
 DOWN = Failure(FailureClass.TRANSIENT, "service unavailable", code="503")
 BROKEN = Failure(FailureClass.TRANSIENT, "internal error", code="500")
 BAD = Failure(FailureClass.PERMANENT, "bad request", code="400")
-NOT_FOUND = Failure(FailureClass.PERMANENT, "not found", code="404")
+NOT_FOUND = Failure(FailureClass.TRANSIENT, "not found", code="404")
 UNAUTHORIZED = Failure(FailureClass.AUTH, "unauthorized", code="401")
 TOO_LARGE = Failure(FailureClass.TOO_LARGE, "payload too large", code="413")
 

@@ -87,7 +87,7 @@ def test_there_is_never_more_than_one_probe(moves: list[str]) -> None:
         elif move == "failed":
             breaker.failed(now_s)
         elif move == "trip":
-            breaker.trip(Cause.REFUSALS, now_s, 20.0)
+            breaker.trip(Cause.AUTH, now_s, 20.0)
         elif move == "time":
             now_s += 7.0
         elif move == "send" and breaker.seconds_closed_off(now_s) == 0.0:

@@ -87,7 +87,7 @@ def test_killed_when_the_letter_is_stored_and_the_ledger_does_not_know(stage: St
     stage.backend.otherwise = fails_for({b"bad": BAD})
     run_until_killed(stage, Point.DEAD_LETTER_STORED, 1, settings())
     stage.deliver_all()
-    assert stage.backend.taken == [b"a", b"b", b"b", b"c"], "b was in flight"
+    assert stage.backend.taken == [b"a", b"b", b"c"]
     assert stage.letters.payloads == [b"bad", b"bad"], "as the letter was"
     assert len({letter.position for letter in stage.letters.stored}) == 1
     assert stage.outcomes() == {Outcome.ACKED: (3, 3), Outcome.DEAD_LETTERED: (1, 1)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Sequence
 
 import pytest
@@ -18,7 +19,7 @@ from tests.deliver.backend import (
 )
 from tests.deliver.stage import Stage
 
-from holdfast.deliver.destination import DeliverySettings
+from holdfast.deliver.destination import DeliverySettings, Destination
 from holdfast.deliver.exporter import Answer, Failure, FailureClass
 from holdfast.deliver.news import News
 from holdfast.signals.event import Event
@@ -72,16 +73,26 @@ def test_refused_credentials_are_an_error_that_says_how_to_go_on(
     assert "after 3 failed sends" in end
 
 
-def test_a_destination_that_refuses_everything_is_an_error_too(
+def test_an_outage_that_lasts_is_told_of_every_hour_with_code_age_and_attempts(
     stage: Stage, caplog: pytest.LogCaptureFixture
 ) -> None:
-    stage.append_each(*(b"%d" % n for n in range(20)))
-    stage.backend.script = [fails(NOT_FOUND)] * 12
-    stage.deliver_all()
-    levels = [level for level, _ in told(caplog)]
-    assert levels == ["ERROR", "INFO"]
-    assert "it refuses everything: not found" in caplog.messages[0]
-    assert stage.letters.stored == []
+    stage.append_each(b"a", b"b")
+    stage.backend.otherwise = fails(NOT_FOUND)
+
+    async def play(destination: Destination) -> None:
+        await stage.timer.pass_s(3.5 * 3600)
+
+    stage.run(play)
+    (begin, *reminders) = told(caplog)
+    assert begin[0] == "WARNING"
+    assert [level for level, _ in reminders] == ["ERROR"] * 3
+    found = re.fullmatch(
+        r"backend: still fails, for (36\d\d) s, (\d+) times in a row, last with transient 404: not "
+        r"found; nothing overtakes it; `holdfast destination ls` says which event it is",
+        reminders[0][1],
+    )
+    assert found is not None
+    assert int(found[2]) > 50
 
 
 def test_an_event_that_is_set_aside_is_told_and_many_are_told_together(
@@ -112,7 +123,7 @@ def test_a_destination_that_fails_now_and_then_is_told_of_once_a_minute() -> Non
         news = News("backend", DeliverySettings())
         down = Failure(FailureClass.TRANSIENT, "down", code="503")
         for second in range(600):
-            news.failed(down, second)
+            news.failed(down, 1, second)
             news.worked(second + 0.5)
     finally:
         log.removeHandler(handler)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 
-from tests.deliver.backend import BAD, BROKEN, DOWN, NOT_FOUND, Backend, fails, fails_for
+from tests.deliver.backend import DOWN, NOT_FOUND, Backend, fails, fails_for
 from tests.deliver.stage import Stage, key_of
 
 from holdfast.deliver.destination import DeliverySettings, Destination, State
@@ -100,74 +99,19 @@ def test_a_dead_destination_is_tried_by_one_key_at_a_time(stage: Stage) -> None:
     stage.run(play, settings(breaker_open_s=50.0, lanes=10))
 
 
-def test_other_keys_tell_that_a_lonely_event_is_poison(stage: Stage) -> None:
-    stage.append_each(b"a:0", *numbered(b"b", 3))
-    stage.backend.otherwise = fails_for({b"a:0": BROKEN})
+def test_an_event_that_fails_holds_up_its_own_key_alone(stage: Stage) -> None:
+    stage.append_each(b"a:0", b"a:1", *numbered(b"b", 3))
+    stage.backend.otherwise = fails_for({b"a:0": NOT_FOUND})
 
     async def play(destination: Destination) -> None:
-        for number in range(10, 40):
-            await asyncio.to_thread(stage.append, b"b:%d" % number)
-            await stage.timer.pass_s(60.0)
+        await stage.timer.pass_s(3600.0)
+        assert stage.backend.taken == numbered(b"b", 3)
+        held = stage.statistics().held
+        assert held is not None
+        assert (held.seq, held.code) == (0, "404")
 
-    stage.run(play, settings(poison_attempts=5))
-    assert [(one.payload, one.reason) for one in stage.letters.stored] == [(b"a:0", "poison")]
-    assert stage.letters.stored[0].attempts >= 5
-    assert stage.pending() == 0
-
-
-def test_refusals_are_a_run_over_all_keys_and_are_taken_back_for_all(stage: Stage) -> None:
-    events = numbered(b"abcd", 5)
-    stage.append_each(*events)
-    stage.backend.otherwise = fails(NOT_FOUND)
-
-    async def play(destination: Destination) -> None:
-        await stage.timer.pass_s(600.0)
-        assert stage.statistics().state is State.STALLED
-        assert stage.letters.stored == []
-        stage.backend.otherwise = fails_for({})
-        await stage.timer.until(lambda: stage.pending() == 0)
-
-    stage.run(play, settings(refusals_max=6, lanes=4))
-    for key in (b"a", b"b", b"c", b"d"):
-        assert of_key(stage.backend.taken, key) == of_key(events, key)
-
-
-def test_a_refused_event_of_one_key_is_decided_by_what_happens_to_another(stage: Stage) -> None:
-    stage.append_each(b"a:0", *numbered(b"b", 3))
-    stage.backend.otherwise = fails_for({b"a:0": BAD})
-    stage.deliver_all(settings())
-    assert stage.letters.payloads == [b"a:0"]
-
-
-def test_verdicts_are_not_taken_back_while_an_answer_may_still_let_them_stand(
-    stage: Stage,
-) -> None:
-    """Otherwise a:0 would be sent again, and come after a:1."""
-    go_on = asyncio.Event()
-
-    class Slow(Backend):
-        async def send(self, events: Sequence[Event]) -> Answer:
-            if events[0].payload == b"a:1":
-                await go_on.wait()
-            return await super().send(events)
-
-    slow = Slow(otherwise=fails_for({b"a:0": NOT_FOUND, b"b:0": NOT_FOUND}))
-    stage.append_each(b"a:0", b"a:1")
-
-    async def play(destination: Destination) -> None:
-        await stage.timer.quiet()
-        await asyncio.to_thread(stage.append, b"b:0")
-        await stage.timer.until(lambda: stage.statistics().state is State.STALLED)
-        # The time to try again is long over, and a:1 is still under way.
-        await stage.timer.pass_s(600.0)
-        assert slow.sends == [[b"a:0"], [b"b:0"]]
-        go_on.set()
-        await stage.timer.until(lambda: stage.pending() == 0)
-
-    long = settings(refusals_max=2, refusal_retry_s=60.0, send_timeout_s=5000.0)
-    stage.run(play, long, exporter=slow)
-    assert slow.taken == [b"a:1"]
-    assert sorted(stage.letters.payloads) == [b"a:0", b"b:0"]
+    stage.run(play, settings())
+    assert stage.letters.stored == []
 
 
 def test_events_without_a_key_share_a_lane(stage: Stage) -> None:

@@ -240,7 +240,6 @@ def exporter(url: str, **delivery: Any) -> dict[str, Any]:
         "retry_initial_s": "20ms",
         "retry_max_s": "100ms",
         "breaker_open_s": "100ms",
-        "refusal_hold_s": "500ms",
     }
     config = {"url": url}
     delivery = {**quick, **delivery}

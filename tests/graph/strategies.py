@@ -44,7 +44,7 @@ deliveries = st.fixed_dictionaries(
         "retention_bytes": st.none() | st.integers(2**25, 2**40),
         "retry_max_s": st.floats(0.1, 100),
         "on_full": st.sampled_from(["block", "drop_oldest"]),
-        "strict_order": st.booleans(),
+        "poison": st.none() | st.fixed_dictionaries({}, optional={"pairs": st.integers(10, 64)}),
     },
 )
 quivers = st.fixed_dictionaries(

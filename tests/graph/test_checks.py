@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from tests.graph.files import findings, hints, load_text
 
+from holdfast.deliver.settings import REMOVED_KEYS
+
 
 def nodes(*lines: str, head: str = "") -> str:
     """Return a file with these nodes, one per line, from line 2 on (or behind the head)."""
@@ -198,6 +200,18 @@ def test_the_hint_for_a_processor_before_the_quiver_says_why(tmp_path: Path) -> 
 def test_a_name_whose_node_is_wrong_is_not_told_as_unknown(tmp_path: Path) -> None:
     text = nodes(IN, HOLD, "out: {kind: exporter, type: memroy}")
     assert findings(tmp_path, text) == ["4:31 error there is no exporter of type 'memroy'"]
+
+
+@pytest.mark.parametrize("key", REMOVED_KEYS)
+def test_a_key_that_has_no_effect_any_more_is_a_warning_where_it_stands(
+    key: str, tmp_path: Path
+) -> None:
+    old = f"out: {{kind: exporter, type: memory, delivery: {{order: received, {key}: 3}}}}"
+    loaded = load_text(tmp_path, nodes(IN, HOLD, old))
+    (found,) = loaded.warnings
+    assert (found.line, found.column) == (4, 67)
+    assert found.message.startswith(f"`{key}` has no effect any more")
+    assert found.hint == REMOVED_KEYS[key]
 
 
 def test_warnings_do_not_stop_a_graph(tmp_path: Path) -> None:

@@ -354,14 +354,10 @@ def test_the_log_handler_says_why_without_the_payload(
 
 
 def test_dead_letters_are_replayed_to_their_destination_only(tmp_path: Path) -> None:
-    text = GRAPH.replace(
-        "left: {kind: exporter, type: memory}",
-        "left: {kind: exporter, type: memory, delivery: {refusals_max: 0}}",
-    )
     request = replay_request(Selection(destination="left"))
 
     async def run() -> None:
-        async with running(gateway_of(tmp_path, text)) as gateway:
+        async with running(gateway_of(tmp_path, GRAPH)) as gateway:
             REFUSING.add("left")
             await send(gateway, run_event(job="x"))
 

@@ -64,7 +64,7 @@ class Letter:
     """An event that was not accepted, or that one destination will never take."""
 
     payload: bytes
-    # One short word: invalid, too_large, permanent, poison, auth_never.
+    # One short word: invalid, too_large, permanent, poison, skipped, processor.
     reason: str
     # Who set it aside: the name of a receiver or of a destination.
     origin: str

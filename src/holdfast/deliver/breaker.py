@@ -6,8 +6,7 @@
                                                        └────────── failure ────────┘
 
 Failures count over all lanes: with many keys each of them would otherwise hammer a dead
-destination by itself. Refused credentials, and a destination that refuses everything, open it at
-once, for a time of their own.
+destination by itself. Refused credentials open it at once, for a time of their own.
 """
 
 from __future__ import annotations
@@ -31,8 +30,6 @@ class Cause(StrEnum):
     FAILURES = "failures"
     # It refused our credentials.
     AUTH = "auth"
-    # It refused several different events for the same reason.
-    REFUSALS = "refusals"
 
 
 class Breaker:

@@ -6,10 +6,11 @@ Every lane is a task that does one thing after another: wait until it may send, 
 answer, settle. It sends again only when what was decided is in the ledger, so that a crash repeats
 no more than what was under way.
 
-Order. Events of a lane are sent in order, and a send begins after the last one was answered. Two
-things may still come out of order, both by the destination's own answer: when it takes a batch in
-part, what it took behind a failed event is before it; and what was set aside as a dead letter comes
-when somebody replays it. Nothing that was delivered, or set aside, is ever sent again by itself.
+Order. Events of a lane are sent in order, and a send begins after the last one was answered. Three
+things may still come out of order: when the destination takes a batch in part, what it took behind
+a failed event is before it; what was set aside as a dead letter comes when somebody replays it; and
+with `poison:` events overtake one that is almost certain to be at fault (poison.py). Nothing that
+was delivered, or set aside, is sent again by itself, but for the last one, to compare with it.
 """
 
 from __future__ import annotations
@@ -26,21 +27,22 @@ from holdfast.deadletter.letter import Letter
 from holdfast.deliver.breaker import BreakerState
 from holdfast.deliver.exporter import Answer, Exporter, Failure, FailureClass, all_failed
 from holdfast.deliver.feed import Feed
-from holdfast.deliver.judge import Judge
-from holdfast.deliver.lanes import Lane
+from holdfast.deliver.judge import Judge, Taken
+from holdfast.deliver.lanes import Lane, Skip
 from holdfast.deliver.points import Point
+from holdfast.deliver.poison import Round
 from holdfast.deliver.sending import Sender
 from holdfast.deliver.settings import DeliverySettings
-from holdfast.deliver.statistics import Counters
+from holdfast.deliver.statistics import Counters, Held
 from holdfast.deliver.timer import Bell, Timer
 from holdfast.deliver.window import Decision, Item, TrackedBundle, Window
 from holdfast.errors import HoldfastError, ReaderError
-from holdfast.quiver import Outcome
+from holdfast.quiver import Outcome, Position
 from holdfast.seam import Seam
 from holdfast.signals.event import Event
 
 # Fewer events than this in hand, for every send that may be under way: read more. And while the
-# destination does not work: one to try, and one to probe with.
+# destination does not work: one to try, and one to compare it with.
 LOW_WATER_EVENTS = 32
 LOW_WATER_WHEN_DOWN_EVENTS = 2
 # Events that processors are given at once, so that a filter that takes nothing does not keep
@@ -104,6 +106,8 @@ class Delivery:
         # Rung when something changed that all lanes look at; and when there may be room for more.
         self._bell, self._room = Bell(), Bell()
         self._looked_s = timer.now_s()
+        # Keys of events that were taken, and are being sent again to compare others with them.
+        self._repeating: set[str] = set()
         self._stopping = False
         self._group: asyncio.TaskGroup | None = None
         self._feeder: asyncio.Task[None] | None = None
@@ -197,8 +201,7 @@ class Delivery:
             return False
         if self.window.pending_events >= self._settings.window_events:
             return False
-        # Events that were refused wait for what becomes of others.
-        sendable = self.window.pending_events - len(self.judge.refusals.held)
+        sendable = self.window.pending_events
         if self.judge.breaker.state is not BreakerState.CLOSED:
             return sendable < LOW_WATER_WHEN_DOWN_EVENTS
         each = max(LOW_WATER_EVENTS, 2 * self._exporter.max_batch_events)
@@ -216,7 +219,7 @@ class Delivery:
             lane = self.lanes.get(item.key)
             if lane is None:
                 batch_events = max(1, self._exporter.max_batch_events)
-                lane = Lane(item.key, batch_events, self._settings.poison_attempts)
+                lane = Lane(item.key, batch_events, self._settings.poison)
                 self.lanes[item.key] = lane
                 self._group.create_task(self._drive(lane))
             lane.add(item)
@@ -238,17 +241,17 @@ class Delivery:
             if lane.is_empty:
                 del self.lanes[lane.key]
                 return
+            if lane.skip is not None:
+                await self._skip(lane, lane.skip)
+                continue
             pause_s = self._pause_s(lane)
             if pause_s is None or pause_s > 0:
                 await self._wait(pause_s, lane.bell, self._bell)
                 await self._forget_gone()
-                continue
-            if self.judge.refuses_everything:
-                self.judge.refusals.take_back()
-            if lane.head() is not None:
+            elif lane.head() is not None:
                 await self._take_turn(lane)
             else:
-                await self._hold(lane)
+                await self._settle()
 
     def _pause_s(self, lane: Lane) -> float | None:
         """Return how long a lane may not send; None: until something happens."""
@@ -258,17 +261,9 @@ class Delivery:
         closed_off_s = self.judge.breaker.seconds_closed_off(now_s)
         if closed_off_s is None or closed_off_s > 0:
             return closed_off_s
-        if self.judge.refuses_everything and self.in_flight_events:
-            return None  # if that is taken, the verdicts stand after all
+        if lane.key in self._repeating:
+            return None  # or what is repeated might come after what follows it
         return max(0.0, lane.retry_at_s - now_s)
-
-    async def _hold(self, lane: Lane) -> None:
-        """Wait for what tells about a lane's last events, all of which were refused."""
-        hold_s = self.judge.refusals.hold_left_s(self._timer.now_s())
-        if hold_s is None or hold_s > 0:
-            await self._wait(hold_s, lane.bell, self._bell)
-        self.judge.let_verdicts_stand(self._timer.now_s())
-        await self._settle()
 
     async def _take_turn(self, lane: Lane) -> None:
         """Send once from a lane, if nothing came between, and settle what came of it."""
@@ -276,7 +271,10 @@ class Delivery:
             if self._stopping or self._pause_s(lane) != 0:
                 return
             batch = self._next_batch(lane)
-            if batch:
+            other = self._other_than(batch[0], lane) if batch else None
+            if other is not None:
+                await self._send_pair(lane, batch[0], other)
+            elif batch:
                 await self._send_batch(lane, batch)
             # With the slot still taken: so many sends, and no more, are answered and not recorded.
             await self._settle()
@@ -290,8 +288,7 @@ class Delivery:
             breaker.end(was_probe=was_probe)
         before = breaker.state
         self.judge.judge(lane, batch, answer, self._timer.now_s())
-        await self._probe_if_due(lane)
-        if was_probe or breaker.state is not before or self.judge.refusals.is_proven:
+        if was_probe or breaker.state is not before:
             self._bell.ring()
 
     def _next_batch(self, lane: Lane) -> list[Item]:
@@ -340,20 +337,106 @@ class Delivery:
         self._reached(Point.SENT)
         return answer
 
-    async def _probe_if_due(self, lane: Lane) -> None:
-        """Try the second event of a lane at once, if the first one failed too often."""
-        if self._settings.strict_order or self._stopping or not lane.streak.is_probe_due:
-            return
-        waiting = lane.sendable()
-        head = next(waiting, None)
-        if head is None or head.position != lane.streak.position:
-            return
-        for probe in waiting:
-            if probe.ready is not None or self._prepare(probe):
-                lane.streak.probed()
-                answer = await self._send([probe])
-                self.judge.judge_probe(lane, head, probe, answer, self._timer.now_s())
-                return
+    # ------------------------------------------------- an event that may be poison
+
+    def _other_than(self, head: Item, lane: Lane) -> Taken | Item | None:
+        """Return an event to compare the head of a lane with; None if that is not due, or cannot
+        be."""
+        in_round = lane.trial.round_of(head.position)
+        if in_round is Round.REPEATED:
+            taken = self.judge.last_taken
+            if taken is None or taken.key == lane.key:
+                return taken
+            # What follows it must not be under way: it would come before what it follows.
+            is_busy = taken.key in self.lanes or taken.key in self._repeating
+            return None if is_busy else taken
+        if in_round is Round.NEW:
+            behind = (item for item in lane.sendable() if item is not head)
+            return next((item for item in behind if item.ready or self._prepare(item)), None)
+        return None
+
+    async def _send_pair(self, lane: Lane, head: Item, other: Taken | Item) -> None:
+        """Send the head and another event, in an order that is drawn by lot; see poison.py."""
+        breaker, before = self.judge.breaker, self.judge.breaker.state
+        was_probe = breaker.begin()
+        try:
+            if self._route.seam.randomness.random() < 0.5:  # noqa: PLR2004
+                answer = await self._send([head])
+                is_other_taken = bool(answer.failed) and await self._takes(other)
+            else:
+                is_other_taken = await self._takes(other)
+                answer = await self._send([head])
+        finally:
+            breaker.end(was_probe=was_probe)
+        judge = self.judge.judge_pair if is_other_taken else self._judge_head
+        judge(lane, head, answer, self._timer.now_s())
+        if was_probe or breaker.state is not before:
+            self._bell.ring()
+
+    def _judge_head(self, lane: Lane, head: Item, answer: Answer, now_s: float) -> None:
+        self.judge.judge(lane, [head], answer, now_s)
+
+    async def _takes(self, other: Taken | Item) -> bool:
+        """Send an event to compare with; return whether it was taken."""
+        if isinstance(other, Item):
+            answer = await self._send([other])
+            self.judge.judge_other(other, answer, self._timer.now_s())
+            return not answer.failed
+        self._repeating.add(other.key)
+        self._counters.sends += 1
+        try:
+            return not (await self._sender.send([other.event])).failed
+        finally:
+            self._repeating.discard(other.key)
+            self._bell.ring()
+
+    # ---------------------------------------------------------------------- by hand
+
+    @property
+    def held(self) -> Held | None:
+        """The event that fails for longest, and what is behind it waits for."""
+        failing = [lane for lane in self.lanes.values() if lane.failures and lane.head()]
+        lane = min(failing, key=lambda one: one.failing_since_s, default=None)
+        head = None if lane is None else lane.head()
+        if lane is None or head is None or lane.failure is None:
+            return None
+        age_s = self._timer.now_s() - lane.failing_since_s
+        return Held(*head.position, lane.failure.code, lane.failure.reason, head.attempts, age_s)
+
+    def holds(self, position: Position) -> bool:
+        """Whether an event fails, and holds up others."""
+        return self._held_at(position) is not None
+
+    async def skip(self, position: Position, reason: str) -> bool:
+        """Make a dead letter of an event that fails; False if it was taken after all."""
+        lane = self._held_at(position)
+        if lane is None:
+            return False
+        done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        lane.skip = skip = Skip(position, reason, done)
+        lane.bell.ring()
+        try:
+            return await done
+        finally:
+            if lane.skip is skip:
+                lane.skip = None
+
+    def _held_at(self, position: Position) -> Lane | None:
+        for lane in self.lanes.values():
+            head = lane.head() if lane.failures else None
+            if head is not None and head.position == position:
+                return lane
+        return None
+
+    async def _skip(self, lane: Lane, skip: Skip) -> None:
+        """Set the head of a lane aside; by its own task, so that it is not under way."""
+        lane.skip, head = None, lane.head()
+        is_held = lane.failures > 0 and head is not None and head.position == skip.position
+        if is_held and head is not None:
+            self.judge.skip(lane, head, skip.reason, self._timer.now_s())
+            await self._settle()
+        if not skip.done.done():
+            skip.done.set_result(is_held)
 
     async def _forget_gone(self) -> None:
         """After a long wait: leave out what retention, or an operator, has decided meanwhile."""

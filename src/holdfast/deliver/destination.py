@@ -26,7 +26,7 @@ from holdfast.deliver.settings import DeliverySettings
 from holdfast.deliver.statistics import Counters, DestinationStatistics, State
 from holdfast.deliver.timer import Bell, LoopTimer, Timer
 from holdfast.errors import BadInput, HoldfastError, ReaderError
-from holdfast.quiver import Quiver, Statistics
+from holdfast.quiver import Position, Quiver, Statistics
 from holdfast.seam import Seam
 from holdfast.signals.event import Event
 
@@ -184,6 +184,14 @@ class Destination:
             self._delivery.try_now()
         self._bell.ring()
 
+    def holds(self, position: Position) -> bool:
+        """Whether an event is the first of those that wait, and fails."""
+        return self._delivery is not None and self._delivery.holds(position)
+
+    async def skip(self, position: Position, reason: str) -> bool:
+        """Make a dead letter of an event that `holds` tells of; False if it was taken meanwhile."""
+        return self._delivery is not None and await self._delivery.skip(position, reason)
+
     async def redrive(self, events: Sequence[Event]) -> Answer:
         """Send events once, through the processors, besides everything else and out of order.
 
@@ -224,6 +232,7 @@ class Destination:
             state=self._state(),
             stalled_by=self._stalled_by(),
             stuck_key=self._stuck_key(),
+            held=None if delivery is None else delivery.held,
             last_error=counters.last_error,
             breaker=BreakerState.CLOSED if breaker is None else breaker.state,
             breaker_opened_total=0 if breaker is None else breaker.opened_total,
@@ -270,8 +279,6 @@ class Destination:
             return self._detached_by
         if delivery.blocked:
             return "; ".join(delivery.blocked.values())
-        if delivery.judge.breaker.cause is Cause.REFUSALS:
-            return f"it refuses everything: {self._counters.last_error}"
         key = self._stuck_key()
         return None if key is None else f"the others are max_ahead_bytes ahead of key {key!r}"
 

@@ -15,15 +15,15 @@ from holdfast.signals.event import Event
 
 
 class FailureClass(StrEnum):
-    """What kind of no it was."""
+    """What kind of no it was: the first two are about the destination, the last two the event."""
 
-    # Nobody's fault, or nobody's for long: no connection, a time-out, 5xx, 408, 429.
+    # No connection, a time-out, any answer that is not about the event: it is tried for ever.
     TRANSIENT = "transient"
     # Our credentials: 401, 403, 407, a certificate. Trying on would lock the account.
     AUTH = "auth"
     # The request is too large: 413, or the broker's message limit.
     TOO_LARGE = "too_large"
-    # This event will never be taken: any other 4xx.
+    # This event will never be taken: 400, 422, or a function that says so.
     PERMANENT = "permanent"
 
 
@@ -38,9 +38,6 @@ class Failure:
     retry_after_s: float | None = None
     # Whether the receiver may have taken it all the same (a time-out after the request was sent).
     maybe_delivered: bool = False
-    # Whether the answer was to a request that held several events, so that nobody knows which of
-    # them it is about: sent one by one, all but one may be taken.
-    shared: bool = False
 
     def __str__(self) -> str:
         """Return it as people read it: class, code, reason."""

@@ -6,25 +6,44 @@ send. A lane has one send under way at most.
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import dataclass
 
-from holdfast.deliver.poison import Streak
+from holdfast.deliver.exporter import Failure
+from holdfast.deliver.poison import Trial
+from holdfast.deliver.settings import PoisonSettings
 from holdfast.deliver.timer import Bell
 from holdfast.deliver.window import Item
+from holdfast.quiver import Position
+
+
+@dataclass(frozen=True)
+class Skip:
+    """Somebody wants the head of a lane to be set aside; done as soon as it is not being sent."""
+
+    position: Position
+    reason: str
+    # Whether it was set aside.
+    done: asyncio.Future[bool]
 
 
 class Lane:
     """The events of one key that are not decided, oldest first."""
 
-    def __init__(self, key: str, max_batch_events: int, poison_attempts: int) -> None:
+    def __init__(self, key: str, max_batch_events: int, poison: PoisonSettings | None) -> None:
         self.key = key
         # Rung when something comes, or is decided by others.
         self.bell = Bell()
-        # Failures of the head in a row, and when it may be tried again.
+        # Failures of the head in a row, the last one, since when, and when it may be tried again.
         self.failures = 0
+        self.failure: Failure | None = None
+        self.failing_since_s = 0.0
         self.retry_at_s = 0.0
-        self.streak = Streak(poison_attempts)
+        self.trial = Trial(poison)
+        # By hand; see `Skip`.
+        self.skip: Skip | None = None
         self.limit_events = max_batch_events
         self._max_batch_events = max_batch_events
         self._items: deque[Item] = deque()
@@ -45,7 +64,7 @@ class Lane:
         return not self._items
 
     def sendable(self) -> Iterator[Item]:
-        """Yield what may be sent, in order: neither decided nor held."""
+        """Yield what may be sent, in order: neither decided nor about to be a dead letter."""
         if self.is_empty:
             return
         for item in self._items:
@@ -56,9 +75,20 @@ class Lane:
         """Return the first event that may be sent."""
         return next(self.sendable(), None)
 
-    def shrink(self, sent_events: int) -> None:
-        """Send half as many at once, because it is not known which of them is at fault."""
-        self.limit_events = max(1, sent_events // 2)
+    def failed(self, failure: Failure, now_s: float) -> None:
+        """Note that the head was not taken, and waits."""
+        if self.failures == 0:
+            self.failing_since_s = now_s
+        self.failures += 1
+        self.failure = failure
+
+    def went_on(self) -> None:
+        """Note that the head has an outcome."""
+        self.failures, self.failure = 0, None
+
+    def shrink(self, events: int) -> None:
+        """Send so many at once, because it is not known which of them is at fault."""
+        self.limit_events = max(1, events)
 
     def grow(self) -> None:
         """Send twice as many at once again, because a send went through."""

@@ -1,8 +1,8 @@
 """What the log is told of a destination: that it fails, that it works again, what is set aside.
 
-An outage is one line at its beginning, which says what happens next, and one at its end, however
-long it takes and however often is tried. A destination that fails now and then is told of once per
-`GAP_S`, and so are dead letters, with their number.
+An outage is one line at its beginning, which says what happens next, one every `REMIND_S` for as
+long as it lasts, and one at its end, however often is tried. A destination that fails now and then
+is told of once per `GAP_S`, and so are dead letters, with their number.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from holdfast.deliver.settings import DeliverySettings
 
 # Between two lines of the same kind.
 GAP_S = 60.0
+# Between two lines about the same outage.
+REMIND_S = 3600.0
 
 log = logging.getLogger("holdfast.deliver")
 
@@ -45,13 +47,19 @@ class News:
         self._pace_of_letters = Pace()
         # Since when it fails, how many sends did, and what of that was told.
         self._since_s: float | None = None
+        self._remind_at_s = math.inf
         self._failures = 0
         self._told: set[Cause] = set()
         self._untold_letters = 0
 
-    def failed(self, failure: Failure, now_s: float) -> None:
-        """Note a failure that may pass."""
+    def failed(self, failure: Failure, attempts: int, now_s: float) -> None:
+        """Note a failure that may pass; `attempts`: of the same event in a row."""
         again_s = self._settings.retry_max_s
+        if self._since_s is not None and now_s >= self._remind_at_s:
+            self._remind_at_s = now_s + REMIND_S
+            lasts = f"still fails, for {now_s - self._since_s:.0f} s, {attempts} times in a row"
+            where = "`holdfast destination ls` says which event it is"
+            self._log(logging.ERROR, f"{lasts}, last with {failure}; nothing overtakes it; {where}")
         self._fails(
             Cause.FAILURES,
             str(failure),
@@ -67,7 +75,7 @@ class News:
 
     def _fails(self, cause: Cause, what: str, next_: str, now_s: float) -> None:
         if self._since_s is None:
-            self._since_s = now_s
+            self._since_s, self._remind_at_s = now_s, now_s + REMIND_S
         self._failures += 1
         if cause in self._told or not self._paces[cause].lets_through(now_s):
             return

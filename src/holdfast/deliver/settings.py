@@ -2,15 +2,39 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from holdfast.quiver import SubscriberOptions
 from holdfast.settings import DurationS, Settings, SizeBytes
 from holdfast.settings.units import size_text
 
 MB = 1024 * 1024
+
+
+# Keys of versions before, and what is in their place. They are read, and have no effect.
+REMOVED_KEYS = {
+    "strict_order": "nothing is skipped any more unless `poison` is set",
+    "poison_attempts": "see `poison`, which is off unless it is set",
+    "refusals_max": "only 400, 422 and 413 are about an event; at any other answer it waits",
+    "refusal_retry_s": "a destination that refuses is tried again after `retry_max_s` at most",
+    "refusal_hold_s": "only 400, 422 and 413 are about an event, and at once",
+}
+
+
+class PoisonSettings(Settings):
+    """When an event that alone makes a destination fail becomes a dead letter."""
+
+    attempts: int = Field(default=5, ge=1)
+    """An event that failed so often in a row is tried together with others from then on."""
+    pairs: int = Field(default=20, ge=10, le=64)
+    """So many times the event must fail while another one, sent right before or after it, is taken;
+    first one that was taken before, which is sent again for that, then as many new ones from behind
+    it. A destination that fails by chance makes a dead letter of a good event with a probability of
+    at most 2 to the power of minus this: one in a million."""
+    held_s: DurationS = Field(default=900.0, ge=0)
+    """Nor does it become one before it failed for so long."""
 
 
 class DeliverySettings(Settings):
@@ -29,8 +53,6 @@ class DeliverySettings(Settings):
     """With `order: received`: payload bytes that are read ahead (or one larger request)."""
     window_events: int = Field(default=2000, ge=1)
     """Events that are read ahead (or one larger request)."""
-    strict_order: bool = False
-    """Never try the next event while one fails: one that makes the destination fail blocks it."""
 
     retention_hours: float = Field(default=72.0, gt=0)
     """Events that waited longer are given up, or block receivers: see `on_full`."""
@@ -54,16 +76,16 @@ class DeliverySettings(Settings):
     """So many failed sends without a success between them stop all sending for a while."""
     breaker_open_s: DurationS = Field(default=10.0, gt=0)
     """For how long; then one event is tried."""
-    poison_attempts: int = Field(default=5, ge=1)
-    """An event that fails so often with a server error (5xx but 503), while the next one is taken,
-    is set aside as a dead letter. Not with `strict_order`."""
-    refusals_max: int = Field(default=10, ge=0)
-    """So many different events in a row, refused for good with the same code, are taken for the
-    destination's fault: it stalls, and nothing is set aside. 0: each goes to the dead letters."""
-    refusal_retry_s: DurationS = Field(default=60.0, gt=0)
-    """How long until a destination that refused everything is tried again."""
-    refusal_hold_s: DurationS = Field(default=10.0, gt=0)
-    """How long a refused event waits for what the next one's answer tells about it."""
+    poison: PoisonSettings | None = None
+    """Set aside an event that alone makes the destination fail (5xx but 503, or an exception), once
+    that is proven. Without it such an event is tried for ever, and the others wait behind it."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_removed_keys(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        return {key: one for key, one in value.items() if key not in REMOVED_KEYS}
 
     @property
     def ahead_bytes(self) -> int:

@@ -40,6 +40,19 @@ class Counters:
     last_error: str | None = None
 
 
+class Held(NamedTuple):
+    """An event that fails again and again, and that others wait for."""
+
+    seq: int
+    row: int
+    # Of the last answer; what it means, for people.
+    code: str
+    reason: str
+    # How often it was sent, and for how long it fails.
+    attempts: int
+    age_s: float
+
+
 class DestinationStatistics(NamedTuple):
     """One destination at this moment. Totals count since it was started."""
 
@@ -49,6 +62,8 @@ class DestinationStatistics(NamedTuple):
     stalled_by: str | None
     # With `order: key`: the key that the others have run ahead of as far as they may.
     stuck_key: str | None
+    # The event that fails for longest; None if none does.
+    held: Held | None
     last_error: str | None
     breaker: BreakerState
     breaker_opened_total: int

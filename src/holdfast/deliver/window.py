@@ -27,7 +27,7 @@ BUNDLE_OVERHEAD_BYTES = 256
 class Verdict(NamedTuple):
     """Why an event will not be delivered; final once it is a dead letter."""
 
-    # The word of its dead letter: permanent, too_large, poison, processor.
+    # The word of its dead letter: permanent, too_large, poison, skipped, processor.
     word: str
     # The same for the same cause.
     code: str
@@ -58,7 +58,7 @@ class Item:
     attempts: int = 0
     # As it left the processors.
     ready: Event | None = None
-    # It was refused; held until it is known whether that was the event's fault.
+    # It will be a dead letter, as soon as that is stored.
     verdict: Verdict | None = None
     decision: Decision | None = None
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from pathlib import Path
+from typing import Any
 
+from holdfast.deliver.settings import REMOVED_KEYS
 from holdfast.errors import BadInput
 from holdfast.graph import quiver_node
 from holdfast.graph.addresses import addresses_in, clash, reaches
@@ -38,6 +40,7 @@ def check_graph(graph: Graph, document: Document, names: Collection[str]) -> Non
     checker.names_mean_one_thing()
     checker.connections()
     checker.settings_fit_the_kind()
+    checker.removed_settings()
     checker.addresses()
     checker.directories()
     if checker.is_whole() and not checker.circles():
@@ -126,6 +129,19 @@ class _Checker:
                 except BadInput as error:
                     place = self._document.value_place((*at, "config", "retention", "size_cap"))
                     self._error(place, error.message, error.hint)
+
+    def removed_settings(self) -> None:
+        """Keys that a version before knew are no error yet, and have no effect."""
+        nodes: list[TreePath] = [("nodes", name) for name in self._graph.nodes]
+        nodes += [("dead_letters", "handlers", name) for name in self._graph.handlers]
+        for at in nodes:
+            tree: Any = self._document.value
+            for key in (*at, "delivery"):
+                tree = tree.get(key) or {}
+            for key in REMOVED_KEYS.keys() & tree:
+                place = self._document.key_place((*at, "delivery", key))
+                message = f"`{key}` has no effect any more, and is an error in the next version"
+                self._warn(place, message, REMOVED_KEYS[key])
 
     def _check_order(self, node: Node, at: TreePath) -> None:
         assert node.delivery is not None, "BUG: an exporter without delivery settings"

@@ -15,14 +15,20 @@ from typing import Any
 
 from holdfast.deadletter.redrive import TURN_S
 from holdfast.deadletter.redrive import VERB as REPLAY_VERB
+from holdfast.deliver.statistics import DestinationStatistics
 from holdfast.errors import BadInput, Overloaded
 from holdfast.graph.runtime import Gateway
 from holdfast.graph.serving import ACCESS_VERB
+from holdfast.quiver import Position
 from holdfast.quiver.control import Verb, Verbs
 
 # How long a verb may take before its asker is told to try again; a replay takes its turns.
 ANSWER_S = 10.0
 REPLAY_ANSWER_S = TURN_S + 40.0
+# As long as a send may take by default, and its settling.
+SKIP_ANSWER_S = 40.0
+SKIP_VERB = "skip"
+SKIP_REASON_CHARACTERS_MAX = 500
 
 
 Work = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
@@ -36,6 +42,7 @@ def gateway_verbs(gateway: Gateway, loop: asyncio.AbstractEventLoop) -> Verbs:
         "status": on_loop(loop, verbs.status),
         "pause": on_loop(loop, verbs.pause),
         "resume": on_loop(loop, verbs.resume),
+        SKIP_VERB: on_loop(loop, verbs.skip, SKIP_ANSWER_S),
         "tap": on_loop(loop, verbs.tap),
         ACCESS_VERB: on_loop(loop, verbs.access),
         REPLAY_VERB: on_loop(loop, gateway.replay_dead_letters, REPLAY_ANSWER_S),
@@ -85,7 +92,7 @@ class _GatewayVerbs:
             "addresses": gateway.addresses,
             "receivers": {name: one._asdict() for name, one in told.receivers.items()},
             "destinations": [
-                {**one.figures._asdict(), "quiver": one.quiver, "core_id": one.core_id}
+                {**_fields(one.figures), "quiver": one.quiver, "core_id": one.core_id}
                 for one in told.destinations
             ],
             "dead_letters": {}
@@ -111,12 +118,26 @@ class _GatewayVerbs:
         self._gateway.resume(_text(request, "destination"))
         return {}
 
+    async def skip(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Make a dead letter of the event that holds a destination up."""
+        seq, row = request.get("seq"), request.get("row", 0)
+        if not (isinstance(seq, int) and isinstance(row, int)):
+            raise BadInput("`seq` and `row` name no event", hint="send two numbers")
+        name, reason = _text(request, "destination"), _text(request, "reason")
+        await self._gateway.skip(name, Position(seq, row), reason[:SKIP_REASON_CHARACTERS_MAX])
+        return {}
+
     async def tap(self, request: dict[str, Any]) -> dict[str, Any]:
         """Return samples of events on their way to a destination."""
         after = request.get("after") or 0
         if not isinstance(after, int):
             raise BadInput("`after` is not what a tap gave", hint="send `next` of the last answer")
         return self._gateway.tap(_text(request, "destination"), after)
+
+
+def _fields(figures: DestinationStatistics) -> dict[str, Any]:
+    held = figures.held
+    return {**figures._asdict(), "held": None if held is None else held._asdict()}
 
 
 def _text(request: dict[str, Any], name: str) -> str:

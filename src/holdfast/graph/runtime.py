@@ -38,7 +38,7 @@ from holdfast.graph.pipeline_sources import readers, state_dir
 from holdfast.graph.serving import Access, Serving, is_served
 from holdfast.graph.store import Store
 from holdfast.graph.taps import Taps
-from holdfast.quiver import Statistics
+from holdfast.quiver import Position, Statistics
 from holdfast.receive.receiver import Receiver, ReceiverContext, ReceiverStatistics
 from holdfast.remote.server import ServerStatistics
 from holdfast.seam import Seam
@@ -473,6 +473,24 @@ class Gateway:
         """Go on delivering."""
         for courier in self._named(name):
             courier.destination.resume()
+
+    async def skip(self, name: str, position: Position, reason: str) -> None:
+        """Make a dead letter of the event that holds a destination up, and go on behind it."""
+        couriers = self._named(name)
+        found = [one for one in couriers if one.destination.holds(position)]
+        if len(found) > 1:
+            cores = ", ".join(str(one.core_id) for one in found)
+            raise BadInput(
+                f"event {position.seq}/{position.row} holds {name!r} up in cores {cores}",
+                hint="mend what fails; there is no telling which of them is meant",
+            )
+        if not found or not await found[0].destination.skip(position, reason):
+            held = [one.destination.statistics().held for one in couriers]
+            named = ", ".join(f"{one.seq}/{one.row}" for one in held if one is not None)
+            raise BadInput(
+                f"event {position.seq}/{position.row} does not hold {name!r} up",
+                hint=f"what does, by `holdfast destination ls`: {named or 'nothing'}",
+            )
 
     def tap(self, name: str, after: int) -> dict[str, Any]:
         """Return samples of the events on their way to a destination."""

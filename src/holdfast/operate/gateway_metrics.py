@@ -82,6 +82,18 @@ def _states(gateway: GatewayStatistics) -> Iterator[tuple[Labels, float]]:
             yield {**_of(one), "state": state.value}, one.figures.state == state
 
 
+def _held(field: str) -> _Read:
+    get: Callable[[object], float] = attrgetter(field)
+
+    def read(gateway: GatewayStatistics) -> Iterator[tuple[Labels, float]]:
+        for one in gateway.destinations:
+            held = one.figures.held
+            code = "" if held is None else held.code
+            yield {**_of(one), "code": code}, 0 if held is None else get(held)
+
+    return read
+
+
 def _breakers(gateway: GatewayStatistics) -> Iterator[tuple[Labels, float]]:
     for one in gateway.destinations:
         yield _of(one), one.figures.breaker != "closed"
@@ -242,6 +254,18 @@ GATEWAY_METRICS: tuple[GatewayMetric, ...] = (
         "Age of the oldest event that waits for the destination; 0 if none does.",
         "The one to alert on: it grows with every second of an outage, whatever the load.",
         _destinations("oldest_age_s"), _DESTINATION,
+    ),
+    GatewayMetric(
+        "gateway.destination.held_seconds", "gauge", "seconds",
+        "For how long the event fails that fails for longest, with the code of its last answer.",
+        "Minutes: nothing overtakes it. Mend what the code says; `holdfast destination ls` has "
+        "its number.",
+        _held("age_s"), (*_DESTINATION, "code"),
+    ),
+    GatewayMetric(
+        "gateway.destination.held_attempts", "gauge", "attempts",
+        "How often that event was sent.", "As above.",
+        _held("attempts"), (*_DESTINATION, "code"),
     ),
     GatewayMetric(
         "gateway.destination.in_flight_events", "gauge", "events",

@@ -24,7 +24,7 @@ from typing import Any
 from holdfast import __version__
 from holdfast.deadletter.redrive import VERB as REPLAY_VERB
 from holdfast.errors import BadConfig, BadInput, HoldfastError
-from holdfast.graph.control import REPLAY_ANSWER_S
+from holdfast.graph.control import REPLAY_ANSWER_S, SKIP_ANSWER_S, SKIP_VERB
 from holdfast.graph.loader import Loaded
 from holdfast.graph.serving import ACCESS_VERB, Access
 from holdfast.operate.drivers.beside import driver_of, lineage_url
@@ -107,9 +107,10 @@ class Workers:
             "metrics": lambda request: {"records": [list(record) for record in self._records()]},
             "pause": lambda request: self._to_all("pause", request),
             "resume": lambda request: self._to_all("resume", request),
+            SKIP_VERB: lambda request: self._to_one(SKIP_VERB, request, SKIP_ANSWER_S),
             "tap": self._tap,
             ACCESS_VERB: self._access,
-            REPLAY_VERB: self._replay,
+            REPLAY_VERB: lambda request: self._to_one(REPLAY_VERB, request, REPLAY_ANSWER_S),
         }
 
     def access(self) -> Access | None:
@@ -155,14 +156,14 @@ class Workers:
             "next": {number: one["next"] for number, one in told.items()},
         }
 
-    def _replay(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Dead letters lie with the worker that could not deliver them: `worker` says which."""
+    def _to_one(self, verb: str, request: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+        """Events and dead letters lie with the worker that took them: `worker` says which."""
         fields = _fields(request)
         worker = fields.pop("worker", 0)
         if not isinstance(worker, int) or not 0 <= worker < len(self._directories):
             hint = f"use 0 to {len(self._directories) - 1}"
             raise BadInput(f"there is no worker {worker!r}"[:200], hint=hint)
-        return self.ask_one(worker, REPLAY_VERB, timeout_s=REPLAY_ANSWER_S, **fields)
+        return self.ask_one(worker, verb, timeout_s=timeout_s, **fields)
 
 
 def _fields(request: dict[str, Any]) -> dict[str, Any]:

@@ -229,8 +229,8 @@ def json_answer(status: int = 200, **fields: Any) -> Step:
 @pytest.mark.parametrize(
     ("step", "kind"),
     [
-        *((answer(s), FailureClass.AUTH) for s in (301, 400, 401, 403, 404, 413)),
-        *((answer(s), FailureClass.TRANSIENT) for s in (408, 429, 500, 502, 503)),
+        *((answer(s), FailureClass.AUTH) for s in (400, 401, 403, 413)),
+        *((answer(s), FailureClass.TRANSIENT) for s in (301, 404, 408, 429, 500, 502, 503)),
         (answer(200, b"<html>" + HUSH.encode()), FailureClass.TRANSIENT),
         (answer(200, b"[]"), FailureClass.TRANSIENT),
         (answer(200), FailureClass.TRANSIENT),

@@ -201,8 +201,9 @@ def test_a_query_key_joins_a_query_that_is_there(backend: Backend) -> None:
         *((status, FailureClass.AUTH) for status in (401, 403, 407)),
         (413, FailureClass.TOO_LARGE),
         *((s, FailureClass.TRANSIENT) for s in (408, 425, 429, 500, 501, 502, 503, 504, 599)),
-        *((s, FailureClass.PERMANENT) for s in (400, 404, 405, 409, 410, 415, 418, 422, 451)),
-        *((s, FailureClass.PERMANENT) for s in (300, 301, 302, 303, 304, 307, 308)),
+        *((s, FailureClass.PERMANENT) for s in (400, 422)),
+        *((s, FailureClass.TRANSIENT) for s in (402, 404, 405, 406, 409, 410, 415, 418, 423, 451)),
+        *((s, FailureClass.TRANSIENT) for s in (300, 301, 302, 303, 304, 307, 308)),
         (600, FailureClass.TRANSIENT),
     ],
 )
@@ -214,15 +215,14 @@ def test_statuses(backend: Backend, status: int, kind: FailureClass | None) -> N
     if failure:
         assert failure.code == str(status)
         assert str(status) in failure.reason
-        assert not failure.shared
 
 
 @given(st.integers(100, 999).filter(lambda status: not 200 <= status < 300))
 def test_every_status_has_a_class(status: int) -> None:
     failure = failure_of_status(status)
     assert failure.kind in FailureClass
-    if status >= 500 or status < 200:
-        assert failure.kind is FailureClass.TRANSIENT
+    about_the_event = failure.kind in (FailureClass.PERMANENT, FailureClass.TOO_LARGE)
+    assert about_the_event == (status in (400, 413, 422))
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
@@ -295,9 +295,7 @@ def test_what_is_over_the_limit_is_not_sent(backend: Backend) -> None:
     (both,) = send(made, events(3))
     (fits,) = send(made, events(2))
     assert alone.failed[0].kind is FailureClass.TOO_LARGE
-    assert not alone.failed[0].shared
     assert [f.kind for f in both.failed.values()] == [FailureClass.TOO_LARGE] * 3
-    assert all(failure.shared for failure in both.failed.values())
     assert fits == Answer()
     assert len(backend.requests) == 1
     assert made.max_batch_bytes == 20
@@ -308,8 +306,7 @@ def test_a_status_for_a_batch_is_shared_by_its_events(backend: Backend) -> None:
     made = exporter(backend, dialect="batch_array")
     several, one, large = send(made, events(3), events(1), events(2))
     assert set(several.failed) == {0, 1, 2}
-    assert all(failure.shared for failure in several.failed.values())
-    assert not one.failed[0].shared
+    assert set(one.failed) == {0}
     assert {f.kind for f in large.failed.values()} == {FailureClass.TOO_LARGE}
 
 
@@ -340,7 +337,7 @@ def test_partial_success_is_mapped_by_index(backend: Backend) -> None:
         1: FailureClass.PERMANENT,
     }
     assert "SECRET" not in repr(result)
-    assert not any(f.shared or f.maybe_delivered for f in result.failed.values())
+    assert not any(f.maybe_delivered for f in result.failed.values())
 
 
 @pytest.mark.parametrize(

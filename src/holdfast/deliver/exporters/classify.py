@@ -1,12 +1,16 @@
 """Telling failures of HTTP apart: by status, by Retry-After, and by what broke underneath.
 
-| what happened                                   | class       |
-|-------------------------------------------------|-------------|
-| 2xx                                             | delivered   |
-| 401, 403, 407, a certificate                    | `auth`      |
-| 413                                             | `too_large` |
-| 408, 425, 429, 5xx, no answer, half an answer   | `transient` |
-| 3xx (never followed), any other 4xx             | `permanent` |
+| what happened                                   | class       | about           |
+|-------------------------------------------------|-------------|-----------------|
+| 2xx                                             | delivered   |                 |
+| 400, 422                                        | `permanent` | the event       |
+| 413                                             | `too_large` | the event       |
+| 401, 403, 407, a certificate                    | `auth`      | the destination |
+| anything else: 3xx (never followed), other 4xx, | `transient` | the destination |
+| 5xx, no answer, half an answer                  |             |                 |
+
+A 404 or 409 is as little about one event as a 503 is: an ingress in a rolling update says it to
+all of them.
 
 Reasons are made from the status and from our own words only. What a backend writes into its answer
 may repeat the event, or our credentials, so it is never quoted.
@@ -28,7 +32,7 @@ from holdfast.deliver.exporter import Failure, FailureClass
 
 AUTH_STATUSES = frozenset({401, 403, 407})
 TOO_LARGE_STATUS = 413
-TRANSIENT_STATUSES = frozenset({408, 425, 429})
+PERMANENT_STATUSES = frozenset({400, 422})
 # A gateway says this of a server behind it, which may have done the work all the same.
 UNKNOWN_OUTCOME_STATUSES = frozenset({502, 504})
 
@@ -60,14 +64,11 @@ def failure_of_status(
         return Failure(FailureClass.AUTH, f"{said}; check the credentials", code)
     if status == TOO_LARGE_STATUS:
         return Failure(FailureClass.TOO_LARGE, said, code)
-    if 300 <= status < 400:  # noqa: PLR2004
-        hint = f"redirects are never followed, put the final address{_shown(location)} into `url`"
-        return Failure(FailureClass.PERMANENT, f"{said}; {hint}", code)
-    if 400 <= status < 500 and status not in TRANSIENT_STATUSES:  # noqa: PLR2004
-        return Failure(FailureClass.PERMANENT, said + _hint(status), code)
+    if status in PERMANENT_STATUSES:
+        return Failure(FailureClass.PERMANENT, said, code)
     return Failure(
         FailureClass.TRANSIENT,
-        said,
+        said + _hint(status, location),
         code,
         retry_after_s=retry_after_s,
         maybe_delivered=status in UNKNOWN_OUTCOME_STATUSES,
@@ -126,7 +127,10 @@ def _phrase(status: int) -> str:
         return ""
 
 
-def _hint(status: int) -> str:
+def _hint(status: int, location: str) -> str:
+    if 300 <= status < 400:  # noqa: PLR2004
+        where = f"put the final address{_shown(location)} into `url`"
+        return f"; redirects are never followed, {where}"
     if status in (404, 405):
         return "; check `url` and `path`"
     if status == 415:  # noqa: PLR2004

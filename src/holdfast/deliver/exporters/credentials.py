@@ -252,7 +252,7 @@ def _token_of(reply: Reply) -> tuple[str, float]:
     """Return token and lifetime in seconds."""
     if not is_success(reply.status):
         failure = failure_of_status(reply.status, who="the token endpoint")
-        # 400 is how OAuth2 says invalid_client and invalid_scope; a redirect is a wrong address.
+        # 400 is how OAuth2 says invalid_client and invalid_scope.
         transient = failure.kind is FailureClass.TRANSIENT
         kind = FailureClass.TRANSIENT if transient else FailureClass.AUTH
         raise _no_token(f"answered {reply.status}", kind, str(reply.status))

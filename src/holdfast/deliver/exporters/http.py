@@ -6,7 +6,6 @@ import asyncio
 import gzip
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Literal
 
 from pydantic import Field, field_validator
@@ -184,7 +183,7 @@ class HttpExporter:
     async def _send_all(self, events: Sequence[Event]) -> Answer:
         body = self._dialect.body([event.payload for event in events])
         if len(body) > self._config.max_request_bytes:
-            return all_failed(len(events), _over_the_limit(len(body), len(events)))
+            return all_failed(len(events), _over_the_limit(len(body)))
         if self._config.compression == "gzip":
             body = await _compressed(body)
         try:
@@ -220,7 +219,7 @@ class HttpExporter:
             failure = failure_of_status(
                 reply.status, location=reply.headers.get("Location", ""), retry_after_s=wait_s
             )
-            return all_failed(count, _of_request(failure, count))
+            return all_failed(count, failure)
         if not self._answers_by_event:
             return ALL_DELIVERED
         answer = None if reply.body is None else read_batch_answer(reply.body, count)
@@ -256,10 +255,6 @@ async def _compressed(body: bytes) -> bytes:
     return await asyncio.to_thread(gzip.compress, body, GZIP_LEVEL, mtime=0)
 
 
-def _over_the_limit(size_bytes: int, count: int) -> Failure:
+def _over_the_limit(size_bytes: int) -> Failure:
     reason = f"the request has {size_bytes} bytes, more than `max_request_bytes`"
-    return Failure(FailureClass.TOO_LARGE, reason, "max_request_bytes", shared=count > 1)
-
-
-def _of_request(failure: Failure, count: int) -> Failure:
-    return failure if count == 1 else replace(failure, shared=True)
+    return Failure(FailureClass.TOO_LARGE, reason, "max_request_bytes")

@@ -31,6 +31,10 @@ from holdfast.settings import DurationS, LocalPath, Secret, Settings, SizeBytes
 # How long the rest of an answer may take that nobody reads.
 UNNEEDED_BODY_S = 1.0
 
+# After such an answer a connection is not used again: behind a balancer it may lead to a replica
+# that fails, and the next one to another.
+FAILED_STATUS = 500
+
 # Smaller bodies are handed over whole.
 WHOLE_BODY_BYTES = 512 * 1024
 
@@ -192,7 +196,7 @@ class HttpClient:
                 if needed:
                     raise SendFailed(failure_of_exception(error)) from None
             finally:
-                if read is None:
+                if read is None or response.status >= FAILED_STATUS:
                     response.close()
                 else:
                     response.release()

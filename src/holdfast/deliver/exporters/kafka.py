@@ -2,7 +2,8 @@
 
 The producer is idempotent and waits for all replicas. A send is delivered when every report of its
 messages is there; they are waited for in a thread, because librdkafka calls back from `poll`. When
-one message fails, what is still queued behind it is taken back, so that it does not overtake.
+one message fails, what is still queued behind it is taken back, so that it does not overtake. The
+broker refuses whole batches of messages, so a refused one is sent alone before that counts.
 
 librdkafka retries by itself until `timeout`. What it then says is "timed out", whatever was behind
 it, so the last trouble it told of (no broker, credentials) is kept for the reason.
@@ -46,8 +47,9 @@ AUTH = frozenset(
         *("CLUSTER_AUTHORIZATION_FAILED", "TRANSACTIONAL_ID_AUTHORIZATION_FAILED"),
     }
 )
-TOO_LARGE = frozenset({"MSG_SIZE_TOO_LARGE", "RECORD_LIST_TOO_LARGE", "INVALID_MSG_SIZE"})
-PERMANENT = frozenset({"INVALID_RECORD", "POLICY_VIOLATION", "UNSUPPORTED_FOR_MESSAGE_FORMAT"})
+# About the message. Whatever else a broker says is about itself, its topics or its policies.
+TOO_LARGE = frozenset({"MSG_SIZE_TOO_LARGE", "RECORD_LIST_TOO_LARGE"})
+PERMANENT = frozenset({"INVALID_RECORD"})
 UNKNOWN_TOPIC = frozenset({"_UNKNOWN_TOPIC", "UNKNOWN_TOPIC_OR_PART", "TOPIC_EXCEPTION"})
 TIMED_OUT = frozenset({"_MSG_TIMED_OUT", "_TIMED_OUT", "_TIMED_OUT_QUEUE", "REQUEST_TIMED_OUT"})
 # Certainly never sent.
@@ -180,7 +182,7 @@ class KafkaExporter:
                 queued.add(i)
                 continue
             errors[i] = error
-            if error.name() not in TOO_LARGE:
+            if error.name() not in TOO_LARGE:  # which this side says, and will say again
                 break  # what comes behind it must not overtake it
         self._await(producer, errors, queued, give_up_at_s)
         errors = dict(errors)  # a report that comes later still changes the other one
@@ -228,7 +230,7 @@ class KafkaExporter:
             late_s = self._clock.monotonic_s() - give_up_at_s
             if late_s > GRACE_S:
                 return
-            if not taken_back and (late_s > 0 or _must_not_be_overtaken(errors)):
+            if not taken_back and (late_s > 0 or _has_failed(errors, queued)):
                 producer.purge(in_queue=True, in_flight=late_s > 0, blocking=False)
                 taken_back = True
             self._poll(producer)
@@ -307,11 +309,10 @@ def _note(
     errors[i] = error
 
 
-def _must_not_be_overtaken(errors: dict[int, KafkaError | None]) -> bool:
-    """Whether a message failed that will be sent again."""
+def _has_failed(errors: dict[int, KafkaError | None], queued: set[int]) -> bool:
+    """Whether a message failed that was on its way to the broker, and may be sent again."""
     # Of a copy: reports may come in meanwhile.
-    names = [error.name() for error in list(errors.values()) if error is not None]
-    return any(name not in TOO_LARGE | PERMANENT for name in names)
+    return any(error is not None and i in queued for i, error in list(errors.items()))
 
 
 def _told(name: str, *, maybe_delivered: bool) -> Failure:

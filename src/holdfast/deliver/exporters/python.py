@@ -14,8 +14,9 @@
 The function is given a list of events (`payload`, `document`, `headers`, `position`,
 `idempotency_key`), of one event unless `max_batch_events` says otherwise. When it returns None, all
 of them are delivered; it may return an `Answer` instead. An exception concerns all events of the
-call. One that is not from here counts as transient, so that an outage behind the function is not
-taken for a bad event; an event that fails while others succeed is set aside by the delivery loop.
+call; of a call with several, nobody knows which, so each is tried alone before it is given up. One
+that is not from here counts as transient, so that an outage behind the function is not taken for a
+bad event: it is tried for ever, unless `delivery.poison` is set.
 
 `async def` functions run on the event loop, others in a thread. A call that takes longer than
 `timeout` is given up; a thread cannot be stopped, so it goes on, and counts against `max_running`.
@@ -153,12 +154,12 @@ class PythonExporter:
             async with asyncio.timeout(self._timeout_s):
                 result = await self._call(list(events))
         except Exception as error:
-            return all_failed(len(events), self._failure(error, len(events)))
+            return all_failed(len(events), self._failure(error))
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
-            return all_failed(len(events), self._failure(RuntimeError("cancelled"), len(events)))
+            return all_failed(len(events), self._failure(RuntimeError("cancelled")))
         return _answer(result, len(events))
 
     async def _call(self, events: list[Event]) -> Any:
@@ -183,12 +184,12 @@ class PythonExporter:
         with self._counting:
             self._running -= 1
 
-    def _failure(self, error: Exception, count: int) -> Failure:
+    def _failure(self, error: Exception) -> Failure:
         if isinstance(error, Refusal):
             said = error.reason if error.reason.isprintable() else ascii(error.reason)
             reason = f"the function refused: {said[:REASON_CHARACTERS_MAX] or error.kind}"
             code = type(error).__name__
-            return Failure(error.kind, reason, code, error.after_s, shared=count > 1)
+            return Failure(error.kind, reason, code, error.after_s)
         if isinstance(error, TimeoutError):
             reason = (
                 f"the function did not return within {self._timeout_s:g} s, or timed out itself"
@@ -199,10 +200,9 @@ class PythonExporter:
         return Failure(
             FailureClass.TRANSIENT,
             f"the function raised {name}",
-            # So that the delivery loop suspects the event, if others are taken meanwhile.
+            # So that the delivery loop may suspect the event, with `poison`.
             EXCEPTION_CODE + name,
             maybe_delivered=True,
-            shared=count > 1,
         )
 
 

@@ -7,20 +7,22 @@ from typing import Any
 
 import click
 
+from holdfast.errors import BadInput
+from holdfast.graph.control import SKIP_VERB
 from holdfast.operate.cli.gateway_options import ask_gateway, where_argument
 from holdfast.operate.cli.output import json_option, print_json, print_table, size
 
 
 @click.group()
 def command() -> None:
-    """Look at the destinations of a running gateway; pause one, resume it."""
+    """Look at the destinations of a running gateway; pause, resume, skip what fails."""
 
 
 @command.command("ls")
 @where_argument
 @json_option
 def list_command(where: Path, as_json: bool) -> None:
-    """Say how every destination is: its state, how far it is behind, its last error."""
+    """Say how every destination is: its state, how far it is behind, the event it fails at."""
     status = ask_gateway(where, "status")
     workers = status.get("workers", [status])
     found: list[dict[str, Any]] = [one for worker in workers for one in worker["destinations"]]
@@ -35,11 +37,21 @@ def list_command(where: Path, as_json: bool) -> None:
             size(one["lag_bytes"]),
             one["oldest_age_s"],
             one["sent_events"],
+            _held(one["held"]),
             one["last_error"],
         )
         for one in found
     ]
-    columns = ("destination", "state", "wait", "size", "oldest (s)", "sent", "last error")
+    columns = (
+        "destination",
+        "state",
+        "wait",
+        "size",
+        "oldest (s)",
+        "sent",
+        "held by",
+        "last error",
+    )
     print_table("destinations", columns, rows)
 
 
@@ -61,6 +73,44 @@ def resume_command(name: str, where: Path, as_json: bool) -> None:
     """Go on delivering to NAME; after a failure, try at once."""
     ask_gateway(where, "resume", destination=name)
     _done({"resumed": name}, f"{name} goes on", as_json)
+
+
+@command.command("skip")
+@click.argument("name")
+@click.argument("event", metavar="SEQ[/ROW]")
+@where_argument
+@click.option("--reason", required=True, help="Why; it is kept in the dead letter and the ledger.")
+@click.option("--worker", type=click.IntRange(min=0), default=0, help="Of several: the one it is.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@json_option
+def skip_command(
+    name: str, event: str, where: Path, reason: str, worker: int, yes: bool, as_json: bool
+) -> None:
+    """Make a dead letter of the event that NAME fails at, and go on behind it.
+
+    SEQ[/ROW] is the event that `holdfast destination ls` says NAME is held by; any other is
+    refused. The letter can be sent again: `holdfast dlq replay`.
+    """
+    seq, _, row = event.partition("/")
+    if not (seq.isdecimal() and (row or "0").isdecimal()):
+        raise BadInput(
+            f"{event!r} names no event"[:200], hint="`holdfast destination ls` does, as SEQ/ROW"
+        )
+    if not yes:
+        what = f"Never deliver event {event} to {name}, unless it is replayed by hand?"
+        click.confirm(what, abort=True)
+    fields = {"destination": name, "seq": int(seq), "row": int(row or 0), "reason": reason}
+    ask_gateway(where, SKIP_VERB, worker=worker, **fields)
+    text = f"event {event} is a dead letter now: `holdfast dlq ls --destination {name}`"
+    _done({"skipped": event, "destination": name}, text, as_json)
+
+
+def _held(held: dict[str, Any] | None) -> str:
+    """Return which event fails, with what, how often and for how long."""
+    if held is None:
+        return ""
+    times = f"{held['attempts']} times in {held['age_s']:.0f} s"
+    return f"{held['seq']}/{held['row']}: {held['code']}, {times}"
 
 
 def _done(fields: dict[str, str], text: str, as_json: bool) -> None:

@@ -39,7 +39,7 @@ destination_option: Callable[[Command], Command] = click.option(
     "--destination", metavar="NAME", help="Only what this destination did not take."
 )
 reason_option: Callable[[Command], Command] = click.option(
-    "--reason", metavar="WORD", help="Only with this reason: invalid, permanent, poison, …"
+    "--reason", metavar="WORD", help="Only with this reason: invalid, permanent, skipped, …"
 )
 
 
