@@ -30,7 +30,7 @@ from holdfast.quiver.config import QuiverConfig
 from holdfast.quiver.keep.keeper import Keeper
 from holdfast.quiver.keep.retention import Retention
 from holdfast.quiver.keep.trash import Trash
-from holdfast.quiver.ledger.books import proven, reconcile
+from holdfast.quiver.ledger.books import proven, reconcile, vanished
 from holdfast.quiver.ledger.ledger import Ledger
 from holdfast.quiver.ledger.outcome import Resolution
 from holdfast.quiver.ledger.recovery import RecoveredLedger, recover_ledger, refuse_newer
@@ -99,8 +99,6 @@ class Engine:
         self.quiver_id = recovered.start.quiver_id
         self.recovery = recovery.report
         self.quarantine = recovery.quarantine
-        for damage in self.recovery.damages:
-            log.warning("set aside: %s", damage)
         old = recover_ledger(self.seam.disk, self.root / names.LEDGER_DIR, recovery.own_ids)
         self._finish_deletions(old)
         self._build(recovered, old)
@@ -114,6 +112,8 @@ class Engine:
                 self.recovery.damages,
                 self.clock.wall_ns(),
             )
+            self.recovery.damages += vanished(self.written_off)
+            self._tell_damages(old)
             self._doubt_clock(old)
         except BaseException:
             with contextlib.suppress(HoldfastError, OSError):
@@ -139,8 +139,9 @@ class Engine:
             for path, _, _ in old.files[-1:]:
                 # The last process may have left it unsynced; it stays the account of what it did.
                 self.seam.disk.sync_path(path, Point.RECOVER_SYNC)
+        self.recovery.damages += old.damages
         for path, reason in old.unreadable:
-            damage = Damage(path.name, reason, 0, 0, None, None)
+            damage = Damage(f"{names.LEDGER_DIR}/{path.name}", reason, 0, 0, None, None)
             self.recovery.damages.append(damage)
             with contextlib.suppress(OSError):
                 self.quarantine.move(path, damage)
@@ -188,6 +189,22 @@ class Engine:
         with contextlib.suppress(OSError):
             self.retention.look_at_disk()
 
+    def _tell_damages(self, old: RecoveredLedger) -> None:
+        """Report what was lost, all of it: in `recovery`, and in the log."""
+        if not old.files and self.writer.accepted.bundles:
+            lost = "there is no ledger that can be read: subscribers and outcomes are forgotten"
+            self.recovery.damages.append(Damage(names.LEDGER_DIR, lost, 0, 0, None, None))
+        for damage in self.recovery.damages:
+            log.warning("%s: damaged: %s", self.root, damage)
+        self.recovery.ledger_torn_bytes = old.torn_bytes
+        if old.torn_bytes:
+            log.warning(
+                "%s: %d bytes at the end of the ledger were not synced when the power went: the "
+                "outcomes in them are forgotten, and what they resolved comes again",
+                self.root,
+                old.torn_bytes,
+            )
+
     def _doubt_clock(self, old: RecoveredLedger) -> None:
         """Let nothing expire at once by a clock that may be wrong."""
         newest = next(self.shelf.refs_back(self.shelf.newest_seq() + 1), None)
@@ -224,6 +241,9 @@ class Engine:
     def _close_ledger(self) -> None:
         with contextlib.suppress(HoldfastError):
             self.retention.note_absences()
+            # This line says that all before it were synced: a hole among them is damage.
+            self.ledger.sync()
+            self.ledger.change("closed")
         with contextlib.suppress(HoldfastError):
             self.ledger.close()
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from holdfast.quiver.ledger.intervals import IntervalSet
 from holdfast.quiver.ledger.ledger import Ledger, resolution
 from holdfast.quiver.ledger.outcome import Outcome, Resolution
 from holdfast.quiver.ledger.subscriber import Subscriber
@@ -66,6 +67,10 @@ def proven(ledger: Ledger, shelf: Shelf, accepted: Totals) -> Totals:
     return accepted
 
 
+# Why something was written off that no damage explains.
+NO_LONGER_THERE = "no longer there"
+
+
 def reconcile(
     ledger: Ledger, shelf: Shelf, accepted: Totals, damages: Sequence[Damage], now_ns: int
 ) -> list[Resolution]:
@@ -83,6 +88,22 @@ def reconcile(
     return lines
 
 
+def vanished(written_off: Sequence[Resolution]) -> list[Damage]:
+    """Return what was written off without any trace of it: whole files that are gone."""
+    found: dict[tuple[int, int], Damage] = {}
+    for line in written_off:
+        first, end = line.start.seq, line.end.seq
+        if line.reason != NO_LONGER_THERE or line.counts == NOTHING:
+            continue
+        known = found.get((first, end))
+        if known is None or (known.bundles or 0) < line.counts.bundles:
+            last_seq = max(first, end - 1)
+            found[first, end] = Damage(
+                "log or segments", NO_LONGER_THERE, 0, 0, first, last_seq, *line.counts
+            )
+    return list(found.values())
+
+
 def _write_off(
     subscriber: Subscriber, missing: Totals, shelf: Shelf, damages: Sequence[Damage], now_ns: int
 ) -> list[Resolution]:
@@ -95,7 +116,7 @@ def _write_off(
         )
     if missing != NOTHING:
         seq = subscriber.high_water_seq
-        reason = "no longer there"
+        reason = NO_LONGER_THERE
         lines.append(
             resolution(now_ns, subscriber.name, seq, seq, Outcome.DAMAGED, missing, reason)
         )
@@ -119,11 +140,12 @@ def _empty_ranges(
         return ranges
     covered, tail = shelf.snapshot()
     spans = [(s.summary.first_seq, s.summary.last_seq + 1) for s in covered]
-    spans += [(held[0].seq, held[-1].seq + 1) for held in tail]
+    # A buffer may reach over a log file that is gone.
+    spans += IntervalSet((one.seq, one.seq + 1) for held in tail for one in held)
     known = {(first, end) for first, end, _ in ranges}
     low = subscriber.start_seq
     for first, end in sorted(spans):
         holes = subscriber.resolved.holes(low, max(low, first))
-        ranges += [(*hole, "no longer there") for hole in holes if hole not in known]
+        ranges += [(*hole, NO_LONGER_THERE) for hole in holes if hole not in known]
         low = max(low, end)
     return ranges

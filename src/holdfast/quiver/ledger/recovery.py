@@ -18,6 +18,8 @@ from holdfast.quiver.ledger.log import (
 )
 from holdfast.quiver.log.frame import Frame
 from holdfast.quiver.log.header_block import BLOCK_BYTES, HeaderFault, NewerVersion
+from holdfast.quiver.log.quarantine import Damage
+from holdfast.quiver.log.wal import Hole
 from holdfast.seam.disk import Disk
 
 
@@ -34,9 +36,15 @@ class RecoveredLedger:
     unreadable: list[tuple[PurePath, str]] = field(default_factory=list)
     # Files whose beginning was interrupted; they never held anything.
     interrupted: list[PurePath] = field(default_factory=list)
-    # Bytes of lines that do not match their checksum, before the end of a file.
-    damaged_bytes: int = 0
+    # Lines that do not match their checksum, before the end of a file.
+    damages: list[Damage] = field(default_factory=list)
+    # Lines that a power cut may have left: they were not synced.
     torn_bytes: int = 0
+
+    @property
+    def damaged_bytes(self) -> int:
+        """Bytes of damaged lines."""
+        return sum(damage.size_bytes for damage in self.damages)
 
 
 def refuse_newer(disk: Disk, directory: PurePath) -> None:
@@ -100,12 +108,18 @@ def _replay(recovered: RecoveredLedger, contents: list[LedgerContent]) -> None:
             if isinstance(item, Frame):
                 recovered.replayed_lines += apply_line(recovered.state, item)
             elif item.start < max(synced, default=0):
-                recovered.damaged_bytes += item.end - item.start
+                recovered.damages.append(_damage(content, item))
             else:
                 # What a power cut left of lines that were not synced. A line counts what those
                 # before it left over, so nothing behind the hole is taken.
                 recovered.torn_bytes += content.items[-1].end - item.start
                 break
+
+
+def _damage(content: LedgerContent, hole: Hole) -> Damage:
+    name = f"{names.LEDGER_DIR}/{content.path.name}"
+    reason = f"{hole.reason}: outcomes in it are forgotten, and what they resolved comes again"
+    return Damage(name, reason, hole.start, hole.end - hole.start, None, None)
 
 
 def apply_line(state: LedgerState, frame: Frame) -> int:

@@ -63,6 +63,8 @@ class RecoveryReport:
     dropped_transactions: int = 0
     clean_shutdown: bool = False
     new_identity: bool = False
+    # Lines of the ledger that were not synced when the power went.
+    ledger_torn_bytes: int = 0
     damages: list[Damage] = field(default_factory=list)
 
 

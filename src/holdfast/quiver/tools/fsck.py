@@ -290,12 +290,19 @@ class _Checks:
                 "the next start goes back to the newest checkpoint before it: readers may get "
                 "again what they had acknowledged since",
             )
-        if ledger.damaged_bytes:
+        for damage in ledger.damages:
+            yield Finding(
+                Severity.ERROR,
+                damage.source,
+                f"{damage.size_bytes} bytes at {damage.offset} do not match their checksum",
+                "outcomes in them are forgotten: readers may get those bundles again",
+            )
+        if not ledger.files and self.inventory.accepted.bundles:
             yield Finding(
                 Severity.ERROR,
                 names.LEDGER_DIR,
-                f"{ledger.damaged_bytes} bytes of lines do not match their checksums",
-                "outcomes in them are forgotten: readers may get those bundles again",
+                "there is no ledger that can be read, although bundles were accepted",
+                "the next start knows no subscribers; restore the files if they were moved away",
             )
         if ledger.torn_bytes and self.owner is None:
             yield Finding(
