@@ -21,7 +21,7 @@ from tests.readers.setting import (
     sealed,
 )
 
-from holdfast.errors import BadInput, Damaged, DataLoss, Fenced, StorageFailed, UnknownPosition
+from holdfast.errors import BadInput, DataLoss, Fenced, StorageFailed, UnknownPosition
 from holdfast.quiver import (
     AckLevel,
     Cursor,
@@ -460,8 +460,9 @@ def test_age_and_drop_oldest_leave_a_planned_range_alone_until_max_pin(
     still.clock.pass_time(3600)
     keep(quiver)
     assert quiver.segments() == ()
-    with pytest.raises(Damaged, match="no longer there"):
+    with pytest.raises(DataLoss) as told:
         rows(cursor, planned)
+    assert told.value.ranges == [(0, 1, "expired")]
     assert check_books(quiver)["stats"].outcomes[Outcome.EXPIRED] == Totals(2, 2)
 
 
@@ -544,8 +545,10 @@ def test_a_bundle_found_damaged_while_reading_is_counted_and_the_rest_committed(
     cursor = quiver.cursor("stats", on_data_loss=on_data_loss)  # type: ignore[arg-type]
     planned = must_plan(cursor)
     if on_data_loss == "fail":
-        with pytest.raises(Damaged):
-            rows(cursor, planned)
+        seen = []
+        with pytest.raises(DataLoss) as told:
+            seen += [bundle.seq for bundle in cursor.read(planned)]
+        assert told.value.ranges == [(1, 2, "damaged")]
     else:
         assert [seq for seq, _ in rows(cursor, planned)] == [0, 2]
     check_books(quiver)
@@ -553,6 +556,74 @@ def test_a_bundle_found_damaged_while_reading_is_counted_and_the_rest_committed(
     outcomes = check_books(quiver)["stats"].outcomes
     assert outcomes[Outcome.DAMAGED] == Totals(1, 1)
     assert outcomes[Outcome.ACKED] == Totals(2, 2)
+
+
+def damaged_middle(still: StillMachine) -> Quiver:
+    """Return a quiver with six bundles in two slots of one segment, one byte flipped in slot a."""
+    quiver = still.start()
+    quiver.register("c")
+    for number in range(6):
+        quiver.append_raw(b"A%d" % number, slot="a" if number % 2 else "b")
+    quiver.flush()
+    still.stop()
+    folder = SEGMENTS / still.disk.list(SEGMENTS)[0].name
+    (path,) = [
+        folder / entry.name for entry in still.disk.list(folder) if entry.name.endswith("-a.arrow")
+    ]
+    content = still.disk.read(path)
+    still.disk.overwrite(path, content.index(b"A3"), b"\xff")
+    return still.start()
+
+
+def test_bundles_behind_a_damaged_one_are_not_acked_unread(still: StillMachine) -> None:
+    """Reading ended at the first damaged bundle, and the commit acked the sound ones behind it."""
+    quiver = damaged_middle(still)
+    cursor = quiver.cursor("c")
+    planned = must_plan(cursor)
+    seen: list[int] = []
+
+    def handle_all() -> None:
+        for bundle in cursor.read(planned):
+            seen.append(bundle.seq)
+
+    with pytest.raises(DataLoss) as told:
+        handle_all()
+    lost = {seq for first, end, _ in told.value.ranges for seq in range(first, end)}
+    assert {0, 2, 4} <= {*seen}
+    assert {*seen} | lost == set(range(6))
+    assert not {*seen} & lost
+    cursor.commit(planned)
+    outcomes = check_books(quiver)["c"].outcomes
+    assert outcomes[Outcome.ACKED].bundles == len(seen)
+    assert outcomes[Outcome.DAMAGED].bundles == len(lost) > 0
+    cursor.accept_losses()
+    assert cursor.plan() is None
+
+
+def test_a_commit_of_what_was_not_read_is_refused(still: StillMachine) -> None:
+    quiver = still.start()
+    cursor = quiver.cursor("c")
+    append(quiver, 5)
+    planned = must_plan(cursor)
+    reading = cursor.read(planned)
+    assert [next(reading).seq, next(reading).seq] == [0, 1]
+    with pytest.raises(UnknownPosition, match="from 2 to 4 were not read"):
+        cursor.commit(planned)
+    assert check_books(quiver)["c"].pending == Totals(5, 5)
+    cursor.commit(planned, through=Position(2))
+    assert [seq for seq, _ in rows(cursor, planned)] == [0, 1, 2, 3, 4]
+    cursor.commit(planned)
+    assert check_books(quiver)["c"].outcomes[Outcome.ACKED] == Totals(5, 5)
+    assert cursor._handed == {}
+
+
+def test_a_range_may_be_committed_that_somebody_else_reads(still: StillMachine) -> None:
+    """A pipeline plans here, and reads sealed files elsewhere."""
+    quiver = still.start()
+    cursor = quiver.cursor("c")
+    append(quiver, 5)
+    cursor.commit(must_plan(cursor))
+    assert check_books(quiver)["c"].outcomes[Outcome.ACKED] == Totals(5, 5)
 
 
 def test_a_paused_cursor_plans_nothing(still: StillMachine) -> None:

@@ -323,8 +323,11 @@ def test_damage_is_told_and_recorded_by_the_owner(tmp_path: Path) -> None:
         planned = must_plan(cursor)
         with pytest.raises(Damaged, match="record batch 0"):
             cursor.table(planned, "slot1")
-        with pytest.raises(Damaged):
+        with pytest.raises(UnknownPosition, match="were not read"):
+            cursor.commit(planned)
+        with pytest.raises(DataLoss) as told:
             cursor.check(planned)
+        assert [(first, end) for first, end, _ in told.value.ranges] == [(0, 1)]
         cursor = remote.cursor("spark", on_data_loss="count")
         planned = must_plan(cursor)
         assert cursor.check(planned) == planned.events == 1

@@ -16,12 +16,12 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Self
 
 import pyarrow as pa
 
-from holdfast.errors import BadInput, OwnerGone, UnknownPosition
+from holdfast.errors import BadInput, Damaged, OwnerGone, UnknownPosition
 from holdfast.quiver import (
     AckLevel,
     EventTimeStatement,
@@ -271,6 +271,8 @@ class RemoteCursor:
         self._on_data_loss = on_data_loss
         # Where the next plan begins; None: at the position.
         self._planned: Position | None = None
+        # Ranges whose reading ended at a damaged batch.
+        self._unread: set[tuple[Position, Position]] = set()
         bind_to_process(self)
 
     @property
@@ -325,7 +327,18 @@ class RemoteCursor:
             times or TimeRange(),
             "fail" if self._on_data_loss == "fail" else "skip",
         )
-        return self._quiver.read(wanted)
+        stream = self._quiver.read(wanted)
+        return pa.RecordBatchReader.from_batches(stream.schema, self._watched(planned, stream))
+
+    def _watched(
+        self, planned: PlannedRange, stream: pa.RecordBatchReader
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield what a stream does, and remember if it ended at a damaged batch."""
+        try:
+            yield from stream
+        except Damaged:
+            self._unread.add((planned.start, planned.end))
+            raise
 
     def table(
         self, planned: PlannedRange, slot: str, columns: Sequence[str] | None = None
@@ -341,7 +354,15 @@ class RemoteCursor:
         outcome: Outcome = Outcome.ACKED,
         reason: str = "",
     ) -> None:
-        """Resolve a range, or its events before `through`."""
+        """Resolve a range, or its events before `through`.
+
+        Refused for a range of which `read` raised `Damaged`, until `check` recorded what is lost.
+        """
+        if (planned.start, planned.end) in self._unread:
+            raise UnknownPosition(
+                f"rows from {planned.start} to {planned.end} were not read: some are damaged",
+                hint='check(planned) records those; read the rest with on_data_loss="count"',
+            )
         self._act(
             "commit",
             start=planned.start,
@@ -355,8 +376,10 @@ class RemoteCursor:
         """Have the owner read a range; return how many of its events can be read.
 
         After `Damaged`, or with `on_data_loss="count"` when fewer rows came than were planned:
-        bundles that cannot be read are recorded as damaged, and a commit does not count them.
+        bundles that cannot be read are recorded as damaged, and a commit does not count them. With
+        `on_data_loss="fail"` it raises `DataLoss`, which names them.
         """
+        self._unread.discard((planned.start, planned.end))
         return self._act("check", start=planned.start, end=planned.end).whole("events")
 
     def accept_losses(self) -> None:

@@ -16,7 +16,7 @@ from holdfast.quiver.ledger.subscriber import Subscriber
 from holdfast.quiver.log.frame import Totals
 from holdfast.quiver.read.shelf import Shelf
 from holdfast.quiver.read.wakeup import Signal
-from holdfast.quiver.segments.segment import Bundle
+from holdfast.quiver.segments.segment import Ref
 from holdfast.seam.clock import Clock
 from holdfast.seam.process import bind_to_process
 
@@ -109,12 +109,12 @@ class Attachment:
         self._ledger.resolve([line])
         self._store.freed()
 
-    def _damaged(self, bundle: Bundle, owned_from: int, reason: str) -> None:
-        """Record that a bundle cannot be read any more."""
+    def _damaged(self, ref: Ref, reason: str) -> None:
+        """Record that a bundle cannot be read any more, unless it is resolved."""
         with self._ledger.lock:
             subscriber = self.subscriber
-            if bundle.seq in subscriber.resolved:
+            if ref.seq in subscriber.resolved:
                 return
-            counts = Totals(1, bundle.events - subscriber.partial.get(bundle.seq, 0))
-            start, end = Position(owned_from), Position(bundle.seq + 1)
+            counts = Totals(1, ref.events - subscriber.partial.get(ref.seq, 0))
+            start, end = Position(ref.owned_from), Position(ref.seq + 1)
             self._record(start, end, Outcome.DAMAGED, counts, reason)

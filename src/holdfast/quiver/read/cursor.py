@@ -57,6 +57,8 @@ class Cursor(Attachment):
         self._on_data_loss = on_data_loss
         self._planned = self.subscriber.position
         self._reopened = self.subscriber.reopened
+        # Of ranges that were read and are not committed: up to which seq they were handed out.
+        self._handed: dict[tuple[Position, Position], int] = {}
 
     @property
     def position(self) -> Position:
@@ -201,10 +203,15 @@ class Cursor(Attachment):
         ]
         if not losses or self._on_data_loss == "count":
             return
-        ranges = [(first, end, outcome.name.lower()) for first, end, outcome in losses]
-        raise DataLoss(
+        raise self._data_loss(
+            [(first, end, outcome.name.lower()) for first, end, outcome in losses],
+            "accept_losses() goes on behind them; the ledger keeps the account",
+        )
+
+    def _data_loss(self, ranges: list[tuple[int, int, str]], hint: str) -> DataLoss:
+        return DataLoss(
             f"{len(ranges)} ranges were lost to subscriber {self.name!r} before it read them",
-            hint="accept_losses() goes on behind them; the ledger keeps the account",
+            hint=hint,
             ranges=ranges,
         )
 
@@ -216,24 +223,51 @@ class Cursor(Attachment):
     # ------------------------------------------------------------------ reading
 
     def read(self, planned: Range) -> Iterator[Bundle]:
-        """Yield the bundles of a range in order.
+        """Yield the bundles of a range in order, all that can be read.
 
         The first may have events before `planned.start.row` that are committed already. A bundle
-        that is damaged is recorded as such; with `on_data_loss="fail"` it raises `Damaged`.
+        that is damaged or gone is passed over and recorded as such; with `on_data_loss="fail"`
+        `DataLoss` says which, when all others were yielded. A commit resolves none of them again,
+        and is refused for what was not yielded because the reading stopped before.
         """
+        key, missed = (planned.start, planned.end), IntervalSet()
+        self._handed.setdefault(key, -1)
         for ref in planned.refs:
-            bundle = self._store.shelf.bundle(ref.seq)
-            try:
-                if bundle is None:
-                    raise self._gone(ref.seq)
-                _ = bundle.slots
-            except Damaged as damage:
-                if bundle is not None:
-                    self._damaged(bundle, ref.owned_from, str(damage))
-                if self._on_data_loss == "fail":
-                    raise
-            else:
+            bundle = self._readable(ref)
+            self._handed[key] = max(self._handed[key], ref.seq)
+            if bundle is not None:
                 yield bundle
+            elif ref.seq in self.subscriber.resolved:
+                missed.add(ref.seq, ref.seq + 1)
+        self._handed[key] = SEQ_MAX
+        losses = self._losses_of(missed)
+        if losses and self._on_data_loss == "fail":
+            raise self._data_loss(
+                losses,
+                "the rest was read, and may be committed; accept_losses() goes on to the next plan",
+            )
+
+    def _readable(self, ref: Ref) -> Bundle | None:
+        """Return a bundle if it can be read, and record it as damaged if not."""
+        bundle = self._store.shelf.bundle(ref.seq)
+        try:
+            if bundle is not None:
+                _ = bundle.slots
+                return bundle
+        except Damaged as damage:
+            self._damaged(ref, str(damage))
+        else:
+            self._damaged(ref, "no longer there")
+        return None
+
+    def _losses_of(self, missed: IntervalSet) -> list[tuple[int, int, str]]:
+        """Return what was lost of some seqs, and how; others may have been decided meanwhile."""
+        return [
+            (max(first, start), min(end, until), outcome.name.lower())
+            for first, end in missed
+            for start, until, outcome in self.subscriber.losses
+            if start < end and first < until
+        ]
 
     def table(self, planned: Range, slot: str, columns: Sequence[str] | None = None) -> pa.Table:
         """Return the rows of one slot in a range, without those committed already."""
@@ -244,12 +278,6 @@ class Cursor(Attachment):
                 batch = bundle.slots[slot].slice(skip)
                 batches.append(batch.select(columns) if columns else batch)
         return pa.Table.from_batches(batches) if batches else pa.table({})
-
-    def _gone(self, seq: int) -> Damaged:
-        return Damaged(
-            f"bundle {seq} is no longer there",
-            hint="it was planned longer ago than retention.max_pin_s; plan again",
-        )
 
     # --------------------------------------------------------------- committing
 
@@ -278,12 +306,26 @@ class Cursor(Attachment):
             self._require_current()
             first = bisect.bisect_left(planned.refs, begin.seq, key=_seq_of)
             refs = planned.refs[first : bisect.bisect_right(planned.refs, end.seq, key=_seq_of)]
+            self._require_handed_out(planned, refs, end)
             if since is not None:
                 begin = self._begin(refs, since, planned.start)
             counts = self._counts(refs, end)
             done = self.subscriber.resolved.covers(begin.seq, end.seq)
             if counts != NOTHING or not done:
                 self._record(begin, end, outcome, counts, reason)
+            position = self.subscriber.position
+            self._handed = {key: seq for key, seq in self._handed.items() if key[1] > position}
+
+    def _require_handed_out(self, planned: Range, refs: Sequence[Ref], end: Position) -> None:
+        """Refuse to resolve what `read` began to hand out, and did not."""
+        through = self._handed.get((planned.start, planned.end), SEQ_MAX)
+        wanted = [ref.seq for ref in refs if ref.seq < end.seq or end.row]
+        unread = [seq for seq in wanted if seq > through and seq not in self.subscriber.resolved]
+        if unread:
+            raise UnknownPosition(
+                f"bundles from {unread[0]} to {unread[-1]} were not read: reading stopped before",
+                hint=f"read the range again, or commit it through=Position({unread[0]})",
+            )
 
     def _begin(self, refs: Sequence[Ref], since: Position, start: Position) -> Position:
         """Return where a commit in the middle of a range begins, with the unused numbers before."""

@@ -250,7 +250,7 @@ class Lease(Attachment):
         try:
             _ = bundle.slots
         except Damaged as damage:
-            self._damaged(bundle, ref.owned_from, str(damage))
+            self._damaged(ref, str(damage))
             return None
         now_s = self._store.clock.monotonic_s()
         self._deliveries += 1
