@@ -466,8 +466,12 @@ def _read_as_archive(quiver: Quiver) -> None:
         assert first is not None
         assert second is not None
         first.ack()
+        second.nack(reason="503 from the archive")
+        second = lease.poll()
+        assert second is not None
         second.reject("malformed")
-    quiver.set_options("archive", SubscriberOptions(max_bytes=64 << 20, on_full="drop_oldest"))
+    options = SubscriberOptions(max_bytes=64 << 20, on_full="drop_oldest", max_attempts=5)
+    quiver.set_options("archive", options)
     quiver.replay("archive", 1, 2)
     with quiver.lease("archive") as lease:
         while (delivery := lease.poll()) is not None:

@@ -499,7 +499,7 @@ def test_lost_data_is_told_with_exact_seqs_until_it_is_accepted(still: StillMach
     for _ in range(2):
         with pytest.raises(DataLoss) as loss:
             cursor.plan()
-        assert loss.value.ranges == [(0, 2, "dropped"), (2, 4, "dropped")]
+        assert loss.value.ranges == [(0, 4, "dropped")]
     cursor.accept_losses()
     planned = must_plan(cursor)
     assert (planned.start, planned.end) == (Position(4), Position(6))
@@ -584,7 +584,7 @@ def test_bundles_behind_a_damaged_one_are_not_acked_unread(still: StillMachine) 
 
     def handle_all() -> None:
         for bundle in cursor.read(planned):
-            seen.append(bundle.seq)
+            seen.append(bundle.seq)  # noqa: PERF401 - as anybody writes it
 
     with pytest.raises(DataLoss) as told:
         handle_all()

@@ -44,6 +44,14 @@ CHANGES: dict[str, st.SearchStrategy[dict[str, Any]]] = {
     "resume": st.just({}),
     "detach": st.just({"since_ns": NOON_NS + 5}),
     "accept_losses": st.just({}),
+    "absent": st.builds(lambda s: {"absent_s": s, "since_ns": NOON_NS}, st.floats(0, 1e9)),
+    "attempt": st.builds(lambda seq, n: {"seq": seq, "attempt": n}, SEQS, st.integers(1, 9)),
+    "nack": st.builds(
+        lambda seq, n, why: {"seq": seq, "attempt": n, "reason": why},
+        SEQS,
+        st.integers(1, 9),
+        st.text(max_size=5),
+    ),
     "options": st.builds(
         lambda size, age, full: {"options": {"max_bytes": size, "max_age_s": age, "on_full": full}},
         st.none() | st.integers(1, 2**50),

@@ -90,7 +90,7 @@ def test_what_was_lost_meanwhile_is_told_by_its_seqs(still: StillMachine) -> Non
     keep(quiver)
     with pytest.raises(DataLoss) as lost:
         cursor.replan(planned.start, planned.end)
-    assert lost.value.ranges == [(0, 1, "expired"), (1, 2, "expired")]
+    assert lost.value.ranges == [(0, 2, "expired")]
     assert seqs(cursor, Position(2), Position(3)) == [2], "the loss is not in this range"
     counting = quiver.cursor("spark", on_data_loss="count")
     assert seqs(counting, planned.start, planned.end) == []

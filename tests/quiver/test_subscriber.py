@@ -9,8 +9,9 @@ from tests.readers.ledgers import NOON_NS, line, subscriber
 
 from holdfast.errors import BadInput
 from holdfast.quiver import SubscriberOptions
+from holdfast.quiver.ledger import subscriber as subscriber_module
 from holdfast.quiver.ledger.outcome import LOSSES, Outcome, Position, Resolution
-from holdfast.quiver.ledger.subscriber import LOSSES_MAX, Pin, Subscriber, check_name
+from holdfast.quiver.ledger.subscriber import Pin, Subscriber, check_name
 from holdfast.quiver.log.frame import NOTHING, Totals
 
 LINES = st.lists(
@@ -114,10 +115,39 @@ def test_only_what_was_taken_away_is_a_loss(outcome: Outcome) -> None:
     assert state.losses == ([(0, 2, outcome)] if outcome in LOSSES else [])
 
 
-def test_losses_nobody_was_told_of_are_bounded_and_none_is_forgotten() -> None:
+def test_losses_name_nothing_that_arrived() -> None:
+    """Of 250 separate drops 100 ranges were left, and the first went over what had been read."""
     state = subscriber("x")
-    for seq in range(0, 3 * LOSSES_MAX, 2):
+    for seq in range(500):
+        state.apply(line("x", seq, seq + 1, Outcome.DROPPED if seq % 2 else Outcome.ACKED))
+    assert state.losses == [(seq, seq + 1, Outcome.DROPPED) for seq in range(1, 500, 2)]
+    assert state.losses_left_out == 0
+
+
+def test_what_was_resolved_before_is_not_lost_with_its_segment() -> None:
+    state = subscriber("x")
+    state.apply(line("x", 2, 4))
+    state.apply(line("x", 7, 8, Outcome.FILTERED))
+    state.apply(line("x", 0, 10, Outcome.DROPPED))
+    state.apply(line("x", 10, 12, Outcome.DROPPED))
+    state.apply(line("x", 12, 13, Outcome.EXPIRED))
+    assert state.losses == [
+        (0, 2, Outcome.DROPPED),
+        (4, 7, Outcome.DROPPED),
+        (8, 12, Outcome.DROPPED),
+        (12, 13, Outcome.EXPIRED),
+    ]
+
+
+def test_losses_nobody_was_told_of_are_bounded_and_those_left_out_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(subscriber_module, "LOSSES_MAX", 3)
+    state = subscriber("x")
+    for seq in range(0, 10, 2):
         state.apply(line("x", seq, seq + 1, Outcome.DROPPED))
-    assert len(state.losses) == LOSSES_MAX
-    told = {seq for first, end, _ in state.losses for seq in range(first, end)}
-    assert told >= set(range(0, 3 * LOSSES_MAX, 2))
+    assert [first for first, _, _ in state.losses] == [4, 6, 8]
+    assert state.losses_left_out == 2
+    assert Subscriber.from_fields(state.to_fields()) == state
+    state.accept_losses()
+    assert (state.losses, state.losses_left_out) == ([], 0)

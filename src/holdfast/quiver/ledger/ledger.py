@@ -118,6 +118,8 @@ def _change_subscriber(subscriber: Subscriber, verb: str, change: dict[str, Any]
     elif verb in ("detach", "absent"):
         subscriber.absent_since_ns = change["since_ns"]
         subscriber.absent_s = change.get("absent_s", 0.0)
+    elif verb in ("nack", "attempt"):
+        subscriber.note_attempt(change["seq"], change["attempt"])
     elif verb == "options":
         subscriber.options = SubscriberOptions.from_fields(change["options"])
     elif verb in ("pause", "resume"):
@@ -128,10 +130,9 @@ def _change_subscriber(subscriber: Subscriber, verb: str, change: dict[str, Any]
         others = [p for p in subscriber.pins if (p.first_seq, p.end_seq) != pin.seqs]
         subscriber.pins = [*others, pin]
     elif verb == "accept_losses":
-        subscriber.losses = []
+        subscriber.accept_losses()
     elif verb == "reopen":
-        subscriber.reopened += 1
-        subscriber.resolved.remove(change["first_seq"], change["end_seq"])
+        subscriber.reopen(change["first_seq"], change["end_seq"])
         subscriber.accepted_before = Totals(*change["accepted_before"])
 
 

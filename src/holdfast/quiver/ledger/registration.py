@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from datetime import datetime
 from typing import Literal, TypeAlias
 
@@ -43,15 +44,7 @@ def set_options(engine: Engine, name: str, options: SubscriberOptions) -> None:
     """Change what a subscriber may hold back."""
     _check_options(engine, options)
     engine.ledger.subscriber(name)
-    engine.ledger.change(
-        "options",
-        name,
-        options={
-            "max_bytes": options.max_bytes,
-            "max_age_s": options.max_age_s,
-            "on_full": options.on_full,
-        },
-    )
+    engine.ledger.change("options", name, options=asdict(options))
 
 
 def replay_range(store: Store, name: str, first_seq: int, end_seq: int) -> Totals:

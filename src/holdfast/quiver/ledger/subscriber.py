@@ -23,8 +23,12 @@ OnFull = Literal["block", "drop_oldest"]
 Start = Literal["oldest", "latest"] | int
 
 NAME_PATTERN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,63}")
-# Losses a cursor has not been told of yet; older ones are merged into one range.
-LOSSES_MAX = 100
+# Bundles of a subscriber whose failed attempts are remembered; what was noted first is forgotten
+# first, and begins to count anew.
+ATTEMPTS_MAX = 10_000
+# Ranges of losses that a cursor has not accepted yet. Of more, the oldest are left out and counted:
+# a range never names what was not lost.
+LOSSES_MAX = 10_000
 
 
 def check_name(name: str) -> str:
@@ -47,6 +51,9 @@ class SubscriberOptions:
     max_age_s: float | None = None
     # At a cap: refuse appends, or drop its oldest and say so.
     on_full: OnFull = "block"
+    # A bundle that a lease handed out so often, and nobody acknowledged, is dead-lettered; crashes
+    # of the consumer count. None: it is handed out for ever.
+    max_attempts: int | None = None
 
     def __post_init__(self) -> None:
         if self.on_full not in ("block", "drop_oldest"):
@@ -55,6 +62,8 @@ class SubscriberOptions:
             raise BadInput(f"max_bytes is {self.max_bytes}", hint="use a positive number, or None")
         if self.max_age_s is not None and self.max_age_s <= 0:
             raise BadInput(f"max_age_s is {self.max_age_s}", hint="use a positive number, or None")
+        if self.max_attempts is not None and self.max_attempts < 1:
+            raise BadInput(f"max_attempts is {self.max_attempts}", hint="use at least 1, or None")
 
     @classmethod
     def from_fields(cls, found: dict[str, Any]) -> SubscriberOptions:
@@ -95,10 +104,14 @@ class Subscriber:
     resolved: IntervalSet = field(default_factory=IntervalSet)
     # Bundles resolved in part: seq to number of events.
     partial: dict[int, int] = field(default_factory=dict)
+    # Bundles that were handed out in vain: seq to number of attempts.
+    attempts: dict[int, int] = field(default_factory=dict)
     counts: dict[Outcome, Totals] = field(default_factory=dict)
     pins: list[Pin] = field(default_factory=list)
     # Ranges lost since the cursor last accepted that: first seq, end seq, outcome.
     losses: list[tuple[int, int, Outcome]] = field(default_factory=list)
+    # Lost since then, too, and only to be found in the ledger's lines: how many ranges.
+    losses_left_out: int = 0
     # How often outcomes were taken back: then its reader has to look at everything again.
     reopened: int = 0
 
@@ -133,22 +146,45 @@ class Subscriber:
     def apply(self, resolution: Resolution) -> None:
         """Take over one line of the ledger."""
         start, end = resolution.start, resolution.end
+        if resolution.outcome in LOSSES:
+            # What had been resolved before is not lost, although the line goes over it.
+            for hole in list(self.resolved.holes(start.seq, end.seq)):
+                self._note_loss(*hole, resolution.outcome)
+            # Bundles that are gone, and nobody knows which.
+            self.losses_left_out += start.seq == end.seq and resolution.counts != NOTHING
         self.resolved.add(start.seq, end.seq)
-        for seq in [seq for seq in self.partial if seq in self.resolved]:
-            del self.partial[seq]
+        _forget(self.partial, start.seq, end.seq)
+        _forget(self.attempts, start.seq, end.seq)
         if end.row and end.seq not in self.resolved:
             self.partial[end.seq] = end.row
         before = self.counts.get(resolution.outcome, NOTHING)
         self.counts[resolution.outcome] = before.plus(*resolution.counts)
-        if resolution.outcome in LOSSES:
-            self._note_loss(start.seq, max(end.seq, start.seq + 1), resolution.outcome)
         self.pins = [pin for pin in self.pins if self.unresolved(pin.first_seq, pin.end_seq)]
 
+    def note_attempt(self, seq: int, attempt: int) -> None:
+        """Remember how often a bundle was handed out."""
+        if seq not in self.resolved:
+            self.attempts[seq] = max(attempt, self.attempts.pop(seq, 0))
+        while len(self.attempts) > ATTEMPTS_MAX:
+            del self.attempts[next(iter(self.attempts))]
+
+    def reopen(self, first_seq: int, end_seq: int) -> None:
+        """Take back the outcomes of a range."""
+        self.reopened += 1
+        self.resolved.remove(first_seq, end_seq)
+        _forget(self.attempts, first_seq, end_seq)
+
     def _note_loss(self, first_seq: int, end_seq: int, outcome: Outcome) -> None:
+        if self.losses and self.losses[-1][1:] == (first_seq, outcome):
+            first_seq, _, _ = self.losses.pop()
         self.losses.append((first_seq, end_seq, outcome))
         if len(self.losses) > LOSSES_MAX:
-            one, two = self.losses[0], self.losses[1]
-            self.losses[:2] = [(min(one[0], two[0]), max(one[1], two[1]), two[2])]
+            del self.losses[0]
+            self.losses_left_out += 1
+
+    def accept_losses(self) -> None:
+        """Let go of what the reader knows of."""
+        self.losses, self.losses_left_out = [], 0
 
     # ------------------------------------------------------------- checkpoints
 
@@ -166,9 +202,11 @@ class Subscriber:
             "absent_s": self.absent_s,
             "resolved": list(self.resolved),
             "partial": list(self.partial.items()),
+            "attempts": list(self.attempts.items()),
             "counts": {outcome.name: list(counts) for outcome, counts in self.counts.items()},
             "pins": [[pin.first_seq, pin.end_seq, pin.time_ns] for pin in self.pins],
             "losses": [[first, end, outcome.name] for first, end, outcome in self.losses],
+            "losses_left_out": self.losses_left_out,
             "reopened": self.reopened,
         }
 
@@ -187,8 +225,18 @@ class Subscriber:
             absent_s=state.get("absent_s", 0.0),
             resolved=IntervalSet((first, end) for first, end in state["resolved"]),
             partial=dict(state["partial"]),
+            attempts=dict(state.get("attempts", [])),
             counts={Outcome[name]: Totals(*counts) for name, counts in state["counts"].items()},
             pins=[Pin(*pin) for pin in state["pins"]],
             losses=[(first, end, Outcome[name]) for first, end, name in state["losses"]],
+            losses_left_out=state.get("losses_left_out", 0),
             reopened=state["reopened"],
         )
+
+
+def _forget(by_seq: dict[int, int], first_seq: int, end_seq: int) -> None:
+    """Remove the seqs of a range; of a long one without going through all its numbers."""
+    known = range(first_seq, end_seq) if end_seq - first_seq < len(by_seq) else list(by_seq)
+    for seq in known:
+        if first_seq <= seq < end_seq:
+            by_seq.pop(seq, None)

@@ -201,16 +201,20 @@ class Cursor(Attachment):
             for first, end, outcome in self.subscriber.losses
             if first < end_seq and first_seq < end
         ]
-        if not losses or self._on_data_loss == "count":
+        more = self.subscriber.losses_left_out if end_seq == SEQ_MAX else 0
+        if not (losses or more) or self._on_data_loss == "count":
             return
         raise self._data_loss(
             [(first, end, outcome.name.lower()) for first, end, outcome in losses],
             "accept_losses() goes on behind them; the ledger keeps the account",
+            more,
         )
 
-    def _data_loss(self, ranges: list[tuple[int, int, str]], hint: str) -> DataLoss:
+    def _data_loss(self, ranges: list[tuple[int, int, str]], hint: str, more: int = 0) -> DataLoss:
+        others = f" (and {more} more, which only the lines of the ledger name)" if more else ""
         return DataLoss(
-            f"{len(ranges)} ranges were lost to subscriber {self.name!r} before it read them",
+            f"{len(ranges)} ranges{others} were lost to subscriber {self.name!r} before it read "
+            "them",
             hint=hint,
             ranges=ranges,
         )

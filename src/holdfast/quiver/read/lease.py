@@ -5,13 +5,16 @@
             delivery.ack()                # or .nack(retry_after_s=…) or .reject("why")
 
 A delivery is leased for `lease_s`; `extend()` renews it, up to `max_lease_s` in all; one that
-lapses is given to somebody again, like a nack. The first terminal outcome wins, whoever says it. At
+lapses is given to somebody again, like a nack. Attempts that failed are in the ledger, with their
+reasons, and go on counting after a restart; with `SubscriberOptions.max_attempts` a bundle that was
+handed out so often becomes a dead letter. The first terminal outcome wins, whoever says it. At
 most `max_in_flight` deliveries are out at a time. When to retry is told by the caller: policy is
 not here.
 """
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import itertools
 import threading
@@ -19,7 +22,7 @@ from collections.abc import AsyncIterator, Collection, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from holdfast.errors import BadInput, Damaged, UnknownPosition
+from holdfast.errors import BadInput, Damaged, StorageFailed, UnknownPosition
 from holdfast.quiver.ledger.outcome import Outcome, Position
 from holdfast.quiver.log.frame import Totals
 from holdfast.quiver.read.attachment import Attachment, Store
@@ -27,6 +30,8 @@ from holdfast.quiver.segments.segment import Bundle, Ref
 
 Order = Literal["fifo", "newest_first"]
 
+# What is kept of the reason of a nack.
+NACK_REASON_CHARS_MAX = 1000
 # How many references are looked up at once.
 LOOKAHEAD_BUNDLES = 256
 
@@ -89,8 +94,11 @@ class Delivery:
         return self._lease.resolve(self.seq, outcome, reason)
 
     def nack(self, retry_after_s: float = 0.0, reason: str = "") -> None:
-        """Give it back, to be handed out again after a while."""
-        self._lease.give_back(self.seq, self._number, retry_after_s)
+        """Give it back, to be handed out again after a while, with the attempt on record.
+
+        At the subscriber's `max_attempts` it is dead-lettered instead.
+        """
+        self._lease.give_back(self.seq, self._number, retry_after_s, reason)
 
     def extend(self) -> bool:
         """Renew the lease while working on it. False if it has lapsed, for good."""
@@ -209,7 +217,7 @@ class Lease(Attachment):
             ref = self._ahead.pop()
             is_out = ref.seq in self._flights or ref.seq in self._given_back
             if ref.seq not in resolved and not is_out:
-                return ref, 0
+                return ref, self.subscriber.attempts.get(ref.seq, 0)
         return None
 
     def _oldest(self) -> bool:
@@ -252,6 +260,11 @@ class Lease(Attachment):
         except Damaged as damage:
             self._damaged(ref, str(damage))
             return None
+        if self._has_no_attempt_left(ref, attempts, "the reader ended with it"):
+            return None
+        if self.subscriber.options.max_attempts is not None:
+            # Written down before, because it may be what ends the reader.
+            self._ledger.change("attempt", self.name, seq=ref.seq, attempt=attempts + 1)
         now_s = self._store.clock.monotonic_s()
         self._deliveries += 1
         lapses_s = now_s + self._options.lease_s
@@ -262,7 +275,26 @@ class Lease(Attachment):
     def _take_back_lapsed(self) -> None:
         now_s = self._store.clock.monotonic_s()
         for seq in [seq for seq, flight in self._flights.items() if flight.lapses_s <= now_s]:
-            self._put_back(seq, now_s)
+            with contextlib.suppress(StorageFailed):  # it counts all the same, until a restart
+                self._failed(seq, now_s, "the lease lapsed")
+
+    def _failed(self, seq: int, due_s: float, reason: str) -> None:
+        """Put a delivery back that came to nothing, or give it up, and write that down."""
+        flight = self._flights[seq]
+        self._put_back(seq, due_s)
+        if self._has_no_attempt_left(flight.ref, flight.attempt, reason):
+            return
+        told = reason[:NACK_REASON_CHARS_MAX]
+        self._ledger.change("nack", self.name, seq=seq, attempt=flight.attempt, reason=told)
+
+    def _has_no_attempt_left(self, ref: Ref, attempts: int, reason: str) -> bool:
+        """Whether a bundle was handed out often enough; then it becomes a dead letter."""
+        most = self.subscriber.options.max_attempts
+        if most is None or attempts < most:
+            return False
+        why = f"{attempts} attempts failed (max_attempts); the last: {reason or 'no reason given'}"
+        self._decide(ref, Outcome.DEAD_LETTERED, why)
+        return True
 
     def _put_back(self, seq: int, due_s: float) -> None:
         flight = self._flights.pop(seq)
@@ -286,14 +318,19 @@ class Lease(Attachment):
             subscriber = self.subscriber
             if seq in subscriber.resolved:
                 return False
-            ref = self._out(seq)
-            counts = Totals(1, ref.events - subscriber.partial.get(seq, 0))
-            start, end = Position(ref.owned_from), Position(seq + 1)
-            self._record(start, end, outcome, counts, reason)
-            self._flights.pop(seq, None)
-            self._given_back.pop(seq, None)
+            self._decide(self._out(seq), outcome, reason)
         self._store.arrivals.notify()
         return True
+
+    def _decide(self, ref: Ref, outcome: Outcome, reason: str) -> None:
+        with self._ledger.lock:
+            subscriber = self.subscriber
+            if ref.seq not in subscriber.resolved:
+                counts = Totals(1, ref.events - subscriber.partial.get(ref.seq, 0))
+                start, end = Position(ref.owned_from), Position(ref.seq + 1)
+                self._record(start, end, outcome, counts, reason)
+        self._flights.pop(ref.seq, None)
+        self._given_back.pop(ref.seq, None)
 
     def _out(self, seq: int) -> Ref:
         """Return what was handed out, and may have been given back since."""
@@ -305,14 +342,16 @@ class Lease(Attachment):
             f"bundle {seq} is not out", hint="only what was handed out can be decided"
         )
 
-    def give_back(self, seq: int, delivery: int, retry_after_s: float) -> None:
+    def give_back(self, seq: int, delivery: int, retry_after_s: float, reason: str) -> None:
         """Take a delivery back, to be handed out again after a while."""
-        with self._lock:
-            flight = self._flights.get(seq)
-            if flight is None or flight.delivery != delivery:
-                return  # it lapsed, and is somebody else's now
-            self._put_back(seq, self._store.clock.monotonic_s() + retry_after_s)
-        self._store.arrivals.notify()
+        try:
+            with self._lock:
+                flight = self._flights.get(seq)
+                if flight is None or flight.delivery != delivery:
+                    return  # it lapsed, and is somebody else's now
+                self._failed(seq, self._store.clock.monotonic_s() + retry_after_s, reason)
+        finally:
+            self._store.arrivals.notify()
 
     def extend(self, seq: int, delivery: int) -> bool:
         """Renew a lease; False if it has lapsed or was renewed for `max_lease_s` already."""

@@ -38,6 +38,8 @@ class Fate:
     generation: int | None = None
     # Events of the bundle that are committed while the rest is pending.
     events_done: int = 0
+    # How often a lease handed it out, as far as that is on record.
+    attempts: int = 0
     # What else happened to it, oldest first: (time, what).
     remarks: list[tuple[int, str]] = field(default_factory=list)
 
@@ -92,7 +94,11 @@ class _Story:
         self._first = False
 
     def _begin(self, subscriber: Subscriber) -> Fate:
-        fate = Fate(subscriber.name, events_done=subscriber.partial.get(self._seq, 0))
+        fate = Fate(
+            subscriber.name,
+            events_done=subscriber.partial.get(self._seq, 0),
+            attempts=subscriber.attempts.get(self._seq, 0),
+        )
         if self._seq < subscriber.start_seq:
             fate.state = "not for it"
             fate.reason = f"it reads from {subscriber.start_seq} on"
@@ -109,6 +115,8 @@ class _Story:
             self.fates[line.subscriber] = self._begin(Subscriber.from_fields(line.change["state"]))
         elif verb == "deleted" and line.covers(self._seq):
             self.deleted = line
+        elif verb in ("nack", "attempt") and line.covers(self._seq):
+            self._take_attempt(line)
         elif verb in ("unregister", "reopen"):
             fate = self.fates.get(line.subscriber)
             if fate is None:
@@ -118,7 +126,15 @@ class _Story:
             elif line.covers(self._seq) and fate.state != "not for it":
                 fate.remarks.append((line.time_ns, f"replayed; it had been {fate.state}"))
                 fate.state, fate.time_ns, fate.reason, fate.events_done = "pending", None, "", 0
-                fate.generation = None
+                fate.generation, fate.attempts = None, 0
+
+    def _take_attempt(self, line: Line) -> None:
+        fate = self.fates.get(line.subscriber)
+        assert line.change is not None
+        if fate is not None and fate.state == "pending":
+            fate.attempts = max(fate.attempts, line.change["attempt"])
+            if line.change["verb"] == "nack":
+                fate.remarks.append((line.time_ns, f"given back, {line.attempt}"))
 
     def _take_outcome(self, line: Line) -> None:
         resolution, fate = line.resolution, self.fates.get(line.subscriber)

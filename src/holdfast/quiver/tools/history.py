@@ -46,6 +46,8 @@ class Line(NamedTuple):
         if "seqs" in self.change:
             first, last = self.change["seqs"]
             return bool(first <= seq <= last)
+        if "seq" in self.change:
+            return bool(self.change["seq"] == seq)
         if "first_seq" in self.change:
             return bool(self.change["first_seq"] <= seq < self.change["end_seq"])
         return False
@@ -71,7 +73,7 @@ class Line(NamedTuple):
             }
         assert self.change is not None
         change = self.change
-        first, last = change.get("seqs", (change.get("first_seq"), None))
+        first, last = change.get("seqs", (change.get("first_seq", change.get("seq")), None))
         bundles, events = change.get("totals", (None, None))
         return {
             "time_ns": self.time_ns,
@@ -86,8 +88,15 @@ class Line(NamedTuple):
             "end_row": None,
             "bundles": bundles,
             "events": events,
-            "reason": change.get("reason", ""),
+            "reason": self.attempt if "attempt" in change else change.get("reason", ""),
         }
+
+    @property
+    def attempt(self) -> str:
+        """Which attempt to hand out a bundle it tells of, and why that failed."""
+        assert self.change is not None
+        number, reason = self.change["attempt"], self.change.get("reason", "")
+        return f"attempt {number}" + (f": {reason}" if reason else "")
 
 
 @dataclass(frozen=True)
