@@ -195,8 +195,8 @@ def test_what_is_added_to_the_file_is_sound(
     assert load(path).warnings == ()
 
 
-def test_the_limits_are_called_defaults_and_are() -> None:
-    (block,) = [block for block in marked("merge") if "the defaults" in block.text]
+def test_the_limits_are_none_by_default_and_drop_where_they_are_set() -> None:
+    (block,) = [block for block in marked("merge") if "by default none" in block.text]
     said = yaml.safe_load(block.text)["nodes"]["marquez"]["delivery"]
     (base,) = [block for block in marked("file") if block.mark == "file: gateway.yaml"]
     path = ROOT / "examples" / "openlineage.yaml"
@@ -204,9 +204,10 @@ def test_the_limits_are_called_defaults_and_are() -> None:
     assert delivery is not None
     defaults = type(delivery)()
     assert base.text.count("delivery") == 0
-    assert said["retention_hours"] == defaults.retention_hours
-    assert said["on_full"] == defaults.on_full
-    assert type(delivery).model_validate(said).retention_bytes == defaults.retention_bytes
+    assert (defaults.retention_hours, defaults.retention_bytes) == (None, None)
+    assert defaults.when_full == "block"
+    said.pop("on_full")
+    assert type(delivery).model_validate(said).when_full == "drop_oldest"
 
 
 def test_alerts_are_about_metrics_that_exist() -> None:

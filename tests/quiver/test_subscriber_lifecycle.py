@@ -21,7 +21,7 @@ from tests.readers.setting import (
 from holdfast.errors import BadInput, StorageFailed, UnknownPosition, UnknownSubscriber
 from holdfast.quiver import Outcome, Quiver, RetentionConfig, SubscriberOptions
 from holdfast.quiver.config import MB
-from holdfast.quiver.keep.retention import ORPHAN_GRACE_S
+from holdfast.quiver.keep.orphans import ORPHAN_GRACE_S
 from holdfast.quiver.log.frame import Totals
 from holdfast.quiver.points import Point
 from holdfast.seam.faulty import Fault, FaultKind

@@ -54,13 +54,15 @@ class DeliverySettings(Settings):
     window_events: int = Field(default=2000, ge=1)
     """Events that are read ahead (or one larger request)."""
 
-    retention_hours: float = Field(default=72.0, gt=0)
-    """Events that waited longer are given up, or block receivers: see `on_full`."""
-    retention_bytes: SizeBytes | None = Field(default=1024 * MB, gt=0)
+    retention_hours: float | None = Field(default=None, gt=0)
+    """Events that waited longer are dropped, or block receivers: see `on_full`; null: they wait for
+    as long as the quiver has room."""
+    retention_bytes: SizeBytes | None = Field(default=None, gt=0)
     """Payload bytes that may wait; null: no limit but the quiver's own."""
-    on_full: Literal["block", "drop_oldest"] = "drop_oldest"
+    on_full: Literal["block", "drop_oldest"] | None = None
     """At a limit: `drop_oldest` loses the oldest of this destination, and says so; `block` refuses
-    new events for everyone until there is room."""
+    new events for everyone until there is room. By default `drop_oldest` if this destination has a
+    limit of its own, and `block` if not."""
 
     send_timeout_s: DurationS = Field(default=30.0, gt=0)
     """How long one send may take."""
@@ -100,16 +102,25 @@ class DeliverySettings(Settings):
     @property
     def limits(self) -> str:
         """How much may wait, and what happens then, for people."""
-        size_bytes = self.retention_bytes
+        size_bytes, hours = self.retention_bytes, self.retention_hours
         room = "any number of bytes" if size_bytes is None else size_text(size_bytes)
-        drops = self.on_full == "drop_oldest"
+        time = "any number of hours" if hours is None else f"{hours:g} hours"
+        drops = self.when_full == "drop_oldest"
         then = "the oldest are dropped" if drops else "receivers answer 503"
-        return f"at most {self.retention_hours:g} hours and {room}, then {then}"
+        if size_bytes is None and hours is None:
+            return f"as long as the quiver has room, then {then}"
+        return f"at most {time} and {room}, then {then}"
+
+    @property
+    def when_full(self) -> Literal["block", "drop_oldest"]:
+        """What happens at a limit: nothing is dropped that nobody set a limit for."""
+        has_limit = self.retention_hours is not None or self.retention_bytes is not None
+        return self.on_full or ("drop_oldest" if has_limit else "block")
 
     def subscriber_options(self) -> SubscriberOptions:
         """Return the limits as the quiver keeps them."""
         return SubscriberOptions(
             max_bytes=self.retention_bytes,
-            max_age_s=self.retention_hours * 3600.0,
-            on_full=self.on_full,
+            max_age_s=None if self.retention_hours is None else self.retention_hours * 3600.0,
+            on_full=self.when_full,
         )

@@ -113,6 +113,9 @@ class RetentionSettings(_Section):
     """At the cap: refuse what comes in, or drop the oldest, whoever waits for it."""
     max_retain_after_ingestion_hours: float | None = Field(default=None, gt=0, le=24 * 366 * 100)
     """Events older than this go, whoever waits for them; by default none do."""
+    max_segments: int = Field(default=_RETENTION.max_segments, ge=1)
+    """Segments that may be held, over all workers. The more there are, the later a small one is
+    sealed, so that they last as long as the longest time that events may wait."""
     keep_delivered: SizeBytes = 64 * MB
     """What every destination has is kept up to this size (and an eighth of `size_cap`), so that
     `holdfast explain` and replays still find it."""
@@ -130,6 +133,7 @@ class RetentionSettings(_Section):
             size_cap_bytes=self.size_cap,
             size_cap_policy=self.size_cap_policy,
             max_age_s=None if hours is None else hours * 3600,
+            max_segments=self.max_segments,
             steady_state_headroom_bytes=min(self.keep_delivered, self.size_cap // 8),
             orphan_ttl_s=self.orphan_ttl,
             clock_grace_s=self.clock_grace,

@@ -113,7 +113,8 @@ class SegmentConfig:
     target_size_bytes: int = 32 * MB
     # The open buffer is sealed at this age, however small it is.
     max_open_duration_s: float = 5.0
-    # A reader that waits for sealed data has it sealed at this age already.
+    # A reader that waits for sealed data has it sealed at this age already, or later if many
+    # segments are held (retention.max_segments).
     min_open_duration_s: float = 0.25
     # Files of one segment; rarer schemas beyond it share one file as opaque IPC streams.
     max_files: int = 64
@@ -206,6 +207,7 @@ class RetentionConfig:
     # Kept free below the cap for acknowledging, sealing and deleting. None: two segments' worth, at
     # most a quarter of the cap.
     reserve_bytes: int | None = None
+    # The more there are, the later a small one is sealed, so that they last for the age limits.
     max_segments: int = 100_000
     # From ingestion; None keeps data until every subscriber has it.
     max_age_s: float | None = None

@@ -77,6 +77,10 @@ class Engine:
         refuse_backup(seam.disk, root)
         try:
             _refuse_shared_root(seam.disk, root)
+            # Of a quiver that is older than ledgers none is missing.
+            self._had_ledger = any(
+                seam.disk.exists(root / name) for name in (names.LEDGER_DIR, names.TRASH_DIR)
+            )
             make_folders(seam.disk, root, _FOLDERS)
             lock = self._lock = take_lock(seam.disk, root)
             self._start(expected_id)
@@ -191,7 +195,7 @@ class Engine:
 
     def _tell_damages(self, old: RecoveredLedger) -> None:
         """Report what was lost, all of it: in `recovery`, and in the log."""
-        if not old.files and self.writer.accepted.bundles:
+        if self._had_ledger and not old.files and self.writer.accepted.bundles:
             lost = "there is no ledger that can be read: subscribers and outcomes are forgotten"
             self.recovery.damages.append(Damage(names.LEDGER_DIR, lost, 0, 0, None, None))
         for damage in self.recovery.damages:
@@ -240,7 +244,7 @@ class Engine:
 
     def _close_ledger(self) -> None:
         with contextlib.suppress(HoldfastError):
-            self.retention.note_absences()
+            self.retention.orphans.note_all()
             # This line says that all before it were synced: a hole among them is damage.
             self.ledger.sync()
             self.ledger.change("closed")
@@ -255,7 +259,7 @@ class Engine:
         self.retention.notify_freed()
 
     def hasten(self) -> None:
-        """Somebody waits for sealed data."""
+        """Somebody waits for sealed data; see `Retention.earliest_seal_s`."""
         with contextlib.suppress(NotAccepted):  # it is closing, or failed: nothing will be sealed
             self.writer.hasten()
 

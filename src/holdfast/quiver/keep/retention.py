@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import bisect
 import contextlib
-import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
@@ -32,6 +31,7 @@ from typing import NamedTuple
 from holdfast.errors import HoldfastError, Overloaded
 from holdfast.quiver import names
 from holdfast.quiver.config import QuiverConfig
+from holdfast.quiver.keep.orphans import Orphans
 from holdfast.quiver.keep.trash import Trash
 from holdfast.quiver.ledger.intervals import IntervalSet
 from holdfast.quiver.ledger.ledger import Ledger, resolution
@@ -43,12 +43,8 @@ from holdfast.quiver.segments.catalog import Catalog
 from holdfast.quiver.segments.segment import Ref, Segment
 from holdfast.seam import Seam
 
-log = logging.getLogger("holdfast.quiver")
-
-# For so long after a start no orphan is given up, and its absence is noted so often in its time to
-# live: a crash forgets at most that part of it.
-ORPHAN_GRACE_S = 600.0
-ABSENCE_NOTES = 20
+# Where no age limit says how long data may wait, `max_segments` lasts for this long.
+UNLIMITED_S = 7 * 24 * 3600.0
 
 # Why a segment goes: everyone has resolved it, it is too old, the size cap, the number of segments.
 REASONS = ("processed", "age", "size", "segments")
@@ -122,7 +118,8 @@ class Retention:
         self._lags: dict[tuple[str, int], Lag] = {}
         # Nothing that waits was ingested before this.
         self._oldest_ns: dict[tuple[str, int], int] = {}
-        self._began_s = self._held_until_s = seam.clock.monotonic_s()
+        self._held_until_s = seam.clock.monotonic_s()
+        self.orphans = Orphans(seam.clock, root, config.retention, ledger, self.unregister)
 
     # ------------------------------------------------------------------- budget
 
@@ -297,7 +294,7 @@ class Retention:
         """Do what is due: orphans, caps of subscribers, then segments."""
         with self._lock:
             self._trash.empty()
-            self._give_up_orphans()
+            self.orphans.give_up()
             self._cap_subscribers()
             self.enforce(0)
 
@@ -316,6 +313,19 @@ class Retention:
 
     def _must_shrink(self, size_bytes: int) -> bool:
         return self._too_many() or self._over_cap(size_bytes)
+
+    def earliest_seal_s(self) -> float:
+        """Return the age before which a buffer is not sealed for its age alone.
+
+        It grows with the segments that are held, so that `max_segments` lasts for as long as the
+        age limits let data wait: were they sealed at this age from the first to the last, that
+        would take just as long. What is read soon is sealed early all the same.
+        """
+        limits = [self._retention.max_age_s]
+        limits += [s.options.max_age_s for s in list(self._ledger.state.subscribers.values())]
+        longest_s = max((limit for limit in limits if limit is not None), default=UNLIMITED_S)
+        most = self._retention.max_segments
+        return 2 * longest_s / most * (len(self._catalog.snapshot()) / most)
 
     def _too_many(self) -> bool:
         return len(self._catalog.snapshot()) > self._retention.max_segments
@@ -486,48 +496,6 @@ class Retention:
         self._forget(name)
         self.notify_freed()
         return counts
-
-    def _give_up_orphans(self) -> None:
-        ttl_s = self._retention.orphan_ttl_s
-        if ttl_s is None:
-            return
-        # Nobody is given up before it could attach after a start.
-        may_go = self._seam.clock.monotonic_s() - self._began_s >= min(ttl_s, ORPHAN_GRACE_S)
-        for subscriber in list(self._ledger.state.subscribers.values()):
-            with self._ledger.lock:  # or it may attach meanwhile
-                absent_s = self._absence_s(subscriber)
-                if absent_s > ttl_s and may_go:
-                    counts = self.unregister(subscriber.name, "orphaned")
-                    log.warning(
-                        "%s: nobody attached to %r for %.0f s (retention.orphan_ttl_s): it is "
-                        "unregistered, and %d bundles are given up",
-                        self._root,
-                        subscriber.name,
-                        absent_s,
-                        counts.bundles,
-                    )
-                elif absent_s - subscriber.absent_s >= ttl_s / ABSENCE_NOTES:
-                    self._note_absence(subscriber, absent_s)
-
-    def _absence_s(self, subscriber: Subscriber) -> float:
-        """Return for how long nobody is attached, as far as the quiver was open."""
-        since_ns = subscriber.absent_since_ns
-        if since_ns is None:
-            return 0.0
-        return subscriber.absent_s + (self._ledger.steady.now_ns() - since_ns) / 1e9
-
-    def _note_absence(self, subscriber: Subscriber, absent_s: float) -> None:
-        now_ns = self._ledger.steady.now_ns()
-        self._ledger.change("absent", subscriber.name, absent_s=absent_s, since_ns=now_ns)
-
-    def note_absences(self) -> None:
-        """Write down how long nobody was attached to whom, if that counts: the quiver closes."""
-        if self._retention.orphan_ttl_s is None:
-            return
-        with self._ledger.lock:
-            for subscriber in self._ledger.state.subscribers.values():
-                if subscriber.absent_since_ns is not None:
-                    self._note_absence(subscriber, self._absence_s(subscriber))
 
     def _cap_subscribers(self) -> None:
         for subscriber in list(self._ledger.state.subscribers.values()):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
 
@@ -12,6 +12,9 @@ from holdfast.errors import HoldfastError
 from holdfast.quiver.bundle import ENVELOPE_BYTES
 from holdfast.quiver.config import SegmentConfig
 from holdfast.quiver.log.frame import HEADER_BYTES, Kind
+
+if TYPE_CHECKING:
+    from holdfast.quiver.log.writer_interface import Room
 
 
 class Held(NamedTuple):
@@ -52,10 +55,15 @@ class OpenBuffer:
         )
         self.bundles.extend(bundles)
 
-    def due_s(self, config: SegmentConfig) -> float:
-        """Return when it is to be sealed, however small it is."""
+    def due_s(self, config: SegmentConfig, room: Room | None) -> float:
+        """Return when it is to be sealed, however small it is.
+
+        Not as long as there would be too many segments; unless an append or a flush waits for it.
+        """
         longest_s = config.max_open_duration_s
         wait_s = min(config.min_open_duration_s, longest_s) if self.is_wanted else longest_s
+        if room is not None and not self.on_sealed:
+            wait_s = max(wait_s, room.earliest_seal_s())
         return self.opened_at_s + wait_s
 
     @property

@@ -198,7 +198,7 @@ class Writer:
             return 0.0
         due = [] if self._sync_due_s is None else [self._sync_due_s]
         if self.buffer.bundles:
-            due.append(self.buffer.due_s(self._config.segment))
+            due.append(self.buffer.due_s(self._config.segment, self.room))
         if self._carried and self.failure is None:
             due.append(self._clock.monotonic_s() + CARRIED_RETRY_S)
         return max(0.0, min(due) - self._clock.monotonic_s()) if due else None
@@ -215,7 +215,7 @@ class Writer:
             if self._sync_due_s is not None and now_s >= self._sync_due_s:
                 self._sync_or_rescue()
             full = self.buffer.size_bytes >= segment.target_size_bytes
-            old = now_s >= self.buffer.due_s(segment)
+            old = now_s >= self.buffer.due_s(segment, self.room)
             if self.buffer.bundles and (full or old) and not self._hand_over() and old:
                 # The sealer is busy: look again after another period, not in a hot loop.
                 self.buffer.opened_at_s = now_s

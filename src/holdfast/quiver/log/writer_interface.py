@@ -55,6 +55,9 @@ class Room(Protocol):
     def refusal(self, size_bytes: int) -> Overloaded | None:
         """Return why an append of this size must wait, None if it need not."""
 
+    def earliest_seal_s(self) -> float:
+        """Return the age before which a buffer is not sealed for its age alone."""
+
     def wait_freed(self, timeout_s: float) -> None:
         """Wait until there may be room again."""
 

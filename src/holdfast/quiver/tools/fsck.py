@@ -297,7 +297,9 @@ class _Checks:
                 f"{damage.size_bytes} bytes at {damage.offset} do not match their checksum",
                 "outcomes in them are forgotten: readers may get those bundles again",
             )
-        if not ledger.files and self.inventory.accepted.bundles:
+        folders = (names.LEDGER_DIR, names.TRASH_DIR)  # older quivers have neither
+        had_one = any(self.disk.exists(self.root / name) for name in folders)
+        if had_one and not ledger.files and self.inventory.accepted.bundles:
             yield Finding(
                 Severity.ERROR,
                 names.LEDGER_DIR,
