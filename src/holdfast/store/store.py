@@ -32,7 +32,7 @@ from holdfast.store.chunks import ChunkStore
 from holdfast.store.gc.commits import check_database
 from holdfast.store.gc.references import NoReferences, References
 from holdfast.store.objects import ObjectExists, Objects
-from holdfast.store.objects.local import LocalObjects
+from holdfast.store.objects.local import Leftovers, LocalObjects
 from holdfast.store.objects.remote import SCHEMES, RemoteLimits, RemoteObjects
 from holdfast.store.settings import Chunking, StoreSettings
 
@@ -65,6 +65,8 @@ class Store:
         self.objects = objects
         self.references = references
         self.settings = settings
+        # Temporary files of killed processes that were found when it was opened.
+        self.leftovers = Leftovers()
         self.chunks = ChunkStore(objects, references, store_format.chunking, settings)
         bind_to_process(self)
 
@@ -113,9 +115,10 @@ class Store:
         except BaseException:
             place.objects.close()
             raise
+        opened = cls(url, place.objects, references, place.settings, found)
         if isinstance(place.objects, LocalObjects):
-            place.objects.remove_leftovers()
-        return cls(url, place.objects, references, place.settings, found)
+            opened.leftovers = place.objects.remove_leftovers()
+        return opened
 
     @classmethod
     def open_objects(

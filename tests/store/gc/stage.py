@@ -14,6 +14,8 @@ from sqlalchemy import select, text
 
 from holdfast.errors import ObjectMissing, StoreUnavailable
 from holdfast.seam import Seam
+from holdfast.seam.clock import RealClock
+from holdfast.seam.holder import monotonic_name
 from holdfast.store.address import ChunkHash, ChunkKey, hash_of
 from holdfast.store.gc.collector import Collector
 from holdfast.store.gc.commits import CommitId, commit_object_key, parse_commit_key
@@ -22,6 +24,7 @@ from holdfast.store.gc.leases import Job
 from holdfast.store.gc.references import References
 from holdfast.store.gc.settings import GcSettings
 from holdfast.store.gc.shards import Shard
+from holdfast.store.gc.watch import DATABASE_CLOCK
 from holdfast.store.objects.objects import ObjectExists, StoredObject
 
 if TYPE_CHECKING:
@@ -92,6 +95,15 @@ class MemoryObjects:
             self.stored.pop(key, None)
 
 
+class StageClock(RealClock):
+    """A monotonic clock that a test moves forward."""
+
+    ahead_s = 0.0
+
+    def monotonic_s(self) -> float:
+        return super().monotonic_s() + self.ahead_s
+
+
 class DyingSeam:
     """Ends the process at a chosen one of the named moments."""
 
@@ -114,7 +126,8 @@ class Stage:
         self.settings = settings
         self.objects = MemoryObjects()
         self.dying = DyingSeam()
-        self.seam = Seam(reached=self.dying)
+        self.clock = StageClock()
+        self.seam = Seam(reached=self.dying, clock=self.clock)
         self.references = self.open()
         self.sql("CREATE TABLE test_clock (now_s DOUBLE PRECISION)")
         self.sql(f"INSERT INTO test_clock VALUES ({START_S})")
@@ -135,9 +148,22 @@ class Stage:
             )
         )
 
-    def jump(self, seconds: float) -> None:
-        """Move the database's clock, forward or back."""
+    def set_clock(self, seconds: float) -> None:
+        """Set the database's clock, forward or back, without any time passing."""
         self.sql(f"UPDATE test_clock SET now_s = now_s + {seconds}")
+
+    def jump(self, seconds: float) -> None:
+        """Let time pass, which a collector saw begin; or set the database's clock back."""
+        if seconds > 0:
+            server = self.references.database.locks_rows
+            clock = DATABASE_CLOCK if server else monotonic_name()
+            now_s = TEST_CLOCK if server else repr(self.clock.monotonic_s())
+            self.sql(
+                f"UPDATE gc_job SET seen_until = lease_until, seen_clock = '{clock}', "
+                f"seen_s = {now_s} WHERE seen_until IS NULL OR seen_until <> lease_until"
+            )
+            self.clock.ahead_s += seconds
+        self.set_clock(seconds)
 
     def collector(self, shard: Shard | None = None, name: str = "c") -> Collector:
         return Collector(self.references, self.objects, shard=shard, name=name)

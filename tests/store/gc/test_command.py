@@ -16,6 +16,7 @@ from tests.patience import PATIENCE_S
 
 from holdfast.errors import BadConfig, BadInput, CannotOpen
 from holdfast.operate.cli.cmd_gc import command
+from holdfast.seam.holder import this_process
 from holdfast.store.address import ChunkKey, hash_of
 from holdfast.store.gc import gc_pb2 as pb
 from holdfast.store.gc.service import SERVICE
@@ -68,6 +69,47 @@ def test_tables_for_people(place: str) -> None:
         result = CliRunner().invoke(command, words, catch_exceptions=False)
         assert result.exit_code == 0
         assert expected in result.output
+
+
+VICTIM = """
+import sys
+from holdfast.seam import Seam
+from holdfast.seam.disk import RealDisk
+from holdfast.store.address import hash_of
+from holdfast.store.store import Store
+
+class Stopping(RealDisk):
+    def link(self, source, target, at):
+        print("stopped", flush=True)
+        sys.stdin.read()
+
+store = Store.open(sys.argv[1], seam=Seam(disk=Stopping()))
+job = store.references.open_job("a put that is killed")
+(reserved,) = store.references.reserve_chunks(job, [(hash_of(b"half"), 4)])
+store.objects.put(reserved.key.object_key(), [b"half"])
+"""
+
+
+@pytest.mark.skipif(not this_process().boot, reason="who is dead is known with /proc")
+def test_what_a_killed_put_leaves_is_shown_and_goes_at_once(place: str) -> None:
+    """Its files stayed for a day, its lease for ten minutes, and nobody could tell whose it was."""
+    words = [sys.executable, "-c", VICTIM, place]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as victim:
+        assert victim.stdout is not None
+        assert victim.stdout.readline() == b"stopped\n"
+        [lease] = run("status", "--store", place)["leases"]
+        assert (lease["name"], lease["pid"]) == ("a put that is killed", victim.pid)
+        assert (lease["host"], lease["verdict"]) == (this_process().host, "at work")
+        refused = CliRunner().invoke(command, ["end-lease", str(lease["id"]), "--store", place])
+        assert refused.exit_code == 1, "nobody said yes"
+        done = run("run", "--store", place)
+        assert (done["leases_expired"], done["temporary_files"]["kept"]) == (0, 1)
+        victim.kill()
+    assert run("end-lease", str(lease["id"]), "--store", place)["verdict"] == "its process is dead"
+    with pytest.raises(BadInput, match="no lease"):
+        run("end-lease", str(lease["id"]), "--store", place)
+    assert run("status", "--store", place)["leases"] == []
+    assert not list(Path(place, "tmp").iterdir()), "they went when the store was opened"
 
 
 def test_shards_are_run_one_by_one(place: str) -> None:

@@ -17,9 +17,16 @@ from tests.store.objects.places import ROOT, on_simulated_disk, simulated_disk
 from holdfast.errors import DiskFull, HoldfastError, StorageFailed
 from holdfast.seam import Seam
 from holdfast.seam.clock import JumpingClock
+from holdfast.seam.disk import Handle
 from holdfast.seam.faulty import Fault, FaultKind, FaultyDisk
 from holdfast.seam.simulated import SimulatedCrash, SimulatedDisk
-from holdfast.store.objects.local import LEFTOVER_AGE_S, TEMPORARY_DIR, LocalObjects, Point
+from holdfast.store.objects.local import (
+    LEFTOVER_AGE_S,
+    TEMPORARY_DIR,
+    Leftovers,
+    LocalObjects,
+    Point,
+)
 
 BEFORE = {f"chunks/{n % 3}/before-{n}": b"%d" % n * 700 for n in range(4)}
 DURING = {f"chunks/{n % 5}/during-{n}": b"%d" % n * 900 for n in range(6)}
@@ -143,21 +150,49 @@ def test_a_delete_that_returned_is_durable() -> None:
     assert contents(disk.power_loss()) == BEFORE
 
 
-def test_leftovers_of_killed_processes_go_when_they_are_old() -> None:
-    clock = JumpingClock(wall_ns=10**18)
-    disk = SimulatedDisk(clock=clock)
-    disk.make_dir(ROOT, "test")
+def test_leftovers_of_killed_processes_go_at_once() -> None:
+    """They stayed for a day, and nobody told of them."""
+    disk = simulated_disk()
     with pytest.raises(SimulatedCrash):
         faulty(disk, Point.SYNC, FaultKind.KILL_BEFORE, nth=1).put_many(items(DURING))
     after = disk.kill()
-    objects = LocalObjects(ROOT, Seam(disk=after, clock=clock))
+    objects = on_simulated_disk(after)
     assert list(objects.list("")) == [], "nobody sees them"
-    clock.jump(LEFTOVER_AGE_S - 10)
-    objects.remove_leftovers()
-    assert len(after.list(ROOT / TEMPORARY_DIR)) == len(DURING), "one of them may be in use"
-    clock.jump(20)
-    objects.remove_leftovers()
+    size_bytes = sum(map(len, DURING.values()))
+    assert objects.remove_leftovers() == Leftovers(len(DURING), size_bytes)
     assert after.list(ROOT / TEMPORARY_DIR) == []
+    assert objects.remove_leftovers() == Leftovers()
+
+
+def test_leftovers_of_who_is_at_work_are_none() -> None:
+    disk = simulated_disk()
+    seen: list[Leftovers] = []
+    sync = disk.sync
+
+    def look(handle: Handle, at: str) -> None:
+        seen.append(on_simulated_disk(disk).remove_leftovers())
+        sync(handle, at)
+
+    disk.sync = look  # type: ignore[method-assign]
+    on_simulated_disk(disk).put_many(items(DURING))
+    size_bytes = sum(map(len, DURING.values()))
+    assert set(seen) == {Leftovers(kept=len(DURING), kept_bytes=size_bytes)}
+    assert contents(disk) == DURING
+
+
+def test_leftovers_without_a_lock_go_when_they_are_old() -> None:
+    """Of the version before, and where nothing can be locked."""
+    clock = JumpingClock(wall_ns=10**18)
+    disk = SimulatedDisk(clock=clock)
+    disk.make_dir(ROOT, "test")
+    objects = LocalObjects(ROOT, Seam(disk=disk, clock=clock))
+    disk.make_dir(ROOT / TEMPORARY_DIR, "test")
+    disk.close(disk.create(ROOT / TEMPORARY_DIR / "0123456789abcdef.0", "test"))
+    clock.jump(LEFTOVER_AGE_S - 10)
+    assert objects.remove_leftovers() == Leftovers(kept=1), "it may be in use"
+    clock.jump(20)
+    assert objects.remove_leftovers() == Leftovers(removed=1)
+    assert disk.list(ROOT / TEMPORARY_DIR) == []
 
 
 @pytest.mark.parametrize("key", ["", "/absolute", "a/../b", "a//b", "./a", "a/.", "nul\0"])

@@ -12,10 +12,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from holdfast.errors import BadConfig
-from holdfast.operate.cli.files.place import Place, place_options
+from holdfast.errors import BadConfig, BadInput
+from holdfast.operate.cli.files.place import Place, leftover_rows, place_options
 from holdfast.operate.cli.groups import InThisOrder
-from holdfast.operate.cli.output import Command, json_option, print_json, print_table, size
+from holdfast.operate.cli.output import (
+    Command,
+    json_option,
+    moment,
+    print_json,
+    print_table,
+    printable,
+    size,
+)
 
 if TYPE_CHECKING:
     from holdfast.store.gc.collector import Collector
@@ -93,17 +101,20 @@ def run_command(
 ) -> None:
     """Collect until nothing is left to collect."""
     with (
-        _collector(place, shard_words, limits) as (_, collector),
+        _collector(place, shard_words, limits) as (store, collector),
         _until_told_to_stop(collector.stop),
     ):
         report = collector.collect()
         swept = collector.sweep() if sweep else None
     if as_json:
         fields = dataclasses.asdict(report)
-        print_json({**fields, "sweep": dataclasses.asdict(swept) if swept else None})
+        left = store.leftovers._asdict()
+        sweep_fields = dataclasses.asdict(swept) if swept else None
+        print_json({**fields, "sweep": sweep_fields, "temporary_files": left})
         return
     rows: list[tuple[str, object]] = [
         ("leases ended", report.leases_expired),
+        ("leases lapsed, watched", report.leases_lapsed),
         ("commits finished", report.commits_finished),
         ("chunks deleted", report.objects_deleted),
         ("bytes, before compression", size(report.bytes_deleted)),
@@ -116,6 +127,7 @@ def run_command(
             ("orphans too young", swept.orphans_kept),
         ]
         rows += [("not ours, left alone", name) for name in swept.unknown_names]
+    rows += leftover_rows(store.leftovers)
     print_table("collected", ("what", "how much"), rows)
 
 
@@ -139,6 +151,17 @@ def status_command(place: Place, as_json: bool) -> None:
     leases = f"jobs: {found.jobs}, pins: {found.pins}, lapsed: {found.lapsed_leases}"
     age = "" if oldest_s is None else f", the oldest is open for {oldest_s:,.0f} s"
     click.echo(leases + age)
+    leases_held = [
+        (
+            *(one.id, one.kind, printable(one.name), one.host, one.pid or None),
+            *(moment(int(time_s * 1e9)) for time_s in (one.since_s, one.until_s)),
+            one.verdict.value,
+        )
+        for one in found.leases
+    ]
+    if leases_held:
+        lease_columns = ("lease", "kind", "what", "host", "pid", "since", "until", "state")
+        print_table("leases, which keep chunks from the collector", lease_columns, leases_held)
     for state, count in sorted(found.commits.items()):
         click.echo(f"commits {state}: {count:,}")
     collectors = [
@@ -147,6 +170,36 @@ def status_command(place: Place, as_json: bool) -> None:
     ]
     columns = ("collector", "chunks", "bytes", "chunks/s", "seconds ago")
     print_table("collectors", columns, collectors)
+
+
+@command.command("end-lease")
+@click.argument("number", type=int)
+@click.option("-y", "--yes", is_flag=True, help="End it though its process may be at work.")
+@place_options
+@json_option
+def end_lease_command(number: int, yes: bool, place: Place, as_json: bool) -> None:
+    """End a lease that `gc status` shows, so that what it holds can be collected.
+
+    One whose process is certainly dead is ended without a question. Any other may be at work: its
+    holder fails, and what it stored and did not commit is collected.
+    """
+    from holdfast.store.gc.watch import ENDED_BY_COLLECTORS
+
+    with place.open() as store:
+        found = store.references.end_lease(number, sure=yes)
+        if found is None:
+            raise BadInput(
+                f"there is no lease {number} that could be ended by hand",
+                hint="`holdfast gc status` lists them",
+            )
+        if not yes and found.verdict not in ENDED_BY_COLLECTORS:
+            who = f"{found.kind} {printable(found.name)} of {found.host} ({found.pid or '?'})"
+            click.confirm(f"{who} is {found.verdict}. End it, so that it fails?", abort=True)
+            store.references.end_lease(number, sure=True)
+    if as_json:
+        print_json(dataclasses.asdict(found))
+    else:
+        click.echo(f"ended: {found.kind} {printable(found.name)} of {found.host}")
 
 
 @command.command("serve")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from holdfast.errors import BadInput, Damaged, DatabaseLost
-from holdfast.operate.cli.files.place import Place, place_options, progress
+from holdfast.operate.cli.files.place import Place, leftover_rows, place_options, progress
 from holdfast.operate.cli.output import json_option, print_json, print_table, printable, size
 from holdfast.operate.cli.quiver.parquet import write_parquet
 from holdfast.operate.cli.spark import engine_option, spark_session
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from holdfast.store.fsck.run import Repaired
     from holdfast.store.fsck.scrub import ScrubReport
     from holdfast.store.gc.rebuild import RebuildReport
+    from holdfast.store.objects.local import Leftovers
     from holdfast.store.store import Store
 
 FINDINGS_SHOWN = 200
@@ -79,7 +80,10 @@ def fsck_command(
             result = _run(store, chosen, damaged, repair=repair)
     if also_scrub and not repair:
         result.before.findings += without_known(damaged, result.before.findings)
-    return _tell_result(result, rebuilt, report_folder, contents_read=also_scrub, as_json=as_json)
+    left = store.leftovers
+    return _tell_result(
+        result, rebuilt, left, report_folder, contents_read=also_scrub, as_json=as_json
+    )
 
 
 @click.command("scrub")
@@ -197,6 +201,7 @@ def _rebuild(place: Place) -> RebuildReport:
 def _tell_result(
     result: Repaired,
     rebuilt: RebuildReport | None,
+    leftovers: Leftovers,
     report_folder: Path | None,
     *,
     contents_read: bool,
@@ -212,6 +217,7 @@ def _tell_result(
         "contents_read": contents_read,
         "sizes_unknown": before.sizes_unknown,
         "unknown_names": before.unknown_names,
+        "temporary_files": leftovers._asdict(),
         "found": before.counts(),
         "omitted": before.omitted,
         "rebuilt": dataclasses.asdict(rebuilt) if rebuilt else None,
@@ -238,6 +244,8 @@ def _tell_result(
         )
         if not contents_read:
             click.echo(_not_read(before))
+        for what, how_much in leftover_rows(leftovers):
+            click.echo(f"{what}: {how_much}")
     return 0 if after.ok else Damaged.exit_code
 
 

@@ -51,12 +51,12 @@ from holdfast.store.gc.sweep import Sweeper, SweepReport
 from holdfast.store.gc.transitions import (
     BEGIN_DELETING,
     BEGIN_REMOVING,
-    EXPIRE,
     FORGET,
     UNREFER,
     CommitState,
     Step,
 )
+from holdfast.store.gc.watch import LeaseWatch
 from holdfast.store.objects.objects import Objects
 
 # Chunks whose references are asked for at once.
@@ -68,6 +68,8 @@ class GcReport:
     """What a collection did."""
 
     leases_expired: int = 0
+    leases_lapsed: int = 0
+    """Not renewed in time, and not ended yet: a later collection does, if they stay so."""
     holds_released: int = 0
     commits_finished: int = 0
     chunks_removed: int = 0
@@ -89,7 +91,8 @@ class GcReport:
     @property
     def did_something(self) -> bool:
         """Whether anything was there to do."""
-        return any(getattr(self, field.name) for field in fields(self) if field.name != "batches")
+        idle = ("batches", "leases_lapsed")
+        return any(getattr(self, field.name) for field in fields(self) if field.name not in idle)
 
 
 BATCH_COLUMNS = (chunk.c.hash, chunk.c.generation, chunk.c.size_bytes, chunk.c.uploaded)
@@ -116,6 +119,7 @@ class Collector:
         self._settings = references.settings
         self._objects = objects
         self._seam = seam or references.seam
+        self._watch = LeaseWatch(self._database, self._seam.clock)
         self._stop = threading.Event()
         self._rate = DeleteRate(
             self._settings.objects_per_s,
@@ -128,7 +132,7 @@ class Collector:
 
     def plan(self) -> GcPlan:
         """Return what a collection would do now, and why; nothing is changed."""
-        return make_plan(self._database, self.shard)
+        return make_plan(self._database, self.shard, self._seam.clock)
 
     def collect(self) -> GcReport:
         """Do all that there is to do; end when nothing is left, or when stopped."""
@@ -137,6 +141,7 @@ class Collector:
         while not self._stop.is_set():
             done = self.collect_some()
             report.add(done)
+            report.leases_lapsed = done.leases_lapsed
             if not done.did_something:
                 break
         self._remember(report, self._seam.clock.monotonic_s() - started_s)
@@ -181,7 +186,7 @@ class Collector:
     # Leases.
 
     def _expire_leases(self, report: GcReport) -> None:
-        expired = self._database.transact(self._expire)
+        expired, report.leases_lapsed = self._watch.end_those_over()
         report.leases_expired += expired
         if expired:
             self._seam.reached(Point.LEASES_EXPIRED)
@@ -189,20 +194,6 @@ class Collector:
             source = EdgeSource.numbered(kind, number)
             report.holds_released += release_edges(self._database, source, number)
             self._seam.reached(Point.LEASE_RELEASED)
-
-    def _expire(self, connection: Connection) -> int:
-        asked = (
-            select(job.c.id)
-            .where(*self._database.guard(EXPIRE))
-            .order_by(job.c.id)
-            .limit(self._settings.batch_rows)
-            .with_for_update(skip_locked=True)
-        )
-        lapsed = list(connection.execute(asked).scalars())
-        if not lapsed:
-            return 0
-        statement = self._database.step(EXPIRE).where(job.c.id.in_(lapsed))
-        return int(connection.execute(statement).rowcount)
 
     def _ended(self, connection: Connection) -> list[tuple[str, int]]:
         asked = select(job.c.kind, job.c.id).where(job.c.ended.is_not(None)).order_by(job.c.id)

@@ -16,6 +16,7 @@ from urllib.parse import quote, unquote
 from sqlalchemy import Connection, RowMapping, Select, insert, select, update
 
 from holdfast.errors import BadInput, CommitExists, UnknownCommit
+from holdfast.seam.holder import this_process
 from holdfast.store.address import ChunkHash, ChunkKey
 from holdfast.store.gc.database import Database, commit, edge, job
 from holdfast.store.gc.edges import (
@@ -141,7 +142,8 @@ def begin_delete(database: Database, connection: Connection, name: str, lease_id
     if connection.execute(select(job.c.id).where(job.c.id == lease_id)).first() is None:
         lease = {"id": lease_id, "kind": JobKind.JOB.value, "name": f"delete {name}"}
         times = {"created": database.now, "lease_until": database.lease_end}
-        connection.execute(insert(job).values(**lease, **times))
+        holder = this_process()._asdict()
+        connection.execute(insert(job).values(**lease, **holder, **times))
     connection.execute(update(commit).where(commit.c.id == number).values(job_id=lease_id))
     return CommitId(number)
 

@@ -121,6 +121,15 @@ job = Table(
     Column("created", Double, nullable=False),
     Column("lease_until", Double, nullable=False, index=True),
     Column("ended", Double),
+    # Whose it is (holdfast/seam/holder.py); not known of leases that an older version opened.
+    Column("host", Text),
+    Column("pid", BigInteger),
+    Column("boot", Text),
+    Column("started", Text),
+    # Since when collectors have seen `lease_until` as it is (watch.py).
+    Column("seen_until", Double),
+    Column("seen_clock", Text),
+    Column("seen_s", Double),
 )
 
 commit = Table(
@@ -168,8 +177,15 @@ def _add_stored_bytes(connection: Connection) -> None:
     connection.execute(text("ALTER TABLE gc_chunk ADD COLUMN stored_bytes BIGINT"))
 
 
+def _add_holders(connection: Connection) -> None:
+    words = ("host TEXT", "pid BIGINT", "boot TEXT", "started TEXT", "seen_clock TEXT")
+    numbers = ("seen_until DOUBLE PRECISION", "seen_s DOUBLE PRECISION")
+    for column in (*words, *numbers):
+        connection.execute(text(f"ALTER TABLE gc_job ADD COLUMN {column}"))
+
+
 # How a database of each version, from the first on, becomes one of the next.
-MIGRATIONS: Sequence[Callable[[Connection], None]] = (_add_stored_bytes,)
+MIGRATIONS: Sequence[Callable[[Connection], None]] = (_add_stored_bytes, _add_holders)
 FORMAT_VERSION = 1 + len(MIGRATIONS)
 
 _CLOCKS = {

@@ -24,6 +24,8 @@ from holdfast.store.gc.edges import Edge, EdgeSource, lock_rows, remove_edges
 from holdfast.store.gc.transitions import CLOSE, FORGET_JOB, RENEW, WORK, JobKind
 
 RENEWALS_PER_LEASE = 3
+# The job that holds what a rebuild did not understand (quarantine.py). A repair alone ends it.
+QUARANTINE_JOB = "quarantine of a rebuild"
 
 
 class Lease:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection, select
 
+from holdfast.seam.clock import Clock
 from holdfast.store.address import ChunkHash, ChunkKey
 from holdfast.store.gc.database import (
     IS_DYING,
@@ -20,12 +21,12 @@ from holdfast.store.gc.database import (
     chunk,
     commit,
     edge,
-    job,
     slices,
 )
 from holdfast.store.gc.edges import CHUNK_KIND
 from holdfast.store.gc.shards import Shard
-from holdfast.store.gc.transitions import BEGIN_REMOVING, EXPIRE
+from holdfast.store.gc.transitions import BEGIN_REMOVING
+from holdfast.store.gc.watch import ENDED_BY_COLLECTORS, LeaseWatch
 
 NEVER_UPLOADED = "reserved, never uploaded"
 UNREFERENCED = "nothing refers to it"
@@ -61,9 +62,10 @@ class GcPlan:
         return counts
 
 
-def make_plan(database: Database, shard: Shard) -> GcPlan:
+def make_plan(database: Database, shard: Shard, clock: Clock) -> GcPlan:
     """Look at one shard; what its chunks free is shown whatever its shard."""
-    return database.read(lambda connection: _Planner(database, connection).make(shard))
+    watch = LeaseWatch(database, clock)
+    return database.read(lambda connection: _Planner(database, connection).make(shard, watch))
 
 
 class _Planner:
@@ -78,10 +80,12 @@ class _Planner:
         # How many of a row's references and holds would go.
         self._going: Counter[ChunkKey] = Counter()
 
-    def make(self, shard: Shard) -> GcPlan:
-        leases = self._connection.execute(
-            select(job.c.kind, job.c.id, job.c.name).where(*self._database.guard(EXPIRE))
-        ).all()
+    def make(self, shard: Shard, watch: LeaseWatch) -> GcPlan:
+        leases = [
+            (one.kind, one.id, one.name)
+            for one in watch.open_leases(self._connection, self._rows_max)
+            if one.verdict in ENDED_BY_COLLECTORS
+        ]
         commits = self._connection.execute(
             select(commit.c.name, commit.c.state).where(IS_UNFINISHED)
         )

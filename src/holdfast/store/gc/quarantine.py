@@ -15,10 +15,9 @@ from sqlalchemy.types import BigInteger, LargeBinary, Text
 
 from holdfast.store.gc.database import Database, chunk, edge, job, meta
 from holdfast.store.gc.edges import EdgeSource
-from holdfast.store.gc.leases import end_lease, release_edges
+from holdfast.store.gc.leases import QUARANTINE_JOB, end_lease, release_edges
 from holdfast.store.gc.transitions import BEGIN_REMOVING, JobKind
 
-JOB_NAME = "quarantine of a rebuild"
 LEASE_S = 100 * 365.25 * 86400
 # Its row in `gc_meta` has the number of the job.
 META_NAME = "quarantine"
@@ -27,7 +26,7 @@ META_NAME = "quarantine"
 def hold_garbage(database: Database, connection: Connection, number: int) -> int:
     """Hold everything that a collector would take, by a job of this number; return how much."""
     times = {"created": database.now, "lease_until": database.now + literal(LEASE_S)}
-    named = {"id": number, "kind": JobKind.JOB.value, "name": JOB_NAME}
+    named = {"id": number, "kind": JobKind.JOB.value, "name": QUARANTINE_JOB}
     connection.execute(insert(job).values(**named, **times))
     connection.execute(insert(meta).values(name=META_NAME, number=number, words=""))
     source = EdgeSource.numbered(JobKind.JOB.value, number)

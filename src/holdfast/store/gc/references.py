@@ -23,6 +23,7 @@ from sqlalchemy import Connection, Row, Select, insert, select
 
 from holdfast.errors import BadInput, ChunkGone
 from holdfast.seam import Seam
+from holdfast.seam.holder import this_process
 from holdfast.store.address import HASH_BYTES, ChunkHash, ChunkKey
 from holdfast.store.gc import commits
 from holdfast.store.gc.commits import CommitId, CommitRow
@@ -41,11 +42,21 @@ from holdfast.store.gc.edges import (
     mark_rows,
     remove_edges,
 )
-from holdfast.store.gc.leases import Job, Lease, LeaseKeeper, Pin, check_lease
+from holdfast.store.gc.leases import (
+    QUARANTINE_JOB,
+    Job,
+    Lease,
+    LeaseKeeper,
+    Pin,
+    check_lease,
+    end_lease,
+    release_edges,
+)
 from holdfast.store.gc.points import Point
 from holdfast.store.gc.settings import GcSettings
 from holdfast.store.gc.statistics import GcStatistics, gather
 from holdfast.store.gc.transitions import MARK_UPLOADED, JobKind, allows, wins
+from holdfast.store.gc.watch import ENDED_BY_COLLECTORS, LeaseWatch, OpenLease
 
 # Who refers, in `update_references`: a kind and an id of the caller's choice.
 Source = tuple[str, bytes]
@@ -113,6 +124,21 @@ class References:
         opened = Pin(self._leases, self._number(), JobKind.PIN, name)
         self._keep(opened, lambda connection: self._pin(connection, opened))
         return opened
+
+    def end_lease(self, number: int, *, sure: bool = False) -> OpenLease | None:
+        """End somebody's lease, and let go what it holds; return it.
+
+        Only if its process is certainly dead, unless the caller is `sure`: a holder that is at work
+        loses what it did. None: there is no such lease, or it is the quarantine of a rebuild.
+        """
+        watch = LeaseWatch(self.database, self.seam.clock)
+        found = self.database.read(lambda connection: watch.lease(connection, number))
+        if found is None or found.name == QUARANTINE_JOB:
+            return None
+        if sure or found.verdict in ENDED_BY_COLLECTORS:
+            end_lease(self.database, number)
+            release_edges(self.database, EdgeSource.numbered(found.kind, number), number)
+        return found
 
     def renew_leases(self) -> None:
         """Renew all leases of this process now, as the thread does that keeps them."""
@@ -247,7 +273,7 @@ class References:
 
     def statistics(self) -> GcStatistics:
         """Return how many chunks and bytes are in which state, and who holds leases."""
-        return gather(self.database)
+        return gather(self.database, self.seam.clock)
 
     # What runs inside of transactions.
 
@@ -259,7 +285,8 @@ class References:
             if connection.execute(select(job.c.id).where(job.c.id == lease.id)).first():
                 return  # the transaction had happened, only its answer was lost
             times = {"created": self.database.now, "lease_until": self.database.lease_end}
-            connection.execute(insert(job).values(**row, **times))
+            holder = this_process()._asdict()
+            connection.execute(insert(job).values(**row, **holder, **times))
             also(connection)
 
         self.database.transact(open_)

@@ -6,8 +6,12 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, case, func, select
 
+from holdfast.seam.clock import Clock
 from holdfast.store.gc.database import Database, chunk, collector, commit, job
 from holdfast.store.gc.transitions import State
+from holdfast.store.gc.watch import LeaseWatch, OpenLease
+
+LEASES_SHOWN = 100
 
 
 @dataclass(frozen=True)
@@ -42,16 +46,19 @@ class GcStatistics:
     lapsed_leases: int
     oldest_lease_s: float | None
     """Since when the oldest job or pin is open."""
+    leases: tuple[OpenLease, ...]
+    """Whose they are, the oldest first, `LEASES_SHOWN` at most."""
     commits: dict[str, int]
     collectors: tuple[CollectorTotals, ...]
 
 
-def gather(database: Database) -> GcStatistics:
+def gather(database: Database, clock: Clock) -> GcStatistics:
     """Count everything; one look at each table."""
-    return database.read(lambda connection: _gather(database, connection))
+    watch = LeaseWatch(database, clock)
+    return database.read(lambda connection: _gather(database, connection, watch))
 
 
-def _gather(database: Database, connection: Connection) -> GcStatistics:
+def _gather(database: Database, connection: Connection, watch: LeaseWatch) -> GcStatistics:
     now_s = connection.execute(select(database.now)).scalar_one()
     leases = [
         row._mapping
@@ -77,6 +84,7 @@ def _gather(database: Database, connection: Connection) -> GcStatistics:
         pins=by_kind.get("pin", 0),
         lapsed_leases=sum(int(row["lapsed"]) for row in leases),
         oldest_lease_s=min((row["oldest"] for row in leases), default=None),
+        leases=tuple(watch.open_leases(connection, LEASES_SHOWN)),
         commits={row[0]: row[1] for row in connection.execute(by_state)},
         collectors=_collectors(connection),
     )

@@ -6,24 +6,27 @@ seen with half of its bytes, not even after a power cut. `put_many` takes each s
 before the next one, and syncs in several threads: a disk that is asked to sync ten files at once
 needs hardly longer than for one of them, because one flush serves all.
 
-A process that is killed leaves temporary files behind. They hurt nobody; `remove_leftovers` takes
-those that are older than any put could be.
+A process that is killed leaves temporary files behind. They cost room. Their names begin with a
+mark of the process, and a lock of that name is held while it lives: `remove_leftovers` takes the
+files of those whose lock is free. Where files cannot be locked, and of versions that had no locks,
+it takes those that are older than any put could be.
 """
 
 from __future__ import annotations
 
 import contextlib
 import itertools
+import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from enum import StrEnum
 from pathlib import PurePath
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from holdfast.errors import BadInput, DiskFull, ObjectMissing, StorageFailed
 from holdfast.seam import Seam
-from holdfast.seam.disk import DISK_IS_FULL, Handle, write_all
+from holdfast.seam.disk import DISK_IS_FULL, Entry, Handle, LockHeld, write_all
 from holdfast.store.objects.objects import ObjectExists, StoredObject, joined
 
 if TYPE_CHECKING:
@@ -36,9 +39,22 @@ TEMPORARY_DIR = "tmp"
 LEFTOVER_AGE_S = 24 * 3600.0
 # Open files while many objects are put.
 OPEN_FILES_MAX = 128
+LOCK_SUFFIX = ".lock"
 # Files or folders that are synced, or files that are removed, at once. Each of these waits for the
 # disk, and many at once wait together (10 to 20 times faster).
 SYNC_THREADS = 8
+
+
+_OWN_NAME = re.compile(r"(put-[0-9a-f]{16})\.(?:[0-9]+|lock)")
+
+
+class Leftovers(NamedTuple):
+    """Temporary files of other processes: those that were removed, and those that were not."""
+
+    removed: int = 0
+    removed_bytes: int = 0
+    kept: int = 0
+    kept_bytes: int = 0
 
 
 class Point(StrEnum):
@@ -67,11 +83,20 @@ class LocalObjects:
         # Folders whose own names this process has synced.
         self._known_dirs: set[PurePath] = set()
         self._lock = threading.Lock()
+        # What our temporary files are called, and the lock that says that we live.
+        self._mark = ""
+        self._mark_lock: Handle | None = None
+        self._numbers = itertools.count()
         self._threads = ThreadPoolExecutor(SYNC_THREADS, thread_name_prefix="sync")
 
     def close(self) -> None:
-        """End the threads that sync."""
+        """End the threads that sync, and give back our name for temporary files."""
         self._threads.shutdown()
+        if self._mark_lock is not None:
+            with contextlib.suppress(OSError):
+                self._disk.unlink(self._lock_path(self._mark), Point.TIDY)
+            self._disk.unlock(self._mark_lock)
+            self._mark_lock = None
 
     def make_root(self) -> None:
         """Make the folder, and those above it that are missing."""
@@ -125,15 +150,70 @@ class LocalObjects:
     def now_s(self) -> float:
         return self._clock.wall_ns() / 1e9
 
-    def remove_leftovers(self) -> None:
-        """Remove temporary files that killed processes left."""
+    def remove_leftovers(self) -> Leftovers:
+        """Remove temporary files that killed processes left; say what was found."""
         directory = self._root / TEMPORARY_DIR
         oldest_ns = self._clock.wall_ns() - int(LEFTOVER_AGE_S * 1e9)
+        removed: list[Entry] = []
+        kept: list[Entry] = []
         # Whatever is wrong with a leftover is no reason not to work.
         with contextlib.suppress(OSError):
+            by_mark: dict[str, list[Entry]] = {}
             for entry in self._disk.list(directory):
-                if entry.modified_ns < oldest_ns:
-                    self._disk.unlink(directory / entry.name, Point.TIDY)
+                named = _OWN_NAME.fullmatch(entry.name)
+                by_mark.setdefault(named[1] if named else "", []).append(entry)
+            for mark, entries in by_mark.items():
+                files = [one for one in entries if not one.name.endswith(LOCK_SUFFIX)]
+                # A lock alone may be just about to be taken.
+                dead = bool(mark and files) and self._remove_of(mark, files)
+                for entry in files if dead else entries:
+                    old = dead or entry.modified_ns < oldest_ns
+                    (removed if old else kept).append(entry)
+                    if old and not dead:
+                        self._disk.unlink(directory / entry.name, Point.TIDY)
+        locks = [one for one in kept if one.name.endswith(LOCK_SUFFIX)]
+        return Leftovers(
+            len(removed),
+            sum(entry.size_bytes for entry in removed),
+            len(kept) - len(locks),
+            sum(entry.size_bytes for entry in kept),
+        )
+
+    def _remove_of(self, mark: str, files: Sequence[Entry]) -> bool:
+        """Remove the files of a process that is dead; False if it is not."""
+        if mark == self._mark:
+            return False
+        try:
+            handle = self._disk.lock(self._lock_path(mark), "")
+        except LockHeld:
+            return False
+        try:
+            for entry in files:
+                self._disk.unlink(self._root / TEMPORARY_DIR / entry.name, Point.TIDY)
+            with contextlib.suppress(FileNotFoundError):
+                self._disk.unlink(self._lock_path(mark), Point.TIDY)
+        finally:
+            self._disk.unlock(handle)
+        return True
+
+    def _lock_path(self, mark: str) -> PurePath:
+        return self._root / TEMPORARY_DIR / f"{mark}{LOCK_SUFFIX}"
+
+    def _own_mark(self) -> str:
+        """Return what our temporary files are called; the first time, say that we live."""
+        with self._lock:
+            while self._mark_lock is None:
+                self._mark = f"put-{self._randomness.getrandbits(64):016x}"
+                try:
+                    self._mark_lock = self._disk.lock(self._lock_path(self._mark), "")
+                except LockHeld:
+                    continue  # somebody looks whether it is a leftover
+                except OSError as error:
+                    if error.errno in DISK_IS_FULL:
+                        raise
+                    # Nothing can be locked here: our files are told by their age.
+                    return self._mark.removeprefix("put-")
+            return self._mark
 
     def _unlink(self, path: PurePath) -> None:
         with contextlib.suppress(FileNotFoundError):
@@ -148,12 +228,11 @@ class LocalObjects:
     def _put(self, items: Sequence[tuple[str, Sequence[Buffer]]]) -> Sequence[str]:
         """Store objects; return the keys that existed."""
         targets = [self._path(key) for key, _ in items]
-        mark = f"{self._randomness.getrandbits(64):016x}"
-        temporaries = [
-            self._root / TEMPORARY_DIR / f"{mark}.{number}" for number in range(len(items))
-        ]
+        folder = self._root / TEMPORARY_DIR
         try:
-            self._make_dirs({*_parents(targets), self._root / TEMPORARY_DIR})
+            self._make_dirs({*_parents(targets), folder})
+            mark = self._own_mark()
+            temporaries = [folder / f"{mark}.{next(self._numbers)}" for _ in items]
             try:
                 self._write(temporaries, [data for _, data in items])
                 existing = self._link(temporaries, targets)

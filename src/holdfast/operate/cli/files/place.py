@@ -11,7 +11,7 @@ from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from holdfast.operate.cli.output import Command, printable
+from holdfast.operate.cli.output import Command, printable, size
 from holdfast.seam.names import disk_name, stored_name
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from holdfast.store.filesets import FileSet
     from holdfast.store.filesets.selection import OutsideLinks
     from holdfast.store.gc.leases import Job
+    from holdfast.store.objects.local import Leftovers
     from holdfast.store.store import Store
 
 # What a command returns: its exit code, or nothing.
@@ -105,6 +106,15 @@ def shown_path(path: str) -> str:
         f"\\x{ord(c) - 0xDC00:02x}" if 0xDC80 <= ord(c) <= 0xDCFF else printable(c)  # noqa: PLR2004
         for c in disk_name(path)
     )
+
+
+def leftover_rows(found: Leftovers) -> list[tuple[str, str]]:
+    """Return what to say of temporary files that killed processes left, if there are any."""
+    told = (
+        ("temporary files removed", found.removed, found.removed_bytes),
+        ("temporary files of others, left alone", found.kept, found.kept_bytes),
+    )
+    return [(what, f"{count:,}, {size(size_bytes)}") for what, count, size_bytes in told if count]
 
 
 @contextlib.contextmanager
