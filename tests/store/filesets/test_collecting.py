@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import random
 
+import pytest
 from tests.store.filesets.operations import put_all, read_all
 
+from holdfast.errors import LeaseLost
 from holdfast.store.filesets import Commits
 from holdfast.store.gc.collector import Collector
 from holdfast.store.store import Store
@@ -79,3 +81,17 @@ def test_what_is_written_and_not_committed_goes_with_its_job(
         assert chunk_keys(store)
     collect(store)
     assert chunk_keys(store) == set()
+
+
+def test_a_reader_whose_pin_has_ended_is_told_so(store: Store, commits: Commits) -> None:
+    """It was told that a chunk is missing, and to check the store, with which all is well."""
+    dice = random.Random(3)
+    with store.references.open_job("write") as job:
+        commits.create(job, "name", [put_all(store, {"a": dice.randbytes(50_000)}, job)])
+    with commits.open("name") as opened:
+        commits.delete("name")
+        assert opened.pin is not None
+        assert store.references.end_lease(opened.pin.id, sure=True) is not None
+        collect(store)
+        with pytest.raises(LeaseLost, match=r"pin 'name' has ended.*open it again"):
+            opened.read("a")

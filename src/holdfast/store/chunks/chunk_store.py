@@ -16,7 +16,7 @@ from holdfast.store.objects import Objects
 from holdfast.store.settings import Chunking, StoreSettings
 
 if TYPE_CHECKING:
-    from holdfast.store.gc.leases import Job
+    from holdfast.store.gc.leases import Job, Pin
     from holdfast.store.gc.references import References
 
 
@@ -42,11 +42,19 @@ class ChunkStore:
         """Return what packs small files for a writer."""
         return SmallFiles(writer, self.chunking)
 
-    def reader(self, keys: Mapping[ChunkHash, ChunkKey] | None = None) -> ChunkReader:
-        """Return a reader; it looks up the keys it is not given."""
+    def reader(
+        self, keys: Mapping[ChunkHash, ChunkKey] | None = None, pin: Pin | None = None
+    ) -> ChunkReader:
+        """Return a reader; it looks up the keys it is not given. A pin keeps what it reads."""
         prefetch_chunks = max(2, self._settings.prefetch_bytes // self.chunking.max_bytes)
         return ChunkReader(
-            self._objects, self._references, keys or {}, self._cache, self._threads, prefetch_chunks
+            self._objects,
+            self._references,
+            keys or {},
+            self._cache,
+            self._threads,
+            prefetch_chunks,
+            pin,
         )
 
     def close(self) -> None:

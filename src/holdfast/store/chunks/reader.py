@@ -19,6 +19,7 @@ from holdfast.store.chunks.codec import decode
 from holdfast.store.objects import Objects
 
 if TYPE_CHECKING:
+    from holdfast.store.gc.leases import Pin
     from holdfast.store.gc.references import References
 
 # Chunks whose keys are asked for together, and keys that a reader remembers.
@@ -44,6 +45,7 @@ class ChunkReader:
         cache: ChunkCache,
         threads: Callable[[], ThreadPoolExecutor],
         prefetch_chunks: int,
+        pin: Pin | None = None,
     ) -> None:
         self._objects = objects
         self._references = references
@@ -52,6 +54,7 @@ class ChunkReader:
         self._cache = cache
         self._threads = threads
         self._prefetch_chunks = prefetch_chunks
+        self._pin = pin
 
     def read(
         self, refs: Iterable[DataRef], offset_bytes: int = 0, size_bytes: int | None = None
@@ -98,6 +101,14 @@ class ChunkReader:
                 future.cancel()
 
     def _fetch(self, chunk: ChunkHash) -> bytes:
+        try:
+            return self._fetch_stored(chunk)
+        except ObjectMissing:
+            if self._pin is not None:
+                self._pin.confirm()  # if it ended, nothing is wrong with the store
+            raise
+
+    def _fetch_stored(self, chunk: ChunkHash) -> bytes:
         key = self._key(chunk)
         try:
             data = decode(self._objects.get(key.object_key()), key)

@@ -51,7 +51,7 @@ class FileSet:
     ) -> None:
         self.layers = tuple(layers)
         self.pin = pin
-        self.reader = store.chunks.reader(keys)
+        self.reader = store.chunks.reader(keys, pin)
         self.nodes = open_nodes(self.reader)
         self.sources = open_layers(self.reader, layers)
 

@@ -48,6 +48,11 @@ class Lease:
         if self.lost.is_set() or self._released:
             raise self.lapsed()
 
+    def confirm(self) -> None:
+        """Raise LeaseLost also if it ended and nobody here has noticed yet."""
+        self.check()
+        self._keeper.confirm(self)
+
     def on_lost(self, call: Callable[[], None]) -> None:
         """Call this, from another thread, when the lease is lost; at once if it is lost already."""
         with self._lock:
@@ -74,10 +79,14 @@ class Lease:
 
     def lapsed(self) -> LeaseLost:
         """Return the error of whoever goes on without a lease."""
+        hint = "begin again: what was stored and not committed will be collected"
+        if self.kind is JobKind.PIN:
+            hint = (
+                "open it again, if it is still there: what it led to may be deleted and collected"
+            )
         return LeaseLost(
             f"the lease of {self.kind.value} {self.name!r} has ended",
-            hint="begin again: what was stored and not committed will be collected; "
-            "if this happens often, make the lease longer (lease_s)",
+            hint=f"{hint}; if this happens often, make the lease longer (lease_s)",
         )
 
     def __enter__(self) -> Self:
@@ -129,6 +138,10 @@ class LeaseKeeper:
             self._renewed_s.pop(lease, None)
         end_lease(self._database, lease.id)
         release_edges(self._database, lease.source, lease.id)
+
+    def confirm(self, lease: Lease) -> None:
+        """Raise LeaseLost if the database says that a lease has ended."""
+        self._database.transact(lambda connection: check_lease(self._database, connection, lease))
 
     def close(self) -> None:
         """Stop renewing. Leases that are left lapse by themselves."""
