@@ -88,6 +88,8 @@ class Store:
             except ObjectExists:
                 wanted = place.unfinished_format()
             references = place.references(wanted.store_id, create=True)
+            if references.database.reserve is not None:
+                references.database.reserve.need()
         except BaseException:
             place.objects.close()
             raise

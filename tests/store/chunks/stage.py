@@ -23,7 +23,7 @@ TINY = Chunking(
     pack_spread_bytes=512,
 )
 # Nobody cuts the power in these tests.
-SETTINGS = StoreSettings(chunking=TINY, gc=GcSettings(synchronous="off"))
+SETTINGS = StoreSettings(chunking=TINY, gc=GcSettings(synchronous="off", reserve_bytes=0))
 
 
 def noise(size_bytes: int, seed: bytes = b"") -> bytes:

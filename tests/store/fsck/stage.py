@@ -22,7 +22,8 @@ from holdfast.store.gc.settings import GcSettings
 from holdfast.store.settings import StoreSettings
 from holdfast.store.store import Store
 
-SETTINGS = StoreSettings(chunking=TINY, gc=GcSettings(synchronous="off", orphan_grace_s=0.0))
+_GC = GcSettings(synchronous="off", orphan_grace_s=0.0, reserve_bytes=0)
+SETTINGS = StoreSettings(chunking=TINY, gc=_GC)
 LIMITS = FsckSettings(partitions=2, batch_rows=50)
 FILES = {f"d{n % 3}/{n:02}": noise(300 + n * 50, b"%d" % n) for n in range(24)}
 LARGE = noise(20_000, b"large")

@@ -34,7 +34,12 @@ START_S = 1_800_000_000.0
 TEST_CLOCK = "(SELECT now_s FROM test_clock)"
 LEASE_S = 600.0
 SETTINGS = GcSettings(
-    lease_s=LEASE_S, synchronous="off", number_block=50, orphan_grace_s=3600.0, connections=4
+    lease_s=LEASE_S,
+    synchronous="off",
+    number_block=50,
+    orphan_grace_s=3600.0,
+    connections=4,
+    reserve_bytes=0,
 )
 
 

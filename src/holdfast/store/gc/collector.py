@@ -145,6 +145,8 @@ class Collector:
             if not done.did_something:
                 break
         self._remember(report, self._seam.clock.monotonic_s() - started_s)
+        if self._database.reserve is not None:
+            self._database.reserve.restore()
         return report
 
     def collect_some(self) -> GcReport:

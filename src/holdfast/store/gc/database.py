@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import PurePath
 from typing import Any, TypeVar
 
 from sqlalchemy import (
@@ -53,8 +54,17 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError
 from sqlalchemy.sql import ColumnElement
 from sqlalchemy.sql.compiler import SQLCompiler
 
-from holdfast.errors import BadInput, CannotOpen, DatabaseLost, StoreUnavailable, UnknownFormat
+from holdfast.errors import (
+    BadInput,
+    CannotOpen,
+    DatabaseLost,
+    DiskFull,
+    StoreUnavailable,
+    UnknownFormat,
+)
+from holdfast.seam import Seam
 from holdfast.seam.process import bind_to_process
+from holdfast.store.gc.reserve import Reserve
 from holdfast.store.gc.settings import GcSettings
 from holdfast.store.gc.transitions import Condition, Moment, Step
 
@@ -206,6 +216,7 @@ class Database:
         store_id: str = "",
         create: bool = True,
         now: str | None = None,
+        seam: Seam | None = None,
     ) -> None:
         """Open the database, and make or migrate its tables.
 
@@ -214,6 +225,9 @@ class Database:
         put in the place of the database's clock.
         """
         self.settings = settings
+        self.reserve = _reserve(url, settings, seam or Seam())
+        if self.reserve is not None:
+            self.reserve.spend_to_open()
         self.engine = _engine(url, settings)
         self.url = self.engine.url.render_as_string(hide_password=True)
         self.now: ColumnElement[float] = literal_column(now or _CLOCKS[self.engine.name], Double())
@@ -231,11 +245,17 @@ class Database:
             raise
 
     def close(self) -> None:
-        """Give back all connections."""
+        """Give back all connections, and the reserve, if it was spent."""
         self.engine.dispose()
+        if self.reserve is not None:
+            self.reserve.restore()
 
-    def transact(self, work: Callable[[Connection], Result]) -> Result:
-        """Run `work` in one transaction; again, if it could not be placed beside others."""
+    def transact(self, work: Callable[[Connection], Result], *, spends: bool = True) -> Result:
+        """Run `work` in one transaction; again, if it could not be placed beside others.
+
+        On a full disk it is tried once more in the blocks of the reserve, unless it serves those
+        who fill the disk (`spends` is False).
+        """
         # In turns, because SQLite's own way of waiting is unfair among threads of one process.
         turn = contextlib.nullcontext() if self.locks_rows else self._writing
         for attempt in range(self.settings.transaction_attempts):
@@ -243,6 +263,10 @@ class Database:
                 with turn, self.engine.begin() as connection:
                     return work(connection)
             except DBAPIError as error:
+                if self._is_full(error):
+                    if spends and self.reserve is not None and self.reserve.spend():
+                        continue
+                    raise self._full(error) from error
                 again = _may_be_repeated(error)
                 if again and attempt + 1 < self.settings.transaction_attempts:
                     continue
@@ -280,14 +304,14 @@ class Database:
             ]
         return connection.exec_driver_sql(compiled.string, given).rowcount
 
-    def numbers(self, count: int) -> list[int]:
+    def numbers(self, count: int, *, spends: bool = False) -> list[int]:
         """Return numbers that were never given out: generations, ids of jobs and commits.
 
         Never inside of a transaction: they are taken from the database in one of their own.
         """
         with self._numbers_lock:
             while len(self._numbers) < count:
-                self._numbers += self.transact(self._take_numbers)
+                self._numbers += self.transact(self._take_numbers, spends=spends)
             taken, self._numbers = self._numbers[:count], self._numbers[count:]
             return taken
 
@@ -441,12 +465,36 @@ class Database:
             path=self.url,
         )
 
+    def _is_full(self, error: DBAPIError) -> bool:
+        if "database or disk is full" in str(error.orig):
+            return True
+        # What SQLite says when there is no room for the memory that all who use it share.
+        failed = "disk I/O error" in str(error.orig)
+        return failed and self.reserve is not None and self.reserve.is_disk_full()
+
+    def _full(self, error: DBAPIError) -> DiskFull:
+        return DiskFull(
+            f"the disk of the database of references is full: {error.orig}",
+            hint="delete commits (`holdfast files rm`), then collect (`holdfast gc run`), "
+            "which work on a full disk; or make room otherwise",
+            path=self.url,
+        )
+
     def _unavailable(self, error: DBAPIError) -> StoreUnavailable:
         return StoreUnavailable(
             f"the database of references did not take a transaction: {error.orig}",
             hint="check that it runs and has room, and try again; a repeated call changes nothing",
             path=self.url,
         )
+
+
+def _reserve(url: str, settings: GcSettings, seam: Seam) -> Reserve | None:
+    """Return the reserve of a database that is a file on the disk that we see."""
+    with contextlib.suppress(ArgumentError):
+        parsed = make_url(url)
+        if parsed.get_backend_name() == "sqlite" and parsed.database and seam.disk.is_shared:
+            return Reserve(PurePath(parsed.database), seam, settings.reserve_bytes)
+    return None
 
 
 def _engine(url: str, settings: GcSettings) -> Engine:

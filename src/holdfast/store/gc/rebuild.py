@@ -103,11 +103,15 @@ def rebuild(
     One that is older than the objects is set aside before; any other that knows chunks is refused.
     """
     used, name = seam or Seam(), ""
-    database = Database(database_url, settings=settings or GcSettings(), store_id=store_id)
+    database = Database(
+        database_url, settings=settings or GcSettings(), store_id=store_id, seam=used
+    )
     try:
         if _is_old(database, objects):
             name = set_aside(database, used)
-            database = Database(database_url, settings=database.settings, store_id=store_id)
+            database = Database(
+                database_url, settings=database.settings, store_id=store_id, seam=used
+            )
         report = _Rebuild(database, objects, used).run(walk)
         report.set_aside = name
         return report

@@ -86,7 +86,12 @@ class References:
         self.settings = settings or GcSettings()
         self.seam = seam or Seam()
         self.database = Database(
-            database_url, settings=self.settings, store_id=store_id, create=create, now=now
+            database_url,
+            settings=self.settings,
+            store_id=store_id,
+            create=create,
+            now=now,
+            seam=self.seam,
         )
         self._leases = LeaseKeeper(self.database, self.seam)
         try:
@@ -115,13 +120,15 @@ class References:
 
     def open_job(self, name: str) -> Job:
         """Begin a job: what it reserves stays until it is closed or its lease lapses."""
+        if self.database.reserve is not None:
+            self.database.reserve.need()
         opened = Job(self._leases, self._number(), JobKind.JOB, name)
-        self._keep(opened, lambda connection: None)
+        self._keep(opened, lambda connection: None, spends=False)
         return opened
 
     def pin(self, name: str) -> Pin:
         """Keep all that a commit refers to for a reader, also if the commit is deleted."""
-        opened = Pin(self._leases, self._number(), JobKind.PIN, name)
+        opened = Pin(self._leases, self._number(spends=True), JobKind.PIN, name)
         self._keep(opened, lambda connection: self._pin(connection, opened))
         return opened
 
@@ -157,7 +164,7 @@ class References:
             given = {hash_: sizes[hash_] for hash_ in part}
             numbers = self.database.numbers(len(given))
             reserved, used = self.database.transact(
-                partial(self._reserve, job=job, sizes=given, numbers=numbers)
+                partial(self._reserve, job=job, sizes=given, numbers=numbers), spends=False
             )
             self.database.give_back(numbers[used:])
             held |= reserved
@@ -181,7 +188,8 @@ class References:
         kept: list[ChunkKey] = []
         for part in slices(uploaded, self.settings.batch_rows):
             kept += self.database.transact(
-                partial(self._mark, job=job, uploaded=part, stored_bytes=stored_bytes or {})
+                partial(self._mark, job=job, uploaded=part, stored_bytes=stored_bytes or {}),
+                spends=False,
             )
             self.seam.reached(Point.MARKED)
         return kept
@@ -227,7 +235,7 @@ class References:
             given = (number, name, record)
             return commits.insert_commit(self.database, connection, job.id, given, keys)
 
-        published = self.database.transact(publish)
+        published = self.database.transact(publish, spends=False)
         self.seam.reached(Point.PUBLISHING)
         return published
 
@@ -239,7 +247,7 @@ class References:
 
     def begin_delete_commit(self, name: str) -> CommitId:
         """Let a commit not be found any more; the caller then deletes its object, then ends it."""
-        lease_id = self._number()
+        lease_id = self._number(spends=True)
         number = self.database.transact(
             lambda connection: commits.begin_delete(self.database, connection, name, lease_id)
         )
@@ -277,7 +285,9 @@ class References:
 
     # What runs inside of transactions.
 
-    def _keep(self, lease: Lease, also: Callable[[Connection], None]) -> None:
+    def _keep(
+        self, lease: Lease, also: Callable[[Connection], None], *, spends: bool = True
+    ) -> None:
         asked_s = self.seam.clock.monotonic_s()
         row = {"id": lease.id, "kind": lease.kind.value, "name": lease.name}
 
@@ -289,7 +299,7 @@ class References:
             connection.execute(insert(job).values(**row, **holder, **times))
             also(connection)
 
-        self.database.transact(open_)
+        self.database.transact(open_, spends=spends)
         self._leases.keep(lease, asked_s)
 
     def _pin(self, connection: Connection, pin: Pin) -> None:
@@ -301,8 +311,8 @@ class References:
         kept = [key for key in targets if current(rows.get(key.hash)) == key.generation]
         add_edges(self.database, connection, [Edge(pin.source, target) for target in kept])
 
-    def _number(self) -> int:
-        return self.database.numbers(1)[0]
+    def _number(self, *, spends: bool = False) -> int:
+        return self.database.numbers(1, spends=spends)[0]
 
     def _reserve(
         self,

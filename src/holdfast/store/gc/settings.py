@@ -34,6 +34,9 @@ class GcSettings(Settings):
     synchronous: Literal["full", "normal", "off"] = "full"
     """SQLite alone: `full` survives a power cut; `normal` may forget the last transactions."""
 
+    reserve_bytes: SizeBytes = 4_000_000
+    """SQLite alone: blocks kept beside the database, so that a full disk can be freed; 0: none."""
+
     delete_objects: Annotated[int, Field(ge=1, le=DELETE_OBJECTS_MAX)] = DELETE_OBJECTS_MAX
     """Objects that one delete request names, at most."""
     objects_per_s: Annotated[float, Field(gt=0)] | None = None
