@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import pytest
 from tests.store.objects.places import ROOT, on_simulated_disk, simulated_disk
 
-from holdfast.errors import DiskFull, HoldfastError, StorageFailed
+from holdfast.errors import Damaged, DiskFull, HoldfastError, StorageFailed
 from holdfast.seam import Seam
 from holdfast.seam.clock import JumpingClock
 from holdfast.seam.disk import Handle
@@ -109,6 +109,52 @@ def test_a_failing_step_is_told_and_can_be_repeated(at: Point, kind: FaultKind) 
     check_survivors(disk, BEFORE)
     objects.put_many(items(DURING))
     check_survivors(disk, EVERYTHING)
+
+
+@pytest.mark.parametrize("at", list(Point))
+def test_a_disk_that_stays_full_takes_deletes_and_then_puts_again(at: Point) -> None:
+    """The column "stays full until something is unlinked" of every step."""
+    disk = simulated_disk()
+    disk.capacity_bytes = 4_000_000
+    on_simulated_disk(disk).put_many(items(BEFORE))
+    faults = FaultyDisk(disk, [Fault(at, FaultKind.STAYS_FULL)], disk.die)
+    objects = LocalObjects(ROOT, Seam(disk=faults))
+    returned = dict(BEFORE)
+    try:
+        objects.put_many(items(DURING))
+        returned.update(DURING)
+    except DiskFull:
+        assert disk.list(ROOT / TEMPORARY_DIR) == [], "what failed leaves nothing behind"
+    check_survivors(disk, returned)
+    disk.fill()
+    objects.delete_many(list(DURING))
+    check_survivors(disk, BEFORE)
+    assert contents(disk) == BEFORE, "deleting needs no room"
+    disk.capacity_bytes = 8_000_000
+    objects.put_many(items(DURING))
+    check_survivors(disk, EVERYTHING)
+
+
+@pytest.mark.parametrize("nth", CALLS)
+@pytest.mark.parametrize("at", PUT_STEPS)
+def test_a_block_that_cannot_be_read_is_damage_of_one_object(at: Point, nth: int) -> None:
+    """The column "this block cannot be read" of every step."""
+    disk = simulated_disk()
+    on_simulated_disk(disk).put_many(items(BEFORE))
+    objects = faulty(disk, at, FaultKind.BAD_BLOCK, nth)
+    objects.put_many(items(DURING))
+    damaged = set()
+    for key, data in EVERYTHING.items():
+        try:
+            assert objects.get(key) == data
+        except Damaged:
+            damaged.add(key)
+    assert len(damaged) <= 1
+    for key in damaged:
+        assert disk.unreadable(ROOT / key)
+    objects.delete_many([*DURING, *damaged])
+    objects.put_many(items(EVERYTHING))
+    assert contents(disk) == EVERYTHING, "it is replaced as any other"
 
 
 @pytest.mark.parametrize("at", [Point.SYNC, Point.DIR_SYNC, Point.PARENT_SYNC])
@@ -210,5 +256,5 @@ def test_a_disk_that_cannot_be_read_is_told() -> None:
 
     disk = Unreadable()
     disk.make_dir(ROOT, "test")
-    with pytest.raises(StorageFailed, match="cannot be read"):
+    with pytest.raises(Damaged, match=r"cannot read an object.*fsck --scrub"):
         on_simulated_disk(disk).get("key")

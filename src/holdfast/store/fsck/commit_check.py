@@ -69,6 +69,8 @@ def stored_record(objects: Objects, name: str, number: int) -> bytes | None:
         return objects.get(commit_object_key(name, number))
     except ObjectMissing:
         return None
+    except Damaged:
+        return b""  # what the disk cannot read stands for no commit
 
 
 def row_of(references: References, number: CommitId) -> CommitRow | None:

@@ -22,7 +22,7 @@ from typing import Any
 
 from sqlalchemy import Connection, case, func, select
 
-from holdfast.errors import ObjectMissing
+from holdfast.errors import Damaged, ObjectMissing
 from holdfast.store.address import ChunkHash, ChunkKey
 from holdfast.store.fsck.commit_check import row_of
 from holdfast.store.fsck.findings import Finding, Kind, parse_source
@@ -122,6 +122,8 @@ def is_stored(objects: Objects, key: ChunkKey) -> bool:
         objects.get(key.object_key(), 0, 1)
     except ObjectMissing:
         return False
+    except Damaged:
+        pass  # it cannot be read, and is there
     return True
 
 

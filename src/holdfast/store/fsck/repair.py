@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 from blake3 import blake3
 
-from holdfast.errors import HoldfastError, ObjectMissing
+from holdfast.errors import Damaged, HoldfastError, ObjectMissing
 from holdfast.store.address import ChunkKey
 from holdfast.store.chunks.codec import decode
 from holdfast.store.fsck.commit_check import readable, row_of, stored_record
@@ -195,6 +195,10 @@ class Repair:
             damaged = self._objects.get(key.object_key())
         except ObjectMissing:
             return self._bring_back(finding)
+        except Damaged:
+            # The disk cannot read it, so it is not set aside. It stays until a collector takes it.
+            self._mender.lose(key)
+            return self._store_anew(other)
         if verify(self._objects, key) is None:
             self._mender.note_size(key, len(damaged))
             return ""

@@ -223,7 +223,13 @@ class _Rebuild:
             return
         name, number = named
         self._highest = max(self._highest, number)
-        record = self._objects.get(stored.key)
+        try:
+            record = self._objects.get(stored.key)
+        except Damaged as error:
+            # Nobody knows what it led to. Its object stays, as a commit without a row.
+            self._report.damaged_commits.setdefault(name, str(error))
+            self._hides_others = True
+            return
         walked: list[WalkedChunk] = []
         try:
             for one in walk(record, self._resolve):

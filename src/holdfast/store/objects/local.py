@@ -15,6 +15,7 @@ it takes those that are older than any put could be.
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import re
 import threading
@@ -24,7 +25,7 @@ from enum import StrEnum
 from pathlib import PurePath
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from holdfast.errors import BadInput, DiskFull, ObjectMissing, StorageFailed
+from holdfast.errors import BadInput, Damaged, DiskFull, ObjectMissing, StorageFailed
 from holdfast.seam import Seam
 from holdfast.seam.disk import DISK_IS_FULL, Entry, Handle, LockHeld, write_all
 from holdfast.store.objects.objects import ObjectExists, StoredObject, joined
@@ -133,7 +134,14 @@ class LocalObjects:
                 path=str(path),
             ) from None
         except OSError as error:
-            raise _failed("cannot be read", path, error) from error
+            if error.errno != errno.EIO:
+                raise _failed("cannot be read", path, error) from error
+            raise Damaged(
+                f"the disk cannot read an object: {error.strerror}",
+                hint="see what else is damaged, and what it belongs to: "
+                "`holdfast store fsck --scrub`; --repair brings back what is stored twice",
+                path=str(path),
+            ) from error
 
     def delete_many(self, keys: Sequence[str]) -> None:
         paths = [self._path(key) for key in keys]
