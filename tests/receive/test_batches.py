@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.receive.batches import NotABatch, split_json, split_lines
+from holdfast.receive.batches import TURN_WORK, NotABatch, split_json, split_lines
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
 VALUES = st.recursive(
@@ -45,7 +46,7 @@ def test_elements_of_events_keep_their_bytes(
 @given(st.binary(max_size=40) | st.text('[]{},:"\\ eventsu0', max_size=40).map(str.encode))
 def test_anything_either_comes_apart_or_is_refused(body: bytes) -> None:
     try:
-        pieces = list(split_json(body))
+        pieces = [piece for piece in split_json(body) if piece is not None]
     except NotABatch:
         pieces = []
     try:
@@ -96,9 +97,52 @@ def test_a_bad_element_does_not_take_others_along() -> None:
     ]
 
 
-def test_nesting_has_no_bottom_here() -> None:
-    deep = b"[" * 50_000 + b"]" * 50_000
-    assert list(split_json(b"[" + deep + b"]")) == [deep]
+def test_an_event_that_is_nested_too_deep_costs_itself_alone() -> None:
+    deep = b"[" * 1000 + b"]" * 1000
+    assert list(split_json(b"[1," + deep + b",2]")) == [b"1", deep, b"2"]
+
+
+def turns_of(body: bytes) -> Iterator[bytes | None]:
+    """Go as far as a batch can be taken apart."""
+    try:
+        yield from split_json(body)
+    except NotABatch:
+        return
+
+
+def test_a_body_of_brackets_is_given_up_at_once() -> None:
+    """One step for each of 32 million brackets stopped the gateway for 21 seconds."""
+    brackets = b"[" * 16_000_001 + b"]" * 16_000_001
+    assert len(list(turns_of(brackets))) <= 4, "it was counted, some megabytes of it, not walked"
+    below_the_count = b"[" * 1_900_000
+    with pytest.raises(NotABatch, match="nested more than 2540 levels"):
+        list(split_json(below_the_count))
+
+
+@pytest.mark.parametrize(
+    "inside",
+    [
+        b"[]," * 400_000 + b"1",
+        b'"",' * 1_000_000 + b"1",
+        b'"' + b"\\n" * 2_000_000 + b'"',
+        b'"' + b"x" * 4_000_000 + b'"',
+        b"1," * 1_000_000 + b"1",
+    ],
+    ids=["brackets", "strings", "escapes", "long", "numbers"],
+)
+def test_a_large_event_is_walked_in_turns(inside: bytes) -> None:
+    body = b"[[" + inside + b"]]"
+    found = list(split_json(body))
+    assert [event for event in found if event is not None] == [body[1:-1]]
+    # No more than a few hundred kilobytes, or ten thousand brackets, between two turns.
+    assert found.count(None) >= len(body) // (1024 * 1024) + inside.count(b"[") // TURN_WORK
+
+
+def test_blank_lines_cost_no_memory_and_take_turns() -> None:
+    body = b"{}\n" + b" \n" * 1_000_000 + b"\n" * 1_000_000 + b"{}"
+    found = list(split_lines(body))
+    assert [event for event in found if event is not None] == [b"{}", b"{}"]
+    assert found.count(None) == 1_000_002 // TURN_WORK
 
 
 def test_a_long_string_without_an_end_is_refused() -> None:

@@ -110,7 +110,8 @@ def slow(limits: BodyLimits, pause_s: float, encodings: list[bytes]) -> int:
         lambda: asyncio.run(read_body(receive, 0, encodings, limits, Admission(1, 9999).enter(0)))
     )
     assert refused.reason is Reason.TIMEOUT
-    assert refused.answer.status == 408
+    assert refused.answer.status == 503, "clients send a 503 again, and lose a 408"
+    assert b"retry-after" in dict(refused.answer.headers)
     return came
 
 

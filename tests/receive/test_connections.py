@@ -202,7 +202,7 @@ def test_a_client_that_does_not_finish_its_body_is_told(tmp_path: Path, body: by
         with server.connect() as client:
             client.sendall(head + body)
             reply = read_reply(client)
-            assert (reply.status, reply.document["reason"]) == (408, "timeout")
+            assert (reply.status, reply.document["reason"]) == (503, "timeout")
             assert is_closed(client)
         assert server.receiver.statistics().rejected == {"timeout": 1}
         assert idle(server)

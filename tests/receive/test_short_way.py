@@ -173,7 +173,7 @@ def test_a_large_body_is_not_held_back(tmp_path: Path, short: list[bool]) -> Non
 def test_a_slow_body_is_handed_to_the_app_which_times_it_out(tmp_path: Path) -> None:
     config = settings(limits={"body_timeout_s": 0.1}, connections={"header_timeout_s": 0.2})
     with running(tmp_path, config) as server:
-        assert ask(server, request_bytes(event_bytes())[:-5]).status == 408
+        assert ask(server, request_bytes(event_bytes())[:-5]).status == 503
 
 
 def test_a_client_that_leaves_in_the_middle_is_counted(tmp_path: Path) -> None:

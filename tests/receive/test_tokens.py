@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import orjson
 import pytest
 
 from holdfast.errors import BadConfig
 from holdfast.receive.answers import Refused
-from holdfast.receive.tokens import ANYBODY, Tokens, TokenSettings, read_token_file
+from holdfast.receive.tokens import ANYBODY, Client, Tokens, TokenSettings, read_token_file
 from holdfast.seam import Seam
 from holdfast.settings import Secret
+
+
+def job_in(namespace: str, **more: Any) -> tuple[bytes, dict[str, Any]]:
+    """Return an event, as it is sent and as it is read."""
+    document = {"job": {"namespace": namespace, "name": "j"}, **more}
+    return orjson.dumps(document), document
 
 
 def token(name: str, secret: str, *namespaces: str) -> TokenSettings:
@@ -20,7 +28,7 @@ def token(name: str, secret: str, *namespaces: str) -> TokenSettings:
 def test_without_tokens_anybody_may_send() -> None:
     assert Tokens([], Seam()).client(b"") is ANYBODY
     assert Tokens([], Seam()).client(b"Bearer whatever") is ANYBODY
-    assert not ANYBODY.forbidden({"any"})
+    assert ANYBODY.forbidden(*job_in("any")) is None
 
 
 @pytest.mark.parametrize("scheme", [b"Bearer ", b"bearer ", b"BEARER  "])
@@ -66,14 +74,16 @@ def test_two_producers_do_not_share_a_token() -> None:
         (("air*", "s3://lake-?/*"), {"airflow", "s3://lake-1/raw"}, False),
         (("air*", "s3://lake-?/*"), {"airflow", "s3://pond/raw"}, True),
         (("a.c",), {"abc"}, True),
-        (("team\n*",), {"team\nx"}, False),
+        (("team\n*",), {"team\nx"}, True),
     ],
 )
 def test_namespaces_are_matched(
     patterns: tuple[str, ...], namespaces: set[str], forbidden: bool
 ) -> None:
     client = Tokens([token("t", "x", *patterns)], Seam()).client(b"Bearer x")
-    assert client.forbidden(namespaces) is forbidden
+    inputs = [{"namespace": name, "name": "d"} for name in namespaces]
+    document = {"inputs": inputs}
+    assert (client.forbidden(orjson.dumps(document), document) is not None) is forbidden
 
 
 def test_a_token_file_is_read(tmp_path: Path) -> None:
@@ -104,3 +114,78 @@ def test_a_bad_token_file_says_where(tmp_path: Path) -> None:
     path.write_bytes(b"\xff\xfe\n")
     with pytest.raises(BadConfig, match="cannot be read"):
         read_token_file(path)
+
+
+# ------------------------------------------------------------------- ways around
+
+FACETS: dict[str, dict[str, Any]] = {
+    "parent": {"run": {"facets": {"parent": {"job": {"namespace": "prod", "name": "j"}}}}},
+    "root": {"run": {"facets": {"parent": {"root": {"job": {"namespace": "prod"}}}}}},
+    "symlinks": {
+        "outputs": [
+            {"namespace": "own", "facets": {"symlinks": {"identifiers": [{"namespace": "prod"}]}}}
+        ]
+    },
+    "columnLineage": {
+        "dataset": {
+            "namespace": "own",
+            "facets": {
+                "columnLineage": {"fields": {"a": {"inputFields": [{"namespace": "prod"}]}}}
+            },
+        }
+    },
+    "jobDependencies": {
+        "run": {"facets": {"jobDependencies": {"upstream": [{"job": {"namespace": "prod"}}]}}}
+    },
+    "lineage": {
+        "inputs": [{"namespace": "own", "facets": {"lineage": {"x": [{"namespace": "prod"}]}}}]
+    },
+}
+
+
+@pytest.mark.parametrize("name", FACETS)
+def test_no_facet_names_a_namespace_that_is_not_the_producers(name: str) -> None:
+    event = job_in("own", **FACETS[name])
+    (restricted,) = clients(token("a", "a", "own"))
+    assert restricted.forbidden(*event) == "this producer may not refer to one of its namespaces"
+    (allowed,) = clients(token("a", "a", "own").model_copy(update={"references": ("pr*",)}))
+    assert allowed.forbidden(*event) is None
+    assert allowed.forbidden(*job_in("prod")) is not None, "referring is not speaking for it"
+
+
+def test_what_a_custom_facet_calls_a_namespace_is_its_own_matter() -> None:
+    event = job_in("own", run={"facets": {"kubernetes": {"namespace": "default"}}})
+    (client,) = clients(token("a", "a", "own"))
+    assert client.forbidden(*event) is None
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b'{"job":{"namespace":"prod"},"job":{"namespace":"own"}}',
+        b'{"job":{"namespace":"prod","namespace":"own"}}',
+        b'{"job":{"namespace":"prod"},"\\u006aob":{"namespace":"own"}}',
+        # An escaped comma makes up for the one that is missing when it is written again.
+        b'{"job":{"namespace":"prod"},"job":{"namespace":"own","name":"a\\u002cb"}}',
+        # Many others before it.
+        b'{"job":{"namespace":"prod"},"job":{"namespace":"own"},"x":[%s]}'
+        % b",".join([b"9" * 30] * 100),
+    ],
+)
+def test_of_two_equal_keys_none_gets_past_a_restricted_token(raw: bytes) -> None:
+    document = orjson.loads(raw)
+    (client,) = clients(token("a", "a", "own"))
+    assert client.forbidden(raw, document) is not None
+    assert ANYBODY.forbidden(raw, document) is None
+
+
+@pytest.mark.parametrize("namespace", ["own-\nprod", "own-\x00", "own-\r", "own-\u2028x"])
+def test_no_pattern_matches_control_characters(namespace: str) -> None:
+    (client,) = clients(token("a", "a", "own-*", "own-[!x]*"))
+    assert client.forbidden(*job_in(namespace)) is not None
+    assert client.forbidden(*job_in("own-1")) is None
+
+
+def clients(*settings: TokenSettings) -> list[Client]:
+    tokens = Tokens(settings, Seam())
+    return [tokens.client(b"Bearer " + one.token.get_secret_value().encode()) for one in settings]

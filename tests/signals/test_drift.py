@@ -29,6 +29,7 @@ from holdfast.signals.openlineage.facts import (
     SHAPES,
     SPEC_VERSION,
     Cases,
+    Closed,
     Each,
     OneOf,
     Plain,
@@ -92,8 +93,12 @@ def case_of(fields: list[tuple[attr.Attribute[Any], Any]]) -> str:
 def table_lines(shape: Shape, path: str) -> Iterator[str]:
     """Yield one line for everything that a shape of our table says."""
     match shape:
+        case Plain.POSITIVE:  # the classes say no more than that it is an integer
+            yield f"{path}: {Plain.INTEGER}"
         case Plain():
             yield f"{path}: {shape}"
+        case Closed(fields):  # nor that there are no other fields
+            yield from table_lines(fields, path)
         case OneOf():
             yield f"{path}: {sorted(shape)}"
         case Each(inner):

@@ -34,6 +34,8 @@ COMPARE = {
 PARTITION = {"type": "partition", "partitions": [{"dimensions": {"day": 1}}]}
 BINARY = {"type": "binary", "operator": "AND", "left": COMPARE, "right": PARTITION}
 
+PATTERN = {"eventTrigger": "PERIODIC", "eventContentMode": "COMPLETE_SNAPSHOT"}
+
 Break = tuple[dict[str, Any], str, str]
 
 # Slot and key: a full one, the smallest one, and breaks: what is replaced, where it is told, rule.
@@ -54,7 +56,10 @@ CASES: dict[tuple[str, str], tuple[dict[str, Any], dict[str, Any], list[Break]]]
     ("run", "executionParameters"): (
         {"parameters": [{"key": "k", "name": "n", "description": "d", "value": "v"}]},
         {},
-        [({"parameters": [{"name": "n"}]}, "/parameters/0", "required")],
+        [
+            ({"parameters": [{"name": "n"}]}, "/parameters/0", "required"),
+            ({"parameters": [{"key": "k", "x": 1}]}, "/parameters/0", "additionalProperties"),
+        ],
     ),
     ("run", "externalQuery"): (
         {"externalQueryId": "1", "source": "bigquery"},
@@ -133,7 +138,17 @@ CASES: dict[tuple[str, str], tuple[dict[str, Any], dict[str, Any], list[Break]]]
             },
         },
         {"processingType": "BATCH", "integration": "SPARK"},
-        [({"emissionPattern": {"eventTrigger": "PERIODIC"}}, "/emissionPattern", "required")],
+        [
+            ({"emissionPattern": {"eventTrigger": "PERIODIC"}}, "/emissionPattern", "required"),
+            *(
+                (
+                    {"emissionPattern": {**PATTERN, "windowDuration": duration}},
+                    "/emissionPattern/windowDuration",
+                    "minimum",
+                )
+                for duration in (0, -1, -(2**63))
+            ),
+        ],
     ),
     ("job", "lineage"): (
         {

@@ -35,12 +35,12 @@ class Reason(StrEnum):
     FORBIDDEN = "forbidden"
     NOT_FOUND = "not_found"
     METHOD = "method"
-    TIMEOUT = "timeout"
     TOO_LARGE = "too_large"
     CONTENT_TYPE = "content_type"
     ENCODING = "encoding"
     HEADER_TOO_LARGE = "header_too_large"
     BUSY = "busy"
+    TIMEOUT = "timeout"
     RATE = "rate"
     UNAVAILABLE = "unavailable"
     STOPPING = "stopping"
@@ -54,12 +54,12 @@ STATUS_OF = {
     Reason.FORBIDDEN: 403,
     Reason.NOT_FOUND: 404,
     Reason.METHOD: 405,
-    Reason.TIMEOUT: 408,
     Reason.TOO_LARGE: 413,
     Reason.CONTENT_TYPE: 415,
     Reason.ENCODING: 415,
     Reason.HEADER_TOO_LARGE: 431,
     Reason.BUSY: 503,
+    Reason.TIMEOUT: 503,
     Reason.RATE: 503,
     Reason.UNAVAILABLE: 503,
     Reason.STOPPING: 503,

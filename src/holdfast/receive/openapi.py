@@ -21,7 +21,6 @@ _DESCRIPTIONS = {
     403: "The producer may not speak for one of the namespaces.",
     404: "No such path.",
     405: "No such method here; see `Allow`.",
-    408: "The body came too slowly.",
     413: "The body, unpacked or not, or the batch is too large.",
     415: "The content type, its charset or the content encoding is not supported.",
     431: "The headers are too large.",

@@ -10,13 +10,9 @@ from holdfast.receive.answers import Answer, Reason, Refused, json_answer, refus
 from holdfast.signals.openlineage.problem import Problem
 
 
-def forbidden() -> Refused:
-    """Return the refusal of an event that speaks for somebody else's namespace."""
-    return Refused(
-        Reason.FORBIDDEN,
-        "this producer may not speak for one of the namespaces in the event",
-        "see `namespaces` of its token",
-    )
+def forbidden(why: str) -> Refused:
+    """Return the refusal of an event that is not its sender's to send."""
+    return Refused(Reason.FORBIDDEN, why, "see `namespaces` and `references` of its token")
 
 
 def wrong_method(allowed: bytes) -> Answer:

@@ -55,7 +55,6 @@ from holdfast.receive.openlineage_answers import (
 from holdfast.receive.receiver import ReceiverContext, ReceiverStatistics
 from holdfast.receive.request_limits import RequestLimits
 from holdfast.receive.tokens import Client, Tokens, TokenSettings
-from holdfast.signals.openlineage.names import namespaces
 from holdfast.signals.openlineage.problem import Problem
 from holdfast.signals.openlineage.validation import ValidationSettings, Validator, Verdict
 
@@ -270,8 +269,9 @@ class OpenLineageApp:
         if verdict.errors:
             return await self._reject_one(body, verdict, request)
         client = request.client
-        if client.namespaces is not None and client.forbidden(namespaces(document)):
-            raise forbidden()
+        why = client.forbidden(body, document)
+        if why is not None:
+            raise forbidden(why)
         stored = client.event_headers
         receipt = await self._quiver.append_raw_async(
             body, slot=SLOT, headers=None if stored is None else [stored], level=self._level
@@ -326,7 +326,7 @@ class OpenLineageApp:
         document, verdict = self._validator.parse_and_check(body)
         if verdict.errors or verdict.warnings:
             return False
-        if client.namespaces is not None and client.forbidden(namespaces(document)):
+        if client.namespaces is not None and client.forbidden(body, document):
             return False
         if self._intake is None:
             self._intake = self._quiver.intake(slot=SLOT, level=self._level)
@@ -388,7 +388,7 @@ class OpenLineageApp:
         In this order, because a batch that is refused as a whole is sent again as a whole.
         """
         try:
-            events = self._split(body, request)
+            events = await self._split(body, request)
         except NotABatch as error:
             return await self._reject_batch(body, str(error), request)
         request.events = max(1, len(events))
@@ -410,9 +410,12 @@ class OpenLineageApp:
         kept = await self._dead_letters.reject(letters) if letters else True
         return batch_answer(len(events), failed, position, kept=kept)
 
-    def _split(self, body: bytes, request: _Request) -> list[bytes]:
-        events = []
+    async def _split(self, body: bytes, request: _Request) -> list[bytes]:
+        events: list[bytes] = []
         for event in split_lines(body) if request.is_lines else split_json(body):
+            if event is None:
+                await asyncio.sleep(0)
+                continue
             events.append(event)
             if len(events) > self._limits.max_batch_events:
                 raise Refused(
@@ -438,8 +441,8 @@ class OpenLineageApp:
                 failed[index] = summary_of(verdict.errors)
                 letters.append(self._letter(event, verdict.errors, request))
                 await asyncio.sleep(0)  # explaining takes a thousand times as long as accepting
-            elif client.namespaces is not None and client.forbidden(namespaces(document)):
-                failed[index] = "forbidden: this producer may not speak for one of its namespaces"
+            elif (why := client.forbidden(event, document)) is not None:
+                failed[index] = f"forbidden: {why}"
             else:
                 good.append(event)
         return good, failed, letters

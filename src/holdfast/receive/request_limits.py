@@ -26,9 +26,9 @@ class RequestLimits(Settings):
     max_in_flight_bytes: SizeBytes = Field(default=128 * MB, ge=1)
     """Bodies under way at once, as sent and unpacked together; more is 503."""
     body_timeout_s: DurationS = Field(default=10.0, gt=0)
-    """The longest pause of a client while it sends a body; longer is 408."""
+    """The longest pause of a client while it sends a body; longer is 503."""
     min_body_bytes_per_s: SizeBytes = Field(default=16 * 1024, ge=1)
-    """The slowest pace of a body after `body_timeout_s`; slower is 408."""
+    """The slowest pace of a body after `body_timeout_s`; slower is 503."""
 
     @model_validator(mode="after")
     def _one_body_fits(self) -> Self:

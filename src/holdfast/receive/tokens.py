@@ -21,9 +21,13 @@ from holdfast.receive.admission import TokenBucket
 from holdfast.receive.answers import Reason, Refused
 from holdfast.seam import Seam
 from holdfast.settings import Secret, Settings
+from holdfast.signals.openlineage.json_text import has_equal_keys
+from holdfast.signals.openlineage.names import namespaces, referred_namespaces
 
 _SCHEME = b"bearer "
 _KEY_BYTES = 32
+# In a namespace they are nobody's: no pattern matches across lines.
+_CONTROL = re.compile(r"[\x00-\x1f\x7f\x85\u2028\u2029]")
 _UNAUTHORIZED_HEADERS = ((b"www-authenticate", b'Bearer realm="holdfast"'),)
 
 
@@ -36,6 +40,9 @@ class TokenSettings(Settings):
     """What it sends as `Authorization: Bearer …`; use `${env:NAME}` or `${file:PATH}`."""
     namespaces: tuple[str, ...] = ("*",)
     """Patterns (`*`, `?`, `[…]`) of the job and dataset namespaces it may speak for."""
+    references: tuple[str, ...] = ()
+    """Patterns of further namespaces that the standard facets of its events may name: those of
+    parent jobs, dependencies, symlinks and column lineage."""
     events_per_s: float | None = Field(default=None, gt=0)
     """Its rate; more is answered 503 with `Retry-After`. Unlimited by default."""
     burst_events: int = Field(default=1000, ge=1)
@@ -50,16 +57,27 @@ class Client:
     name: str = ""
     # None: any.
     namespaces: tuple[re.Pattern[str], ...] | None = None
+    # What its facets may name besides.
+    references: tuple[re.Pattern[str], ...] = ()
     bucket: TokenBucket | None = None
     # What is stored beside each of its events.
     event_headers: Mapping[str, str] | None = None
 
-    def forbidden(self, namespaces: Iterable[str]) -> bool:
-        """Whether one of these is not the client's to speak for."""
-        allowed = self.namespaces
-        if allowed is None:
-            return False
-        return not all(any(pattern.match(name) for pattern in allowed) for name in namespaces)
+    def forbidden(self, raw: bytes, document: object) -> str | None:
+        """Say why an event is not the client's to send; None if it is.
+
+        A key that stands twice is: readers differ in which of the two they keep, so that a backend
+        might see another namespace than the one that was looked at here.
+        """
+        if self.namespaces is None:
+            return None
+        if not _all_match(namespaces(document), self.namespaces):
+            return "this producer may not speak for one of its namespaces"
+        if not _all_match(referred_namespaces(document), self.namespaces + self.references):
+            return "this producer may not refer to one of its namespaces"
+        if has_equal_keys(raw, document):
+            return "a key stands twice in one object, which this producer may not send"
+        return None
 
 
 ANYBODY = Client()
@@ -133,14 +151,23 @@ def _from_line(words: list[str], number: int, path: Path) -> TokenSettings:
         ) from None
 
 
+def _all_match(names: Iterable[str], patterns: tuple[re.Pattern[str], ...]) -> bool:
+    return all(
+        _CONTROL.search(name) is None and any(pattern.match(name) for pattern in patterns)
+        for name in names
+    )
+
+
+def _compiled(patterns: Iterable[str]) -> tuple[re.Pattern[str], ...]:
+    return tuple(re.compile(translate(pattern)) for pattern in patterns)
+
+
 def _client(one: TokenSettings, seam: Seam) -> Client:
-    patterns = None
-    if "*" not in one.namespaces:
-        patterns = tuple(re.compile(translate(pattern)) for pattern in one.namespaces)
+    patterns = None if "*" in one.namespaces else _compiled(one.namespaces)
     bucket = None
     if one.events_per_s is not None:
         bucket = TokenBucket(one.events_per_s, one.burst_events, seam.clock)
-    return Client(one.name, patterns, bucket, {"client": one.name})
+    return Client(one.name, patterns, _compiled(one.references), bucket, {"client": one.name})
 
 
 def _unauthorized(message: str) -> Refused:

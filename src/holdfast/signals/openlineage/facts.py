@@ -3,14 +3,17 @@
 No package carries the specification's schema files, and the gateway fetches nothing, so this table
 is what it knows: names, types, what is required. `schema.py` compiles it; a test compares it with
 the classes of the installed openlineage-python, and fails when those have what this table lacks.
+Two rules of the schema files are not in those classes: POSITIVE, and Closed.
 
 How a shape is written:
 
     S I N B         string, integer, number, boolean
+    POSITIVE        an integer from 1 on
     TIME UUID URI   strings of that format
     OBJECT          any object
     [shape]         an array
     {...}           an object; a name with a star is required; names that are not listed are allowed
+    Closed({...})   an object in which no other names are allowed
     Each(shape)     an object that maps names of the producer's choice to a shape
     OneOf(...)      one of these strings
     Cases(...)      an object whose `type` says which of several shapes it has
@@ -70,6 +73,7 @@ class Plain(StrEnum):
 
     STRING = "string"
     INTEGER = "integer"
+    POSITIVE = "positive integer"
     NUMBER = "number"
     BOOLEAN = "boolean"
     OBJECT = "object"
@@ -78,6 +82,13 @@ class Plain(StrEnum):
     URI = "uri"
     FACETS_OF_RUN = "facets of a run"
     FACETS_OF_JOB = "facets of a job"
+
+
+@dataclass(frozen=True)
+class Closed:
+    """An object without other fields than these."""
+
+    fields: dict[str, Shape]
 
 
 @dataclass(frozen=True)
@@ -112,11 +123,12 @@ class Ref:
     name: str
 
 
-Shape: TypeAlias = "Plain | OneOf | Each | Cases | Ref | list[Shape] | dict[str, Shape]"
+Shape: TypeAlias = "Plain | OneOf | Closed | Each | Cases | Ref | list[Shape] | dict[str, Shape]"
 Fields: TypeAlias = "dict[str, Shape]"
 
 S, I, N, B = Plain.STRING, Plain.INTEGER, Plain.NUMBER, Plain.BOOLEAN  # noqa: E741
 TIME, UUID, URI, OBJECT = Plain.TIME, Plain.UUID, Plain.URI, Plain.OBJECT
+POSITIVE = Plain.POSITIVE
 
 
 @dataclass(frozen=True)
@@ -236,7 +248,7 @@ _RUN: dict[str, tuple[str, Fields]] = {
     "errorMessage": ("1-0-1", {"message*": S, "programmingLanguage*": S, "stackTrace": S}),
     "executionParameters": (
         "1-0-0",
-        {"parameters": [{"key*": S, "name": S, "description": S, "value": S}]},
+        {"parameters": [Closed({"key*": S, "name": S, "description": S, "value": S})]},
     ),
     "externalQuery": ("1-0-2", {"externalQueryId*": S, "source*": S}),
     "extractionError": (
@@ -265,7 +277,11 @@ _JOB: dict[str, tuple[str, Fields]] = {
             "processingType*": S,
             "integration*": S,
             "jobType": S,
-            "emissionPattern": {"eventTrigger*": S, "eventContentMode*": S, "windowDuration": I},
+            "emissionPattern": {
+                "eventTrigger*": S,
+                "eventContentMode*": S,
+                "windowDuration": POSITIVE,
+            },
         },
     ),
     "lineage": ("1-0-0", {"entries*": [Ref("lineage_entry")]}),

@@ -233,11 +233,25 @@ def _problem(
         case "falseSchema" if (better := _better_place(path, place)) is not None:
             message = "allowed, but not read as the standard has it: wrong place or wrong spelling"
             return Problem(pointer, facet, "misplaced", message, better)
-        case "minimum" | "maximum" if place is not None and (place.slot, place.key) in FACETS:
-            return large_integer(pointer, facet)
+        case "minimum" | "maximum" | "additionalProperties" if _is_standard(place):
+            return _out_of_bounds(pointer, facet, failure)
     message = f"breaks the rule `{kind.name}` of its schema"
     hint = "See the facet's schema in facet_dirs."
     return Problem(pointer, facet, kind.name, message, hint)
+
+
+def _is_standard(place: FacetPlace | None) -> bool:
+    return place is not None and (place.slot, place.key) in FACETS
+
+
+def _out_of_bounds(pointer: str, facet: str | None, failure: ValidationError) -> Problem:
+    if failure.kind.name == "additionalProperties":
+        message = "has a field that the standard does not allow here"
+        hint = "Leave it out, or send it in a facet of your own."
+        return Problem(pointer, facet, "additionalProperties", message, hint)
+    if failure.kind.value != 1:
+        return large_integer(pointer, facet)
+    return Problem(pointer, facet, "minimum", "must be at least 1", "Mend the value.")
 
 
 def _missing(path: Path, facet: str | None, name: str, place: FacetPlace | None) -> Problem:

@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
-from holdfast.signals.openlineage.facts import EventKind
+from holdfast.signals.openlineage.facts import FACETS, EventKind
 
+_STANDARD_KEYS = frozenset(key for _, key in FACETS)
 _RUN, _JOB, _DATASET = EventKind.RUN, EventKind.JOB, EventKind.DATASET
 
 OrderBy = Literal["root_job", "job", "run"]
@@ -40,7 +41,10 @@ def job_namespace(document: object) -> str | None:
 
 
 def namespaces(document: object) -> set[str]:
-    """Return the namespaces of the job and of all datasets that an event speaks for."""
+    """Return the namespaces of the job and of all datasets that an event speaks for.
+
+    What its facets refer to is `referred_namespaces`.
+    """
     return {
         namespace
         for thing in _things(document)
@@ -55,6 +59,33 @@ def _things(document: object) -> Iterator[object]:
         datasets = _at(document, field)
         if isinstance(datasets, list):
             yield from datasets
+
+
+def referred_namespaces(document: object) -> set[str]:
+    """Return all namespaces in the standard facets of an event, wherever they stand in them.
+
+    Those of parents and their roots, dependencies, symlinks, column lineage, and of what newer
+    versions of these facets add. In a custom facet `namespace` may mean anything, and is left out.
+    """
+    found: set[str] = set()
+    things = [_at(document, "run"), *_things(document)]
+    waiting = [
+        facet
+        for thing in things
+        for field in ("facets", "inputFacets", "outputFacets")
+        if isinstance(facets := _at(thing, field), dict)
+        for key, facet in facets.items()
+        if key in _STANDARD_KEYS
+    ]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, dict):
+            if (namespace := _text(value, "namespace")) is not None:
+                found.add(namespace)
+            waiting.extend(value.values())
+        elif isinstance(value, list):
+            waiting.extend(value)
+    return found
 
 
 def kafka_key(document: object) -> str:

@@ -21,6 +21,7 @@ from holdfast.signals.openlineage.facts import (
     PLACES,
     SHAPES,
     Cases,
+    Closed,
     Each,
     EventKind,
     Fields,
@@ -39,6 +40,7 @@ INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 _PLAIN: dict[Plain, dict[str, Any]] = {
     Plain.STRING: {"type": "string"},
     Plain.INTEGER: {"type": "integer", "minimum": INT64_MIN, "maximum": INT64_MAX},
+    Plain.POSITIVE: {"type": "integer", "minimum": 1, "maximum": INT64_MAX},
     Plain.NUMBER: {"type": "number"},
     Plain.BOOLEAN: {"type": "boolean"},
     Plain.OBJECT: {"type": "object"},
@@ -61,6 +63,8 @@ def schema_of(shape: Shape) -> dict[str, Any]:
             return _PLAIN[shape]
         case OneOf():
             return {"enum": list(shape)}
+        case Closed(fields):
+            return {**object_schema(fields), "additionalProperties": False}
         case Each(inner):
             return {"type": "object", "additionalProperties": schema_of(inner)}
         case Ref(name):

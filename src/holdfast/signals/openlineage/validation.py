@@ -25,7 +25,12 @@ from holdfast.settings import Settings
 from holdfast.signals.openlineage.facet_files import FacetFiles, read_facet_files
 from holdfast.signals.openlineage.facts import FACETS, EventKind, Slot
 from holdfast.signals.openlineage.findings import MAX_PROBLEMS, Findings, Override, Policy
-from holdfast.signals.openlineage.json_text import oddities, too_deep, unreadable
+from holdfast.signals.openlineage.json_text import (
+    may_have_oddities,
+    oddities,
+    too_deep,
+    unreadable,
+)
 from holdfast.signals.openlineage.names import kind_of
 from holdfast.signals.openlineage.pieces import failures_of, pieces_of
 from holdfast.signals.openlineage.problem import Problem
@@ -136,7 +141,7 @@ class Validator:
         except TypeError:  # what came from a parser has no other reason
             return None, Verdict(None, (too_deep(),))
         verdict = self.check(document)
-        if thorough or written.count(b",") != raw.count(b","):
+        if thorough or may_have_oddities(raw, written):
             verdict = _with_oddities(verdict, raw)
         return document, verdict
 
