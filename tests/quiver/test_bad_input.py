@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -293,3 +294,36 @@ def test_an_append_to_a_closed_quiver_is_refused_with_a_hint(machine: Machine) -
     with pytest.raises(QuiverClosed, match="open it again") as caught:
         quiver.append(numbers(1))
     assert caught.value.stored == "no"
+
+
+@pytest.mark.parametrize("name", [5, None, b"archive", "", "-x", "a" * 65])
+def test_what_is_no_subscribers_name_is_refused(quiver: Quiver, name: Any) -> None:
+    """A number was a TypeError of the regular expression."""
+    refused(lambda: quiver.register(name), "is not a subscriber's name")
+    refused(lambda: quiver.lease(name), "is not a subscriber's name")
+
+
+@pytest.mark.parametrize("path", ["", None, 5])
+def test_a_directory_without_a_name_is_refused(path: Any) -> None:
+    """An empty name made a store in the working directory."""
+    refused(lambda: Quiver.open(path), "is no directory")
+
+
+def test_a_configuration_that_is_none_is_refused(tmp_path: Path) -> None:
+    config: Any = {"segment": {}}
+    refused(lambda: Quiver.open(tmp_path, config), "config is a dict")
+
+
+def test_readers_of_a_closed_quiver_are_told_that_it_is_closed(machine: Machine) -> None:
+    """They were told to free space on the disk."""
+    quiver = machine.start()
+    quiver.register("known")
+    quiver.close()
+    calls: list[Callable[[], object]] = [
+        lambda: quiver.lease("known"),
+        lambda: quiver.cursor("known"),
+        lambda: quiver.register("new"),
+    ]
+    for call in calls:
+        with pytest.raises(QuiverClosed):
+            call()

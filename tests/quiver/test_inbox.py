@@ -336,3 +336,18 @@ def traceback_depth(error: BaseException) -> int:
     while traceback is not None:
         depth, traceback = depth + 1, traceback.tb_next
     return depth
+
+
+def test_a_cancelled_append_that_nobody_took_yet_is_withdrawn() -> None:
+    """It was stored all the same, although nobody waited for it any more."""
+
+    async def run() -> Append:
+        append = make_append(loop=asyncio.get_running_loop())
+        waiting = asyncio.ensure_future(append.wait_async(60.0))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        return append
+
+    assert not asyncio.run(run()).claim(), "the writer could still take it"

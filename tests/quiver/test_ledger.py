@@ -17,7 +17,7 @@ from tests.readers.ledgers import (
     subscriber,
 )
 
-from holdfast.errors import BadInput, Fenced, StorageFailed, UnknownSubscriber
+from holdfast.errors import BadInput, Fenced, QuiverClosed, StorageFailed, UnknownSubscriber
 from holdfast.quiver import LedgerConfig
 from holdfast.quiver.config import KB
 from holdfast.quiver.ledger.ledger import Ledger, LedgerState
@@ -325,7 +325,7 @@ def test_a_closed_ledger_refuses_lines_and_may_be_closed_again() -> None:
     ledger.close()
     ledger.close()
     assert recover(disk.snapshot().power_loss()).state == ledger.state
-    with pytest.raises(StorageFailed, match="closed"):
+    with pytest.raises(QuiverClosed, match="closed"):
         ledger.resolve([line("archive", 1, 2)])
 
 

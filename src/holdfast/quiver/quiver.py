@@ -66,6 +66,13 @@ from holdfast.seam import Seam
 from holdfast.seam.process import bind_to_process
 
 
+def _check_arguments(path: object, config: object) -> None:
+    if not isinstance(path, str | os.PathLike) or not os.fspath(path):
+        raise BadInput(f"{path!r} is no directory", hint="name one; '.' is the working directory")
+    if not isinstance(config, QuiverConfig | None):
+        raise BadInput(f"config is a {type(config).__name__}", hint="give a QuiverConfig")
+
+
 class Quiver:
     """A durable buffer of Arrow batches and raw events in one directory."""
 
@@ -95,6 +102,7 @@ class Quiver:
 
         With `expected_id` only that quiver is opened.
         """
+        _check_arguments(path, config)
         if (problem := problem_of(os.fspath(path))) is not None:
             raise BadInput(problem, hint="name a folder of this machine")
         engine = Engine(PurePath(path), config or QuiverConfig(), seam or Seam(), expected_id)
@@ -167,7 +175,11 @@ class Quiver:
         watermark_ns: int | None = None,
         level: AckLevel | None = None,
     ) -> Receipt:
-        """As `append`, awaitable."""
+        """As `append`, awaitable.
+
+        Cancelled, it is withdrawn if the writer has not taken it yet, and stored if it has: whoever
+        has to know repeats it with the same `producer` and `epoch`.
+        """
         encoded = encode_arrow(data, self._config.max_bundle_bytes)
         return await self._append_async([encoded], producer, epoch, watermark_ns, level)
 

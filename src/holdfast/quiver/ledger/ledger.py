@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any
 
-from holdfast.errors import BadInput, Fenced, StorageFailed, UnknownSubscriber
+from holdfast.errors import BadInput, Fenced, QuiverClosed, StorageFailed, UnknownSubscriber
 from holdfast.quiver import names
 from holdfast.quiver.config import LedgerConfig
 from holdfast.quiver.ledger.intervals import IntervalSet
@@ -294,7 +294,7 @@ class Ledger:
         """Begin a new file, with a checkpoint of everything up to now; return its name."""
         with self.lock:
             if self._closed:
-                raise _failed("the ledger is closed", None)
+                raise _closed()
             self._rotate_or_fail()
             assert self._file is not None, "BUG: no file after a rotation"
             return self._file.path.name
@@ -319,7 +319,7 @@ class Ledger:
 
     def _write(self, write: Callable[[LedgerFile], None]) -> None:
         if self._closed:
-            raise _failed("the ledger is closed", None)
+            raise _closed()
         if self._left or self._file is None:
             self._rotate_or_fail()
         file = self._file
@@ -404,9 +404,13 @@ def resolution(
     return Resolution(time_ns, subscriber, ANY_GENERATION, start, end, outcome, counts, reason)
 
 
-def _failed(message: str, error: OSError | None) -> StorageFailed:
+def _closed() -> QuiverClosed:
+    return QuiverClosed("the quiver is closed", hint="open it again; nothing was written")
+
+
+def _failed(message: str, error: OSError) -> StorageFailed:
     return StorageFailed(
         message,
         hint="free space or check the disk, then try again; what was not recorded is redelivered",
-        path=str(error.filename) if error is not None and error.filename else None,
+        path=str(error.filename) if error.filename else None,
     )

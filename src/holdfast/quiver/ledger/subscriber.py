@@ -31,9 +31,9 @@ ATTEMPTS_MAX = 10_000
 LOSSES_MAX = 10_000
 
 
-def check_name(name: str) -> str:
+def check_name(name: object) -> str:
     """Return the name of a subscriber if it is one."""
-    if not NAME_PATTERN.fullmatch(name):
+    if not isinstance(name, str) or not NAME_PATTERN.fullmatch(name):
         raise BadInput(
             f"{name!r} is not a subscriber's name",
             hint="use 1 to 64 letters, digits, '_', '-' or '.', not beginning with '-' or '.'",

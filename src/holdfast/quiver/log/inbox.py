@@ -87,13 +87,16 @@ class Append:
         return self._result()
 
     async def wait_async(self, timeout_s: float) -> Receipt:
-        """Await the answer; as `wait`."""
+        """Await the answer; as `wait`. Cancelled, it is withdrawn if that is still possible."""
         assert self._loop is not None
         assert self._future is not None
         # A timer of our own: asyncio.wait_for costs more than all the rest of an append.
         timer = self._loop.call_later(max(0.0, timeout_s), resolve_futures, [self._future])
         try:
             await self._future
+        except asyncio.CancelledError:
+            self.claim()  # if the writer has not taken it yet, it never does
+            raise
         finally:
             timer.cancel()
         if self.outcome is None:

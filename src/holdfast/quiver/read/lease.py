@@ -22,7 +22,7 @@ from collections.abc import AsyncIterator, Collection, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from holdfast.errors import BadInput, Damaged, StorageFailed, UnknownPosition
+from holdfast.errors import BadInput, Damaged, NotAccepted, UnknownPosition
 from holdfast.quiver.ledger.outcome import Outcome, Position
 from holdfast.quiver.log.frame import Totals
 from holdfast.quiver.read.attachment import Attachment, Store
@@ -275,7 +275,7 @@ class Lease(Attachment):
     def _take_back_lapsed(self) -> None:
         now_s = self._store.clock.monotonic_s()
         for seq in [seq for seq, flight in self._flights.items() if flight.lapses_s <= now_s]:
-            with contextlib.suppress(StorageFailed):  # it counts all the same, until a restart
+            with contextlib.suppress(NotAccepted):  # it counts all the same, until a restart
                 self._failed(seq, now_s, "the lease lapsed")
 
     def _failed(self, seq: int, due_s: float, reason: str) -> None:
