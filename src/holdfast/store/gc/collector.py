@@ -24,7 +24,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Select, bindparam, delete, insert, select, update
 
-from holdfast.errors import UnknownCommit
+from holdfast.errors import DiskFull, UnknownCommit
 from holdfast.seam import Seam
 from holdfast.store.address import ChunkHash, ChunkKey
 from holdfast.store.gc import commits
@@ -208,8 +208,11 @@ class Collector:
         for row in self._database.read(self._unfinished):
             key = commit_object_key(row.name, row.id)
             if row.state == CommitState.PUBLISHING:
-                # Whoever was first wrote the same bytes.
-                self._objects.put_many([(key, [row.record])])
+                try:
+                    # Whoever was first wrote the same bytes.
+                    self._objects.put_many([(key, [row.record])])
+                except DiskFull:
+                    continue  # first of all the disk is to be freed
                 self._seam.reached(Point.COMMIT_PUT)
                 self._confirm(row.id)
             else:
