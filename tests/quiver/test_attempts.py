@@ -161,3 +161,13 @@ def test_attempts_are_remembered_up_to_a_bound(
     assert quiver._engine.ledger.subscriber("reader").attempts == {1: 1, 2: 1}
     lease = still.restart().lease("reader")
     assert [must_poll(lease).attempt for _ in range(3)] == [1, 2, 2]
+
+
+def test_a_reader_that_was_replaced_puts_nothing_on_record(still: StillMachine) -> None:
+    quiver = still.start()
+    append(quiver, 1)
+    delivery = must_poll(quiver.lease("reader", options=LIMITED))
+    other = quiver.lease("reader")
+    delivery.nack(reason="too late")
+    assert must_poll(other).attempt == 2  # the first was on record when it was handed out
+    assert fate(still, 0).remarks == []

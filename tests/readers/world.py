@@ -118,6 +118,8 @@ class Notes:
     # What is certainly resolved: after a kill, and after a power cut.
     resolved: set[int] = field(default_factory=set)
     synced: set[int] = field(default_factory=set)
+    # Attempts that failed and are on record, until a replay or a power cut.
+    attempts: dict[int, int] = field(default_factory=dict)
 
 
 class World:
@@ -180,6 +182,7 @@ class World:
             self.machine.cut_power(random.Random(seed) if how == "some" else None)
             for notes in self.notes.values():
                 notes.resolved = set(notes.synced)
+                notes.attempts.clear()
         else:
             self.machine.kill()
 
@@ -371,6 +374,7 @@ class World:
             end_seq = first_seq + count
             if name in self.notes:
                 self.notes[name].resolved -= set(range(first_seq, end_seq))
+                self.notes[name].attempts.clear()
                 self.notes[name].synced -= set(range(first_seq, end_seq))
             self.quiver.replay(name, first_seq, end_seq)
 
@@ -393,6 +397,8 @@ class World:
             if delivery is not None:
                 self.check_bundle(delivery.bundle)
                 assert delivery.seq not in self.notes[name].resolved, "resolved, and handed out"
+                tried = self.notes[name].attempts.get(delivery.seq, 0)
+                assert delivery.attempt > tried, "an attempt on record was forgotten"
                 self.deliveries.append((name, delivery))
 
     def decide(self, pick: int, verb: str) -> None:
@@ -403,10 +409,18 @@ class World:
         with contextlib.suppress(Fenced, UnknownSubscriber, UnknownPosition):
             if verb == "nack":
                 delivery.nack(retry_after_s=20.0 * (pick % 2))
+                self._note_attempt(name, delivery)
             elif verb == "extend":
                 delivery.extend()
             else:
                 self._resolve(name, delivery, verb)
+
+    def _note_attempt(self, name: str, delivery: Delivery) -> None:
+        """Remember an attempt that is on record: the next one has a higher number."""
+        known = self.quiver._engine.ledger.state.subscribers.get(name)
+        attempts = {} if known is None else known.attempts
+        if name in self.notes and attempts.get(delivery.seq, 0) >= delivery.attempt:
+            self.notes[name].attempts[delivery.seq] = delivery.attempt
 
     def _resolve(self, name: str, delivery: Delivery, verb: str) -> bool:
         notes = self.notes.get(name, Notes())

@@ -282,6 +282,9 @@ class Lease(Attachment):
         """Put a delivery back that came to nothing, or give it up, and write that down."""
         flight = self._flights[seq]
         self._put_back(seq, due_s)
+        known = self._ledger.state.subscribers.get(self.name)
+        if self._closed or known is None or known.generation != self.generation:
+            return  # somebody else's word counts now
         if self._has_no_attempt_left(flight.ref, flight.attempt, reason):
             return
         told = reason[:NACK_REASON_CHARS_MAX]
