@@ -9,15 +9,21 @@ import logging
 import os
 import signal
 import sys
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tests.patience import PATIENCE_S, until_async
 
+from holdfast.dataflow import session as session_module
 from holdfast.dataflow.driver_settings import SparkSettings
 from holdfast.dataflow.progress import QueryStatistics
+from holdfast.dataflow.spec import PipelineSettings
+from holdfast.graph.pipelines import LoadedPipelines
 from holdfast.graph.serving import Access
 from holdfast.operate.drivers import child as child_module
+from holdfast.operate.drivers import process as process_module
 from holdfast.operate.drivers.child import DriverChild
 from holdfast.operate.drivers.wire import (
     DriverFigures,
@@ -197,3 +203,79 @@ def test_it_can_be_stopped_before_its_orders_are_known() -> None:
 
     asyncio.run(run())
     assert os.getpid()
+
+
+# ------------------------------------------------------------ a Spark that does not answer
+
+
+class _Java:
+    """A Java process that runs, and is told signals."""
+
+    def __init__(self) -> None:
+        self.signals: list[int] = []
+
+    def send_signal(self, number: int) -> None:
+        """As `Popen.send_signal`."""
+        self.signals.append(number)
+
+    def poll(self) -> None:
+        """As `Popen.poll`."""
+
+
+class _SilentKeeper:
+    """A pipeline that has asked Spark for something, long ago."""
+
+    figures = PipelineFigures("running")
+    asking_s = process_module.ANSWER_PATIENCE_S + 1
+
+    def __init__(self, name: str, *_: object) -> None:
+        self.name = name
+
+    def start(self, session: object) -> None:
+        """Do nothing."""
+
+
+def test_a_driver_whose_spark_does_not_answer_says_what_it_did_and_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    java = _Java()
+    context = SimpleNamespace(_gateway=SimpleNamespace(proc=java))
+    session = SimpleNamespace(sparkContext=context, version="4")
+    for name, value in {
+        "start_session": lambda *_: session,
+        "stop_session": lambda _: None,
+        "Keeper": _SilentKeeper,
+        "TELL_EVERY_S": 0.0,
+        "STACKS_PATIENCE_S": 0.0,
+    }.items():
+        monkeypatch.setattr(process_module, name, value)
+    pipelines = {"stats": PipelineSettings.model_construct()}
+    loaded = LoadedPipelines(pipelines, (), tmp_path, tmp_path, {})
+    with (tmp_path / "figures").open("wb") as figures:
+        code = process_module._run(loaded, threading.Event(), figures, None)
+    assert code == 71
+    assert java.signals == [signal.SIGQUIT]
+    assert "test_a_driver_whose_spark_does_not_answer" in capfd.readouterr().err
+
+
+def test_queries_are_started_one_after_another_unless_one_takes_too_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    entered, leave, done = threading.Event(), threading.Event(), threading.Event()
+
+    def second() -> None:
+        entered.set()
+        with session_module.starting_in_turn():
+            done.set()
+
+    with session_module.starting_in_turn():
+        waiting = threading.Thread(target=second)
+        waiting.start()
+        assert entered.wait(PATIENCE_S)
+        assert not done.is_set()
+    waiting.join(PATIENCE_S)
+    assert done.is_set()
+    monkeypatch.setattr(session_module, "TURN_PATIENCE_S", 0.0)
+    with session_module.starting_in_turn(), session_module.starting_in_turn():
+        leave.set()
+    assert leave.is_set()

@@ -121,6 +121,35 @@ def test_a_gateway_that_ended_by_itself_is_not_waited_for(
         proof.wait_for_progress()
 
 
+# A driver that never does anything, and says so when it is asked.
+STUCK = """
+import faulthandler, signal, sys
+faulthandler.register(signal.SIGUSR2, all_threads=True)
+print("ready", flush=True)
+def waits_for_ever():
+    sys.stdin.read()
+waits_for_ever()
+"""
+
+
+def test_a_pipeline_that_does_not_go_on_is_asked_what_it_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dataflow, "PROGRESS_SECONDS_MAX", 0.0)
+    monkeypatch.setattr(dataflow, "STACKS_SECONDS", 0.0)
+    proof = DataflowProof(tmp_path / "proof", seed=1)
+    monkeypatch.setattr(proof, "_gateway", _Gateway(None))
+    environ = {**os.environ, TRAPS: str(tmp_path / "proof" / "traps")}
+    command = [sys.executable, "-c", STUCK, "holdfast.operate.drivers.process"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, env=environ, **pipes) as driver:  # type: ignore[call-overload]
+        assert driver.stdout.readline() == b"ready\n"
+        with pytest.raises(CheckFailed, match="does not go on"):
+            proof.wait_for_progress()
+        _, told = driver.communicate(timeout=60)
+    assert b"waits_for_ever" in told
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(2400)
 def test_a_short_proof_holds(tmp_path: Path) -> None:

@@ -16,8 +16,8 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path, PurePath
@@ -42,7 +42,7 @@ from holdfast.dataflow.intakes import Intakes
 from holdfast.dataflow.own_server import own_server
 from holdfast.dataflow.progress import QueryProgress, QueryStatistics
 from holdfast.dataflow.restarts import Restarts
-from holdfast.dataflow.session import activate, query_session
+from holdfast.dataflow.session import activate, query_session, starting_in_turn
 from holdfast.dataflow.shared_folders import check_shared, refuse_addresses
 from holdfast.dataflow.sink.options import SinkOptions
 from holdfast.dataflow.sink.quiver_writer import producer_name
@@ -86,6 +86,7 @@ class PipelineRun:
             own_token=served.tokens[0].token,
         )
         self._session = session
+        self._asking_since_s: float | None = None
         self._running: list[QueryProgress] = []
         self._ended: list[QueryProgress] = []
         refuse_addresses(self.plan, places)
@@ -109,6 +110,20 @@ class PipelineRun:
 
     def __exit__(self, *exception: object) -> None:
         self.stop()
+
+    @property
+    def asking_s(self) -> float:
+        """How long Spark has not answered what it was asked; 0 if nothing is asked."""
+        since_s = self._asking_since_s
+        return 0.0 if since_s is None else time.monotonic() - since_s
+
+    @contextmanager
+    def _asking(self) -> Iterator[None]:
+        self._asking_since_s = time.monotonic()
+        try:
+            yield
+        finally:
+            self._asking_since_s = None
 
     # ------------------------------------------------------------------- starting
 
@@ -157,9 +172,10 @@ class PipelineRun:
 
     def _goes_on(self) -> bool:
         """Whether there is something to wait for: a query that runs, while none has failed."""
-        for one in self._running:
-            one.begin_again()
-        self._look()
+        with self._asking():
+            for one in self._running:
+                one.begin_again()
+            self._look()
         for one in self._running:
             waiting_for = one.stuck(PLANNING_PATIENCE_S)
             if waiting_for is not None:
@@ -193,8 +209,9 @@ class PipelineRun:
         set_aside = SetAsideCount(self._places.checkpoint(query))
         while True:
             try:
-                frames, tail, begin = self._prepare(query, buffered, close=close, once=once)
-                started = begin()
+                with starting_in_turn(), self._asking():
+                    frames, tail, begin = self._prepare(query, buffered, close=close, once=once)
+                    started = begin()
             except PipelineFailed as error:
                 if not restarts.may_begin(error):
                     raise

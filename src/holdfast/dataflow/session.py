@@ -8,7 +8,7 @@ import os
 import subprocess
 import threading
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from holdfast.dataflow.java import spark_environment
@@ -41,6 +41,10 @@ QUERY_SETTINGS = {
     "spark.sql.streaming.stopTimeout": f"{QUERY_STOP_PATIENCE_S}s",
     "spark.sql.adaptive.enabled": "false",
 }
+
+# How long a query waits with its start for another one's.
+TURN_PATIENCE_S = 60.0
+_turn = threading.Lock()
 
 log = logging.getLogger("holdfast.dataflow")
 
@@ -99,6 +103,22 @@ def stop_session(session: SparkSession) -> None:
 def _stop(session: SparkSession) -> None:
     with contextlib.suppress(Exception):  # a Java process that died answers nothing
         session.stop()
+
+
+@contextlib.contextmanager
+def starting_in_turn() -> Iterator[None]:
+    """Let one query be started at a time: the first ones make what all of them share in Java.
+
+    Parts of Spark are made when they are first needed, and two threads that need two of them in
+    another order wait for each other for ever. One that takes long (a gateway does not answer)
+    keeps the others for a while only.
+    """
+    is_mine = _turn.acquire(timeout=TURN_PATIENCE_S)
+    try:
+        yield
+    finally:
+        if is_mine:
+            _turn.release()
 
 
 def activate(session: SparkSession) -> None:

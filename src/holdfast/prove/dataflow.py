@@ -8,6 +8,7 @@ clients are compared with the files of the sinks.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -30,13 +31,16 @@ from holdfast.prove.dataflow_graph import PIPELINES, graph_file
 from holdfast.prove.dataflow_trap import DRIVER, GATEWAY, TRAPS, set_trap, take_trap
 from holdfast.prove.gateway import Process, free_ports
 from holdfast.prove.quiver import KILL_SITES as QUIVER_SITES
-from holdfast.prove.sessions import end_session, sessions_with
+from holdfast.prove.sessions import commands_with, end_session, sessions_with
 from holdfast.prove.strikes import Strikes
 
 CLIENTS = 4
 START_SECONDS_MAX = 60.0
-# Java, Spark and the first batch of both pipelines, on a machine that does much else.
-PROGRESS_SECONDS_MAX = 300.0
+# Java, Spark and the first batch of both pipelines, on a machine that does much else; and a driver
+# whose Spark does not answer is replaced (operate/drivers/process.py).
+PROGRESS_SECONDS_MAX = 900.0
+# For those who are asked what they do to write it down.
+STACKS_SECONDS = 5.0
 # How long a trap lies before another one is set.
 POINT_SECONDS_MAX = 60.0
 DRAIN_SECONDS_MAX = 600.0
@@ -98,7 +102,21 @@ class DataflowProof:
                 raise CheckFailed("the gateway was killed by somebody", hint=f"see {self._logs}")
             return all(now > then for now, then in zip(self._batches(), before, strict=True))
 
-        self._wait(went_on, PROGRESS_SECONDS_MAX, "a pipeline does not go on")
+        try:
+            self._wait(went_on, PROGRESS_SECONDS_MAX, "a pipeline does not go on")
+        except CheckFailed:
+            self._tell_stacks()
+            raise
+
+    def _tell_stacks(self) -> None:
+        """Let drivers and their Java write down what they do, in the gateway's log."""
+        asked = {"holdfast.operate.drivers.process": signal.SIGUSR2, "java": signal.SIGQUIT}
+        for pid, command in commands_with(TRAPS, str(self._traps)).items():
+            for name, number in asked.items():
+                if any(os.path.basename(part) == name for part in command):
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, number)
+        time.sleep(STACKS_SECONDS)
 
     def _batches(self) -> list[int]:
         """Return the last batch of each pipeline's only query."""

@@ -47,14 +47,26 @@ def session_of(pid: int) -> int | None:
 
 def sessions_with(name: str, value: str) -> set[int]:
     """Return the sessions of the processes that have a variable in their environment."""
+    found = map(session_of, _processes_with(name, value))
+    return {session for session in found if session is not None}
+
+
+def commands_with(name: str, value: str) -> dict[int, list[str]]:
+    """Return the command lines of the processes that have a variable in their environment."""
+    return {
+        pid: [os.fsdecode(part) for part in _told(pid, "cmdline")]
+        for pid in _processes_with(name, value)
+    }
+
+
+def _processes_with(name: str, value: str) -> list[int]:
     wanted = f"{name}={value}".encode()
-    found = {pid: session_of(pid) for pid in processes() if wanted in _environment(pid)}
-    return {session for session in found.values() if session is not None}
+    return [pid for pid in processes() if wanted in _told(pid, "environ")]
 
 
-def _environment(pid: int) -> list[bytes]:
+def _told(pid: int, what: str) -> list[bytes]:
     try:
-        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        return Path(f"/proc/{pid}/{what}").read_bytes().split(b"\0")
     except OSError:
         return []
 

@@ -50,6 +50,13 @@ class Keeper:
         self._stop = stop
         self._sender = sender
         self._thread: threading.Thread | None = None
+        self._running: PipelineRun | None = None
+
+    @property
+    def asking_s(self) -> float:
+        """How long Spark has not answered what it was asked for the pipeline."""
+        run = self._running
+        return 0.0 if run is None else run.asking_s
 
     def start(self, session: SparkSession) -> None:
         """Begin."""
@@ -90,7 +97,11 @@ class Keeper:
         self.figures = replace(self.figures, state="starting", queries=())
         with PipelineRun(self.name, self._pipeline, self._places, session) as run:
             log.info("%s is started, %d queries", self.name, len(run.plan.queries))
-            end = drive(run, self._stop, self._tell, self._reporter())
+            self._running = run
+            try:
+                end = drive(run, self._stop, self._tell, self._reporter())
+            finally:
+                self._running = None
         self.figures = replace(self.figures, state=end)
         log.info("%s is %s", self.name, end)
 

@@ -7,6 +7,7 @@ ends when all pipelines have ended for good, when it is told to (SIGTERM), when 
 
 from __future__ import annotations
 
+import faulthandler
 import logging
 import os
 import signal
@@ -36,7 +37,11 @@ TELL_EVERY_S = 1.0
 ORPHAN_PATIENCE_S = 20.0
 # For all pipelines to stop, beyond what each query has for that (dataflow/session.py).
 STOP_PATIENCE_S = 90.0
-_JAVA_ENDED = 70
+# For Spark to answer: starting a query takes a minute or two on a machine that is very busy.
+ANSWER_PATIENCE_S = 600.0
+# For Java to write down what its threads do.
+STACKS_PATIENCE_S = 5.0
+_JAVA_ENDED, _SPARK_HANGS = 70, 71
 
 log = logging.getLogger("holdfast.pipelines")
 
@@ -44,6 +49,8 @@ log = logging.getLogger("holdfast.pipelines")
 def main() -> int:
     """Run pipelines until the end."""
     figures = _keep_stdout()
+    # What all threads do, in the log: `kill -USR2` of this process, `kill -QUIT` of its Java.
+    faulthandler.register(signal.SIGUSR2, all_threads=True)
     orders = Orders.decode(sys.stdin.buffer.readline())
     handler = logs.set_up(LoggingSettings(format="json", max_lines_per_s=1000))
     stop = threading.Event()
@@ -117,6 +124,10 @@ def _run(
             _tell(figures, keepers)
             if all(keeper.figures.state in ENDED for keeper in keepers):
                 return 0
+            silent = [one for one in keepers if one.asking_s > ANSWER_PATIENCE_S]
+            if silent:
+                _tell_stacks(silent, session)
+                return _SPARK_HANGS
             if _java_ended(session):
                 log.error("the Java process of Spark ended")
                 return _JAVA_ENDED
@@ -140,6 +151,19 @@ def _tell(figures: IO[bytes], keepers: Sequence[Keeper]) -> None:
         figures.write(encode_figures({keeper.name: keeper.figures for keeper in keepers}))
     except OSError:
         log.debug("nobody reads the figures")
+
+
+def _tell_stacks(silent: Sequence[Keeper], session: SparkSession) -> None:
+    """Write down what everybody does while Spark does not answer: soon nobody will do anything."""
+    for keeper in silent:
+        log.error(
+            "Spark has not answered %s for %.0f s, and is begun again", keeper.name, keeper.asking_s
+        )
+    faulthandler.dump_traceback(all_threads=True)
+    java = session.sparkContext._gateway
+    if java is not None:
+        java.proc.send_signal(signal.SIGQUIT)
+        time.sleep(STACKS_PATIENCE_S)
 
 
 def _java_ended(session: SparkSession) -> bool:
