@@ -26,6 +26,7 @@
     ├── Forked                a forked child used what its parent opened
     ├── OwnerGone             the process that owns the directory ended, or did not answer in time
     ├── PipelineFailed        a query of a pipeline ended with an error
+    │   └── PipelineDiskFull  there is no room for its state, its checkpoint or its results
     ├── StoreError            the store cannot do what it was asked
     │   ├── ObjectMissing     an object that should be there is not
     │   ├── StoreUnavailable  the object store did not answer; the request may have landed
@@ -231,6 +232,10 @@ class OwnerGone(HoldfastError):
 
 class PipelineFailed(HoldfastError):
     """A query of a pipeline ended with an error; nothing is lost, it can be started again."""
+
+
+class PipelineDiskFull(PipelineFailed):
+    """There is no room for a query's state, checkpoint or results; it goes on when there is."""
 
 
 class StoreError(HoldfastError):

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-from holdfast.dataflow.restarts import is_no_worker
-from holdfast.errors import PipelineFailed
+import errno
+
+from holdfast.dataflow.restarts import is_no_worker, texts_of
+from holdfast.errors import DiskFull, PipelineDiskFull, PipelineFailed
+
+# What Java, Python, Arrow and RocksDB say; the error itself is left behind in another process.
+_NO_ROOM = ("No space left on device", "Disk quota exceeded", "[Errno 28]", "[Errno 122]")
 
 
 def failed(query: str, error: Exception) -> PipelineFailed:
     """Return the error of a query that ended, with what to do next."""
     reason = reason_of(error)
+    if is_disk_full(error):
+        return PipelineDiskFull(
+            f"the query {query} ended, because a disk is full: {reason}",
+            hint="make room for its state directory, its sinks and Spark's own files "
+            "(`spark.local.dir`); nothing is lost, it goes on where it was",
+        )
     hint = "nothing is lost: it goes on where it was when it is started again"
     if "its columns are not known" in reason:
         hint = "say what they are with `columns_are` of the source, or start when there is data"
@@ -16,6 +27,15 @@ def failed(query: str, error: Exception) -> PipelineFailed:
         hint = "is Holdfast's Python there where Spark runs? A machine that is too busy needs more "
         hint += "`worker_attempts`; nothing is lost"
     return PipelineFailed(f"the query {query} ended: {reason}", hint=hint)
+
+
+def is_disk_full(error: BaseException) -> bool:
+    """Whether an error is for want of room, on whatever disk and in whatever process."""
+    if isinstance(error, DiskFull | PipelineDiskFull):
+        return True
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return True
+    return any(text in told for told in texts_of(error) for text in _NO_ROOM)
 
 
 def hangs(query: str, waiting_for: str, patience_s: float) -> PipelineFailed:

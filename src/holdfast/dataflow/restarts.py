@@ -20,10 +20,10 @@ _TEXTS = (
 
 def is_no_worker(error: BaseException) -> bool:
     """Whether a query ended because a Python process did not come up in time."""
-    return any(text in told for told in _told(error) for text in _TEXTS)
+    return any(text in told for told in texts_of(error) for text in _TEXTS)
 
 
-def _told(error: BaseException | None) -> Iterator[str]:
+def texts_of(error: BaseException | None) -> Iterator[str]:
     """Yield what an error says, and those behind it; Spark's keep theirs elsewhere."""
     while error is not None:
         yield str(error)

@@ -95,7 +95,8 @@ PIPELINE_METRICS: tuple[PipelineMetric, ...] = (
     PipelineMetric(
         "pipeline.run.state", "gauge", "0 or 1",
         "1 for the state that the pipeline is in, 0 for the others.",
-        "`waiting`: it failed and is begun again. `refused`: the file has to change.",
+        "`waiting`: it failed and is begun again. `disk_full`: so, until there is room. `refused`: "
+        "the file has to change.",
         _states, (*_PIPELINE, "state"),
     ),
     PipelineMetric(

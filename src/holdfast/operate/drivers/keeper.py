@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING
 from holdfast.dataflow.compiler.places import Places
 from holdfast.dataflow.driver_settings import SparkSettings
 from holdfast.dataflow.driving import drive
+from holdfast.dataflow.failures import is_disk_full
 from holdfast.dataflow.lineage import LineageSender, RunReporter
 from holdfast.dataflow.progress import QueryStatistics
 from holdfast.dataflow.run import PipelineRun
 from holdfast.dataflow.spec import PipelineSettings
 from holdfast.dataflow.state_dir import StateDir
 from holdfast.errors import BadConfig, HoldfastError
-from holdfast.operate.drivers.wire import PipelineFigures
+from holdfast.operate.drivers.wire import PipelineFigures, PipelineState
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -125,6 +126,7 @@ class Keeper:
         message = error.message if isinstance(error, HoldfastError) else f"{error}"
         told = message.strip().partition("\n")[0] or type(error).__name__
         restarts = self.figures.restarts_total + 1
-        self.figures = replace(self.figures, state="waiting", error=told, restarts_total=restarts)
+        state: PipelineState = "disk_full" if is_disk_full(error) else "waiting"
+        self.figures = replace(self.figures, state=state, error=told, restarts_total=restarts)
         log.error("%s failed: %s; again in %g s", self.name, told, pause_s)
         self._stop.wait(pause_s)

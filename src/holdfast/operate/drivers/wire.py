@@ -15,8 +15,11 @@ from typing import Any, Literal, NamedTuple
 from holdfast.dataflow.progress import QueryStatistics
 from holdfast.graph.serving import Access
 
-# `waiting`: it failed, and is begun again after a pause. The last three are the end of it.
-PipelineState = Literal["starting", "running", "waiting", "stopped", "drained", "closed", "refused"]
+# `waiting`: it failed, and is begun again after a pause; `disk_full`: the same, for want of room.
+# The last three are the end of it.
+PipelineState = Literal[
+    "starting", "running", "waiting", "disk_full", "stopped", "drained", "closed", "refused"
+]
 ENDED: frozenset[PipelineState] = frozenset({"drained", "closed", "refused"})
 
 
