@@ -22,6 +22,7 @@ from holdfast.dataflow.progress import LONG_BATCH_S, QueryProgress
 from holdfast.dataflow.restarts import Restarts, is_no_worker
 from holdfast.dataflow.run import PipelineRun
 from holdfast.dataflow.session import QUERY_SETTINGS
+from holdfast.dataflow.source.checkpoint import Checkpoint
 from holdfast.dataflow.spec import Pipeline
 from holdfast.errors import PipelineFailed
 from holdfast.prove.sessions import end_session
@@ -95,7 +96,7 @@ class Stand:
         waiting = iter(others)
         self.progress = QueryProgress(
             "events", first, None, lambda: next(waiting), Restarts(attempts_max),  # type: ignore[arg-type, return-value]
-            clock_s=lambda: self.now_s,
+            Checkpoint("none"), clock_s=lambda: self.now_s,
         )  # fmt: skip
 
     @property

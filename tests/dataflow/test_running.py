@@ -8,8 +8,10 @@ import re
 import signal
 import subprocess
 import sys
+import threading
+from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
 import pyspark
@@ -84,6 +86,41 @@ def test_two_queries_run_on_and_hand_their_watermark_over(
     assert results(tmp_path / "out", "n") == [(0, 30), (30, 30)]
     notes = read_explanations(str(places.checkpoint(run.plan.queries[1])))
     assert "a pipeline that writes there has come this far" in str(notes)
+
+
+def noting_sink(row: dict[str, Any]) -> None:
+    """Note each call, and wait to be let go."""
+    folder = Path(row["folder"])
+    with (folder / "calls").open("a") as file:
+        file.write(f"{row['n']}\n")
+    until_spark((folder / "go").exists)
+
+
+def test_a_stop_inside_a_batch_calls_no_function_twice(spark: SparkSession, tmp_path: Path) -> None:
+    """It lets the batch end: a function that has taken a row cannot give it back."""
+    pipeline = (
+        Pipeline(shuffle_partitions=1)
+        .source("events", quiver="q", quiver_config="holdfast.dataflow.compiler.places:SINK_CONFIG")
+        .map(select={"n": "unix_micros(_event_time)", "folder": f"'{tmp_path}'"})
+        .sink(name="out", python=noting_sink)
+        .settings
+    )
+    fill(tmp_path / "q")
+    places = Places(tmp_path / "state", tmp_path)
+    with PipelineRun("one", pipeline, places, spark) as run:
+        run.start()
+        until_spark((tmp_path / "calls").exists)
+        stopping = threading.Thread(target=run.finish)
+        stopping.start()
+        (query,) = run.plan.queries
+        until_spark(places.wait_file(query).exists)
+        (tmp_path / "go").touch()
+        stopping.join(SPARK_PATIENCE_S)
+    with PipelineRun("one", pipeline, places, spark) as run:
+        run.drain()
+    called = Counter((tmp_path / "calls").read_text().split())
+    assert set(called.values()) == {1}
+    assert sum(called.values()) == 60
 
 
 def command(folder: Path, *arguments: str) -> list[str]:

@@ -44,8 +44,7 @@ class Buffers:
         self._quivers: dict[str, Quiver] = {}
         self._stopped = threading.Event()
         self._watcher: threading.Thread | None = None
-        for query in plan.queries:
-            places.wait_file(query).unlink(missing_ok=True)
+        self.let_go()
         if not plan.buffers and not any(query.has_lane for query in plan.queries):
             return
         with ExitStack() as opening:
@@ -119,14 +118,30 @@ class Buffers:
         lane = self.lanes.get(query.name)
         return max([*found, 0 if lane is None else lane.rows])
 
+    def hold_sources(self) -> None:
+        """Let no source plan anything new, until the pipeline is opened again."""
+        self._stop()
+        for query in self._plan.queries:
+            path = self._places.wait_file(query)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch()
+
+    def let_go(self) -> None:
+        """Let sources plan again."""
+        for query in self._plan.queries:
+            self._places.wait_file(query).unlink(missing_ok=True)
+
     def close(self) -> None:
         """Stop serving, and close the quivers."""
+        self._stop()
+        self._stack.close()
+
+    def _stop(self) -> None:
         self._stopped.set()
         if self._watcher is not None:
             self._watcher.join()
         for lane in self.lanes.values():
             lane.stop()
-        self._stack.close()
 
 
 def _backlog(quiver: Quiver) -> int:

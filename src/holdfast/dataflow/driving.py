@@ -52,6 +52,7 @@ def _drive(
         asked = run.state_dir.asked()
         if asked is not None:
             return drain(run, tell, close=asked.close)
+    run.finish()
     return "stopped"
 
 

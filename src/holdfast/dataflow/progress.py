@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
     from holdfast.dataflow.compiler.tails import Tail
+    from holdfast.dataflow.source.checkpoint import Checkpoint
     from holdfast.dataflow.source.dead_letters import SetAsideCount
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -82,6 +83,7 @@ class QueryProgress:
     # Starts it once more, from its checkpoint.
     begin: Callable[[], StreamingQuery]
     restarts: Restarts
+    checkpoint: Checkpoint
     # Rows of its sources that did not fit.
     set_aside: SetAsideCount | None = None
     clock_s: Callable[[], float] = time.monotonic
@@ -102,6 +104,11 @@ class QueryProgress:
         if self.restarts.may_begin(error, self.batches_total):
             log.warning("%s is begun again: its Python process did not come up", self.name)
             self.spark = self.begin()
+
+    def is_in_batch(self) -> bool:
+        """Whether a batch is planned and not done, by a query that still runs."""
+        checkpoint = self.checkpoint
+        return self.spark.isActive and checkpoint.last_planned() != checkpoint.last_committed()
 
     def stuck(self, patience_s: float) -> str | None:
         """Return what a query waits for if it has planned nothing for so long; else None."""

@@ -42,7 +42,11 @@ from holdfast.dataflow.intakes import Intakes
 from holdfast.dataflow.own_server import own_server
 from holdfast.dataflow.progress import QueryProgress, QueryStatistics
 from holdfast.dataflow.restarts import Restarts
-from holdfast.dataflow.session import activate, query_session, starting_in_turn
+from holdfast.dataflow.session import (
+    activate,
+    query_session,
+    starting_in_turn,
+)
 from holdfast.dataflow.shared_folders import check_shared, refuse_addresses
 from holdfast.dataflow.sink.options import SinkOptions
 from holdfast.dataflow.sink.quiver_writer import producer_name
@@ -64,6 +68,9 @@ ID_TIMEOUT_S = 60.0
 # How long to wait for a data directory that somebody has open.
 FREE_TIMEOUT_S = 10.0
 POLL_S = 0.1
+# For batches that run to come to their end before they are stopped.
+FINISH_PATIENCE_S = 60.0
+FINISHED_LOOKS = 5
 # For the process that plans to answer. It asks gateways, each with a time-out of its own.
 PLANNING_PATIENCE_S = 600.0
 
@@ -137,6 +144,7 @@ class PipelineRun:
 
     def drain(self, *, close: bool = False) -> None:
         """Read what is there now, to the end; with `close` close all windows, for good."""
+        self.finish()
         self._stop_queries()
         self._intakes.stop()
         self._intakes.take_in()
@@ -185,6 +193,17 @@ class PipelineRun:
             return False
         return any(one.spark.isActive for one in self._running)
 
+    def finish(self, patience_s: float = FINISH_PATIENCE_S) -> None:
+        """Let no batch begin any more, and those that run come to their end, for so long."""
+        if not self._running:
+            return
+        self._buffers.hold_sources()
+        give_up_s, looks = time.monotonic() + patience_s, 0
+        # A source may have planned a batch just before: nothing is known of that for a moment.
+        while looks < FINISHED_LOOKS and time.monotonic() < give_up_s:
+            looks = 0 if any(one.is_in_batch() for one in self._running) else looks + 1
+            time.sleep(POLL_S)
+
     def stop(self) -> None:
         """Stop all queries, and let go of everything; a batch that runs is run again next time."""
         self._stop_queries()
@@ -217,8 +236,9 @@ class PipelineRun:
                     raise
                 log.warning("%s is begun again: %s", query.name, error.message)
                 continue
+            checkpoint = Checkpoint(str(self._places.checkpoint(query)))
             self._running.append(
-                QueryProgress(query.name, started, tail, begin, restarts, set_aside)
+                QueryProgress(query.name, started, tail, begin, restarts, checkpoint, set_aside)
             )
             self._note_buffers(query, frames, buffered)
             return
