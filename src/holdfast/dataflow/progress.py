@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from collections import Counter
@@ -88,6 +89,8 @@ class QueryProgress:
     set_aside: SetAsideCount | None = None
     clock_s: Callable[[], float] = time.monotonic
     rows_total: int = 0
+    # Of the last batch.
+    rows_last: int = 0
     batches_total: int = 0
     left_out_total: int = 0
     seen_batch: int = -1
@@ -132,7 +135,8 @@ class QueryProgress:
                 continue
             self.seen_batch = batch
             self.batches_total += 1
-            self.rows_total += int(progress["numInputRows"])
+            self.rows_last = sum(map(_rows_of, progress["sources"]))
+            self.rows_total += self.rows_last
             self.left_out_total += sum(
                 int(operator["numRowsDroppedByWatermark"])
                 for operator in progress["stateOperators"]
@@ -149,6 +153,7 @@ class QueryProgress:
         unfit = {} if self.set_aside is None else self.set_aside.by_vertex
         aside = {f"failed.{vertex}": n for vertex, n in unfit.items()}
         operators = last["stateOperators"] if last else []
+        batch_s = float(last["batchDuration"]) / 1000 if last else 0.0
         watermark = (last["eventTime"] or {}).get("watermark") if last else None
         state_rows = sum(int(operator["numRowsTotal"]) for operator in operators)
         return QueryStatistics(
@@ -156,9 +161,9 @@ class QueryProgress:
             is_running=self.spark.isActive,
             batch=None if self.seen_batch < 0 else self.seen_batch,
             batches_total=self.batches_total,
-            batch_s=float(last["batchDuration"]) / 1000 if last else 0.0,
+            batch_s=batch_s,
             rows_total=self.rows_total,
-            rows_per_s=float(last["processedRowsPerSecond"] or 0.0) if last else 0.0,
+            rows_per_s=self.rows_last / batch_s if batch_s and last and _is_batch(last) else 0.0,
             watermark=watermark,
             lag_s=lag_s(watermark, datetime.now(UTC), is_waited_for=state_rows > 0),
             state_rows=state_rows,
@@ -179,6 +184,15 @@ def lag_s(watermark: str | None, now: datetime, *, is_waited_for: bool) -> float
     if moment <= _EPOCH:
         return None
     return max(0.0, (now - moment).total_seconds()) if is_waited_for else 0.0
+
+
+def _rows_of(source: Any) -> int:
+    """Return how many rows a source gave a batch, each once: Spark counts them for every branch."""
+    try:
+        begin, end = (json.loads(source[name] or "{}") for name in ("startOffset", "endOffset"))
+        return max(0, int(end["rows"]) - int(begin.get("rows", 0)))
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return int(source["numInputRows"])  # not ours
 
 
 def _is_batch(progress: Any) -> bool:

@@ -45,6 +45,7 @@ from holdfast.dataflow.restarts import Restarts
 from holdfast.dataflow.session import (
     activate,
     query_session,
+    require_classic,
     starting_in_turn,
 )
 from holdfast.dataflow.shared_folders import check_shared, refuse_addresses
@@ -83,6 +84,7 @@ class PipelineRun:
     def __init__(
         self, name: str, pipeline: PipelineSettings, places: Places, session: SparkSession
     ) -> None:
+        require_classic(session)
         self.plan = make_plan(name, pipeline)
         # Spark's own processes have other working directories.
         served = own_server(session)

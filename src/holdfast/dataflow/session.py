@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from holdfast.dataflow.java import spark_environment
 from holdfast.dataflow.worker_python import worker_environment
+from holdfast.errors import BadConfig
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -24,12 +25,17 @@ STOP_PATIENCE_S = 10.0
 QUERY_STOP_PATIENCE_S = 60
 
 # Of the process; they cannot be changed later.
-_FIXED = {
+_EVERYWHERE = {"spark.ui.showConsoleProgress": "false"}
+# On this machine nobody else looks at Spark, and nobody else is let in.
+_LOCAL = {
+    **_EVERYWHERE,
     "spark.ui.enabled": "false",
-    "spark.ui.showConsoleProgress": "false",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
 }
+# What Spark itself logs, by its own setting: on a cluster it says what failed in executors.
+LOG_LEVEL = "spark.log.level"
+_LOCAL_LOG_LEVEL, _CLUSTER_LOG_LEVEL = "OFF", "WARN"
 # Of each query.
 QUERY_SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
@@ -52,10 +58,18 @@ log = logging.getLogger("holdfast.dataflow")
 def start_session(
     master: str = "local[*]", settings: Mapping[str, str] | None = None, *, name: str = "holdfast"
 ) -> SparkSession:
-    """Return a session; the one that is there already, if there is one."""
+    """Return a session; the one that is there already, as it is, if there is one."""
+    if master.startswith("sc://") or "SPARK_REMOTE" in os.environ:
+        raise BadConfig(
+            "pipelines do not run over Spark Connect: their driver is Spark's own",
+            hint="name the cluster itself (spark://host:7077, yarn, k8s://…), or use `local[*]`",
+        )
     os.environ.update(spark_environment())
+    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
+    if SparkContext._active_spark_context is not None:
+        return SparkSession.builder.getOrCreate()
     is_local = master.startswith("local") and not is_submitted()
     if is_local:
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
@@ -63,14 +77,24 @@ def start_session(
     builder = SparkSession.builder.appName(name)
     if not is_submitted():
         builder = builder.master(master)
-    fixed = _FIXED if is_local else {k: v for k, v in _FIXED.items() if "ui" in k}
-    for key, value in {**fixed, **QUERY_SETTINGS, **(settings or {})}.items():
+    given = {**(_LOCAL if is_local else _EVERYWHERE), **QUERY_SETTINGS, **(settings or {})}
+    log_level = given.pop(LOG_LEVEL, _LOCAL_LOG_LEVEL if is_local else _CLUSTER_LOG_LEVEL)
+    for key, value in given.items():
         builder = builder.config(key, value)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what pyspark itself does while it starts
         session = builder.getOrCreate()
-    session.sparkContext.setLogLevel("OFF")
+    session.sparkContext.setLogLevel(log_level)
     return session
+
+
+def require_classic(session: SparkSession) -> None:
+    """Raise for a session of Spark Connect: it has no driver here, and no Java to talk to."""
+    if type(session).__module__.startswith("pyspark.sql.connect"):
+        raise BadConfig(
+            "pipelines do not run over Spark Connect: their driver is Spark's own",
+            hint="give a session that was made without `remote`, or use `holdfast dataflow run`",
+        )
 
 
 def is_submitted() -> bool:

@@ -117,7 +117,7 @@ PIPELINE_METRICS: tuple[PipelineMetric, ...] = (
     ),
     PipelineMetric(
         "pipeline.query.rows_total", "counter", "rows",
-        "Rows that the sources gave, readings of the same row by several branches included.",
+        "Rows that the sources gave, each once, however many branches read it.",
         "Its rate is the throughput.", _query("rows_total"), _QUERY,
     ),
     PipelineMetric(

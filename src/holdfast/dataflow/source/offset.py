@@ -28,6 +28,9 @@ class Offset:
     newest_us: int = 0
     # Counts batches that carry no rows, only a new claim.
     heartbeat: int = 0
+    # Rows of all batches so far, each once. Spark counts them for every branch that reads them, and
+    # control rows, too. From where a version began that counts.
+    rows: int = 0
 
     def to_fields(self) -> dict[str, Any]:
         """Return what JSON can hold, in the one order."""
@@ -36,6 +39,7 @@ class Offset:
             "heartbeat": self.heartbeat,
             "holdfast": VERSION,
             "newest_us": self.newest_us,
+            "rows": self.rows,
             "seqs": dict(sorted(self.seqs.items())),
             "subscriber": self.subscriber,
         }
@@ -54,4 +58,5 @@ class Offset:
             fields["claim_us"],
             fields["newest_us"],
             fields["heartbeat"],
+            fields.get("rows", 0),
         )

@@ -168,8 +168,8 @@ class Planner:
         """Return where the batch from `start` on ends; `start` if there is no reason for one."""
         self.acknowledge_committed()
         begun = self._with_new_quivers(start)
-        planned = self._plan(begun, max_rows)
-        end = replace(begun, seqs={**begun.seqs, **planned})
+        planned, rows = self._plan(begun, max_rows)
+        end = replace(begun, seqs={**begun.seqs, **planned}, rows=begun.rows + rows)
         if not self._options.watermark:
             return end if planned else start
         claim_us, newest_us = self._claim(begun, end)
@@ -200,9 +200,9 @@ class Planner:
         }
         return replace(start, seqs={**start.seqs, **new}) if new else start
 
-    def _plan(self, start: Offset, max_rows: int) -> dict[str, int]:
-        """Pin the next range of every quiver that has one; return where they end."""
-        ends = {}
+    def _plan(self, start: Offset, max_rows: int) -> tuple[dict[str, int], int]:
+        """Pin the next range of every quiver that has one; return where they end, and the rows."""
+        ends, rows_planned = {}, 0
         rows = max_rows
         for left, (quiver_id, gateway) in zip(
             range(len(self._gateways), 0, -1), self._reached().items(), strict=False
@@ -217,7 +217,8 @@ class Planner:
                 self._keep(planned, first)
                 ends[quiver_id] = last
                 rows = max(1, rows - planned.events)
-        return ends
+                rows_planned += planned.events
+        return ends, rows_planned
 
     def _plan_one(self, gateway: Gateway, seq: int | None, rows: int) -> PlannedRange | None:
         quiver_id = gateway.reach()

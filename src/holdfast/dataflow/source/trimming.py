@@ -76,7 +76,7 @@ class TrimNote:
         except (OSError, ValueError):
             return None
         starts: dict[str, int] = note["starts"]
-        return starts if note["end"] == end.to_fields() else None
+        return starts if Offset.from_fields(note["end"]) == end else None
 
 
 def is_more(checkpoint: Checkpoint, known: Span, span: Span) -> bool:
