@@ -129,7 +129,10 @@ def test_a_driver_that_died_before_publishing_loses_nothing(sink: Sink) -> None:
     assert sink.contents() == [1, 2]
 
 
-def test_files_of_a_batch_that_was_half_published_are_replaced(tmp_path: Path) -> None:
+def test_files_of_a_batch_that_was_half_published_are_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files_writer, "ONE_FILE_BYTES", 0)
     sink = Sink("files", tmp_path)
     sink.plan(0, 10)
     sink.write(0, [1], [2])

@@ -4,13 +4,19 @@
     <folder>/_holdfast/<query>.json                    the batch records
     <folder>/_holdfast/staging/                        what tasks wrote, before it counts
 
+Tasks write a file each. Those of a small batch become one before they are published, so that there
+are no more files than batches, and a reader has all of such a batch or nothing of it. If that
+cannot be done, because the disk is full, they are published as they are: a rename needs no room.
+
 A batch counts when its record is there. A driver that dies between two renames leaves some of a
-batch's files; run again, the batch first removes files of its own name, then publishes anew. Names
-with a leading underscore are passed over by Spark and by every other reader of such folders.
+batch's files; run again, the batch replaces files of its own name by the new ones, and then removes
+those that it does not have any more. Names with a leading underscore are passed over by Spark and
+by every other reader of such folders.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 import uuid
@@ -23,6 +29,7 @@ import pyarrow.parquet as pq
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 
 from holdfast.dataflow.durable_file import sync_folder
+from holdfast.dataflow.failures import is_disk_full
 from holdfast.dataflow.points import Point, reached
 from holdfast.dataflow.sink.options import SinkOptions
 from holdfast.dataflow.sink.records import BatchRecords, Record
@@ -30,6 +37,10 @@ from holdfast.dataflow.source.checkpoint import Checkpoint
 
 # Staged files of drivers that died are removed at this age.
 STALE_AFTER_S = 24 * 3600.0
+# Files of a batch that are smaller than this together become one.
+ONE_FILE_BYTES = 16 * 1024 * 1024
+
+log = logging.getLogger("holdfast.dataflow")
 
 
 @dataclass
@@ -81,15 +92,38 @@ class FilesWriter(DataSourceStreamArrowWriter):
         part = known.parts if known is not None else 0
         self._folder.mkdir(parents=True, exist_ok=True)
         name = f"part-{query_id}-{batchId:010d}-{part:03d}"
-        for left in self._folder.glob(f"{name}-*.parquet"):
-            left.unlink()
-        paths = [message.path for message in messages if isinstance(message, StagedFile)]
-        for number, path in enumerate(path for path in paths if path):
+        staged = [message.path for message in messages if isinstance(message, StagedFile)]
+        published = set()
+        for number, path in enumerate(self._as_one([path for path in staged if path])):
+            published.add(f"{name}-{number:05d}.parquet")
             os.replace(path, self._folder / f"{name}-{number:05d}.parquet")
+        for left in self._folder.glob(f"{name}-*.parquet"):
+            if left.name not in published:
+                left.unlink()
         sync_folder(self._folder)
         records.record(batchId, Record(span, part + 1))
         reached(Point.SINK_COMMIT, self._options.checkpoint)
         self._sweep()
+
+    def _as_one(self, paths: list[str]) -> list[str]:
+        """Return the file that some small files became, or these if they are large or few."""
+        if len(paths) <= 1 or sum(map(os.path.getsize, paths)) > ONE_FILE_BYTES:
+            return paths
+        merged = self._staging / f"{uuid.uuid4()}.parquet"
+        try:
+            _merge(paths, merged)
+        except OSError as error:
+            merged.unlink(missing_ok=True)
+            if not is_disk_full(error):
+                raise
+            log.warning("%s: no room to make one file of %d", self._folder, len(paths))
+            return paths
+        except BaseException:
+            merged.unlink(missing_ok=True)
+            raise
+        for path in paths:
+            os.unlink(path)
+        return [str(merged)]
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Remove what was staged."""
@@ -102,3 +136,16 @@ class FilesWriter(DataSourceStreamArrowWriter):
         for path in self._staging.glob("*.parquet") if self._staging.is_dir() else ():
             if path.stat().st_mtime < oldest_s:
                 path.unlink(missing_ok=True)
+
+
+def _merge(paths: Sequence[str], merged: Path) -> None:
+    """Write the rows of some files of one schema into another one, in their order, and sync it."""
+    with pq.ParquetFile(paths[0]) as first:
+        schema = first.schema_arrow
+    with pq.ParquetWriter(merged, schema) as writer:
+        for path in paths:
+            with pq.ParquetFile(path) as file:
+                for batch in file.iter_batches():
+                    writer.write_batch(batch)
+    with open(merged, "rb") as file:
+        os.fsync(file.fileno())
