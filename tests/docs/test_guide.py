@@ -32,6 +32,8 @@ ELSEWHERE = {
     "BadConfig",
     "NotAllowed",
     "PipelineFailed",
+    "PipelineDiskFull",
+    "NotInstalled",
 }
 
 
