@@ -156,7 +156,15 @@ def call(
     """Send one request to an app without a socket, and return its answer."""
     chunks = [body] if isinstance(body, bytes) else list(body)
     exchange = Exchange(method, path, JSON if headers is None else headers, chunks)
-    reply = asyncio.run(exchange.run(app))
+
+    async def run() -> Reply | None:
+        try:
+            return await exchange.run(app)
+        finally:
+            if isinstance(app, OpenLineageApp):
+                await app.close()
+
+    reply = asyncio.run(run())
     assert reply is not None
     return reply
 

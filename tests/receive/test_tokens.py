@@ -13,12 +13,13 @@ from holdfast.receive.answers import Refused
 from holdfast.receive.tokens import ANYBODY, Client, Tokens, TokenSettings, read_token_file
 from holdfast.seam import Seam
 from holdfast.settings import Secret
+from holdfast.signals.openlineage.names import Names, names_of
 
 
-def job_in(namespace: str, **more: Any) -> tuple[bytes, dict[str, Any]]:
-    """Return an event, as it is sent and as it is read."""
+def job_in(namespace: str, **more: Any) -> Names:
+    """Return the names of an event."""
     document = {"job": {"namespace": namespace, "name": "j"}, **more}
-    return orjson.dumps(document), document
+    return names_of(orjson.dumps(document), document)
 
 
 def token(name: str, secret: str, *namespaces: str) -> TokenSettings:
@@ -28,7 +29,7 @@ def token(name: str, secret: str, *namespaces: str) -> TokenSettings:
 def test_without_tokens_anybody_may_send() -> None:
     assert Tokens([], Seam()).client(b"") is ANYBODY
     assert Tokens([], Seam()).client(b"Bearer whatever") is ANYBODY
-    assert ANYBODY.forbidden(*job_in("any")) is None
+    assert ANYBODY.forbidden(job_in("any")) is None
 
 
 @pytest.mark.parametrize("scheme", [b"Bearer ", b"bearer ", b"BEARER  "])
@@ -83,7 +84,8 @@ def test_namespaces_are_matched(
     client = Tokens([token("t", "x", *patterns)], Seam()).client(b"Bearer x")
     inputs = [{"namespace": name, "name": "d"} for name in namespaces]
     document = {"inputs": inputs}
-    assert (client.forbidden(orjson.dumps(document), document) is not None) is forbidden
+    names = names_of(orjson.dumps(document), document)
+    assert (client.forbidden(names) is not None) is forbidden
 
 
 def test_a_token_file_is_read(tmp_path: Path) -> None:
@@ -147,16 +149,16 @@ FACETS: dict[str, dict[str, Any]] = {
 def test_no_facet_names_a_namespace_that_is_not_the_producers(name: str) -> None:
     event = job_in("own", **FACETS[name])
     (restricted,) = clients(token("a", "a", "own"))
-    assert restricted.forbidden(*event) == "this producer may not refer to one of its namespaces"
+    assert restricted.forbidden(event) == "this producer may not refer to one of its namespaces"
     (allowed,) = clients(token("a", "a", "own").model_copy(update={"references": ("pr*",)}))
-    assert allowed.forbidden(*event) is None
-    assert allowed.forbidden(*job_in("prod")) is not None, "referring is not speaking for it"
+    assert allowed.forbidden(event) is None
+    assert allowed.forbidden(job_in("prod")) is not None, "referring is not speaking for it"
 
 
 def test_what_a_custom_facet_calls_a_namespace_is_its_own_matter() -> None:
     event = job_in("own", run={"facets": {"kubernetes": {"namespace": "default"}}})
     (client,) = clients(token("a", "a", "own"))
-    assert client.forbidden(*event) is None
+    assert client.forbidden(event) is None
 
 
 @pytest.mark.parametrize(
@@ -173,17 +175,17 @@ def test_what_a_custom_facet_calls_a_namespace_is_its_own_matter() -> None:
     ],
 )
 def test_of_two_equal_keys_none_gets_past_a_restricted_token(raw: bytes) -> None:
-    document = orjson.loads(raw)
+    names = names_of(raw, orjson.loads(raw))
     (client,) = clients(token("a", "a", "own"))
-    assert client.forbidden(raw, document) is not None
-    assert ANYBODY.forbidden(raw, document) is None
+    assert client.forbidden(names) is not None
+    assert ANYBODY.forbidden(names) is None
 
 
 @pytest.mark.parametrize("namespace", ["own-\nprod", "own-\x00", "own-\r", "own-\u2028x"])
 def test_no_pattern_matches_control_characters(namespace: str) -> None:
     (client,) = clients(token("a", "a", "own-*", "own-[!x]*"))
-    assert client.forbidden(*job_in(namespace)) is not None
-    assert client.forbidden(*job_in("own-1")) is None
+    assert client.forbidden(job_in(namespace)) is not None
+    assert client.forbidden(job_in("own-1")) is None
 
 
 def clients(*settings: TokenSettings) -> list[Client]:

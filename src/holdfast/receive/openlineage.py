@@ -122,6 +122,7 @@ class OpenLineageReceiver:
     async def stop(self, drain_s: float) -> None:
         self.app.refuse_from_now_on()
         await self.server.stop(drain_s)
+        await self.app.close()
 
     def reload(self, config: Config) -> bool:
         """Take new tokens while listening; False if anything else differs, which needs a start."""

@@ -44,6 +44,7 @@ from holdfast.receive.answers import (
 )
 from holdfast.receive.batches import NotABatch, split_json, split_lines
 from holdfast.receive.body import encodings_of, read_body
+from holdfast.receive.checks import LIGHT_BYTES, Checks
 from holdfast.receive.openapi import openapi_document
 from holdfast.receive.openlineage_answers import (
     batch_answer,
@@ -55,8 +56,9 @@ from holdfast.receive.openlineage_answers import (
 from holdfast.receive.receiver import ReceiverContext, ReceiverStatistics
 from holdfast.receive.request_limits import RequestLimits
 from holdfast.receive.tokens import Client, Tokens, TokenSettings
+from holdfast.signals.openlineage.names import names_of
 from holdfast.signals.openlineage.problem import Problem
-from holdfast.signals.openlineage.validation import ValidationSettings, Validator, Verdict
+from holdfast.signals.openlineage.validation import ValidationSettings, Verdict
 
 SLOT = "openlineage"
 OPENAPI_PATH = "/openapi.json"
@@ -117,7 +119,7 @@ class OpenLineageApp:
         self._body_limits = self._limits.body
         self._level = AckLevel[level.upper()]
         self._tokens = Tokens(tokens, context.seam)
-        self._validator = Validator(validation, context.base_dir)
+        self._checks = Checks(validation, context.base_dir)
         self._admission = Admission(self._limits.max_requests, self._limits.max_in_flight_bytes)
         self._routes = _routes(paths)
         single = [path for path, route in self._routes.items() if route is Route.SINGLE]
@@ -134,12 +136,16 @@ class OpenLineageApp:
         self._accepted_bytes = 0
         self._rejected: Counter[str] = Counter()
         self._warned_s: dict[type[BaseException], float] = {}
-        for notice in self._validator.notices:
+        for notice in self._checks.validator.notices:
             log.warning("%s: %s", self._name, notice)
 
     def refuse_from_now_on(self) -> None:
         """Answer every new request with 503; what is under way goes on."""
         self._stopping = True
+
+    async def close(self) -> None:
+        """Let go of what checks heavy events."""
+        await self._checks.close()
 
     def use_tokens(self, tokens: Tokens) -> None:
         """Ask for these from now on; what is under way is not asked again."""
@@ -256,7 +262,7 @@ class OpenLineageApp:
                 return await self._take_one(body, request)
             if route is Route.BATCH:
                 return await self._take_batch(body, request)
-            return self._dry_run(body)
+            return await self._dry_run(body)
         except BundleTooLarge as error:
             raise Refused(Reason.TOO_LARGE, error.message, error.hint) from error
         finally:
@@ -265,12 +271,11 @@ class OpenLineageApp:
     # ------------------------------------------------------------- single event
 
     async def _take_one(self, body: bytes, request: _Request) -> Answer:
-        document, verdict = self._validator.parse_and_check(body)
+        client = request.client
+        verdict, names = await self._checks.check(body, with_names=client.namespaces is not None)
         if verdict.errors:
             return await self._reject_one(body, verdict, request)
-        client = request.client
-        why = client.forbidden(body, document)
-        if why is not None:
+        if names is not None and (why := client.forbidden(names)) is not None:
             raise forbidden(why)
         stored = client.event_headers
         receipt = await self._quiver.append_raw_async(
@@ -299,8 +304,8 @@ class OpenLineageApp:
             warnings=[problem.to_fields() for problem in verdict.warnings],
         )
 
-    def _dry_run(self, body: bytes) -> Answer:
-        _, verdict = self._validator.parse_and_check(body, thorough=True)
+    async def _dry_run(self, body: bytes) -> Answer:
+        verdict, _ = await self._checks.check(body, thorough=True)
         return json_answer(
             200,
             {
@@ -321,12 +326,12 @@ class OpenLineageApp:
     ) -> bool:
         """Take an event that nothing is wrong with; False: nothing was done."""
         client = self._plain_client(headers)
-        if client is None or len(body) > self._limits.max_body_bytes:
+        if client is None or len(body) > min(LIGHT_BYTES, self._limits.max_body_bytes):
             return False
-        document, verdict = self._validator.parse_and_check(body)
+        document, verdict = self._checks.validator.parse_and_check(body)
         if verdict.errors or verdict.warnings:
             return False
-        if client.namespaces is not None and client.forbidden(body, document):
+        if client.namespaces is not None and client.forbidden(names_of(body, document)):
             return False
         if self._intake is None:
             self._intake = self._quiver.intake(slot=SLOT, level=self._level)
@@ -436,12 +441,13 @@ class OpenLineageApp:
         for index, event in enumerate(events):
             if index % _TURN_EVENTS == _TURN_EVENTS - 1:
                 await asyncio.sleep(0)
-            document, verdict = self._validator.parse_and_check(event)
+            checked = self._checks.check(event, with_names=client.namespaces is not None)
+            verdict, names = await checked
             if verdict.errors:
                 failed[index] = summary_of(verdict.errors)
                 letters.append(self._letter(event, verdict.errors, request))
                 await asyncio.sleep(0)  # explaining takes a thousand times as long as accepting
-            elif (why := client.forbidden(event, document)) is not None:
+            elif names is not None and (why := client.forbidden(names)) is not None:
                 failed[index] = f"forbidden: {why}"
             else:
                 good.append(event)

@@ -21,8 +21,7 @@ from holdfast.receive.admission import TokenBucket
 from holdfast.receive.answers import Reason, Refused
 from holdfast.seam import Seam
 from holdfast.settings import Secret, Settings
-from holdfast.signals.openlineage.json_text import has_equal_keys
-from holdfast.signals.openlineage.names import namespaces, referred_namespaces
+from holdfast.signals.openlineage.names import Names
 
 _SCHEME = b"bearer "
 _KEY_BYTES = 32
@@ -63,19 +62,19 @@ class Client:
     # What is stored beside each of its events.
     event_headers: Mapping[str, str] | None = None
 
-    def forbidden(self, raw: bytes, document: object) -> str | None:
+    def forbidden(self, names: Names) -> str | None:
         """Say why an event is not the client's to send; None if it is.
 
-        A key that stands twice is: readers differ in which of the two they keep, so that a backend
-        might see another namespace than the one that was looked at here.
+        One with a key that stands twice is not: readers differ in which of the two they keep, so
+        that a backend might see another namespace than the one that was looked at here.
         """
         if self.namespaces is None:
             return None
-        if not _all_match(namespaces(document), self.namespaces):
+        if not _all_match(names.namespaces, self.namespaces):
             return "this producer may not speak for one of its namespaces"
-        if not _all_match(referred_namespaces(document), self.namespaces + self.references):
+        if not _all_match(names.referred_namespaces, self.namespaces + self.references):
             return "this producer may not refer to one of its namespaces"
-        if has_equal_keys(raw, document):
+        if names.has_equal_keys:
             return "a key stands twice in one object, which this producer may not send"
         return None
 

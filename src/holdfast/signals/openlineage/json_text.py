@@ -22,6 +22,10 @@ from holdfast.signals.openlineage.schema import INT64_MAX, INT64_MIN
 # deeper could be read, but not be written again by whatever changes it on its way.
 MAX_DEPTH = 254
 
+# How many values an event may have: objects, arrays and what stands between commas. Read, one of
+# so many takes some hundred megabytes.
+MAX_VALUES = 500_000
+
 # Any integer of so few digits fits into 64 bits.
 _SAFE_DIGITS = 18
 
@@ -34,6 +38,18 @@ def too_deep() -> Problem:
     return Problem(
         "", None, "depth", message, "Send a flatter facet, or its content as one string."
     )
+
+
+def values_in(raw: bytes, first: int = 0, end: int | None = None) -> int:
+    """Return about how many values a document has, by counting; commas in strings count, too."""
+    return sum(raw.count(mark, first, end) for mark in (b",", b"[", b"{"))
+
+
+def too_many_values() -> Problem:
+    """Return the problem of a document with more than MAX_VALUES."""
+    message = f"the event has more than {MAX_VALUES} values"
+    hint = "Send several events, or the content of a large facet as one string."
+    return Problem("", None, "values", message, hint)
 
 
 def unreadable(raw: bytes, error: orjson.JSONDecodeError) -> Problem:

@@ -7,11 +7,12 @@ anything.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from datetime import UTC, datetime, timedelta
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from holdfast.signals.openlineage.facts import FACETS, EventKind
+from holdfast.signals.openlineage.json_text import has_equal_keys
 
 _STANDARD_KEYS = frozenset(key for _, key in FACETS)
 _RUN, _JOB, _DATASET = EventKind.RUN, EventKind.JOB, EventKind.DATASET
@@ -86,6 +87,25 @@ def referred_namespaces(document: object) -> set[str]:
         elif isinstance(value, list):
             waiting.extend(value)
     return found
+
+
+class Names(NamedTuple):
+    """What a token is held against."""
+
+    # Of the job and its datasets; and what the facets refer to.
+    namespaces: Collection[str]
+    referred_namespaces: Collection[str]
+    # Whether a key stands twice in one object, so that another reader may read other names.
+    has_equal_keys: bool
+
+
+def names_of(raw: bytes, document: object) -> Names:
+    """Return the names in an event, as it came and as it is read."""
+    return Names(
+        sorted(namespaces(document)),
+        sorted(referred_namespaces(document)),
+        has_equal_keys(raw, document),
+    )
 
 
 def kafka_key(document: object) -> str:

@@ -26,10 +26,13 @@ from holdfast.signals.openlineage.facet_files import FacetFiles, read_facet_file
 from holdfast.signals.openlineage.facts import FACETS, EventKind, Slot
 from holdfast.signals.openlineage.findings import MAX_PROBLEMS, Findings, Override, Policy
 from holdfast.signals.openlineage.json_text import (
+    MAX_VALUES,
     may_have_oddities,
     oddities,
     too_deep,
+    too_many_values,
     unreadable,
+    values_in,
 )
 from holdfast.signals.openlineage.names import kind_of
 from holdfast.signals.openlineage.pieces import failures_of, pieces_of
@@ -132,6 +135,8 @@ class Validator:
         A key that stands twice is found by the comma that is missing when the document is written
         again. Large integers outside the standard facets are looked for only by a thorough check.
         """
+        if len(raw) > MAX_VALUES and values_in(raw) > MAX_VALUES:
+            return None, Verdict(None, (too_many_values(),))
         try:
             document = orjson.loads(raw)
         except orjson.JSONDecodeError as error:
