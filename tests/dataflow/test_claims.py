@@ -14,7 +14,7 @@ from holdfast.dataflow.watermark.claims import (
     Silence,
 )
 from holdfast.dataflow.watermark.settings import WatermarkSettings
-from holdfast.dataflow.watermark.statement import Statement, bound_of
+from holdfast.dataflow.watermark.statement import Reach, Statement, bound_of
 
 SECOND = 1_000_000
 NOW = int(datetime(2026, 5, 1, 10, tzinfo=UTC).timestamp()) * SECOND
@@ -27,7 +27,7 @@ def flowing(newest_s: float, pending_s: float | None = None) -> Statement:
 
 
 def idle(clock_s: float) -> Statement:
-    return Statement(None, NOW, True, NOW + int(clock_s * SECOND))
+    return Statement(None, NOW, True, NOW + int(clock_s * SECOND), int(clock_s * SECOND))
 
 
 def seconds(claimed_us: int) -> float:
@@ -91,14 +91,31 @@ def test_an_older_event_counts_until_the_claim_passed_it() -> None:
 
 def test_an_event_from_the_future_moves_nothing_beyond_the_clock() -> None:
     said = Statement(None, NOW + 280 * SECOND, False, NOW)
-    assert bound_of(said, DELAY.max_delay_us).us == NOW - 10 * SECOND
+    assert bound_of(said, DELAY.max_delay_us, Reach()).us == NOW - 10 * SECOND
+
+
+def test_a_pause_in_history_is_only_as_long_as_it_took() -> None:
+    """A source reads events of last year, and stops for a moment: they go on where they were."""
+    year_us = 365 * 24 * 3600 * SECOND
+    paused = Statement(None, NOW, True, NOW + year_us, 12 * SECOND)
+    assert seconds(bound_of(paused, DELAY.max_delay_us, Reach()).us or 0) == 2
+    for_long = paused._replace(quiet_us=year_us)
+    reach = Reach(NOW + 5 * SECOND, 60 * SECOND)
+    assert seconds(bound_of(for_long, DELAY.max_delay_us, reach).us or 0) == 65
+
+
+def test_an_idle_gateway_without_events_follows_the_others() -> None:
+    empty = Statement(None, None, True, NOW + 100 * SECOND, 90 * SECOND)
+    assert bound_of(empty, DELAY.max_delay_us, Reach()) == (None, "unheard")
+    claims = Claims(DELAY, reach=Reach(None, 30 * SECOND))
+    assert seconds(claims.update({"one": flowing(30), "two": empty}).us) == 20
 
 
 def test_pipelines_that_write_there_replace_the_delay() -> None:
     said = flowing(60)._replace(producers_us=NOW + 2 * SECOND)
-    assert bound_of(said, DELAY.max_delay_us) == (NOW + 2 * SECOND, "producers")
+    assert bound_of(said, DELAY.max_delay_us, Reach()) == (NOW + 2 * SECOND, "producers")
     waiting = flowing(60, pending_s=1)._replace(producers_us=NOW + 2 * SECOND)
-    assert bound_of(waiting, DELAY.max_delay_us) == (NOW + SECOND, "pending")
+    assert bound_of(waiting, DELAY.max_delay_us, Reach()) == (NOW + SECOND, "pending")
 
 
 def test_claims_are_whole_milliseconds() -> None:

@@ -91,6 +91,66 @@ def test_a_gateway_that_is_left_out_costs_lateness_and_no_event(
     assert sum(world.state.closed.values()) + world.state.late == world.accepted
 
 
+YEARS_US = 10**14
+_PAUSES = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 40)), min_size=1, max_size=20)
+
+
+def replay(world: World, pauses: list[tuple[int, int]]) -> int:
+    """Send history in order, one event at a time; return how many rows came for closed windows.
+
+    Each comes so many steps after the one before, in event time, and after so long a pause.
+    """
+    world.clock_us += YEARS_US
+    event_us, expected, closed = 0, 0, -1
+    for step, pause in pauses:
+        if world.accepted and pause * STEP_US > _patience_us(world):
+            closed = event_us // world.window_us
+        event_us += step * STEP_US
+        expected += event_us // world.window_us == closed
+        world.clock_us += pause * STEP_US
+        settle(world)
+        world.append(0, event_us)
+        settle(world)
+    return expected
+
+
+def _patience_us(world: World) -> int:
+    return int(world.settings.max_delay * 1e6)
+
+
+def settle(world: World) -> None:
+    """Let everything be read, and the claim be carried."""
+    for _ in range(2):
+        end = world.plan(100)
+        world.commit(end, world.run(end), no_data_batch=True)
+
+
+@given(st.integers(1, 3), st.sampled_from([1, 5, 10]), st.integers(0, 20), _PAUSES)
+def test_a_pause_in_a_backfill_makes_nothing_late_that_comes_within_the_delay(
+    gateways: int, window_steps: int, delay_steps: int, pauses: list[tuple[int, int]]
+) -> None:
+    """Also beside others that never had an event. And a new window is never late, however long."""
+    settings = WatermarkSettings(max_delay=delay_steps / 1000, idle_after=0.001)
+    world = World(gateways, window_steps * STEP_US, settings, retries=False)
+    may_be_late = replay(world, pauses)
+    assert world.state.late <= may_be_late
+    within = World(gateways, window_steps * STEP_US, settings, retries=False)
+    replay(within, [(step, min(pause, delay_steps)) for step, pause in pauses])
+    assert within.state.late == 0
+
+
+@given(st.integers(1, 3), st.sampled_from([1, 5, 10]), st.integers(0, 20), _PAUSES)
+def test_an_idle_backfill_closes_its_windows_in_the_end(
+    gateways: int, window_steps: int, delay_steps: int, pauses: list[tuple[int, int]]
+) -> None:
+    settings = WatermarkSettings(max_delay=delay_steps / 1000, idle_after=0.001)
+    world = World(gateways, window_steps * STEP_US, settings, retries=False)
+    replay(world, pauses)
+    world.clock_us += (window_steps + delay_steps) * STEP_US
+    settle(world)
+    assert not world.state.open
+
+
 def test_a_promise_over_what_comes_again_would_be_broken() -> None:
     """The world can fail: where the lane held nothing, a row that fails would be passed."""
     settings = WatermarkSettings(max_delay=0.0, idle_after=0.001)

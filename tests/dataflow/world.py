@@ -18,7 +18,7 @@ from tests.dataflow.held import earliest_held_us
 
 from holdfast.dataflow.watermark.claims import Claims, Silence
 from holdfast.dataflow.watermark.settings import WatermarkSettings
-from holdfast.dataflow.watermark.statement import Statement
+from holdfast.dataflow.watermark.statement import Reach, Statement
 
 STEP_US = 1000
 
@@ -46,7 +46,8 @@ class Gateway:
         is_idle = not waiting and clock_us >= self.appended_us + idle_after_us
         newest = max((e.event_us for e in self.events), default=None)
         in_time = [time_us for time_us in waiting if time_us >= claimed_us]
-        return Statement(min(in_time, default=None), newest, is_idle, clock_us)
+        quiet_us = clock_us - self.appended_us
+        return Statement(min(in_time, default=None), newest, is_idle, clock_us, quiet_us)
 
 
 class Offset(NamedTuple):
@@ -85,7 +86,9 @@ class World:
         self.start = Offset((0,) * gateways, 0)
         self.state = State()
         self.accepted = 0
-        self.claims = Claims(settings)
+        # Windows are open for as long as they are.
+        self.reach = Reach(None, window_us)
+        self.claims = Claims(settings, reach=self.reach)
 
     def append(self, gateway: int, event_us: int) -> None:
         in_time = event_us >= self.claims.claimed_us
@@ -169,7 +172,7 @@ class World:
 
     def restart(self) -> None:
         """Forget what only the process knew; the last claim is in the offset log."""
-        self.claims = Claims(self.settings, self.start.claim_us)
+        self.claims = Claims(self.settings, self.start.claim_us, self.reach)
 
     def check_promise(self, state: State, watermark_us: int) -> None:
         """No event that came in time is passed while it waits, unless it was held too long."""

@@ -92,7 +92,14 @@ class Gateway(ABC):
         is_idle = not known.pending_events and known.quiet_s >= self._options.idle_after
         producers_us = _earliest_promise(known, self._options.producers)
         clock_us = known.clock_ns // 1000
-        return Statement(known.min_event_us, known.max_event_us, is_idle, clock_us, producers_us)
+        return Statement(
+            pending_us=known.min_event_us,
+            newest_us=known.max_event_us,
+            idle=is_idle,
+            clock_us=clock_us,
+            quiet_us=int(known.quiet_s * 1e6),
+            producers_us=producers_us,
+        )
 
 
 def _earliest_promise(known: EventTimeStatement, producers: Sequence[str]) -> int | None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TypeVar
@@ -29,7 +29,7 @@ from holdfast.dataflow.source.reading import Claimed, Piece, SourcePartition, sp
 from holdfast.dataflow.source.remembered import recall_start, remember_start
 from holdfast.dataflow.source.trimming import TrimNote, recorded_ends
 from holdfast.dataflow.watermark.claims import END_OF_TIME_US, Claim, Claims, Silence
-from holdfast.dataflow.watermark.statement import Statement
+from holdfast.dataflow.watermark.statement import Reach, Statement
 from holdfast.errors import DirectoryLocked, Fenced, OwnerGone, UnknownPosition, WrongQuiver
 from holdfast.quiver import Position
 from holdfast.remote import PlannedRange
@@ -242,8 +242,8 @@ class Planner:
         It goes out from the claim of `start`, each time anew: a claim that no batch carried is no
         promise, and an event that came after it is in time.
         """
-        claims = Claims(self._options.claims, start.claim_us)
         heard = {g.name: self._ask(g, end, start.claim_us) for g in self._gateways}
+        claims = Claims(self._options.claims, start.claim_us, self._reach(start, heard))
         self.claim = claims.update(heard)
         if self._options.close and self._targets is not None and start.seqs == end.seqs:
             self.claim = claims.close()
@@ -253,6 +253,14 @@ class Planner:
             self._explanation.tell(self.claim, self._released_total > 0, now_us)
         seen = [s.newest_us for s in heard.values() if isinstance(s, Statement) and s.newest_us]
         return self.claim.us, max(seen, default=0)
+
+    def _reach(self, start: Offset, heard: Mapping[str, Statement | Silence]) -> Reach:
+        """Return how far idleness may lead; without it nobody asks."""
+        horizon = self._options.horizon
+        horizon_us = None if horizon is None else int(horizon * 1e6)
+        if not any(isinstance(said, Statement) and said.idle for said in heard.values()):
+            return Reach(None, horizon_us)
+        return Reach(self._newest_us(start) or None, horizon_us)
 
     def _ask(self, gateway: Gateway, offset: Offset, claimed_us: int) -> Statement | Silence:
         seq = None if gateway.quiver_id is None else offset.seqs.get(gateway.quiver_id)

@@ -15,7 +15,7 @@ from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
 from holdfast.dataflow.watermark.settings import WatermarkSettings
-from holdfast.dataflow.watermark.statement import Bound, Statement, bound_of
+from holdfast.dataflow.watermark.statement import Bound, Reach, Statement, bound_of
 
 _MS = 1000
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -57,9 +57,15 @@ class Claim(NamedTuple):
 class Claims:
     """Turns statements into claims, one after the other. One thread."""
 
-    def __init__(self, settings: WatermarkSettings, claimed_us: int = NOTHING_CLAIMED_US) -> None:
+    def __init__(
+        self,
+        settings: WatermarkSettings,
+        claimed_us: int = NOTHING_CLAIMED_US,
+        reach: Reach | None = None,
+    ) -> None:
         self.released_total = 0
         self._settings = settings
+        self._reach = reach or Reach()
         self._claimed_us = claimed_us
 
     @property
@@ -69,7 +75,10 @@ class Claims:
 
     def update(self, heard: Mapping[str, Statement | Silence]) -> Claim:
         """Return the claim after every gateway was asked about what lies beyond the batch."""
-        holds = [self._hold(gateway, said) for gateway, said in heard.items()]
+        said = [one.newest_us for one in heard.values() if isinstance(one, Statement)]
+        seen = [us for us in (self._reach.newest_us, *said) if us is not None]
+        reach = self._reach._replace(newest_us=max(seen, default=None))
+        holds = [self._hold(gateway, said, reach) for gateway, said in heard.items()]
         counted = [hold for hold in holds if not self._is_released(hold)]
         self.released_total += len(holds) - len(counted)
         bounds = [hold.bound.us for hold in counted]
@@ -83,12 +92,12 @@ class Claims:
         self._claimed_us = END_OF_TIME_US
         return Claim(self._claimed_us, ())
 
-    def _hold(self, gateway: str, said: Statement | Silence) -> Hold:
+    def _hold(self, gateway: str, said: Statement | Silence, reach: Reach) -> Hold:
         if isinstance(said, Silence):
             # Not what it said last: it may have accepted an older event since, and one that is not
             # late, because the claim was held elsewhere.
             return Hold(gateway, Bound(None, "unreachable"), said.since_us)
-        return Hold(gateway, bound_of(said, self._settings.max_delay_us))
+        return Hold(gateway, bound_of(said, self._settings.max_delay_us, reach))
 
     def _is_released(self, hold: Hold) -> bool:
         return hold.silent_since_us is not None and self._settings.unreachable == "release"
@@ -104,7 +113,7 @@ def _why(hold: Hold) -> str:
     return {
         "pending": "an event of this time waits there to be read or tried again",
         "newest": "its newest event, less max_delay",
-        "idle": "idle; its clock, less max_delay",
+        "idle": "idle; its newest event and the time since, less max_delay",
         "producers": "a pipeline that writes there has come this far",
         "unheard": "it has not accepted any event yet, and is not idle",
         "unreachable": "does not answer",

@@ -19,6 +19,8 @@ class Statement(NamedTuple):
     idle: bool
     # Its wall clock.
     clock_us: int
+    # How long nothing came, by the same clock.
+    quiet_us: int = 0
     # Where its events come from pipelines that state a watermark: the earliest of those.
     producers_us: int | None = None
 
@@ -31,24 +33,49 @@ class Bound(NamedTuple):
     reason: Reason
 
 
-def bound_of(statement: Statement, max_delay_us: int) -> Bound:
+class Reach(NamedTuple):
+    """How far idleness may lead: what else is known in the query."""
+
+    # The newest event time that any of its sources has seen.
+    newest_us: int | None = None
+    # How long after an event its windows may be open; None: nobody says.
+    horizon_us: int | None = None
+
+
+def bound_of(statement: Statement, max_delay_us: int, reach: Reach) -> Bound:
     """Return how far a gateway's own statement lets the watermark go.
 
     Everything that it will accept later and that is older than this is late, by definition.
     """
-    ahead = _ahead(statement, max_delay_us)
+    ahead = _ahead(statement, max_delay_us, reach)
     if statement.pending_us is not None and (ahead.us is None or statement.pending_us < ahead.us):
         # Without anything seen the delay is unknown, and so is what else may still come.
         return Bound(None if ahead.us is None else statement.pending_us, "pending")
     return ahead
 
 
-def _ahead(statement: Statement, max_delay_us: int) -> Bound:
+def _ahead(statement: Statement, max_delay_us: int, reach: Reach) -> Bound:
     if statement.producers_us is not None:
         return Bound(statement.producers_us, "producers")
-    if statement.idle:
-        return Bound(statement.clock_us - max_delay_us, "idle")
+    newest = [us for us in (statement.newest_us, reach.newest_us) if us is not None]
+    if statement.idle and newest:
+        return Bound(_idle_us(statement, max(newest), max_delay_us, reach), "idle")
     if statement.newest_us is None:
         return Bound(None, "unheard")
     # An event dated a little ahead of the clock says nothing about the time of the others.
     return Bound(min(statement.newest_us, statement.clock_us) - max_delay_us, "newest")
+
+
+def _idle_us(statement: Statement, newest_us: int, max_delay_us: int, reach: Reach) -> int:
+    """Return how far time has come while nothing came.
+
+    It goes on with the clock from the newest event in the query, never by a jump: where events are
+    as old as they were sent, that is the clock itself; where history is read, a pause is only as
+    long as it took. And it goes no further than the windows that may be open: what comes after a
+    long pause belongs to windows that nobody has closed.
+    """
+    event_us = min(newest_us, statement.clock_us)
+    bounds = [statement.clock_us - max_delay_us, event_us - max_delay_us + statement.quiet_us]
+    if reach.horizon_us is not None:
+        bounds.append(newest_us + reach.horizon_us)
+    return min(bounds)

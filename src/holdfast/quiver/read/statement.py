@@ -13,8 +13,8 @@ taken its rows:
     producer_watermarks   what its producers promised in turn, in the frames of their bundles
 
 The reader may claim min(min_event_us, max_event_us - delay), and, where nothing is pending and the
-quiver was quiet for long enough, clock_ns - delay. A quiver that does not answer states nothing:
-silence on the wire is not idleness, which is why this is asked for and never guessed.
+quiver was quiet for long enough, later by as long as it was. A quiver that does not answer states
+nothing: silence on the wire is not idleness, which is why this is asked for and never guessed.
 
 **Late rows do not hold it.** An event that arrives with a time before the claim in force is late
 already; if it counted, the claim would stand still until it is read, and nothing would be gained.
