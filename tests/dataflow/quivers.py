@@ -37,12 +37,12 @@ def at(seconds: float) -> datetime:
     return START + timedelta(seconds=seconds)
 
 
-def open_when_free(path: Path) -> Quiver:
+def open_when_free(path: Path, config: QuiverConfig = CONFIG) -> Quiver:
     """Open a quiver; the process that planned a query lets go of it a little after its end."""
     give_up_at_s = time.monotonic() + PATIENCE_S
     while True:
         try:
-            return Quiver.open(path, CONFIG)
+            return Quiver.open(path, config)
         except DirectoryLocked:
             if time.monotonic() > give_up_at_s:
                 raise

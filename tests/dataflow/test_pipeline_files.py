@@ -10,7 +10,8 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
-from holdfast.errors import BadConfig, HoldfastError
+from holdfast.dataflow.state_dir import StateDir
+from holdfast.errors import BadConfig, DirectoryLocked, HoldfastError
 from holdfast.graph.loader import load
 from holdfast.graph.pipelines import load_pipelines
 from holdfast.graph.printing import as_yaml, printed
@@ -163,3 +164,23 @@ def test_a_pipeline_is_named_where_there_are_several(tmp_path: Path) -> None:
 def test_nothing_is_known_of_a_watermark_before_the_first_run(tmp_path: Path) -> None:
     result = call("watermark", str(EXAMPLE), "--state-dir", str(tmp_path))
     assert result.output == "lineage-stats: nothing is claimed yet\n"
+
+
+def test_what_is_refused_is_refused_before_spark_is_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second driver, or a file that the state does not fit: starting Spark takes long."""
+
+    def start_session(*arguments: object, **options: object) -> None:
+        raise AssertionError("Spark was started")
+
+    monkeypatch.setattr("holdfast.operate.cli.dataflow.running.start_session", start_session)
+    file = write(tmp_path, GATEWAY)
+    state = StateDir(tmp_path / "state" / "counts")
+    with state.lock():
+        second = call("run", file, "--state-dir", str(tmp_path / "state"))
+    assert isinstance(second.exception, DirectoryLocked)
+    (state.path / "n" / "checkpoint" / "offsets").mkdir(parents=True)
+    unknown = call("run", file, "--state-dir", str(tmp_path / "state"))
+    assert isinstance(unknown.exception, BadConfig)
+    assert "the plan file of counts is gone" in unknown.exception.message

@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
+from holdfast.dataflow.compiler.earlier import planned
 from holdfast.dataflow.compiler.places import EVENT_TIME, SINK_CONFIG, SLOT, Places
-from holdfast.dataflow.compiler.plan import Query, make_plan
+from holdfast.dataflow.compiler.plan import Plan
 from holdfast.dataflow.lane import MOVER, SCHEMA
 from holdfast.dataflow.spec.pipeline import PipelineSettings
 from holdfast.dataflow.state_dir import StateDir
@@ -39,7 +40,7 @@ def redrive_pipeline(
     name: str, pipeline: PipelineSettings, places: Places, vertex: str | None = None
 ) -> Mapping[str, Redriven]:
     """Let dead letters come again when the pipeline runs next; of one vertex, or of all."""
-    plan = make_plan(name, pipeline)
+    plan = planned(name, pipeline, places.state_dir)
     wanted = _wanted(pipeline, vertex)
     state = StateDir(places.state_dir)
     if state.is_closed:
@@ -49,7 +50,7 @@ def redrive_pipeline(
             path=str(places.state_dir),
         )
     with state.lock():
-        return {one: _redriven(plan.query_of(one), pipeline, places, one) for one in wanted}
+        return {one: _redriven(plan, places, plan.identity_of(one)) for one in wanted}
 
 
 def _wanted(pipeline: PipelineSettings, vertex: str | None) -> list[str]:
@@ -69,7 +70,8 @@ def _with_lanes(pipeline: PipelineSettings, names: Iterable[str]) -> list[str]:
     return [name for name in names if pipeline.vertices[name].retry_lane is not None]
 
 
-def _redriven(query: Query, pipeline: PipelineSettings, places: Places, vertex: str) -> Redriven:
+def _redriven(plan: Plan, places: Places, vertex: str) -> Redriven:
+    query = plan.query_of(vertex)
     folder = places.dead_letters(query)
     if not folder.exists():
         return Redriven(0, 0)
@@ -77,7 +79,7 @@ def _redriven(query: Query, pipeline: PipelineSettings, places: Places, vertex: 
         Quiver.open(folder, SINK_CONFIG) as letters,
         Quiver.open(places.lane(query, "waiting"), SINK_CONFIG) as waiting,
     ):
-        return redrive(letters, waiting, vertex, _with_lanes(pipeline, query.vertices))
+        return redrive(letters, waiting, vertex, _with_lanes(plan.pipeline, query.vertices))
 
 
 def redrive(letters: Quiver, waiting: Quiver, vertex: str, vertices: Collection[str]) -> Redriven:

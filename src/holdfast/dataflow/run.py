@@ -2,8 +2,8 @@
 
     state_dir/
       lock, closed, drain.json   see state_dir.py
+      plan.json                  all queries, and what their state is made of (recorded.py)
       <query>/checkpoint/        Spark's, and our notes in holdfast/
-      <query>/shape.json         what its state is made of
       <query>/dead_letters/      a quiver of rows that failed
       buffers/<output>/          a quiver between two queries
 
@@ -13,7 +13,6 @@ one puts out is read by the next; with `close` it claims the end of time and eve
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections.abc import Callable, Iterator
@@ -21,12 +20,15 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.errors import AnalysisException
 
 from holdfast.dataflow.buffers import Buffers
+from holdfast.dataflow.checkpoint_edits import arrange_offsets, mend_moved, subscribers_of
+from holdfast.dataflow.compiler.continuing import continued, refusal
+from holdfast.dataflow.compiler.earlier import SHAPE, recorded_plan
 from holdfast.dataflow.compiler.frames import Frames
 from holdfast.dataflow.compiler.places import (
     EVENT_TIME,
@@ -35,10 +37,12 @@ from holdfast.dataflow.compiler.places import (
     target_options,
 )
 from holdfast.dataflow.compiler.plan import Output, Plan, Query, make_plan
+from holdfast.dataflow.compiler.recorded import record_of, write_record
 from holdfast.dataflow.compiler.sources import Buffered, streams
 from holdfast.dataflow.compiler.tails import Tail, gathered, written
 from holdfast.dataflow.failures import failed, hangs, reason_of
 from holdfast.dataflow.intakes import Intakes
+from holdfast.dataflow.leftovers import leftovers
 from holdfast.dataflow.own_server import own_server
 from holdfast.dataflow.progress import QueryProgress, QueryStatistics
 from holdfast.dataflow.restarts import Restarts
@@ -85,7 +89,6 @@ class PipelineRun:
         self, name: str, pipeline: PipelineSettings, places: Places, session: SparkSession
     ) -> None:
         require_classic(session)
-        self.plan = make_plan(name, pipeline)
         # Spark's own processes have other working directories.
         served = own_server(session)
         self._places = places = replace(
@@ -98,11 +101,11 @@ class PipelineRun:
         self._asking_since_s: float | None = None
         self._running: list[QueryProgress] = []
         self._ended: list[QueryProgress] = []
-        refuse_addresses(self.plan, places)
+        refuse_addresses(make_plan(name, pipeline), places)
         self.state_dir = StateDir(places.state_dir)
         self._lock = self.state_dir.lock()
         try:
-            self._check_state()
+            self.plan = self._planned(name, pipeline)
             check_shared(session, self.plan, places)
             with ExitStack() as opening:
                 self._buffers = Buffers(self.plan, places, served)
@@ -251,7 +254,7 @@ class PipelineRun:
         """Return a query's frames, what is done with its batches, and what starts it."""
         pipeline = self.plan.pipeline
         self._wait_for_sources(query)
-        session = query_session(self._session, pipeline.shuffle_partitions)
+        session = query_session(self._session, query.shuffle_partitions)
         lane = self._buffers.lanes.get(query.name)
         try:
             given = streams(
@@ -268,7 +271,10 @@ class PipelineRun:
             writer = rows.writeStream.format("holdfast").options(**_as_text(options))
         else:
             tail = Tail(self.plan, query, self._places, self._buffers.addresses, lane)
-            writer = gathered(frames, query.taps).writeStream.foreachBatch(tail)
+            rows = gathered(frames, query.taps)
+            writer = rows.writeStream.foreachBatch(tail)
+        arrange_offsets(self._places.checkpoint(query), subscribers_of(rows))
+        mend_moved(self._places.checkpoint(query))
         writer = writer.queryName(f"{self.plan.name}.{query.name}").outputMode("append")
         writer = writer.option("checkpointLocation", str(self._places.checkpoint(query)))
         trigger = {"processingTime": f"{round(pipeline.trigger * 1000)} milliseconds"}
@@ -331,32 +337,38 @@ class PipelineRun:
 
     # ---------------------------------------------------------------------- state
 
-    def _check_state(self) -> None:
-        """Refuse a state directory that is finished, or of another pipeline."""
+    def _planned(self, name: str, pipeline: PipelineSettings) -> Plan:
+        """Return the plan, and write it down; refuse a state directory that it does not fit."""
         state = self._places.state_dir
         if self.state_dir.is_closed:
             raise BadConfig(
                 "the pipeline was closed: all its windows are written",
-                hint="use another state directory for what comes next",
+                hint=f"`mv {state} {state}.closed`: the next start goes on behind what was read",
                 path=str(state),
             )
-        for query in self.plan.queries:
-            path, shape = self._places.of_query(query) / "shape.json", _shape(self.plan, query)
-            if path.exists() and json.loads(path.read_text("utf-8")) != shape:
-                raise BadConfig(
-                    f"the state of {query.name} is of other reduces than the pipeline has now",
-                    hint="close it as it was (`drain --close`), then use another state directory",
-                    path=str(state),
-                )
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps(shape), "utf-8")
+        recorded = recorded_plan(name, pipeline, state)
+        plan = continued(name, pipeline, recorded, state)
+        if recorded is not None:
+            left = list(leftovers(plan, recorded, self._places))
+            if left:
+                raise refusal(name, left, state)
+        write_record(state, record_of(plan))
+        for old in state.glob(f"*/{SHAPE}"):
+            old.unlink()
+        return plan
 
     # ------------------------------------------------------------------- progress
 
     def statistics(self) -> tuple[QueryStatistics, ...]:
         """Return a picture of this moment, of all queries that were started."""
         self._look()
-        return tuple(one.statistics() for one in (*self._ended, *self._running))
+        return tuple(self._named(one.statistics()) for one in (*self._ended, *self._running))
+
+    def _named(self, told: QueryStatistics) -> QueryStatistics:
+        """Return what a query tells, with vertices called as in the file."""
+        parts = [(*name.partition("."), n) for name, n in told.counts.items()]
+        named = {f"{what}{dot}{self.plan.name_of(where)}": n for what, dot, where, n in parts}
+        return told._replace(counts=named)
 
     def _look(self) -> None:
         for one in self._running:
@@ -380,18 +392,6 @@ def _as_text(options: SinkOptions) -> dict[str, str]:
     return {
         name: str(value).lower() if value is True else str(value) for name, value in given.items()
     } | told
-
-
-def _shape(plan: Plan, query: Query) -> dict[str, Any]:
-    reduces = {name: plan.pipeline.vertices[name].reduce for name in query.trunk}
-    return {
-        "reduces": {
-            name: reduce.model_dump(mode="json", include={"window", "key", "aggregate"})
-            for name, reduce in reduces.items()
-            if reduce is not None
-        },
-        "shuffle_partitions": plan.pipeline.shuffle_partitions if query.stateful else None,
-    }
 
 
 def _query_id(checkpoint: Path) -> str:

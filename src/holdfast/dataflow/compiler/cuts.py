@@ -1,7 +1,7 @@
 """Cuts: edges that become durable quivers between two queries. As few as can be.
 
 An edge within one query costs nothing; one that is cut costs a transaction, a batch of delay and a
-subscriber. So an edge is cut for one of four reasons only:
+subscriber. So an edge is cut for one of five reasons only:
 
 - the pipeline says so (`durable: true`);
 - a function before it may set rows aside, and a reduce is behind it. In one plan Spark would call
@@ -10,16 +10,18 @@ subscriber. So an edge is cut for one of four reasons only:
 - what is behind a reduce is used twice, and one of the uses is another reduce. Spark has no way
   to use the results of a stateful operator twice in one plan: it would keep the state twice;
 - the two queries of another cut would be one again, because rows meet further down. A query that
-  waits for its own watermark waits for ever.
+  waits for its own watermark waits for ever;
+- the pipeline has run, and the two ends are of different queries, or would be: a query that has a
+  checkpoint can take up sources and sinks, but neither another reduce nor another query.
 
-The third kind is found by looking at the graph of queries: it must have no circle. Within one,
+The fourth kind is found by looking at the graph of queries: it must have no circle. Within one,
 edges that lead from earlier to later stages are cut, and those that turn out not to be needed are
 mended again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from holdfast.dataflow.spec.edges import LATE, MAIN, Edge
@@ -28,6 +30,7 @@ from holdfast.dataflow.spec.pipeline import PipelineSettings
 ASKED = "the pipeline says `durable: true`"
 SET_ASIDE = "a function sets rows aside here that may come again, and a reduce is behind"
 USED_TWICE = "results of a reduce are used more than once, and once by another reduce"
+APART = "the pipeline has run: a query that has begun takes up no reduce, and no other query"
 MEETS = "its rows meet those of another cut: in one query it would wait for its own watermark"
 
 
@@ -38,8 +41,10 @@ class Cut(NamedTuple):
     reason: str
 
 
-def find_cuts(pipeline: PipelineSettings) -> tuple[Cut, ...]:
-    """Return the edges that must be cut, in their order."""
+def find_cuts(
+    pipeline: PipelineSettings, homes: Mapping[str, str] | None = None
+) -> tuple[Cut, ...]:
+    """Return the edges that must be cut, in their order; vertices that have run have homes."""
     reasons: dict[int, str] = {}
     for index, edge in enumerate(pipeline.edges):
         if edge.durable:
@@ -48,6 +53,8 @@ def find_cuts(pipeline: PipelineSettings) -> tuple[Cut, ...]:
         reasons.setdefault(index, SET_ASIDE)
     for index in _used_twice(pipeline, set(reasons)):
         reasons[index] = USED_TWICE
+    for index in _apart(pipeline, set(reasons), homes or {}):
+        reasons[index] = APART
     while circle := _circle(pipeline, set(reasons)):
         reasons |= dict.fromkeys(_between_stages(pipeline, set(reasons), circle), MEETS)
     for index in [index for index, reason in reasons.items() if reason == MEETS]:
@@ -104,6 +111,27 @@ def _used_twice(pipeline: PipelineSettings, cut: set[int]) -> list[int]:
                 and index not in cut
                 and reduces_behind(pipeline, edge)
             ]
+    return found
+
+
+def _apart(pipeline: PipelineSettings, cut: set[int], homes: Mapping[str, str]) -> list[int]:
+    """Return the edges that would lead from one query that has begun to another, or to state."""
+    edges = [(index, edge) for index, edge in enumerate(pipeline.edges) if index not in cut]
+    joins = [index for index, e in edges if (e.vertex in homes) != (e.target in homes)]
+    found = [
+        index
+        for index, edge in edges
+        if edge.vertex in homes and edge.target in homes
+        and homes[edge.vertex] != homes[edge.target]
+    ]  # fmt: skip
+    for group in components(pipeline, {*cut, *joins, *found}):
+        if group & homes.keys():
+            continue
+        mine = [(i, e) for i, e in edges if i in joins and {e.vertex, e.target} & group]
+        touched = {homes.get(edge.vertex) or homes[edge.target] for _, edge in mine}
+        has_state = any(pipeline.vertices[name].reduce is not None for name in group)
+        if has_state or len(touched) > 1:
+            found += [index for index, _ in mine]
     return found
 
 

@@ -21,6 +21,9 @@ def explain(plan: Plan) -> str:
             lines.append(f"  {plan.pipeline.edges[cut.edge]}: {cut.reason}")
     else:
         lines += ["", "no quiver is needed between vertices"]
+    if plan.identities:
+        lines += ["", "vertices that are known by the names they had when the pipeline first ran"]
+        lines += [f"  {name}: {identity}" for name, identity in plan.identities.items()]
     return "\n".join(lines) + "\n"
 
 
@@ -43,9 +46,11 @@ def as_fields(plan: Plan) -> dict[str, Any]:
                 "stateful": query.stateful,
                 "horizon_s": query.horizon_s,
                 "allowed_lateness_s": query.allowed_lateness_s,
+                "operators": list(query.operators),
             }
             for query in plan.queries
         ],
+        "identities": dict(plan.identities),
         "cuts": [
             {"edge": str(plan.pipeline.edges[cut.edge]), "reason": cut.reason} for cut in plan.cuts
         ],

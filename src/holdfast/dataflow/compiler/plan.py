@@ -8,18 +8,25 @@ Plain data, decided without Spark, so that it can be shown, tested and compared.
 - *tail*: the vertices behind the taps. They are run on each batch as it comes.
 - *lane*: rows that failed and come again; a tap of their own.
 - *run*: Python functions that follow each other directly; they become one `mapInArrow`.
+- *operators*: the reduces of a query as Spark numbers them, each time that its plan has them. It
+  counts from the top: a reduce before those that feed it, and the parts of a union in their order.
+
+A pipeline that has run is planned on what is recorded of it (recorded.py, continuing.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from holdfast.dataflow.compiler.cuts import Cut, components, find_cuts
-from holdfast.dataflow.spec.edges import FAILED, MAIN, Edge
+from holdfast.dataflow.spec.edges import FAILED, LATE, MAIN, Edge
 from holdfast.dataflow.spec.pipeline import PipelineSettings
 from holdfast.dataflow.spec.vertices import SinkSettings
+
+if TYPE_CHECKING:
+    from holdfast.dataflow.compiler.recorded import RecordedPlan, RecordedQuery
 
 
 class Output(NamedTuple):
@@ -36,6 +43,9 @@ class Output(NamedTuple):
 EVERY = "every"
 # Rows of a query that come again.
 LANE = Output("", "lane")
+# Folders of a state directory that are no query's.
+_RESERVED = ("buffers", "intakes")
+_NAME_MAX = 48
 
 
 class Buffer(NamedTuple):
@@ -71,6 +81,9 @@ class Query:
     # How long after an event its windows may be open, here and in the queries behind.
     horizon_s: float
     allowed_lateness_s: float
+    operators: tuple[str, ...]
+    # Parts of its state.
+    shuffle_partitions: int
 
     @property
     def tail(self) -> tuple[str, ...]:
@@ -96,6 +109,17 @@ class Plan:
     pipeline: PipelineSettings
     queries: tuple[Query, ...]
     cuts: tuple[Cut, ...]
+    # The identity of each vertex by its name in the file, where they differ.
+    identities: Mapping[str, str] = field(default_factory=dict)
+
+    def name_of(self, identity: str) -> str:
+        """Return what the file calls a vertex."""
+        found = (name for name, known in self.identities.items() if known == identity)
+        return next(found, identity)
+
+    def identity_of(self, name: str) -> str:
+        """Return what is on disk of a vertex goes by."""
+        return self.identities.get(name, name)
 
     @property
     def buffers(self) -> tuple[Buffer, ...]:
@@ -111,18 +135,66 @@ class Plan:
         return next(query for query in self.queries if vertex in query.vertices)
 
 
-def make_plan(name: str, pipeline: PipelineSettings) -> Plan:
-    """Return the plan of a pipeline that was checked."""
-    cuts = find_cuts(pipeline)
+def make_plan(
+    name: str,
+    pipeline: PipelineSettings,
+    recorded: RecordedPlan | None = None,
+    identities: Mapping[str, str] | None = None,
+) -> Plan:
+    """Return the plan of a pipeline that was checked, on what is recorded of it."""
+    cuts = find_cuts(pipeline, {} if recorded is None else recorded.homes)
     cut = frozenset(one.edge for one in cuts)
-    drafts = [_Draft(pipeline, cut, group) for group in components(pipeline, cut)]
+    groups = components(pipeline, cut)
+    names = _names(pipeline, groups, recorded)
+    drafts = [
+        _Draft(
+            pipeline,
+            cut,
+            group,
+            names[group],
+            None if recorded is None else recorded.query(names[group]),
+        )
+        for group in groups
+    ]
     ordered = _in_order(drafts)
     horizons: dict[str, float] = {}
     for draft in reversed(ordered):
         behind = [horizons[one.name] for one in ordered if set(one.reads) & set(draft.writes)]
         horizons[draft.name] = draft.span_s() + max(behind, default=0.0)
     queries = tuple(draft.query(horizons[draft.name]) for draft in ordered)
-    return Plan(name, pipeline, queries, cuts)
+    renamed = {one: known for one, known in (identities or {}).items() if one != known}
+    return Plan(name, pipeline, queries, cuts, renamed)
+
+
+def _names(
+    pipeline: PipelineSettings, groups: list[frozenset[str]], recorded: RecordedPlan | None
+) -> dict[frozenset[str], str]:
+    """Return the name of each query: the recorded one, or that of its first vertex."""
+    found: dict[frozenset[str], str] = {}
+    for query in () if recorded is None else recorded.queries:
+        mine = [group for group in groups if group & set(query.vertices) and group not in found]
+        # Where its state is, else where its sources are.
+        for kept in (query.operators, query.sources, query.vertices):
+            mine = [group for group in mine if group & set(kept)] or mine
+        if mine:
+            found[mine[0]] = query.name
+    taken = {*_RESERVED, *(query.name for query in (recorded.queries if recorded else ()))}
+    ordered = pipeline.ordered()
+    for group in groups:
+        if group not in found:
+            # One of its vertices that has nothing of the query before it.
+            found[group] = unused(next(name for name in ordered if name in group), taken)
+            taken.add(found[group])
+    return found
+
+
+def unused(name: str, taken: Iterable[str]) -> str:
+    """Return a name like this one that nobody has, or had."""
+    known, number, made = set(taken), 1, name
+    while made in known:
+        number += 1
+        made = f"{name[: _NAME_MAX - len(str(number)) - 1]}-{number}"
+    return made
 
 
 def _in_order(drafts: list[_Draft]) -> list[_Draft]:
@@ -140,12 +212,17 @@ class _Draft:
     """Works out one query."""
 
     def __init__(
-        self, pipeline: PipelineSettings, cut: frozenset[int], group: frozenset[str]
+        self,
+        pipeline: PipelineSettings,
+        cut: frozenset[int],
+        group: frozenset[str],
+        name: str,
+        recorded: RecordedQuery | None,
     ) -> None:
         self._pipeline = pipeline
         self._vertices = [name for name in pipeline.ordered() if name in group]
-        # One of its vertices that has nothing of the query before it.
-        self.name = self._vertices[0]
+        self.name = name
+        self._recorded = recorded
         edges = list(enumerate(pipeline.edges))
         self._edges = [edge for i, edge in edges if i not in cut and edge.target in group]
         self._read_edges = [edge for i, edge in edges if i in cut and edge.target in group]
@@ -173,6 +250,7 @@ class _Draft:
             trunk.add(further)
         taps = [*self._taps(trunk), *self._lane()]
         why = self._why_batches(taps, trunk)
+        known = None if self._recorded is None else self._recorded.shuffle_partitions
         return Query(
             name=self.name,
             vertices=tuple(self._vertices),
@@ -186,6 +264,8 @@ class _Draft:
             stateful=bool(stateful),
             horizon_s=horizon_s,
             allowed_lateness_s=self._lateness_s(),
+            operators=tuple(name for tap in taps for name in self._operators(tap)),
+            shuffle_partitions=known or self._pipeline.shuffle_partitions,
         )
 
     def _ancestors(self, stateful: list[str]) -> set[str]:
@@ -222,7 +302,23 @@ class _Draft:
         }
         order = self._pipeline.ordered()
         taps = {self._undivided(output) for output in wanted}
-        return sorted(taps, key=lambda output: (order.index(output.vertex), output.port))
+        known = [] if self._recorded is None else self._recorded.operators
+
+        def place(output: Output) -> tuple[int, int, str]:
+            ranks = [known.index(name) for name in self._operators(output) if name in known]
+            return min(ranks, default=len(known)), order.index(output.vertex), output.port
+
+        return sorted(taps, key=place)
+
+    def _operators(self, output: Output) -> Iterator[str]:
+        """Yield the reduces in the streaming plan of an output, as Spark numbers them."""
+        if output.vertex not in self._vertices:
+            return
+        if self._pipeline.vertices[output.vertex].reduce is not None and output.port != LATE:
+            yield output.vertex
+        for edge in self._edges:
+            if edge.target == output.vertex:
+                yield from self._operators(Output(edge.vertex, edge.port))
 
     def _undivided(self, output: Output) -> Output:
         """Return what leaves the trunk for an output: of a function's results all in one."""

@@ -66,7 +66,7 @@ class BatchRecords:
         known, last = self.of(batch), self.last()
         if known is None and (last is None or batch > last):
             return "new"
-        if known is not None and known.span == span:
+        if known is not None and _each_once(known.span) == _each_once(span):
             return "again"
         if known is not None and known.is_sure and is_more(self._checkpoint, known.span, span):
             return "more"
@@ -90,3 +90,8 @@ class BatchRecords:
             del self._records[old]
         kept = {batch: one._asdict() for batch, one in self._records.items()}
         replace_durably(self._path, json.dumps(kept, sort_keys=True))
+
+
+def _each_once(span: Span) -> list[set[str]]:
+    """Return a span without what follows from the plan: how often a source is there, and where."""
+    return [{json.dumps(line, sort_keys=True) for line in lines} for lines in span]

@@ -78,5 +78,10 @@ def recall_start(checkpoint: Checkpoint, subscriber: str) -> Offset | None:
         return None
 
 
+def forget_start(checkpoint: Checkpoint, subscriber: str) -> None:
+    """Let a stream begin anew: its checkpoint has no offset of it any more."""
+    _start_path(checkpoint, subscriber).unlink(missing_ok=True)
+
+
 def _start_path(checkpoint: Checkpoint, subscriber: str) -> Path:
     return checkpoint.folder / FOLDER / f"{subscriber}.start.json"

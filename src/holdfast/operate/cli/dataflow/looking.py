@@ -8,8 +8,8 @@ from typing import Any
 import click
 
 from holdfast.dataflow.compiler.drawing import as_svg, as_text
+from holdfast.dataflow.compiler.earlier import planned
 from holdfast.dataflow.compiler.explain import as_fields, explain
-from holdfast.dataflow.compiler.plan import make_plan
 from holdfast.dataflow.source.explanation import read_explanations
 from holdfast.errors import BadConfig
 from holdfast.graph.pipelines import load_pipelines
@@ -59,7 +59,7 @@ def validate_command(config: str, imports: bool, spark: bool, as_json: bool) -> 
 def graph_command(config: str, name: str | None, form: str) -> None:
     """Draw a pipeline of CONFIG: its vertices, and which of them are one query."""
     chosen = choose(config, name)
-    plan = make_plan(chosen.name, chosen.pipeline)
+    plan = planned(chosen.name, chosen.pipeline, chosen.places.state_dir)
     click.echo(as_svg(plan) if form == "svg" else as_text(plan), nl=False)
 
 
@@ -70,7 +70,7 @@ def graph_command(config: str, name: str | None, form: str) -> None:
 def explain_command(config: str, name: str | None, as_json: bool) -> None:
     """Say how a pipeline of CONFIG becomes queries of Spark, and why."""
     chosen = choose(config, name)
-    plan = make_plan(chosen.name, chosen.pipeline)
+    plan = planned(chosen.name, chosen.pipeline, chosen.places.state_dir)
     if as_json:
         print_json(as_fields(plan))
     else:
@@ -85,7 +85,7 @@ def explain_command(config: str, name: str | None, as_json: bool) -> None:
 def watermark_command(config: str, name: str | None, state_dir: Path | None, as_json: bool) -> None:
     """Say where the watermark of a pipeline is, and what holds it there."""
     chosen = choose(config, name, state_dir)
-    plan = make_plan(chosen.name, chosen.pipeline)
+    plan = planned(chosen.name, chosen.pipeline, chosen.places.state_dir)
     notes: dict[str, dict[str, Any]] = {}
     for query in plan.queries:
         notes |= read_explanations(str(chosen.places.checkpoint(query)))

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from holdfast.dataflow.compiler.earlier import planned
 from holdfast.dataflow.driver_settings import TO_GATEWAY
 from holdfast.dataflow.lineage import RunReporter, lineage_sender
 from holdfast.dataflow.progress import QueryStatistics
@@ -124,6 +125,9 @@ def _stop_on_signals() -> Iterator[threading.Event]:
 def _running(chosen: Chosen, master: str | None, settings: Sequence[str]) -> Iterator[PipelineRun]:
     from holdfast.dataflow.run import PipelineRun
 
+    # Spark takes its time to start: what is refused is refused before.
+    StateDir(chosen.places.state_dir).lock().close()
+    planned(chosen.name, chosen.pipeline, chosen.places.state_dir)
     given = {**chosen.spark.conf, **spark_settings(settings)}
     session = start_session(master or chosen.spark.master, given, name=chosen.name)
     with PipelineRun(chosen.name, chosen.pipeline, chosen.places, session) as run:

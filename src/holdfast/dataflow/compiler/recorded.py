@@ -1,0 +1,185 @@
+"""The plan file of a pipeline, `plan.json`: what its state is made of, under names that stay.
+
+Spark knows nothing by name: a checkpoint belongs to a folder, a position to a line of the offset
+log, a state to the number of an operator, counted from the top of the plan. What decides them must
+not follow from the order of lines in a file that people edit. So it is written down when a pipeline
+first runs, and later plans are made to fit it (continuing.py):
+
+- every vertex has an *identity*, the name it had first. Subscribers, buffers, dead letters and the
+  batch records of sinks go by it;
+- every query has its name, its vertices, and its reduces in the order of Spark's operators.
+
+Written before any query starts, durably, as a whole.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import ValidationError
+
+from holdfast.dataflow.compiler.plan import Plan, Query
+from holdfast.dataflow.durable_file import replace_durably
+from holdfast.dataflow.spec.pipeline import PipelineSettings
+from holdfast.dataflow.spec.vertices import ReduceSettings, VertexSettings
+from holdfast.errors import BadConfig
+from holdfast.settings import Settings
+
+FILE = "plan.json"
+# What of a source or a sink says which place it is; the rest is how it is read or written.
+_PLACES = {
+    "source": {"quiver", "files", "fileset", "generator", "slot", "decode"},
+    "sink": {"quiver", "slot", "files", "fileset", "console", "python"},
+}
+
+
+class RecordedReduce(Settings):
+    """What the state of a reduce is made of."""
+
+    window: dict[str, Any] | None
+    key: list[str]
+    aggregate: dict[str, str]
+
+    @classmethod
+    def of(cls, reduce: ReduceSettings) -> RecordedReduce:
+        """Return it of a reduce in a file."""
+        return cls(**reduce.model_dump(mode="json", include={"window", "key", "aggregate"}))
+
+    def differences(self, now: RecordedReduce) -> list[str]:
+        """Return what is different; the order of keys and of columns is not."""
+        ours = {"window": self.window, "keys": sorted(self.key), "aggregates": self.aggregate}
+        theirs = {"window": now.window, "keys": sorted(now.key), "aggregates": now.aggregate}
+        return [what for what, before in ours.items() if before != theirs[what]]
+
+
+class RecordedVertex(Settings):
+    """A vertex by its identity."""
+
+    name: str
+    """Its name in the file, when that was last run."""
+    kind: str
+    essence: dict[str, Any] | None = None
+    """What makes it the same under another name; without it only its name does."""
+
+
+class RecordedQuery(Settings):
+    """A query with a checkpoint."""
+
+    name: str
+    vertices: list[str]
+    operators: list[str]
+    """Its reduces as Spark numbers them: a state belongs to a place in this list."""
+    sources: list[str]
+    reads: list[str]
+    writes: list[str]
+    has_lane: bool
+    shuffle_partitions: int | None
+
+
+class RecordedPlan(Settings):
+    """What a pipeline was when it was last started."""
+
+    version: Literal[1] = 1
+    vertices: dict[str, RecordedVertex]
+    reduces: dict[str, RecordedReduce]
+    edges: list[tuple[str, str]]
+    """Output and target, by identity."""
+    queries: list[RecordedQuery]
+
+    @property
+    def homes(self) -> dict[str, str]:
+        """The query that each vertex belongs to."""
+        return {vertex: query.name for query in self.queries for vertex in query.vertices}
+
+    def query(self, name: str) -> RecordedQuery | None:
+        """Return a query by its name."""
+        return next((query for query in self.queries if query.name == name), None)
+
+    def ranks(self) -> dict[str, int]:
+        """Return the first place of each reduce among the operators of its query."""
+        found: dict[str, int] = {}
+        for query in self.queries:
+            for place, name in enumerate(query.operators):
+                found.setdefault(name, place)
+        return found
+
+    def without(self, names: set[str]) -> RecordedPlan:
+        """Return the plan without some queries, and without what was only in those."""
+        left = {v for query in self.queries if query.name in names for v in query.vertices}
+        return self.model_copy(
+            update={
+                "queries": [query for query in self.queries if query.name not in names],
+                "vertices": {v: one for v, one in self.vertices.items() if v not in left},
+                "reduces": {v: one for v, one in self.reduces.items() if v not in left},
+            }
+        )
+
+
+def record_of(plan: Plan) -> RecordedPlan:
+    """Return what is to be written down of a plan."""
+    pipeline = plan.pipeline
+    return RecordedPlan(
+        vertices={
+            name: RecordedVertex(
+                name=plan.name_of(name), kind=vertex.kind, essence=essence_of(vertex)
+            )
+            for name, vertex in pipeline.vertices.items()
+        },
+        reduces={
+            name: RecordedReduce.of(vertex.reduce)
+            for name, vertex in pipeline.vertices.items()
+            if vertex.reduce is not None
+        },
+        edges=[(edge.source, edge.target) for edge in pipeline.edges],
+        queries=[_query(pipeline, query) for query in plan.queries],
+    )
+
+
+def _query(pipeline: PipelineSettings, query: Query) -> RecordedQuery:
+    return RecordedQuery(
+        name=query.name,
+        vertices=list(query.vertices),
+        operators=list(query.operators),
+        sources=[name for name in query.vertices if pipeline.vertices[name].source is not None],
+        reads=[str(output) for output in query.reads],
+        writes=[str(output) for output in query.writes],
+        has_lane=query.has_lane,
+        shuffle_partitions=query.shuffle_partitions if query.stateful else None,
+    )
+
+
+def essence_of(vertex: VertexSettings) -> dict[str, Any]:
+    """Return what makes a vertex the same one, whatever it is called."""
+    settings = getattr(vertex, vertex.kind)
+    if vertex.reduce is not None:
+        found = RecordedReduce.of(vertex.reduce)
+        return {**found.model_dump(mode="json"), "key": sorted(found.key)}
+    dumped: dict[str, Any] = settings.model_dump(
+        mode="json", include=_PLACES.get(vertex.kind), exclude={"token", "database"}
+    )
+    return dumped
+
+
+def read_record(state_dir: Path) -> RecordedPlan | None:
+    """Return the plan file of a state directory; None if there is none."""
+    path = state_dir / FILE
+    try:
+        text = path.read_text("utf-8")
+    except FileNotFoundError:
+        return None
+    try:
+        return RecordedPlan.model_validate(json.loads(text))
+    except (ValueError, ValidationError) as error:
+        raise BadConfig(
+            "the plan file of the pipeline cannot be read: it is damaged, or of a later version",
+            hint="run the version that wrote it, or restore the file: state is known by it alone",
+            path=str(path),
+        ) from error
+
+
+def write_record(state_dir: Path, record: RecordedPlan) -> None:
+    """Write the plan file durably, if it says something new."""
+    if read_record(state_dir) != record:
+        replace_durably(state_dir / FILE, json.dumps(record.model_dump(mode="json"), indent=1))

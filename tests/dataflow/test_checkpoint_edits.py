@@ -1,0 +1,147 @@
+"""Spark's own files, put right for a plan that was edited, and rows that it would leave behind."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from tests.dataflow.spec.pipelines import pipeline
+
+from holdfast.dataflow.checkpoint_edits import arrange_offsets, mend_moved
+from holdfast.dataflow.compiler.continuing import continued
+from holdfast.dataflow.compiler.places import SINK_CONFIG, SLOT, Places
+from holdfast.dataflow.compiler.recorded import record_of
+from holdfast.dataflow.leftovers import leftovers
+from holdfast.dataflow.sink.records import BatchRecords, Record
+from holdfast.dataflow.source.checkpoint import Checkpoint
+from holdfast.dataflow.source.offset import Offset
+from holdfast.dataflow.source.remembered import recall_start, remember_start
+from holdfast.errors import UnknownPosition
+from holdfast.quiver import Quiver
+
+HEADER = ["v1", '{"batchWatermarkMs":7}']
+
+
+def line(subscriber: str, seq: int = 1) -> str:
+    """Return a line as the source writes it."""
+    return json.dumps(Offset(subscriber, {"quiver": seq}).to_fields())
+
+
+def offsets(folder: Path, batch: int, *lines: str) -> Path:
+    """Write the offsets of a batch, with a sum beside them."""
+    path = folder / "offsets" / str(batch)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join((*HEADER, *lines)))
+    path.with_name(f".{batch}.crc").write_bytes(b"sum")
+    return path
+
+
+def test_offsets_are_arranged_as_the_plan_has_its_sources(tmp_path: Path) -> None:
+    old = offsets(tmp_path, 3, line("a"), line("b"))
+    before = offsets(tmp_path, 4, line("a", 2), line("b", 2))
+    newest = offsets(tmp_path, 5, line("a", 3), line("b", 3))
+    arrange_offsets(tmp_path, ["b", "new", "a", "b"])
+    assert newest.read_text().split("\n") == [
+        *HEADER, line("b", 3), "-", line("a", 3), line("b", 3),
+    ]  # fmt: skip
+    assert before.read_text().split("\n")[2:] == [line("b", 2), "-", line("a", 2), line("b", 2)]
+    assert old.read_text().split("\n")[2:] == [line("a"), line("b")]
+    assert sorted(path.name for path in newest.parent.glob(".*.crc")) == [".3.crc"]
+    found = Checkpoint(str(tmp_path)).offsets(5)
+    assert {name: offset.seqs["quiver"] for name, offset in found.items()} == {"a": 3, "b": 3}
+
+
+def test_offsets_that_are_right_are_not_touched(tmp_path: Path) -> None:
+    newest = offsets(tmp_path, 0, line("a"), "-")
+    arrange_offsets(tmp_path, ["a", "b"])
+    assert newest.with_name(".0.crc").exists()
+    arrange_offsets(tmp_path / "nothing", ["a"])
+
+
+def test_a_source_that_comes_again_does_not_begin_where_it_once_began(tmp_path: Path) -> None:
+    checkpoint = Checkpoint(str(tmp_path))
+    remember_start(checkpoint, Offset("a", {"quiver": 0}))
+    remember_start(checkpoint, Offset("b", {"quiver": 0}))
+    offsets(tmp_path, 0, line("b"))
+    arrange_offsets(tmp_path, ["a", "b"])
+    assert recall_start(checkpoint, "a") is None
+    assert recall_start(checkpoint, "b") is not None
+
+
+def test_a_batch_is_the_same_however_often_its_plan_has_a_source(tmp_path: Path) -> None:
+    checkpoint = Checkpoint(str(tmp_path))
+    offsets(tmp_path, 0, line("a"), line("b"))
+    records = BatchRecords(tmp_path, "query", checkpoint)
+    records.record(0, Record(checkpoint.span(0)))
+    arrange_offsets(tmp_path, ["b", "a", "c", "b"])
+    assert records.judge(0, checkpoint.span(0)) == "again"
+    arrange_offsets(tmp_path, ["b"])
+    with pytest.raises(UnknownPosition):
+        records.judge(0, checkpoint.span(0))
+
+
+def test_state_of_python_reducers_is_found_where_it_was_moved_to(tmp_path: Path) -> None:
+    path = tmp_path / "state" / "1" / "_metadata" / "v2" / "0"
+    path.parent.mkdir(parents=True)
+    old = 'v2\n{"stateSchemaFilePaths":["file:/old/place/state/1/_stateSchema/default/0_x"]}'
+    path.write_text(old)
+    mend_moved(tmp_path)
+    new = f"file:{tmp_path}/state/1/_stateSchema/default/0_x"
+    assert json.loads(path.read_text().split("\n")[1]) == {"stateSchemaFilePaths": [new]}
+
+
+# ----------------------------------------------------------------- left behind
+
+LANE = {"map": {"python": "m:f", "returns": "k string", "retry_lane": {}}}
+PLAIN = {"map": {"python": "m:f", "returns": "k string"}}
+REDUCE = {"reduce": {"window": {"fixed": "10s"}, "aggregate": {"n": "count(*)"}}}
+
+
+def left(folder: Path, *, lane: bool) -> list[str]:
+    """Return what is left behind if a lane is taken away, or the part behind a cut."""
+    kinds = {"ev": "source", "m": LANE, "r": REDUCE, "z": "sink", "y": "sink"}
+    edges: tuple[str, ...] = ("ev -> m", "m -> r", "r -> z", "ev -> y")
+    recorded = record_of(continued("p", pipeline(*edges, **kinds), None, folder))
+    # The reduce never began: else nobody may take it away.
+    begun = recorded.without({"r"})
+    now = {**kinds, "m": LANE if lane else PLAIN}
+    if lane:
+        now, edges = {"ev": "source", "m": LANE, "y": "sink"}, ("ev -> m", "ev -> y", "m -> y")
+    plan = continued("p", pipeline(*edges, **now), begun, folder)
+    return list(leftovers(plan, begun, Places(folder, folder)))
+
+
+def put(folder: Path, reader: str) -> None:
+    """Leave a row in a quiver that somebody would have read."""
+    with Quiver.open(folder, SINK_CONFIG) as quiver:
+        quiver.register(reader)
+        quiver.append({SLOT: pa.RecordBatch.from_pylist([{"k": "a"}])})
+
+
+def test_rows_in_a_lane_that_is_gone_are_not_left_behind(tmp_path: Path) -> None:
+    assert left(tmp_path, lane=False) == []
+    put(tmp_path / "ev" / "lane" / "waiting", "mover")
+    assert left(tmp_path, lane=False) == ["1 rows wait in the retry lane of ev, which is gone"]
+
+
+def test_rows_between_queries_that_are_gone_are_not_left_behind(tmp_path: Path) -> None:
+    assert left(tmp_path, lane=True) == []
+    put(tmp_path / "buffers" / "m", "p.r.m")
+    assert left(tmp_path, lane=True) == ["1 rows of m wait for a query that is gone"]
+
+
+def test_a_batch_that_was_begun_is_finished_by_the_same_sources(tmp_path: Path) -> None:
+    kinds = {"ev": "source", "aa": {"source": {"quiver": "r"}}, "z": "sink"}
+    edges = ("ev -> z", "aa -> z")
+    recorded = record_of(continued("p", pipeline(*edges, **kinds), None, tmp_path))
+    kinds.pop("aa")
+    plan = continued("p", pipeline("ev -> z", **kinds), recorded, tmp_path)
+    places = Places(tmp_path, tmp_path)
+    checkpoint = tmp_path / recorded.queries[0].name / "checkpoint"
+    offsets(checkpoint, 0, line("p.ev"), line("p.aa"))
+    assert "a batch with aa was begun" in next(leftovers(plan, recorded, places))
+    (checkpoint / "commits").mkdir()
+    (checkpoint / "commits" / "0").touch()
+    assert list(leftovers(plan, recorded, places)) == []
