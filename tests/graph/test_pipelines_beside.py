@@ -80,6 +80,15 @@ def test_lineage_to_a_gateway_that_takes_none_is_an_error(tmp_path: Path) -> Non
     ]
 
 
+def test_a_pipeline_that_is_run_elsewhere_needs_a_quiver_that_is_served(tmp_path: Path) -> None:
+    elsewhere = GRAPH + "spark: {run: false}\n"
+    assert findings(tmp_path, elsewhere) == [
+        (9, "while the gateway runs, nobody else can use its quiver 'buffer'",
+         "add `flight: {}`, and `dataflow run` finds it there"),
+    ]  # fmt: skip
+    assert findings(tmp_path, elsewhere + "flight: {}\n") == []
+
+
 def test_workers_have_flight_ports_of_their_own(tmp_path: Path) -> None:
     text = GRAPH.replace("pipelines:", 'workers: 3\nflight: {listen: "127.0.0.1:8478"}\npipelines:')
     told = [found[:2] for found in findings(tmp_path, text)]

@@ -42,6 +42,20 @@ def check_beside_gateway(graph: Graph, document: Document) -> None:
         place = document.value_place(("flight", "tls", "client_ca_file"))
         hint = "use tokens instead, or run them elsewhere: `spark: {run: false}`"
         document.find(place, "pipelines beside the gateway have no certificate to show", hint)
+    _check_served(graph, document)
+
+
+def _check_served(graph: Graph, document: Document) -> None:
+    """Warn of pipelines that are run elsewhere, and read quivers that are served to nobody."""
+    owned = _owned(graph)
+    if graph.settings.spark.run or graph.settings.flight is not None:
+        return
+    for at, _, named in _named(graph):
+        if named in owned:
+            message = f"while the gateway runs, nobody else can use its quiver {named!r}"
+            hint = "add `flight: {}`, and `dataflow run` finds it there"
+            document.find(document.value_place(at), message, hint, is_warning=True)
+            return
 
 
 def _check_names(graph: Graph, document: Document) -> None:
