@@ -273,7 +273,9 @@ def test_the_history_has_every_line_and_filters(machine: Machine) -> None:
     assert history(machine, Filter(outcomes=frozenset({Outcome.DROPPED}))) == []
     assert len(history(machine, Filter(seq=1))) == 1
     minute = START_NS + 60 * 10**9
-    assert {line.subscriber for line in history(machine, Filter(since_ns=minute))} == {"alerts"}
+    late = history(machine, Filter(since_ns=minute))
+    assert {line.subscriber for line in late} == {"alerts", ""}
+    assert [line.change for line in late if not line.subscriber] == [{"verb": "closed", "name": ""}]
     assert all(line.time_ns == START_NS for line in history(machine, Filter(until_ns=minute)))
 
 

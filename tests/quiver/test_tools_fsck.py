@@ -214,7 +214,7 @@ TROUBLES: dict[str, tuple[Trouble, Severity, str, str, tuple[tuple[int, int], ..
     ),
     "a damaged line in the ledger": (
         lambda m: m.flip(newest_ledger(m), (8192 + 300) * 8),
-        Severity.ERROR, "ledger", "do not match their checksums", (),
+        Severity.ERROR, "ledger/0000000000000001.log", "do not match their checksum", (),
     ),
     "trash": (leave_trash, Severity.NOTE, "trash/0000000000000001-0-2-3-6", "being removed", ()),
     "something in quarantine": (
