@@ -19,6 +19,7 @@ from holdfast.quiver import (
 from holdfast.quiver.config import GB
 from holdfast.quiver.keep.retention import UNLIMITED_S
 from holdfast.quiver.ledger.subscriber import OnFull
+from holdfast.quiver.log.buffer import OpenBuffer
 
 HOURS_S = 72 * 3600.0
 SEGMENTS_MAX = 20
@@ -70,3 +71,16 @@ def test_the_defaults_seal_early_while_there_are_few(still: StillMachine) -> Non
     quiver = still.start(calm(RetentionConfig(max_age_s=HOURS_S)))
     sealed(quiver, 10)
     assert quiver._engine.retention.earliest_seal_s() < SegmentConfig().min_open_duration_s
+
+
+def test_segments_that_go_are_noticed_before_a_late_seal_is_due(still: StillMachine) -> None:
+    """There may be nobody who appends, and would have the writer look."""
+    quiver = still.start(calm(RetentionConfig(max_segments=SEGMENTS_MAX, max_age_s=HOURS_S)))
+    sealed(quiver, SEGMENTS_MAX)
+    room, config = quiver._engine.retention, SegmentConfig()
+    buffer = OpenBuffer(100.0)
+    assert buffer.due_s(config, room) > 100.0 + HOURS_S / SEGMENTS_MAX
+    assert buffer.look_s(config, room, 103.0) == 103.0 + config.max_open_duration_s
+    assert buffer.look_s(config, None, 103.0) == 100.0 + config.max_open_duration_s
+    buffer.on_sealed.append(lambda _: None)
+    assert buffer.due_s(config, room) == 100.0 + config.max_open_duration_s

@@ -66,6 +66,10 @@ class OpenBuffer:
             wait_s = max(wait_s, room.earliest_seal_s())
         return self.opened_at_s + wait_s
 
+    def look_s(self, config: SegmentConfig, room: Room | None, now_s: float) -> float:
+        """Return when to look whether it is to be sealed: segments may have gone by then."""
+        return min(self.due_s(config, room), now_s + config.max_open_duration_s)
+
     @property
     def first_seq(self) -> int:
         """The seq of the oldest bundle."""

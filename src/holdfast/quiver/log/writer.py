@@ -196,12 +196,13 @@ class Writer:
         """Return how long the inbox may stay empty before a timer is due."""
         if self._stopping:
             return 0.0
+        now_s = self._clock.monotonic_s()
         due = [] if self._sync_due_s is None else [self._sync_due_s]
         if self.buffer.bundles:
-            due.append(self.buffer.due_s(self._config.segment, self.room))
+            due.append(self.buffer.look_s(self._config.segment, self.room, now_s))
         if self._carried and self.failure is None:
-            due.append(self._clock.monotonic_s() + CARRIED_RETRY_S)
-        return max(0.0, min(due) - self._clock.monotonic_s()) if due else None
+            due.append(now_s + CARRIED_RETRY_S)
+        return max(0.0, min(due) - now_s) if due else None
 
     def _on_time(self) -> None:
         """Do what is due by timer or by size."""
@@ -209,8 +210,7 @@ class Writer:
             self._sync_due_s = None
             self.buffer.opened_at_s = self._clock.monotonic_s()
             return
-        now_s = self._clock.monotonic_s()
-        segment = self._config.segment
+        now_s, segment = self._clock.monotonic_s(), self._config.segment
         try:
             if self._sync_due_s is not None and now_s >= self._sync_due_s:
                 self._sync_or_rescue()
