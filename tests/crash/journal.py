@@ -103,7 +103,7 @@ class Journal:
                 entry.level = promised
             elif before is not None:
                 entry.level = max(asked, promised)
-        if before is not None and entry.receipt is not None:
+        if answered and before is not None and entry.receipt is not None:
             assert entry.receipt.seq == before.seq, "a repeated epoch was given another seq"
             assert entry.receipt.duplicate
 

@@ -15,10 +15,10 @@ from pathlib import PurePath
 
 from tests.crash.contents import Shape
 from tests.crash.journal import Entry, Journal
-from tests.crash.stage import ROOT, Stage
+from tests.crash.stage import CONFIG, ROOT, Stage
 
 from holdfast.errors import HoldfastError, NotAccepted, StaleEpoch
-from holdfast.quiver import AckLevel, Quiver, names
+from holdfast.quiver import AckLevel, Quiver, QuiverConfig, names
 from holdfast.quiver.config import MB
 from holdfast.quiver.points import Point
 from holdfast.seam.faulty import Fault, FaultKind
@@ -229,10 +229,16 @@ class Run:
     journal: Journal
 
 
-def run(script: Script, faults: Sequence[Fault] = (), *, cut: bool = False) -> Run:
+def run(
+    script: Script,
+    faults: Sequence[Fault] = (),
+    *,
+    cut: bool = False,
+    config: QuiverConfig = CONFIG,
+) -> Run:
     """Run a script with faults. With `cut` the process dies after the step in which they struck."""
     disk, journal = script.before()
-    stage = Stage(disk, [*faults, *script.base_faults])
+    stage = Stage(disk, [*faults, *script.base_faults], config)
     with contextlib.suppress(SimulatedCrash):
         if opens(stage):
             for step in script.steps:

@@ -335,7 +335,8 @@ def test_when_the_number_grows_a_full_core_waits_and_the_whole_cap_still_holds(r
         with pytest.raises(Overloaded):
             fill(quiver, 64 * MB)
         cores.sweep()
-    assert used(cores) <= 64 * MB
+    # Files and folders themselves cost some blocks, whatever is in them.
+    assert used(cores) <= 64 * MB + 64 * KB
     drain(cores[0])
     wait_until_removed(cores[0])
     cores.sweep()

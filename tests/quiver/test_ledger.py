@@ -220,7 +220,7 @@ def test_a_failed_write_is_undone_and_the_next_one_succeeds(kind: FaultKind) -> 
 def test_a_write_that_cannot_even_be_undone_is_left_behind_in_its_file() -> None:
     disk = empty_disk()
     faults = [
-        Fault(Point.LEDGER_WRITE, FaultKind.SHORT_WRITE, nth=2),
+        Fault(Point.LEDGER_WRITE, FaultKind.EIO, nth=2),
         Fault(Point.LEDGER_UNDO, FaultKind.EIO),
     ]
     ledger = begin(disk, faults)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from pathlib import PurePath
 
 import pyarrow as pa
 import pytest
@@ -14,7 +13,7 @@ from tests.quiver.batches import (
     own_rows,
     quiet_segments,
 )
-from tests.quiver.machine import SEGMENTS, GatedDisk, Machine, quiet
+from tests.quiver.machine import ROOT, SEGMENTS, GatedDisk, Machine, quiet
 
 from holdfast.errors import Overloaded, StorageFailed
 from holdfast.quiver import AckLevel, Quiver, QuiverConfig
@@ -26,6 +25,7 @@ from holdfast.seam.simulated import SimulatedCrash, SimulatedDisk
 
 SEAL_POINTS = [point for point in Point if point.startswith("seal.")]
 FOREVER = 1_000_000
+RESERVE = ROOT / "reserve"
 
 
 def names_on_disk(machine: Machine) -> list[str]:
@@ -360,7 +360,9 @@ def test_a_full_disk_delays_the_seal_and_the_data_is_sealed_once_there_is_space(
     with Machine(disk) as machine:
         quiver = machine.start()
         quiver.append(numbers(1))
-        disk.capacity_bytes = disk.used_bytes(PurePath("/"))
+        for entry in disk.list(RESERVE):
+            disk.unlink(RESERVE / entry.name, "test")
+        disk.fill()
         flush_in_vain(quiver)
         assert "space" in str(quiver.statistics().last_seal_error)
         disk.capacity_bytes = 10 * MB

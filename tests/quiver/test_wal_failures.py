@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import pytest
 from tests.patience import PATIENCE_S, until
-from tests.quiver.machine import GatedDisk, Machine, WatchedDisk, payloads, quiet
+from tests.quiver.machine import ROOT, GatedDisk, Machine, WatchedDisk, payloads, quiet
 from tests.quiver.waiting import in_thread
 
 from holdfast.errors import CannotOpen, DiskFull, NotAccepted, Overloaded, StorageFailed
 from holdfast.quiver import AckLevel, Quiver
-from holdfast.quiver.config import KB
+from holdfast.quiver.config import KB, MB
 from holdfast.quiver.names import wal_file
 from holdfast.quiver.points import Point
 from holdfast.seam.faulty import Fault, FaultKind, FaultyDisk
 from holdfast.seam.simulated import SimulatedDisk
 
 EIO, ENOSPC = FaultKind.EIO, FaultKind.ENOSPC
+RESERVE = ROOT / "reserve"
 FAILED_SYNC, SHORT_WRITE = FaultKind.FAILED_SYNC, FaultKind.SHORT_WRITE
 FOREVER = 1_000_000
 
@@ -113,7 +114,8 @@ def test_a_failed_write_that_cannot_be_undone_is_left_behind_with_its_file(
 def test_a_new_file_that_cannot_be_begun_refuses_the_append_and_the_next_tries_again(
     machine: Machine, at: Point, kind: FaultKind
 ) -> None:
-    quiver = machine.start(faults=[Fault(at, kind, nth=2)])
+    # On a full disk the reserve is tried, too.
+    quiver = machine.start(faults=[Fault(at, kind, nth=2, times=1 + (kind is ENOSPC))])
     quiver.append_raw(bytes(40_000))
     assert refusal(quiver, bytes(40_000)).stored == "no"
     quiver.append_raw(b"x" * 40_000)
@@ -189,9 +191,9 @@ def test_a_failed_sync_before_a_seal_is_rescued(machine: Machine) -> None:
     "second",
     [
         Fault(Point.WAL_HEADER_SYNC, FAILED_SYNC, nth=2),
-        Fault(Point.WAL_CREATE, ENOSPC, nth=2),
+        Fault(Point.WAL_CREATE, ENOSPC, nth=2, times=2),
         Fault(Point.WAL_HEADER, EIO, nth=2),
-        Fault(Point.WAL_HEADER, SHORT_WRITE, nth=2),
+        Fault(Point.WAL_HEADER, SHORT_WRITE, nth=2, times=2),
     ],
     ids=lambda fault: f"{fault.at}-{fault.kind}",
 )
@@ -326,44 +328,36 @@ def test_a_repeat_of_a_carried_append_is_refused_when_the_write_fails_again(
 
 
 def test_a_full_disk_refuses_with_a_typed_error_and_goes_on_when_there_is_room() -> None:
-    with Machine(SimulatedDisk(capacity_bytes=200_000)) as machine:
-        quiver = machine.start()
+    with Machine(SimulatedDisk(capacity_bytes=3 * MB)) as machine:
+        quiver = machine.start(quiet(timeout_s=0.2))
         stored, refused = fill(quiver, 10_000)
         assert isinstance(refused, DiskFull)
         assert refused.stored == "no"
         assert "free space" in refused.hint
-        machine.disk.capacity_bytes = 1_000_000
+        machine.disk.capacity_bytes = 10 * MB
         stored.append(quiver.append_raw(b"there is room").seq)
         machine.cut_power()
         assert sorted(payloads(machine.start())) == stored
 
 
 def test_a_full_disk_can_still_be_opened_and_read() -> None:
-    """Enough for two files' heads; what is stored is served, and appends are refused."""
-    with Machine(SimulatedDisk(capacity_bytes=200_000)) as machine:
-        quiver = machine.start()
-        fill(quiver, 10_000)
-        stored = payloads(quiver)
-        machine.kill()
-        used_bytes = machine.disk.used_bytes(machine.wal_paths()[0].parents[1])
-        machine.disk.capacity_bytes = used_bytes + 40_000
-        quiver = machine.start()
-        assert payloads(quiver) == stored
-        with pytest.raises(DiskFull):
-            quiver.append_raw(bytes(10_000))
-
-
-def test_a_disk_without_room_for_one_file_cannot_be_opened_and_nothing_is_lost() -> None:
+    """What is stored is served, and appends are refused, although there is no reserve."""
     with Machine() as machine:
         machine.start().append_raw(b"x")
         machine.kill()
-        used_bytes = machine.disk.used_bytes(machine.wal_paths()[0].parents[1])
-        machine.disk.capacity_bytes = used_bytes
+        for entry in machine.disk.list(RESERVE):
+            machine.disk.unlink(RESERVE / entry.name, "test")
+        machine.disk.fill()
         for _ in range(3):
-            with pytest.raises(CannotOpen, match="no space left"):
-                machine.start()
+            quiver = machine.start(quiet(timeout_s=0.2))
+            assert payloads(quiver) == {0: [b"x"]}
+            with pytest.raises(DiskFull):
+                quiver.append_raw(b"y")
+            machine.kill()
         machine.disk.capacity_bytes = None
-        assert payloads(machine.start()) == {0: [b"x"]}
+        quiver = machine.start()
+        seq = quiver.append_raw(b"y").seq
+        assert payloads(quiver) == {0: [b"x"], seq: [b"y"]}
 
 
 def test_a_read_only_disk_cannot_be_opened_and_nothing_is_lost(machine: Machine) -> None:

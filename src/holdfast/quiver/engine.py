@@ -28,6 +28,7 @@ from holdfast.quiver import names
 from holdfast.quiver.backup_marker import refuse_backup
 from holdfast.quiver.config import QuiverConfig
 from holdfast.quiver.keep.keeper import Keeper
+from holdfast.quiver.keep.reserve import Reserve
 from holdfast.quiver.keep.retention import Retention
 from holdfast.quiver.keep.trash import Trash
 from holdfast.quiver.ledger.books import proven, reconcile, vanished
@@ -68,6 +69,7 @@ class Engine:
         self.root = root
         self.config = config
         self.seam = seam
+        self.reserve = Reserve(seam, root)
         self.catalog = Catalog()
         self.arrivals = Signal()
         self._readers: dict[str, Attachment] = {}
@@ -97,8 +99,9 @@ class Engine:
         return self.seam.clock
 
     def _start(self, expected_id: str | None) -> None:
+        self.reserve.find()
         refuse_newer(self.seam.disk, self.root / names.LEDGER_DIR)
-        recovery = Recovery(self.seam, self.root, self.config, self.catalog)
+        recovery = Recovery(self.seam, self.root, self.config, self.catalog, self.reserve)
         recovered = recovery.run(expected_id)
         self.quiver_id = recovered.start.quiver_id
         self.recovery = recovery.report
@@ -136,7 +139,8 @@ class Engine:
         for segment in self.catalog.snapshot():
             if segment.summary.segment_seq in old.state.deleted_segments:
                 self.catalog.remove(segment)
-                Trash(self.seam.disk, self.root).remove(segment.path, segment.disk_bytes)
+                trash = Trash(self.seam.disk, self.root, self.reserve)
+                trash.remove(segment.path, segment.disk_bytes)
         with contextlib.suppress(OSError):
             for path in old.interrupted:
                 self.seam.disk.unlink(path, Point.RECOVER_SWEEP)
@@ -154,18 +158,22 @@ class Engine:
         disk, wal_dir = self.seam.disk, self.root / names.WAL_DIR
         segments_dir = self.root / names.SEGMENTS_DIR
         self.builder = SegmentBuilder(disk, segments_dir, self.quiver_id, self.config)
-        self.sealer = Sealer(self.seam, self.config, self.builder, self.catalog, wal_dir)
+        self.sealer = Sealer(
+            self.seam, self.config, self.builder, self.catalog, wal_dir, self.reserve
+        )
         self.sealer.on_sealed = self.arrivals.notify
         for path, last_seq, size_bytes in recovered.wal_files:
             self.sealer.wal_files.add(path, last_seq, size_bytes)
         self.sealer.preload(recovered.backlog)
-        self.writer = Writer(self.seam, wal_dir, self.config, self.sealer, self.arrivals)
+        self.writer = Writer(
+            self.seam, wal_dir, self.config, self.sealer, self.arrivals, self.reserve
+        )
         self.shelf = Shelf(self.catalog, self.sealer, self.writer)
         for subscriber in old.state.subscribers.values():
             # Whoever was attached died with the last process; from then until now nobody could be.
             subscriber.absent_since_ns = self.clock.wall_ns()
         bounds = self.config.ledger.within(self.config.retention.size_cap_bytes)
-        self.ledger = Ledger(self.seam, self.root, self.quiver_id, bounds, old.state)
+        self.ledger = Ledger(self.seam, self.root, self.quiver_id, bounds, old.state, self.reserve)
         self.ledger.start(old.next_number, old.files)
         self.retention = Retention(
             self.seam,
@@ -192,6 +200,8 @@ class Engine:
             self.retention.empty_trash()
         with contextlib.suppress(OSError):
             self.retention.look_at_disk()
+        with contextlib.suppress(OSError):
+            self.retention.disk_room.make_reserve()
 
     def _tell_damages(self, old: RecoveredLedger) -> None:
         """Report what was lost, all of it: in `recovery`, and in the log."""

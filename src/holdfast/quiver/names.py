@@ -13,6 +13,7 @@ ROOT/
   ledger/0000000000000002.log what became of every bundle
   trash/                      segments being removed
   quarantine/                 damaged bytes, set aside
+  reserve/segment-1           blocks kept for a full disk
   control.sock                where the owner listens to tools
   control.path                where it listens instead, if that name is too long for a socket
   BACKUP                      this is a copy, to be restored and not to be opened
@@ -36,6 +37,7 @@ SEGMENTS_DIR = "segments"
 LEDGER_DIR = "ledger"
 TRASH_DIR = "trash"
 QUARANTINE_DIR = "quarantine"
+RESERVE_DIR = "reserve"
 MANIFEST = "manifest"
 BUNDLES = "bundles.arrow"
 
@@ -45,6 +47,7 @@ _LEDGER_PATTERN = re.compile(r"(\d{16,})\.log")
 _SEGMENT_PATTERN = re.compile(r"(\d{16})-(\d+)-(\d+)-(\d+)-(\d+)")
 _CORE_PATTERN = re.compile(r"core-(\d{2,})")
 _DATA_PATTERN = re.compile(r"(\d{3,})-(.+)\.arrow")
+_RESERVE_PATTERN = re.compile(r"([a-z]+)-\d+")
 _QUARANTINED_PATTERN = re.compile(r"\.\d+$")
 _BUILDING_PATTERN = re.compile(r"tmp-\d{16}-\d+")
 
@@ -123,6 +126,17 @@ def parse_data_file(name: str) -> tuple[int, str] | None:
     """Return index and slot in a data file's name, or None for a foreign name."""
     match = _DATA_PATTERN.fullmatch(name)
     return (int(match[1]), match[2]) if match else None
+
+
+def reserve_file(share: str, number: int) -> str:
+    """Return the name of a part of the reserve."""
+    return f"{share}-{number}"
+
+
+def parse_reserve_file(name: str) -> str | None:
+    """Return the share that a part of the reserve belongs to, or None for a foreign name."""
+    match = _RESERVE_PATTERN.fullmatch(name)
+    return match[1] if match else None
 
 
 def without_quarantine_number(name: str) -> str:

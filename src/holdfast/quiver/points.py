@@ -64,6 +64,13 @@ class Point(StrEnum):
     TRASH_SYNC_DIR = "trash.sync_dir"
     TRASH_UNLINK = "trash.unlink"
 
+    RESERVE_MAKE_DIR = "reserve.make_dir"
+    RESERVE_CREATE = "reserve.create"
+    RESERVE_WRITE = "reserve.write"
+    RESERVE_SYNC = "reserve.sync"
+    RESERVE_SYNC_DIR = "reserve.sync_dir"
+    RESERVE_UNLINK = "reserve.unlink"
+
     RECOVER_SYNC = "recover.sync"
     RECOVER_SWEEP = "recover.sweep"
     QUARANTINE_MAKE_DIR = "quarantine.make_dir"
@@ -121,6 +128,12 @@ DESCRIPTIONS: dict[Point, str] = {
     Point.TRASH_MOVE: "move a segment nobody needs into the trash",
     Point.TRASH_SYNC_DIR: "make that move durable",
     Point.TRASH_UNLINK: "unlink a file in the trash",
+    Point.RESERVE_MAKE_DIR: "make the folder of the reserve",
+    Point.RESERVE_CREATE: "create a part of the reserve",
+    Point.RESERVE_WRITE: "write its bytes",
+    Point.RESERVE_SYNC: "sync them, so that the blocks are ours",
+    Point.RESERVE_SYNC_DIR: "sync the folder of the reserve, or the one that holds it",
+    Point.RESERVE_UNLINK: "give up a part of the reserve, because the disk is full",
     Point.RECOVER_SYNC: "sync what the last process may not have synced",
     Point.RECOVER_SWEEP: "remove what an interrupted seal left",
     Point.QUARANTINE_MAKE_DIR: "make the quarantine folder",

@@ -370,7 +370,8 @@ class SimulatedDisk:
 
     def free_bytes(self, path: PurePath) -> int:
         with self._alive():
-            return max(0, self._room())
+            # Of a quota a file system says nothing.
+            return 1 << 50 if self.full_errno == errno.EDQUOT else max(0, self._room())
 
     def lock(self, path: PurePath, owner: str) -> Handle:
         with self._writing():

@@ -28,9 +28,10 @@ from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import NamedTuple
 
-from holdfast.errors import HoldfastError, Overloaded
+from holdfast.errors import HoldfastError, NotAccepted, Overloaded
 from holdfast.quiver import names
 from holdfast.quiver.config import QuiverConfig
+from holdfast.quiver.keep.disk_room import DiskRoom
 from holdfast.quiver.keep.orphans import Orphans
 from holdfast.quiver.keep.trash import Trash
 from holdfast.quiver.ledger.intervals import IntervalSet
@@ -111,7 +112,9 @@ class Retention:
         self._unsealed_bytes = unsealed_bytes
         self._lock = threading.RLock()
         self._freed = threading.Condition()
-        self._trash = Trash(seam.disk, root)
+        self._reserve = ledger.reserve
+        self.disk_room = DiskRoom(seam.disk, root, config, ledger, unsealed_bytes)
+        self._trash = Trash(seam.disk, root, ledger.reserve)
         self._quarantined_bytes = 0
         self._correction_bytes = 0
         # By subscriber, until outcomes are taken back.
@@ -135,7 +138,7 @@ class Retention:
         """Return what the quiver occupies, by its own account, corrected by the last look."""
         wal_bytes, _ = self._unsealed_bytes()
         known = wal_bytes + self._catalog.size_bytes + self._ledger.size_bytes
-        others = self._quarantined_bytes + self._trash.left_bytes
+        others = self._quarantined_bytes + self._trash.left_bytes + self._reserve.held_bytes
         return known + others + self._correction_bytes
 
     def look_at_disk(self) -> int:
@@ -161,7 +164,7 @@ class Retention:
         limits = [self._retention.max_age_s, *(s.options.max_age_s for s in subscribers)]
         return any(limit is not None for limit in limits)
 
-    def refusal(self, size_bytes: int) -> Overloaded | None:
+    def refusal(self, size_bytes: int) -> NotAccepted | None:
         """Return why an append of this size must wait, None if it need not.
 
         What could make room has been tried: the caller may wait and ask again.
@@ -173,7 +176,7 @@ class Retention:
                 if self._correction_bytes:
                     self.look_at_disk()  # it may be out of date by now
             if self._must_shrink(size_bytes):
-                return self._no_room()
+                return self._no_room(size_bytes)
         return self._blocked_by_subscriber()
 
     def hold(self, seconds: float) -> None:
@@ -198,12 +201,17 @@ class Retention:
             self._freed.notify_all()
 
     def _over_cap(self, size_bytes: int) -> bool:
-        # What is in the WAL will be written once more, as a segment, before it can go.
+        # What is in the WAL will be written once more, as a segment, before it can go; and most of
+        # what is kept for that is on the disk already.
         _, to_seal_bytes = self._unsealed_bytes()
-        wanted = self.used_bytes() + to_seal_bytes + 2 * size_bytes + self.reserve_bytes
-        return wanted > self.size_cap_bytes
+        reserve_bytes = self.disk_room.wanted_bytes(size_bytes)
+        kept_bytes = max(to_seal_bytes + self.reserve_bytes, reserve_bytes)
+        left_bytes = max(0, kept_bytes - self._reserve.held_bytes)
+        return self.used_bytes() + 2 * size_bytes + left_bytes > self.size_cap_bytes
 
-    def _no_room(self) -> Overloaded:
+    def _no_room(self, size_bytes: int) -> NotAccepted:
+        if not self._too_many() and not self._over_cap(size_bytes):
+            return self.disk_room.refusal()
         segments = self._catalog.snapshot()
         holders = sorted(self._holders(segments))
         who = f"its oldest is held by {', '.join(holders)}"
@@ -224,6 +232,13 @@ class Retention:
             path=str(self._root),
             retry_after_s=1.0,
         )
+
+    def make_room(self) -> bool:
+        """Remove what may go, because the disk refused an append, as a quota does unannounced."""
+        with contextlib.suppress(HoldfastError, OSError), self._lock:
+            pressed = self._plan_pressed()
+            return pressed is not None and self._remove(pressed)
+        return False
 
     def _holders(self, segments: Sequence[Segment]) -> list[str]:
         """Return who waits for the oldest segment, or for what is not sealed if there is none."""
@@ -312,7 +327,7 @@ class Retention:
                 self.counters.size_emergencies += pressed.reason == "size"
 
     def _must_shrink(self, size_bytes: int) -> bool:
-        return self._too_many() or self._over_cap(size_bytes)
+        return self._too_many() or self._over_cap(size_bytes) or self.disk_room.is_full(size_bytes)
 
     def earliest_seal_s(self) -> float:
         """Return the age before which a buffer is not sealed for its age alone.
@@ -449,6 +464,7 @@ class Retention:
             self._ledger.sync()
             self._catalog.remove(segment)
         self._trash.remove(segment.path, segment.disk_bytes)
+        self._reserve.freed()
         self.counters.evictions[removal.reason] += 1
         if removal.outcome is Outcome.DROPPED:
             self.counters.dropped_segments += 1

@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import PurePath
 
 from holdfast.quiver import names
+from holdfast.quiver.keep.reserve import Reserve, Share
 from holdfast.quiver.points import Point
 from holdfast.seam.disk import Disk, remove_tree
 
@@ -16,9 +17,10 @@ from holdfast.seam.disk import Disk, remove_tree
 class Trash:
     """Removes segments. One thread at a time."""
 
-    def __init__(self, disk: Disk, root: PurePath) -> None:
+    def __init__(self, disk: Disk, root: PurePath, reserve: Reserve | None = None) -> None:
         self._disk = disk
         self._folder = root / names.TRASH_DIR
+        self._reserve = reserve
         # What could not be removed yet, where it is, and its size.
         self._left: dict[PurePath, int] = {}
 
@@ -47,7 +49,7 @@ class Trash:
         try:
             target = self._folder / path.name
             if path != target and self._disk.exists(path):
-                self._disk.rename(path, target, Point.TRASH_MOVE)
+                self._move(path, target)
             if path != target:
                 self._disk.sync_dir(path.parent, Point.TRASH_SYNC_DIR)
             if self._disk.exists(target):
@@ -55,3 +57,12 @@ class Trash:
         except OSError:
             return
         self._left.pop(path, None)
+
+    def _move(self, path: PurePath, target: PurePath) -> None:
+        def move() -> None:
+            self._disk.rename(path, target, Point.TRASH_MOVE)
+
+        if self._reserve is None:
+            move()
+        else:
+            self._reserve.lend(Share.HEADERS, move)

@@ -10,10 +10,14 @@ When a write fails it is cut off again and the caller told; nothing changed. Whe
 file is left and a new one begun: its checkpoint holds everything, so nothing has to be written
 again. A file that was left is never written or synced again: the kernel forgets that a sync failed,
 and a new file whose beginning failed halfway may still be found, and believed, by the next start.
+
+On a full disk closed files go, which are only history, and then the reserve. Until that is whole
+again a file gets few lines before the next one begins, so that two of them fit in its place.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +27,7 @@ from typing import Any
 from holdfast.errors import BadInput, Fenced, QuiverClosed, StorageFailed, UnknownSubscriber
 from holdfast.quiver import names
 from holdfast.quiver.config import LedgerConfig
+from holdfast.quiver.keep.reserve import LEDGER_LINES_BYTES, Reserve, Share
 from holdfast.quiver.ledger.intervals import IntervalSet
 from holdfast.quiver.ledger.log import LedgerFile, LedgerHeader
 from holdfast.quiver.ledger.outcome import Outcome, Position, Resolution
@@ -140,7 +145,13 @@ class Ledger:
     """The log and the state behind it. Safe to use from many threads."""
 
     def __init__(
-        self, seam: Seam, root: PurePath, quiver_id: str, config: LedgerConfig, state: LedgerState
+        self,
+        seam: Seam,
+        root: PurePath,
+        quiver_id: str,
+        config: LedgerConfig,
+        state: LedgerState,
+        reserve: Reserve | None = None,
     ) -> None:
         self.state = state
         # Held while the state is read in more than one step.
@@ -152,6 +163,9 @@ class Ledger:
         self._directory = root / names.LEDGER_DIR
         self._quiver_id = quiver_id
         self._config = config
+        self.reserve = reserve or Reserve(seam, root)
+        # Whether the disk was full, and the reserve is not whole again since.
+        self._is_short = False
         self._next_number = 1
         # None until a disk that is full at the start takes it.
         self._file: LedgerFile | None = None
@@ -262,6 +276,11 @@ class Ledger:
         """Lines since the last checkpoint: what a start has to replay."""
         return self._file.lines if self._file else 0
 
+    @property
+    def checkpoint_bytes(self) -> int:
+        """Bytes of the last checkpoint."""
+        return self._file.checkpoint_bytes if self._file else 0
+
     def sync(self) -> None:
         """Make every line written so far durable."""
         with self.lock:
@@ -322,17 +341,55 @@ class Ledger:
             raise _closed()
         if self._left or self._file is None:
             self._rotate_or_fail()
-        file = self._file
-        assert file is not None, "BUG: no file after a rotation"
         try:
-            write(file)
+            self._with_room(lambda: self._write_line(write))
         except OSError as error:
-            self._undo(file)
             raise _failed(f"the ledger could not be written: {error.strerror}", error) from error
         self.lines_total += 1
         if self._due_s is None:
             self._due_s = self._seam.clock.monotonic_s() + self._config.flush_interval_s
             self.on_dirty()
+
+    def _write_line(self, write: Callable[[LedgerFile], None]) -> None:
+        file = self._file
+        assert file is not None, "BUG: no file after a rotation"
+        if self._is_short and file.lines_bytes > LEDGER_LINES_BYTES:
+            file = self._rotate_while_short()
+        try:
+            write(file)
+        except OSError:
+            self._undo(file)
+            raise
+
+    def _rotate_while_short(self) -> LedgerFile:
+        self._is_short = self.reserve.is_short(Share.HEADERS)
+        self._rotate()
+        self._give_up_history()
+        assert self._file is not None, "BUG: no file after a rotation"
+        return self._file
+
+    def _with_room(self, step: Callable[[], None]) -> None:
+        """Do a step that needs space; on a full disk history goes for it, then the reserve."""
+        while True:
+            try:
+                return step()
+            except OSError as error:
+                if error.errno not in DISK_IS_FULL:
+                    raise
+                self._is_short = True
+                if not self._give_up_history() and not self.reserve.give_up(Share.HEADERS):
+                    raise
+
+    def _give_up_history(self) -> bool:
+        """Remove the closed files, which only tell what happened; return whether one went."""
+        # Until there is a file of this process, the newest of the last one holds everything.
+        removed = False
+        while self._file is not None and self._closed_files:
+            with contextlib.suppress(FileNotFoundError):
+                self._seam.disk.unlink(self._closed_files[0][0], Point.LEDGER_UNLINK)
+            self._closed_files.pop(0)
+            removed = True
+        return removed
 
     def _undo(self, file: LedgerFile) -> None:
         try:
@@ -349,6 +406,9 @@ class Ledger:
 
     def _rotate(self) -> None:
         """Begin a new file with a checkpoint of everything; the old one is then history."""
+        self._with_room(self._begin_file)
+
+    def _begin_file(self) -> None:
         number, self._next_number = self._next_number, self._next_number + 1
         now_ns = self._seam.clock.wall_ns()
         header = LedgerHeader(self._quiver_id, number, new_salt(self._seam.randomness), now_ns)

@@ -177,6 +177,16 @@ class LedgerFile:
         buffers = [header, body, padding]
         self.end = write_behind(self._disk, self._handle, self.end, buffers, at)
 
+    @property
+    def checkpoint_bytes(self) -> int:
+        """Bytes of the checkpoint."""
+        return self._begin - BLOCK_BYTES
+
+    @property
+    def lines_bytes(self) -> int:
+        """Bytes of all lines behind it."""
+        return self.end - self._begin
+
     def is_full(self, rotate_bytes: int) -> bool:
         """Whether to begin another: not for the sake of a large checkpoint alone."""
         return self.end >= max(rotate_bytes, 2 * self._begin)

@@ -30,6 +30,7 @@ from holdfast.quiver.identity import (
     unknown_format,
     write_identity,
 )
+from holdfast.quiver.keep.reserve import Reserve, Share
 from holdfast.quiver.log.buffer import OpenBuffer
 from holdfast.quiver.log.frame import NOTHING, Totals
 from holdfast.quiver.log.header_block import HeaderFault, NewerVersion
@@ -82,7 +83,9 @@ class Recovered:
 class Recovery:
     """Reads a data directory once, at open."""
 
-    def __init__(self, seam: Seam, root: PurePath, config: QuiverConfig, catalog: Catalog) -> None:
+    def __init__(
+        self, seam: Seam, root: PurePath, config: QuiverConfig, catalog: Catalog, reserve: Reserve
+    ) -> None:
         self.report = RecoveryReport()
         self.quarantine = Quarantine(seam.disk, root)
         self._seam = seam
@@ -91,6 +94,7 @@ class Recovery:
         self._segments_dir = root / names.SEGMENTS_DIR
         self._config = config
         self._catalog = catalog
+        self._reserve = reserve
         self._producers = Producers(config.producers)
         # The ids this store has or had; data of any other is foreign.
         self.own_ids: set[str] = set()
@@ -130,7 +134,11 @@ class Recovery:
             identity = found
         else:
             identity = self._new_identity(found, claims)
-            self._due.append(lambda: write_identity(self._disk, self._root, identity))
+            self._due.append(
+                lambda: self._reserve.lend(
+                    Share.HEADERS, lambda: write_identity(self._disk, self._root, identity)
+                )
+            )
         if expected_id is not None and identity.quiver_id != expected_id:
             raise self._wrong_quiver(found or identity, expected_id)
         return identity

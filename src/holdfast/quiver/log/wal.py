@@ -226,6 +226,8 @@ class ClosedWalFiles:
         self._files: list[tuple[PurePath, int, int]] = []
         self._size_bytes = 0
         self._sealed_through = -1
+        # While there is no newer file, the newest of these keeps the sequence floor.
+        self.newest_stays = False
 
     @property
     def size_bytes(self) -> int:
@@ -246,6 +248,8 @@ class ClosedWalFiles:
         with self._lock:
             self._sealed_through = max(self._sealed_through, sealed_through)
             due = [file for file in self._files if file[1] <= self._sealed_through]
+            if self.newest_stays and self._files:
+                due = [file for file in due if file != max(self._files)]
             if not due:
                 return
             for file in due:

@@ -28,12 +28,13 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import PurePath
 
 from holdfast.errors import HoldfastError, NotAccepted, StorageFailed
 from holdfast.quiver import names
 from holdfast.quiver.config import AckLevel, QuiverConfig
+from holdfast.quiver.keep.reserve import Reserve, Share
 from holdfast.quiver.log.buffer import Held, OpenBuffer
 from holdfast.quiver.log.frame import NOTHING, Totals
 from holdfast.quiver.log.group import Numbered, Numbering, last_append, needs_sync
@@ -65,6 +66,7 @@ class Writer:
         config: QuiverConfig,
         sealer: Sealer,
         arrivals: Signal,
+        reserve: Reserve,
     ) -> None:
         self.counters = Counters()
         self.inbox = Inbox(config.append.max_pending_bytes, seam.clock)
@@ -82,6 +84,7 @@ class Writer:
         self._config = config
         self._sealer = sealer
         self._arrivals = arrivals
+        self._reserve = reserve
         self._fresh_data = False
         # Who says whether there is room; set before `start`.
         self.room: Room | None = None
@@ -99,24 +102,32 @@ class Writer:
         """Begin where recovery ended.
 
         The first WAL file is created here, so that a disk which cannot be written is known at open.
+        On a full one that may have to wait.
         """
+        self._start = start
         self._quiver_id = start.quiver_id
         self._producers = start.producers
         self._next_seq = start.next_seq
         self._next_wal_number = start.next_wal_number
-        self._previous = start.previous
         self.accepted = start.accepted
         self.published = (start.next_seq - 1, start.accepted)
         self.buffer = start.buffer
         self.synced_seq = start.next_seq - 1
-        self._make_first_file(start)
+        self._sealer.wal_files.newest_stays = True
+        try:
+            self._begin_file()
+        except OSError as error:
+            if error.errno not in DISK_IS_FULL:
+                raise
+            self.counters.write_failures += 1
 
     def start(self) -> None:
         """Start the thread."""
         self._thread.start()
 
     def _make_first_file(self, start: Start) -> None:
-        """Make the first file; on a full disk without copies, so that it can be read and freed."""
+        """Make the first file; on a full disk without copies, which may be large."""
+        self._previous = start.previous
         try:
             self._rotate(start.copied, [held for bundles in start.copied for held in bundles])
         except OSError as error:
@@ -302,7 +313,8 @@ class Writer:
             self.buffer.opened_at_s = self._clock.monotonic_s()
         bundles = [held for item in group for held in item.held]
         self.buffer.add(*bundles)
-        self._count(len(group), bundles)
+        events = self.counters.count(len(group), bundles)
+        self.accepted = self.accepted.plus(len(bundles), events)
         due: list[tuple[Append, Outcome]] = []
         patient: list[tuple[Append, Outcome]] = []
         for item in group:
@@ -317,15 +329,6 @@ class Writer:
         self.published = (bundles[-1].seq, self.accepted)
         return due
 
-    def _count(self, appends: int, bundles: list[Held]) -> None:
-        """Count a group as accepted; at once, because the writer's time per append is short."""
-        events = sum([held.events for held in bundles])
-        self.accepted = self.accepted.plus(len(bundles), events)
-        self.counters.appends += appends
-        self.counters.bundles += len(bundles)
-        self.counters.events += events
-        self.counters.payload_bytes += sum([len(held.payload) for held in bundles])
-
     def _carry(self, group: list[Numbered]) -> None:
         """Keep what was acknowledged in memory for the next group."""
         for item in group:
@@ -336,12 +339,15 @@ class Writer:
     # -------------------------------------------------------------------- disk
 
     def _write(self, wal: WalFile, group: list[Numbered]) -> None:
-        try:
-            wal.write(group)
-        except OSError as error:
-            self._undo(wal)
-            self.counters.write_failures += 1
-            raise write_error(error, self._wal_dir) from error
+        while True:
+            try:
+                return wal.write(group)
+            except OSError as error:
+                self._undo(wal)
+                full = error.errno in DISK_IS_FULL and self._wal is wal
+                if not full or self.room is None or not self.room.make_room():
+                    self.counters.write_failures += 1
+                    raise write_error(error, self._wal_dir) from error
 
     def _undo(self, wal: WalFile) -> None:
         """Cut a failed group off again, or leave the file behind: either way it is gone."""
@@ -363,12 +369,15 @@ class Writer:
             if wal.end > wal.synced:
                 self._sync_or_rescue(Point.WAL_ROTATE_SYNC)
         try:
-            self._rotate()
+            self._begin_file()
         except OSError as error:
             self.counters.write_failures += 1
             raise write_error(error, self._wal_dir) from error
         assert self._wal is not None
         return self._wal
+
+    def _begin_file(self) -> None:
+        self._make_first_file(self._start) if self._wal is None else self._rotate()
 
     def _rotate(self, copied: Sequence[list[Held]] = (), counted: Sequence[Held] = ()) -> None:
         """Leave the current file, which is synced or poisoned, and begin the next with copies.
@@ -388,11 +397,14 @@ class Writer:
             accepted_before=self.accepted.plus(-len(counted), -sum(h.events for h in counted)),
             created_ns=self._clock.wall_ns(),
         )
-        fresh = WalFile(self._disk, self._wal_dir, header, copied)
+        fresh = self._reserve.lend(
+            Share.HEADERS, lambda: WalFile(self._disk, self._wal_dir, header, copied)
+        )
         if self._wal is not None:
             self._wal.close()
             self._sealer.wal_files.add(self._wal.path, self._wal.last_seq, self._wal.end)
         self._wal, self._wal_is_left = fresh, False
+        self._sealer.wal_files.newest_stays = False
 
     def _sync_or_rescue(self, at: Point = Point.WAL_SYNC) -> None:
         wal = self._wal
@@ -404,10 +416,7 @@ class Writer:
             self.counters.sync_failures += 1
             self._rescue()
         self._all_synced()
-        took_s = self._clock.monotonic_s() - started_s
-        self.counters.syncs += 1
-        self.counters.sync_seconds += took_s
-        self.counters.sync_seconds_max = max(self.counters.sync_seconds_max, took_s)
+        self.counters.synced(self._clock.monotonic_s() - started_s)
 
     def _all_synced(self) -> None:
         if self._unsynced:
@@ -466,7 +475,7 @@ class Writer:
             return
         patience_s = 0.0 if self._stopping else self._config.append.timeout_s / 2
         room.throttled()
-        with self._blocked() as started_s:
+        with self.counters.blocked(self._clock) as started_s:
             while refusal is not None:
                 if self._clock.monotonic_s() - started_s >= patience_s or self._stopping:
                     raise refusal
@@ -482,7 +491,7 @@ class Writer:
             return
         patience_s = CLOSING_PATIENCE_S if self._stopping else self._config.append.timeout_s
         was_idle = False
-        with self._blocked() as started_s:
+        with self.counters.blocked(self._clock) as started_s:
             while not satisfied():
                 if self._clock.monotonic_s() - started_s > patience_s:
                     raise self._sealer.overloaded()
@@ -490,18 +499,7 @@ class Writer:
                 if is_idle and was_idle:
                     self._pause.wait(POLL_S)  # it is the disk that we wait for, not the sealer
                 was_idle = is_idle
-        stalled_s = self._clock.monotonic_s() - started_s
-        self.counters.stall_seconds += stalled_s
-        self.counters.stall_seconds_max = max(self.counters.stall_seconds_max, stalled_s)
-
-    @contextlib.contextmanager
-    def _blocked(self) -> Iterator[float]:
-        """Count how long appends wait for room, however that ends."""
-        started_s = self._clock.monotonic_s()
-        try:
-            yield started_s
-        finally:
-            self.counters.blocked_seconds += self._clock.monotonic_s() - started_s
+        self.counters.stalled(self._clock.monotonic_s() - started_s)
 
     def _hand_over(self) -> bool:
         """Give the open buffer to the sealer, if it is free and the data is durable."""
@@ -518,7 +516,7 @@ class Writer:
     def _end_wal_file(self) -> None:
         """Begin a new WAL file, so that the handed-over one can go as a whole when sealed."""
         try:
-            self._rotate()
+            self._begin_file()
         except OSError:
             # The next group tries again; the old file goes later, with the next segment.
             self.counters.write_failures += 1
@@ -575,7 +573,8 @@ class Writer:
 
     def _write_close_frame(self) -> None:
         wal = self._wal
-        assert wal is not None
+        if wal is None:
+            return
         try:
             wal.write_close(self._next_seq, self._clock.wall_ns())
             wal.sync(Point.WAL_CLOSE_SYNC)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from holdfast.errors import Overloaded
+from holdfast.errors import NotAccepted
 from holdfast.quiver.log.buffer import Held, OpenBuffer
 from holdfast.quiver.log.frame import Totals
 from holdfast.quiver.log.producers import Producers
+from holdfast.seam.clock import Clock
 
 
 @dataclass
@@ -28,6 +31,35 @@ class Counters:
     stall_seconds: float = 0.0
     stall_seconds_max: float = 0.0
     blocked_seconds: float = 0.0
+
+    def count(self, appends: int, bundles: Sequence[Held]) -> int:
+        """Count a group; at once, because the writer's time per append is short."""
+        events = sum([held.events for held in bundles])
+        self.appends += appends
+        self.bundles += len(bundles)
+        self.events += events
+        self.payload_bytes += sum([len(held.payload) for held in bundles])
+        return events
+
+    def synced(self, took_s: float) -> None:
+        """Count a sync."""
+        self.syncs += 1
+        self.sync_seconds += took_s
+        self.sync_seconds_max = max(self.sync_seconds_max, took_s)
+
+    def stalled(self, took_s: float) -> None:
+        """Count that the writer waited for the sealer."""
+        self.stall_seconds += took_s
+        self.stall_seconds_max = max(self.stall_seconds_max, took_s)
+
+    @contextlib.contextmanager
+    def blocked(self, clock: Clock) -> Iterator[float]:
+        """Count how long appends wait for room, however that ends."""
+        started_s = clock.monotonic_s()
+        try:
+            yield started_s
+        finally:
+            self.blocked_seconds += clock.monotonic_s() - started_s
 
 
 @dataclass(frozen=True)
@@ -52,11 +84,14 @@ class Start:
 class Room(Protocol):
     """Who says whether there is room for more."""
 
-    def refusal(self, size_bytes: int) -> Overloaded | None:
+    def refusal(self, size_bytes: int) -> NotAccepted | None:
         """Return why an append of this size must wait, None if it need not."""
 
     def earliest_seal_s(self) -> float:
         """Return the age before which a buffer is not sealed for its age alone."""
+
+    def make_room(self) -> bool:
+        """Remove something for an append that the disk refused; return whether that was so."""
 
     def wait_freed(self, timeout_s: float) -> None:
         """Wait until there may be room again."""

@@ -16,6 +16,7 @@ from pathlib import PurePath
 
 from holdfast.errors import HoldfastError, Overloaded, StorageFailed
 from holdfast.quiver.config import QuiverConfig
+from holdfast.quiver.keep.reserve import Reserve, Share
 from holdfast.quiver.log.buffer import OpenBuffer
 from holdfast.quiver.log.wal import ClosedWalFiles
 from holdfast.quiver.segments.build import SegmentBuilder
@@ -42,6 +43,7 @@ class Sealer:
         builder: SegmentBuilder,
         catalog: Catalog,
         wal_dir: PurePath,
+        reserve: Reserve,
     ) -> None:
         self.counters = SealCounters()
         self.last_error: str | None = None
@@ -52,6 +54,7 @@ class Sealer:
         self._clock = seam.clock
         self._config = config.segment
         self._builder = builder
+        self._reserve = reserve
         self._catalog = catalog
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
@@ -169,7 +172,10 @@ class Sealer:
 
     def _seal(self, buffer: OpenBuffer) -> None:
         started_s = self._clock.monotonic_s()
-        segment = self._builder.build(buffer.bundles, self._catalog.next_segment_seq())
+        segment = self._reserve.lend(
+            Share.SEGMENT,
+            lambda: self._builder.build(buffer.bundles, self._catalog.next_segment_seq()),
+        )
         with self._lock:
             # Together, so that a reader who asks the sealer first and the catalog second misses
             # nothing.

@@ -18,6 +18,7 @@ from holdfast.quiver.backup_marker import refuse_backup
 from holdfast.quiver.config import QuiverConfig
 from holdfast.quiver.identity import Identity
 from holdfast.quiver.inspect import Inventory, inspect
+from holdfast.quiver.keep.reserve import Reserve
 from holdfast.quiver.keep.retention import Retention
 from holdfast.quiver.ledger.ledger import Ledger
 from holdfast.quiver.log.buffer import OpenBuffer
@@ -37,8 +38,9 @@ def shelf_of(seam: Seam, inventory: Inventory) -> Shelf:
     # A writer and a sealer that are never started: nothing is added, nothing goes.
     config, wal_dir = QuiverConfig(), inventory.root / names.WAL_DIR
     builder = SegmentBuilder(seam.disk, inventory.root / names.SEGMENTS_DIR, "", config)
-    sealer = Sealer(seam, config, builder, inventory.catalog, wal_dir)
-    writer = Writer(seam, wal_dir, config, sealer, Signal())
+    reserve = Reserve(seam, inventory.root)
+    sealer = Sealer(seam, config, builder, inventory.catalog, wal_dir, reserve)
+    writer = Writer(seam, wal_dir, config, sealer, Signal(), reserve)
     buffer = OpenBuffer(seam.clock.monotonic_s())
     for held in inventory.unsealed:
         buffer.add(held)
@@ -85,6 +87,7 @@ class Offline:
         self.ledger = Ledger(seam, inventory.root, quiver_id, QuiverConfig().ledger, old.state)
         self._seam = seam
         self._inventory = inventory
+        self.ledger.reserve.find()
         try:
             self.ledger.start(old.next_number, old.files)
         except OSError as error:

@@ -1,0 +1,71 @@
+"""Whether the disk has room for an append: the cap that the disk sets, whatever is configured.
+
+Nothing is appended unless the reserve is as large as it must be afterwards, and some space is left
+beside it. So whoever delivers and frees what is stored never needs space that is gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import PurePath
+
+from holdfast.errors import DiskFull
+from holdfast.quiver.config import QuiverConfig
+from holdfast.quiver.keep.reserve import FREE_BYTES_MIN, Share, headers_bytes, segment_bytes
+from holdfast.quiver.ledger.ledger import Ledger
+from holdfast.seam.disk import Disk
+
+
+class DiskRoom:
+    """Asks the disk, and keeps the reserve whole. Safe to use from many threads."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        root: PurePath,
+        config: QuiverConfig,
+        ledger: Ledger,
+        unsealed_bytes: Callable[[], tuple[int, int]],
+    ) -> None:
+        self._disk = disk
+        self._root = root
+        self._full_buffer_bytes = config.segment.target_size_bytes
+        self._ledger = ledger
+        self._reserve = ledger.reserve
+        self._unsealed_bytes = unsealed_bytes
+
+    def wanted_bytes(self, size_bytes: int) -> int:
+        """Return how large the reserve must be after an append of this size."""
+        return sum(self._wanted(size_bytes).values())
+
+    def _wanted(self, size_bytes: int) -> dict[Share, int]:
+        _, to_seal_bytes = self._unsealed_bytes()
+        buffer_bytes = min(to_seal_bytes, self._full_buffer_bytes) + size_bytes
+        wanted = {Share.HEADERS: headers_bytes(self._ledger.checkpoint_bytes)}
+        if buffer_bytes:
+            wanted[Share.SEGMENT] = segment_bytes(buffer_bytes, self._full_buffer_bytes)
+        return wanted
+
+    def make_reserve(self, size_bytes: int = 0) -> None:
+        """Make the reserve as large as it must be after an append; an OSError if it cannot be."""
+        self._reserve.make(self._wanted(size_bytes))
+
+    def is_full(self, size_bytes: int) -> bool:
+        """Whether there is no room for an append; without one, nothing is asked of the disk."""
+        if not size_bytes:
+            return False
+        try:
+            self.make_reserve(size_bytes)
+            return self._disk.free_bytes(self._root) < size_bytes + FREE_BYTES_MIN
+        except OSError:
+            return True
+
+    def refusal(self) -> DiskFull:
+        """Return what a producer is told meanwhile."""
+        return DiskFull(
+            f"the disk has {self._disk.free_bytes(self._root)} bytes left beside a reserve of "
+            f"{self._reserve.held_bytes}, with which what is stored is delivered and freed",
+            hint="let readers catch up, or free space on the disk: nothing stored is affected",
+            path=str(self._root),
+            retry_after_s=1.0,
+        )

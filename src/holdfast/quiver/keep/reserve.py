@@ -1,0 +1,191 @@
+"""The reserve: blocks on the disk that are ours already, so that a full one can be freed.
+
+A full disk is left by delivering what is on it: outcomes are written, what is in the log is sealed,
+segments go. Each of these needs a little room itself, and so does a start. That room is kept as
+files of random bytes, written and synced (no holes, no preallocation, nothing to be compressed
+away), in two shares:
+
+    headers   one WAL file's header, two ledger files with their checkpoints and some lines
+    segment   one seal: as large as the largest buffer that was ever open, not as it may become
+
+Whoever meets a full disk gives up the share that he needs, and uses the freed blocks at once. Until
+the reserve is whole again nothing is appended (retention.py), so nobody else of this quiver takes
+them. It is made whole as soon as there is room. What a kill leaves of it is found by its names and
+sizes at the next start; the bytes mean nothing. docs/format/README.md
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import math
+import threading
+from collections.abc import Callable
+from enum import StrEnum
+from pathlib import PurePath
+from typing import TypeVar
+
+from holdfast.quiver import names
+from holdfast.quiver.config import KB, MB
+from holdfast.quiver.log.header_block import BLOCK_BYTES
+from holdfast.quiver.points import Point
+from holdfast.seam import Seam
+from holdfast.seam.disk import DISK_IS_FULL, entries_of, write_all
+from holdfast.seam.randomness import seeded_randomness
+
+# What a file system may take for a new file beside its bytes: an inode, a name, a last block.
+FILE_COST_BYTES = 16 * KB
+# While the disk is full a ledger file gets so many bytes of lines; then the next one begins, and
+# the one before goes.
+LEDGER_LINES_BYTES = 32 * KB
+# A segment takes an eighth more than its bundles in memory, and that much for its small files.
+SEGMENT_OVERHEAD_BYTES = 128 * KB
+# Shares grow in steps: the first, then twice as much, so that growing is rare.
+STEP_BYTES_MIN = 256 * KB
+# Appends leave so much free on the disk beside the reserve: another quiver on the same disk that
+# gives up its headers finds them free when it writes.
+FREE_BYTES_MIN = MB
+# A quota is used up although the disk has room: then a try costs as much as the reserve does.
+RETRY_S = 0.5
+# Random bytes are made and written in pieces.
+_PIECE_BYTES = MB
+
+Result = TypeVar("Result")
+
+
+class Share(StrEnum):
+    """What a part of the reserve is kept for."""
+
+    HEADERS = "headers"
+    SEGMENT = "segment"
+
+
+def headers_bytes(checkpoint_bytes: int) -> int:
+    """Return how large the first share is, given the ledger's last checkpoint."""
+    # A checkpoint may have grown by the time it is written.
+    ledger_file = BLOCK_BYTES + 2 * checkpoint_bytes + LEDGER_LINES_BYTES + FILE_COST_BYTES
+    needed = BLOCK_BYTES + FILE_COST_BYTES + 2 * ledger_file
+    return -(-needed // (64 * KB)) * (64 * KB)
+
+
+def segment_bytes(buffer_bytes: int, full_bytes: int) -> int:
+    """Return how large the second share is, given a buffer, and the size of a full one."""
+    step = STEP_BYTES_MIN
+    while step < _sealed(buffer_bytes):
+        step *= 2
+    return max(_sealed(buffer_bytes), min(step, _sealed(full_bytes)))
+
+
+def _sealed(buffer_bytes: int) -> int:
+    return buffer_bytes + buffer_bytes // 8 + SEGMENT_OVERHEAD_BYTES
+
+
+class Reserve:
+    """The files of the reserve. Safe to use from many threads."""
+
+    def __init__(self, seam: Seam, root: PurePath) -> None:
+        self._disk = seam.disk
+        self._root = root
+        self._folder = root / names.RESERVE_DIR
+        self._lock = threading.Lock()
+        self._files: dict[Share, dict[PurePath, int]] = {share: {} for share in Share}
+        self._clock = seam.clock
+        self._retry_s = -math.inf
+
+    def find(self) -> None:
+        """Take over what the last process left."""
+        with self._lock:
+            for entry in entries_of(self._disk, self._folder):
+                share = names.parse_reserve_file(entry.name)
+                if share in set(Share) and not entry.is_dir:
+                    self._files[Share(share)][self._folder / entry.name] = entry.size_bytes
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of all its files."""
+        return sum(sum(files.values()) for files in self._files.values())
+
+    def holds(self, share: Share) -> int:
+        """Return the bytes of one share."""
+        return sum(self._files[share].values())
+
+    def is_short(self, share: Share) -> bool:
+        """Whether a share was given up, and is not there again."""
+        return not self._files[share]
+
+    def missing_bytes(self, wanted: dict[Share, int]) -> int:
+        """Return how many bytes are missing for shares of these sizes."""
+        return sum(max(0, size - self.holds(share)) for share, size in wanted.items())
+
+    def make(self, wanted: dict[Share, int]) -> None:
+        """Make the shares as large as wanted; an OSError if there is no room, or no disk.
+
+        Nothing is written unless all of it fits: a disk that is nearly full is not filled.
+        """
+        with self._lock:
+            missing = self.missing_bytes(wanted)
+            if not missing:
+                return
+            free_bytes = self._disk.free_bytes(self._root)
+            now_s = self._clock.monotonic_s()
+            if free_bytes < missing + FREE_BYTES_MIN or now_s < self._retry_s:
+                raise OSError(errno.ENOSPC, "no room for the reserve", str(self._folder))
+            self._retry_s = now_s + RETRY_S
+            if not self._disk.exists(self._folder):
+                self._disk.make_dir(self._folder, Point.RESERVE_MAKE_DIR)
+                self._disk.sync_dir(self._root, Point.RESERVE_SYNC_DIR)
+            for share, size in wanted.items():
+                if self.holds(share) < size:
+                    self._grow(share, size - self.holds(share))
+            self._disk.sync_dir(self._folder, Point.RESERVE_SYNC_DIR)
+            self._retry_s = -math.inf
+
+    def freed(self) -> None:
+        """Something went: the next try may be made at once."""
+        self._retry_s = -math.inf
+
+    def _grow(self, share: Share, size_bytes: int) -> None:
+        taken = {path.name for path in self._files[share]}
+        number = next(n for n in range(1, len(taken) + 2) if _name(share, n) not in taken)
+        path = self._folder / _name(share, number)
+        with contextlib.suppress(FileNotFoundError):
+            self._disk.unlink(path, Point.RESERVE_UNLINK)  # what could not be taken back before
+        # Of no meaning, but unlike that of any other file: a disk may store equal blocks once.
+        noise = seeded_randomness(int.from_bytes(str(path).encode()))
+        handle = self._disk.create(path, Point.RESERVE_CREATE)
+        try:
+            for start in range(0, size_bytes, _PIECE_BYTES):
+                piece = noise.randbytes(min(_PIECE_BYTES, size_bytes - start))
+                write_all(self._disk, handle, [piece], Point.RESERVE_WRITE)
+            self._disk.sync(handle, Point.RESERVE_SYNC)
+        except OSError:
+            with contextlib.suppress(OSError):
+                self._disk.unlink(path, Point.RESERVE_UNLINK)
+            raise
+        finally:
+            self._disk.close(handle)
+        self._files[share][path] = size_bytes
+
+    def give_up(self, share: Share) -> bool:
+        """Free the blocks of a share; return whether there were any."""
+        with self._lock:
+            freed = False
+            for path in list(self._files[share]):
+                with contextlib.suppress(FileNotFoundError):
+                    self._disk.unlink(path, Point.RESERVE_UNLINK)
+                del self._files[share][path]
+                freed = True
+            return freed
+
+    def lend(self, share: Share, step: Callable[[], Result]) -> Result:
+        """Do a step; if the disk is full, give up a share and do it again."""
+        try:
+            return step()
+        except OSError as error:
+            if error.errno not in DISK_IS_FULL or not self.give_up(share):
+                raise
+        return step()
+
+
+def _name(share: Share, number: int) -> str:
+    return names.reserve_file(share, number)

@@ -1,0 +1,174 @@
+"""A disk that is full, and stays so until something is unlinked.
+
+It was a dead end: no ack could be written, so nothing was ever freed, and no start was possible.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import zlib
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+from tests.quiver.machine import ROOT, Machine, quiet
+
+from holdfast.errors import DiskFull, NotAccepted
+from holdfast.quiver import AckLevel, Quiver, QuiverConfig, RetentionConfig
+from holdfast.quiver.config import KB, MB
+from holdfast.seam.simulated import SimulatedDisk
+
+RESERVE = ROOT / "reserve"
+BUNDLE_BYTES = 50_000
+# A WAL file's and a ledger file's beginning, and some lines: without a reserve this must be free.
+NO_RESERVE_BYTES = 96 * KB
+LINES = 2_000
+
+
+def config(timeout_s: float = 0.2, **retention: object) -> QuiverConfig:
+    """Return one whose appends do not wait long, and whose keeper looks often."""
+    kept = RetentionConfig(tick_s=0.01, **retention)  # type: ignore[arg-type]
+    return replace(quiet(timeout_s=timeout_s, file_size_bytes=MB), retention=kept)
+
+
+@pytest.fixture(params=[errno.ENOSPC, errno.EDQUOT], ids=["no space", "quota"])
+def machine(request: pytest.FixtureRequest) -> Iterator[Machine]:
+    disk = SimulatedDisk(capacity_bytes=12 * MB)
+    disk.full_errno = request.param
+    with Machine(disk) as machine:
+        yield machine
+
+
+def fill(quiver: Quiver) -> list[int]:
+    """Append until that is refused for want of room, and is refused again."""
+    stored: list[int] = []
+    refused = 0
+    while refused < 3:
+        try:
+            stored.append(quiver.append_raw(b"%06d" % len(stored) + bytes(BUNDLE_BYTES)).seq)
+        except DiskFull:
+            refused += 1
+    return stored
+
+
+def drain(quiver: Quiver, name: str = "s", at_most: int = 1 << 30) -> list[int]:
+    """Acknowledge what waits, each bundle alone."""
+    acked: list[int] = []
+    with quiver.lease(name) as lease:
+        while len(acked) < at_most and (delivery := lease.poll(timeout_s=0.2)) is not None:
+            delivery.ack()
+            acked.append(delivery.bundle.seq)
+    return acked
+
+
+def append_when_there_is_room(quiver: Quiver) -> int:
+    """Append something; what was freed may still be on its way."""
+    for _ in range(200):
+        with contextlib.suppress(NotAccepted):
+            return quiver.append_raw(b"there is room").seq
+    raise AssertionError("there is no room")
+
+
+def test_a_full_disk_is_left_by_delivering_what_is_on_it(machine: Machine) -> None:
+    quiver = machine.start(config())
+    quiver.register("s")
+    stored = fill(quiver)
+    assert len(stored) > 60
+    machine.disk.fill()  # by somebody else, to the last block
+    assert drain(quiver) == stored
+    assert append_when_there_is_room(quiver) > stored[-1]
+
+
+def test_a_start_on_a_full_disk_opens_drains_and_frees(machine: Machine) -> None:
+    quiver = machine.start(config())
+    quiver.register("s")
+    stored = fill(quiver)
+    machine.disk.fill()  # by somebody else, to the last block
+    machine.kill()
+    for _ in range(3):  # to open it costs nothing that is not given back
+        machine.start(config())
+        machine.kill()
+    quiver = machine.start(config())
+    first = drain(quiver, at_most=len(stored) // 3)
+    machine.kill()
+    quiver = machine.start(config())
+    assert first + drain(quiver) == stored
+    assert append_when_there_is_room(quiver) > stored[-1]
+    quiver.flush()
+    machine.stop()
+    assert machine.start(config()).recovery.clean_shutdown
+
+
+# The reserve.
+
+
+def reserve_files(machine: Machine) -> dict[str, int]:
+    return {entry.name: entry.size_bytes for entry in machine.disk.list(RESERVE)}
+
+
+def test_the_reserve_is_written_and_synced_and_grows_with_what_must_be_sealed() -> None:
+    with Machine() as machine:
+        quiver = machine.start(config())
+        assert reserve_files(machine).keys() == {"headers-1"}
+        quiver.append_raw(b"x")
+        small = reserve_files(machine)
+        assert sum(small.values()) < 512 * KB, "a tiny quiver needs little"
+        for _ in range(15):
+            quiver.append_raw(bytes(BUNDLE_BYTES))
+        grown = reserve_files(machine)
+        assert sum(grown.values()) > sum(small.values())
+        quiver.flush()
+        machine.cut_power()
+        assert reserve_files(machine) == grown
+        content = machine.disk.read(RESERVE / "segment-1")
+        assert len(zlib.compress(content)) > len(content), "nothing that a disk could leave out"
+        machine.start(config()).append_raw(bytes(BUNDLE_BYTES))
+        assert reserve_files(machine) == grown, "what is there is enough"
+
+
+def test_delivered_data_goes_before_anything_is_refused(machine: Machine) -> None:
+    quiver = machine.start(config(steady_state_headroom_bytes=1 << 40))
+    quiver.register("s")
+    for _ in range(400):  # several times what the disk holds
+        quiver.append_raw(bytes(BUNDLE_BYTES))
+        drain_now(quiver)
+    assert quiver.statistics().segments > 1, "it was kept as long as there was room"
+
+
+def drain_now(quiver: Quiver) -> None:
+    with quiver.lease("s") as lease:
+        while (delivery := lease.poll(timeout_s=0)) is not None:
+            delivery.ack()
+
+
+def test_the_ledger_stays_within_the_reserve_while_the_disk_is_full(machine: Machine) -> None:
+    """Each ack is a line: many times more than fit, before the first segment can go."""
+    quiver = machine.start(config(timeout_s=60.0))
+    quiver.register("s")
+    for number in range(LINES):
+        quiver.append_raw(b"%d" % number, level=AckLevel.WRITTEN)
+    quiver.append_raw(b"all are synced with this one")
+    machine.disk.fill()
+    assert len(drain(quiver)) == LINES + 1
+    machine.kill()
+    quiver = machine.start(config())
+    assert drain(quiver) == []
+
+
+def test_a_directory_without_a_reserve_on_a_full_disk_opens_drains_and_frees() -> None:
+    """As the version before left it, or somebody who removed the reserve."""
+    with Machine(SimulatedDisk(capacity_bytes=12 * MB)) as machine:
+        quiver = machine.start(config())
+        quiver.register("s")
+        stored = fill(quiver)
+        machine.kill()
+        for name in reserve_files(machine):
+            machine.disk.unlink(RESERVE / name, "test")
+        machine.disk.fill()
+        assert machine.disk.capacity_bytes is not None
+        machine.disk.capacity_bytes += NO_RESERVE_BYTES
+        quiver = machine.start(config())
+        assert drain(quiver) == stored
+        assert append_when_there_is_room(quiver) > stored[-1]
+        assert sum(reserve_files(machine).values()) > 0
