@@ -99,10 +99,14 @@ def test_commits_are_made_of_commits(run: Run, folder: Path, tmp_path: Path) -> 
     }
     assert kinds == {
         "a.txt": "removed",
+        "copy/": "added",
         "copy/b.bin": "added",
+        "copy/er/": "added",
         "copy/er/c": "added",
         "copy/link": "added",
+        "deep/": "removed",
         "deep/b.bin": "removed",
+        "deep/er/": "removed",
         "deep/er/c": "removed",
         "deep/link": "removed",
     }
@@ -130,7 +134,8 @@ def test_archives_go_in_and_out(run: Run, folder: Path) -> None:
     run("files", "put", "1", str(folder))
     archive = run("files", "export", "1", "-")
     with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
-        assert tar.getnames() == ["a.txt", "deep/b.bin", "deep/er/c", "deep/link", "empty"]
+        names = ["a.txt", "deep", "deep/b.bin", "deep/er", "deep/er/c", "deep/link", "empty"]
+        assert tar.getnames() == names
     run("files", "import", "2", "-", "--into", "from/tar", stdin=archive)
     assert run("files", "cat", "2", "from/tar/a.txt") == b"alpha\n"
     run("files", "import", "3", "-", stdin=archive)

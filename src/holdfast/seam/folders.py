@@ -8,6 +8,7 @@ lead out of it. Nothing is synced: what is restored is still in the store.
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import stat
 from collections import OrderedDict
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 # Folders that are kept open for the next file in them.
 OPEN_FOLDERS_MAX = 64
 READ_BLOCK_BYTES = 16 * 1024 * 1024
+# Zeros that stand for a hole, at a time; and how much must be zero to be left out as one.
+HOLE_BLOCK_BYTES = 1024 * 1024
+HOLE_BYTES = 4096
 
 _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
@@ -47,6 +51,23 @@ class FolderEntry(NamedTuple):
     mtime_ns: int
     ctime_ns: int
     inode: int
+    device: int
+    links: int
+    uid: int
+    gid: int
+
+
+class Dress(NamedTuple):
+    """What a file or folder gets besides its content; None: as it comes."""
+
+    mode: int
+    mtime_ns: int | None = None
+    owner: tuple[int, int] | None = None
+    xattrs: tuple[tuple[bytes, bytes], ...] = ()
+
+
+# What could not be given to a file.
+Undone = Literal["owner", "xattrs", "time"]
 
 
 class OpenedFile:
@@ -59,6 +80,7 @@ class OpenedFile:
             os.close(descriptor)
             raise FileNotFoundError(errno.ENOENT, "it is no longer a file")
         self._size_bytes = info.st_size
+        self.has_holes = info.st_blocks * 512 < info.st_size and _has_holes(descriptor)
 
     def __enter__(self) -> Self:
         return self
@@ -68,12 +90,37 @@ class OpenedFile:
 
     def blocks(self) -> Iterator[bytes]:
         """Yield the file's bytes, piece by piece."""
+        if self.has_holes:
+            yield from self._blocks_and_holes()
+            return
         size, total_bytes = min(READ_BLOCK_BYTES, self._size_bytes + 1), 0
         while block := os.read(self._descriptor, size):
             yield block
             total_bytes += len(block)
             if len(block) < size and total_bytes >= self._size_bytes:
                 return  # the end: spares a question for each of very many small files
+
+    def _blocks_and_holes(self) -> Iterator[bytes]:
+        """Yield the file's bytes; holes are not read."""
+        at_bytes, zeros = 0, bytes(HOLE_BLOCK_BYTES)
+        while at_bytes < self._size_bytes:
+            data_bytes = _seek(self._descriptor, at_bytes, os.SEEK_DATA, self._size_bytes)
+            while at_bytes < data_bytes:
+                hole = zeros[: min(len(zeros), data_bytes - at_bytes)]
+                yield hole
+                at_bytes += len(hole)
+            end_bytes = _seek(self._descriptor, at_bytes, os.SEEK_HOLE, self._size_bytes)
+            while at_bytes < end_bytes:
+                size = min(READ_BLOCK_BYTES, end_bytes - at_bytes)
+                block = os.pread(self._descriptor, size, at_bytes)
+                if not block:
+                    return  # it was cut meanwhile
+                yield block
+                at_bytes += len(block)
+
+    def xattrs(self) -> tuple[tuple[bytes, bytes], ...]:
+        """Return the extended attributes that can be read, sorted by name."""
+        return _xattrs(self._descriptor)
 
     def looks_like(self, entry: FolderEntry) -> bool:
         """Whether the content is still the one that was found: asked after it was read."""
@@ -149,6 +196,10 @@ class Folder:
         with self.open_file(path) as file:
             return b"".join(file.blocks())
 
+    def xattrs(self, folder: str) -> tuple[tuple[bytes, bytes], ...]:
+        """Return the extended attributes of a folder that can be read, sorted by name."""
+        return _xattrs(self._folder(folder))
+
     def read_link(self, path: str) -> str:
         """Return where a symbolic link leads, as the text that stands for it."""
         folder, name = self._split(path)
@@ -160,23 +211,77 @@ class Folder:
         """Make a folder, and those above it; they may be there."""
         self._folder(path, make=True)
 
-    def write(self, path: str, blocks: Iterable[Buffer], mode: int, mtime_ns: int | None) -> None:
-        """Make a file with this content; it must not be there."""
+    def write(
+        self, path: str, blocks: Iterable[Buffer], dress: Dress, *, holes: bool = False
+    ) -> list[Undone]:
+        """Make a file with this content, which must not be there; return what it did not get.
+
+        It has its name once all of it is there: what comes in several blocks is written under
+        another name first, and what fails is removed. With `holes`, zeros take no room.
+        """
         folder, name = self._split(path)
-        descriptor = os.open(name, _WRITE_FLAGS, mode, dir_fd=self._folder(folder, make=True))
+        parent = self._folder(folder, make=True)
+        coming = iter(blocks)
+        first = next(coming, b"")
+        second = next(coming, None)
+        if second is None:
+            return self._write_as(parent, name, (first,), dress, holes)
+        if _exists(parent, name):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
+        partial = f".holdfast-{os.urandom(8).hex()}.partial"
+        undone = self._write_as(
+            parent, partial, itertools.chain((first, second), coming), dress, holes
+        )
+        os.rename(partial, name, src_dir_fd=parent, dst_dir_fd=parent)
+        return undone
+
+    def _write_as(
+        self, parent: int, name: str, blocks: Iterable[Buffer], dress: Dress, holes: bool
+    ) -> list[Undone]:
+        descriptor = os.open(name, _WRITE_FLAGS, 0o600, dir_fd=parent)
         try:
-            for block in blocks:
-                _write_all(descriptor, block)
-            os.fchmod(descriptor, mode)
-            if mtime_ns is not None:
-                os.utime(descriptor, ns=(mtime_ns, mtime_ns))
+            if holes:
+                _write_around_holes(descriptor, blocks)
+            else:
+                for block in blocks:
+                    _write_all(descriptor, block)
+            return _dress(descriptor, dress)
+        except BaseException:
+            os.unlink(name, dir_fd=parent)
+            raise
         finally:
             os.close(descriptor)
 
-    def link(self, path: str, target: str) -> None:
-        """Make a symbolic link; it must not be there."""
+    def link(self, path: str, target: str, dress: Dress) -> list[Undone]:
+        """Make a symbolic link, which must not be there; return what it did not get."""
         folder, name = self._split(path)
-        os.symlink(disk_name(target), name, dir_fd=self._folder(folder, make=True))
+        parent = self._folder(folder, make=True)
+        os.symlink(disk_name(target), name, dir_fd=parent)
+        undone: list[Undone] = []
+        try:
+            if dress.owner is not None:
+                os.chown(name, *dress.owner, dir_fd=parent, follow_symlinks=False)
+        except OSError:
+            undone.append("owner")
+        try:
+            if dress.mtime_ns is not None:
+                times = (dress.mtime_ns, dress.mtime_ns)
+                os.utime(name, ns=times, dir_fd=parent, follow_symlinks=False)
+        except OSError:
+            undone.append("time")
+        return undone
+
+    def hard_link(self, source: str, path: str) -> None:
+        """Give a file that is there another name, which must not be there."""
+        source_folder, source_name = self._split(source)
+        folder, name = self._split(path)
+        os.link(
+            source_name,
+            name,
+            src_dir_fd=self._folder(source_folder),
+            dst_dir_fd=self._folder(folder, make=True),
+            follow_symlinks=False,
+        )
 
     def remove(self, path: str) -> None:
         """Remove a file or a link, if it is there."""
@@ -184,12 +289,9 @@ class Folder:
         with suppress(FileNotFoundError):
             os.unlink(name, dir_fd=self._folder(folder))
 
-    def dress(self, path: str, mode: int, mtime_ns: int | None) -> None:
-        """Set mode and time of a folder that is there."""
-        descriptor = self._folder(path)
-        os.fchmod(descriptor, mode)
-        if mtime_ns is not None:
-            os.utime(descriptor, ns=(mtime_ns, mtime_ns))
+    def dress(self, path: str, dress: Dress) -> list[Undone]:
+        """Give a folder that is there its mode, time and all else; return what it did not get."""
+        return _dress(self._folder(path), dress)
 
     def _split(self, path: str) -> tuple[str, str]:
         """Return a path's folder, and its name as the disk has it."""
@@ -241,6 +343,10 @@ def _entry(below: str, item: os.DirEntry[str]) -> FolderEntry | None:
         info.st_mtime_ns,
         info.st_ctime_ns,
         info.st_ino,
+        info.st_dev,
+        info.st_nlink,
+        info.st_uid,
+        info.st_gid,
     )
 
 
@@ -262,3 +368,92 @@ def _write_all(descriptor: int, block: Buffer) -> None:
     view = memoryview(block).cast("B")
     while view.nbytes:
         view = view[os.write(descriptor, view) :]
+
+
+def _write_around_holes(descriptor: int, blocks: Iterable[Buffer]) -> None:
+    """Write blocks, and leave out what is zero; the file has its length all the same."""
+    at_bytes = 0
+    rest = b""
+    for block in blocks:
+        data = rest + bytes(block)
+        whole = len(data) - len(data) % HOLE_BYTES
+        _write_data(descriptor, data[:whole], at_bytes)
+        at_bytes += whole
+        rest = data[whole:]
+    _write_data(descriptor, rest, at_bytes)
+    os.ftruncate(descriptor, at_bytes + len(rest))
+
+
+def _write_data(descriptor: int, data: bytes, at_bytes: int) -> None:
+    zeros = bytes(HOLE_BYTES)
+    is_hole = [
+        data[start : start + HOLE_BYTES] == zeros[: len(data) - start]
+        for start in range(0, len(data), HOLE_BYTES)
+    ]
+    start = 0
+    for hole, run in itertools.groupby(is_hole):
+        end = min(len(data), start + HOLE_BYTES * sum(1 for _ in run))
+        if not hole:
+            os.lseek(descriptor, at_bytes + start, os.SEEK_SET)
+            _write_all(descriptor, memoryview(data)[start:end])
+        start = end
+
+
+def _has_holes(descriptor: int) -> bool:
+    try:
+        found = os.lseek(descriptor, 0, os.SEEK_HOLE) < os.lseek(descriptor, 0, os.SEEK_END)
+        os.lseek(descriptor, 0, os.SEEK_SET)
+    except OSError:
+        return False  # the disk cannot say: all of it is data
+    return found
+
+
+def _seek(descriptor: int, at_bytes: int, whence: int, end_bytes: int) -> int:
+    """Return where data, or a hole, begins; the end if none does."""
+    try:
+        return min(end_bytes, os.lseek(descriptor, at_bytes, whence))
+    except OSError as error:
+        if error.errno == errno.ENXIO:
+            return end_bytes
+        raise
+
+
+def _xattrs(descriptor: int) -> tuple[tuple[bytes, bytes], ...]:
+    try:
+        names = os.listxattr(descriptor)
+    except OSError:
+        return ()  # the disk has none
+    found = []
+    for name in sorted(names):
+        with suppress(OSError):  # it went, or is not for us
+            found.append((os.fsencode(name), os.getxattr(descriptor, name)))
+    return tuple(found)
+
+
+def _dress(descriptor: int, dress: Dress) -> list[Undone]:
+    """Give an open file what it is to have. Whoever owns it decides what its mode may be."""
+    undone: list[Undone] = []
+    mode = dress.mode
+    if dress.owner is not None:
+        try:
+            os.fchown(descriptor, *dress.owner)
+        except OSError:
+            undone.append("owner")
+            mode &= ~(stat.S_ISUID | stat.S_ISGID)
+    os.fchmod(descriptor, mode)
+    for name, value in dress.xattrs:
+        try:
+            os.setxattr(descriptor, name, value)
+        except OSError:
+            undone.append("xattrs")
+    if dress.mtime_ns is not None:
+        os.utime(descriptor, ns=(dress.mtime_ns, dress.mtime_ns))
+    return undone
+
+
+def _exists(parent: int, name: str) -> bool:
+    try:
+        os.stat(name, dir_fd=parent, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return True

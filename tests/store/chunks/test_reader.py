@@ -335,3 +335,18 @@ def test_any_number_of_threads_reads_in_order(tmp_path: Path, threads: int) -> N
     with new_store(tmp_path / "store", reader_threads=threads) as store:
         refs = stored(store, noise(50_000))
         assert b"".join(store.chunks.reader().read(refs)) == noise(50_000)
+
+
+def test_a_reference_to_other_bytes_of_a_sound_chunk_is_damage(shared_store: Store) -> None:
+    """The hash of a part was stored, and nobody looked at it."""
+    [whole] = stored(shared_store, noise(500, b"sound"))
+    data = noise(500, b"sound")
+    good = DataRef(whole.hash, 100, 50, hash_of(data[100:150]))
+    moved = good._replace(offset_bytes=101)
+    reader = shared_store.chunks.reader()
+    assert b"".join(reader.read([good, good])) == data[100:150] * 2
+    for refs in ([moved], [good, moved], [DataRef(whole.hash, 0, 101), moved]):
+        with pytest.raises(Damaged, match="which are others"):
+            list(reader.read(refs))
+    # A part of the part has no hash of its own.
+    assert b"".join(reader.read([moved], 1)) == data[102:151]

@@ -1,7 +1,8 @@
 """Reads ranges of chunks: each chunk once, ahead of time, and nothing that is not verified.
 
 A range is never fetched alone. Chunks are small and mostly compressed, so the whole one is fetched,
-checked against its address, kept for the next read, and the range cut out of it.
+checked against its address, kept for the next read, and the range cut out of it. A range that has a
+hash of its own is checked against it, too: the chunk may be sound, and the reference wrong.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, NamedTuple
 
 from holdfast.errors import BadInput, Damaged, ObjectMissing
-from holdfast.store.address import ChunkHash, ChunkKey, DataRef
+from holdfast.store.address import ChunkHash, ChunkKey, DataRef, hash_of
 from holdfast.store.chunks.cache import ChunkCache
 from holdfast.store.chunks.codec import decode
 from holdfast.store.objects import Objects
@@ -28,10 +29,14 @@ KEYS_MAX = 100_000
 
 
 class _Ranges(NamedTuple):
-    """What is wanted of one chunk, in order: pairs of start and end."""
+    """What is wanted of one chunk, in order: pairs of start and end.
+
+    `checks` are those that are wanted whole and have a hash of their own: start, end, hash.
+    """
 
     hash: ChunkHash
     parts: list[tuple[int, int]]
+    checks: list[tuple[int, int, bytes]]
 
 
 class ChunkReader:
@@ -145,8 +150,8 @@ class ChunkReader:
 
 def _clipped(
     refs: Iterable[DataRef], offset_bytes: int, size_bytes: int | None
-) -> Iterator[tuple[ChunkHash, int, int]]:
-    """Yield chunk, start and end of what lies in the range."""
+) -> Iterator[tuple[ChunkHash, int, int, bytes]]:
+    """Yield chunk, start and end of what lies in the range, and its hash if it has its own."""
     left_bytes = size_bytes
     for ref in refs:
         if left_bytes is not None and left_bytes <= 0:
@@ -160,14 +165,17 @@ def _clipped(
             end = min(end, start + left_bytes)
             left_bytes -= end - start
         if end > start:
-            yield ref.hash, start, end
+            is_whole = end - start == ref.size_bytes
+            yield ref.hash, start, end, ref.content_hash if is_whole else b""
 
 
-def _coalesced(parts: Iterable[tuple[ChunkHash, int, int]]) -> Iterator[_Ranges]:
+def _coalesced(parts: Iterable[tuple[ChunkHash, int, int, bytes]]) -> Iterator[_Ranges]:
     """Yield each run of parts of one chunk together, with what is adjacent joined."""
     for chunk, run in itertools.groupby(parts, key=lambda part: part[0]):
-        ranges = _Ranges(chunk, [])
-        for _, start, end in run:
+        ranges = _Ranges(chunk, [], [])
+        for _, start, end, content_hash in run:
+            if content_hash:
+                ranges.checks.append((start, end, content_hash))
             if ranges.parts and ranges.parts[-1][1] == start:
                 ranges.parts[-1] = (ranges.parts[-1][0], end)
             else:
@@ -176,6 +184,9 @@ def _coalesced(parts: Iterable[tuple[ChunkHash, int, int]]) -> Iterator[_Ranges]
 
 
 def _parts(data: bytes, ranges: _Ranges) -> Iterator[bytes]:
+    for start, end, content_hash in ranges.checks:
+        if end <= len(data) and hash_of(memoryview(data)[start:end]) != content_hash:
+            raise _wrong_reference(ranges.hash, f"bytes {start} to {end}, which are others")
     for start, end in ranges.parts:
         if end > len(data):
             raise _wrong_reference(

@@ -12,12 +12,21 @@ from holdfast.errors import BadInput
 from holdfast.seam.names import name_bytes
 from holdfast.store.address import ChunkHash
 from holdfast.store.filesets import header as tar
+from holdfast.store.filesets.compressed import unpacked
 from holdfast.store.filesets.cursor import Cursor
 from holdfast.store.filesets.fileset import FileSet
 from holdfast.store.filesets.header import Header
-from holdfast.store.filesets.info import FILE_MODE, FOLDER_MODE, LINK_MODE, FileInfo, Metadata
+from holdfast.store.filesets.info import (
+    FILE_MODE,
+    FOLDER_MODE,
+    LINK_MODE,
+    XATTRS_BYTES_MAX,
+    FileInfo,
+    Metadata,
+    Xattrs,
+)
 from holdfast.store.filesets.paths import after_folder, check_folder, check_path, decode_path
-from holdfast.store.filesets.tar_reader import Member, Readable, TarReader
+from holdfast.store.filesets.tar_reader import READ_BLOCK_BYTES, Member, Readable, TarReader
 from holdfast.store.filesets.writer import FileSetWriter
 
 if TYPE_CHECKING:
@@ -27,6 +36,9 @@ if TYPE_CHECKING:
 RECORD_BYTES = 20 * tar.BLOCK_BYTES
 _END_BYTES = 2 * tar.BLOCK_BYTES
 _NS_PER_S = 1_000_000_000
+# PAX records: extended attributes, as GNU tar, star and bsdtar write them, and one of our own.
+_XATTR = "SCHILY.xattr."
+_SPARSE = "HOLDFAST.sparse"
 
 
 class Writable(Protocol):
@@ -46,16 +58,25 @@ def export_tar(files: FileSet, target: Writable, *, folder: str = "") -> Moved:
     """Write everything below a folder as a tar archive."""
     below = check_folder(folder)
     count, size_bytes, written_bytes = 0, 0, 0
+    # The first names of files that have several.
+    first_names: dict[tuple[str, bytes], str] = {}
     for file in files.files(below, after_folder(below)):
-        head = tar.pack(_header(file))
+        header, body_bytes = _header(file), file.size_bytes
+        if file.hard_link is not None:
+            first = first_names.setdefault((file.hard_link, file.content_id), file.path)
+            if first != file.path:
+                target_name = name_bytes(first)
+                header = header._replace(type=tar.HARD_LINK, link_target=target_name, size_bytes=0)
+                body_bytes = 0
+        head = tar.pack(header, _records(file))
         target.write(head)
-        for block in files.content(file):
+        for block in files.content(file) if body_bytes else ():
             target.write(block)
-        tail = tar.padding(file.size_bytes)
+        tail = tar.padding(body_bytes)
         target.write(tail)
         count += 1
-        size_bytes += file.size_bytes
-        written_bytes += len(head) + file.size_bytes + len(tail)
+        size_bytes += body_bytes
+        written_bytes += len(head) + body_bytes + len(tail)
     target.write(_end(written_bytes))
     return Moved(count, size_bytes)
 
@@ -82,18 +103,22 @@ def import_tar(
 ) -> Moved:
     """Put everything from a tar archive into a layer, below a folder if one is given.
 
-    An archive may come from anybody, so what cannot be stored is refused: paths that lead out,
-    devices, pipes, and links that lead out unless they are to be kept.
+    It may be compressed (gzip, bzip2, xz, zstd). An archive may come from anybody, so what cannot
+    be stored is refused: paths that lead out, devices, pipes, and links that lead out unless they
+    are to be kept.
     """
     below = check_folder(into)
     count, size_bytes = 0, 0
-    for member in TarReader(source).members():
+    plain = unpacked(source)
+    for member in TarReader(plain).members():
         name = _inner(decode_path(member.header.name))
         if name in ("", "/"):
             continue  # the archive's own root
         _put(writer, below, name, member, keep_outside_links)
         count += 1
         size_bytes += member.header.size_bytes if member.header.type == tar.FILE else 0
+    while plain.read(READ_BLOCK_BYTES):
+        pass  # to the end of a compressed stream, where its checksum is
     return Moved(count, size_bytes)
 
 
@@ -112,7 +137,7 @@ def _put(
         known = _metadata(member, LINK_MODE)
         writer.link(path, target, metadata=known, root=below, may_lead_out=keep_outside_links)
     elif header.type == tar.HARD_LINK:
-        writer.copy_within(below + _inner(decode_path(header.link_target)), path)
+        writer.hard_link(below + _inner(decode_path(header.link_target)), path)
     else:
         raise BadInput(
             f"{name!r} is neither a file, a folder nor a link (type {header.type!r})",
@@ -144,6 +169,20 @@ def _header(file: FileInfo) -> Header:
     )
 
 
+def _records(file: FileInfo) -> dict[str, bytes]:
+    """Return what is known of a file and has no place in a header."""
+    known = file.metadata
+    records = {
+        _XATTR + name.decode("utf-8", "surrogateescape"): value for name, value in known.xattrs
+    }
+    if known.mtime_ns is not None and known.mtime_ns % _NS_PER_S:
+        sign, (seconds, rest) = "-" * (known.mtime_ns < 0), divmod(abs(known.mtime_ns), _NS_PER_S)
+        records["mtime"] = f"{sign}{seconds}.{rest:09}".rstrip("0").encode()
+    if known.sparse:
+        records[_SPARSE] = b"1"
+    return records
+
+
 def _metadata(member: Member, usual_mode: int) -> Metadata:
     """Return what is worth keeping: what an export would not say by itself."""
     header = member.header
@@ -154,7 +193,23 @@ def _metadata(member: Member, usual_mode: int) -> Metadata:
         gid=header.gid or None,
         user=header.user.decode("utf-8", "replace") or None,
         group=header.group.decode("utf-8", "replace") or None,
+        sparse=True if _SPARSE in member.records else None,
+        xattrs=_xattrs(member),
     )
+
+
+def _xattrs(member: Member) -> Xattrs:
+    found = tuple(
+        (key.removeprefix(_XATTR).encode("utf-8", "surrogateescape"), value)
+        for key, value in sorted(member.records.items())
+        if key.startswith(_XATTR)
+    )
+    if sum(len(name) + len(value) for name, value in found) > XATTRS_BYTES_MAX:
+        raise BadInput(
+            f"{member.header.name!r} has more than {XATTRS_BYTES_MAX} bytes of attributes",
+            hint="Make the archive without them.",
+        )
+    return found
 
 
 def _end(written_bytes: int) -> bytes:

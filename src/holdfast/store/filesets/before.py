@@ -17,10 +17,9 @@ from holdfast.store.address import ChunkHash, DataRef
 from holdfast.store.chunks import ChunkReader
 from holdfast.store.filesets import algebra
 from holdfast.store.filesets import fileset_pb2 as pb
-from holdfast.store.filesets.cursor import Cursor
 from holdfast.store.filesets.entry import change_of, index_of, is_plain_index
 from holdfast.store.filesets.fileset import FileSet
-from holdfast.store.filesets.merge import files_of
+from holdfast.store.filesets.merge import readable_files
 from holdfast.store.filesets.seen import SeenFiles
 from holdfast.store.filesets.sources import direct
 
@@ -53,9 +52,10 @@ class Before:
         if self._next is None or self._next[0] != entry.path:
             return None
         index = self._next[1]
-        same = index.size_bytes == entry.size_bytes and index.metadata.mode == entry.mode
-        if not same or is_plain_index(index):
-            return index if same else None
+        if not _is_same(index, entry):
+            return None
+        if is_plain_index(index):
+            return index
         change = algebra.over_nothing(change_of(index, entry.path))
         return index_of(entry.path, change) if change is not None else None
 
@@ -67,7 +67,7 @@ class Before:
         return next((chunk for chunk in chunks if chunk in self._lost), None)
 
     def _looked_up(self, parent: FileSet) -> Iterator[_Entry]:
-        entries = _entries(parent)
+        entries = readable_files(parent.nodes, parent.sources, lambda lost: None)
         asked: set[ChunkHash] = set()
         while some := list(itertools.islice(entries, LOOKED_UP_ENTRIES)):
             refs = [ref for _, index in some for ref in index.data_op.data_ref]
@@ -79,25 +79,20 @@ class Before:
             yield from some
 
 
+def _is_same(index: pb.Index, entry: FolderEntry) -> bool:
+    known = index.metadata
+    if entry.kind == "link":
+        return known.HasField("link_target")
+    if known.mode != entry.mode or known.HasField("link_target"):
+        return False
+    return entry.kind == "folder" or index.size_bytes == entry.size_bytes
+
+
 def _table(reader: ChunkReader, seen: Sequence[DataRef]) -> SeenFiles:
     try:
         return SeenFiles(b"".join(reader.read(seen)))
     except (Damaged, ObjectMissing):
         return SeenFiles()  # then every file is read
-
-
-def _entries(parent: FileSet) -> Iterator[_Entry]:
-    """Yield what the parent holds, as far as its index can be read."""
-    sources = parent.sources
-    if len(sources) == 1 and sources[0].root is not None:
-        cursor = Cursor(parent.nodes, sources[0].root)
-        for paths, indexes in cursor.leaf_runs(pass_over_lost=True):
-            yield from ((p, i) for p, i in zip(paths, indexes, strict=True) if i.present)
-        return
-    try:
-        yield from files_of(parent.nodes, sources)
-    except (Damaged, ObjectMissing):
-        return  # several layers have no end of what is lost: all that follows is read
 
 
 def _incomplete(reader: ChunkReader, lists: Iterable[pb.DataRef]) -> set[bytes]:

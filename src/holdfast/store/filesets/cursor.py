@@ -6,6 +6,7 @@ import threading
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 from holdfast.errors import Damaged, ObjectMissing
 from holdfast.store.address import ChunkHash
@@ -15,6 +16,14 @@ from holdfast.store.filesets.entry import Node, parse_node
 
 # Index chunks that a reader keeps parsed: about a quarter of a megabyte each.
 CACHED_NODES = 256
+
+
+class Lost(NamedTuple):
+    """A range of paths whose index cannot be read; `last_path` is None if it has no known end."""
+
+    first_path: str
+    last_path: str | None
+    why: str
 
 
 class Nodes:
@@ -106,19 +115,20 @@ class Cursor:
             self._settle()
 
     def leaf_runs(
-        self, *, pass_over_lost: bool = False
+        self, lost: Callable[[Lost], None] | None = None
     ) -> Iterator[tuple[list[str], list[pb.Index]]]:
         """Yield all that is left, as runs of paths and entries: the quick way through a layer.
 
-        A range that cannot be opened is an error, or passed over.
+        A range that cannot be opened is an error, or is told to `lost` and passed over.
         """
         while self.path is not None:
             if self.is_range:
                 try:
                     self.descend()
-                except (Damaged, ObjectMissing):
-                    if not pass_over_lost:
+                except (Damaged, ObjectMissing) as error:
+                    if lost is None:
                         raise
+                    lost(Lost(self.index.path, self.last, str(error)))
                     self.advance()
                 continue
             node, at = self._stack[-1]

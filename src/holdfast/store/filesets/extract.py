@@ -7,18 +7,25 @@ folder's own code follows none, either), and folders get their modes and times a
 
 from __future__ import annotations
 
+import errno
+import stat
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import PurePath
 from typing import NamedTuple
 
-from holdfast.errors import BadInput, Damaged, StoreError
-from holdfast.seam.folders import Folder, new_folder
+from holdfast.errors import BadInput, Damaged, HoldfastError, ObjectMissing, StoreError
+from holdfast.seam.folders import Dress, Folder, Undone, new_folder
+from holdfast.seam.owners import group_number, is_root, user_number
 from holdfast.store.address import ChunkHash
+from holdfast.store.filesets.cursor import Lost
 from holdfast.store.filesets.fileset import FileSet
-from holdfast.store.filesets.info import FileInfo
+from holdfast.store.filesets.info import FileInfo, Xattrs
+from holdfast.store.filesets.merge import readable_files
 from holdfast.store.filesets.paths import (
     after_folder,
     check_folder,
@@ -34,15 +41,57 @@ GROUP_FILES = 64
 GROUP_BYTES = 4 * 1024 * 1024
 # Groups that are handed out ahead of what is done.
 GROUPS_AHEAD = 16
+# Files that failed which are named; all are counted.
+NAMED_FAILURES_MAX = 100
+
+# Nothing more can be written: going on is no use.
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+_SET_ID = stat.S_ISUID | stat.S_ISGID
+# An extended attribute that gives rights to whoever runs the file, as set-id bits do.
+_CAPABILITY = b"security.capability"
 
 Progress = Callable[[int, int], None]
 
 
-class Restored(NamedTuple):
-    """What was written."""
+@dataclass(frozen=True)
+class Restoring:
+    """How files are restored.
 
-    files: int
-    size_bytes: int
+    `owner` None: as they were if this process is root's. Owners are found by their names where this
+    machine knows them, unless `numeric_ids`. `set_id`: set-user-id and set-group-id bits and
+    capabilities are restored, too. `keep_going`: files that fail are told, and the rest restored.
+    """
+
+    overwrite: bool = False
+    outside_links: OutsideLinks = "keep"
+    owner: bool | None = None
+    numeric_ids: bool = False
+    set_id: bool = False
+    keep_going: bool = False
+
+
+class Failure(NamedTuple):
+    """A path that was not restored."""
+
+    path: str
+    why: str
+
+
+@dataclass
+class Restored:
+    """What was written, what failed, and what files did not get, by kind."""
+
+    files: int = 0
+    size_bytes: int = 0
+    failed: int = 0
+    failures: list[Failure] = field(default_factory=list)
+    not_restored: Counter[str] = field(default_factory=Counter)
+
+    def fail(self, path: str, why: str) -> None:
+        """Note a path that was not restored."""
+        self.failed += 1
+        if len(self.failures) < NAMED_FAILURES_MAX:
+            self.failures.append(Failure(path, why))
 
 
 def extract(
@@ -50,76 +99,95 @@ def extract(
     target: PurePath | str,
     *,
     folder: str = "",
-    overwrite: bool = False,
-    outside_links: OutsideLinks = "keep",
+    how: Restoring = Restoring(),  # noqa: B008 - immutable
     threads: int = WRITE_THREADS,
     progress: Progress = lambda files, size_bytes: None,
 ) -> Restored:
     """Restore a file set, or what is below one of its folders, into a folder on disk.
 
-    A file that is there already is an error, or is replaced with `overwrite`; others stay.
-    Links that lead out of the folder are made by default, as they were stored; nothing is written
-    through them. `progress` is told, in this thread, how many files and bytes are restored.
+    A file that is there already is an error, or is replaced with `overwrite`; others stay. No file
+    has its name before all of it is there. Links that lead out of the folder are made by default,
+    as they were stored; nothing is written through them. `progress` is told, in this thread, how
+    many files and bytes are restored.
     """
     below = check_folder(folder)
     try:
         with new_folder(target) as root:
-            extraction = _Extraction(files, root, below, overwrite, outside_links)
-            return extraction.run(threads, progress)
+            return _Extraction(files, root, below, how).run(threads, progress)
     except OSError as error:
         raise _failed(str(target), error) from error
 
 
 class _Extraction:
-    def __init__(
-        self,
-        files: FileSet,
-        root: Folder,
-        below: str,
-        overwrite: bool,
-        outside_links: OutsideLinks,
-    ) -> None:
+    def __init__(self, files: FileSet, root: Folder, below: str, how: Restoring) -> None:
         self._files = files
         self._root = root
         self._below = below
-        self._overwrite = overwrite
-        self._outside_links = outside_links
+        self._how = how
+        self._is_root = is_root()
+        self._gives_owner = self._is_root if how.owner is None else how.owner
         self._own = threading.local()
         self._folders: list[Folder] = []
+        # Guards `_done`.
         self._lock = threading.Lock()
+        self._done = Restored()
+        # The first restored name of files that have several, and the others.
+        self._first_names: dict[tuple[str, bytes], str] = {}
+        self._other_names: list[tuple[FileInfo, str]] = []
 
     def run(self, threads: int, progress: Progress) -> Restored:
         pool = ThreadPoolExecutor(threads, thread_name_prefix="restore")
         links: list[FileInfo] = []
         folders: list[FileInfo] = []
-        coming: deque[Future[Restored]] = deque()
-        done = Restored(0, 0)
+        coming: deque[Future[None]] = deque()
+        done = self._done
         try:
             for group in self._groups(links, folders):
                 coming.append(pool.submit(self._write, group))
                 if len(coming) > GROUPS_AHEAD:
-                    done = _sum(done, coming.popleft().result())
-                    progress(*done)
+                    coming.popleft().result()
+                    progress(done.files, done.size_bytes)
             while coming:
-                done = _sum(done, coming.popleft().result())
-                progress(*done)
+                coming.popleft().result()
+                progress(done.files, done.size_bytes)
         finally:
             pool.shutdown(cancel_futures=True)
             for folder in self._folders:
                 folder.close()
-        self._finish(links, folders)
-        return _sum(done, Restored(len(links), 0))
+        for file, first in self._other_names:
+            self._try(file, partial(self._name_again, file, first))
+        for link in links:
+            self._try(link, partial(self._link, link))
+        self._finish(folders)
+        return done
+
+    def _listed(self) -> Iterator[FileInfo]:
+        """Yield what is to be restored; where that is asked for, as far as the index is there."""
+        lo, hi = self._below, after_folder(self._below)
+        if not self._how.keep_going:
+            yield from self._files.files(lo, hi)
+            return
+        for path, index in readable_files(self._files.nodes, self._files.sources, self._lost):
+            if lo <= path and (hi is None or path < hi):
+                yield FileInfo(path, index)
+
+    def _lost(self, lost: Lost) -> None:
+        last = "the end" if lost.last_path is None else lost.last_path
+        with self._lock:
+            self._done.fail(f"{lost.first_path} … {last}", f"the index is lost: {lost.why}")
 
     def _groups(self, links: list[FileInfo], folders: list[FileInfo]) -> Iterator[list[FileInfo]]:
         """Yield runs of files; what is not a file is set aside."""
         group: list[FileInfo] = []
         group_bytes = 0
-        for file in self._files.files(self._below, after_folder(self._below)):
+        for file in self._listed():
             if file.is_folder:
                 folders.append(file)
                 continue
             if file.is_link:
                 links.append(file)
+                continue
+            if file.hard_link is not None and self._is_other_name(file, file.hard_link):
                 continue
             group.append(file)
             group_bytes += file.size_bytes
@@ -129,54 +197,130 @@ class _Extraction:
         if group:
             yield group
 
-    def _write(self, group: list[FileInfo]) -> Restored:
-        root = self._own_root()
-        size_bytes = 0
+    def _is_other_name(self, file: FileInfo, hard_link: str) -> bool:
+        """Set aside a file that is restored under another name, if it is still the same one."""
+        same = (hard_link, file.content_id)
+        first = self._first_names.setdefault(same, file.path)
+        if first == file.path:
+            return False
+        self._other_names.append((file, self._inner(first)))
+        return True
+
+    def _write(self, group: list[FileInfo]) -> None:
         self._files.reader.expect(
             ChunkHash(ref.chunk.hash) for file in group for ref in file.refs if not ref.indirect
         )
+        root = self._own_root()
         for file in group:
-            path = self._inner(file)
-            try:
-                if self._overwrite:
-                    root.remove(path)
-                root.write(path, self._files.content(file), file.mode, file.mtime_ns)
-            except OSError as error:
-                raise _failed(f"{root.path}/{path}", error) from error
-            size_bytes += file.size_bytes
-        return Restored(len(group), size_bytes)
+            self._try(file, partial(self._write_file, root, file))
 
-    def _finish(self, links: list[FileInfo], folders: list[FileInfo]) -> None:
-        for link in links:
-            target = link.link_target or ""
-            if not is_target(target):
-                raise Damaged(
-                    f"the link {link.path!r} leads to {target!r}, which is no path",
-                    hint="Such links are not stored by Holdfast. Do not trust this file set.",
-                )
-            if self._outside_links != "keep" and leads_out(link.path, target):
-                if self._outside_links == "skip":
-                    continue
+    def _try(self, file: FileInfo, restore: Callable[[], list[Undone]]) -> None:
+        """Restore one file, and count it; an error ends all, unless the rest is to go on."""
+        path = f"{self._root.path}/{self._inner(file)}"
+        try:
+            undone = restore()
+        except OSError as error:
+            failed = _failed(path, error)
+            if not self._how.keep_going or error.errno in _NO_ROOM:
+                raise failed from error
+            self._fail(file, failed)
+        except (Damaged, ObjectMissing) as error:
+            if not self._how.keep_going:
+                raise
+            self._fail(file, error)
+        else:
+            with self._lock:
+                self._done.files += 1
+                self._done.size_bytes += file.size_bytes
+                self._done.not_restored.update(undone)
+
+    def _fail(self, file: FileInfo, error: HoldfastError) -> None:
+        with self._lock:
+            self._done.fail(file.path, str(error))
+
+    def _write_file(self, root: Folder, file: FileInfo) -> list[Undone]:
+        path = self._inner(file)
+        if self._how.overwrite:
+            root.remove(path)
+        return root.write(path, self._files.content(file), self._dress(file), holes=file.is_sparse)
+
+    def _name_again(self, file: FileInfo, first: str) -> list[Undone]:
+        path = self._inner(file)
+        if self._how.overwrite:
+            self._root.remove(path)
+        try:
+            self._root.hard_link(first, path)
+        except FileExistsError:
+            raise
+        except OSError:  # the first one failed, or the disk has no such links
+            with self._lock:
+                self._done.not_restored["hard_link"] += 1
+            return self._write_file(self._root, file)
+        return []
+
+    def _link(self, link: FileInfo) -> list[Undone]:
+        target = link.link_target or ""
+        if not is_target(target):
+            raise Damaged(
+                f"the link {link.path!r} leads to {target!r}, which is no path",
+                hint="Such links are not stored by Holdfast. Do not trust this file set.",
+            )
+        if self._how.outside_links != "keep" and leads_out(link.path, target):
+            if self._how.outside_links == "refuse":
                 raise BadInput(
                     f"the link {link.path!r} leads out of the file set, to {target!r}",
                     hint="Leave such links out, or keep them if you trust who stored them.",
                 )
-            path = self._inner(link)
-            try:
-                if self._overwrite:
-                    self._root.remove(path)
-                self._root.link(path, target)
-            except OSError as error:
-                raise _failed(f"{self._root.path}/{path}", error) from error
+            with self._lock:
+                self._done.not_restored["outside_link"] += 1
+                self._done.files -= 1  # it counts as done, and is not there
+            return []
+        path = self._inner(link)
+        if self._how.overwrite:
+            self._root.remove(path)
+        return self._root.link(path, target, self._dress(link))
+
+    def _finish(self, folders: list[FileInfo]) -> None:
+        """Make folders, also empty ones, and then dress them, inner ones first."""
         for folder in folders:
             self._root.make_folder(self._inner(folder))
         for folder in reversed(folders):
             if folder.path != self._below:
-                self._root.dress(self._inner(folder), folder.mode, folder.mtime_ns)
+                undone = self._root.dress(self._inner(folder), self._dress(folder))
+                self._done.not_restored.update(undone)
 
-    def _inner(self, file: FileInfo) -> str:
+    def _dress(self, file: FileInfo) -> Dress:
+        """Return what a file gets besides its content."""
+        known, mode = file.metadata, file.mode
+        owner: tuple[int, int] | None = None
+        if self._gives_owner and known.uid is not None and known.gid is not None:
+            uid = self._owner(known.uid, known.user, user_number)
+            owner = uid, self._owner(known.gid, known.group, group_number)
+        # Such bits of another owner's file would give away this one's rights.
+        is_safe = self._how.set_id and (owner is not None or not self._is_root)
+        if mode & _SET_ID and not is_safe and not file.is_folder:
+            mode &= ~_SET_ID
+            with self._lock:
+                self._done.not_restored["set_id"] += 1
+        return Dress(mode, known.mtime_ns, owner, self._xattrs(known.xattrs))
+
+    def _owner(self, number: int, name: str | None, find: Callable[[str], int | None]) -> int:
+        found = find(name) if name is not None and not self._how.numeric_ids else None
+        return number if found is None else found
+
+    def _xattrs(self, xattrs: Xattrs) -> Xattrs:
+        if self._how.set_id or not xattrs:
+            return xattrs
+        kept = tuple(pair for pair in xattrs if pair[0] != _CAPABILITY)
+        if len(kept) < len(xattrs):
+            with self._lock:
+                self._done.not_restored["set_id"] += 1
+        return kept
+
+    def _inner(self, file: FileInfo | str) -> str:
         """Return where a file goes, checked again: an index is only as good as who wrote it."""
-        return check_path(file.path)[len(self._below) :]
+        path = file if isinstance(file, str) else file.path
+        return check_path(path)[len(self._below) :]
 
     def _own_root(self) -> Folder:
         found: Folder | None = getattr(self._own, "root", None)
@@ -185,10 +329,6 @@ class _Extraction:
             with self._lock:
                 self._folders.append(found)
         return found
-
-
-def _sum(one: Restored, other: Restored) -> Restored:
-    return Restored(one.files + other.files, one.size_bytes + other.size_bytes)
 
 
 def _failed(path: str, error: OSError) -> StoreError | BadInput:

@@ -86,7 +86,8 @@ class FileSet:
             for above in folders_above(file.path):
                 if not before.startswith(above) and above != file.path:
                     yield FileInfo(above)
-            yield file
+            if file.path != folder:
+                yield file
             before = file.path
 
     def ls(self, folder: str = "") -> Iterator[FileInfo]:

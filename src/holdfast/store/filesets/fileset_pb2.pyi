@@ -101,7 +101,7 @@ class DataRefs(_message.Message):
     def __init__(self, data_ref: _Optional[_Iterable[_Union[DataRef, _Mapping]]] = ...) -> None: ...
 
 class Metadata(_message.Message):
-    __slots__ = ("mode", "mtime_ns", "link_target", "uid", "gid", "user", "group")
+    __slots__ = ("mode", "mtime_ns", "link_target", "uid", "gid", "user", "group", "xattrs", "hard_link", "sparse")
     MODE_FIELD_NUMBER: _ClassVar[int]
     MTIME_NS_FIELD_NUMBER: _ClassVar[int]
     LINK_TARGET_FIELD_NUMBER: _ClassVar[int]
@@ -109,6 +109,9 @@ class Metadata(_message.Message):
     GID_FIELD_NUMBER: _ClassVar[int]
     USER_FIELD_NUMBER: _ClassVar[int]
     GROUP_FIELD_NUMBER: _ClassVar[int]
+    XATTRS_FIELD_NUMBER: _ClassVar[int]
+    HARD_LINK_FIELD_NUMBER: _ClassVar[int]
+    SPARSE_FIELD_NUMBER: _ClassVar[int]
     mode: int
     mtime_ns: int
     link_target: str
@@ -116,7 +119,18 @@ class Metadata(_message.Message):
     gid: int
     user: str
     group: str
-    def __init__(self, mode: _Optional[int] = ..., mtime_ns: _Optional[int] = ..., link_target: _Optional[str] = ..., uid: _Optional[int] = ..., gid: _Optional[int] = ..., user: _Optional[str] = ..., group: _Optional[str] = ...) -> None: ...
+    xattrs: _containers.RepeatedCompositeFieldContainer[Xattr]
+    hard_link: str
+    sparse: bool
+    def __init__(self, mode: _Optional[int] = ..., mtime_ns: _Optional[int] = ..., link_target: _Optional[str] = ..., uid: _Optional[int] = ..., gid: _Optional[int] = ..., user: _Optional[str] = ..., group: _Optional[str] = ..., xattrs: _Optional[_Iterable[_Union[Xattr, _Mapping]]] = ..., hard_link: _Optional[str] = ..., sparse: _Optional[bool] = ...) -> None: ...
+
+class Xattr(_message.Message):
+    __slots__ = ("name", "value")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    name: bytes
+    value: bytes
+    def __init__(self, name: _Optional[bytes] = ..., value: _Optional[bytes] = ...) -> None: ...
 
 class CommitRecord(_message.Message):
     __slots__ = ("version", "name", "parent", "message", "created_ns", "batch_records", "layers", "seen")

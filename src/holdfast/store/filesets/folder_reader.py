@@ -15,6 +15,8 @@ from typing import Literal, NamedTuple
 
 from holdfast.errors import BadInput, StoreError
 from holdfast.seam.folders import GONE, Folder, FolderEntry, OpenedFile
+from holdfast.seam.owners import group_name, user_name
+from holdfast.store.filesets.info import Metadata, Xattrs
 from holdfast.store.filesets.paths import is_target, leads_out, path_trouble
 from holdfast.store.filesets.selection import CACHE_SIGNATURE, CACHE_TAG, Selection
 
@@ -50,6 +52,7 @@ class FolderReport:
         self._lock = threading.Lock()
         self._left_out: Counter[Reason] = Counter()
         self.changed_files = 0
+        self.large_xattrs = 0
         self.first: list[Told] = []
 
     @property
@@ -76,6 +79,12 @@ class FolderReport:
             self.changed_files += 1
             self._tell(Told(path, "changed", "it was written to while it was read"))
 
+    def has_large_xattrs(self, path: str) -> None:
+        """Note a file or folder whose extended attributes are too large to be kept."""
+        with self._lock:
+            self.large_xattrs += 1
+            self._tell(Told(path, "without its xattrs", "they are too large"))
+
     def failed(self, path: str, error: OSError) -> None:
         """Note what went, or cannot be read."""
         if error.errno in GONE:
@@ -88,14 +97,33 @@ class FolderReport:
             self.first.append(told)
 
 
+def metadata_of(entry: FolderEntry, xattrs: Xattrs) -> Metadata:
+    """Return what is kept of a file, folder or link besides its content."""
+    return Metadata(
+        mode=entry.mode if entry.kind != "link" else None,
+        mtime_ns=entry.mtime_ns,
+        uid=entry.uid,
+        gid=entry.gid,
+        user=user_name(entry.uid),
+        group=group_name(entry.gid),
+        xattrs=xattrs,
+    )
+
+
 class FoundFile(NamedTuple):
-    """What stands in the folder. `small` is a small file's content; others are read by `open`."""
+    """What stands in the folder. `small` is a small file's content; others are read by `open`.
+
+    `is_again`: it is another name of a file that came before, and was not read again.
+    """
 
     entry: FolderEntry
     small: bytes | None = None
     link_target: str | None = None
     is_skipped: bool = False
+    is_again: bool = False
     has_changed: bool = False
+    has_holes: bool = False
+    xattrs: Xattrs = ()
 
 
 class ReadFile:
@@ -106,12 +134,15 @@ class ReadFile:
         self._file = file
         self.error: OSError | None = None
         self.has_changed = False
+        self.has_holes = file.has_holes
+        self.xattrs: Xattrs = ()
 
     def blocks(self) -> Iterator[bytes]:
         """Yield the bytes, as far as they can be read: `error` says why they end."""
         with self._file as file:
             try:
                 yield from file.blocks()
+                self.xattrs = file.xattrs()
                 self.has_changed = not file.looks_like(self._entry)
             except OSError as error:
                 self.error = error
@@ -141,6 +172,8 @@ class FolderReader:
         self._own = threading.local()
         self._folders: list[Folder] = []
         self._lock = threading.Lock()
+        # Files with several names that came before.
+        self._met: set[tuple[int, int]] = set()
         self.report = FolderReport()
 
     def files(self) -> Iterator[FoundFile]:
@@ -167,13 +200,24 @@ class FolderReader:
             self.report.failed(entry.path, error)
             return None
 
+    def xattrs(self, entry: FolderEntry) -> Xattrs:
+        """Return the extended attributes of a file or folder; none if they cannot be read."""
+        try:
+            if entry.kind == "folder":
+                return self._folder().xattrs(entry.path)
+            with self._folder().open_file(entry.path) as file:
+                return file.xattrs()
+        except OSError:
+            return ()  # it went, or is told of where its content is read
+
     def _groups(self) -> Iterator[list[FoundFile]]:
         """Yield what stands in the folder, nothing read yet."""
         group: list[FoundFile] = []
         reads = group_bytes = 0
         for entry in self._walk():
-            is_skipped = entry.kind == "file" and self._skip(entry)
-            group.append(FoundFile(entry, is_skipped=is_skipped))
+            is_again = entry.links > 1 and entry.kind == "file" and self._is_again(entry)
+            is_skipped = self._skip(entry) and not self._is_asked(entry)
+            group.append(FoundFile(entry, is_skipped=is_skipped, is_again=is_again))
             if self._is_read_ahead(group[-1]):
                 reads += 1
                 group_bytes += entry.size_bytes
@@ -183,13 +227,22 @@ class FolderReader:
         if group:
             yield group
 
+    def _is_asked(self, entry: FolderEntry) -> bool:
+        """Whether it must be seen where a link leads, however it looks."""
+        return entry.kind == "link" and self._outside_links != "keep"
+
+    def _is_again(self, entry: FolderEntry) -> bool:
+        number = (entry.device, entry.inode)
+        if number in self._met:
+            return True
+        self._met.add(number)
+        return False
+
     def _is_read_ahead(self, found: FoundFile) -> bool:
         entry = found.entry
-        if entry.kind == "link":
-            return True
-        return (
-            entry.kind == "file" and entry.size_bytes <= self._small_bytes and not found.is_skipped
-        )
+        if found.is_skipped or found.is_again:
+            return False
+        return entry.kind != "file" or entry.size_bytes <= self._small_bytes
 
     def _walk(self) -> Iterator[FolderEntry]:
         """Yield what is to be stored and can be."""
@@ -238,30 +291,40 @@ class FolderReader:
         return read
 
     def _read(self, entry: FolderEntry) -> list[FoundFile]:
-        folder = self._folder()
+        if entry.kind == "link":
+            target = self.target(entry)
+            return [FoundFile(entry, link_target=target)] if target is not None else []
+        if entry.kind == "folder":
+            return [FoundFile(entry, xattrs=self.xattrs(entry))]
         try:
-            if entry.kind == "link":
-                return self._link(folder, entry)
-            with folder.open_file(entry.path) as file:
+            with self._folder().open_file(entry.path) as file:
                 data = b"".join(file.blocks())
+                xattrs, has_holes = file.xattrs(), file.has_holes
                 has_changed = not file.looks_like(entry)
         except OSError as error:
             self.report.failed(entry.path, error)
             return []
         # It may have grown meanwhile; then it is read again, as a large one.
         small = data if len(data) <= self._small_bytes else None
-        return [FoundFile(entry, small, has_changed=has_changed)]
+        return [
+            FoundFile(entry, small, has_changed=has_changed, has_holes=has_holes, xattrs=xattrs)
+        ]
 
-    def _link(self, folder: Folder, entry: FolderEntry) -> list[FoundFile]:
-        target = folder.read_link(entry.path)
+    def target(self, entry: FolderEntry) -> str | None:
+        """Return where a link leads that is to be stored; None, and told, if it is not."""
+        try:
+            target = self._folder().read_link(entry.path)
+        except OSError as error:
+            self.report.failed(entry.path, error)
+            return None
         if not is_target(target):
             self.report.leave_out(entry.path, "name", "it leads to what is no path")
-            return []
+            return None
         if self._outside_links == "keep" or not leads_out(entry.path, target):
-            return [FoundFile(entry, link_target=target)]
+            return target
         if self._outside_links == "skip":
             self.report.leave_out(entry.path, "outside_link", f"it leads to {target!r}")
-            return []
+            return None
         raise BadInput(
             f"the link {entry.path!r} leads to {target!r}, outside of the folder",
             hint="Remove it, leave such links out (outside_links='skip'), or keep them.",

@@ -18,6 +18,7 @@ cannot hold goes into a PAX record (POSIX.1-2001), an entry of type 'x' in front
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from holdfast.errors import Damaged
@@ -45,6 +46,8 @@ _OWNER_BYTES = 31
 _DEVICES = b"0000000\x000000000\x00"
 _PAX_NAME = b"././@PaxHeader"
 _BLANKS = b" " * 8
+# PAX records that are UTF-8 unless it is said that they are not.
+_TEXTS = ("path", "linkpath", "uname", "gname")
 # The first byte of a number in GNU's own form.
 _BASE_256 = 0x80
 _BASE_256_NEGATIVE = 0xFF
@@ -82,8 +85,11 @@ def split_name(name: bytes) -> tuple[bytes, bytes] | None:
     return name[:cut], name[cut + 1 :]
 
 
-def pack(header: Header) -> bytes:
-    """Return the 512 bytes, and the PAX entry in front of them if one is needed."""
+def pack(header: Header, more: Mapping[str, bytes] | None = None) -> bytes:
+    """Return the 512 bytes, and the PAX entry in front of them if one is needed.
+
+    It has `more` records, too, which go before what the header would say.
+    """
     records: dict[str, bytes] = {}
     split = split_name(header.name)
     if split is None:
@@ -96,6 +102,7 @@ def pack(header: Header) -> bytes:
     owners = (("uname", header.user), ("gname", header.group))
     records.update({key: owner for key, owner in owners if len(owner) > _OWNER_BYTES})
     numbers = _numbers(header, records)
+    records.update(more or {})
     block = _block(split, header, numbers, target)
     return _pax_entry(records) + block if records else block
 
@@ -173,9 +180,11 @@ def _cut_text(name: bytes) -> bytes:
 
 
 def _pax_entry(records: dict[str, bytes]) -> bytes:
-    if any(not _is_utf_8(value) for value in records.values()):
+    if any(not _is_utf_8(records[key]) for key in _TEXTS if key in records):
         records["hdrcharset"] = b"BINARY"
-    body = b"".join(_pax_record(key.encode(), records[key]) for key in sorted(records))
+    body = b"".join(
+        _pax_record(key.encode("utf-8", "surrogateescape"), records[key]) for key in sorted(records)
+    )
     header = Header(_PAX_NAME, PAX, len(body))
     return _block((b"", _PAX_NAME), header, (0, 0, len(body), 0), b"") + body + padding(len(body))
 
@@ -209,7 +218,7 @@ def parse_pax(body: bytes, where: str) -> dict[str, bytes]:
         key, equals, value = record[len(digits) + 1 :].partition(b"=")
         if not equals or len(record) != length or not value.endswith(b"\n"):
             raise damaged("a PAX record is not what it says it is", where)
-        records[key.decode("utf-8", "replace")] = value[:-1]
+        records[key.decode("utf-8", "surrogateescape")] = value[:-1]
         at += length
     return records
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from blake3 import blake3
 
@@ -12,6 +12,12 @@ from holdfast.store.filesets import fileset_pb2 as pb
 FILE_MODE = 0o644
 FOLDER_MODE = 0o755
 LINK_MODE = 0o777
+
+# Bytes of all extended attributes of one file that are kept.
+XATTRS_BYTES_MAX = 64 * 1024
+
+# Names and values of extended attributes.
+Xattrs = tuple[tuple[bytes, bytes], ...]
 
 # Numbers as tags sort as they count: eight bytes, the sign turned over.
 _SIGN = 1 << 63
@@ -32,11 +38,22 @@ class Metadata(NamedTuple):
     gid: int | None = None
     user: str | None = None
     group: str | None = None
+    hard_link: str | None = None
+    sparse: bool | None = None
+    xattrs: Xattrs = ()
 
     def to_message(self) -> pb.Metadata | None:
         """Return it as it is stored; None if nothing is known."""
-        known = {key: value for key, value in self._asdict().items() if value is not None}
+        values = zip(_SINGLE, self, strict=False)
+        known: dict[str, Any] = {key: value for key, value in values if value is not None}
+        if self.xattrs:
+            pairs = sorted(self.xattrs)
+            known["xattrs"] = [pb.Xattr(name=name, value=value) for name, value in pairs]
         return pb.Metadata(**known) if known else None
+
+
+# The fields of metadata that have one value.
+_SINGLE = Metadata._fields[:-1]
 
 
 class FileInfo:
@@ -86,7 +103,18 @@ class FileInfo:
     @property
     def link_target(self) -> str | None:
         """Where a symbolic link leads; None for anything else."""
-        return self.metadata.link_target
+        known = self._index.metadata if self._index is not None else None
+        return known.link_target if known is not None and known.HasField("link_target") else None
+
+    @property
+    def hard_link(self) -> str | None:
+        """What all names of one file have in common; None for a file with one name."""
+        return (self._index.metadata.hard_link or None) if self._index is not None else None
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether the file had holes."""
+        return self._index is not None and self._index.metadata.sparse
 
     @property
     def metadata(self) -> Metadata:
@@ -94,9 +122,9 @@ class FileInfo:
         if self._index is None or not self._index.HasField("metadata"):
             return Metadata()
         message = self._index.metadata
-        return Metadata(
-            *(getattr(message, key) if message.HasField(key) else None for key in Metadata._fields)
-        )
+        known = {key: getattr(message, key) for key in _SINGLE if message.HasField(key)}
+        xattrs = tuple((one.name, one.value) for one in message.xattrs)
+        return Metadata(**known, xattrs=xattrs)
 
     @property
     def tags(self) -> list[tuple[bytes, int]]:

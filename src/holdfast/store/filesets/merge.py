@@ -6,9 +6,10 @@ import heapq
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
+from holdfast.errors import Damaged, ObjectMissing
 from holdfast.store.filesets import fileset_pb2 as pb
 from holdfast.store.filesets.algebra import Tombstones, compose, over_nothing
-from holdfast.store.filesets.cursor import Cursor, Nodes, lookup
+from holdfast.store.filesets.cursor import Cursor, Lost, Nodes, lookup
 from holdfast.store.filesets.entry import FileChange, change_of, index_of
 
 
@@ -147,6 +148,22 @@ def files_of(
         merged = merged_file(path, met, path)
         if merged is not None:
             yield path, merged
+
+
+def readable_files(
+    nodes: Nodes, sources: Sequence[Source], lost: Callable[[Lost], None]
+) -> Iterator[tuple[str, pb.Index]]:
+    """Yield what `files_of` does, as far as the index can be read; `lost` is told of the rest."""
+    if len(sources) == 1 and sources[0].root is not None:
+        for paths, indexes in Cursor(nodes, sources[0].root).leaf_runs(lost):
+            yield from (pair for pair in zip(paths, indexes, strict=True) if pair[1].present)
+        return
+    path = ""
+    try:
+        for path, index in files_of(nodes, sources):
+            yield path, index
+    except (Damaged, ObjectMissing) as error:
+        lost(Lost(path, None, str(error)))  # several layers have no end of what is lost
 
 
 def find(nodes: Nodes, sources: Sequence[Source], path: str, where: str) -> pb.Index | None:

@@ -17,6 +17,7 @@ from holdfast.seam.folders import FolderEntry
 from holdfast.store.address import DataRef
 from holdfast.store.chunks import ChunkWriter
 from holdfast.store.filesets import algebra
+from holdfast.store.filesets import fileset_pb2 as pb
 from holdfast.store.filesets.algebra import Tombstones
 from holdfast.store.filesets.before import Before
 from holdfast.store.filesets.entry import message_of
@@ -26,8 +27,10 @@ from holdfast.store.filesets.folder_reader import (
     FolderReader,
     FolderReport,
     FoundFile,
+    ReadFile,
+    metadata_of,
 )
-from holdfast.store.filesets.info import FOLDER_MODE, Metadata
+from holdfast.store.filesets.info import XATTRS_BYTES_MAX, Metadata, Xattrs
 from holdfast.store.filesets.layer import Layer
 from holdfast.store.filesets.layer_builder import Content, LayerBuilder
 from holdfast.store.filesets.seen import SeenWriter
@@ -38,6 +41,8 @@ if TYPE_CHECKING:
     from holdfast.store.store import Store
 
 Progress = Callable[[int, int], None]
+
+_NOTHING = Metadata()
 
 
 class StoredTree(NamedTuple):
@@ -99,23 +104,19 @@ class _Tree:
         self._before = before
         self._small_bytes = store.chunks.chunking.small_file_bytes
         self._seen = SeenWriter(store.references.seam.clock.wall_ns())
+        self._xattrs_max_bytes = min(XATTRS_BYTES_MAX, store.chunks.chunking.max_bytes // 4)
         self._counts = _Counts()
+        self._links = _HardLinks()
         # The lost chunk that the small files being read are to make again; None: a new one.
         self._lost_pack: bytes | None = None
 
     def store(self, progress: Progress) -> StoredTree:
-        empty: FolderEntry | None = None
         for found in self._reader.files():
-            if empty is not None and not found.entry.path.startswith(empty.path):
-                self._add_folder(empty)
-            empty = None
-            if found.entry.kind == "folder":
-                empty = self._folder_or_empty(found.entry)
-            else:
+            if found.entry.kind == "file":
                 self._add_file(found)
                 progress(self._counts.files, self._counts.read_bytes)
-        if empty is not None:
-            self._add_folder(empty)
+            else:
+                self._add_other(found)
         layer = self._builder.close(Tombstones([""]))
         seen = tuple(self._writer.put_stream(self._seen.data()))
         self._writer.barrier()
@@ -130,32 +131,58 @@ class _Tree:
             counts.lost_files,
         )
 
-    def _folder_or_empty(self, entry: FolderEntry) -> FolderEntry | None:
-        """Store a folder whose mode is unusual; return any other, which may be an empty one."""
-        if entry.mode == FOLDER_MODE:
-            return entry
-        self._add_folder(entry)
-        return None
-
-    def _add_folder(self, entry: FolderEntry) -> None:
-        metadata = Metadata(mode=entry.mode).to_message()
-        self._builder.add(entry.path, algebra.append(b"", (), metadata))
+    def _add_other(self, found: FoundFile) -> None:
+        """Store a folder or a symbolic link."""
+        entry = found.entry
+        before = self._before.find(entry) if found.is_skipped else None
+        if before is not None and before.metadata.HasField("uid"):
+            self._builder.add_again(before)
+        else:
+            target = found.link_target
+            if found.is_skipped and entry.kind == "link":
+                target = before.metadata.link_target if before else self._reader.target(entry)
+                if target is None:
+                    return
+            metadata = self._metadata(found, found.xattrs)._replace(link_target=target)
+            self._builder.add(entry.path, algebra.append(b"", (), metadata.to_message()))
+        self._seen.add(entry)
+        self._counts.files += entry.kind == "link"
 
     def _add_file(self, found: FoundFile) -> None:
         entry = found.entry
-        if found.link_target is not None:
-            self._counts.files += 1
-            metadata = Metadata(link_target=found.link_target).to_message()
-            self._builder.add(entry.path, algebra.append(b"", (), metadata))
-            return
         before = self._before.find(entry) if found.is_skipped else None
         lost = self._before.lost_chunk(before) if before is not None else None
         if before is not None and lost is None:
-            self._builder.add_again(before)
+            self._take_over(found, before)
             self._seen.add(entry)
-        elif not self._read(found, lost):
+        elif not self._add_again(found) and not self._read(found, lost):
             return
         self._counts.files += 1
+
+    def _take_over(self, found: FoundFile, before: pb.Index) -> None:
+        """Store what the parent holds of a file, with what is known of it now."""
+        entry = found.entry
+        refs = tuple(before.data_op.data_ref)
+        first = self._links.first(entry, refs) if entry.links > 1 else ""
+        if not before.metadata.HasField("uid") or before.metadata.hard_link != first:
+            kept = Metadata(sparse=before.metadata.sparse or None)
+            metadata = self._metadata(found, self._reader.xattrs(entry), first, kept)
+            renewed = pb.Index()
+            renewed.CopyFrom(before)
+            renewed.metadata.CopyFrom(metadata.to_message() or pb.Metadata())
+            before = renewed
+        self._builder.add_again(before)
+
+    def _add_again(self, found: FoundFile) -> bool:
+        """Store another name of a file that was stored under one already; False: it was not."""
+        entry = found.entry
+        known = self._links.find(entry) if found.is_again else None
+        if known is None:
+            return False
+        metadata = self._metadata(found, known.metadata.xattrs, known.path, known.metadata)
+        self._builder.add(entry.path, algebra.append(b"", known.content, metadata.to_message()))
+        self._seen.add(entry)
+        return True
 
     def _read(self, found: FoundFile, lost: bytes | None) -> bool:
         """Store a file that is new, or whose chunk is lost; False if it cannot be read."""
@@ -163,30 +190,44 @@ class _Tree:
             self._builder.cut_pack()
             self._lost_pack = lost
         entry = found.entry
-        content, has_changed = self._content(found)
+        content, read = self._content(found)
         if content is None:
             return False
-        metadata = Metadata(mode=entry.mode, mtime_ns=entry.mtime_ns).to_message()
-        self._builder.add(entry.path, algebra.append(b"", content, metadata))
+        holes = Metadata(sparse=read.has_holes or None)
+        metadata = self._metadata(found, read.xattrs, "", holes)
+        if entry.links > 1:
+            metadata = metadata._replace(hard_link=self._links.first(entry, content, metadata))
+        self._builder.add(entry.path, algebra.append(b"", content, metadata.to_message()))
         self._counts.lost_files += found.is_skipped
         self._counts.read_files += 1
-        if has_changed:
+        if read.has_changed:
             self._reader.report.has_changed(entry.path)
         else:
             self._seen.add(entry)
         return True
 
-    def _content(self, found: FoundFile) -> tuple[tuple[Content, ...] | None, bool]:
-        """Store what is in a file, and say whether it changed meanwhile; None: it cannot be read.
+    def _metadata(
+        self, found: FoundFile, xattrs: Xattrs, first: str = "", kept: Metadata = _NOTHING
+    ) -> Metadata:
+        """Return all that is kept of what was found; `first` is the first of a file's names."""
+        entry = found.entry
+        if sum(len(name) + len(value) for name, value in xattrs) > self._xattrs_max_bytes:
+            self._reader.report.has_large_xattrs(entry.path)
+            xattrs = ()
+        known = metadata_of(entry, xattrs)
+        return known._replace(hard_link=first or None, sparse=kept.sparse)
+
+    def _content(self, found: FoundFile) -> tuple[tuple[Content, ...] | None, FoundFile | ReadFile]:
+        """Store what is in a file, and say what was seen of it; None: it cannot be read.
 
         What was stored of a file before it failed is collected with the job.
         """
         entry = found.entry
         if found.small is not None:
-            return self._small(entry, found.small), found.has_changed
+            return self._small(entry, found.small), found
         file = self._reader.open(entry)
         if file is None:
-            return None, False
+            return None, found
         content: tuple[Content, ...]
         if entry.size_bytes <= self._small_bytes:
             data = b"".join(file.blocks())
@@ -195,8 +236,8 @@ class _Tree:
             content = self._large(file.blocks())
         if file.error is not None:
             self._reader.report.failed(entry.path, file.error)
-            return None, False
-        return content, file.has_changed
+            return None, found
+        return content, file
 
     def _small(self, entry: FolderEntry, data: bytes) -> tuple[Content, ...]:
         if len(data) > self._small_bytes:  # it has grown
@@ -208,3 +249,44 @@ class _Tree:
         refs = self._writer.put_stream(blocks)
         self._counts.read_bytes += sum(ref.size_bytes for ref in refs)
         return tuple(map(message_of, refs))
+
+
+class _Name(NamedTuple):
+    """The first name of a file that has several, and what was stored under it."""
+
+    path: str
+    content: tuple[Content, ...]
+    metadata: Metadata
+
+
+class _HardLinks:
+    """Files that have several names, until the last of them was met."""
+
+    def __init__(self) -> None:
+        self._names: dict[tuple[int, int], _Name] = {}
+        self._left: dict[tuple[int, int], int] = {}
+
+    def find(self, entry: FolderEntry) -> _Name | None:
+        """Return what was stored under another name of a file."""
+        number = (entry.device, entry.inode)
+        known = self._names.get(number)
+        if known is not None:
+            self._count(number)
+        return known
+
+    def first(
+        self, entry: FolderEntry, content: tuple[Content, ...], metadata: Metadata = _NOTHING
+    ) -> str:
+        """Note a file that was stored; return the first of its names, which may be this one."""
+        number = (entry.device, entry.inode)
+        if number not in self._names:
+            self._names[number] = _Name(entry.path, content, metadata)
+            self._left[number] = entry.links
+        path = self._names[number].path
+        self._count(number)
+        return path
+
+    def _count(self, number: tuple[int, int]) -> None:
+        self._left[number] -= 1
+        if self._left[number] <= 0:
+            del self._names[number], self._left[number]

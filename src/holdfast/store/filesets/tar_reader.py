@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from decimal import Decimal, InvalidOperation
 from typing import NamedTuple, Protocol
 
@@ -32,6 +32,7 @@ class Member(NamedTuple):
     header: Header
     mtime_ns: int
     body: Iterator[bytes]
+    records: Mapping[str, bytes]
 
 
 class TarReader:
@@ -93,7 +94,7 @@ class TarReader:
             group=records.get("gname", header.group),
         )
         size_bytes = header.size_bytes if header.type == tar.FILE else 0
-        return Member(header, mtime_ns, self._body(size_bytes))
+        return Member(header, mtime_ns, self._body(size_bytes), records)
 
     def _number(self, records: dict[str, bytes], key: str, otherwise: int) -> int:
         if key not in records:

@@ -26,6 +26,8 @@ from holdfast.store.filesets.folder_reader import (
     FolderReader,
     FolderReport,
     FoundFile,
+    ReadFile,
+    metadata_of,
 )
 from holdfast.store.filesets.info import FileInfo, Metadata, tag_of
 from holdfast.store.filesets.layer import TOMBSTONES_MAX, Layer
@@ -190,18 +192,19 @@ class FileSetWriter:
         for found in reader.files():
             entry, path = found.entry, below + found.entry.path
             if entry.kind == "folder":
-                self.make_folder(path, metadata=Metadata(mode=entry.mode))
+                self.make_folder(path, metadata=metadata_of(entry, found.xattrs))
             elif found.link_target is not None:
-                self.link(path, found.link_target, root=below, may_lead_out=True)
+                known = metadata_of(entry, ())
+                self.link(path, found.link_target, metadata=known, root=below, may_lead_out=True)
             else:
                 self._put_found(reader, found, path)
         return reader.report
 
     def _put_found(self, reader: FolderReader, found: FoundFile, path: str) -> None:
-        entry, has_changed = found.entry, found.has_changed
-        known = Metadata(mode=entry.mode, mtime_ns=entry.mtime_ns)
+        entry = found.entry
+        read: FoundFile | ReadFile = found
         if found.small is not None:
-            self.put(path, found.small, metadata=known)
+            content = self._content(check_file(path), found.small)
         else:
             file = reader.open(entry)
             if file is None:
@@ -210,9 +213,10 @@ class FileSetWriter:
             if file.error is not None:
                 reader.report.failed(entry.path, file.error)
                 return
-            self._change(path, algebra.overwrite(b"", content, _message(known)))
-            has_changed = file.has_changed
-        if has_changed:
+            read = file
+        known = metadata_of(entry, read.xattrs)._replace(sparse=read.has_holes or None)
+        self._change(path, algebra.overwrite(b"", content, known.to_message()))
+        if read.has_changed:
             reader.report.has_changed(entry.path)
 
     def copy(self, path: str, file: FileInfo) -> None:
@@ -230,10 +234,13 @@ class FileSetWriter:
                 size_bytes -= ref.size_bytes  # noqa: PLW2901 - what is left of the tag
             parts[tag] = Part(True, tuple(taken))
         check = check_path if file.is_folder else check_file
-        self._change(check(path), Change(True, parts, _message(file.metadata)))
+        known = file.metadata
+        if path != file.path:
+            known = known._replace(hard_link=None)  # a copy is a file of its own
+        self._change(check(path), Change(True, parts, _message(known)))
 
-    def copy_within(self, source: str, path: str) -> None:
-        """Store the same content under another path; `source` must be in this layer already."""
+    def hard_link(self, source: str, path: str) -> None:
+        """Store another name of a file; `source` must be in this layer already."""
         before = self._buffer.get(check_file(source))
         if before is not None and before.began < self._deleted_at(source):
             before = None
@@ -243,7 +250,13 @@ class FileSetWriter:
                 f"{path!r} is a hard link to {source!r}, which did not come before it",
                 hint="Make the archive of a folder that holds both.",
             )
-        self._change(check_file(path), change._replace(reset=True))
+        known = pb.Metadata()
+        if change.metadata is not None:
+            known.CopyFrom(change.metadata)
+        if not known.hard_link:
+            known.hard_link = source
+            self._change(source, change._replace(reset=True, metadata=known))
+        self._change(check_file(path), change._replace(reset=True, metadata=known))
 
     def _find_in_runs(self, path: str) -> Change[_Held] | None:
         if not self._runs or self._deleted_at(path):

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 # What a command returns: its exit code, or nothing.
 Result = TypeVar("Result", int, None)
 
+# It was done, except for some files, which are told: as other tools of this kind end then.
+INCOMPLETE_EXIT_CODE = 3
+
 STORE_VARIABLE = "HOLDFAST_STORE"
 DATABASE_VARIABLE = "HOLDFAST_STORE_DATABASE"
 

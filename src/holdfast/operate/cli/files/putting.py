@@ -13,6 +13,7 @@ import click
 
 from holdfast.operate.cli.files.changing import added, message_option, tell
 from holdfast.operate.cli.files.place import (
+    INCOMPLETE_EXIT_CODE,
     CountedReader,
     Place,
     opened_job,
@@ -33,9 +34,6 @@ if TYPE_CHECKING:
     from holdfast.store.store import Store
 
 _BLOCK_BYTES = 1024 * 1024
-# A commit was made, and something that should be in it could not be read: as other tools end then.
-INCOMPLETE_EXIT_CODE = 3
-
 _WORDS: dict[str, str] = {
     "excluded": "excluded",
     "socket": "sockets",
@@ -145,6 +143,7 @@ def _report_fields(report: FolderReport) -> dict[str, object]:
     return {
         "left_out": dict(report.left_out),
         "changed_files": report.changed_files,
+        "large_xattrs": report.large_xattrs,
         "told": [told._asdict() for told in report.first],
     }
 
