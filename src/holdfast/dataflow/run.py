@@ -36,7 +36,7 @@ from holdfast.dataflow.compiler.places import (
     buffer_options,
     target_options,
 )
-from holdfast.dataflow.compiler.plan import Output, Plan, Query, make_plan
+from holdfast.dataflow.compiler.plan import PARTITIONS_MIN, Output, Plan, Query, make_plan
 from holdfast.dataflow.compiler.recorded import record_of, write_record
 from holdfast.dataflow.compiler.sources import Buffered, streams
 from holdfast.dataflow.compiler.tails import Tail, gathered, written
@@ -82,6 +82,16 @@ PLANNING_PATIENCE_S = 600.0
 log = logging.getLogger("holdfast.dataflow")
 
 
+def with_partitions(pipeline: PipelineSettings, cores: int) -> PipelineSettings:
+    """Return a pipeline whose state has as many parts as Spark has cores, unless it says so.
+
+    A state directory that is there decides otherwise: Spark cannot divide state anew.
+    """
+    if pipeline.shuffle_partitions is not None:
+        return pipeline
+    return pipeline.model_copy(update={"shuffle_partitions": max(PARTITIONS_MIN, cores)})
+
+
 class PipelineRun:
     """A pipeline and its driver; one at a time for each state directory."""
 
@@ -89,6 +99,7 @@ class PipelineRun:
         self, name: str, pipeline: PipelineSettings, places: Places, session: SparkSession
     ) -> None:
         require_classic(session)
+        pipeline = with_partitions(pipeline, session.sparkContext.defaultParallelism)
         # Spark's own processes have other working directories.
         served = own_server(session)
         self._places = places = replace(

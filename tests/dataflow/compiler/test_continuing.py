@@ -12,8 +12,9 @@ from tests.dataflow.spec.pipelines import KINDS, pipeline
 from holdfast.dataflow.compiler.continuing import continued, find_identities
 from holdfast.dataflow.compiler.cuts import APART
 from holdfast.dataflow.compiler.earlier import recorded_plan
-from holdfast.dataflow.compiler.plan import Output, Plan
+from holdfast.dataflow.compiler.plan import PARTITIONS_MIN, Output, Plan
 from holdfast.dataflow.compiler.recorded import RecordedPlan, read_record, record_of, write_record
+from holdfast.dataflow.run import with_partitions
 from holdfast.dataflow.spec import PipelineSettings
 from holdfast.errors import BadConfig
 
@@ -150,7 +151,17 @@ def test_parts_of_a_state_stay_as_many_as_they_are() -> None:
     recorded = begun(one)
     more = one.model_copy(update={"shuffle_partitions": 8})
     (query,) = continued("p", more, recorded, STATE).queries
-    assert query.shuffle_partitions == one.shuffle_partitions
+    assert query.shuffle_partitions == PARTITIONS_MIN
+
+
+def test_a_new_state_has_a_part_for_each_core() -> None:
+    one = pipeline("ev -> r", "r -> z", ev=EVENTS, r=TENS, z="sink")
+    assert with_partitions(one, 1).shuffle_partitions == PARTITIONS_MIN
+    assert with_partitions(one, 96).shuffle_partitions == 96
+    said = one.model_copy(update={"shuffle_partitions": 3})
+    assert with_partitions(said, 96).shuffle_partitions == 3
+    (query,) = continued("p", with_partitions(one, 96), begun(one), STATE).queries
+    assert query.shuffle_partitions == PARTITIONS_MIN
 
 
 # --------------------------------------------------------------- what is refused

@@ -41,6 +41,8 @@ class Output(NamedTuple):
 
 # A port of reduces by a function: results and calls that failed, which a tail takes apart.
 EVERY = "every"
+# Parts of a query's state, where neither the file nor Spark's cores say more.
+PARTITIONS_MIN = 2
 # Rows of a query that come again.
 LANE = Output("", "lane")
 # Folders of a state directory that are no query's.
@@ -265,7 +267,7 @@ class _Draft:
             horizon_s=horizon_s,
             allowed_lateness_s=self._lateness_s(),
             operators=tuple(name for tap in taps for name in self._operators(tap)),
-            shuffle_partitions=known or self._pipeline.shuffle_partitions,
+            shuffle_partitions=known or self._pipeline.shuffle_partitions or PARTITIONS_MIN,
         )
 
     def _ancestors(self, stateful: list[str]) -> set[str]:

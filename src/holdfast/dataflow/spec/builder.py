@@ -48,7 +48,7 @@ class Pipeline:
         self,
         *,
         trigger: str | float = 0.0,
-        shuffle_partitions: int = 2,
+        shuffle_partitions: int | None = None,
         buffers: Mapping[str, Any] | None = None,
         worker_attempts: int = 4,
         **watermark: Any,

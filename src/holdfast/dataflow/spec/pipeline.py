@@ -45,8 +45,9 @@ class PipelineSettings(Settings):
     """How far the watermark follows the events, and what holds it."""
     trigger: DurationS = 0.0
     """The least time from one batch to the next; 0: at once."""
-    shuffle_partitions: int = Field(default=2, ge=1, le=10_000)
-    """Parts of a reduce's state. Fixed when a pipeline first runs."""
+    shuffle_partitions: int | None = Field(default=None, ge=1, le=10_000)
+    """Parts of a reduce's state; by default one for each core of Spark, at least 2. Fixed when a
+    pipeline first runs."""
     buffers: BufferSettings = BufferSettings()
     """How much may wait between two queries."""
     worker_attempts: int = Field(default=4, ge=1, le=100)
