@@ -39,7 +39,7 @@ class MemoryChunks:
     def small_files(self, writer: Any) -> SmallFiles:
         return SmallFiles(writer, self.chunking)
 
-    def reader(self, keys: Mapping[Any, Any] | None = None) -> MemoryChunks:
+    def reader(self, keys: Mapping[Any, Any] | None = None, pin: object = None) -> MemoryChunks:
         return self
 
     def __enter__(self) -> MemoryChunks:
