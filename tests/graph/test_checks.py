@@ -105,6 +105,8 @@ OUT = "out: {kind: exporter, type: memory}"
           "segments (67108864 bytes)")]),
         (nodes(IN, HOLD, "out: {kind: exporter, type: memory, delivery: {retention_bytes: 1MB}}"),
          ["4:67 error retention_bytes is less than a segment (16777216 bytes)"]),
+        (nodes(IN, HOLD, "out: {kind: exporter, type: memory, delivery: {retention_bytes: 1TB}}"),
+         ["4:67 warning retention_bytes is more than the quiver holds (10737418240 bytes)"]),
         # Several ways to one destination.
         (nodes(IN, "hold: {kind: processor, type: quiver, to: [a, out]}",
                "a: {kind: processor, type: drop, to: [out]}", OUT),

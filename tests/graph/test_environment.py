@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.graph.environment import missing_in_environment
+from holdfast.graph.environment import caps_beyond_disks, missing_in_environment
 from holdfast.graph.loader import load
 
 GRAPH = """\
@@ -29,6 +29,17 @@ def missing(folder: Path, data_dir: str = "data", config: str = KAFKA) -> list[s
 def test_a_good_machine_lacks_nothing(tmp_path: Path) -> None:
     assert missing(tmp_path) == []
     assert [path.name for path in tmp_path.iterdir()] == ["graph.yaml"]
+
+
+def test_a_cap_that_the_disk_does_not_have_is_a_warning(tmp_path: Path) -> None:
+    path = tmp_path / "graph.yaml"
+    quiver = "hold: {kind: processor, type: quiver, to: [out], config: {retention: {size_cap: %s}}}"
+    told = []
+    for size in ("1GB", "900000TB"):
+        text = GRAPH.format(data_dir="data", config=KAFKA).replace("to: [out]", "to: [hold]")
+        path.write_text(text.replace("  out:", f"  {quiver % size}\n  out:"))
+        told += [f"{one.line} {one.severity}" for one in caps_beyond_disks(load(path))]
+    assert told == ["4 warning"]
 
 
 def test_a_directory_that_only_seems_to_be_writable_is_found(tmp_path: Path) -> None:

@@ -272,6 +272,12 @@ class _Checker:
             message = f"retention_bytes is less than a segment ({quiver.segment.target_size} bytes)"
             hint = "raise it, or lower `segment.target_size` of the quiver"
             self._error(self._document.value_place(at), message, hint)
+        cap_bytes = quiver.retention.size_cap
+        if limit_bytes is not None and limit_bytes > cap_bytes:
+            at = ("nodes", node.name, "delivery", "retention_bytes")
+            message = f"retention_bytes is more than the quiver holds ({cap_bytes} bytes)"
+            hint = "raise `retention.size_cap` of the quiver: that is reached first"
+            self._warn(self._document.value_place(at), message, hint)
 
     def _check_turns(self, node: Node) -> None:
         for port_name, port in node.ports.items():

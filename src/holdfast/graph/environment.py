@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -41,6 +42,22 @@ def missing_in_environment(loaded: Loaded) -> list[ConfigFinding]:
 def missing_packages(loaded: Loaded) -> list[ConfigFinding]:
     """Return what has to be installed before the graph can run here."""
     return [found._replace(severity="warning") for found in _findings(loaded, _packages(loaded))]
+
+
+def caps_beyond_disks(loaded: Loaded) -> list[ConfigFinding]:
+    """Return the size caps that the disk does not have: there the disk is the cap."""
+    problems: list[Problem] = []
+    for one in plan(loaded.graph):
+        cap_bytes = one.config.retention.size_cap
+        directory = one.directory.absolute()
+        there = next(path for path in (directory, *directory.parents) if path.exists())
+        disk_bytes = shutil.disk_usage(there).total
+        if cap_bytes > disk_bytes:
+            at: TreePath = ("nodes", one.name, "config", "retention", "size_cap")
+            message = f"size_cap is {cap_bytes} bytes, the disk of {directory} has {disk_bytes}"
+            hint = "events are refused when the disk is full; set a `size_cap` that it can hold"
+            problems.append((at, message, hint))
+    return [found._replace(severity="warning") for found in _findings(loaded, problems)]
 
 
 def _findings(loaded: Loaded, problems: Iterable[Problem]) -> list[ConfigFinding]:

@@ -10,7 +10,7 @@ import threading
 import click
 
 from holdfast.errors import BadConfig
-from holdfast.graph.environment import missing_in_environment
+from holdfast.graph.environment import caps_beyond_disks, missing_in_environment
 from holdfast.graph.loader import Loaded, load
 from holdfast.operate.cli import finding_line
 from holdfast.operate.cli.gateway_options import config_argument
@@ -53,7 +53,7 @@ def _check(loaded: Loaded) -> None:
             path=loaded.document.file,
             findings=findings,
         )
-    for found in loaded.warnings:
+    for found in (*loaded.warnings, *caps_beyond_disks(loaded)):
         click.echo(finding_line(found), err=True)
     click.echo(f"{loaded.document.file}: ready to run here")
 

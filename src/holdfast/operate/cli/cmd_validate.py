@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from holdfast.errors import BadConfig
-from holdfast.graph.environment import missing_packages
+from holdfast.graph.environment import caps_beyond_disks, missing_packages
 from holdfast.graph.loader import load
 from holdfast.operate.cli import finding_line
 from holdfast.operate.cli.gateway_options import config_argument
@@ -24,7 +24,8 @@ def command(config: str, as_json: bool) -> int:
     """
     try:
         loaded = load(config)
-        findings, ok = (*loaded.warnings, *missing_packages(loaded)), True
+        here = (*missing_packages(loaded), *caps_beyond_disks(loaded))
+        findings, ok = (*loaded.warnings, *here), True
     except BadConfig as error:
         findings, ok = error.findings, False
     if as_json:
