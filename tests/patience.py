@@ -40,11 +40,13 @@ def until_spark(
 
 
 async def until_async(
-    holds: Callable[[], bool] | Callable[[], Awaitable[bool]], what: str = "it"
+    holds: Callable[[], bool] | Callable[[], Awaitable[bool]],
+    what: str = "it",
+    patience_s: float = PATIENCE_S,
 ) -> None:
     """Let other tasks run until something holds."""
     loop = asyncio.get_running_loop()
-    give_up_s = loop.time() + PATIENCE_S
+    give_up_s = loop.time() + patience_s
     while True:
         answer = holds()
         if answer if isinstance(answer, bool) else await answer:

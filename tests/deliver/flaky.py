@@ -1,7 +1,6 @@
 """A backend over HTTP that fails at random, whatever it is sent: overloaded, or with a bad replica.
 
-It runs in a thread with an event loop of its own, and is reached through the real exporter. Time
-passes as `VirtualTimer` says, so that an hour of pauses between tries costs nothing.
+It runs in a thread with an event loop of its own, and is reached through the real exporter.
 """
 
 from __future__ import annotations
@@ -15,17 +14,21 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
-from tests.deliver.virtual import VirtualTimer
+from tests.deliver.stage import Stage
+from tests.patience import PATIENCE_S, until_async
 
-from holdfast.deliver.exporter import Answer, Exporter
 from holdfast.deliver.exporter_context import ExporterContext
 from holdfast.deliver.exporters.http import Config, make
+from holdfast.deliver.settings import DeliverySettings
+from holdfast.deliver.timer import LoopTimer
 from holdfast.seam import Seam
-from holdfast.signals.event import Event
 
 # What decides whether a request fails: itself, its connection, or the replica that it is led to.
 Mode = Literal["request", "connection", "replica"]
 MODES: tuple[Mode, ...] = ("request", "connection", "replica")
+
+# Of real time, for the long ones on a busy machine.
+LONG_S = 1700.0
 
 # Then it closes a connection, as balancers do.
 REQUESTS_OF_A_CONNECTION = 25
@@ -99,35 +102,21 @@ async def _request(reader: asyncio.StreamReader) -> bytes:
     return await reader.readexactly(length)
 
 
-class WatchedExporter:
-    """An exporter of which a virtual timer knows when it is at work."""
-
-    def __init__(self, exporter: Exporter, timer: VirtualTimer) -> None:
-        self.max_batch_events = exporter.max_batch_events
-        self.max_batch_bytes = exporter.max_batch_bytes
-        self._exporter = exporter
-        self._timer = timer
-
-    async def start(self) -> None:
-        await self._exporter.start()
-
-    async def close(self) -> None:
-        await self._exporter.close()
-
-    async def send(self, events: Sequence[Event]) -> Answer:
-        self._timer.busy += 1
-        try:
-            return await self._exporter.send(events)
-        finally:
-            self._timer.busy -= 1
-
-
-def exporter_to(backend: FlakyBackend, timer: VirtualTimer) -> WatchedExporter:
-    """Return the real exporter for a backend."""
+def deliver_all(stage: Stage, backend: FlakyBackend, settings: DeliverySettings) -> None:
+    """Deliver everything through the real exporter, with pauses that are over at once."""
+    quick = {"retry_initial_s": 1e-6, "retry_max_s": 1e-5, "breaker_open_s": 1e-5}
+    settings = settings.model_copy(update={"breaker_failures": 1000, **quick})
     context = ExporterContext(name="backend", seam=Seam(), base_dir=Path())
-    return WatchedExporter(make(Config(url=backend.url), context), timer)
 
+    async def main() -> None:
+        exporter = make(Config(url=backend.url), context)
+        destination = stage.make(settings, exporter=exporter)
+        destination.timer = LoopTimer()
+        task = asyncio.create_task(destination.run())
+        await until_async(lambda: stage.pending() == 0, patience_s=LONG_S)
+        await destination.stop(PATIENCE_S)
+        await task
 
-def firsts(taken: Sequence[bytes]) -> list[bytes]:
-    """Return what was taken, in the order in which it came first."""
-    return list(dict.fromkeys(taken))
+    with backend.serving():
+        asyncio.run(main())
+    stage.check()

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from tests.deliver.backend import Backend, Letters
 from tests.deliver.virtual import VirtualTimer, watch_threads
-from tests.patience import PATIENCE_S
 from tests.readers.setting import StillMachine, calm, check_books
 from tests.readers.world import ArmedDisk
 
@@ -113,18 +112,11 @@ class Stage:
         await stopping
         await task
 
-    def deliver_all(
-        self,
-        settings: DeliverySettings | None = None,
-        *,
-        patience_s: float = PATIENCE_S,
-        **others: Any,
-    ) -> None:
+    def deliver_all(self, settings: DeliverySettings | None = None, **others: Any) -> None:
         """Run a destination until nothing is pending."""
 
         async def run(_: Destination) -> None:
-            name = others.get("name", NAME)
-            await self.timer.until(lambda: self.pending(name) == 0, patience_s=patience_s)
+            await self.timer.until(lambda: self.pending(others.get("name", NAME)) == 0)
 
         self.run(run, settings, **others)
 

@@ -8,7 +8,7 @@ became a dead letter.
 from __future__ import annotations
 
 import pytest
-from tests.deliver.flaky import MODES, FlakyBackend, Mode, exporter_to
+from tests.deliver.flaky import MODES, FlakyBackend, Mode, deliver_all
 from tests.deliver.stage import Stage
 
 from holdfast.deliver.destination import DeliverySettings
@@ -21,8 +21,6 @@ FEW_WITH_POISON, MANY_WITH_POISON = 120, 5000
 SETTINGS = DeliverySettings(retention_bytes=None, retention_hours=1e6)
 POISON = SETTINGS.model_copy(update={"poison": PoisonSettings(held_s=0)})
 BAD = b"always refused"
-# Of real time, for the long ones on a busy machine.
-LONG_S = 1700.0
 
 
 def numbered(count: int) -> list[bytes]:
@@ -33,12 +31,7 @@ def numbered(count: int) -> list[bytes]:
 def test_no_event_is_skipped_because_a_backend_fails_at_random(stage: Stage, count: int) -> None:
     backend, events = FlakyBackend("request", 0.6, seed=count), numbered(count)
     stage.append_each(*events)
-    with backend.serving():
-        stage.deliver_all(
-            SETTINGS,
-            exporter=exporter_to(backend, stage.timer),
-            patience_s=LONG_S,
-        )
+    deliver_all(stage, backend, SETTINGS)
     assert stage.letters.stored == []
     assert backend.taken == events
 
@@ -47,8 +40,7 @@ def check_only_the_bad_one_is_set_aside(stage: Stage, mode: Mode, share: float, 
     backend = FlakyBackend(mode, share, seed=count, refused=[BAD])
     good = numbered(count)
     stage.append_each(*good[: count // 2], BAD, *good[count // 2 :])
-    with backend.serving():
-        stage.deliver_all(POISON, exporter=exporter_to(backend, stage.timer), patience_s=LONG_S)
+    deliver_all(stage, backend, POISON)
     assert [(letter.payload, letter.reason) for letter in stage.letters.stored] == [(BAD, "poison")]
     assert list(dict.fromkeys(backend.taken)) == good, "in order, but for what came twice"
 

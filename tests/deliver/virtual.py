@@ -66,14 +66,9 @@ class VirtualTimer:
             turns = 0 if self.busy else turns + 1
             assert time.monotonic() < give_up_s, "it never gets quiet"
 
-    async def until(
-        self,
-        holds: Callable[[], bool],
-        max_s: float = 10_000_000.0,
-        patience_s: float = PATIENCE_S,
-    ) -> None:
-        """Let time pass until something holds; `patience_s` is real time."""
-        give_up_s, latest_s = time.monotonic() + patience_s, self._now_s + max_s
+    async def until(self, holds: Callable[[], bool], max_s: float = 10_000_000.0) -> None:
+        """Let time pass until something holds."""
+        give_up_s, latest_s = time.monotonic() + PATIENCE_S, self._now_s + max_s
         while True:
             await self.quiet()
             if holds():
