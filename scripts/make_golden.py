@@ -1,6 +1,6 @@
 """Write a golden data directory: what this version leaves on disk, and what must be read from it.
 
-    python scripts/make_golden.py tests/quiver/golden/v1
+    python scripts/make_golden.py tests/quiver/golden/v2
 
 Every run writes the same bytes: time stands still, randomness is seeded, and every seal is asked
 for. What was appended is written beside it as `expected.json`, so that a test compares what any

@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import PurePath
+
 from holdfast.quiver import Quiver
+from holdfast.quiver.log.replay import WalContent, read_wal_file
+from holdfast.seam.simulated import SimulatedDisk
+
+
+def wal_content(path: PurePath, view: memoryview) -> WalContent:
+    """Return a WAL file that holds this."""
+    disk = SimulatedDisk()
+    for folder in reversed(path.parents[:-1]):
+        disk.make_dir(folder, "test")
+    disk.put(path, bytes(view))
+    return read_wal_file(disk, path)
 
 
 def acknowledge(quiver: Quiver, subscriber: str, count: int = 1) -> None:

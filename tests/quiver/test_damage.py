@@ -18,6 +18,7 @@ from tests.quiver.machine import (
     quiet,
     take_apart,
 )
+from tests.quiver.reading import wal_content
 
 from holdfast.errors import CannotOpen
 from holdfast.quiver import AckLevel, Quiver
@@ -32,7 +33,7 @@ from holdfast.quiver.log.frame import (
     frame_bytes,
 )
 from holdfast.quiver.log.quarantine import Quarantine
-from holdfast.quiver.log.replay import Replay, WalContent
+from holdfast.quiver.log.replay import Replay
 from holdfast.quiver.log.wal import HEADER_BYTES as WAL_HEADER_BYTES
 from holdfast.quiver.log.wal import WalHeader, decode_header
 from holdfast.quiver.points import Point
@@ -174,10 +175,12 @@ def test_an_error_while_reading_a_wal_file_is_told_and_not_taken_for_its_end(
     before = contents(machine.disk)
 
     class UnreadableDisk(FaultyDisk):
-        def map(self, path: PurePath) -> memoryview:
-            raise OSError(errno.EIO, "input/output error", str(path))
+        def read(self, path: PurePath) -> bytes:
+            if path.suffix == ".wal":
+                raise OSError(errno.EMFILE, "too many open files", str(path))
+            return super().read(path)
 
-    with pytest.raises(CannotOpen, match="input/output error"):
+    with pytest.raises(CannotOpen, match="too many open files"):
         machine.start(through=lambda disk: UnreadableDisk(disk, (), disk.die))
     assert contents(machine.disk) == before
     assert sorted(payloads(machine.start())) == [0, 1, 2, 3]
@@ -407,7 +410,7 @@ def test_a_damaged_first_frame_does_not_count_through_all_numbers_ever_sealed(
     catalog.add(sealed(0, last))
     replay = Replay(catalog)
     view = memoryview(content)
-    replay.walk_all([WalContent(WAL / "1", view, decode_header(view))])
+    replay.walk_all([wal_content(WAL / "1", view)])
     assert [(d.first_seq, d.last_seq) for _, d in replay.real_damages()] == [(last + 1, last + 1)]
 
 

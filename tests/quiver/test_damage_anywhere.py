@@ -13,11 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.quiver.machine import WAL, Machine, contents, disk_with, quiet, take_apart
+from tests.quiver.reading import wal_content
 
 from holdfast.quiver import AckLevel
 from holdfast.quiver.log.buffer import Held
 from holdfast.quiver.log.frame import Frame, Kind
-from holdfast.quiver.log.replay import Replay, WalContent
+from holdfast.quiver.log.replay import Replay
 from holdfast.quiver.log.wal import HEADER_BYTES, decode_header
 from holdfast.quiver.segments.catalog import Catalog
 
@@ -40,13 +41,13 @@ class Sample(NamedTuple):
 
 
 def as_values(held: Held) -> tuple[object, ...]:
-    return (*held[:-1], bytes(held.payload))
+    return (*held[:-1], bytes(held.content()))
 
 
 def replayed(content: bytes) -> Replay:
     view = memoryview(content)
     replay = Replay(Catalog())
-    replay.walk_all([WalContent(WAL / "0000000000000001.wal", view, decode_header(view))])
+    replay.walk_all([wal_content(WAL / "0000000000000001.wal", view)])
     return replay
 
 

@@ -98,7 +98,7 @@ def make_wal_newer(disk: SimulatedDisk) -> None:
 
 def make_manifest_newer(disk: SimulatedDisk) -> None:
     path = manifest_path(disk)
-    line = rewrite_json(disk.read(path).split(b"\n")[0], version=2, files="elsewhere")
+    line = rewrite_json(disk.read(path).split(b"\n")[0], version=3, files="elsewhere")
     disk.put(path, with_checksum(line) * 2)
 
 

@@ -173,18 +173,22 @@ def test_damage_in_a_stream_reaches_the_reader_as_an_error_that_names_the_file(
         assert query("SELECT count(*) FROM stored", quiver.scan(slot="raw")) == [(2,)]
 
 
-def test_mapped_batches_outlive_the_quiver_and_the_removal_of_its_files(tmp_path: Path) -> None:
+@pytest.mark.parametrize("zero_copy", [False, True])
+def test_what_was_read_outlives_the_quiver_and_the_removal_of_its_files(
+    tmp_path: Path, zero_copy: bool
+) -> None:
     quiver = Quiver.open(tmp_path / "data", quiet())
     rows = pa.record_batch({"n": range(1000), "text": [f"row {n}" for n in range(1000)]})
     seq = quiver.append(rows).seq
     quiver.flush()
     bundle = quiver.bundle(seq)
-    table = quiver.scan(["n", "text"]).read_all()
+    assert bundle is not None
+    assert bundle.slots
+    table = quiver.scan(["n", "text"], zero_copy=zero_copy).read_all()
     quiver.close()
     shutil.rmtree(tmp_path / "data")
     del quiver
     gc.collect()
-    assert bundle is not None
     assert bundle.slots["events"].equals(rows)
     assert table.to_pylist() == rows.to_pylist()
 

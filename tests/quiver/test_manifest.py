@@ -92,8 +92,8 @@ def test_damage_to_both_copies_is_never_read_as_another_summary(one: int, two: i
 
 
 def test_a_newer_version_is_told_from_damage() -> None:
-    with pytest.raises(NewerManifest, match="version 2"):
-        manifest.decode(manifest.encode(replace(sample(), version=2)))
+    with pytest.raises(NewerManifest, match="version 3"):
+        manifest.decode(manifest.encode(replace(sample(), version=3)))
 
 
 def test_a_checksum_alone_makes_no_manifest() -> None:

@@ -223,7 +223,8 @@ def test_large_files_hold_several_record_batches_and_bundles_across_them_are_who
     ]
     seqs = [quiver.append(batch).seq for batch in batches]
     (file,) = seal(quiver).summary.files
-    assert 2 <= len(file.batches) <= 8
+    # 14 MB in blocks of 256 kB.
+    assert 55 <= len(file.batches) <= 62
     assert sum(batch.rows for batch in file.batches) == 20 * 700
     for seq, batch in zip(seqs, batches, strict=True):
         bundle = quiver.bundle(seq)
@@ -336,7 +337,8 @@ def test_a_start_reads_summaries_only_however_many_bytes_the_segments_hold(
     in_segments = [path for path in large.read_paths if "segments" in path.parts]
     assert [path.name for path in in_segments] == ["manifest"] * 3
     assert len(large.read_paths) == len(small.read_paths)
-    assert large.read_bytes < small.read_bytes + KB
+    # The manifest has a line for each record batch.
+    assert large.read_bytes < small.read_bytes + 30 * KB
     assert large.read_bytes < 100 * KB
 
 

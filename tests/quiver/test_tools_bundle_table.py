@@ -13,6 +13,7 @@ from tests.quiver.machine import SEGMENTS, Machine, payloads
 
 from holdfast.errors import Damaged, StorageFailed
 from holdfast.quiver import Outcome, Quiver
+from holdfast.quiver.segments import file as segment_file
 from holdfast.quiver.segments.manifest import decode
 from holdfast.quiver.segments.segment import Segment
 from holdfast.seam.disk import remove_tree
@@ -136,7 +137,9 @@ def many_batches(machine: Machine) -> Machine:
     quiver.register("archive")
     for number in range(len(ROWS)):
         quiver.append_raw(large(number))
-    assert [batch.rows for batch in seal(quiver).summary.files[0].batches] == [30] * 4
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(segment_file, "BLOCK_BYTES", 30 * 40_100)
+        assert [batch.rows for batch in seal(quiver).summary.files[0].batches] == [30] * 4
     machine.stop()
     damage_table(machine)
     return machine
@@ -206,10 +209,17 @@ class FewHandles(FaultyDisk):
 
     exhausted = False
 
-    def map(self, path: PurePath) -> memoryview:
+    def read(self, path: PurePath) -> bytes:
+        self._refuse(path)
+        return super().read(path)
+
+    def read_range(self, path: PurePath, offset_bytes: int, size_bytes: int) -> bytes:
+        self._refuse(path)
+        return super().read_range(path, offset_bytes, size_bytes)
+
+    def _refuse(self, path: PurePath) -> None:
         if self.exhausted and path.suffix == ".arrow":
             raise OSError(errno.EMFILE, "too many open files")
-        return super().map(path)
 
 
 def test_a_machine_without_file_descriptors_costs_nobody_his_data(machine: Machine) -> None:

@@ -66,7 +66,7 @@ def _hash_wal(directory: Path) -> tuple[int, float]:
     disk, wal_bytes = RealDisk(), 0
     with Stopwatch() as watch:
         for entry in disk.list(directory):
-            content = disk.map(directory / entry.name)
+            content = disk.read(directory / entry.name)
             xxhash.xxh3_64_intdigest(content)
             wal_bytes += len(content)
     return wal_bytes, watch.wall_s

@@ -1,10 +1,10 @@
 """A destination's side of the quiver: a cursor, in a thread of its own.
 
-Reading maps files, and every line of the ledger is written under a lock that others hold while they
-sync. Neither may stop the event loop, which all receivers and destinations share. A shared pool of
-threads would let one blocked destination stop the others. So each has one thread, which also keeps
-the calls of its cursor one after another. (A commit costs some 50 µs, the way to the thread and
-back 70 µs; both are small against a send.)
+Reading waits for the disk, and every line of the ledger is written under a lock that others hold
+while they sync. Neither may stop the event loop, which all receivers and destinations share. A
+shared pool of threads would let one blocked destination stop the others. So each has one thread,
+which also keeps the calls of its cursor one after another. (A commit costs some 50 µs, the way to
+the thread and back 70 µs; both are small against a send.)
 
 Plans are not synced: after a power cut the destination would plan anew anyway.
 """

@@ -15,7 +15,7 @@ from xxhash import xxh3_64_hexdigest
 from holdfast.errors import UnknownFormat
 from holdfast.quiver import names
 from holdfast.quiver.points import Point
-from holdfast.seam.disk import Disk, write_file
+from holdfast.seam.disk import Disk, read_pages, write_file
 
 VERSION = 1
 
@@ -38,7 +38,7 @@ def read_identity(disk: Disk, root: PurePath) -> Identity | None:
     path = root / names.FORMAT
     if not disk.exists(path):
         return None
-    line, _, checksum = disk.read(path).rstrip(b"\n").rpartition(b"\n")
+    line, _, checksum = bytes(read_pages(disk, path).view).rstrip(b"\n").rpartition(b"\n")
     if not line or xxh3_64_hexdigest(line).encode() != checksum:
         raise FormatFault("FORMAT does not match its checksum")
     fields = json.loads(line)

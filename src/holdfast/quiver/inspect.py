@@ -24,8 +24,8 @@ from holdfast.quiver.log.byte_order import check_machine
 from holdfast.quiver.log.frame import Totals
 from holdfast.quiver.log.header_block import HeaderFault, NewerVersion
 from holdfast.quiver.log.quarantine import Damage, Quarantine
-from holdfast.quiver.log.replay import Replay, WalContent
-from holdfast.quiver.log.wal import SEQ_BLOCK, decode_header
+from holdfast.quiver.log.replay import Replay, WalContent, read_wal_file
+from holdfast.quiver.log.wal import SEQ_BLOCK
 from holdfast.quiver.segments import manifest
 from holdfast.quiver.segments.catalog import Catalog
 from holdfast.quiver.segments.rivals import choices
@@ -103,15 +103,32 @@ def _refuse_shared_root(disk: Disk, root: PurePath) -> None:
 
 
 def inspect(disk: Disk, root: PurePath) -> Inventory:
-    """Return what is in `root`."""
+    """Return what is in `root`.
+
+    Where a file vanished (of the log it was sealed, of the ledger it was past its time) what others
+    say of it would not add up: then all is read again.
+    """
     require_quiver(disk, root)
+    for _ in range(_LISTINGS_MAX):
+        try:
+            return _inspect_once(disk, root)
+        except FileNotFoundError:
+            continue
+    raise Overloaded(
+        "the write-ahead log changes faster than it can be read",
+        hint="try again when there is less to do",
+        path=str(root),
+    )
+
+
+def _inspect_once(disk: Disk, root: PurePath) -> Inventory:
     identity = identity_or_none(disk, root)
     own_ids = _own_ids(disk, root, identity)
     ledger = _read_ledger(disk, root / names.LEDGER_DIR, own_ids)
     contents, files = _read_wal(disk, root / names.WAL_DIR)
     contents = [content for content in contents if content.header.quiver_id in own_ids]
     catalog, unreadable = _read_segments(disk, root / names.SEGMENTS_DIR)
-    replay = Replay(catalog)
+    replay = Replay(catalog, keeps_payloads=True)
     replay.walk_all(contents)
     sealed = catalog.snapshot()
     return Inventory(
@@ -194,7 +211,7 @@ def _read_segments(disk: Disk, directory: PurePath) -> tuple[Catalog, list[str]]
             continue
         path = directory / entry.name
         try:
-            summary = manifest.decode(disk.read(path / names.MANIFEST))
+            summary = manifest.read(disk, path)
         except (OSError, manifest.ManifestFault, manifest.NewerManifest):
             if disk.exists(path):
                 unreadable.append(entry.name)
@@ -207,30 +224,12 @@ def _read_segments(disk: Disk, directory: PurePath) -> tuple[Catalog, list[str]]
 
 
 def _read_wal(disk: Disk, directory: PurePath) -> tuple[list[WalContent], list[WalFileInfo]]:
-    """Return the WAL files of one moment.
-
-    Where one vanished (it was sealed) the older ones did too, and the counts in their headers would
-    not add up: then all is read again.
-    """
-    for _ in range(_LISTINGS_MAX):
-        try:
-            return _read_wal_once(disk, directory)
-        except FileNotFoundError:
-            continue
-    raise Overloaded(
-        "the write-ahead log changes faster than it can be read",
-        hint="try again when there is less to do",
-        path=str(directory),
-    )
-
-
-def _read_wal_once(disk: Disk, directory: PurePath) -> tuple[list[WalContent], list[WalFileInfo]]:
+    """Return the WAL files of one moment; raises FileNotFoundError if one goes meanwhile."""
     contents, files = [], []
     for entry in entries_of(disk, directory):
         path, fault = directory / entry.name, None
         try:
-            view = disk.map(path)
-            contents.append(WalContent(path, view, decode_header(view)))
+            contents.append(read_wal_file(disk, path))
         except FileNotFoundError:
             raise
         except (OSError, HeaderFault, NewerVersion) as error:

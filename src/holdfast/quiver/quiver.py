@@ -46,6 +46,7 @@ from holdfast.quiver.ledger.registration import (
     set_options,
 )
 from holdfast.quiver.ledger.subscriber import SubscriberOptions
+from holdfast.quiver.log.buffer import in_memory
 from holdfast.quiver.log.frame import Kind, Totals
 from holdfast.quiver.log.inbox import Append, Receipt
 from holdfast.quiver.log.intake import Intake
@@ -279,22 +280,36 @@ class Quiver:
         start: Position | None = None,
         end: Position | None = None,
         on_damage: OnDamage = "fail",
+        zero_copy: bool = False,
     ) -> pa.RecordBatchReader:
         """Return everything stored in a slot, up to the last sync, as a stream of Arrow batches.
 
         `since` (inclusive) and `until` (exclusive), both with a time zone, bound the event time;
         `start` (inclusive) and `end` (exclusive) the position.
-        Damaged batches raise `Damaged`, or are left out with `on_damage="skip"`.
+        Damaged batches raise `Damaged`, or are left out with `on_damage="skip"`. Segments that
+        retention removes meanwhile end where they were read to.
+
+        Batches are copies of what is on disk. With `zero_copy` they point into mapped files: then a
+        sector that cannot be read ends the process with SIGBUS, as it does in any mapped file.
         """
         if on_damage not in ("fail", "skip"):
             raise BadInput(f"on_damage is {on_damage!r}", hint="use 'fail' or 'skip'")
         if columns is not None and (isinstance(columns, str) or not columns):
             raise BadInput(f"columns is {columns!r}", hint="give a list of names, or None for all")
         segments, tail = self._engine.shelf.snapshot()
+        found = [segment.mapped() for segment in segments] if zero_copy else segments
         tables = TableMaker(self._config)
+        if on_damage == "skip":
+            tail = [in_memory(held) for held in tail]
         made = [table for held in tail for table in tables.tables(held)]
         times, span = TimeRange.of(since, until), Span(start, end)
-        return scan(segments, made, slot, columns, times, on_damage, span)
+        return scan(
+            found, made, slot, columns, times, on_damage, span, was_removed=self._was_removed
+        )
+
+    def _was_removed(self, segment: Segment) -> bool:
+        known = self._engine.catalog.snapshot()
+        return all(one.path != segment.path for one in known)
 
     def bundle(self, seq: int) -> Bundle | None:
         """Return one bundle by its seq, or None if there is none."""

@@ -1,8 +1,8 @@
 """The Flight service of the process that serves sealed data: tickets in, record batches out.
 
-It has no lock, no ledger and no say: it maps the segments a ticket names, and sends the rows it
+It has no lock, no ledger and no say: it reads the segments a ticket names, and sends the rows it
 asks for. What it holds in memory is bounded by `max_calls` times a few messages: rows go from the
-mapped file to the socket in slices of `read_message` bytes (of compressed segments, one record
+file to the socket in slices of `read_message` bytes (at any moment one record
 batch per call is in memory), and nothing is kept between calls. So a segment that was removed is
 not held on disk either, once its last reader is done.
 """

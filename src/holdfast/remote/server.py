@@ -3,7 +3,7 @@
     clients ──plan, commit, statement, append──▶ owner (OwnerService, threads of the gateway)
        │                                            │ names of segments
        └──tickets─────────────────────────────▶ reader (ReaderService, a process of its own)
-                                                    │ maps segment files, read-only
+                                                    │ reads segment files
 
 Sending rows is work for Python, and much of it; in the owner's interpreter every batch for a Spark
 task would be a pause for somebody who waits for an acknowledgement. So the owner answers only what

@@ -109,6 +109,12 @@ class Disk(Protocol):
     def read_range(self, path: PurePath, offset_bytes: int, size_bytes: int) -> bytes:
         """Return a part of a file; less than asked for where the file ends."""
 
+    def open_read(self, path: PurePath) -> Handle:
+        """Open a file for reading; it can be read until it is closed, also without its name."""
+
+    def read_into(self, handle: Handle, offset_bytes: int, buffer: memoryview) -> int:
+        """Fill a buffer from a part of an open file; less than asked for where the file ends."""
+
     def map(self, path: PurePath) -> memoryview:
         """Return a whole file as read-only memory that outlives its name.
 
@@ -158,14 +164,17 @@ class Pages(NamedTuple):
         return any(first < end and start < last for first, last in self.unreadable)
 
 
-def read_pages(disk: Disk, path: PurePath) -> Pages:
-    """Return a whole file, page by page where the disk cannot read all of it."""
+def read_pages(disk: Disk, path: PurePath, limit_bytes: int | None = None) -> Pages:
+    """Return a file, or its beginning; page by page where the disk cannot read all of it."""
     try:
-        return Pages(memoryview(disk.read(path)), ())
+        found = disk.read(path) if limit_bytes is None else disk.read_range(path, 0, limit_bytes)
+        return Pages(memoryview(found), ())
     except OSError as error:
         if error.errno not in CANNOT_BE_READ:
             raise
     size_bytes = disk.file_bytes(path)
+    if limit_bytes is not None:
+        size_bytes = min(size_bytes, limit_bytes)
     content = bytearray(size_bytes)
     unreadable: list[tuple[int, int]] = []
     for start in range(0, size_bytes, _PIECE_BYTES):
@@ -192,6 +201,14 @@ def _read_into(
             return
         for page in range(start, end, PAGE_BYTES):
             yield from _read_into(content, disk, path, page, min(page + PAGE_BYTES, end))
+
+
+def pieces(disk: Disk, path: PurePath) -> Iterator[bytes]:
+    """Yield a file in pieces that fit into memory, however large it is."""
+    position = 0
+    while piece := disk.read_range(path, position, _PIECE_BYTES):
+        yield piece
+        position += len(piece)
 
 
 def write_all(disk: Disk, handle: Handle, buffers: Sequence[Buffer], at: str) -> int:
@@ -350,6 +367,25 @@ class RealDisk:
                 found += more
             return found
 
+    def open_read(self, path: PurePath) -> Handle:
+        flags = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
+        return Handle(os.open(path, flags))
+
+    def read_into(self, handle: Handle, offset_bytes: int, buffer: memoryview) -> int:
+        filled = 0
+        while filled < len(buffer):
+            if hasattr(os, "preadv"):
+                count = os.preadv(handle, [buffer[filled:]], offset_bytes + filled)
+            else:  # Windows; whoever shares a handle there has to take turns
+                os.lseek(handle, offset_bytes + filled, os.SEEK_SET)
+                found = os.read(handle, len(buffer) - filled)
+                count = len(found)
+                buffer[filled : filled + count] = found
+            if count == 0:
+                break
+            filled += count
+        return filled
+
     def map(self, path: PurePath) -> memoryview:
         # Only the quiver maps files; a command that works with a store starts faster without it.
         import pyarrow as pa
@@ -421,16 +457,6 @@ class RealDisk:
 
             fcntl.flock(handle, fcntl.LOCK_UN)  # a child of another program may hold a copy
         self.close(handle)
-
-
-class ReadingDisk(RealDisk):
-    """The machine's disk for whoever looks for bad sectors.
-
-    One in a mapped file ends the process with a signal; one that is read is an error.
-    """
-
-    def map(self, path: PurePath) -> memoryview:
-        return memoryview(self.read(path))
 
 
 def _lock_descriptor(fd: int) -> None:

@@ -210,6 +210,12 @@ class FaultyDisk:
     def read_range(self, path: PurePath, offset_bytes: int, size_bytes: int) -> bytes:
         return self._inner.read_range(path, offset_bytes, size_bytes)
 
+    def open_read(self, path: PurePath) -> Handle:
+        return self._inner.open_read(path)
+
+    def read_into(self, handle: Handle, offset_bytes: int, buffer: memoryview) -> int:
+        return self._inner.read_into(handle, offset_bytes, buffer)
+
     def map(self, path: PurePath) -> memoryview:
         return self._inner.map(path)
 

@@ -134,6 +134,7 @@ class SimulatedDisk:
         self._root = _Dir()
         self._changes: list[_NameChange] = []
         self._open: dict[Handle, _File] = {}
+        self._reading: dict[Handle, _File] = {}
         self._locks: dict[Handle, PurePath] = {}
         self._lock_owners: dict[PurePath, str] = {}
         self._handles = itertools.count(3)
@@ -265,6 +266,9 @@ class SimulatedDisk:
             return len(self._open[handle].cached)
 
     def close(self, handle: Handle) -> None:
+        # What is read may be closed by whoever outlives the process: nothing is said of the dead.
+        if self._reading.pop(handle, None) is not None:
+            return
         with self._alive():
             del self._open[handle]
 
@@ -337,6 +341,20 @@ class SimulatedDisk:
             file = self._file(path)
             file.check_readable(offset_bytes, offset_bytes + size_bytes)
             return bytes(file.cached[offset_bytes : offset_bytes + size_bytes])
+
+    def open_read(self, path: PurePath) -> Handle:
+        with self._alive():
+            handle = Handle(next(self._handles))
+            self._reading[handle] = self._file(path)
+            return handle
+
+    def read_into(self, handle: Handle, offset_bytes: int, buffer: memoryview) -> int:
+        with self._alive():
+            file, end = self._reading[handle], offset_bytes + len(buffer)
+            file.check_readable(offset_bytes, end)
+            found = file.cached[offset_bytes:end]
+            buffer[: len(found)] = found
+            return len(found)
 
     def map(self, path: PurePath) -> memoryview:
         with self._alive():
@@ -446,7 +464,7 @@ class SimulatedDisk:
     def _check_unused(self, path: PurePath, node: _File | _Dir) -> None:
         if not self.windows:
             return
-        opened = set(self._open.values())
+        opened = {*self._open.values(), *self._reading.values()}
         if any(file in opened or self._is_mapped(file) for file in _files(node)):
             raise PermissionError(errno.EACCES, "used by a process", str(path))
 

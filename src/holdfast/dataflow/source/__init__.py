@@ -3,7 +3,7 @@
     query ── offsets ──▶ stream.py ── plan, pin ──▶ cursor of every quiver (gateway.py)
                             │                          └─ statements ──▶ the claim (watermark/)
                             ▼ partitions
-    executor ◀──────── reading.py: maps sealed segments, adds the watermark columns
+    executor ◀──────── reading.py: reads sealed segments, adds the watermark columns
 
 Three more ways in: `batch.py` reads what is sealed once (`spark.read`), `stored.py` is a stream
 over what is stored, without a subscriber (replays), `intake.py` takes files and made-up rows into a

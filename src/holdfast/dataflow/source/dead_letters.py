@@ -116,7 +116,7 @@ class _Letters:
 
     def __init__(self, folder: Path, quiver_id: str, first: int, end: int) -> None:
         found = [name for name in staged_names(folder) if name.quiver_id == quiver_id]
-        tables = [_mapped(folder / name.file) for name in found]
+        tables = [_table(folder / name.file) for name in found]
         self._all = pa.concat_tables([*tables, SCHEMA.empty_table()])
         numbers = pa.array(range(self._all.num_rows), pa.int64())
         places = self._all.select(["_seq", "_row"]).append_column("place", numbers)
@@ -146,8 +146,8 @@ def _is_due(name: StagedName, ends: Mapping[str, int]) -> bool:
     return name.end_seq <= ends.get(name.quiver_id, 0)
 
 
-def _mapped(path: Path) -> pa.Table:
-    with pa.memory_map(str(path)) as file, pa.ipc.open_file(file) as reader:
+def _table(path: Path) -> pa.Table:
+    with pa.ipc.open_file(pa.py_buffer(path.read_bytes())) as reader:
         return reader.read_all()
 
 

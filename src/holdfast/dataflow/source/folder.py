@@ -18,7 +18,7 @@ def open_segment(path: str, disk: Disk | None = None) -> Segment:
     """Return one sealed segment."""
     disk, folder = disk or RealDisk(), PurePath(path)
     try:
-        summary = manifest.decode(disk.read(folder / names.MANIFEST))
+        summary = manifest.read(disk, folder)
     except (OSError, manifest.ManifestFault) as error:
         raise Damaged(
             "a segment that was planned cannot be opened",

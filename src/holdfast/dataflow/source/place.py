@@ -71,7 +71,7 @@ def connect(location: str, quiver: str, settings: ClientSettings) -> RemoteQuive
 
 
 def read_sealed(place: Place, wanted: SealedRead, options: SourceOptions) -> pa.RecordBatchReader:
-    """Return sealed rows, mapped if they are on this machine."""
+    """Return sealed rows, from the files if they are on this machine."""
     if place.is_here and (options.local_reads or not place.location):
         try:
             return scan_sealed(RealDisk(), PurePath(place.directory), wanted)

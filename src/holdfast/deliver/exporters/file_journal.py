@@ -27,7 +27,7 @@ from typing import NamedTuple, overload
 import orjson
 import xxhash
 
-from holdfast.seam.disk import Disk, Handle, write_all
+from holdfast.seam.disk import Disk, Handle, read_pages, write_all
 from holdfast.signals.event import Event
 
 MAGIC = b"HFJ1"
@@ -46,7 +46,7 @@ class Identity(NamedTuple):
 
 
 class Record(NamedTuple):
-    """One event as the journal holds it; the payload points into the mapped file."""
+    """One event as the journal holds it; the payload points into what was read of it."""
 
     identity: Identity
     slot: str
@@ -164,7 +164,7 @@ class Journal:
 
 def read_journal(disk: Disk, path: PurePath, end: int | None = None) -> Contents | None:
     """Return what a journal holds up to `end`; None if it does not even have a first frame."""
-    whole = disk.map(path)[:end]
+    whole = read_pages(disk, path).view[:end]
     bodies = _bodies(whole)
     first = next(bodies, None)
     if first is None or first.kind != _REMEMBERED or first.offset != 0:

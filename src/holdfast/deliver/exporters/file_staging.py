@@ -34,7 +34,7 @@ from holdfast.deliver.exporters.file_journal import (
 )
 from holdfast.deliver.exporters.file_publishing import TEMPORARY, Publisher, make_dirs
 from holdfast.seam.clock import Clock
-from holdfast.seam.disk import Disk, Handle, write_all
+from holdfast.seam.disk import Disk, Handle, read_pages, write_all
 
 # Identities that outlive their journal. More than can be under way at once.
 REMEMBERED_MAX = 16_384
@@ -173,7 +173,9 @@ class Staging:
         if not self._disk.exists(aside):
             handle = self._disk.create(aside, "files.aside.create")
             try:
-                write_all(self._disk, handle, [self._disk.map(path)], "files.aside.write")
+                write_all(
+                    self._disk, handle, [read_pages(self._disk, path).view], "files.aside.write"
+                )
                 self._disk.sync(handle, "files.aside.sync")
             finally:
                 self._disk.close(handle)

@@ -14,7 +14,7 @@ import contextlib
 import json
 import struct
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
@@ -27,7 +27,7 @@ from holdfast.quiver.log.frame import NO_WATERMARK, NOTHING, Frame, Totals, enco
 from holdfast.quiver.log.header_block import BLOCK_BYTES, decode_block, encode_block
 from holdfast.quiver.log.wal import Hole, walk
 from holdfast.quiver.points import Point
-from holdfast.seam.disk import Disk, write_all, write_behind
+from holdfast.seam.disk import Disk, read_pages, write_all, write_behind
 
 VERSION = 1
 
@@ -211,7 +211,12 @@ class LedgerContent:
 
     path: PurePath
     header: LedgerHeader
-    view: memoryview
+    read: Callable[[], memoryview]
+
+    @cached_property
+    def view(self) -> memoryview:
+        """The file's bytes, with zeros for what the disk cannot read."""
+        return self.read()
 
     @cached_property
     def items(self) -> list[Frame | Hole]:
@@ -230,5 +235,5 @@ class LedgerContent:
 
 def read_ledger_file(disk: Disk, path: PurePath) -> LedgerContent:
     """Return what a ledger file holds; raises what `decode_header` raises."""
-    view = disk.map(path)
-    return LedgerContent(path, decode_header(view), view)
+    header = decode_header(read_pages(disk, path, BLOCK_BYTES).view)
+    return LedgerContent(path, header, lambda: read_pages(disk, path).view)

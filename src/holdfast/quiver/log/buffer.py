@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
 
-from holdfast.errors import HoldfastError
+from holdfast.errors import Damaged, HoldfastError
 from holdfast.quiver.bundle import ENVELOPE_BYTES
 from holdfast.quiver.config import SegmentConfig
 from holdfast.quiver.log.frame import HEADER_BYTES, Kind
+from holdfast.quiver.log.unread import Unread
 
 if TYPE_CHECKING:
     from holdfast.quiver.log.writer_interface import Room
@@ -27,7 +28,26 @@ class Held(NamedTuple):
     producer: str | None
     epoch: int
     events: int
-    payload: bytes | memoryview | pa.Buffer
+    # Unread: what a start found in the WAL stays there until it is wanted.
+    payload: bytes | memoryview | pa.Buffer | Unread
+
+    def content(self) -> memoryview:
+        """Return the payload; raise `Damaged` if it can no longer be read."""
+        payload = self.payload
+        return payload.read() if isinstance(payload, Unread) else memoryview(payload)
+
+
+def in_memory(
+    bundles: Iterable[Held], on_damage: Callable[[Held, Damaged], None] = lambda *_: None
+) -> list[Held]:
+    """Return the bundles with their payloads, without those that can no longer be read."""
+    found = []
+    for held in bundles:
+        try:
+            found.append(held._replace(payload=held.content()))
+        except Damaged as damage:
+            on_damage(held, damage)
+    return found
 
 
 @dataclass

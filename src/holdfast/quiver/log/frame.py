@@ -182,8 +182,11 @@ def _body_sum(body: Buffer, body_bytes: int, salt: int) -> int:
     return hasher.intdigest()
 
 
-def decode(view: memoryview, offset: int, salt: int) -> Frame:
-    """Return the frame at `offset`, or raise `FrameFault`. Allocates nothing in proportion."""
+def decode(view: memoryview, offset: int, salt: int, base: int = 0) -> Frame:
+    """Return the frame at `offset`, or raise `FrameFault`. Allocates nothing in proportion.
+
+    `base` is where in the file the view begins.
+    """
     body_start = offset + HEADER_BYTES
     if body_start > len(view):
         raise FrameFault("the header is cut short")
@@ -194,14 +197,14 @@ def decode(view: memoryview, offset: int, salt: int) -> Frame:
     ) = _HEAD.unpack(head)  # fmt: skip
     if magic != MAGIC ^ salt:
         raise FrameFault("no frame begins here")
-    if _SUM.unpack_from(view, body_start - 8)[0] != xxh3_64_intdigest(head, salt ^ offset):
+    if _SUM.unpack_from(view, body_start - 8)[0] != xxh3_64_intdigest(head, salt ^ (base + offset)):
         raise FrameFault("the header does not match its checksum")
     body = view[body_start : body_start + body_bytes]
-    before, end = Totals(bundles_before, events_before), offset + frame_bytes(body_bytes)
+    before, end = Totals(bundles_before, events_before), base + offset + frame_bytes(body_bytes)
     frame = Frame(
         kind, flags, seq, time_ns, synced, watermark_ns, None, 0, events, before, body, end
     )
-    if end > len(view):
+    if end > base + len(view):
         raise FrameFault("the body is cut short", frame)
     if xxh3_64_intdigest(body, salt) != body_sum:
         raise FrameFault("the body does not match its checksum", frame)
@@ -217,7 +220,7 @@ def _read_producer(body: memoryview) -> tuple[str | None, int]:
     return name or None, epoch
 
 
-def find_next(view: memoryview, offset: int, salt: int) -> int | None:
+def find_next(view: memoryview, offset: int, salt: int, base: int = 0) -> int | None:
     """Return where the next frame header begins at or after `offset`, or None."""
     wanted = _MAGIC.pack(MAGIC ^ salt)
     window_bytes = 1 << 20
@@ -226,16 +229,16 @@ def find_next(view: memoryview, offset: int, salt: int) -> int | None:
         window = bytes(view[start : start + window_bytes])
         found = window.find(wanted)
         while found != -1:
-            if found % ALIGNMENT_BYTES == 0 and _header_is_sound(view, start + found, salt):
+            if found % ALIGNMENT_BYTES == 0 and _header_is_sound(view, start + found, salt, base):
                 return start + found
             found = window.find(wanted, found + 1)
         start += window_bytes
     return None
 
 
-def _header_is_sound(view: memoryview, offset: int, salt: int) -> bool:
+def _header_is_sound(view: memoryview, offset: int, salt: int, base: int) -> bool:
     try:
-        decode(view, offset, salt)
+        decode(view, offset, salt, base)
     except FrameFault as fault:
         return fault.frame is not None
     return True

@@ -15,6 +15,7 @@ from holdfast.quiver.log.buffer import Held
 from holdfast.quiver.log.frame import NO_WATERMARK, STAGED, Kind, Totals, encode, producer_part
 from holdfast.quiver.log.inbox import Append, Outcome, Receipt
 from holdfast.quiver.log.producers import LastAppend, Producers
+from holdfast.quiver.log.unread import Unread
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -156,6 +157,8 @@ class Framing:
 
     def _put_bundle(self, held: Held, flags: int) -> None:
         seq, kind, ingestion_ns, watermark_ns, producer, epoch, events, payload = held
+        if isinstance(payload, Unread):
+            payload = payload.read()
         body: bytes | memoryview | pa.Buffer = payload
         extra_bytes = 0
         if producer is not None:

@@ -36,14 +36,15 @@ from holdfast.quiver.log.frame import NOTHING, Totals
 from holdfast.quiver.log.header_block import HeaderFault, NewerVersion
 from holdfast.quiver.log.producers import LastAppend, Producers
 from holdfast.quiver.log.quarantine import Damage, Quarantine
-from holdfast.quiver.log.replay import Replay, WalContent
-from holdfast.quiver.log.wal import HEADER_BYTES, SEQ_BLOCK, WalHeader, decode_header
+from holdfast.quiver.log.replay import Replay, WalContent, read_wal_file
+from holdfast.quiver.log.wal import HEADER_BYTES, SEQ_BLOCK, WalHeader
 from holdfast.quiver.log.writer_interface import Start
 from holdfast.quiver.points import Point
 from holdfast.quiver.segments import manifest
 from holdfast.quiver.segments.catalog import Catalog
+from holdfast.quiver.segments.data_file import DAMAGE_ERRORS
 from holdfast.quiver.segments.rivals import choices
-from holdfast.quiver.segments.segment import DAMAGE_ERRORS, Segment
+from holdfast.quiver.segments.segment import Segment
 from holdfast.seam import Seam
 from holdfast.seam.disk import remove_tree
 from holdfast.seam.randomness import random_uuid
@@ -184,12 +185,11 @@ class Recovery:
 
     def _read_manifest(self, segment: PurePath) -> manifest.Summary:
         try:
-            data = self._disk.read(segment / names.MANIFEST)
+            return manifest.read(self._disk, segment)
         except OSError as error:
             if error.errno not in DAMAGE_ERRORS:
                 raise
             raise manifest.ManifestFault(error.strerror) from error
-        return manifest.decode(data)
 
     # ------------------------------------------------------------ 2. segments
 
@@ -255,13 +255,12 @@ class Recovery:
                 self._set_aside(path, "not a WAL file")
                 continue
             self._wal_numbers.append(number)
-            view = self._disk.map(path)
             try:
-                files.append(WalContent(path, view, decode_header(view)))
+                files.append(read_wal_file(self._disk, path))
             except NewerVersion as newer:
                 raise unknown_format(path, str(newer)) from None
             except HeaderFault as fault:
-                faults[number] = path, len(view), str(fault)
+                faults[number] = path, entry.size_bytes, str(fault)
         self._headless += faults
         left = {content.header.previous_number: content.header for content in files}
         for number, (path, size_bytes, fault_reason) in faults.items():
@@ -290,11 +289,14 @@ class Recovery:
         return own
 
     def _quarantine_holes(self, replay: Replay, needed: dict[PurePath, int]) -> None:
+        read: tuple[PurePath | None, memoryview] = None, memoryview(b"")
         for content, damage in replay.real_damages():
             self.report.damages.append(damage)
             end = damage.offset + damage.size_bytes
             try:
-                self.quarantine.copy(content.view[damage.offset : end], damage)
+                if read[0] != content.path:
+                    read = content.path, content.read()
+                self.quarantine.copy(read[1][damage.offset : end], damage)
             except OSError:
                 needed.pop(content.path, None)  # the only copy stays where it is
 
@@ -358,7 +360,7 @@ class Recovery:
             producers=self._producers,
             buffer=open_buffer,
         )
-        sizes = {content.path: len(content.view) for content in files}
+        sizes = {content.path: content.size_bytes for content in files}
         kept = [(p, self._keep_through(seq, replay), sizes[p]) for p, seq in needed.items()]
         return Recovered(start, backlog, kept)
 

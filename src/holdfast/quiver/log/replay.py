@@ -25,23 +25,39 @@ from typing import NamedTuple
 
 from holdfast.quiver.bundle import is_readable
 from holdfast.quiver.identity import unknown_format
-from holdfast.quiver.log.buffer import Held
+from holdfast.quiver.log.buffer import Held, in_memory
 from holdfast.quiver.log.frame import BUNDLE_KINDS, NOTHING, STAGED, Frame, Kind, Totals
 from holdfast.quiver.log.group import COUNT
 from holdfast.quiver.log.quarantine import Damage
-from holdfast.quiver.log.wal import HEADER_BYTES, Hole, WalHeader, is_begun, walk
+from holdfast.quiver.log.unread import OpenFile, Unread
+from holdfast.quiver.log.wal import HEADER_BYTES, Hole, WalHeader, decode_header, is_begun
+from holdfast.quiver.log.window import Window, walk_file
 from holdfast.quiver.segments.catalog import Catalog
+from holdfast.seam.disk import Disk, read_pages
+
+UNREADABLE = "the disk cannot read it"
 
 _KINDS = {int(kind): kind for kind in Kind}
 
 
 @dataclass(frozen=True)
 class WalContent:
-    """One readable WAL file."""
+    """One readable WAL file. It is read when it is walked."""
 
+    disk: Disk
     path: PurePath
-    view: memoryview
     header: WalHeader
+    size_bytes: int
+
+    def read(self) -> memoryview:
+        """Return the whole file, with zeros for what the disk cannot read."""
+        return read_pages(self.disk, self.path).view
+
+
+def read_wal_file(disk: Disk, path: PurePath) -> WalContent:
+    """Return a WAL file by its header; raises what `decode_header` raises."""
+    header = decode_header(read_pages(disk, path, HEADER_BYTES).view)
+    return WalContent(disk, path, header, disk.file_bytes(path))
 
 
 @dataclass(slots=True)
@@ -53,6 +69,9 @@ class _Place:
     later: WalHeader | None
     items: Sequence[Frame | Hole]
     synced_through: int
+    open_file: OpenFile
+    # Which of the items have payloads that are not what their kinds say.
+    unlike: set[int]
     number: int = 0
     start: int = HEADER_BYTES
 
@@ -77,6 +96,8 @@ class Replay:
     """Walks WAL files and gathers what they still hold."""
 
     catalog: Catalog
+    # Whether payloads are in memory: for who looks from outside, whose files may go meanwhile.
+    keeps_payloads: bool = False
     bundles: dict[int, Held] = field(default_factory=dict)
     damages: list[tuple[WalContent, Damage]] = field(default_factory=list)
     torn_bytes: int = 0
@@ -114,7 +135,7 @@ class Replay:
         """
         begun = _begun(files)
         left = {later.header.previous_number: later.header for later in begun}
-        self.torn_bytes += sum(len(f.view) for f in files) - sum(len(f.view) for f in begun)
+        self.torn_bytes += sum(f.size_bytes for f in files) - sum(f.size_bytes for f in begun)
         needed = {file.path: -1 for file in files}
         for file in begun:
             needed[file.path] = self._walk(file, left.get(file.header.number))
@@ -133,19 +154,20 @@ class Replay:
         return self.sound_through, self.sound_holds
 
     def _walk(self, file: WalContent, later: WalHeader | None) -> int:
-        view = file.view if later is None else file.view[: later.previous_synced]
-        items = list(walk(view, file.header.salt))
+        end = file.size_bytes if later is None else min(file.size_bytes, later.previous_synced)
+        window = Window(OpenFile(file.disk, file.path), end)
+        items, unlike = self._items(window, file.header.salt)
         synced = [item.synced_through for item in items if isinstance(item, Frame)]
         synced_through = max([later.previous_synced if later else 0, *synced])
-        if synced_through > len(view):
-            _note_cut(items, len(view), synced_through)
+        if synced_through > window.end:
+            _note_cut(items, window.end, synced_through)
         self.closed_at_seq = None
         self.newest, self.synced_through = file.header.number, synced_through
-        self.sound_through, self._copied_is_sound = len(view), not self.copied
+        self.sound_through, self._copied_is_sound = window.end, not self.copied
         self._torn = False
         self._last_in_file = -1
         last_synced = last_sound = None
-        place = _Place(file, later, items, synced_through)
+        place = _Place(file, later, items, synced_through, window.file, unlike)
         for place.number, item in enumerate(items):
             if isinstance(item, Frame):
                 self._take(item, place)
@@ -160,11 +182,30 @@ class Replay:
                 self.sound_through = min(self.sound_through, item.start)
                 self._torn = True
                 self.closed_at_seq = None
+                if window.lacks(item.start, item.end):
+                    self._damage(item, place)  # no power cut leaves that
             place.start = item.end
         self.synced_holds = last_synced.after if last_synced else NOTHING
         self.sound_holds = last_sound.after if last_sound else NOTHING
         self._end_run()
         return self._last_in_file
+
+    def _items(self, window: Window, salt: int) -> tuple[list[Frame | Hole], set[int]]:
+        """Return what a file holds, and which of its payloads are not what their kinds say."""
+        items: list[Frame | Hole] = []
+        unlike: set[int] = set()
+        for item in walk_file(window, salt):
+            if isinstance(item, Hole):
+                if window.lacks(item.start, item.end):
+                    item = replace(item, reason=UNREADABLE)  # noqa: PLW2901
+            elif item.kind in BUNDLE_KINDS and not is_readable(item.kind, item.payload):
+                unlike.add(len(items))
+            elif item.kind == Kind.COMMIT or (
+                self.keeps_payloads and not self.catalog.covers(item.seq)
+            ):
+                item = item._replace(payload=memoryview(bytes(item.payload)))  # noqa: PLW2901
+            items.append(item)
+        return items, unlike
 
     # ------------------------------------------------------------------ frames
 
@@ -183,14 +224,14 @@ class Replay:
             raise unknown_format(place.file.path, f"a frame of kind {kind}")
 
     def _take_bundle(self, frame: Frame, place: _Place) -> None:
-        if not is_readable(frame.kind, frame.payload):
+        if place.number in place.unlike:
             reason = "the payload is not what its kind says"
             self._damage(Hole(place.start, frame.end, reason, frame), place)
             return
         if self._unended:
             self._end_damages(frame.seq - 1)
         self.last_seq = max(self.last_seq, frame.seq)
-        held = _held(frame)
+        held = self._held(frame, place)
         if frame.flags & STAGED:
             synced = frame.end <= place.synced_through
             self._staged.append(_Staged(held, synced))
@@ -198,9 +239,27 @@ class Replay:
         self._end_run()
         self._accept([held], synced=frame.end <= place.synced_through)
 
+    def _held(self, frame: Frame, place: _Place) -> Held:
+        payload: memoryview | Unread = frame.payload
+        if not self.keeps_payloads:
+            salt, size_bytes = place.file.header.salt, len(frame.payload)
+            payload = Unread(place.open_file, salt, place.start, frame.end, size_bytes)
+        return Held(
+            frame.seq,
+            _KINDS[frame.kind],
+            frame.ingestion_ns,
+            frame.watermark_ns,
+            frame.producer,
+            frame.epoch,
+            frame.events,
+            payload,
+        )
+
     def _accept(self, bundles: Sequence[Held], *, synced: bool) -> None:
         fresh = [held for held in bundles if self._is_fresh(held)]
         if fresh and not synced:
+            fresh = in_memory(fresh)
+            self.bundles.update({held.seq: held for held in fresh})
             self.copied.append(fresh)
             self._copied_is_sound &= not self._torn
 
@@ -258,7 +317,8 @@ class Replay:
             if following is not None:
                 end, last_seq = following.before, max(first_seq, _last_before(following))
         lost = Totals(max(0, end.bundles - start.bundles), max(0, end.events - start.events))
-        if lost == NOTHING:
+        unknown = hole.reason == UNREADABLE and hole.start >= place.synced_through
+        if lost == NOTHING and not unknown:
             return  # a COMMIT, or the mark of a clean end
         self._accepted_bundles += lost.bundles
         self._accepted_events += lost.events
@@ -271,8 +331,8 @@ class Replay:
             size_bytes=hole.end - hole.start,
             first_seq=first_seq,
             last_seq=last_seq,
-            bundles=lost.bundles,
-            events=lost.events,
+            bundles=None if lost == NOTHING else lost.bundles,
+            events=None if lost == NOTHING else lost.events,
         )
         self.damages.append((place.file, damage))
         if last_seq is not None:
@@ -294,7 +354,8 @@ class Replay:
     def _narrowed(self, damage: Damage) -> Damage | None:
         first, last = damage.first_seq, damage.last_seq
         assert first is not None
-        assert damage.bundles is not None
+        if damage.bundles is None:
+            return damage  # nothing tells what was there
         known_last = first + damage.bundles - 1 if last is None else last
         missing = self._next_missing(first, known_last)
         if missing is None:
@@ -335,7 +396,7 @@ def _begun(files: Sequence[WalContent]) -> list[WalContent]:
         for file in files
         if file.header.number not in single
         or file.header.previous_number not in single | followed
-        or is_begun(file.view, file.header)
+        or is_begun(file.read(), file.header)
     ]
 
 
@@ -355,16 +416,3 @@ def _header_of(item: Frame | Hole) -> Frame | None:
 def _last_before(following: Frame) -> int:
     """Return the highest seq that can stand before this frame."""
     return following.seq if following.kind == Kind.COMMIT else following.seq - 1
-
-
-def _held(frame: Frame) -> Held:
-    return Held(
-        frame.seq,
-        _KINDS[frame.kind],
-        frame.ingestion_ns,
-        frame.watermark_ns,
-        frame.producer,
-        frame.epoch,
-        frame.events,
-        frame.payload,
-    )

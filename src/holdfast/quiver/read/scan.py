@@ -1,7 +1,7 @@
 """Scan: everything stored in one slot, sealed or not, as one stream of Arrow batches.
 
 The result is a `pyarrow.RecordBatchReader`, which polars, duckdb and pandas read directly. Batches
-of sealed segments are memory-mapped and pruned by the event times in the summaries. Where the
+of sealed segments are read one at a time, and pruned by the event times in the summaries. Where the
 schema drifted, the stream has all columns; rows that lack one have nulls there.
 """
 
@@ -22,13 +22,18 @@ from holdfast.errors import BadInput, Damaged
 from holdfast.quiver.bundle import one_batch, read_stream
 from holdfast.quiver.ledger.outcome import Position
 from holdfast.quiver.segments.arrow_types import can_be_filtered, has_dictionary
+from holdfast.quiver.segments.data_file import DataFile
 from holdfast.quiver.segments.dictionaries import plain_type
 from holdfast.quiver.segments.envelope import TIME_TYPE
 from holdfast.quiver.segments.rows import ARROW, OPAQUE, RAW_FIELDS
-from holdfast.quiver.segments.segment import DataFile, Segment
+from holdfast.quiver.segments.segment import Segment
 from holdfast.quiver.segments.table import GroupTable
 
 OnDamage = Literal["fail", "skip"]
+# Whether a segment that cannot be read was removed, by whoever keeps them.
+WasRemoved = Callable[[Segment], bool]
+# Whether damage just found is to be passed over.
+Forgive = Callable[[], bool]
 
 ENVELOPE_SCHEMA = pa.schema(
     [
@@ -131,6 +136,10 @@ class Span:
 EVERYTHING = Span()
 
 
+def _never(_: Segment) -> bool:
+    return False
+
+
 @dataclass(frozen=True)
 class Part:
     """Some stored rows of the slot: their schema, and how to read them."""
@@ -139,7 +148,7 @@ class Part:
     read: Callable[[], Iterator[pa.RecordBatch]]
 
 
-def scan(
+def scan(  # noqa: PLR0913  (what to read, and what to do where it cannot be)
     segments: Sequence[Segment],
     tail: Sequence[GroupTable],
     slot: str | None,
@@ -149,16 +158,19 @@ def scan(
     span: Span = EVERYTHING,
     *,
     nulls_for_unknown: bool = False,
+    was_removed: WasRemoved = _never,
 ) -> pa.RecordBatchReader:
     """Return a reader over the slot's rows in `segments` and in the unsealed `tail`.
 
-    With `nulls_for_unknown` a column that no row has is not an error.
+    With `nulls_for_unknown` a column that no row has is not an error. A segment that `was_removed`
+    while it was read ends there.
     """
     segments = [s for s in segments if span.overlaps(s.summary.first_seq, s.summary.last_seq)]
     slot = slot or _only_slot(segments, tail, on_damage)
     parts: list[Part] = []
     for segment in segments:
-        parts += _segment_parts(segment, slot, times, on_damage, span)
+        forgive = _forgiving(segment, on_damage, was_removed)
+        parts += _segment_parts(segment, slot, times, forgive, span)
     for made in tail:
         parts += _tail_parts(made, slot)
     known = [part.schema for part in parts]
@@ -207,7 +219,8 @@ def _only_slot(segments: Sequence[Segment], tail: Sequence[GroupTable], on_damag
             if file.summary.kind != OPAQUE:
                 slots.add(file.summary.slot)
                 continue
-            for batch in _read(file, range(len(file.summary.batches)), on_damage):
+            forgive = _forgiving(segment, on_damage, _never)
+            for batch in _read(file, range(len(file.summary.batches)), forgive):
                 slots |= set(pc.unique(batch.column("slot")).to_pylist())
     for made in tail:
         slots |= set(made.group.slots) if made.group.kind == OPAQUE else {made.group.slot}
@@ -219,7 +232,7 @@ def _only_slot(segments: Sequence[Segment], tail: Sequence[GroupTable], on_damag
 
 
 def _segment_parts(
-    segment: Segment, slot: str, times: TimeRange, on_damage: OnDamage, span: Span
+    segment: Segment, slot: str, times: TimeRange, forgive: Forgive, span: Span
 ) -> Iterator[Part]:
     rows = span.kept(segment)
     for number, file in enumerate(segment.files):
@@ -236,12 +249,12 @@ def _segment_parts(
         ]
         try:
             if summary.kind == OPAQUE:
-                for batch in _read(file, kept, on_damage):
+                for batch in _read(file, kept, forgive):
                     yield from _opaque_parts(batch, slot)
             elif kept:
-                yield Part(file.schema, lambda f=file, k=kept: _read(f, k, on_damage))  # type: ignore[misc]
+                yield Part(file.schema, lambda f=file, k=kept: _read(f, k, forgive))  # type: ignore[misc]
         except Damaged:
-            if on_damage == "fail":
+            if not forgive():
                 raise
 
 
@@ -253,13 +266,20 @@ def _firsts(file: DataFile) -> Iterator[int]:
         first += batch.rows
 
 
-def _read(file: DataFile, places: Sequence[int], on_damage: OnDamage) -> Iterator[pa.RecordBatch]:
+def _forgiving(segment: Segment, on_damage: OnDamage, was_removed: WasRemoved) -> Forgive:
+    """Return what says whether damage in a segment is to be passed over."""
+    return lambda: was_removed(segment) or on_damage == "skip"
+
+
+def _read(file: DataFile, places: Sequence[int], forgive: Forgive) -> Iterator[pa.RecordBatch]:
     for place in places:
         try:
-            yield file.batch(place)
+            batch = file.batch(place)
         except Damaged:
-            if on_damage == "fail":
+            if not forgive():
                 raise
+        else:
+            yield batch
 
 
 def _tail_parts(made: GroupTable, slot: str) -> Iterator[Part]:

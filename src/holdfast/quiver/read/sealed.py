@@ -1,10 +1,9 @@
 """Reading sealed data of a quiver that another process owns: by its files alone, taking no lock.
 
-Segments do not change and are mapped when they are read, so a reader in another process (a Spark
-task on the same machine, the process that serves them over Flight) needs nothing of the owner but
-their names. Those come with a plan, which also keeps them from going. One that went nevertheless is
-an error that says so; one that goes while it is read is read to its end, because its files stay as
-long as they are mapped.
+Segments do not change, so a reader in another process (a Spark task on the same machine, or what
+serves them over Flight) needs nothing of the owner but their names. Those come with a plan, which
+also keeps them from going. One that went nevertheless, also while it is read, is an error that says
+so.
 """
 
 from __future__ import annotations
@@ -22,7 +21,8 @@ from holdfast.quiver.inspect import identity_or_none
 from holdfast.quiver.ledger.outcome import Position
 from holdfast.quiver.read.scan import OnDamage, Span, TimeRange, scan
 from holdfast.quiver.segments import manifest
-from holdfast.quiver.segments.segment import DAMAGE_ERRORS, Ref, Segment
+from holdfast.quiver.segments.data_file import DAMAGE_ERRORS
+from holdfast.quiver.segments.segment import Ref, Segment
 from holdfast.seam.disk import Disk
 
 
@@ -75,23 +75,23 @@ def scan_sealed(
             path=str(root),
         )
     segments = [_open(disk, root, name) for name in wanted.segments]
-    try:
-        # This maps every file that will be read: from here on nothing can go.
-        return scan(
-            segments,
-            [],
-            wanted.slot,
-            wanted.columns,
-            wanted.times,
-            wanted.on_damage,
-            Span(wanted.start, wanted.end),
-            nulls_for_unknown=nulls_for_unknown,
-        )
-    except Damaged:
-        for segment in segments:
-            if not disk.exists(segment.path):
-                raise _gone(segment.path) from None
-        raise
+
+    def refuse_if_gone(segment: Segment) -> bool:
+        if not disk.exists(segment.path):
+            raise _gone(segment.path)
+        return False
+
+    return scan(
+        segments,
+        [],
+        wanted.slot,
+        wanted.columns,
+        wanted.times,
+        wanted.on_damage,
+        Span(wanted.start, wanted.end),
+        nulls_for_unknown=nulls_for_unknown,
+        was_removed=refuse_if_gone,
+    )
 
 
 def _open(disk: Disk, root: PurePath, name: str) -> Segment:
@@ -99,7 +99,7 @@ def _open(disk: Disk, root: PurePath, name: str) -> Segment:
         raise BadInput(f"{name!r} is not the name of a segment", hint="use the names of a plan")
     path = root / names.SEGMENTS_DIR / name
     try:
-        return Segment(disk, path, manifest.decode(disk.read(path / names.MANIFEST)))
+        return Segment(disk, path, manifest.read(disk, path))
     except OSError as error:
         if error.errno not in DAMAGE_ERRORS or disk.exists(path):
             raise

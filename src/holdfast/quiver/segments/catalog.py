@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 import threading
 
+from holdfast.quiver.segments.batch_cache import BatchCache
 from holdfast.quiver.segments.segment import Segment
 
 
@@ -17,13 +18,16 @@ class Catalog:
         self._next_segment_seq = 1
         # What all segments occupy on disk.
         self.size_bytes = 0
+        self._cache = BatchCache()
 
     def snapshot(self) -> tuple[Segment, ...]:
         """Return all segments, oldest seq first."""
         return self._segments
 
     def add(self, segment: Segment) -> None:
-        """Make a durable segment visible."""
+        """Make a durable segment visible; what is read of all of them shares one memory."""
+        for file in segment.files:
+            file.cache = self._cache
         with self._lock:
             place = bisect.bisect_right(
                 self._segments, segment.summary.first_seq, key=lambda s: s.summary.first_seq

@@ -1,31 +1,33 @@
 """One data file of a segment: an Arrow IPC file with a checksum for every record batch.
 
-The file is plain Arrow; the checksums are in the manifest. One per batch, so that a damaged sector
-costs the bundles of one batch, and one for everything else (schema, footer). Dictionaries are
-written with the first batch, so where there are any, all batches need the first to be sound.
+The file is plain Arrow; what is needed to read it piece by piece is in the manifest. A record batch
+is the block that damage costs: it is small, and has a checksum of its own. Dictionaries stand
+before the first one; where there are any, all batches need them to be sound.
 """
 
 from __future__ import annotations
 
 import json
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator
+from itertools import accumulate
 from pathlib import PurePath
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from xxhash import xxh3_64, xxh3_128_hexdigest
+from xxhash import xxh3_64, xxh3_64_hexdigest, xxh3_128_hexdigest
 
 from holdfast.quiver.bundle import RESERVED_METADATA
 from holdfast.quiver.points import Point
 from holdfast.quiver.segments.arrow_types import slices_take_all
+from holdfast.quiver.segments.data_file import MAGIC, pack_schema, split_head
 from holdfast.quiver.segments.manifest import BatchSummary, FileSummary
 from holdfast.quiver.segments.table import GroupTable
 from holdfast.seam.disk import Disk, Handle, write_all
 
-# A file has about this many record batches: enough to prune and to confine damage, few enough that
-# the manifest stays small whatever the segment's size.
-BATCHES_PER_FILE = 8
-BATCH_BYTES_MIN = 1 << 20
+# What a record batch holds at most of what the bundles brought, with the envelope, unless a single
+# row is larger: so much may be lost with one sector.
+BLOCK_BYTES = 256_000
 _SINK_CHUNK_BYTES = 1 << 20
 
 
@@ -42,9 +44,18 @@ class _HashingSink:
         self._waiting_bytes = 0
         self._frame = xxh3_64()
         self._batch: xxh3_64 | None = None
+        self._batch_start = 0
+        # What was written up to the end of the first batch.
+        self._first: list[bytes] | None = []
+        # What the first batch brought: the schema's message, and the checksum of the dictionaries.
+        self.schema: memoryview | None = None
+        self.dictionary_checksum = ""
 
     def write(self, data: bytes) -> int:
-        (self._batch or self._frame).update(data)
+        if self._first is not None:
+            self._first.append(data)
+        else:
+            (self._batch or self._frame).update(data)
         self._waiting.append(data)
         self._waiting_bytes += len(data)
         self.position += len(data)
@@ -58,16 +69,33 @@ class _HashingSink:
         self._waiting = []
         self._waiting_bytes = 0
 
-    def begin_batch(self) -> int:
-        self._batch = xxh3_64()
-        return self.position
+    def begin_batch(self) -> None:
+        """What is written from now on belongs to a record batch."""
+        self._batch, self._batch_start = xxh3_64(), self.position
 
-    def end_batch(self) -> str:
+    def end_batch(self) -> tuple[int, str]:
+        """Return where the batch began, and its checksum."""
         assert self._batch is not None
         checksum, self._batch = self._batch.hexdigest(), None
-        return checksum
+        if self._first is None:
+            return self._batch_start, checksum
+        return self._end_first()
+
+    def _end_first(self) -> tuple[int, str]:
+        """Take apart what Arrow writes with the first batch: schema and dictionaries before it."""
+        assert self._first is not None
+        written, self._first = memoryview(b"".join(self._first)), None
+        self.schema, dictionaries = split_head(written)
+        if dictionaries:
+            self.dictionary_checksum = xxh3_64_hexdigest(dictionaries)
+        offset = len(MAGIC) + len(self.schema) + len(dictionaries)
+        self._frame.update(written[:offset])
+        return offset, xxh3_64_hexdigest(written[offset:])
 
     def frame_checksum(self) -> str:
+        """Return the checksum of everything outside the record batches."""
+        for data in self._first or ():  # there was no batch
+            self._frame.update(data)
         return self._frame.hexdigest()
 
     def flush(self) -> None:
@@ -87,10 +115,10 @@ def write_data_file(disk: Disk, path: PurePath, made: GroupTable, compression: s
         options = pa.ipc.IpcWriteOptions(compression=codec)
         with pa.ipc.new_file(pa.PythonFile(sink, "w"), schema, options=options) as writer:
             start = 0
-            for batch in _large_batches(made):
-                offset = sink.begin_batch()
+            for batch in _blocks(made):
+                sink.begin_batch()
                 writer.write_batch(batch)
-                checksum = sink.end_batch()
+                offset, checksum = sink.end_batch()
                 times = pc.min_max(made.event_us.slice(start, batch.num_rows)).as_py()
                 batches.append(
                     BatchSummary(
@@ -117,6 +145,8 @@ def write_data_file(disk: Disk, path: PurePath, made: GroupTable, compression: s
         size_bytes=sink.position,
         frame_checksum=sink.frame_checksum(),
         batches=tuple(batches),
+        schema=pack_schema(sink.schema or memoryview(schema.serialize())),
+        dictionary_checksum=sink.dictionary_checksum,
     )
 
 
@@ -138,12 +168,23 @@ def schema_fingerprint(columns: Iterable[pa.Field]) -> str:
     return xxh3_128_hexdigest(text.encode())
 
 
-def _large_batches(made: GroupTable) -> Iterator[pa.RecordBatch]:
-    # Not `table.nbytes`: it fails, and even crashes, on some of the types that IPC can hold.
-    size_bytes = made.group.size_bytes
-    count = min(BATCHES_PER_FILE, max(1, size_bytes // BATCH_BYTES_MIN))
+def _blocks(made: GroupTable) -> Iterator[pa.RecordBatch]:
+    """Yield the rows in record batches of `BLOCK_BYTES` at most, or of a single row."""
+    rows = made.table.num_rows
     if any(slices_take_all(kind) for kind in made.table.schema.types):
-        count = 1
-    rows = max(1, -(-made.table.num_rows // count))
-    for start in range(0, made.table.num_rows, rows):
-        yield from made.table.slice(start, rows).to_batches()
+        yield from made.table.to_batches()
+        return
+    # Not `table.nbytes`: it fails, and even crashes, on some of the types that IPC can hold.
+    ends = list(accumulate(made.group.row_bytes()))
+    bundle_ends = list(accumulate(share.rows for share in made.group.shares))
+    first = 0
+    while first < rows:
+        limit = BLOCK_BYTES + (ends[first - 1] if first else 0)
+        end = max(first + 1, bisect_right(ends, limit, lo=first))
+        # Between two bundles, if there is such a place: one that lies in two blocks is put together
+        # whenever it is read, and lost with either.
+        whole = bisect_right(bundle_ends, end) - 1
+        if whole >= 0 and bundle_ends[whole] > first:
+            end = bundle_ends[whole]
+        yield from made.table.slice(first, end - first).to_batches()
+        first = end

@@ -12,16 +12,21 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
 from itertools import pairwise
+from pathlib import PurePath
 from typing import Any, TypeVar
 
 from xxhash import xxh3_64_hexdigest
 
-from holdfast.quiver.names import SegmentName
+from holdfast.quiver.names import MANIFEST, SegmentName
+from holdfast.seam.disk import Disk, read_pages
 
-VERSION = 1
+VERSION = 2
+# Version 1 had fewer record batches, and no schema in the manifest.
+_READABLE = (1, VERSION)
 
 # What a disk loses at once; the copies share none of these.
 _SECTOR_BYTES = 4096
+COPIES = 2
 
 _Record = TypeVar("_Record")
 
@@ -55,6 +60,10 @@ class FileSummary:
     # Of all bytes outside the record batches: schema, dictionaries, footer.
     frame_checksum: str
     batches: tuple[BatchSummary, ...]
+    # Arrow's message of the schema, compressed (zlib) and in base64. Empty in version 1.
+    schema: str = ""
+    # Of the dictionaries: what is between the schema and the first batch. Empty if there are none.
+    dictionary_checksum: str = ""
 
 
 @dataclass(frozen=True)
@@ -117,17 +126,22 @@ def encode(summary: Summary) -> bytes:
     """Return the manifest's bytes."""
     line = json.dumps(asdict(summary), separators=(",", ":"), ensure_ascii=False).encode()
     copy = line + b"\n" + xxh3_64_hexdigest(line).encode() + b"\n"
-    return (copy + b"\n" * (-len(copy) % _SECTOR_BYTES)) * 2
+    return (copy + b"\n" * (-len(copy) % _SECTOR_BYTES)) * COPIES
 
 
 def decode(data: bytes) -> Summary:
     """Return the summary from whichever copy is sound."""
     for line in _sound_lines(data):
         values = json.loads(line)
-        if values["version"] != VERSION:
+        if values["version"] not in _READABLE:
             raise NewerManifest(f"segment version {values['version']}")
         return _summary(values)
     raise ManifestFault("both copies of the summary are damaged")
+
+
+def read(disk: Disk, segment: PurePath) -> Summary:
+    """Return the summary of a segment; a copy that the disk cannot read is a damaged one."""
+    return decode(bytes(read_pages(disk, segment / MANIFEST).view))
 
 
 def sound_copies(data: bytes) -> int:

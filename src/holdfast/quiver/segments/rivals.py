@@ -53,7 +53,7 @@ def _holds(segment: Segment) -> tuple[object, ...]:
 
 
 def _unreadable_parts(segment: Segment) -> int:
-    """Return how many record batches are damaged, and whether the bundle table is."""
+    """Return how many record batches, beginnings and ends of files, and tables are damaged."""
     damaged = 0
     for file in segment.files:
         for place in range(len(file.summary.batches)):
@@ -61,6 +61,10 @@ def _unreadable_parts(segment: Segment) -> int:
                 file.batch(place)
             except Damaged:
                 damaged += 1
+        try:
+            file.check_frame()
+        except Damaged:
+            damaged += 1
     try:
         segment.stored_table()
     except Damaged:

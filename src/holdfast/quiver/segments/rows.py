@@ -10,14 +10,14 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, repeat
 from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from xxhash import xxh3_128_hexdigest
 
-from holdfast.quiver.bundle import decode_arrow, decode_raw, joined, read_stream
+from holdfast.quiver.bundle import ENVELOPE_BYTES, decode_arrow, decode_raw, joined, read_stream
 from holdfast.quiver.log.buffer import Held
 from holdfast.quiver.log.frame import Kind
 from holdfast.quiver.segments.columns import constant, texts
@@ -98,17 +98,22 @@ class Group:
         """The number of rows the file will have."""
         return sum(share.rows for share in self.shares)
 
-    @property
-    def size_bytes(self) -> int:
-        """How much the bundles brought, as bytes of Arrow streams or of events."""
-        return sum(map(len, self.streams)) + sum(self.payloads.lengths)
+    def row_bytes(self) -> Iterator[int]:
+        """Yield how much each row brought; of an Arrow stream, its share."""
+        if self.kind != ARROW:
+            for payload, headers in zip(self.payloads.lengths, self.headers.lengths, strict=True):
+                yield payload + headers + ENVELOPE_BYTES
+            return
+        for share, stream in zip(self.shares, self.streams, strict=True):
+            if share.rows:
+                yield from repeat(len(stream) // share.rows + ENVELOPE_BYTES, share.rows)
 
 
 def group_bundles(bundles: Sequence[Held], max_groups: int) -> list[Group]:
     """Sort bundles into at most `max_groups` groups, the last of them opaque if need be."""
     groups: dict[tuple[str, str], Group] = {}
     for held in bundles:
-        payload = memoryview(held.payload)
+        payload = held.content()
         if held.kind == Kind.RAW:
             events = decode_raw(payload)
             group = _group(groups, events.slot, RAW, "")

@@ -1,15 +1,11 @@
-"""A sealed segment: its summary, and reads that map the files and check what they touch.
+"""A sealed segment: its summary, and reads that check what they touch (data_file.py).
 
-Opening a segment reads nothing but the summary. A data file is mapped when it is first read; every
-record batch is checked against its checksum the first time it is touched, and never again. Batches
-point into the map, which lives as long as they do, also after the segment was deleted.
+Opening a segment reads nothing but the summary.
 """
 
 from __future__ import annotations
 
-import errno
 import logging
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,24 +13,20 @@ from pathlib import PurePath
 from typing import Any, NamedTuple
 
 import pyarrow as pa
-from xxhash import xxh3_64, xxh3_64_hexdigest
+from xxhash import xxh3_64_hexdigest
 
-from holdfast.errors import Damaged, StorageFailed
+from holdfast.errors import Damaged
 from holdfast.quiver import names
-from holdfast.quiver.bundle import decode_arrow, one_batch, read_stream, without_reserved
+from holdfast.quiver.bundle import decode_arrow, one_batch, read_stream
 from holdfast.quiver.log.buffer import Held
 from holdfast.quiver.log.frame import NO_WATERMARK, Kind
-from holdfast.quiver.segments.arrow_types import has_dictionary
 from holdfast.quiver.segments.bundle_table import BUNDLE_SCHEMA, rebuild
+from holdfast.quiver.segments.data_file import DAMAGE_ERRORS, DataFile, MappedFile, unreadable
 from holdfast.quiver.segments.manifest import FileSummary, Summary
 from holdfast.quiver.segments.rows import ARROW, OPAQUE, group_bundles, group_table
 from holdfast.seam.disk import Disk
 
 _BLOCK_BYTES = 4096
-
-# Errors that mean a file is not what it should be. Others (too many open files, no permission) say
-# nothing about it: they must cost nobody his data.
-DAMAGE_ERRORS = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EIO})
 
 log = logging.getLogger("holdfast.quiver")
 
@@ -121,85 +113,6 @@ class Bundle:
         return payloads
 
 
-class DataFile:
-    """One mapped data file."""
-
-    def __init__(self, disk: Disk, path: PurePath, summary: FileSummary) -> None:
-        self.summary = summary
-        self._disk = disk
-        self._path = path
-        self._lock = threading.Lock()
-        self._sound: set[int] = set()
-
-    @cached_property
-    def _view(self) -> memoryview:
-        try:
-            view = self._disk.map(self._path)
-        except OSError as error:
-            if error.errno not in DAMAGE_ERRORS:
-                raise _unreadable(self._path, error) from error
-            raise self._damaged(f"cannot be read: {error.strerror}") from error
-        if len(view) != self.summary.size_bytes:
-            raise self._damaged(f"has {len(view)} bytes, not {self.summary.size_bytes}")
-        return view
-
-    @cached_property
-    def _reader(self) -> pa.ipc.RecordBatchFileReader:
-        """The Arrow reader, once everything outside the batches is known to be sound."""
-        hasher = xxh3_64()
-        position = 0
-        for batch in self.summary.batches:
-            hasher.update(self._view[position : batch.offset])
-            position = batch.offset + batch.length
-        hasher.update(self._view[position:])
-        if hasher.hexdigest() != self.summary.frame_checksum:
-            raise self._damaged("has a damaged schema or footer")
-        return pa.ipc.open_file(pa.py_buffer(self._view))
-
-    @cached_property
-    def schema(self) -> pa.Schema:
-        """The file's schema, envelope included, with the metadata that its user gave."""
-        return without_reserved(self._reader.schema)
-
-    def batch(self, index: int) -> pa.RecordBatch:
-        """Return a record batch; raise `Damaged` if its bytes are not what was written."""
-        needed = {0, index} if self._has_dictionaries else {index}
-        with self._lock:
-            for place in sorted(needed - self._sound):
-                self._check(place)
-                self._sound.add(place)
-            # Inside the lock: the first read also reads the dictionaries, and only once.
-            batch = self._reader.get_batch(index)
-        return batch.replace_schema_metadata(self.schema.metadata)
-
-    def rows(self, first: int, count: int) -> pa.Table:
-        """Return a range of rows."""
-        batches, position = [], 0
-        for index, batch in enumerate(self.summary.batches):
-            low, high = max(first, position), min(first + count, position + batch.rows)
-            if low < high:
-                batches.append(self.batch(index).slice(low - position, high - low))
-            position += batch.rows
-        return pa.Table.from_batches(batches, self.schema)
-
-    @cached_property
-    def _has_dictionaries(self) -> bool:
-        return any(has_dictionary(field.type) for field in self.schema)
-
-    def _check(self, index: int) -> None:
-        place = self.summary.batches[index]
-        content = self._view[place.offset : place.offset + place.length]
-        if xxh3_64_hexdigest(content) != place.checksum:
-            raise self._damaged(f"is damaged in record batch {index}")
-
-    def _damaged(self, what: str) -> Damaged:
-        return Damaged(
-            f"a segment file {what}",
-            hint="the other record batches are still served; restore this one from a copy",
-            path=str(self._path),
-        )
-
-
 class Segment:
     """A sealed segment. Safe to use from many threads."""
 
@@ -210,6 +123,14 @@ class Segment:
         self.table_is_rebuilt = False
         self._disk = disk
         self.files = tuple(DataFile(disk, path / file.name, file) for file in summary.files)
+
+    def mapped(self) -> Segment:
+        """Return the same segment, whose rows point into maps of its files (see `Disk.map`)."""
+        segment = Segment(self._disk, self.path, self.summary)
+        segment.files = tuple(
+            MappedFile(self._disk, self.path / file.name, file) for file in self.summary.files
+        )
+        return segment
 
     @property
     def disk_bytes(self) -> int:
@@ -234,10 +155,10 @@ class Segment:
         """Return the bundle table as it was written; raise `Damaged` if it is not that."""
         path = self.path / names.BUNDLES
         try:
-            data = self._disk.map(path)
+            data = self._disk.read(path)
         except OSError as error:
             if error.errno not in DAMAGE_ERRORS:
-                raise _unreadable(path, error) from error
+                raise unreadable(path, error) from error
             raise _damaged_table(path) from error
         if xxh3_64_hexdigest(data) != self.summary.bundle_table_checksum:
             raise _damaged_table(path)
@@ -292,7 +213,7 @@ def held_bundle(held: Held) -> Bundle:
 
 def _held_slots(held: Held) -> dict[str, pa.RecordBatch]:
     if held.kind == Kind.ARROW:
-        streams = decode_arrow(memoryview(held.payload))
+        streams = decode_arrow(held.content())
         return {name: read_stream(stream) for name, stream, _ in streams}
     return {
         group.slot: one_batch(group_table(group)) for group in group_bundles([held], max_groups=1)
@@ -322,13 +243,5 @@ def _damaged_table(path: PurePath) -> Damaged:
     return Damaged(
         "a segment's bundle table is damaged",
         hint="its rows are still served; restore the segment from a copy to have producers again",
-        path=str(path),
-    )
-
-
-def _unreadable(path: PurePath, error: OSError) -> StorageFailed:
-    return StorageFailed(
-        f"a segment file cannot be read now: {error.strerror}",
-        hint="nothing is lost; look after the machine (open files, memory, rights), then try again",
         path=str(path),
     )

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import PurePath
 
-from xxhash import xxh3_64_hexdigest
+from xxhash import xxh3_64
 
 from holdfast.errors import BadInput, Damaged, DiskFull, StorageFailed
 from holdfast.quiver import names
@@ -33,7 +33,7 @@ from holdfast.quiver.log.inbox import Append
 from holdfast.quiver.log.wal import WalFile, WalHeader, new_salt
 from holdfast.quiver.tools.points import ToolPoint
 from holdfast.seam import Seam
-from holdfast.seam.disk import remove_tree, write_file
+from holdfast.seam.disk import Disk, pieces, remove_tree, write_all
 
 OnRead = Callable[[int], None]
 
@@ -56,6 +56,15 @@ def copying(path: PurePath) -> Iterator[None]:
             hint="what it was made from is untouched; remove the copy, mend that, begin again",
             path=str(path),
         ) from error
+
+
+def hash_file(disk: Disk, path: PurePath) -> tuple[int, str]:
+    """Return the length of a file, and its checksum."""
+    hasher, size_bytes = xxh3_64(), 0
+    for piece in pieces(disk, path):
+        hasher.update(piece)
+        size_bytes += len(piece)
+    return size_bytes, hasher.hexdigest()
 
 
 def check_apart(source: PurePath, target: PurePath) -> None:
@@ -115,24 +124,29 @@ class Assembly:
 
     def copy_file(self, source: PurePath, target: PurePath, on_read: OnRead) -> None:
         """Copy one file, and read it back."""
+        hasher = xxh3_64()
         with copying(source):
-            content = self._disk.map(source)
-            checksum = xxh3_64_hexdigest(content)
-            write_file(self._disk, self.root / target, [content], "backup.file")
-        on_read(len(content))
-        self._note(target, checksum)
+            handle = self._disk.create(self.root / target, ToolPoint.COPY_CREATE)
+            try:
+                for piece in pieces(self._disk, source):
+                    hasher.update(piece)
+                    write_all(self._disk, handle, [piece], ToolPoint.COPY_WRITE)
+                    on_read(len(piece))
+                self._disk.sync(handle, ToolPoint.COPY_SYNC)
+            finally:
+                self._disk.close(handle)
+        self._note(target, hasher.hexdigest())
 
     def _note(self, target: PurePath, checksum: str | None = None) -> None:
         """Take a file into the list, as it is on disk now."""
-        content = self._disk.map(self.root / target)
-        found = xxh3_64_hexdigest(content)
+        size_bytes, found = hash_file(self._disk, self.root / target)
         if checksum not in (None, found):
             raise Damaged(
                 "a copied file does not read back as it was written",
                 hint="the disk that is copied to is broken; use another one",
                 path=str(self.root / target),
             )
-        self.files.append(CopiedFile(target.as_posix(), len(content), found))
+        self.files.append(CopiedFile(target.as_posix(), size_bytes, found))
 
     # ---------------------------------------------------------------------- WAL
 

@@ -25,8 +25,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import PurePath
 from typing import Any
 
-from xxhash import xxh3_64_hexdigest
-
 from holdfast.errors import CannotOpen, Damaged, HoldfastError, Overloaded
 from holdfast.quiver import names
 from holdfast.quiver.backup_marker import CopiedFile, read_marker, refuse_backup
@@ -38,7 +36,7 @@ from holdfast.quiver.ledger.recovery import recover_ledger
 from holdfast.quiver.log.frame import Totals
 from holdfast.quiver.log.wal import SEQ_BLOCK
 from holdfast.quiver.segments.segment import Segment
-from holdfast.quiver.tools.assemble import Assembly, OnRead, check_apart
+from holdfast.quiver.tools.assemble import Assembly, OnRead, check_apart, hash_file
 from holdfast.quiver.tools.changes import ask_owner, balances
 from holdfast.quiver.tools.findings import Finding
 from holdfast.quiver.tools.offline import directory_lock, require_identity
@@ -280,12 +278,12 @@ def _verify(
     for file in files:
         path = root / file.path
         try:
-            content = disk.map(path)
+            found = hash_file(disk, path)
         except OSError as error:
             raise _damaged_backup(path, f"cannot be read: {error.strerror}") from error
-        if len(content) != file.size_bytes or xxh3_64_hexdigest(content) != file.checksum:
+        if found != (file.size_bytes, file.checksum):
             raise _damaged_backup(path, "does not match its checksum")
-        on_read(len(content))
+        on_read(file.size_bytes)
 
 
 def _damaged_backup(path: PurePath, what: str) -> Damaged:

@@ -3,7 +3,7 @@
 A segment without a manifest is still a folder of Arrow files, whose rows say to which bundle they
 belong. Nothing tells whether their bytes are what was written: Arrow's own structure is checked,
 and what comes out is *unverified*. A data file without its footer is read as a stream, up to where
-that ends; where the manifest is there, its checksums decide.
+that ends.
 
 A WAL file without a header lacks the salt that seeds its checksums. But every frame begins with a
 known number mixed with the salt, so any sound frame gives it away: the first one in the file is
@@ -38,10 +38,11 @@ from holdfast.quiver.log.wal import HEADER_BYTES as WAL_HEADER_BYTES
 from holdfast.quiver.log.wal import WalHeader
 from holdfast.quiver.read.scan import ENVELOPE_SCHEMA
 from holdfast.quiver.segments.bundle_table import BUNDLE_SCHEMA
+from holdfast.quiver.segments.data_file import DataFile
 from holdfast.quiver.segments.manifest import VERSION, BatchSummary, FileSummary, Summary
 from holdfast.quiver.segments.rows import ARROW, OPAQUE, RAW, RAW_FIELDS
-from holdfast.quiver.segments.segment import DataFile, Segment
-from holdfast.seam.disk import Disk
+from holdfast.quiver.segments.segment import Segment
+from holdfast.seam.disk import Disk, Pages, read_pages
 
 _ARROW_MAGIC_BYTES = 8
 # Stands for a batch of unknown length that cannot be read: it must have a row to be stumbled over.
@@ -55,30 +56,16 @@ _U64 = struct.Struct("<Q")
 
 
 class LooseFile(DataFile):
-    """A data file that is read as far as it goes."""
+    """A data file without a manifest, that is read as far as it goes."""
 
     @cached_property
-    def _view(self) -> memoryview:
+    def _batches(self) -> list[pa.RecordBatch | None]:
         try:
-            return self._disk.map(self._path)
+            return read_batches(read_pages(self._disk, self._path))
         except OSError as error:
             raise self._damaged(f"cannot be read: {error.strerror}") from error
 
     @cached_property
-    def _batches(self) -> list[pa.RecordBatch | None]:
-        if self._footer_is_sound or not self.summary.frame_checksum:
-            return read_batches(self._view)
-        # Not by a damaged footer: its schema might have other names and types.
-        return list(_stream_batches(self._view))
-
-    @cached_property
-    def _footer_is_sound(self) -> bool:
-        try:
-            return self._reader is not None
-        except (Damaged, pa.ArrowException):
-            return False
-
-    @property
     def schema(self) -> pa.Schema:
         """The file's schema, envelope included."""
         sound = next((batch for batch in self._batches if batch is not None), None)
@@ -88,12 +75,6 @@ class LooseFile(DataFile):
 
     def batch(self, index: int) -> pa.RecordBatch:
         """Return a record batch, checked as far as it can be."""
-        if self.summary.batches[index].checksum:
-            # The first one has the schema, too.
-            for needed in {index} if self._footer_is_sound else {0, index}:
-                self._check(needed)
-            if self._has_dictionaries:
-                self._check(0)
         batch = self._batches[index] if index < len(self._batches) else None
         if batch is None:
             raise self._damaged(f"is damaged in record batch {index}")
@@ -107,8 +88,15 @@ class LooseFile(DataFile):
         return found
 
 
-def read_batches(view: memoryview) -> list[pa.RecordBatch | None]:
-    """Return the record batches of an Arrow file; None where one cannot be read."""
+def read_batches(pages: Pages) -> list[pa.RecordBatch | None]:
+    """Return the record batches of an Arrow file; None where one cannot be read.
+
+    If the disk cannot read all of it: those before that, because nothing would tell zeros from what
+    was written.
+    """
+    view = pages.view
+    if pages.unreadable:
+        return list(_stream_batches(view[: pages.unreadable[0][0]]))
     try:
         reader = pa.ipc.open_file(pa.py_buffer(view))
         found = [_sound(lambda i=i: reader.get_batch(i)) for i in range(reader.num_record_batches)]
@@ -146,12 +134,17 @@ class LooseSegment(Segment):
         described = _describe_files(disk, path)
         super().__init__(disk, path, _summarize(name, described))
         self.files = tuple(LooseFile(disk, path / file.name, file) for file in described)
+        self._name = name
+
+    def again(self) -> LooseSegment:
+        """Return it as it was before anything was read of it."""
+        return LooseSegment(self._disk, self.path, self._name)
 
     def stored_table(self) -> pa.RecordBatch:
         """Return the bundle table if it can be read and fits the files."""
         path = self.path / names.BUNDLES
         try:
-            table = pa.ipc.open_file(pa.py_buffer(self._disk.map(path))).get_batch(0)
+            table = pa.ipc.open_file(pa.py_buffer(self._disk.read(path))).get_batch(0)
             table.validate(full=True)
         except (pa.ArrowException, OSError, ValueError) as error:
             raise self._unusable(str(error)) from error
@@ -172,15 +165,6 @@ class LooseSegment(Segment):
         )
 
 
-def loose_files(segment: Segment, disk: Disk) -> Segment:
-    """Return a segment with its manifest, whose files are read as far as they go."""
-    loose = Segment(disk, segment.path, segment.summary)
-    loose.files = tuple(
-        LooseFile(disk, segment.path / file.name, file) for file in segment.summary.files
-    )
-    return loose
-
-
 def _describe_files(disk: Disk, path: PurePath) -> list[FileSummary]:
     """Return what can be told about the data files; one that is missing has no batches."""
     described: dict[int, FileSummary] = {}
@@ -194,7 +178,7 @@ def _describe_files(disk: Disk, path: PurePath) -> list[FileSummary]:
 
 def _describe_file(disk: Disk, path: PurePath, slot: str) -> FileSummary:
     try:
-        batches = read_batches(disk.map(path))
+        batches = read_batches(read_pages(disk, path))
     except OSError:
         batches = []
     sound = next((batch for batch in batches if batch is not None), None)
@@ -244,13 +228,13 @@ def _summarize(name: names.SegmentName, files: list[FileSummary]) -> Summary:
 # -------------------------------------------------------------------- WAL files
 
 
-def headless_content(path: PurePath, view: memoryview, number: int) -> WalContent | None:
+def headless_content(disk: Disk, path: PurePath, number: int) -> WalContent | None:
     """Return a WAL file whose header is lost; None if it has no sound frame."""
-    salt = _find_salt(view)
+    salt = _find_salt(read_pages(disk, path).view)
     if salt is None:
         return None
     header = WalHeader(_NOBODY, number, salt, 0, 0, 0, NOTHING, NOTHING, 0)
-    return WalContent(path, view, header)
+    return WalContent(disk, path, header, disk.file_bytes(path))
 
 
 def _find_salt(view: memoryview) -> int | None:

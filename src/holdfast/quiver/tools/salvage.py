@@ -121,7 +121,8 @@ def _count_holes(wreck: Wreck, result: Salvaged, spooled: set[int]) -> None:
             continue
         lost = Totals(damage.bundles or 0, damage.events or 0)
         result.lost = result.lost.plus(*lost)
-        what = f"{damage.reason} at byte {damage.offset}: {lost.bundles} bundles lost"
+        count = "nothing tells how many" if damage.bundles is None else lost.bundles
+        what = f"{damage.reason} at byte {damage.offset}: {count} bundles lost"
         first, last = damage.first_seq or 0, damage.last_seq
         seqs = names.SegmentName(0, first, first if last is None else last, *lost)
         wreck.tell(content.path, what, Severity.ERROR, seqs)

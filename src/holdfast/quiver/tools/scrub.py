@@ -18,14 +18,16 @@ from holdfast.quiver.log.frame import Frame
 from holdfast.quiver.log.header_block import HeaderFault, NewerVersion, sound_copies
 from holdfast.quiver.log.wal import HEADER_BYTES
 from holdfast.quiver.segments import manifest
-from holdfast.quiver.segments.segment import DataFile, Segment
+from holdfast.quiver.segments.data_file import DataFile
+from holdfast.quiver.segments.segment import Segment
 from holdfast.quiver.tools.findings import Finding, Report, Severity, as_ranges
 from holdfast.quiver.tools.fsck import format_findings, wal_damage_findings
-from holdfast.seam.disk import Disk, entries_of
+from holdfast.seam.disk import Disk, entries_of, read_pages
 
 OnRead = Callable[[int], None]
 
 _RESTORE = "readers get it recorded as damaged; restore it from a backup before they come to it"
+_FRAME = "nothing is lost here: readers of the quiver need neither; other Arrow programs do"
 _ONE_COPY = "the other copy is read; nothing is lost, but look after the disk"
 
 
@@ -80,9 +82,9 @@ class _Scrub:
     def wal(self, inventory: Inventory) -> Iterator[Finding]:
         # Every frame was hashed when the directory was inspected.
         for content in inventory.wal:
-            self._count(len(content.view))
+            self._count(content.size_bytes)
             self._done()
-            yield from _one_copy(f"{names.WAL_DIR}/{content.path.name}", content.view)
+            yield from self._one_copy(f"{names.WAL_DIR}/{content.path.name}", content.path)
         for file in inventory.wal_files:
             # One without a whole header is being made, or its making was interrupted.
             if file.fault is not None and file.size_bytes > HEADER_BYTES:
@@ -95,16 +97,16 @@ class _Scrub:
         for path, _, _ in inventory.ledger.files:
             where = f"{names.LEDGER_DIR}/{path.name}"
             try:
-                view = self._disk.map(path)
-                items = read_ledger_file(self._disk, path).items
+                content = read_ledger_file(self._disk, path)
+                items = content.items
             except FileNotFoundError:
                 continue  # past its time, and removed while we look
             except (OSError, HeaderFault, NewerVersion) as fault:
                 yield _unreadable_ledger(where, str(fault))
                 continue
-            self._count(len(view))
+            self._count(len(content.view))
             self._done()
-            yield from _one_copy(where, view)
+            yield from self._one_copy(where, path)
             for item in items:
                 # At the end of a file it was being written when the power went.
                 if not isinstance(item, Frame) and item is not items[-1]:
@@ -113,6 +115,15 @@ class _Scrub:
                     yield Finding(Severity.ERROR, where, what, act)
         for path, reason in inventory.ledger.unreadable:
             yield _unreadable_ledger(f"{names.LEDGER_DIR}/{path.name}", reason)
+
+    def _one_copy(self, where: str, path: PurePath) -> Iterator[Finding]:
+        try:
+            head = read_pages(self._disk, path, HEADER_BYTES).view
+        except FileNotFoundError:
+            return  # removed since it was read
+        if sound_copies(head) == 1:
+            what = "one of the two copies of its header is damaged"
+            yield Finding(Severity.WARNING, where, what, _ONE_COPY)
 
     # ---------------------------------------------------------------- segments
 
@@ -129,7 +140,7 @@ class _Scrub:
     def _manifest(self, segment: Segment) -> Iterator[Finding]:
         where = f"{names.SEGMENTS_DIR}/{segment.path.name}/{names.MANIFEST}"
         try:
-            data = self._disk.read(segment.path / names.MANIFEST)
+            data = bytes(read_pages(self._disk, segment.path / names.MANIFEST).view)
         except OSError as error:
             yield Finding(Severity.ERROR, where, f"it cannot be read: {error.strerror}", _RESTORE)
             return
@@ -167,12 +178,11 @@ class _Scrub:
             self._count(batch.length)
             first_row, read_bytes = first_row + batch.rows, read_bytes + batch.length
         self._count(file.summary.size_bytes - read_bytes)
-
-
-def _one_copy(where: str, view: memoryview) -> Iterator[Finding]:
-    if sound_copies(view) == 1:
-        what = "one of the two copies of its header is damaged"
-        yield Finding(Severity.WARNING, where, what, _ONE_COPY)
+        try:
+            file.check_frame()
+        except Damaged as damage:
+            what = damage.message.removeprefix("a segment file ")
+            yield Finding(Severity.WARNING, where, what, _FRAME)
 
 
 def _unreadable_ledger(where: str, reason: str) -> Finding:

@@ -16,15 +16,15 @@ from holdfast.quiver.inspect import inspect
 from holdfast.quiver.log.buffer import Held
 from holdfast.quiver.log.frame import BODY_BYTES_MAX, NO_WATERMARK, Kind, Totals
 from holdfast.quiver.log.header_block import HeaderFault, NewerVersion
-from holdfast.quiver.log.replay import Replay, WalContent
-from holdfast.quiver.log.wal import HEADER_BYTES, decode_header
+from holdfast.quiver.log.replay import Replay, WalContent, read_wal_file
+from holdfast.quiver.log.wal import HEADER_BYTES
 from holdfast.quiver.segments import manifest
 from holdfast.quiver.segments.catalog import Catalog
 from holdfast.quiver.segments.segment import Bundle, Segment
 from holdfast.quiver.tools.assemble import OnRead
 from holdfast.quiver.tools.findings import Finding, Severity
-from holdfast.quiver.tools.loose import LooseSegment, headless_content, loose_files
-from holdfast.seam.disk import Disk, Entry, entries_of
+from holdfast.quiver.tools.loose import LooseSegment, headless_content
+from holdfast.seam.disk import Disk, Entry, entries_of, read_pages
 
 
 @dataclass
@@ -96,7 +96,7 @@ class Wreck:
         if name.segment_seq in self.inventory.ledger.state.deleted_segments:
             return None
         try:
-            summary = manifest.decode(self._disk.read(path / names.MANIFEST))
+            summary = manifest.read(self._disk, path)
         except manifest.NewerManifest as newer:
             self.tell(path, f"written by a newer program: {newer}", Severity.ERROR, name)
             return None
@@ -113,10 +113,14 @@ class Wreck:
             return False
         try:
             segment.stored_table()
+            found = read_pages(self._disk, segment.path / names.MANIFEST).view
+            if manifest.sound_copies(bytes(found)) < manifest.COPIES:
+                return False
             for file in segment.files:
                 for index, batch in enumerate(file.summary.batches):
                     file.batch(index)
                     self._on_read(batch.length)
+                file.check_frame()
         except Damaged:
             return False
         return names.segment_dir(segment.summary.name) == segment.path.name
@@ -128,7 +132,7 @@ class Wreck:
         catalog = Catalog()
         for segment in self.whole:
             catalog.add(segment)
-        replay = Replay(catalog)
+        replay = Replay(catalog, keeps_payloads=True)
         replay.walk_all([*self.inventory.wal, *self._other_wal_files()])
         return replay
 
@@ -148,24 +152,23 @@ class Wreck:
 
     def _read_wal(self, path: PurePath, number: int) -> WalContent | None:
         try:
-            view = self._disk.map(path)
+            content = read_wal_file(self._disk, path)
         except OSError as error:
             self.tell(path, f"it cannot be read: {error.strerror}", Severity.ERROR)
             return None
-        try:
-            header = decode_header(view)
         except HeaderFault:
-            found = headless_content(path, view, number)
+            found = headless_content(self._disk, path, number)
             if found is None:
                 self.tell(path, "it has neither a header nor a sound frame", Severity.ERROR)
             return found
         except NewerVersion as newer:
             self.tell(path, f"written by a newer program: {newer}", Severity.ERROR)
             return None
-        if header.quiver_id not in self.inventory.own_ids:
-            self.tell(path, f"a WAL file of another quiver, {header.quiver_id}: left out")
+        owner = content.header.quiver_id
+        if owner not in self.inventory.own_ids:
+            self.tell(path, f"a WAL file of another quiver, {owner}: left out")
             return None
-        return WalContent(path, view, header)
+        return content
 
     # ------------------------------------------------------------------ bundles
 
@@ -177,7 +180,7 @@ class Wreck:
         done: set[int] = set()
         # Those with checksums first.
         for segment in sorted(damaged.segments, key=lambda s: isinstance(s, LooseSegment)):
-            for held in _readable(segment, self._disk):
+            for held in _readable(segment):
                 known = held.seq in done or held.seq in self.replay.bundles
                 if not known and not self.replay.catalog.covers(held.seq):
                     done.add(held.seq)
@@ -189,10 +192,10 @@ def totals(bundles: list[Held]) -> Totals:
     return Totals(len(bundles), sum(held.events for held in bundles))
 
 
-def _readable(segment: Segment, disk: Disk) -> Iterator[Held]:
+def _readable(segment: Segment) -> Iterator[Held]:
     """Yield the bundles of a segment that can be read whole."""
-    if not isinstance(segment, LooseSegment):
-        segment = loose_files(segment, disk)
+    if isinstance(segment, LooseSegment):
+        segment = segment.again()  # what it reads is forgotten with it
     events = sum(segment.bundle_table.column("events").to_pylist())
     for bundle in segment.bundles():
         if bundle.kind == Kind.CONTROL and bundle.events == 0 and events < segment.summary.events:

@@ -9,7 +9,7 @@ import click
 
 from holdfast.errors import Damaged
 from holdfast.operate.cli.output import json_option, print_json, print_table, size
-from holdfast.operate.cli.quiver.options import careful_seam, directory_argument
+from holdfast.operate.cli.quiver.options import directory_argument
 from holdfast.operate.cli.quiver.progress import Pace
 from holdfast.quiver.tools.findings import Finding, Report
 from holdfast.quiver.tools.fsck import fsck
@@ -32,7 +32,7 @@ def fsck_command(directory: PurePath, as_json: bool) -> int:
 @json_option
 def scrub_command(directory: PurePath, max_mb_s: float | None, as_json: bool) -> int:
     """Compare every byte with its checksum. Changes nothing; exits with 65 on errors."""
-    disk = careful_seam().disk
+    disk = Seam().disk
     total = total_bytes(disk, directory) if disk.exists(directory) else 0
     with Pace("scrub", total, max_mb_s=max_mb_s, quiet=as_json) as pace:
         report = scrub(disk, directory, pace)

@@ -15,7 +15,6 @@ from holdfast.operate.cli.quiver.account import print_balances
 from holdfast.operate.cli.quiver.checking import print_findings
 from holdfast.operate.cli.quiver.options import (
     Directory,
-    careful_seam,
     directory_argument,
     target_argument,
 )
@@ -88,7 +87,7 @@ def salvage_command(
 def _paced(
     what: str, directory: PurePath, max_mb_s: float | None, *, quiet: bool
 ) -> Iterator[tuple[Seam, Pace]]:
-    seam = careful_seam()
+    seam = Seam()
     # Everything is read twice: copied and read back, or checked and copied.
     total = 2 * total_bytes(seam.disk, directory)
     with Pace(what, total, max_mb_s=max_mb_s, quiet=quiet) as pace:

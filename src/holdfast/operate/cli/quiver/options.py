@@ -13,7 +13,6 @@ from holdfast.errors import BadInput, CannotOpen
 from holdfast.operate.cli.output import Command
 from holdfast.operate.cli.quiver_places import quivers_at
 from holdfast.seam import Seam
-from holdfast.seam.disk import ReadingDisk
 
 
 class Directory(click.Path):
@@ -55,11 +54,6 @@ target_argument = click.argument("target", type=Directory())
 parquet_option = click.option(
     "--parquet", type=click.Path(path_type=Path), help="Write a Parquet file instead."
 )
-
-
-def careful_seam() -> Seam:
-    """Return the world for commands that read every byte: a bad sector must not end them."""
-    return Seam(disk=ReadingDisk())
 
 
 def as_ns(moment: datetime | None) -> int | None:
