@@ -217,7 +217,7 @@ def test_a_second_failure_stops_accepting_and_says_maybe(machine: Machine, secon
     machine.quiver.append_raw(b"works again")
 
 
-def test_after_a_second_failure_no_file_is_synced_again_also_not_at_close(
+def test_after_a_second_failure_no_file_of_the_log_is_synced_again_also_not_at_close(
     machine: Machine,
 ) -> None:
     failing = [
@@ -230,7 +230,24 @@ def test_after_a_second_failure_no_file_is_synced_again_also_not_at_close(
     before = {name: list(steps) for name, steps in watched.syncs.items()}
     refusal(quiver)
     machine.stop()
+    # No sync of the ledger failed: it says as ever that it was closed in order.
+    before["0000000000000001.log"].append(Point.LEDGER_SYNC)
     assert watched.syncs == before
+
+
+def test_a_ledger_whose_sync_fails_at_close_is_left_for_a_new_one(machine: Machine) -> None:
+    watched = WatchedDisk(machine.disk, [Fault(Point.LEDGER_SYNC, FAILED_SYNC, nth=2)])
+    quiver = machine.start(through=lambda _: watched)
+    quiver.register("reader")
+    first = list(watched.syncs["0000000000000001.log"])
+    quiver.append_raw(b"one")
+    machine.stop()
+    assert watched.syncs["0000000000000001.log"] == [*first, Point.LEDGER_SYNC], "synced again"
+    assert watched.syncs["0000000000000002.log"]
+    machine.cut_power()
+    quiver = machine.start()
+    assert quiver.subscribers() == ("reader",)
+    assert quiver.recovery.damages == []
 
 
 def test_a_second_failure_answers_those_who_wait_for_a_segment(machine: Machine) -> None:
