@@ -22,6 +22,10 @@ CHUNK_MIN_BYTES_MAX = 1 * MB
 CHUNK_AVERAGE_BYTES_MAX = 4 * MB
 CHUNK_BYTES_MAX = 16 * MB
 
+# What a chunk of an index may hold in any store, however small its chunks are: two ranges of the
+# longest paths, without which a level of an index would be no smaller than the one below it.
+INDEX_ROOM_BYTES = 128 * KB
+
 
 class Chunking(Settings):
     """Where streams and packs of small files are cut; part of the format."""
@@ -31,7 +35,7 @@ class Chunking(Settings):
     average_bytes: Annotated[SizeBytes, Field(ge=1024, le=CHUNK_AVERAGE_BYTES_MAX)] = 1 * MB
     """The size that chunks of a stream tend to."""
     max_bytes: Annotated[SizeBytes, Field(ge=1024, le=CHUNK_BYTES_MAX)] = 4 * MB
-    """No chunk is larger."""
+    """No chunk of content is larger."""
     small_file_bytes: SizeBytes = 256 * KB
     """Files up to this size are packed with their neighbours."""
     pack_min_bytes: SizeBytes = 64 * KB
@@ -48,6 +52,11 @@ class Chunking(Settings):
         if max(self.small_file_bytes, self.pack_min_bytes) > self.max_bytes:
             raise ValueError("small_file_bytes and pack_min_bytes must not be over max_bytes")
         return self
+
+    @property
+    def largest_bytes(self) -> int:
+        """No chunk of any kind is larger."""
+        return max(self.max_bytes, INDEX_ROOM_BYTES)
 
 
 class StoreSettings(Settings):

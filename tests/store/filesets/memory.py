@@ -50,7 +50,7 @@ class MemoryChunks:
 
     def put(self, data: Any, children: Sequence[ChunkHash] = ()) -> ChunkHash:
         plain = bytes(data)
-        assert 0 < len(plain) <= self.chunking.max_bytes
+        assert 0 < len(plain) <= self.chunking.largest_bytes
         address = hash_of(plain)
         assert all(child in self.data for child in children)
         self.data[address] = plain

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from holdfast.store.filesets import bloom, index_writer, layer, layer_builder, paths
+from holdfast.store.settings import INDEX_ROOM_BYTES
 
 PAGE = (Path(__file__).parents[3] / "docs" / "format" / "fileset.md").read_text()
 
@@ -16,6 +17,8 @@ def test_the_constants_are_those_of_the_code() -> None:
     assert written == {
         "INDEX_MIN_BYTES": index_writer.INDEX_MIN_BYTES,
         "INDEX_MAX_BYTES": index_writer.INDEX_MAX_BYTES,
+        "RANGES_MIN": index_writer.RANGES_MIN,
+        "INDEX_ROOM_BYTES": INDEX_ROOM_BYTES,
         "CUT_DIVISOR": index_writer.CUT_DIVISOR,
         "BITS_PER_PATH": bloom.BITS_PER_PATH,
         "PROBES": bloom.PROBES,

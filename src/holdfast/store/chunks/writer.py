@@ -110,10 +110,10 @@ class ChunkWriter:
     def put(self, data: Buffer, children: Sequence[ChunkHash] = ()) -> ChunkHash:
         """Store one whole chunk, soon; return its address."""
         view = unchanging(data)
-        if view.nbytes > self._chunking.max_bytes:
+        if view.nbytes > self._chunking.largest_bytes:
             raise BadInput(
                 f"a chunk of {view.nbytes} bytes is too large",
-                hint=f"chunks of this store have at most {self._chunking.max_bytes} bytes",
+                hint=f"chunks of this store have at most {self._chunking.largest_bytes} bytes",
             )
         chunk = _Chunk(hash_of(view), view, tuple(children))
         with self._changed:

@@ -7,6 +7,9 @@ one chunk of each level, and whoever compares two of them, or writes one anew, m
 elsewhere. (At higher levels it is the range's first path that is hashed, with the level as seed:
 the last one was chosen by the cut below, and would cut everywhere.)
 
+A chunk of ranges has at least two of them, whatever their size, unless it is the last of its level:
+so each level is half of the one below at most, and an index ends however long its paths are.
+
 A chunk of another layer's index may be taken over by reference where writing it anew would make the
 same chunk: `takes_over`. That is so if no entry waits in front of it, and if it ends where the rule
 ends it, not because its layer ended there.
@@ -24,10 +27,12 @@ from holdfast.store.address import ChunkHash
 from holdfast.store.filesets import bloom
 from holdfast.store.filesets import fileset_pb2 as pb
 from holdfast.store.filesets.entry import Entry, range_entry
+from holdfast.store.settings import INDEX_ROOM_BYTES
 
 INDEX_MIN_BYTES = 64 * 1024
 INDEX_MAX_BYTES = 1024 * 1024
 CUT_DIVISOR = 128
+RANGES_MIN = 2
 
 
 class PutChunk(Protocol):
@@ -41,6 +46,7 @@ class CutRule:
 
     def __init__(self, chunk_max_bytes: int) -> None:
         self.max_bytes = min(INDEX_MAX_BYTES, chunk_max_bytes)
+        self.entry_max_bytes = max(self.max_bytes, INDEX_ROOM_BYTES)
         self.min_bytes = min(INDEX_MIN_BYTES, self.max_bytes // 8)
         self._divisor = max(2, min(CUT_DIVISOR, self.max_bytes // 4096))
 
@@ -70,10 +76,10 @@ class IndexWriter:
 
     def add(self, entry: Entry) -> None:
         """Take the next 'i' entry."""
-        if len(entry.data) > self._rule.max_bytes:
+        if len(entry.data) > self._rule.entry_max_bytes:
             raise BadInput(
                 f"{entry.path!r} has too many tags: its index entry would take "
-                f"{len(entry.data)} bytes, and {self._rule.max_bytes} are the most",
+                f"{len(entry.data)} bytes, and {self._rule.entry_max_bytes} are the most",
                 hint="Merge tags that need not be told apart.",
             )
         self._add(1, entry)
@@ -111,8 +117,10 @@ class IndexWriter:
         self._add(level, range_entry(index), index)
 
     def _add(self, level: int, entry: Entry, index: pb.Index | None = None) -> None:
+        least = 1 if level == 1 else RANGES_MIN
         waiting = self._levels[level - 1]
-        if waiting.size_bytes + len(entry.data) > self._rule.max_bytes and waiting.entries:
+        is_full = waiting.size_bytes + len(entry.data) > self._rule.max_bytes
+        if is_full and len(waiting.entries) >= least:
             self._cut(level)
             waiting = self._levels[level - 1]
         waiting.last = index
@@ -120,7 +128,8 @@ class IndexWriter:
         waiting.size_bytes += len(entry.data)
         if level == 1:
             waiting.hashes.append(bloom.path_hash(entry.path))
-        if waiting.size_bytes >= self._rule.min_bytes and self._rule.cuts(level, entry.path):
+        may_end = waiting.size_bytes >= self._rule.min_bytes and len(waiting.entries) >= least
+        if may_end and self._rule.cuts(level, entry.path):
             self._cut(level)
 
     def _cut(self, level: int) -> None:
