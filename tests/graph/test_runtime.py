@@ -7,7 +7,7 @@ import json
 import logging
 import threading
 from collections.abc import Iterator, Sequence
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import pytest
@@ -29,7 +29,10 @@ from holdfast.graph.reload import reload
 from holdfast.graph.runtime import Gateway
 from holdfast.graph.store import Store
 from holdfast.quiver import Quiver
+from holdfast.quiver.keep.reserve import FREE_BYTES_MIN
 from holdfast.receive.receiver import ReceiverContext
+from holdfast.seam import Seam
+from holdfast.seam.disk import RealDisk
 from holdfast.signals.event import Event
 
 
@@ -314,6 +317,41 @@ def test_it_is_not_ready_while_a_quiver_refuses(tmp_path: Path) -> None:
                 return not await gateway.not_ready()
 
             await until_async(takes)
+
+    asyncio.run(run())
+
+
+class NearlyFullDisk(RealDisk):
+    """The real one, with as much room as a test says."""
+
+    room_bytes = 1 << 30
+
+    def free_bytes(self, path: PurePath) -> int:
+        return self.room_bytes
+
+
+def test_it_is_not_ready_while_the_disk_refuses_events_larger_than_ordinary_ones(
+    tmp_path: Path,
+) -> None:
+    text = GRAPH.replace("to: [left, clean]", "to: [hold]")
+    text += "  hold: {kind: processor, type: quiver, config: {append: {timeout: 100ms}}, "
+    text += "to: [left, clean]}\n"
+    (tmp_path / "graph.yaml").write_text(text)
+    disk = NearlyFullDisk()
+    graph = load(tmp_path / "graph.yaml", registry=REGISTRY).graph
+    large = run_event(job="x" * 220_000)
+
+    async def run() -> None:
+        async with running(Gateway(graph, Seam(disk=disk))) as gateway:
+            assert await send(gateway, run_event()) == [200]
+            disk.room_bytes = FREE_BYTES_MIN + 200_000
+            assert await send(gateway, large, run_event()) == [503, 200]
+            (reason,) = await gateway.not_ready()
+            assert reason.startswith("hold refuses: the disk has")
+            assert "hold" in (await gateway.statistics()).refusing
+            disk.room_bytes = 1 << 30
+            assert await gateway.not_ready() == []
+            assert (await gateway.statistics()).refusing == {}
 
     asyncio.run(run())
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
+from tests.patience import until
 from tests.quiver.machine import ROOT, Machine, quiet
 
 from holdfast.errors import DiskFull, NotAccepted
@@ -172,3 +173,56 @@ def test_a_directory_without_a_reserve_on_a_full_disk_opens_drains_and_frees() -
         assert drain(quiver) == stored
         assert append_when_there_is_room(quiver) > stored[-1]
         assert sum(reserve_files(machine).values()) > 0
+
+
+# What the owner is told.
+
+
+def leave_free(machine: Machine, size_bytes: int) -> None:
+    machine.disk.fill()
+    assert machine.disk.capacity_bytes is not None
+    machine.disk.capacity_bytes += size_bytes
+
+
+def test_what_was_refused_last_is_told_until_an_append_of_that_size_fits() -> None:
+    """Large events were refused, and the probe of 64 kB said that all was well."""
+    with Machine(SimulatedDisk(capacity_bytes=12 * MB)) as machine:
+        quiver = machine.start(config())
+        quiver.append_raw(b"small")
+        leave_free(machine, MB + 200 * KB)
+        assert quiver.refusal(64 * KB) is None
+        with pytest.raises(DiskFull):
+            quiver.append_raw(bytes(220 * KB))
+        quiver.append_raw(bytes(KB))  # which says nothing of larger ones
+        assert isinstance(quiver.refusal(64 * KB), DiskFull)
+        leave_free(machine, 4 * MB)
+        until(lambda: quiver.refusal(64 * KB) is None)
+        leave_free(machine, MB + 200 * KB)
+        assert quiver.refusal(64 * KB) is None, "it is forgotten: an append of that size did fit"
+
+
+def test_a_write_that_a_quota_refuses_is_told_until_the_disk_takes_as_much() -> None:
+    """A quota is not announced, and the reserve was whole: nothing said that appends failed."""
+    with Machine(SimulatedDisk(capacity_bytes=12 * MB)) as machine:
+        machine.disk.full_errno = errno.EDQUOT
+        quiver = machine.start(config())
+        quiver.append_raw(b"small")
+        leave_free(machine, 0)
+        with pytest.raises(DiskFull):
+            quiver.append_raw(bytes(50 * KB))
+        assert isinstance(quiver.refusal(KB), DiskFull)
+        leave_free(machine, 4 * MB)
+        until(lambda: quiver.refusal(KB) is None)
+
+
+def test_the_reserve_is_made_whole_again_although_nobody_appends() -> None:
+    with Machine(SimulatedDisk(capacity_bytes=12 * MB)) as machine:
+        quiver = machine.start(config())
+        quiver.append_raw(b"small")
+        whole = reserve_files(machine)
+        leave_free(machine, 0)
+        for number in range(100):  # at the end in the blocks of the reserve
+            quiver.register(f"s{number}")
+        assert reserve_files(machine).keys() != whole.keys()
+        leave_free(machine, 4 * MB)
+        until(lambda: reserve_files(machine).keys() == whole.keys())

@@ -432,7 +432,7 @@ class Quiver:
 
     def refusal(self, size_bytes: int = 1) -> HoldfastError | None:
         """Return why an append would fail or have to wait now; None if it would be taken."""
-        return self._writer.failure or self._engine.retention.refusal(size_bytes)
+        return self._writer.failure or self._engine.retention.standing_refusal(size_bytes)
 
     def statistics(self) -> Statistics:
         """Return a picture of this moment."""

@@ -2,10 +2,14 @@
 
 Nothing is appended unless the reserve is as large as it must be afterwards, and some space is left
 beside it. So whoever delivers and frees what is stored never needs space that is gone.
+
+What was refused last is remembered: room for something smaller says little to those who append as
+much again. It is forgotten as soon as that fits; the keeper looks, too.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from pathlib import PurePath
 
@@ -33,6 +37,10 @@ class DiskRoom:
         self._ledger = ledger
         self._reserve = ledger.reserve
         self._unsealed_bytes = unsealed_bytes
+        # Bytes of what was refused last; 0: nothing, or it fits by now.
+        self.refused_bytes = 0
+        # Whether there was room for it by our account: a quota is not announced.
+        self._is_denied = False
 
     def wanted_bytes(self, size_bytes: int) -> int:
         """Return how large the reserve must be after an append of this size."""
@@ -60,8 +68,35 @@ class DiskRoom:
         except OSError:
             return True
 
+    def refused(self, size_bytes: int) -> None:
+        """Remember that a producer was refused for want of room."""
+        self._is_denied = not self.is_full(size_bytes)
+        self.refused_bytes = size_bytes
+
+    def look_again(self) -> int:
+        """Return the bytes of what was refused last; 0 if nothing was, or as much fits now."""
+        size_bytes = self.refused_bytes
+        fits = size_bytes and not self.is_full(size_bytes)
+        if fits and (not self._is_denied or self._reserve.can_grow(size_bytes)):
+            self.refused_bytes = 0
+        return self.refused_bytes
+
+    def tick(self) -> None:
+        """Make the reserve whole, and forget what was refused, as soon as there is room."""
+        self.look_again()
+        with contextlib.suppress(OSError):
+            self.make_reserve()
+
     def refusal(self) -> DiskFull:
         """Return what a producer is told meanwhile."""
+        if self.refused_bytes and self._is_denied:
+            return DiskFull(
+                f"the disk refused to store {self.refused_bytes} bytes, although "
+                f"{self._disk.free_bytes(self._root)} are free: a quota, or no inodes",
+                hint="let readers catch up, or raise the quota: nothing stored is affected",
+                path=str(self._root),
+                retry_after_s=1.0,
+            )
         return DiskFull(
             f"the disk has {self._disk.free_bytes(self._root)} bytes left beside a reserve of "
             f"{self._reserve.held_bytes}, with which what is stored is delivered and freed",

@@ -140,11 +140,27 @@ class Reserve:
             self._disk.sync_dir(self._folder, Point.RESERVE_SYNC_DIR)
             self._retry_s = -math.inf
 
+    def can_grow(self, size_bytes: int) -> bool:
+        """Whether the disk takes so much: it is written as a part of a share, which goes again."""
+        with self._lock:
+            now_s = self._clock.monotonic_s()
+            if now_s < self._retry_s:
+                return False
+            self._retry_s = now_s + RETRY_S
+            try:
+                path = self._grow(Share.SEGMENT, size_bytes)
+                self._disk.unlink(path, Point.RESERVE_UNLINK)
+            except OSError:
+                return False
+            del self._files[Share.SEGMENT][path]
+            self._retry_s = -math.inf
+            return True
+
     def freed(self) -> None:
         """Something went: the next try may be made at once."""
         self._retry_s = -math.inf
 
-    def _grow(self, share: Share, size_bytes: int) -> None:
+    def _grow(self, share: Share, size_bytes: int) -> PurePath:
         taken = {path.name for path in self._files[share]}
         number = next(n for n in range(1, len(taken) + 2) if _name(share, n) not in taken)
         path = self._folder / _name(share, number)
@@ -165,6 +181,7 @@ class Reserve:
         finally:
             self._disk.close(handle)
         self._files[share][path] = size_bytes
+        return path
 
     def give_up(self, share: Share) -> bool:
         """Free the blocks of a share; return whether there were any."""

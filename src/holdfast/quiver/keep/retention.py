@@ -179,12 +179,23 @@ class Retention:
                 return self._no_room(size_bytes)
         return self._blocked_by_subscriber()
 
+    def standing_refusal(self, size_bytes: int) -> NotAccepted | None:
+        """Return why an append of this size, or of that which was refused last, must wait."""
+        refusal = self.refusal(max(size_bytes, self.disk_room.refused_bytes))
+        if refusal is None and self.disk_room.look_again():
+            return self.disk_room.refusal()
+        return refusal
+
     def hold(self, seconds: float) -> None:
         """Keep what nobody needs any more for a while, because somebody is copying it.
 
         It goes all the same when room is needed.
         """
         self._held_until_s = self._seam.clock.monotonic_s() + seconds
+
+    def refused(self, size_bytes: int) -> None:
+        """Remember that a producer was refused because the disk is full."""
+        self.disk_room.refused(size_bytes)
 
     def throttled(self) -> None:
         """Count that an append had to wait."""
@@ -312,6 +323,7 @@ class Retention:
             self.orphans.give_up()
             self._cap_subscribers()
             self.enforce(0)
+            self.disk_room.tick()
 
     def enforce(self, size_bytes: int) -> None:
         """Remove what may go, and what must to make room for `size_bytes`."""

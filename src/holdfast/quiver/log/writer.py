@@ -31,7 +31,7 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import PurePath
 
-from holdfast.errors import HoldfastError, NotAccepted, StorageFailed
+from holdfast.errors import DiskFull, HoldfastError, NotAccepted, StorageFailed
 from holdfast.quiver import names
 from holdfast.quiver.config import AckLevel, QuiverConfig
 from holdfast.quiver.keep.reserve import Reserve, Share
@@ -49,7 +49,6 @@ from holdfast.seam.disk import DISK_IS_FULL
 
 # A clean shutdown waits this long for a sealer that is busy or failing; the WAL keeps the rest.
 CLOSING_PATIENCE_S = 10.0
-
 # Appends acknowledged in memory whose write failed are tried again with the next append, or then.
 CARRIED_RETRY_S = 0.5
 # How often a writer without room looks again.
@@ -86,8 +85,7 @@ class Writer:
         self._arrivals = arrivals
         self._reserve = reserve
         self._fresh_data = False
-        # Who says whether there is room; set before `start`.
-        self.room: Room | None = None
+        self.room: Room | None = None  # who says whether there is room; set before `start`
         self._wal: WalFile | None = None
         # Whether a successor was tried: then this file takes no more.
         self._wal_is_left = False
@@ -239,9 +237,10 @@ class Writer:
         group: list[Numbered] = []
         told: list[tuple[Append, Outcome]] = []
         owed: list[Append] = appends
+        size_bytes = sum(append.size_bytes for append in appends)
         try:
             # Before any append is claimed: whoever gives up while we wait was not stored.
-            self._make_room(sum(append.size_bytes for append in appends))
+            self._make_room(size_bytes)
             carried = self._carried
             numbering = Numbering(
                 self._quiver_id, self._producers, self._next_seq, self._clock.wall_ns(), carried
@@ -261,11 +260,13 @@ class Writer:
             self._carry(group)
             # Whoever was acknowledged in memory keeps that answer.
             told += [(append, error) for append in owed]
+            if isinstance(error, DiskFull) and self.room is not None:
+                self.room.refused(size_bytes)
         except BaseException as error:
             told += [(append, error) for append in owed]
             raise
         finally:
-            self.inbox.written(sum(append.size_bytes for append in appends))
+            self.inbox.written(size_bytes)
             answer(told)
 
     def _answer_repeats(

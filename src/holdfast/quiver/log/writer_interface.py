@@ -93,6 +93,9 @@ class Room(Protocol):
     def make_room(self) -> bool:
         """Remove something for an append that the disk refused; return whether that was so."""
 
+    def refused(self, size_bytes: int) -> None:
+        """Remember that a producer was refused because the disk is full."""
+
     def wait_freed(self, timeout_s: float) -> None:
         """Wait until there may be room again."""
 

@@ -133,7 +133,7 @@ class EventTimes:
         """Whether somebody may be waiting outside: then silence says nothing."""
         writer = self._engine.writer
         waiting = writer.inbox.pending_bytes > 0 or writer.failure is not None
-        return waiting or self._engine.retention.refusal(1) is not None
+        return waiting or self._engine.retention.standing_refusal(1) is not None
 
     # ----------------------------------------------------------------- learning
 
