@@ -16,7 +16,7 @@ from tests.crash.contents import Content, Shape, stored_rows, token_of
 
 from holdfast.errors import Damaged, NotAccepted
 from holdfast.quiver import AckLevel, Quiver, Receipt
-from holdfast.quiver.log.quarantine import Damage
+from holdfast.quiver.log.quarantine import NO_NOTE, Damage
 
 # What a reader must find: it (acked, if the level promises it, and found), either (maybe), or
 # nothing (no, and gone: it was lost with a promise that allowed it).
@@ -251,7 +251,9 @@ class Journal:
 
 
 def _names(note: Damage, seq: int) -> bool:
-    return note.first_seq is not None and note.first_seq <= seq <= (note.last_seq or seq)
+    if note.first_seq is None:
+        return note.reason == NO_NOTE  # it may have said anything
+    return note.first_seq <= seq <= (note.last_seq or seq)
 
 
 def _put(entry: Entry, quiver: Quiver) -> Receipt:

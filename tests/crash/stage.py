@@ -135,7 +135,7 @@ def content_of(disk: SimulatedDisk, folder: PurePath = ROOT.parents[1]) -> dict[
     for entry in disk.list(folder):
         path = folder / entry.name
         content |= (
-            content_of(disk, path) or {path: b""} if entry.is_dir else {path: disk.read(path)}
+            content_of(disk, path) or {path: b""} if entry.is_dir else {path: disk.peek(path)}
         )
     return content
 

@@ -70,3 +70,15 @@ def test_notes_of_a_newer_program_and_unreadable_ones_do_not_hide_the_others(
     damages = Quarantine(disk, ROOT).damages()
     assert [damage for damage in damages if damage == DAMAGE] == [DAMAGE, DAMAGE]
     assert [damage.source for damage in damages if damage != DAMAGE] == ["torn.1"]
+
+
+@pytest.mark.parametrize("lost", ["", ".json"])
+def test_a_copy_or_a_note_that_cannot_be_read_is_made_again(disk: SimulatedDisk, lost: str) -> None:
+    """It held the log's file for ever, which was told as new damage at every start."""
+    Quarantine(disk, ROOT).copy(memoryview(b"damaged"), DAMAGE)
+    disk.spoil(FOLDER / f"{DAMAGE.source}@{DAMAGE.offset}.1{lost}", 0, 1)
+    for _ in range(2):
+        Quarantine(disk, ROOT).copy(memoryview(b"damaged"), DAMAGE)
+        assert len(disk.list(FOLDER)) == 4
+    assert disk.read(FOLDER / f"{DAMAGE.source}@{DAMAGE.offset}.2") == b"damaged"
+    assert DAMAGE in Quarantine(disk, ROOT).damages()

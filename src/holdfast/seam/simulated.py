@@ -442,6 +442,11 @@ class SimulatedDisk:
         with self._mutex:
             return tuple(self._file(path).unreadable)
 
+    def peek(self, path: PurePath) -> bytes:
+        """Return the bytes of a file, also those that cannot be read."""
+        with self._mutex:
+            return bytes(self._file(path).cached)
+
     def cut(self, path: PurePath, size_bytes: int) -> None:
         """Cut a file from outside, whoever has it open."""
         with self._mutex:

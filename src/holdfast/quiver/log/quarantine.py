@@ -10,9 +10,11 @@ from pathlib import PurePath
 
 from holdfast.quiver import names
 from holdfast.quiver.points import Point
-from holdfast.seam.disk import Disk, write_file
+from holdfast.seam.disk import Disk, read_pages, write_file
 
 _NOTE = ".json"
+# The reason of a damage whose note is damaged.
+NO_NOTE = "the note cannot be read"
 
 
 @dataclass(frozen=True)
@@ -53,9 +55,7 @@ class Quarantine:
         emptied its files are numbered from 1 again.
         """
         name = f"{damage.source}@{damage.offset}"
-        known = next(
-            (path for path in self._numbered(name) if self._disk.read(path) == content), None
-        )
+        known = next((path for path in self._numbered(name) if self._holds(path, content)), None)
         if known is not None:
             self._disk.sync_path(known, Point.QUARANTINE_SYNC)
         else:
@@ -79,11 +79,11 @@ class Quarantine:
 
     def _read_note(self, name: str) -> Damage:
         try:
-            values = json.loads(self._disk.read(self._folder / name))
+            values = json.loads(bytes(read_pages(self._disk, self._folder / name).view))
             return Damage(**{field.name: values.get(field.name) for field in fields(Damage)})
         except (ValueError, AttributeError):
-            # Its own writing was interrupted; what it describes may still be there.
-            return Damage(name.removesuffix(_NOTE), "the note cannot be read", 0, 0, None, None)
+            # Its own writing was interrupted, or the disk lost it; what it describes may be there.
+            return Damage(name.removesuffix(_NOTE), NO_NOTE, 0, 0, None, None)
 
     def _names(self) -> list[str]:
         if not self._disk.exists(self._folder):
@@ -94,6 +94,13 @@ class Quarantine:
         """Return what is here under `name` and a number."""
         wanted = re.compile(re.escape(name) + r"\.\d+")
         return [self._folder / found for found in self._names() if wanted.fullmatch(found)]
+
+    def _holds(self, path: PurePath, content: memoryview) -> bool:
+        """Whether a copy is this one, and can be read, as well as its note."""
+        found, note = read_pages(self._disk, path), _note_of(path)
+        if self._disk.exists(note) and read_pages(self._disk, note).unreadable:
+            return False
+        return found.view == content and not found.unreadable
 
     def _ready(self) -> None:
         if not self._disk.exists(self._folder):
