@@ -12,6 +12,7 @@ from tests.readers.setting import StillMachine, append, check_books, drain, keep
 from holdfast.quiver.tools.findings import Severity
 from holdfast.quiver.tools.fsck import fsck
 from holdfast.seam import Seam
+from holdfast.seam.disk import PAGE_BYTES
 
 
 def acked(still: StillMachine, *, kill: bool = False) -> None:
@@ -52,6 +53,23 @@ def test_a_damaged_sector_of_the_ledger_is_told(
     assert 0 < len(list(drain(quiver.lease("reader")))) < 10
     quiver = still.restart()
     assert quiver.recovery.damages == [], "it was told once"
+
+
+@pytest.mark.parametrize("kill", [False, True])
+def test_a_page_of_the_ledger_that_cannot_be_read_is_told_also_at_its_end(
+    still: StillMachine, *, kill: bool
+) -> None:
+    """It was taken for what a power cut leaves."""
+    acked(still, kill=kill)
+    path = LEDGER / still.disk.list(LEDGER)[-1].name
+    last = still.disk.file_bytes(path) - 1
+    still.disk.spoil(path, last - last % PAGE_BYTES, last + 1)
+    assert f"ledger/{path.name}" in errors(still)
+    quiver = still.start()
+    (damage,) = [one for one in quiver.recovery.damages if one.source == f"ledger/{path.name}"]
+    assert damage.reason.startswith("the disk cannot read it")
+    assert quiver.recovery.ledger_torn_bytes == 0
+    check_books(quiver)
 
 
 def test_a_ledger_of_zeros_is_told(still: StillMachine) -> None:

@@ -159,6 +159,7 @@ def kinds_at(point: Point) -> Iterator[FaultKind]:
 def run(faults: tuple[Fault, ...], *, cut: bool = False) -> World:
     """Live that life with faults; with `cut` it ends after the step in which they struck."""
     world = World(RETENTION)
+    world.damaged = any(fault.kind is FaultKind.BAD_BLOCK for fault in faults)
     try:
         world.start([*faults, *BASE_FAULTS])
     except (CannotOpen, HoldfastError):

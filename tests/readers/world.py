@@ -201,6 +201,11 @@ class World:
             path = paths[pick % len(paths)]
             self.machine.flip(path, random.Random(seed).randrange(8 * len(found[path])))
             self.damaged = True
+        self.start_damaged()
+
+    def start_damaged(self) -> None:
+        """Open a store that lost something, if it is `damaged`."""
+        if self.damaged:
             for notes in self.notes.values():
                 # Lines of the ledger may be lost, and with them what was resolved.
                 notes.resolved.clear()

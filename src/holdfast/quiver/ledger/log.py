@@ -27,7 +27,7 @@ from holdfast.quiver.log.frame import NO_WATERMARK, NOTHING, Frame, Totals, enco
 from holdfast.quiver.log.header_block import BLOCK_BYTES, decode_block, encode_block
 from holdfast.quiver.log.wal import Hole, walk
 from holdfast.quiver.points import Point
-from holdfast.seam.disk import Disk, read_pages, write_all, write_behind
+from holdfast.seam.disk import Disk, Pages, read_pages, write_all, write_behind
 
 VERSION = 1
 
@@ -211,12 +211,17 @@ class LedgerContent:
 
     path: PurePath
     header: LedgerHeader
-    read: Callable[[], memoryview]
+    read: Callable[[], Pages]
 
     @cached_property
-    def view(self) -> memoryview:
+    def pages(self) -> Pages:
         """The file's bytes, with zeros for what the disk cannot read."""
         return self.read()
+
+    @property
+    def view(self) -> memoryview:
+        """The file's bytes."""
+        return self.pages.view
 
     @cached_property
     def items(self) -> list[Frame | Hole]:
@@ -236,4 +241,4 @@ class LedgerContent:
 def read_ledger_file(disk: Disk, path: PurePath) -> LedgerContent:
     """Return what a ledger file holds; raises what `decode_header` raises."""
     header = decode_header(read_pages(disk, path, BLOCK_BYTES).view)
-    return LedgerContent(path, header, lambda: read_pages(disk, path).view)
+    return LedgerContent(path, header, lambda: read_pages(disk, path))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import PurePath
 
 from holdfast.errors import UnknownFormat
@@ -19,6 +19,7 @@ from holdfast.quiver.ledger.log import (
 from holdfast.quiver.log.frame import Frame
 from holdfast.quiver.log.header_block import BLOCK_BYTES, HeaderFault, NewerVersion
 from holdfast.quiver.log.quarantine import Damage
+from holdfast.quiver.log.replay import UNREADABLE
 from holdfast.quiver.log.wal import Hole
 from holdfast.seam.disk import Disk
 
@@ -107,6 +108,8 @@ def _replay(recovered: RecoveredLedger, contents: list[LedgerContent]) -> None:
         for item in content.items:
             if isinstance(item, Frame):
                 recovered.replayed_lines += apply_line(recovered.state, item)
+            elif content.pages.lacks(item.start, item.end):  # no power cut leaves that
+                recovered.damages.append(_damage(content, replace(item, reason=UNREADABLE)))
             elif item.start < max(synced, default=0):
                 recovered.damages.append(_damage(content, item))
             else:
