@@ -22,6 +22,7 @@ from holdfast.operate.cli.output import (
     print_json,
     print_table,
     printable,
+    short_hash,
     size,
 )
 
@@ -81,7 +82,8 @@ def plan_command(place: Place, shard_words: str, as_json: bool) -> None:
         click.echo(f"would finish: commit {name}")
     rows = [(one["reason"], one["chunks"], size(int(str(one["bytes"])))) for one in totals]
     print_table("would go", ("reason", "chunks", "bytes"), rows)
-    shown = [(one.key.hash.hex(), one.size_bytes, one.reason) for one in plan.chunks[:CHUNKS_SHOWN]]
+    first = plan.chunks[:CHUNKS_SHOWN]
+    shown = [(short_hash(one.key.hash), one.size_bytes, one.reason) for one in first]
     if shown:
         print_table(f"the first {len(shown)}", ("chunk", "bytes", "reason"), shown)
     if not plan.complete:

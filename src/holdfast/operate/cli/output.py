@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any, TypeVar
@@ -22,24 +23,45 @@ def print_json(value: object) -> None:
 
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Print a table; numbers are set to the right."""
+    """Print a table; numbers are set to the right. In a pipe, each row is one line of its own."""
+    content = [list(row) for row in rows]
+    cells = [[printable(_shown(value)) for value in row] for row in content]
+    numbers = [
+        bool(content) and all(isinstance(row[place], int | float) for row in content)
+        for place in range(len(columns))
+    ]
+    if sys.stdout.isatty():
+        _draw_table(title, columns, cells, numbers)
+        return
+    lines = [list(columns), *([" ".join(cell.split("\n")) for cell in row] for row in cells)]
+    widths = [max(len(line[place]) for line in lines) for place in range(len(columns))]
+    click.echo(title)
+    for line in lines:
+        set_out = (
+            cell.rjust(width) if is_number else cell.ljust(width)
+            for cell, width, is_number in zip(line, widths, numbers, strict=True)
+        )
+        click.echo("  ".join(set_out).rstrip())
+
+
+def _draw_table(
+    title: str, columns: Sequence[str], cells: Sequence[Sequence[str]], numbers: Sequence[bool]
+) -> None:
     from rich.table import Table
     from rich.text import Text
 
     from holdfast.operate.cli.consoles import stdout
 
     table = Table(title=title, title_justify="left", title_style="bold")
-    content = [list(row) for row in rows]
-    for place, name in enumerate(columns):
-        numbers = content and all(isinstance(row[place], int | float) for row in content)
+    for name, is_number in zip(columns, numbers, strict=True):
         # A moment that is cut short tells nothing; the text beside it can be broken.
         moments = name in ("time", "when")
         table.add_column(
-            name, justify="right" if numbers else "left", no_wrap=moments, overflow="fold"
+            name, justify="right" if is_number else "left", no_wrap=moments, overflow="fold"
         )
-    for row in content:
+    for row in cells:
         # As Text: what is printed may contain brackets that are no markup.
-        table.add_row(*(Text(_shown(value)) for value in row))
+        table.add_row(*map(Text, row))
     stdout.print(table)
 
 
@@ -56,6 +78,11 @@ def _shown(value: object) -> str:
 def printable(text: str) -> str:
     """Return a text without characters that a terminal would obey."""
     return "".join(c if c.isprintable() or c in "\n\t" else f"\\u{ord(c):04x}" for c in text)
+
+
+def short_hash(hash_: bytes) -> str | None:
+    """Return enough of a hash to know it by; JSON has all of it."""
+    return f"{hash_.hex()[:16]}…" if hash_ else None
 
 
 def size(size_bytes: int) -> str:

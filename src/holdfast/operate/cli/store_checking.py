@@ -16,7 +16,14 @@ import click
 
 from holdfast.errors import BadInput, Damaged, DatabaseLost
 from holdfast.operate.cli.files.place import Place, leftover_rows, place_options, progress
-from holdfast.operate.cli.output import json_option, print_json, print_table, printable, size
+from holdfast.operate.cli.output import (
+    json_option,
+    print_json,
+    print_table,
+    printable,
+    short_hash,
+    size,
+)
 from holdfast.operate.cli.quiver.parquet import write_parquet
 from holdfast.operate.cli.spark import engine_option, spark_session
 
@@ -277,7 +284,7 @@ def _print_findings(title: str, findings: Sequence[Finding]) -> None:
     rows = [
         (
             one.kind.value,
-            one.hash.hex() or None,
+            short_hash(one.hash),
             one.generation,
             printable(one.commit),
             printable(one.path),
@@ -292,7 +299,12 @@ def _print_findings(title: str, findings: Sequence[Finding]) -> None:
 
 def _print_repairs(repairs: Sequence[RepairReport]) -> None:
     rows = [
-        (action.finding.kind.value, action.finding.hash.hex() or action.finding.commit, what, why)
+        (
+            action.finding.kind.value,
+            short_hash(action.finding.hash) or action.finding.commit,
+            what,
+            why,
+        )
         for one in repairs
         for action, what, why in [
             *((action, action.what, "done") for action in one.done),

@@ -26,8 +26,8 @@ from holdfast.operate.cli.dlq.place import (
     worker_option,
 )
 from holdfast.operate.cli.dlq.submission import Submitter
-from holdfast.operate.cli.dlq.telling import echo_table, echo_verdict
-from holdfast.operate.cli.output import json_option, print_json, size
+from holdfast.operate.cli.dlq.telling import echo_verdict
+from holdfast.operate.cli.output import json_option, print_json, print_table, size
 from holdfast.operate.cli.quiver.options import Directory, as_ns, time_option
 from holdfast.quiver import Outcome
 from holdfast.signals.openlineage.validation import Validator
@@ -327,7 +327,7 @@ def _tell_plan(planned: Sequence[_Doomed]) -> None:
         counts[key] += 1
         sizes[key] += doomed.size_bytes
     rows = [(*key, count, size(sizes[key])) for key, count in sorted(counts.items())]
-    echo_table("to be given up", ("store", "destination", "reason", "letters", "size"), rows)
+    print_table("to be given up", ("store", "destination", "reason", "letters", "size"), rows)
 
 
 def _may_ask() -> bool:

@@ -22,14 +22,13 @@ from holdfast.operate.cli.dlq.place import (
 from holdfast.operate.cli.dlq.telling import (
     ROW_COLUMNS,
     echo_payload,
-    echo_table,
     echo_verdict,
     letter_fields,
     letter_row,
     payload_fields,
     verdict_fields,
 )
-from holdfast.operate.cli.output import Command, json_option, print_json
+from holdfast.operate.cli.output import Command, json_option, print_json, print_table
 from holdfast.operate.cli.quiver.options import as_ns, time_option
 
 store_option: Callable[[Command], Command] = click.option(
@@ -77,7 +76,7 @@ def list_command(
     if not letters:
         click.echo("there are none")
         return
-    echo_table("dead letters", ROW_COLUMNS, (letter_row(letter) for letter in letters))
+    print_table("dead letters", ROW_COLUMNS, (letter_row(letter) for letter in letters))
     if more:
         click.echo(f"and more than these {limit}; say --limit")
 
@@ -109,15 +108,15 @@ def show_command(
         print_json({**fields, "verdict": told, **payload_fields(payload)})
         return
     rows = [(name, value) for name, value in fields.items() if not isinstance(value, list | dict)]
-    echo_table(str(stored.id), ("field", "value"), rows)
+    print_table(str(stored.id), ("field", "value"), rows)
     problems = [
         tuple(problem.get(name, "") for name in ("pointer", "rule", "message", "hint"))
         for problem in stored.letter.problems
     ]
     if problems:
-        echo_table("problems", ("pointer", "rule", "message", "hint"), problems)
+        print_table("problems", ("pointer", "rule", "message", "hint"), problems)
     if stored.letter.headers:
-        echo_table("headers", ("name", "value"), stored.letter.headers.items())
+        print_table("headers", ("name", "value"), stored.letter.headers.items())
     echo_payload(payload)
     if verdict is not None:
         echo_verdict(verdict)

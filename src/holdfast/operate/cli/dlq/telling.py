@@ -4,21 +4,14 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterable, Sequence
 from typing import Any
 
 import click
 import orjson
 
 from holdfast.deadletter.shelf import StoredLetter
-from holdfast.operate.cli.output import moment, print_table, printable, size
+from holdfast.operate.cli.output import moment, printable, size
 from holdfast.signals.openlineage.validation import Verdict
-
-
-def echo_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Print a table of what others sent."""
-    shown = [[printable(one) if isinstance(one, str) else one for one in row] for row in rows]
-    print_table(title, columns, shown)
 
 
 def letter_fields(stored: StoredLetter) -> dict[str, Any]:
