@@ -4,6 +4,9 @@ Every other kill strikes the gateway at a named point: a step of its disk, or a 
 backend's answer and the ledger. The rest strike the gateway or one of the backends at a random
 moment. Clients are never killed: they go on posting to whoever listens. In the end the gateway is
 left alone until everything has arrived, and the journals of all involved are compared.
+
+On a small disk both backends are away now and then, until it is full and events are refused; the
+gateway is killed there, and has to start on it, and to go on when its backends are back.
 """
 
 from __future__ import annotations
@@ -28,14 +31,21 @@ from holdfast.graph.loader import load
 from holdfast.graph.paths import plan
 from holdfast.prove.gateway_checker import KILLS, GatewayVerdict, check_gateway
 from holdfast.prove.gateway_victim import BATCH, EVENTS_PER_REQUEST, SINGLE, GatewayTask, graph_file
+from holdfast.prove.journal import count_refused
 from holdfast.prove.quiver import KILL_SITES as QUIVER_SITES
+from holdfast.prove.small_disk import (
+    APPEND_TIMEOUT_S,
+    FILL_EVERY_KILLS,
+    FILL_SECONDS_MAX,
+    place_of_data,
+)
 from holdfast.prove.strikes import Strikes
-from holdfast.quiver import Quiver
+from holdfast.quiver import AppendConfig, Quiver
 from holdfast.seam.faulty import FaultKind
 
 CLIENTS = 8
 READY_SECONDS_MAX = 30.0
-# How long a gateway is left to reach its point, and may take until everything has arrived.
+# How long a gateway is left to reach its point, and nothing may arrive before all has.
 POINT_SECONDS_MAX = 5.0
 DRAIN_SECONDS_MAX = 120.0
 POLL_SECONDS = 0.02
@@ -89,8 +99,10 @@ class Process:
 class GatewayProof:
     """All processes of one proof."""
 
-    def __init__(self, directory: Path, seed: int) -> None:
+    def __init__(self, directory: Path, seed: int, place: Path, *, fills: bool) -> None:
         self.directory = directory
+        self._fills = fills
+        self._strikes_at_random = 0
         self.journals = directory / "journals"
         self.journals.mkdir(parents=True)
         self._logs = directory / "logs"
@@ -100,7 +112,9 @@ class GatewayProof:
         self._dice = random.Random(seed)
         self._lives: Counter[str] = Counter()
         self.config_path = directory / "gateway.yaml"
-        self.config_path.write_text(graph_file(self.port, self._backend_ports))
+        timeout_s = APPEND_TIMEOUT_S if fills else AppendConfig.timeout_s
+        text = graph_file(self.port, self._backend_ports, str(place / "data"), timeout_s)
+        self.config_path.write_text(text)
         self._kills_fd = os.open(
             self.journals / KILLS, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600
         )
@@ -161,6 +175,9 @@ class GatewayProof:
 
     def kill_at_random(self) -> str:
         """Kill the gateway or a backend at a random moment; return who it was."""
+        self._strikes_at_random += 1
+        if self._fills and 2 * self._strikes_at_random % FILL_EVERY_KILLS == 2:  # noqa: PLR2004
+            return self.kill_on_full_disk()
         victim = self._dice.choice(("gateway", "gateway", SINGLE, BATCH))
         time.sleep(self._dice.uniform(0.05, 1.0))
         if victim == "gateway":
@@ -174,6 +191,33 @@ class GatewayProof:
             time.sleep(self._dice.uniform(0.0, 0.5))
             self.start_backend(victim)
         return f"random: {victim}"
+
+    def kill_on_full_disk(self) -> str:
+        """Keep the backends away until the disk is full, and kill the gateway there."""
+        for backend in self.backends.values():
+            backend.kill()
+        self.note_kill()
+        refused = self.refused_disk_full()
+        deadline_s = time.monotonic() + FILL_SECONDS_MAX
+        while self.refused_disk_full() == refused:
+            if time.monotonic() > deadline_s:
+                raise CheckFailed(
+                    f"the disk was not full within {FILL_SECONDS_MAX:.0f} s",
+                    hint="name a smaller disk",
+                )
+            time.sleep(10 * POLL_SECONDS)
+        time.sleep(self._dice.uniform(0.0, APPEND_TIMEOUT_S))
+        assert self.gateway is not None
+        self.gateway.kill()
+        self.note_kill()
+        self.start_gateway()
+        for name in self.backends:
+            self.start_backend(name)
+        return "random: full disk"
+
+    def refused_disk_full(self) -> int:
+        """Return how often clients were told that the disk is full."""
+        return count_refused(self.journals, " 503 the disk ")
 
     def stop_gateway(self) -> None:
         """End the gateway cleanly, so that the next one can have a point."""
@@ -190,7 +234,9 @@ class GatewayProof:
         verdict = check_gateway(self.journals, EVENTS_PER_REQUEST)
         while verdict.lost and time.monotonic() < deadline_s:
             time.sleep(10 * POLL_SECONDS)
-            verdict = check_gateway(self.journals, EVENTS_PER_REQUEST)
+            before, verdict = verdict, check_gateway(self.journals, EVENTS_PER_REQUEST)
+            if verdict.lost < before.lost:
+                deadline_s = time.monotonic() + DRAIN_SECONDS_MAX
         self.stop_gateway()
         verdict = check_gateway(self.journals, EVENTS_PER_REQUEST)
         verdict.equation = self._books_balance()
@@ -223,13 +269,30 @@ def free_ports(count: int) -> list[int]:
 
 
 def prove_gateway(
-    *, kills: int, seed: int, directory: Path, progress: Callable[[str], None]
+    *,
+    kills: int,
+    seed: int,
+    directory: Path,
+    progress: Callable[[str], None],
+    small_disk_bytes: int | None = None,
 ) -> dict[str, Any]:
     """Kill gateway and backends `kills` times under load, and check what was promised."""
+    fills = small_disk_bytes is not None
+    with place_of_data(directory, small_disk_bytes) as place:
+        proof = GatewayProof(directory, seed, place, fills=fills)
+        findings = _prove(proof, kills, seed, progress)
+    if fills:
+        refused = proof.refused_disk_full()
+        findings |= {"ok": findings["ok"] and refused > 0, "refused_disk_full": refused}
+    return findings
+
+
+def _prove(
+    proof: GatewayProof, kills: int, seed: int, progress: Callable[[str], None]
+) -> dict[str, Any]:
     started_s = time.monotonic()
     dice = random.Random(seed)
     strikes = Strikes()
-    proof = GatewayProof(directory, seed)
     try:
         for name in (SINGLE, BATCH):
             proof.start_backend(name)

@@ -40,7 +40,9 @@ class GatewayTask:
         return [sys.executable, "-m", "holdfast.prove.gateway_victim", json.dumps(asdict(self))]
 
 
-def graph_file(port: int, backend_ports: dict[str, int]) -> str:
+def graph_file(
+    port: int, backend_ports: dict[str, int], data_dir: str, append_timeout_s: float
+) -> str:
     """Return the configuration: small files and short pauses, so that every step happens often."""
     delivery = {
         "retry_initial_s": "20ms",
@@ -73,6 +75,7 @@ def graph_file(port: int, backend_ports: dict[str, int]) -> str:
             "kind": "processor",
             "type": "quiver",
             "config": {
+                "append": {"timeout": append_timeout_s},
                 "segment": {"target_size": "1MB", "max_open_duration": "50ms"},
                 "wal": {"file_size": "256KB"},
             },
@@ -80,7 +83,7 @@ def graph_file(port: int, backend_ports: dict[str, int]) -> str:
         },
         **exporters,
     }
-    return yaml.safe_dump({"data_dir": "data", "drain": "20s", "nodes": nodes}, sort_keys=False)
+    return yaml.safe_dump({"data_dir": data_dir, "drain": "20s", "nodes": nodes}, sort_keys=False)
 
 
 class _Death:

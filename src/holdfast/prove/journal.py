@@ -78,6 +78,15 @@ def read_journals(directory: Path) -> dict[str, Sent]:
     return sent
 
 
+def count_refused(directory: Path, why: str) -> int:
+    """Return how many appends were refused in these words."""
+    return sum(
+        line.startswith("E ") and why in line
+        for path in directory.glob("*.journal")
+        for line in whole_lines(path)
+    )
+
+
 def whole_lines(path: Path) -> Iterator[str]:
     """Yield the lines of a file up to the last newline: a kill may cut one in two."""
     text = path.read_text()

@@ -66,7 +66,8 @@ class LineageClient(threading.Thread):
             elif status == _BAD_REQUEST:
                 self._journal.refused(name, "no", str(status))
             else:
-                self._journal.refused(name, "maybe", str(status))
+                why = str(answer.get("message")).partition("\n")[0]
+                self._journal.refused(name, "maybe", f"{status} {why}")
                 self._pause()
 
     def _exchange(self, events: list[bytes]) -> tuple[int, dict[str, str]]:

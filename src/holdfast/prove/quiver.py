@@ -3,6 +3,9 @@
 Every other kill strikes at a named fault point (before, midway, or after the step), the rest at a
 random moment, including during recovery. Each incarnation opens what the last one left; the last
 one is not killed, and reads what is left.
+
+On a small disk nobody reads now and then, until it is full and appends are refused; the process is
+killed there, and those that follow have to start on it, deliver and go on.
 """
 
 from __future__ import annotations
@@ -13,12 +16,19 @@ import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from holdfast.errors import CheckFailed
+from holdfast.errors import CheckFailed, DiskFull
 from holdfast.prove.checker import Verdict, check
+from holdfast.prove.journal import count_refused
+from holdfast.prove.small_disk import (
+    APPEND_TIMEOUT_S,
+    FILL_EVERY_KILLS,
+    FILL_SECONDS_MAX,
+    place_of_data,
+)
 from holdfast.prove.victim import Task, drain
 from holdfast.quiver import Balance
 from holdfast.quiver.log.frame import NOTHING
@@ -26,6 +36,8 @@ from holdfast.quiver.points import Point
 from holdfast.seam.faulty import FaultKind
 
 CLIENTS = 8
+# How kills at a random moment are called.
+RANDOM, FULL_DISK = RANDOM_SITES = ("random", "random: full disk")
 # How long a process may run before it closes by itself, and before it counts as hung.
 RUN_SECONDS = 1.5
 HUNG_SECONDS = 60.0
@@ -64,11 +76,39 @@ class Kills:
 
 
 def prove_quiver(
-    *, kills: int, seed: int, directory: Path, progress: Callable[[str], None]
+    *,
+    kills: int,
+    seed: int,
+    directory: Path,
+    progress: Callable[[str], None],
+    small_disk_bytes: int | None = None,
 ) -> dict[str, Any]:
     """Kill a process `kills` times and check what it promised."""
+    with place_of_data(directory, small_disk_bytes) as place:
+        findings = _prove(
+            kills,
+            seed,
+            place / "quiver",
+            directory / "journals",
+            progress,
+            fills=small_disk_bytes is not None,
+        )
+    if small_disk_bytes is not None:
+        refused = count_refused(directory / "journals", DiskFull.__name__)
+        findings |= {"ok": findings["ok"] and refused > 0, "refused_disk_full": refused}
+    return findings
+
+
+def _prove(
+    kills: int,
+    seed: int,
+    quiver_dir: Path,
+    journal_dir: Path,
+    progress: Callable[[str], None],
+    *,
+    fills: bool,
+) -> dict[str, Any]:
     dice = random.Random(seed)
-    quiver_dir, journal_dir = directory / "quiver", directory / "journals"
     journal_dir.mkdir(parents=True)
     started_s = time.monotonic()
     tally = Kills()
@@ -76,7 +116,14 @@ def prove_quiver(
     while tally.done < kills:
         point = dice.choice(KILL_SITES) if tally.done % 2 else None
         task = _task(dice, point, incarnation, quiver_dir, journal_dir, seed)
-        site = run_and_kill(task, dice)
+        if fills:
+            task = replace(task, append_timeout_s=APPEND_TIMEOUT_S)
+        if fills and tally.done % FILL_EVERY_KILLS == 0:
+            progress("nobody reads until the disk is full")
+            task = replace(task, seconds=FILL_SECONDS_MAX, readers=())
+            site: str | None = fill_and_kill(task, dice)
+        else:
+            site = run_and_kill(task, dice)
         if site is None:
             tally.clean_ends += 1
         else:
@@ -90,7 +137,7 @@ def prove_quiver(
         "ok": verdict.ok,
         **asdict(verdict),
         "kills": tally.done,
-        "kills_at_points": sum(n for site, n in tally.sites.items() if site != "random"),
+        "kills_at_points": sum(n for site, n in tally.sites.items() if site not in RANDOM_SITES),
         "kill_sites": dict(sorted(tally.sites.items())),
         "clean_ends": tally.clean_ends,
         "incarnations": incarnation,
@@ -135,6 +182,26 @@ def drain_and_check(last: Task) -> tuple[Verdict, list[Balance]]:
     return verdict, accounts
 
 
+def fill_and_kill(task: Task, dice: random.Random) -> str:
+    """Run one process until its disk is full, kill it there, and return how that is called."""
+    process = subprocess.Popen(task.command(), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    with process:
+        try:
+            assert process.stdout is not None
+            is_full = any(line == b"full\n" for line in process.stdout)
+            time.sleep(dice.uniform(0.0, APPEND_TIMEOUT_S))
+        finally:
+            process.kill()
+        assert process.stderr is not None
+        errors = process.stderr.read().decode(errors="replace")[-2000:]
+    if not is_full:
+        raise CheckFailed(
+            f"the disk was not full within {FILL_SECONDS_MAX:.0f} s: {errors}",
+            hint="name a smaller disk",
+        )
+    return FULL_DISK
+
+
 def run_and_kill(task: Task, dice: random.Random) -> str | None:
     """Run one process until it dies; return where it was killed, or None if it ended by itself."""
     process = subprocess.Popen(task.command(), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -153,7 +220,7 @@ def run_and_kill(task: Task, dice: random.Random) -> str | None:
         process.kill()
         process.wait()
     if process.returncode == -signal.SIGKILL:
-        return task.point or "random"
+        return task.point or RANDOM
     if process.returncode != 0:
         raise CheckFailed(
             f"a process failed by itself: {errors.decode(errors='replace')[-2000:]}",

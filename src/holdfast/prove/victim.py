@@ -1,7 +1,8 @@
 """The process that is killed: clients appending to one quiver and readers emptying it.
 
 Run as `python -m holdfast.prove.victim` with a `Task` as JSON on the command line. It prints "open"
-when the quiver is open, appends for `seconds`, closes the quiver and ends; most never get that far.
+when the quiver is open, and "full" when the disk refused an append for the first time; appends for
+`seconds`, closes the quiver and ends; most never get that far.
 """
 
 from __future__ import annotations
@@ -11,16 +12,24 @@ import random
 import sys
 import threading
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import pyarrow as pa
 
-from holdfast.errors import NotAccepted
+from holdfast.errors import DiskFull, NotAccepted
 from holdfast.prove.events import body_of, payload_of
 from holdfast.prove.journal import Journal, read_journals
 from holdfast.prove.readers import CURSOR, LEASE, start_readers
-from holdfast.quiver import Balance, LedgerConfig, Quiver, QuiverConfig, SegmentConfig, WalConfig
+from holdfast.quiver import (
+    AppendConfig,
+    Balance,
+    LedgerConfig,
+    Quiver,
+    QuiverConfig,
+    SegmentConfig,
+    WalConfig,
+)
 from holdfast.seam import Seam
 from holdfast.seam.disk import RealDisk
 from holdfast.seam.faulty import Fault, FaultKind, FaultyDisk, die_for_real
@@ -44,6 +53,7 @@ class Task:
     nth: int = 1
     # Which of the two readers run.
     readers: tuple[str, ...] = (CURSOR, LEASE)
+    append_timeout_s: float = AppendConfig.timeout_s
 
     def command(self) -> list[str]:
         """Return the command line that runs this task."""
@@ -58,11 +68,17 @@ CONFIG = QuiverConfig(
 )
 
 
+def config_of(task: Task) -> QuiverConfig:
+    """Return the configuration of a task's quiver."""
+    return replace(CONFIG, append=AppendConfig(timeout_s=task.append_timeout_s))
+
+
 class Client(threading.Thread):
     """Appends one thing after the other and writes down what it is told."""
 
     def __init__(self, quiver: Quiver, task: Task, number: int, until_s: float) -> None:
         super().__init__(name=f"client-{number}")
+        self.met_full_disk = False
         self._quiver = quiver
         self._until_s = until_s
         self._prefix = f"{task.incarnation}-{number}"
@@ -107,6 +123,9 @@ class Client(threading.Thread):
             seq = self._send(name, bundles, epoch)
         except NotAccepted as error:
             self._journal.refused(name, error.stored, type(error).__name__)
+            if isinstance(error, DiskFull) and not self.met_full_disk:
+                self.met_full_disk = True
+                tell("full")
         else:
             self._journal.answered(name, seq)
 
@@ -128,16 +147,21 @@ class Client(threading.Thread):
         return receipt.seq
 
 
+def tell(word: str) -> None:
+    """Say something to the parent."""
+    sys.stdout.write(f"{word}\n")
+    sys.stdout.flush()
+
+
 def main(task: Task) -> None:
     """Open, append, close."""
     faults = [Fault(task.point, FaultKind(task.kind), task.nth)] if task.point else []
     seam = Seam(disk=FaultyDisk(RealDisk(), faults, die_for_real))
     until_s = time.monotonic() + task.seconds
-    with Quiver.open(task.quiver_dir, CONFIG, seam=seam) as quiver:
+    with Quiver.open(task.quiver_dir, config_of(task), seam=seam) as quiver:
         for name in {CURSOR, LEASE}.difference(quiver.subscribers()):
             quiver.register(name)  # before the first append, so that both see everything
-        sys.stdout.write("open\n")
-        sys.stdout.flush()
+        tell("open")
         clients = [Client(quiver, task, number, until_s) for number in range(task.clients)]
         for client in clients:
             client.start()
@@ -155,7 +179,7 @@ def main(task: Task) -> None:
 
 def drain(task: Task) -> list[Balance]:
     """Read everything that is left, as the last incarnation; return the subscribers' accounts."""
-    with Quiver.open(task.quiver_dir, CONFIG) as quiver:
+    with Quiver.open(task.quiver_dir, config_of(task)) as quiver:
         readers = start_readers(
             quiver, Path(task.journal_dir), task.incarnation, task.seed, lambda: False, task.readers
         )

@@ -14,6 +14,8 @@ from holdfast import prove
 from holdfast.errors import BadInput
 from holdfast.operate.cli.consoles import stderr
 from holdfast.operate.cli.output import json_option, print_json, print_table
+from holdfast.prove.small_disk import check_small_disk
+from holdfast.settings.units import parse_size_bytes
 
 
 @click.command()
@@ -21,6 +23,7 @@ from holdfast.operate.cli.output import json_option, print_json, print_table
 @click.option("--kills", default=20, show_default=True, type=click.IntRange(1, 100_000))
 @click.option("--seed", type=int, help="Repeat a run's choices (not its timing).")
 @click.option("--dir", "directory", type=click.Path(path_type=Path), help="Keep everything here.")
+@click.option("--small-disk", metavar="SIZE", help="On a disk of this size, such as 60MB; as root.")
 @click.option("--list", "list_points", is_flag=True, help="List the named fault points.")
 @json_option
 def command(
@@ -28,6 +31,7 @@ def command(
     kills: int,
     seed: int | None,
     directory: Path | None,
+    small_disk: str | None,
     list_points: bool,
     as_json: bool,
 ) -> int:
@@ -36,19 +40,36 @@ def command(
         _list(name, as_json)
         return 0
     chosen = random.SystemRandom().getrandbits(32) if seed is None else seed
+    small_disk_bytes = _small_disk_bytes(name, small_disk)
     if directory is not None:
         if directory.exists() and any(directory.iterdir()):
             raise BadInput("the directory is not empty", hint="name a new one", path=str(directory))
-        return _run(name, kills, chosen, directory, as_json)
-    return _run_aside(name, kills, chosen, as_json)
+        return _run(name, kills, chosen, directory, small_disk_bytes, as_json)
+    return _run_aside(name, kills, chosen, small_disk_bytes, as_json)
 
 
-def _run_aside(name: str, kills: int, seed: int, as_json: bool) -> int:
+def _small_disk_bytes(name: str, size: str | None) -> int | None:
+    if size is None:
+        return None
+    if name not in prove.ON_SMALL_DISK:
+        known = " and ".join(prove.ON_SMALL_DISK)
+        raise BadInput(f"{name} is not proven on a small disk", hint=f"only {known} are")
+    try:
+        size_bytes = parse_size_bytes(size)
+    except ValueError as error:
+        raise BadInput(str(error), hint="--small-disk 60MB") from error
+    check_small_disk(size_bytes)
+    return size_bytes
+
+
+def _run_aside(
+    name: str, kills: int, seed: int, small_disk_bytes: int | None, as_json: bool
+) -> int:
     """Run in a folder of its own, which stays if there is something to look for in it."""
     directory = Path(tempfile.mkdtemp(prefix="holdfast-prove-"))
     is_done_with = False
     try:
-        code = _run(name, kills, seed, directory, as_json)
+        code = _run(name, kills, seed, directory, small_disk_bytes, as_json)
         is_done_with = code == 0
     except KeyboardInterrupt:
         is_done_with = True
@@ -61,10 +82,22 @@ def _run_aside(name: str, kills: int, seed: int, as_json: bool) -> int:
     return code
 
 
-def _run(name: str, kills: int, seed: int, directory: Path, as_json: bool) -> int:
+def _run(
+    name: str,
+    kills: int,
+    seed: int,
+    directory: Path,
+    small_disk_bytes: int | None,
+    as_json: bool,
+) -> int:
     with stderr.status(f"proving {name}, seed {seed}") as status:
         result = prove.run(
-            name, kills=kills, seed=seed, directory=directory, progress=status.update
+            name,
+            kills=kills,
+            seed=seed,
+            directory=directory,
+            progress=status.update,
+            small_disk_bytes=small_disk_bytes,
         )
     if as_json:
         print_json(result)
