@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from holdfast.operate.cli.files import changing, looking, moving, putting
+from holdfast.operate.cli.files import changing, index, looking, moving, putting
 from holdfast.operate.cli.groups import InThisOrder
 
 
@@ -29,5 +29,6 @@ for subcommand in (
     changing.compact_command,
     moving.export_command,
     moving.import_command,
+    index.index_group,
 ):
     command.add_command(subcommand)
