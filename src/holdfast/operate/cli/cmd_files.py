@@ -19,6 +19,7 @@ def command() -> None:
 for subcommand in (
     looking.list_command,
     looking.cat_command,
+    looking.tags_command,
     putting.put_command,
     moving.get_command,
     changing.copy_command,

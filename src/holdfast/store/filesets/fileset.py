@@ -148,11 +148,22 @@ class FileSet:
         )
 
     def stream(
-        self, path: str, offset_bytes: int = 0, size_bytes: int | None = None
+        self,
+        path: str,
+        offset_bytes: int = 0,
+        size_bytes: int | None = None,
+        *,
+        tag: bytes | int | None = None,
     ) -> Iterator[bytes]:
-        """Yield the bytes of a file, or a range of them, piece by piece."""
-        refs = self._content(path).refs
-        return read_content(self.reader, refs, offset_bytes, size_bytes)
+        """Yield the bytes of a file, or of one of its tags, or a range of them, piece by piece."""
+        file = self._content(path)
+        if tag is not None:
+            begins_bytes, tag_bytes = file.tag_range(tag)
+            skipped_bytes = min(offset_bytes, tag_bytes)
+            left_bytes = tag_bytes - skipped_bytes
+            size_bytes = left_bytes if size_bytes is None else min(size_bytes, left_bytes)
+            offset_bytes = begins_bytes + skipped_bytes
+        return read_content(self.reader, file.refs, offset_bytes, size_bytes)
 
     def read(self, path: str, offset_bytes: int = 0, size_bytes: int | None = None) -> bytes:
         """Return the bytes of a file, or a range of them."""

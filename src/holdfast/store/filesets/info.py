@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from blake3 import blake3
 
+from holdfast.errors import BadInput
 from holdfast.store.filesets import fileset_pb2 as pb
 
 FILE_MODE = 0o644
@@ -133,6 +134,18 @@ class FileInfo:
             return []
         tags = self._index.data_op.tags
         return [(tag.id, tag.size_bytes) for tag in tags if not tag.deleted]
+
+    def tag_range(self, tag: bytes | int) -> tuple[int, int]:
+        """Return where the content under a tag begins, and how many bytes it has."""
+        wanted, begins_bytes = tag_of(tag), 0
+        for known, size_bytes in self.tags:
+            if known == wanted:
+                return begins_bytes, size_bytes
+            begins_bytes += size_bytes
+        raise BadInput(
+            f"{self.path!r} has no tag {tag!r}",
+            hint="`holdfast files tags` and `FileInfo.tags` list those that it has.",
+        )
 
     @property
     def refs(self) -> Sequence[pb.DataRef]:

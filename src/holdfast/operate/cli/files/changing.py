@@ -18,6 +18,7 @@ from holdfast.operate.cli.files.place import (
     opened_parent,
     place_options,
 )
+from holdfast.operate.cli.files.tags import tag_option
 from holdfast.operate.cli.output import Command, json_option, print_json
 from holdfast.operate.cli.spark import engine_option, spark_session
 
@@ -99,6 +100,7 @@ def copy_command(
 @click.argument("commit")
 @click.argument("paths", nargs=-1, type=STORED_PATH)
 @click.option("--as", "new_name", metavar="NAME", help="The name of the new commit.")
+@tag_option("Delete only what the files hold under this tag.")
 @click.option("-y", "--yes", is_flag=True, help="Delete a whole commit without asking.")
 @message_option
 @place_options
@@ -107,6 +109,7 @@ def remove_command(
     commit: str,
     paths: Sequence[str],
     new_name: str | None,
+    tag: bytes | None,
     yes: bool,
     message: str,
     place: Place,
@@ -116,29 +119,33 @@ def remove_command(
 
     What nothing refers to any more is collected in the background (`holdfast gc`).
     """
+    if tag is not None and not paths:
+        raise BadInput("a tag is of a file, not of a commit", hint="Name the files.")
     with place.open() as store:
         if paths:
             if new_name is None:
                 raise BadInput(
                     "a commit never changes", hint="Name the one without these paths with --as."
                 )
-            tell(_without(store, commit, paths, new_name, message), as_json)
+            change = functools.partial(_take_away, paths, tag)
+            tell(_changed(store, commit, new_name, message, change), as_json)
             return
         _delete(store, commit, yes, as_json)
 
 
-def _without(
-    store: Store, commit: str, paths: Sequence[str], new_name: str, message: str
-) -> Commit:
-    def change(files: FileSet, writer: FileSetWriter) -> None:
-        for path in paths:
-            found = files.stat(path)
-            if found.is_folder:
-                writer.delete_prefix(found.path)
-            else:
-                writer.delete(path)
-
-    return _changed(store, commit, new_name, message, change)
+def _take_away(
+    paths: Sequence[str], tag: bytes | None, files: FileSet, writer: FileSetWriter
+) -> None:
+    """Delete files and folders, or what files hold under a tag."""
+    for path in paths:
+        found = files.stat(path)
+        if tag is not None:
+            found.tag_range(tag)  # what is not there cannot be deleted
+            writer.delete_tag(path, tag=tag)
+        elif found.is_folder:
+            writer.delete_prefix(found.path)
+        else:
+            writer.delete(path)
 
 
 def _delete(store: Store, commit: str, yes: bool, as_json: bool) -> None:

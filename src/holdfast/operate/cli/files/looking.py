@@ -1,4 +1,4 @@
-"""`holdfast files ls | cat | diff | log`: look at commits and what is in them."""
+"""`holdfast files ls | cat | tags | diff | log`: look at commits and what is in them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from holdfast.errors import BadInput
 from holdfast.operate.cli.files.place import (
     STORED_PATH,
     Place,
@@ -16,6 +17,7 @@ from holdfast.operate.cli.files.place import (
     place_options,
     shown_path,
 )
+from holdfast.operate.cli.files.tags import shown_tag, tag_option
 from holdfast.operate.cli.output import json_option, moment, print_json, print_table
 
 if TYPE_CHECKING:
@@ -90,19 +92,39 @@ def _echo_file(file: FileInfo) -> None:
 @click.argument("path", type=STORED_PATH)
 @click.option("--offset", "offset_bytes", type=click.IntRange(min=0), default=0, metavar="BYTES")
 @click.option("--size", "size_bytes", type=click.IntRange(min=0), metavar="BYTES")
+@tag_option("Only what the file holds under this tag.")
 @place_options
 def cat_command(
     commit: str,
     path: str,
     offset_bytes: int,
     size_bytes: int | None,
+    tag: bytes | None,
     place: Place,
 ) -> None:
     """Write a file, or a range of its bytes, to the standard output."""
     with place.open() as store, opened_commit(store, commit) as files:
-        for block in files.stream(path, offset_bytes, size_bytes):
+        for block in files.stream(path, offset_bytes, size_bytes, tag=tag):
             sys.stdout.buffer.write(block)
         sys.stdout.buffer.flush()
+
+
+@click.command("tags")
+@click.argument("commit")
+@click.argument("path", type=STORED_PATH)
+@place_options
+@json_option
+def tags_command(commit: str, path: str, place: Place, as_json: bool) -> None:
+    """List the tags of a file in the order of their content: text, #NUMBER, or 0xHEX."""
+    with place.open() as store, opened_commit(store, commit) as files:
+        file = files.stat(path)
+    if file.is_folder:
+        raise BadInput(f"{path!r} is a folder, and has no tags", hint="Name a file.")
+    tags = [(shown_tag(tag), size_bytes) for tag, size_bytes in file.tags]
+    if as_json:
+        print_json([{"tag": tag, "size_bytes": size_bytes} for tag, size_bytes in tags])
+    else:
+        print_table(shown_path(path), ("tag", "bytes"), tags)
 
 
 _MARKS = {"added": "+", "removed": "-", "content": "M", "metadata": "m"}

@@ -7,10 +7,11 @@ import stat
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
+from holdfast.errors import BadInput
 from holdfast.operate.cli.files.changing import added, message_option, tell
 from holdfast.operate.cli.files.place import (
     INCOMPLETE_EXIT_CODE,
@@ -24,6 +25,7 @@ from holdfast.operate.cli.files.place import (
     shown_path,
     status,
 )
+from holdfast.operate.cli.files.tags import tag_option
 from holdfast.operate.cli.output import json_option, printable
 from holdfast.seam.names import stored_name
 
@@ -101,6 +103,8 @@ class _Put:
     into: str
     selection: Selection
     message: str
+    tag: bytes | None
+    append: bool
 
 
 @click.command("put")
@@ -108,29 +112,27 @@ class _Put:
 @click.argument("source", type=click.Path(exists=True, path_type=Path))
 @click.option("--parent", metavar="COMMIT", help="Files that look as they do there are not read.")
 @click.option("--into", default="", metavar="FOLDER", help="Beside what the parent holds.")
+@tag_option("Store a file's content under this tag; what the parent has under others stays.")
+@click.option("--append", is_flag=True, help="Behind what the parent has there.")
 @_selection_options
 @message_option
 @place_options
 @json_option
-def put_command(
-    name: str,
-    source: Path,
-    parent: str | None,
-    into: str,
-    selection: Selection,
-    message: str,
-    place: Place,
-    as_json: bool,
-) -> int:
+def put_command(place: Place, as_json: bool, **options: Any) -> int:
     """Store a file or a folder as a commit.
 
     A folder becomes all that the commit holds. With --into, or if SOURCE is a file, it comes beside
     what the parent holds, instead of what is there. Sockets, pipes and devices are left out, and so
     is what cannot be read: the commit is made all the same, and the exit code is 3.
+
+    A file may consist of tags, whose content follows in their order: --tag replaces one of them.
     """
-    asked = _Put(name, source, parent, into, selection, message)
+    asked = _Put(**options)
+    is_folder = asked.source.is_dir()
+    if is_folder and (asked.append or asked.tag is not None):
+        raise BadInput(f"{asked.source} is a folder", hint="--tag and --append are for one file.")
     with place.open() as store:
-        if source.is_dir() and not into:
+        if is_folder and not asked.into:
             made, report, fields = _put_folder(store, asked)
         else:
             made, report, fields = _put_beside(store, asked)
@@ -201,17 +203,24 @@ def _put_beside(store: Store, asked: _Put) -> tuple[Commit, FolderReport, dict[s
             ]
         else:
             name = stored_name(source.name)
-            _put_file(writer, f"{into.rstrip('/')}/{name}" if into else name, source)
+            _put_file(writer, f"{into.rstrip('/')}/{name}" if into else name, asked)
 
     made = added(store, asked.name, asked.parent, asked.message, write)
     return made, reports[0], {}
 
 
-def _put_file(writer: FileSetWriter, path: str, source: Path) -> None:
+def _put_file(writer: FileSetWriter, path: str, asked: _Put) -> None:
     from holdfast.store.filesets import Metadata
 
+    source, tag = asked.source, asked.tag
     known = source.stat()
     metadata = Metadata(mode=stat.S_IMODE(known.st_mode), mtime_ns=known.st_mtime_ns)
     with source.open("rb") as file, progress(path, known.st_size) as done:
         counted = CountedReader(file, done)
-        writer.put(path, iter(lambda: counted.read(_BLOCK_BYTES), b""), metadata=metadata)
+        blocks = iter(lambda: counted.read(_BLOCK_BYTES), b"")
+        if asked.append:
+            writer.append(path, blocks, tag=tag or b"", metadata=metadata)
+        elif tag is not None:
+            writer.replace_tag(path, blocks, tag=tag)
+        else:
+            writer.put(path, blocks, metadata=metadata)

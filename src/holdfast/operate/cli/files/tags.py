@@ -1,15 +1,20 @@
-"""Tags as they are shown: text, #NUMBER, or 0xHEX for any other bytes."""
+"""Tags as they are typed and shown: text, #NUMBER, or 0xHEX for any other bytes."""
 
 from __future__ import annotations
 
-from holdfast.operate.cli.output import printable
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from holdfast.operate.cli.output import Command, printable
 
 _NUMBER_BYTES = 8
 _NUMBER_MAX = 1 << 63
 
 
 def shown_tag(tag: bytes) -> str:
-    """Return a tag for people."""
+    """Return a tag as it can be typed again."""
     try:
         text = tag.decode()
     except UnicodeDecodeError:
@@ -19,3 +24,31 @@ def shown_tag(tag: bytes) -> str:
     if text is None and len(tag) == _NUMBER_BYTES:
         return f"#{int.from_bytes(tag, 'big') - _NUMBER_MAX}"
     return f"0x{tag.hex()}"
+
+
+class _Tag(click.ParamType):  # type: ignore[type-arg]
+    """A tag as a person types it."""
+
+    name = "tag"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> bytes:
+        from holdfast.store.filesets import tag_of
+
+        if isinstance(value, bytes):
+            return value
+        try:
+            if value.startswith("#"):
+                return tag_of(int(value[1:]))
+            return bytes.fromhex(value[2:]) if value.startswith("0x") else value.encode()
+        except (ValueError, OverflowError):
+            self.fail(f"{value!r} is no tag: text, #NUMBER of 64 bits, or 0x and hex digits")
+
+
+TAG = _Tag()
+
+
+def tag_option(what: str) -> Callable[[Command], Command]:
+    """Let a command be told a tag."""
+    return click.option("--tag", type=TAG, help=what)
