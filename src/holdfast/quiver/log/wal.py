@@ -244,7 +244,10 @@ class ClosedWalFiles:
             self._size_bytes += size_bytes
 
     def remove_sealed(self, sealed_through: int = -1) -> None:
-        """Unlink every file whose bundles are all in segments; call again after a failure."""
+        """Unlink every file whose bundles are all in segments; call again after a failure.
+
+        One that cannot go yet holds up no other: on Windows none goes that a reader has open.
+        """
         with self._lock:
             self._sealed_through = max(self._sealed_through, sealed_through)
             due = [file for file in self._files if file[1] <= self._sealed_through]
@@ -252,13 +255,23 @@ class ClosedWalFiles:
                 due = [file for file in due if file != max(self._files)]
             if not due:
                 return
-            for file in due:
-                with contextlib.suppress(FileNotFoundError):
-                    self._disk.unlink(file[0], Point.TRUNCATE_UNLINK)
-                self._files.remove(file)
-                self._size_bytes -= file[2]
+            refusals = [refusal for file in due if (refusal := self._remove(file))]
             # Not for safety (a file that comes back is skipped at replay), but so that it is free.
             self._disk.sync_dir(self._directory, Point.TRUNCATE_SYNC_DIR)
+            if refusals:
+                raise OSError(*refusals[0])
+
+    def _remove(self, file: tuple[PurePath, int, int]) -> tuple[object, ...] | None:
+        """Remove a file; return why it stays (no exception, which keeps frames and all in them)."""
+        try:
+            self._disk.unlink(file[0], Point.TRUNCATE_UNLINK)
+        except FileNotFoundError:
+            pass
+        except OSError as refusal:
+            return refusal.errno, refusal.strerror, str(file[0])
+        self._files.remove(file)
+        self._size_bytes -= file[2]
+        return None
 
 
 def new_salt(randomness: random.Random) -> int:

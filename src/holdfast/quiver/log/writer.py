@@ -102,7 +102,7 @@ class Writer:
         The first WAL file is created here, so that a disk which cannot be written is known at open.
         On a full one that may have to wait.
         """
-        self._start = start
+        self._start: Start | None = start
         self._quiver_id = start.quiver_id
         self._producers = start.producers
         self._next_seq = start.next_seq
@@ -378,7 +378,7 @@ class Writer:
         return self._wal
 
     def _begin_file(self) -> None:
-        self._make_first_file(self._start) if self._wal is None else self._rotate()
+        self._make_first_file(self._start) if self._start else self._rotate()
 
     def _rotate(self, copied: Sequence[list[Held]] = (), counted: Sequence[Held] = ()) -> None:
         """Leave the current file, which is synced or poisoned, and begin the next with copies.
@@ -404,7 +404,7 @@ class Writer:
         if self._wal is not None:
             self._wal.close()
             self._sealer.wal_files.add(self._wal.path, self._wal.last_seq, self._wal.end)
-        self._wal, self._wal_is_left = fresh, False
+        self._wal, self._wal_is_left, self._start = fresh, False, None
         self._sealer.wal_files.newest_stays = False
 
     def _sync_or_rescue(self, at: Point = Point.WAL_SYNC) -> None:
@@ -558,11 +558,9 @@ class Writer:
         """Clean shutdown: sync, seal what there is, and mark the end of the log."""
         if self.failure is None and self._carried:
             self._commit([])
-        try:
+        with contextlib.suppress(NotAccepted):  # recorded; what was synced stays, as after a crash
             if self.failure is None and self._unsynced:
                 self._sync_or_rescue()
-        except NotAccepted:
-            pass  # the failure is recorded; what was synced is kept, as after a crash
         if self.failure is not None:
             self._sealer.close(None)
             if self._wal is not None:
@@ -570,6 +568,8 @@ class Writer:
             return
         self._sealer.close(self.buffer if self.buffer.bundles else None)
         self.buffer = OpenBuffer(self._clock.monotonic_s())
+        with contextlib.suppress(OSError):
+            self._sealer.wal_files.remove_sealed()  # nothing has them open any more
         self._write_close_frame()
 
     def _write_close_frame(self) -> None:

@@ -137,8 +137,7 @@ class Sealer:
                         self._changed.wait()
                     if self._closing:
                         return
-                    buffer = self._queue[0]
-                self._seal_with_retries(buffer)
+                self._seal_with_retries()
         except BaseException as error:
             with self._lock:
                 self._died_of = error
@@ -149,17 +148,17 @@ class Sealer:
         """Seal what is left, in the closing thread; whatever fails stays in the WAL."""
         try:
             while self._queue:
-                self._seal(self._queue[0])
+                self._seal_oldest()
         except OSError as error:
             self._failed(error)
         except BaseException as error:
             self._died_of = error
 
-    def _seal_with_retries(self, buffer: OpenBuffer) -> None:
+    def _seal_with_retries(self) -> None:
         pause_s = self._config.retry_min_s
         while True:
             try:
-                self._seal(buffer)
+                self._seal_oldest()
             except OSError as error:
                 self._failed(error)
                 with self._lock:
@@ -170,7 +169,16 @@ class Sealer:
             else:
                 return
 
-    def _seal(self, buffer: OpenBuffer) -> None:
+    def _seal_oldest(self) -> None:
+        """Seal a buffer; nothing points to it afterwards, nor keeps its WAL files open."""
+        sealed_through = self._seal(self._queue[0])
+        try:
+            self.wal_files.remove_sealed(sealed_through)
+        except OSError as error:
+            self.last_error = str(error)  # only space is at stake; tried again with the next seal
+
+    def _seal(self, buffer: OpenBuffer) -> int:
+        """Make a segment of a buffer; return its last seq."""
         started_s = self._clock.monotonic_s()
         segment = self._reserve.lend(
             Share.SEGMENT,
@@ -186,10 +194,7 @@ class Sealer:
         self.counters.seconds += self._clock.monotonic_s() - started_s
         self._tell(buffer, None)
         self.on_sealed()
-        try:
-            self.wal_files.remove_sealed(buffer.last_seq)
-        except OSError as error:
-            self.last_error = str(error)  # only space is at stake; tried again with the next seal
+        return buffer.last_seq
 
     def _failed(self, error: OSError) -> None:
         self.counters.failures += 1
