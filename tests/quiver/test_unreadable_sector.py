@@ -7,11 +7,22 @@ from functools import cache
 from pathlib import PurePath
 
 import pytest
+from tests.patience import until
 from tests.quiver.batches import data_paths
-from tests.quiver.machine import ROOT, SEGMENTS, WAL, Machine, contents, disk_with, take_apart
+from tests.quiver.machine import (
+    NO_SEAL,
+    ROOT,
+    SEGMENTS,
+    WAL,
+    Machine,
+    contents,
+    disk_with,
+    take_apart,
+)
 
 from holdfast.errors import Damaged
 from holdfast.quiver import Outcome, Quiver
+from holdfast.quiver.config import MB
 from holdfast.quiver.inspect import inspect
 from holdfast.quiver.log.frame import Frame
 from holdfast.quiver.segments import file as segment_file
@@ -21,6 +32,7 @@ from holdfast.quiver.tools.salvage import salvage
 from holdfast.quiver.tools.scrub import scrub
 from holdfast.seam import Seam
 from holdfast.seam.disk import PAGE_BYTES
+from holdfast.seam.faulty import FaultyDisk
 from holdfast.seam.randomness import seeded_randomness
 from holdfast.seam.simulated import SimulatedBusError, SimulatedDisk
 
@@ -183,6 +195,48 @@ def test_a_page_that_fails_later_costs_what_lies_in_it() -> None:
         assert table.num_rows == EVENTS - last.rows
         lost = set(range(EVENTS)) - drained(quiver).keys()
         assert lost == set(range(12 - last.rows, 12))
+
+
+def test_a_sector_of_the_log_that_dies_before_the_seal_is_accounted_for_at_once() -> None:
+    """What it cost was waited for until the next start."""
+    with Machine(disk_with(stored())) as machine:
+        quiver = machine.start()
+        path = max(path for path in stored() if path.parent == WAL)
+        machine.disk.spoil(path, 4 * PAGE_BYTES, 5 * PAGE_BYTES)
+        lost = held_in(path, 4 * PAGE_BYTES)
+        assert lost
+        quiver.flush()
+        account = quiver.balance(READER)
+        assert account.holds
+        assert account.outcomes[Outcome.DAMAGED] == (len(lost), len(lost))
+        assert {damage.first_seq for damage in quiver.recovery.damages} == lost
+        assert set(drained(quiver)) == set(range(EVENTS)) - lost
+        assert quiver.balance(READER).pending == (0, 0)
+        machine.kill()
+        quiver = machine.start()
+        assert quiver.recovery.damages == []
+        assert quiver.balance(READER).holds
+
+
+def test_a_buffer_of_which_nothing_can_be_read_holds_up_no_other() -> None:
+    with Machine() as machine:
+        quiver = machine.start(faults=[NO_SEAL])
+        quiver.register(READER)
+        quiver.append_raw(bytes(MB - 100))  # fills a buffer
+        (path,) = machine.wal_paths()[:1]
+        for seq in (1, 2):
+            quiver.append_raw(event(seq))
+        machine.kill()
+        disk = FaultyDisk(machine.disk, [NO_SEAL], machine.disk.die)
+        quiver = machine.start(through=lambda _: disk)
+        assert quiver.balance(READER).pending == (3, 3)
+        machine.disk.spoil(path, 10 * PAGE_BYTES, 11 * PAGE_BYTES)
+        until(lambda: quiver.balance(READER).outcomes[Outcome.DAMAGED] == (1, 1))
+        disk.heal()
+        quiver.flush()
+        assert list(drained(quiver)) == [1, 2]
+        assert quiver.balance(READER).holds
+        assert [segment.summary.first_seq for segment in quiver.segments()] == [1]
 
 
 @pytest.mark.parametrize("reader", ["lease", "cursor", "scan"])

@@ -23,7 +23,14 @@ from dataclasses import replace
 from pathlib import PurePath
 from typing import TypeVar
 
-from holdfast.errors import BadInput, CannotOpen, DirectoryLocked, HoldfastError, NotAccepted
+from holdfast.errors import (
+    BadInput,
+    CannotOpen,
+    DirectoryLocked,
+    HoldfastError,
+    NotAccepted,
+    StorageFailed,
+)
 from holdfast.quiver import names
 from holdfast.quiver.backup_marker import refuse_backup
 from holdfast.quiver.config import QuiverConfig
@@ -31,7 +38,7 @@ from holdfast.quiver.keep.keeper import Keeper
 from holdfast.quiver.keep.reserve import Reserve
 from holdfast.quiver.keep.retention import Retention
 from holdfast.quiver.keep.trash import Trash
-from holdfast.quiver.ledger.books import proven, reconcile, vanished
+from holdfast.quiver.ledger.books import proven, reconcile, vanished, write_off_lost
 from holdfast.quiver.ledger.ledger import Ledger
 from holdfast.quiver.ledger.outcome import Resolution
 from holdfast.quiver.ledger.recovery import RecoveredLedger, recover_ledger, refuse_newer
@@ -45,7 +52,7 @@ from holdfast.quiver.read.shelf import Shelf
 from holdfast.quiver.read.wakeup import Signal
 from holdfast.quiver.segments.build import SegmentBuilder
 from holdfast.quiver.segments.catalog import Catalog
-from holdfast.quiver.segments.sealer import Sealer
+from holdfast.quiver.segments.sealer import Lost, Sealer
 from holdfast.seam import Seam
 from holdfast.seam.clock import Clock
 from holdfast.seam.disk import Disk, Handle, LockHeld
@@ -162,6 +169,7 @@ class Engine:
             self.seam, self.config, self.builder, self.catalog, wal_dir, self.reserve
         )
         self.sealer.on_sealed = self.arrivals.notify
+        self.sealer.on_lost = self._write_off
         for path, last_seq, size_bytes in recovered.wal_files:
             self.sealer.wal_files.add(path, last_seq, size_bytes)
         self.sealer.preload(recovered.backlog)
@@ -218,6 +226,18 @@ class Engine:
                 self.root,
                 old.torn_bytes,
             )
+
+    def _write_off(self, lost: list[Lost]) -> None:
+        """Account for what was sound at the start, and can no longer be read from the log."""
+        known = {damage.first_seq for damage in self.recovery.damages}
+        for held, reason in lost:
+            if held.seq not in known:  # a seal may be tried again
+                log.error("%s: bundle %d is lost: %s", self.root, held.seq, reason)
+                damage = Damage(names.WAL_DIR, reason, 0, 0, held.seq, held.seq, 1, held.events)
+                self.recovery.damages.append(damage)
+        # If the ledger cannot be written, the next start does it.
+        with contextlib.suppress(StorageFailed):
+            write_off_lost(self.ledger, lost, self.clock.wall_ns())
 
     def _doubt_clock(self, old: RecoveredLedger) -> None:
         """Let nothing expire at once by a clock that may be wrong."""

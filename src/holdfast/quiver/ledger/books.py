@@ -18,6 +18,7 @@ from holdfast.quiver.ledger.intervals import IntervalSet
 from holdfast.quiver.ledger.ledger import Ledger, resolution
 from holdfast.quiver.ledger.outcome import Outcome, Resolution
 from holdfast.quiver.ledger.subscriber import Subscriber
+from holdfast.quiver.log.buffer import Held
 from holdfast.quiver.log.frame import NOTHING, Totals
 from holdfast.quiver.log.quarantine import Damage
 from holdfast.quiver.read.shelf import Shelf
@@ -65,6 +66,28 @@ def proven(ledger: Ledger, shelf: Shelf, accepted: Totals) -> Totals:
         known = subscriber.accepted_before.plus(*subscriber.resolved_totals).plus(*found)
         accepted = Totals(*map(max, accepted, known))
     return accepted
+
+
+def write_off_lost(ledger: Ledger, lost: Sequence[tuple[Held, str]], now_ns: int) -> None:
+    """Let bundles that are lost, one by one, have that outcome for all who wait for them."""
+    with ledger.lock:
+        lines = [
+            resolution(
+                now_ns,
+                subscriber.name,
+                held.seq,
+                held.seq + 1,
+                Outcome.DAMAGED,
+                Totals(1, held.events - subscriber.partial.get(held.seq, 0)),
+                reason,
+            )
+            for subscriber in ledger.state.subscribers.values()
+            for held, reason in lost
+            if subscriber.unresolved(held.seq, held.seq + 1)
+        ]
+        if lines:
+            ledger.resolve(lines)
+            ledger.sync()
 
 
 # Why something was written off that no damage explains.

@@ -71,6 +71,6 @@ class Unread:
         except FrameFault as fault:
             raise Damaged(
                 f"a bundle that was sound at the start no longer is: {fault.reason}",
-                hint="look after the disk; what is lost is recorded as damaged at the next start",
+                hint="look after the disk; what is lost is recorded as damaged when it is sealed",
                 path=str(self._file.path),
             ) from fault

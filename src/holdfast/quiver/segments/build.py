@@ -10,9 +10,7 @@ Arrow will not write together, and schemas beyond `segment.max_files`, go into a
 
 from __future__ import annotations
 
-import errno
 import itertools
-import logging
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -22,12 +20,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from xxhash import xxh3_64_hexdigest
 
-from holdfast.errors import Damaged
 from holdfast.quiver import names
 from holdfast.quiver.config import QuiverConfig
-from holdfast.quiver.log.buffer import Held, in_memory
+from holdfast.quiver.log.buffer import Held
 from holdfast.quiver.log.frame import NO_WATERMARK
-from holdfast.quiver.log.unread import Unread
 from holdfast.quiver.points import Point
 from holdfast.quiver.segments import manifest
 from holdfast.quiver.segments.bundle_table import BUNDLE_SCHEMA, PLACE_TYPE
@@ -38,8 +34,6 @@ from holdfast.quiver.segments.rows import OPAQUE, Group
 from holdfast.quiver.segments.segment import Segment
 from holdfast.quiver.segments.table import TableMaker
 from holdfast.seam.disk import Disk, remove_tree, write_file
-
-log = logging.getLogger("holdfast.quiver")
 
 # (seq, slot index, file, first row, rows).
 Places = list[tuple[int, int, int, int, int]]
@@ -59,15 +53,7 @@ class SegmentBuilder:
         self._attempts = itertools.count(1)
 
     def build(self, bundles: Sequence[Held], segment_seq: int) -> Segment:
-        """Seal `bundles`; on an error nothing is visible, and the temporary files are removed.
-
-        What stands in the WAL only, and cannot be read any more, is left out: the next start
-        records it as damaged.
-        """
-        if any(isinstance(held.payload, Unread) for held in bundles):
-            bundles = in_memory(bundles, _tell)
-        if not bundles:
-            raise OSError(errno.EIO, "nothing of it can be read any more")
+        """Seal `bundles`; on an error nothing is visible, and the temporary files are removed."""
         building = self._segments_dir / names.building_dir(segment_seq, next(self._attempts))
         name = names.SegmentName(
             segment_seq,
@@ -148,10 +134,6 @@ class SegmentBuilder:
             bundle_table_checksum=xxh3_64_hexdigest(bundle_table),
             producers=_newest(_producers(bundles), self._config.producers.max_count),
         )
-
-
-def _tell(held: Held, damage: Damaged) -> None:
-    log.error("bundle %d is lost: %s", held.seq, damage)
 
 
 def _note_places(places: Places, group: Group, file: int) -> None:

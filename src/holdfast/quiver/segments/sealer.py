@@ -17,11 +17,16 @@ from pathlib import PurePath
 from holdfast.errors import HoldfastError, Overloaded, StorageFailed
 from holdfast.quiver.config import QuiverConfig
 from holdfast.quiver.keep.reserve import Reserve, Share
-from holdfast.quiver.log.buffer import OpenBuffer
+from holdfast.quiver.log.buffer import Held, OpenBuffer, in_memory
+from holdfast.quiver.log.unread import Unread
 from holdfast.quiver.log.wal import ClosedWalFiles
 from holdfast.quiver.segments.build import SegmentBuilder
 from holdfast.quiver.segments.catalog import Catalog
+from holdfast.quiver.segments.segment import Segment
 from holdfast.seam import Seam
+
+# A bundle that is lost, and why.
+Lost = tuple[Held, str]
 
 
 @dataclass
@@ -49,6 +54,8 @@ class Sealer:
         self.last_error: str | None = None
         # Called when a segment became visible.
         self.on_sealed: Callable[[], None] = lambda: None
+        # Called, before they go, with bundles that can no longer be read from the WAL.
+        self.on_lost: Callable[[list[Lost]], None] = lambda _: None
         self.wal_files = ClosedWalFiles(seam.disk, wal_dir)
         self._wal_dir = wal_dir
         self._clock = seam.clock
@@ -180,21 +187,32 @@ class Sealer:
     def _seal(self, buffer: OpenBuffer) -> int:
         """Make a segment of a buffer; return its last seq."""
         started_s = self._clock.monotonic_s()
-        segment = self._reserve.lend(
-            Share.SEGMENT,
-            lambda: self._builder.build(buffer.bundles, self._catalog.next_segment_seq()),
-        )
+        segment = self._build(buffer)
         with self._lock:
             # Together, so that a reader who asks the sealer first and the catalog second misses
             # nothing.
-            self._catalog.add(segment)
+            if segment is not None:
+                self._catalog.add(segment)
             self._queue.popleft()
             self._changed.notify_all()
-        self.counters.segments += 1
+        self.counters.segments += segment is not None
         self.counters.seconds += self._clock.monotonic_s() - started_s
         self._tell(buffer, None)
         self.on_sealed()
         return buffer.last_seq
+
+    def _build(self, buffer: OpenBuffer) -> Segment | None:
+        """Make a segment of what can be read, if anything can."""
+        bundles, lost = buffer.bundles, list[Lost]()
+        if any(isinstance(held.payload, Unread) for held in bundles):
+            bundles = in_memory(bundles, lambda held, damage: lost.append((held, str(damage))))
+        if lost:
+            self.on_lost(lost)
+        if not bundles:
+            return None
+        return self._reserve.lend(
+            Share.SEGMENT, lambda: self._builder.build(bundles, self._catalog.next_segment_seq())
+        )
 
     def _failed(self, error: OSError) -> None:
         self.counters.failures += 1
