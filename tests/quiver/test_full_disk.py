@@ -226,3 +226,38 @@ def test_the_reserve_is_made_whole_again_although_nobody_appends() -> None:
         assert reserve_files(machine).keys() != whole.keys()
         leave_free(machine, 4 * MB)
         until(lambda: reserve_files(machine).keys() == whole.keys())
+
+
+# A directory of a version that kept no reserve, on a disk with a block or two.
+
+
+@pytest.fixture(params=[1, 3], ids=["first life", "third life"])
+def old_machine(request: pytest.FixtureRequest) -> Iterator[Machine]:
+    """A machine whose disk was filled in this life, without a reserve."""
+    with Machine(SimulatedDisk(capacity_bytes=12 * MB)) as machine:
+        for _ in range(request.param - 1):
+            machine.start(config())
+            machine.kill()
+        quiver = machine.start(config())
+        quiver.register("s")
+        fill(quiver)
+        drain(quiver, at_most=3)
+        machine.kill()
+        for name in reserve_files(machine):
+            machine.disk.unlink(RESERVE / name, "test")
+        yield machine
+
+
+@pytest.mark.parametrize("free_bytes", [4 * KB, 6 * KB])
+def test_without_a_reserve_a_block_is_enough_to_ack(old_machine: Machine, free_bytes: int) -> None:
+    """A new ledger file does not fit: it goes on in that of the last life."""
+    leave_free(old_machine, free_bytes)
+    for _ in range(2):
+        old_machine.start(config())
+        old_machine.kill()
+    first = drain(old_machine.start(config()), at_most=5)
+    old_machine.kill()
+    quiver = old_machine.start(config())
+    assert quiver.recovery.damages == []
+    assert drain(quiver, at_most=5) == list(range(first[-1] + 1, first[-1] + 6))
+    assert quiver.balance("s").holds

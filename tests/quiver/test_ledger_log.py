@@ -75,7 +75,7 @@ def test_a_reason_that_is_no_text_is_written_in_words() -> None:
 
 def test_a_file_holds_its_header_its_checkpoint_and_then_its_lines() -> None:
     disk = new_disk()
-    file = LedgerFile(disk, LEDGER, HEADER, {"everything": [1, 2]})
+    file = LedgerFile.begin(disk, LEDGER, HEADER, {"everything": [1, 2]})
     file.write_resolutions([acked(0), acked(1)])
     file.write_change({"verb": "pause", "name": "archive"}, 9)
     content = read_ledger_file(disk, file.path)
@@ -119,15 +119,15 @@ def test_a_file_that_cannot_be_begun_leaves_nothing_behind(point: Point) -> None
     disk = new_disk()
     faulty = FaultyDisk(disk, [Fault(point, FaultKind.ENOSPC)], disk.die)
     with pytest.raises(OSError, match="no space"):
-        LedgerFile(faulty, LEDGER, HEADER, {})
+        LedgerFile.begin(faulty, LEDGER, HEADER, {})
     assert disk.list(LEDGER) == []
-    LedgerFile(faulty, LEDGER, HEADER, {})  # the name is free again
+    LedgerFile.begin(faulty, LEDGER, HEADER, {})  # the name is free again
 
 
 def test_half_a_line_is_cut_off_and_the_next_one_follows() -> None:
     disk = new_disk()
     faulty = FaultyDisk(disk, [Fault(Point.LEDGER_WRITE, FaultKind.SHORT_WRITE)], disk.die)
-    file = LedgerFile(faulty, LEDGER, HEADER, {})
+    file = LedgerFile.begin(faulty, LEDGER, HEADER, {})
     with pytest.raises(OSError, match="no space"):
         file.write_resolutions([acked(0)])
     assert isinstance(read_ledger_file(disk, file.path).items[-1], Hole)
@@ -140,7 +140,7 @@ def test_half_a_line_is_cut_off_and_the_next_one_follows() -> None:
 
 def test_a_file_that_does_not_begin_with_a_checkpoint_has_none() -> None:
     disk = new_disk()
-    file = LedgerFile(disk, LEDGER, HEADER, {})
+    file = LedgerFile.begin(disk, LEDGER, HEADER, {})
     file.write_resolutions([acked(0)])
     disk.overwrite(file.path, BLOCK_BYTES, b"damage")
     assert read_ledger_file(disk, file.path).checkpoint is None

@@ -67,6 +67,9 @@ class Disk(Protocol):
     def create(self, path: PurePath, at: str) -> Handle:
         """Create a file that must not exist, open for appending."""
 
+    def reopen(self, path: PurePath, at: str) -> Handle:
+        """Open a file that exists for appending."""
+
     def write(self, handle: Handle, buffers: Sequence[Buffer], at: str) -> int:
         """Append some of the buffers' bytes and return how many; it may be fewer than given."""
 
@@ -284,16 +287,23 @@ def remove_tree(disk: Disk, path: PurePath, at: str) -> None:
     disk.remove_dir(path, at)
 
 
+def _open_to_append(path: PurePath, flags: int) -> Handle:
+    flags |= os.O_WRONLY | os.O_APPEND | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
+    fd = os.open(path, flags, 0o640)
+    _held.add(fd)
+    return Handle(fd)
+
+
 class RealDisk:
     """The machine's own disk. Linux is the reference; what differs elsewhere is said here."""
 
     is_shared = True
 
     def create(self, path: PurePath, at: str) -> Handle:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | getattr(os, "O_BINARY", 0)
-        fd = os.open(path, flags | getattr(os, "O_CLOEXEC", 0), 0o640)
-        _held.add(fd)
-        return Handle(fd)
+        return _open_to_append(path, os.O_CREAT | os.O_EXCL)
+
+    def reopen(self, path: PurePath, at: str) -> Handle:
+        return _open_to_append(path, 0)
 
     def write(self, handle: Handle, buffers: Sequence[Buffer], at: str) -> int:
         if hasattr(os, "writev"):

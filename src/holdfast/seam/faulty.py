@@ -130,6 +130,12 @@ class FaultyDisk:
         self._leave(kind)
         return handle
 
+    def reopen(self, path: PurePath, at: str) -> Handle:
+        kind = self._enter(at)
+        handle = self._inner.reopen(path, at)
+        self._leave(kind)
+        return handle
+
     def write(self, handle: Handle, buffers: Sequence[Buffer], at: str) -> int:
         if self._full.is_set():
             self._full.clear()

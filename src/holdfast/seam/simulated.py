@@ -223,6 +223,12 @@ class SimulatedDisk:
             self._open[handle] = file
             return handle
 
+    def reopen(self, path: PurePath, at: str) -> Handle:
+        with self._writing():
+            handle = Handle(next(self._handles))
+            self._open[handle] = self._file(path)
+            return handle
+
     def write(self, handle: Handle, buffers: Sequence[Buffer], at: str) -> int:
         with self._writing():
             file = self._open[handle]

@@ -12,7 +12,9 @@ again. A file that was left is never written or synced again: the kernel forgets
 and a new file whose beginning failed halfway may still be found, and believed, by the next start.
 
 On a full disk closed files go, which are only history, and then the reserve. Until that is whole
-again a file gets few lines before the next one begins, so that two of them fit in its place.
+again a file gets few lines before the next one begins, so that two of them fit in its place. Where
+there is no reserve, as in a directory of an earlier version, a start that has no room for a file
+goes on in the newest of the last process: for some lines there may be room.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from holdfast.quiver import names
 from holdfast.quiver.config import LedgerConfig
 from holdfast.quiver.keep.reserve import LEDGER_LINES_BYTES, Reserve, Share
 from holdfast.quiver.ledger.intervals import IntervalSet
-from holdfast.quiver.ledger.log import LedgerFile, LedgerHeader
+from holdfast.quiver.ledger.log import LedgerContent, LedgerFile, LedgerHeader
 from holdfast.quiver.ledger.outcome import Outcome, Position, Resolution
 from holdfast.quiver.ledger.steady import SteadyTime
 from holdfast.quiver.ledger.subscriber import Pin, Subscriber, SubscriberOptions, check_name
@@ -177,10 +179,16 @@ class Ledger:
         self.on_dirty: Callable[[], None] = lambda: None
         self._closed_files: list[tuple[PurePath, int, int]] = []
 
-    def start(self, next_number: int, closed_files: list[tuple[PurePath, int, int]]) -> None:
+    def start(
+        self,
+        next_number: int,
+        closed_files: list[tuple[PurePath, int, int]],
+        newest: LedgerContent | None = None,
+    ) -> None:
         """Begin a new file where recovery ended.
 
-        On a full disk that waits for the first line: what is there can be read meanwhile.
+        On a full disk it goes on in the newest one, if that holds everything, or waits for the
+        first line: what is there can be read meanwhile.
         """
         self._next_number = next_number
         self._closed_files = closed_files
@@ -189,6 +197,16 @@ class Ledger:
         except OSError as error:
             if error.errno not in DISK_IS_FULL:
                 raise
+            # Unless one was begun that may survive, and hide what another gets now.
+            if newest is not None and not self._left:
+                self._resume(newest)
+
+    def _resume(self, newest: LedgerContent) -> None:
+        with contextlib.suppress(OSError):
+            self._file = LedgerFile.resume(self._seam.disk, newest)
+        if self._file is not None:
+            self._is_short = True
+            self._closed_files = [file for file in self._closed_files if file[0] != newest.path]
 
     # ------------------------------------------------------------------- lines
 
@@ -412,7 +430,7 @@ class Ledger:
         number, self._next_number = self._next_number, self._next_number + 1
         now_ns = self._seam.clock.wall_ns()
         header = LedgerHeader(self._quiver_id, number, new_salt(self._seam.randomness), now_ns)
-        fresh = LedgerFile(self._seam.disk, self._directory, header, self.state.to_fields())
+        fresh = LedgerFile.begin(self._seam.disk, self._directory, header, self.state.to_fields())
         # Its checkpoint may survive from here on, and would hide what the old file gets later.
         self._left = True
         try:

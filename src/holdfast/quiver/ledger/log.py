@@ -27,7 +27,7 @@ from holdfast.quiver.log.frame import NO_WATERMARK, NOTHING, Frame, Totals, enco
 from holdfast.quiver.log.header_block import BLOCK_BYTES, decode_block, encode_block
 from holdfast.quiver.log.wal import Hole, walk
 from holdfast.quiver.points import Point
-from holdfast.seam.disk import Disk, Pages, read_pages, write_all, write_behind
+from holdfast.seam.disk import Disk, Handle, Pages, read_pages, write_all, write_behind
 
 VERSION = 1
 
@@ -117,27 +117,52 @@ def decode_resolutions(body: memoryview) -> Iterator[Resolution]:
 class LedgerFile:
     """The ledger file being appended to. The ledger's lock guards it."""
 
-    def __init__(
-        self, disk: Disk, directory: PurePath, header: LedgerHeader, checkpoint: dict[str, Any]
-    ) -> None:
-        """Create the file and write its checkpoint, or leave nothing behind."""
+    def __init__(self, disk: Disk, path: PurePath, header: LedgerHeader, handle: Handle) -> None:
         self.header = header
-        self.path = directory / names.ledger_file(header.number)
+        self.path = path
         self.end = BLOCK_BYTES
         self.synced = BLOCK_BYTES
         self.lines = 0
         self._disk = disk
-        self._handle = disk.create(self.path, Point.LEDGER_CREATE)
+        self._handle = handle
+        # Where the checkpoint ends.
+        self._begin = BLOCK_BYTES
+
+    @classmethod
+    def begin(
+        cls, disk: Disk, directory: PurePath, header: LedgerHeader, checkpoint: dict[str, Any]
+    ) -> LedgerFile:
+        """Create a file and write its checkpoint, or leave nothing behind."""
+        path = directory / names.ledger_file(header.number)
+        file = cls(disk, path, header, disk.create(path, Point.LEDGER_CREATE))
         try:
-            write_all(disk, self._handle, [header.encode()], Point.LEDGER_HEADER)
+            write_all(disk, file._handle, [header.encode()], Point.LEDGER_HEADER)
             # Alone, so that a file with more than a header and no sound one is damaged, not torn.
-            disk.sync(self._handle, Point.LEDGER_HEADER_SYNC)
+            disk.sync(file._handle, Point.LEDGER_HEADER_SYNC)
             body = json.dumps(checkpoint, separators=(",", ":")).encode()
-            self._write(LineKind.CHECKPOINT, header.created_ns, body, Point.LEDGER_CHECKPOINT)
-            self._begin = self.end
+            file._write(LineKind.CHECKPOINT, header.created_ns, body, Point.LEDGER_CHECKPOINT)
+            file._begin = file.end
         except OSError:
-            self.abandon()
+            file.abandon()
             raise
+        return file
+
+    @classmethod
+    def resume(cls, disk: Disk, content: LedgerContent) -> LedgerFile | None:
+        """Go on behind the last line of a file, or return None if more than its end is torn."""
+        frames = [item for item in content.items if isinstance(item, Frame)]
+        if content.checkpoint is None or frames != content.items[: len(frames)]:
+            return None
+        handle = disk.reopen(content.path, Point.LEDGER_CREATE)
+        file = cls(disk, content.path, content.header, handle)
+        file.end, file.lines, file._begin = frames[-1].end, len(frames) - 1, frames[0].end
+        try:
+            file.undo()
+            file.sync()
+        except OSError:
+            file.close()
+            raise
+        return file
 
     def make_durable(self) -> None:
         """Put the checkpoint and the file's name on stable storage."""

@@ -32,6 +32,8 @@ class RecoveredLedger:
     next_number: int = 1
     # Path, time it was begun, size.
     files: list[tuple[PurePath, int, int]] = field(default_factory=list)
+    # The last file, if it holds everything and is not damaged.
+    newest: LedgerContent | None = None
     replayed_lines: int = 0
     # Ledger files that cannot be read, with the reason.
     unreadable: list[tuple[PurePath, str]] = field(default_factory=list)
@@ -117,6 +119,8 @@ def _replay(recovered: RecoveredLedger, contents: list[LedgerContent]) -> None:
                 # before it left over, so nothing behind the hole is taken.
                 recovered.torn_bytes += content.items[-1].end - item.start
                 break
+    if begin == len(contents) - 1 and not recovered.damages:
+        recovered.newest = contents[begin]
 
 
 def _damage(content: LedgerContent, hole: Hole) -> Damage:

@@ -205,7 +205,7 @@ class Assembly:
         header = LedgerHeader(self.identity.quiver_id, number, salt, self._now_ns)
         folder = PurePath(names.LEDGER_DIR)
         with copying(self.root / folder):
-            file = LedgerFile(self._disk, self.root / folder, header, state.to_fields())
+            file = LedgerFile.begin(self._disk, self.root / folder, header, state.to_fields())
             try:
                 file.make_durable()
             finally:
