@@ -200,7 +200,7 @@ def test_an_interrupted_write_off_is_done_again_and_counted_once(still: StillMac
         still.stop()
 
 
-@pytest.mark.parametrize("kind", [FaultKind.ENOSPC, FaultKind.KILL_BEFORE])
+@pytest.mark.parametrize("kind", [FaultKind.EIO, FaultKind.KILL_BEFORE])
 def test_an_open_that_cannot_balance_the_books_leaves_no_thread_and_no_lock_behind(
     still: StillMachine, kind: FaultKind
 ) -> None:
