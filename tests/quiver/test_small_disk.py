@@ -91,6 +91,7 @@ def drain(quiver: Quiver) -> int:
     return acked
 
 
+@pytest.mark.slow
 def test_a_real_disk_that_is_full_is_opened_drained_and_written_again(small_disk: Path) -> None:
     root = small_disk / "quiver"
     filled = subprocess.run(
