@@ -30,7 +30,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return
     for item in items:
         mark = item.get_closest_marker("timeout")
-        most_s = float(mark.args[0] if mark is not None else config.getini("timeout"))
+        most_s = float(mark.args[0] if mark is not None else config.getini("timeout") or 0)
         item.add_marker(pytest.mark.timeout(most_s * SCALE), append=False)
 
 

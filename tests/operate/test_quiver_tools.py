@@ -240,7 +240,7 @@ def test_ledger_prints_and_filters_lines(data: Path, run: Run) -> None:
     assert [line["what"] for line in everything] == [
         *("register", "register", "attach"),
         *("acked", "acked", "acked", "detach"),
-        *("attach", "dead_lettered", "detach"),
+        *("attach", "dead_lettered", "detach", "closed"),
     ]
     (rejected,) = run("quiver", "ledger", data, "--json", "--outcome", "dead_lettered").json
     assert rejected["reason"] == "schema 7 is unknown"
@@ -248,7 +248,7 @@ def test_ledger_prints_and_filters_lines(data: Path, run: Run) -> None:
     assert len(run("quiver", "ledger", data, "--json", "--subscriber", "metrics").json) == 1
     assert len(run("quiver", "ledger", data, "--json", "--limit", 2).json) == 2
     assert run("quiver", "ledger", data, "--json", "--since", "2100-01-01T00:00:00Z").json == []
-    assert len(run("quiver", "ledger", data, "--json", "--until", "2100-01-01T00:00Z").json) == 10
+    assert len(run("quiver", "ledger", data, "--json", "--until", "2100-01-01T00:00Z").json) == 11
     assert run("quiver", "ledger", data, "--since", "2100-01-01").code == 2
     assert "schema 7 is unknown" in run("quiver", "ledger", data).out
 
@@ -287,7 +287,7 @@ def test_a_balance_that_does_not_hold_exits_with_65(data: Path, run: Run) -> Non
 
 def test_ledger_exports_parquet(data: Path, tmp_path: Path, run: Run) -> None:
     target = tmp_path / "ledger.parquet"
-    assert run("quiver", "ledger", data, "--parquet", target).err == "10 lines\n"
+    assert run("quiver", "ledger", data, "--parquet", target).err == "11 lines\n"
     found = query(
         f"select what, sum(bundles), sum(events) from '{target}' "
         "where line = 'outcome' group by what order by what"

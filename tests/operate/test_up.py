@@ -65,7 +65,8 @@ def test_it_takes_delivers_tells_and_stops(gateway: GatewayFolder, backend: Back
         assert process.wait(PATIENCE_S) == 0
     messages = gateway.messages()
     assert messages[-1] == "stopped; nothing waits"
-    assert any("72 hours and 1 GB, then the oldest are dropped" in line for line in messages)
+    limits = [line for line in messages if "as long as the quiver has room" in line]
+    assert ["backend" in line for line in limits] == [True]
 
 
 def test_a_bad_file_ends_with_78_and_every_error(gateway: GatewayFolder) -> None:

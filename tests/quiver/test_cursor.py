@@ -321,7 +321,7 @@ def test_a_stale_cursor_is_fenced_off_whatever_it_says(still: StillMachine) -> N
 
 def test_a_commit_that_cannot_be_recorded_is_told_and_may_be_repeated(still: StillMachine) -> None:
     # The lines before: register, attach, pin.
-    quiver = still.start(faults=[Fault(Point.LEDGER_WRITE, FaultKind.SHORT_WRITE, nth=4)])
+    quiver = still.start(faults=[Fault(Point.LEDGER_WRITE, FaultKind.EIO, nth=4)])
     cursor = quiver.cursor("stats")
     append(quiver, 2)
     planned = must_plan(cursor)

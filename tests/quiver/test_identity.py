@@ -237,7 +237,7 @@ def test_starts_that_fail_again_and_again_do_not_grow_the_format_file(machine: M
         machine.disk.unlink(path, "test")
     for _ in range(5):
         with pytest.raises(CannotOpen):
-            machine.start(faults=[Fault(Point.WAL_CREATE, FaultKind.ENOSPC)])
+            machine.start(faults=[Fault(Point.WAL_CREATE, FaultKind.EIO)])
         machine.kill()
     assert former_ids(machine) == (quiver_id,)
     quiver = machine.start()

@@ -128,7 +128,7 @@ def test_a_subscriber_registered_after_deletions_starts_with_what_is_left(
 
 
 def test_a_registration_that_cannot_be_made_durable_is_told(still: StillMachine) -> None:
-    quiver = still.start(faults=[Fault(Point.LEDGER_WRITE, FaultKind.ENOSPC)])
+    quiver = still.start(faults=[Fault(Point.LEDGER_WRITE, FaultKind.EIO)])
     with pytest.raises(StorageFailed):
         quiver.register("one")
     assert quiver.subscribers() == ()

@@ -241,9 +241,10 @@ class Engine:
 
     def _doubt_clock(self, old: RecoveredLedger) -> None:
         """Let nothing expire at once by a clock that may be wrong."""
-        newest = next(self.shelf.refs_back(self.shelf.newest_seq() + 1), None)
+        # From summaries alone: a start looks into no bundle table.
         known = [begun_ns for _, begun_ns, _ in old.files]
-        known += [] if newest is None else [newest.ingestion_ns]
+        known += [segment.summary.max_ingestion_ns for segment in self.catalog.snapshot()]
+        known += [held.ingestion_ns for buffer in self.shelf.tail() for held in buffer]
         if not known:
             return
         grace_s = self.config.retention.clock_grace_s
