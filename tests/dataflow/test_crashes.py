@@ -123,6 +123,7 @@ def survive(kind: str, root: Path, cells: dict[str, Point], spark: SparkSession)
     check(root)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_driver_that_dies_changes_no_result(root: Path, spark: SparkSession) -> None:
     """One cell of each shape; all of them are in the long suite."""

@@ -46,6 +46,7 @@ def event(seconds: float, job: str, kind: str) -> bytes:
     ).encode()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_example_counts_everything_though_its_gateway_is_killed(tmp_path: Path) -> None:
     """The test of the short suite that goes the whole way: HTTP, quiver, Flight, Spark, files."""

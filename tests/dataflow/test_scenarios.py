@@ -82,6 +82,7 @@ def counted(call: Callable[[Row], Row], **watermark: Any) -> Pipeline:
     )
 
 
+@pytest.mark.slow
 def test_a_row_that_comes_again_finds_its_window_open(bench: MakeBench, tmp_path: Path) -> None:
     """Holes H2 and H5 of Numaflow: it holds the watermark, and what came later costs it nothing.
 
@@ -234,6 +235,7 @@ def both(window: dict[str, Any], key: str | tuple[str, ...] = "key") -> Pipeline
     )
 
 
+@pytest.mark.slow
 def test_a_function_gets_the_rows_that_a_native_window_counts(bench: MakeBench) -> None:
     """The same verdict on every row: in time, late, at the end of a window, at the watermark."""
     one = bench(both({"fixed": "10s"}))

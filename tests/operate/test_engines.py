@@ -52,6 +52,7 @@ def test_compaction_makes_the_same_commit(store: Path) -> None:
     assert json.loads(run(store, "files", "diff", "local", "spark", "--json"))["differences"] == []
 
 
+@pytest.mark.slow
 def test_a_check_finds_the_same(store: Path) -> None:
     damaged = max(store.glob("chunks/*/*"), key=lambda path: path.stat().st_size)
     damaged.unlink()
