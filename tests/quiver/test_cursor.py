@@ -332,6 +332,19 @@ def test_a_commit_that_cannot_be_recorded_is_told_and_may_be_repeated(still: Sti
     assert check_books(quiver)["stats"].pending == Totals(0, 0)
 
 
+@pytest.mark.parametrize("kind", [FaultKind.SHORT_WRITE, FaultKind.ENOSPC])
+def test_a_commit_cut_off_by_a_full_disk_is_recorded_with_the_reserve(
+    still: StillMachine, kind: FaultKind
+) -> None:
+    quiver = still.start(faults=[Fault(Point.LEDGER_WRITE, kind, nth=4)])
+    cursor = quiver.cursor("stats")
+    append(quiver, 2)
+    cursor.commit(must_plan(cursor))
+    quiver = still.restart()
+    assert quiver.recovery.damages == []
+    assert check_books(quiver)["stats"].pending == Totals(0, 0)
+
+
 # ------------------------------------------------------------------ in any order
 
 
