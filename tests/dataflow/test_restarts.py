@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -18,7 +19,8 @@ from tests.patience import SPARK_PATIENCE_S
 
 from holdfast.dataflow.compiler.places import Places
 from holdfast.dataflow.compiler.tails import Tail
-from holdfast.dataflow.progress import LONG_BATCH_S, QueryProgress
+from holdfast.dataflow.driving import drive
+from holdfast.dataflow.progress import BATCH_PATIENCE_S, LONG_BATCH_S, QueryProgress
 from holdfast.dataflow.restarts import Restarts, is_no_worker
 from holdfast.dataflow.run import PipelineRun
 from holdfast.dataflow.session import QUERY_SETTINGS
@@ -92,6 +94,7 @@ class Stand:
 
     def __init__(self, attempts_max: int, *next_ones: Asked) -> None:
         self.now_s = 1000.0
+        self.has_jobs = False
         first, *others = next_ones
         waiting = iter(others)
         self.progress = QueryProgress(
@@ -102,6 +105,9 @@ class Stand:
     @property
     def query(self) -> Any:
         return self.progress.spark
+
+    def stuck(self) -> tuple[str, float] | None:
+        return self.progress.stuck(600, lambda _: self.has_jobs)
 
     def says(self, message: str, *reported: str) -> None:
         self.query.status = {"message": message}
@@ -125,28 +131,61 @@ def test_a_query_without_its_process_is_begun_again_and_another_one_is_not() -> 
 
 def test_a_query_that_plans_for_ever_is_told() -> None:
     stand = Stand(1, Asked())
-    assert stand.progress.stuck(600) is None
+    assert stand.stuck() is None
     stand.now_s += 599
     stand.says("Getting offsets from x")
-    assert stand.progress.stuck(600) is None
+    assert stand.stuck() is None
     stand.now_s += 601
-    assert stand.progress.stuck(600) == "Getting offsets from x"
+    assert stand.stuck() == ("Getting offsets from x", 601)
 
 
 def test_an_idle_query_and_a_long_batch_are_not_stuck(caplog: pytest.LogCaptureFixture) -> None:
     stand = Stand(1, Asked())
+    stand.has_jobs = True
     for turn in range(100):
         stand.says("Getting offsets from x", f"10:00:{turn}")
         stand.now_s += 10
-        assert stand.progress.stuck(600) is None
+        assert stand.stuck() is None
     stand.says("Processing new data", "10:02:00")
     with caplog.at_level(logging.WARNING, "holdfast.dataflow"):
-        for _ in range(3):
-            assert stand.progress.stuck(600) is None
+        for _ in range(5):
+            assert stand.stuck() is None
             stand.now_s += LONG_BATCH_S + 1
     assert [record.getMessage() for record in caplog.records] == [
         "events: its batch still runs, 601 s later"
-    ] * 2
+    ] * 4
+
+
+@pytest.mark.parametrize("at_work", ["no job", "a job", "a sink"])
+def test_a_batch_that_nothing_is_done_for_is_told(at_work: str) -> None:
+    """Threads of Java that wait for each other: no task will end, and no error will come."""
+    stand = Stand(1, Asked())
+    stand.progress.tail = SimpleNamespace(is_called=at_work == "a sink")  # type: ignore[assignment]
+    stand.has_jobs = at_work == "a job"
+    stand.says("Processing new data")
+    assert stand.stuck() is None
+    stand.now_s += BATCH_PATIENCE_S + 1
+    told = stand.stuck()
+    if at_work == "no job":
+        assert told == ("Processing new data", BATCH_PATIENCE_S + 1)
+        return
+    assert told is None
+    stand.has_jobs, stand.progress.tail = False, None
+    stand.now_s += BATCH_PATIENCE_S
+    assert stand.stuck() is None
+    stand.now_s += 1
+    assert stand.stuck() is not None
+
+
+def test_a_query_that_ends_by_itself_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was the end of its pipeline, and nobody began it again."""
+    run = SimpleNamespace(
+        start=lambda: None,
+        wait=lambda timeout_s: True,
+        ended_queries=lambda: ["events"],
+    )
+    with pytest.raises(PipelineFailed, match="the query events ended, and nobody had asked it to"):
+        drive(run, threading.Event(), lambda told: None)  # type: ignore[arg-type]
 
 
 # --------------------------------------------------------------------- the real thing
@@ -206,6 +245,7 @@ def test_nobody_waits_for_ever_for_a_query_that_does_not_stop(
         assert entered.wait(SPARK_PATIENCE_S), "no batch came"
         with caplog.at_level(logging.ERROR, "holdfast.dataflow"):
             run.stop()
+        assert run.not_stopped == ["events"]
         released.set()
     (told,) = [record.getMessage() for record in caplog.records]
     assert told.startswith("events does not stop, it is at: Processing new data; ")

@@ -8,10 +8,12 @@ import gc
 import logging
 import os
 import signal
+import subprocess
 import sys
 import threading
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from tests.patience import PATIENCE_S, until_async
@@ -20,11 +22,14 @@ from holdfast.dataflow import session as session_module
 from holdfast.dataflow.driver_settings import SparkSettings
 from holdfast.dataflow.progress import QueryStatistics
 from holdfast.dataflow.spec import PipelineSettings
+from holdfast.errors import PipelineFailed
 from holdfast.graph.pipelines import LoadedPipelines
 from holdfast.graph.serving import Access
 from holdfast.operate.drivers import child as child_module
+from holdfast.operate.drivers import keeper as keeper_module
 from holdfast.operate.drivers import process as process_module
 from holdfast.operate.drivers.child import DriverChild
+from holdfast.operate.drivers.keeper import Keeper
 from holdfast.operate.drivers.wire import (
     DriverFigures,
     Orders,
@@ -226,7 +231,6 @@ class _SilentKeeper:
     """A pipeline that has asked Spark for something, long ago."""
 
     figures = PipelineFigures("running")
-    asking_s = process_module.ANSWER_PATIENCE_S + 1
 
     def __init__(self, name: str, *_: object) -> None:
         self.name = name
@@ -234,10 +238,18 @@ class _SilentKeeper:
     def start(self, session: object) -> None:
         """Do nothing."""
 
+    def join(self, patience_s: float) -> bool:
+        """Have ended."""
+        return True
 
-def test_a_driver_whose_spark_does_not_answer_says_what_it_did_and_ends(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+    def complaint(self, patience_s: float) -> str:
+        """Say what hangs."""
+        return f"Spark has not answered {self.name} for {patience_s + 1:.0f} s"
+
+
+@pytest.fixture
+def java(monkeypatch: pytest.MonkeyPatch) -> _Java:
+    """The Java process of a Spark that never was."""
     java = _Java()
     context = SimpleNamespace(_gateway=SimpleNamespace(proc=java))
     session = SimpleNamespace(sparkContext=context, version="4")
@@ -249,13 +261,127 @@ def test_a_driver_whose_spark_does_not_answer_says_what_it_did_and_ends(
         "STACKS_PATIENCE_S": 0.0,
     }.items():
         monkeypatch.setattr(process_module, name, value)
-    pipelines = {"stats": PipelineSettings.model_construct()}
-    loaded = LoadedPipelines(pipelines, (), tmp_path, tmp_path, {})
-    with (tmp_path / "figures").open("wb") as figures:
-        code = process_module._run(loaded, threading.Event(), figures, None)
-    assert code == 71
+    return java
+
+
+def run_driver(folder: Path, stop: threading.Event) -> int:
+    loaded = LoadedPipelines({"stats": PipelineSettings.model_construct()}, (), folder, folder, {})
+    with (folder / "figures").open("wb") as figures:
+        return process_module._run(loaded, stop, figures, None)
+
+
+def test_a_driver_whose_spark_does_not_answer_says_what_it_did_and_ends(
+    tmp_path: Path, java: _Java, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert run_driver(tmp_path, threading.Event()) == 71
     assert java.signals == [signal.SIGQUIT]
     assert "test_a_driver_whose_spark_does_not_answer" in capfd.readouterr().err
+
+
+def test_a_driver_that_somebody_told_to_stop_has_not_ended_its_pipelines(
+    tmp_path: Path, java: _Java
+) -> None:
+    """A SIGTERM that was not the gateway's ended with 0, and nobody started it again."""
+    stop = threading.Event()
+    stop.set()
+    assert run_driver(tmp_path, stop) == 72
+    assert java.signals == []
+
+
+def test_a_driver_that_tells_nothing_any_more_is_replaced(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its Java did not come up, or it was stopped (SIGSTOP), or waits for its disk."""
+    monkeypatch.setattr(child_module, "SILENCE_PATIENCE_S", 0.2)
+    monkeypatch.setattr(child_module, "STACKS_PATIENCE_S", 0.0)
+
+    async def run() -> None:
+        child = playing("import time; input(); time.sleep(600)")
+        child.start()
+        await until_async(lambda: child.figures.starts_total >= 3)
+        await child.stop(5.0)
+
+    with caplog.at_level(logging.ERROR, "holdfast.pipelines"):
+        asyncio.run(run())
+    told = "the driver of the pipelines has told nothing for 0.2 s, and is killed"
+    assert told in caplog.messages
+
+
+def test_a_pipeline_whose_query_cannot_be_stopped_asks_for_another_spark(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was begun again for ever: Spark does not start a query beside itself."""
+    begun = []
+
+    class Run:
+        plan = SimpleNamespace(queries=())
+        asking_s = 0.0
+        not_stopped: list[str]
+
+        def __init__(self, *_: object) -> None:
+            begun.append(1)
+            self.not_stopped = []
+
+        def __enter__(self) -> Run:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            self.stop()
+
+        def stop(self) -> None:
+            self.not_stopped = ["events"]
+
+    def hang(*_: object) -> None:
+        raise PipelineFailed("the query events does not go on", hint="…")
+
+    monkeypatch.setattr(keeper_module, "PipelineRun", Run)
+    monkeypatch.setattr(keeper_module, "drive", hang)
+    places: Any = SimpleNamespace(state_dir=tmp_path)
+    keeper = Keeper("stats", PipelineSettings.model_construct(), places, QUICK, threading.Event())
+    assert keeper.complaint(600) == ""
+    keeper.start(SimpleNamespace())  # type: ignore[arg-type]
+    assert keeper.join(PATIENCE_S)
+    assert keeper.complaint(600) == "queries of stats do not stop: events"
+    assert len(begun) == 1
+
+
+_ORPHAN = """
+import os, sys, threading
+from holdfast.operate.drivers import process
+process.LOOK_EVERY_S = 0.05
+stop = threading.Event()
+process._listen(stop)
+print(os.getpid(), flush=True)
+stop.wait()
+print("stops", flush=True)
+os._exit(0)
+"""
+_PARENT = """
+import os, subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", sys.argv[1]], stdin=int(sys.argv[2]))
+sys.stdin.read()
+os._exit(0)
+"""
+
+
+def test_a_driver_notices_that_its_gateway_is_gone_though_somebody_holds_its_input() -> None:
+    """A process that the gateway had forked has its pipes, too, and outlives it."""
+    reading, held = os.pipe()
+    try:
+        parent = subprocess.Popen(
+            [sys.executable, "-c", _PARENT, _ORPHAN, str(reading)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=[reading],
+        )  # fmt: skip
+        assert parent.stdin is not None
+        assert parent.stdout is not None
+        assert int(parent.stdout.readline()) > 0
+        parent.stdin.close()
+        assert parent.stdout.readline() == b"stops\n"
+        parent.stdout.close()
+        parent.wait()
+    finally:
+        os.close(reading)
+        os.close(held)
 
 
 def test_queries_are_started_one_after_another_unless_one_takes_too_long(

@@ -9,7 +9,7 @@ from typing import Literal
 from holdfast.dataflow.lineage import RunReporter
 from holdfast.dataflow.progress import QueryStatistics
 from holdfast.dataflow.run import PipelineRun
-from holdfast.errors import HoldfastError
+from holdfast.errors import HoldfastError, PipelineFailed
 
 LOOK_EVERY_S = 0.5
 
@@ -46,8 +46,12 @@ def _drive(
     run.start()
     tell_started()
     while not stop.is_set():
-        if run.wait(LOOK_EVERY_S):
-            break
+        run.wait(LOOK_EVERY_S)
+        if (ended := run.ended_queries()) and not stop.is_set():
+            raise PipelineFailed(
+                f"the query {ended[0]} ended, and nobody had asked it to",
+                hint="nothing is lost: it goes on where it was when it is started again",
+            )
         tell(run.statistics())
         asked = run.state_dir.asked()
         if asked is not None:

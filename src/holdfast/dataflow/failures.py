@@ -38,10 +38,10 @@ def is_disk_full(error: BaseException) -> bool:
     return any(text in told for told in texts_of(error) for text in _NO_ROOM)
 
 
-def hangs(query: str, waiting_for: str, patience_s: float) -> PipelineFailed:
-    """Return the error of a query whose planning does not come back."""
+def hangs(query: str, waiting_for: str, quiet_s: float) -> PipelineFailed:
+    """Return the error of a query that does not come back from what it does."""
     return PipelineFailed(
-        f"the query {query} plans nothing since {patience_s:g} s: {waiting_for}",
+        f"the query {query} does not go on since {quiet_s:.0f} s: {waiting_for}",
         hint="nothing is lost: start it again; does a disk or a gateway that it reads hang?",
     )
 

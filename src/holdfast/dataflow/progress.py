@@ -27,6 +27,9 @@ _PLANNING = ("Initializing sources", "Getting offsets")
 _RUNNING = "Processing new data"
 # A batch that runs longer is told of in the log, each time that it has run so long once more.
 LONG_BATCH_S = 600.0
+# For a batch of which nothing is done: no job of Spark's, and nothing of ours in the driver. A sink
+# of a query without branches is committed by Spark, where it is not seen: so it is a long time.
+BATCH_PATIENCE_S = 1800.0
 
 log = logging.getLogger("holdfast.dataflow")
 
@@ -97,6 +100,9 @@ class QueryProgress:
     observed: Counter[str] = field(default_factory=Counter)
     _reported: str = field(default="", init=False)
     _doing: _Doing = field(default=_Doing("", "", 0.0), init=False)
+    # When its batch was last seen to be worked at, and when it was told of.
+    _at_work_s: float = field(default=0.0, init=False)
+    _told_s: float = field(default=0.0, init=False)
 
     def begin_again(self) -> None:
         """Start the query once more if it ended for want of a Python process, and may be begun."""
@@ -113,18 +119,32 @@ class QueryProgress:
         checkpoint = self.checkpoint
         return self.spark.isActive and checkpoint.last_planned() != checkpoint.last_committed()
 
-    def stuck(self, patience_s: float) -> str | None:
-        """Return what a query waits for if it has planned nothing for so long; else None."""
+    def stuck(
+        self, planning_patience_s: float, has_jobs: Callable[[StreamingQuery], bool]
+    ) -> tuple[str, float] | None:
+        """Return what a query does not come back from, and for how long; None if it goes on."""
         message, now_s = str(self.spark.status["message"]), self.clock_s()
         if (message, self._reported) != self._doing[:2]:
             self._doing = _Doing(message, self._reported, now_s)
-        quiet_s = now_s - self._doing.since_s
+            self._at_work_s = self._told_s = now_s
         if message.startswith(_PLANNING):
-            return message if quiet_s > patience_s else None
-        if message.startswith(_RUNNING) and quiet_s > LONG_BATCH_S:
-            log.warning("%s: its batch still runs, %.0f s later", self.name, quiet_s)
-            self._doing = self._doing._replace(since_s=now_s)
+            quiet_s = now_s - self._doing.since_s
+            return (message, quiet_s) if quiet_s > planning_patience_s else None
+        if not message.startswith(_RUNNING):
+            return None
+        if now_s - self._told_s > LONG_BATCH_S:
+            log.warning("%s: its batch still runs, %.0f s later", self.name, now_s - self._told_s)
+            self._told_s = now_s
+        quiet_s = now_s - self._at_work_s
+        if quiet_s > BATCH_PATIENCE_S and not self._is_at_work(has_jobs):
+            return message, quiet_s
         return None
+
+    def _is_at_work(self, has_jobs: Callable[[StreamingQuery], bool]) -> bool:
+        is_at_work = (self.tail is not None and self.tail.is_called) or has_jobs(self.spark)
+        if is_at_work:
+            self._at_work_s = self.clock_s()
+        return is_at_work
 
     def look(self) -> None:
         """Take in what is new."""

@@ -112,6 +112,8 @@ class PipelineRun:
         self._asking_since_s: float | None = None
         self._running: list[QueryProgress] = []
         self._ended: list[QueryProgress] = []
+        # Queries that were stopped and run on: nobody can start them here again.
+        self.not_stopped: list[str] = []
         refuse_addresses(make_plan(name, pipeline), places)
         self.state_dir = StateDir(places.state_dir)
         self._lock = self.state_dir.lock()
@@ -142,11 +144,12 @@ class PipelineRun:
 
     @contextmanager
     def _asking(self) -> Iterator[None]:
-        self._asking_since_s = time.monotonic()
+        before_s = self._asking_since_s
+        self._asking_since_s = time.monotonic() if before_s is None else before_s
         try:
             yield
         finally:
-            self._asking_since_s = None
+            self._asking_since_s = before_s
 
     # ------------------------------------------------------------------- starting
 
@@ -186,12 +189,13 @@ class PipelineRun:
             if give_up_s is not None and time.monotonic() > give_up_s:
                 return False
             time.sleep(POLL_S)
-        for one in self._running:
-            error = one.spark.exception()
-            if error is not None:
-                self.stop()
-                raise failed(one.name, error) from error
-        self._look()
+        with self._asking():
+            for one in self._running:
+                error = one.spark.exception()
+                if error is not None:
+                    self.stop()
+                    raise failed(one.name, error) from error
+            self._look()
         return True
 
     def _goes_on(self) -> bool:
@@ -200,14 +204,26 @@ class PipelineRun:
             for one in self._running:
                 one.begin_again()
             self._look()
-        for one in self._running:
-            waiting_for = one.stuck(PLANNING_PATIENCE_S)
-            if waiting_for is not None:
-                self.stop()
-                raise hangs(one.name, waiting_for, PLANNING_PATIENCE_S)
-        if any(one.spark.exception() is not None for one in self._running):
-            return False
-        return any(one.spark.isActive for one in self._running)
+            for one in self._running:
+                stuck = one.stuck(PLANNING_PATIENCE_S, self._has_jobs)
+                if stuck is not None:
+                    self.stop()
+                    raise hangs(one.name, *stuck)
+            if any(one.spark.exception() is not None for one in self._running):
+                return False
+            return any(one.spark.isActive for one in self._running)
+
+    def _has_jobs(self, query: StreamingQuery) -> bool:
+        """Whether Spark has a job of a query: its name for them is that of the query's run."""
+        tracker = self._session.sparkContext.statusTracker()
+        mine = tracker.getJobIdsForGroup(str(query.runId))
+        return not set(mine).isdisjoint(tracker.getActiveJobsIds())
+
+    def ended_queries(self) -> list[str]:
+        """Return the queries that ended without an error, and were not stopped here."""
+        with self._asking():
+            ended = [one for one in self._running if not one.spark.isActive]
+            return [one.name for one in ended if one.spark.exception() is None]
 
     def finish(self, patience_s: float = FINISH_PATIENCE_S) -> None:
         """Let no batch begin any more, and those that run come to their end, for so long."""
@@ -222,20 +238,25 @@ class PipelineRun:
 
     def stop(self) -> None:
         """Stop all queries, and let go of everything; a batch that runs is run again next time."""
-        self._stop_queries()
-        self._intakes.close()
-        self._buffers.close()
-        self._lock.close()
+        with ExitStack() as ending:
+            for close in (self._lock.close, self._buffers.close, self._intakes.close):
+                ending.callback(close)  # whatever the one before it says
+            self._stop_queries()
 
     def _stop_queries(self) -> None:
-        for one in self._running:
-            try:
-                one.spark.stop()
-            except Py4JJavaError as error:
-                doing = one.spark.status["message"]
-                log.error("%s does not stop, it is at: %s; %s", one.name, doing, reason_of(error))
-        self._look()
+        with self._asking():
+            for one in self._running:
+                self._stop_query(one)
+            self._look()
         self._ended, self._running = [*self._ended, *self._running], []
+
+    def _stop_query(self, one: QueryProgress) -> None:
+        try:
+            one.spark.stop()
+        except Py4JJavaError as error:
+            doing = one.spark.status["message"]
+            log.error("%s does not stop, it is at: %s; %s", one.name, doing, reason_of(error))
+            self.not_stopped.append(one.name)
 
     def _start(
         self, query: Query, buffered: dict[Output, Buffered], *, close: bool, once: bool
@@ -372,8 +393,9 @@ class PipelineRun:
 
     def statistics(self) -> tuple[QueryStatistics, ...]:
         """Return a picture of this moment, of all queries that were started."""
-        self._look()
-        return tuple(self._named(one.statistics()) for one in (*self._ended, *self._running))
+        with self._asking():
+            self._look()
+            return tuple(self._named(one.statistics()) for one in (*self._ended, *self._running))
 
     def _named(self, told: QueryStatistics) -> QueryStatistics:
         """Return what a query tells, with vertices called as in the file."""

@@ -109,6 +109,8 @@ class Tail:
     ) -> None:
         # Rows since the start, by what became of them and where.
         self.counts: Counter[tuple[str, str]] = Counter()
+        # Whether a batch is at work here now.
+        self.is_called = False
         self._plan = plan
         self._query = query
         self._places = places
@@ -119,6 +121,13 @@ class Tail:
 
     def __call__(self, batch: DataFrame, number: int) -> None:
         """Do everything that is to be done with a batch."""
+        self.is_called = True
+        try:
+            self._run(batch, number)
+        finally:
+            self.is_called = False
+
+    def _run(self, batch: DataFrame, number: int) -> None:
         with ExitStack() as kept:
             frames = self._frames(batch, number, kept)
             called = [self._called(n, sink, frames, number, kept) for n, sink in self._sinks(True)]

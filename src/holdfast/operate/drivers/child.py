@@ -28,6 +28,11 @@ LINE_BYTES_MAX = 256 * 1024
 HURRY_S = 2.0
 # How often it is looked whether the driver runs.
 POLL_S = 0.1
+# A driver tells figures every second, but not while its Spark starts, and a cluster may let that
+# wait. One that is silent for so long hangs, and is replaced.
+SILENCE_PATIENCE_S = 1800.0
+# For it to write down what its threads do.
+STACKS_PATIENCE_S = 1.0
 # For what is left in the pipes of a driver that has ended.
 PIPES_PATIENCE_S = 10.0
 _LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
@@ -57,6 +62,8 @@ class DriverChild:
         self._orders = orders
         self._figures = DriverFigures()
         self._process: Process | None = None
+        # When it told figures last, by the clock of the loop.
+        self._told_s = 0.0
         self._stopping = asyncio.Event()
         self._keeping: asyncio.Task[None] | None = None
 
@@ -131,7 +138,7 @@ class DriverChild:
             if self._stopping.is_set():
                 process.terminate()
             reading = asyncio.gather(self._read_figures(process), self._read_log(process))
-            code = await _ended(process)
+            code = await self._ended(process)
             # Whatever is left of its session would keep the pipes open.
             end_session(process.pid)
             await _read_out(reading)
@@ -141,6 +148,31 @@ class DriverChild:
             # All three pipes. What somebody else still holds would stay open here, too, and asyncio
             # has no public name for letting go of it.
             process._transport.close()  # type: ignore[attr-defined]
+
+    async def _ended(self, process: Process) -> int:
+        """Return how a process ended; kill one that tells nothing any more.
+
+        `Process.wait` waits for its pipes, too, and Java may hold those.
+        """
+        loop = asyncio.get_running_loop()
+        self._told_s = loop.time()
+        while process.returncode is None:
+            await asyncio.sleep(POLL_S)
+            if loop.time() - self._told_s > SILENCE_PATIENCE_S:
+                log.error(
+                    "the driver of the pipelines has told nothing for %g s, and is killed",
+                    SILENCE_PATIENCE_S,
+                )
+                await self._ask_for_stacks(process)
+                end_session(process.pid)
+                self._told_s = loop.time()
+        return process.returncode
+
+    async def _ask_for_stacks(self, process: Process) -> None:
+        """Let it write down in its log what it does, if it still can."""
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(signal.SIGUSR2)
+        await asyncio.sleep(STACKS_PATIENCE_S)
 
     async def _ordered(self) -> Orders | None:
         """Return the orders, when they are known; None if it is to stop before."""
@@ -156,6 +188,7 @@ class DriverChild:
     async def _read_figures(self, process: Process) -> None:
         assert process.stdout is not None
         async for line in _lines(process.stdout):
+            self._told_s = asyncio.get_running_loop().time()
             with contextlib.suppress(ValueError, TypeError, KeyError):
                 self._figures = replace(self._figures, pipelines=decode_figures(line))
 
@@ -165,13 +198,6 @@ class DriverChild:
             level, message = _told(line)
             if message:
                 log.log(level, "%s", message)
-
-
-async def _ended(process: Process) -> int:
-    """Return how a process ended; `wait` waits for its pipes, too, and Java may hold those."""
-    while process.returncode is None:  # noqa: ASYNC110  (there is no event: that is the point)
-        await asyncio.sleep(POLL_S)
-    return process.returncode
 
 
 async def _read_out(reading: asyncio.Future[tuple[None, None]]) -> None:

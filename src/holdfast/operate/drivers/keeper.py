@@ -52,12 +52,16 @@ class Keeper:
         self._sender = sender
         self._thread: threading.Thread | None = None
         self._running: PipelineRun | None = None
+        # Queries of a run that is over.
+        self._not_stopped: list[str] = []
 
-    @property
-    def asking_s(self) -> float:
-        """How long Spark has not answered what it was asked for the pipeline."""
+    def complaint(self, patience_s: float) -> str:
+        """Return what only a new Spark would mend; "" if there is nothing."""
+        if self._not_stopped:
+            return f"queries of {self.name} do not stop: {', '.join(self._not_stopped)}"
         run = self._running
-        return 0.0 if run is None else run.asking_s
+        asking_s = 0.0 if run is None else run.asking_s
+        return f"Spark has not answered {self.name} for {asking_s:.0f} s" * (asking_s > patience_s)
 
     def start(self, session: SparkSession) -> None:
         """Begin."""
@@ -86,6 +90,8 @@ class Keeper:
                 if time.monotonic() - began_s >= self._settings.restart_max:
                     pause_s = self._settings.restart_min
                 self._wait(error, pause_s)
+                if self._not_stopped:
+                    return  # Spark does not start a query beside itself
                 pause_s = min(2 * pause_s, self._settings.restart_max)
                 continue
             return
@@ -102,7 +108,8 @@ class Keeper:
             try:
                 end = drive(run, self._stop, self._tell, self._reporter())
             finally:
-                self._running = None
+                run.stop()
+                self._not_stopped, self._running = run.not_stopped, None
         self.figures = replace(self.figures, state=end)
         log.info("%s is %s", self.name, end)
 

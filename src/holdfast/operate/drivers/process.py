@@ -10,6 +10,7 @@ from __future__ import annotations
 import faulthandler
 import logging
 import os
+import select
 import signal
 import sys
 import threading
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 TELL_EVERY_S = 1.0
+# How often it is looked whether the gateway is there.
+LOOK_EVERY_S = 1.0
 # When the gateway is gone nobody else looks after us: how long an orderly end may take.
 ORPHAN_PATIENCE_S = 20.0
 # For all pipelines to stop, beyond what each query has for that (dataflow/session.py).
@@ -41,7 +44,8 @@ STOP_PATIENCE_S = 90.0
 ANSWER_PATIENCE_S = 600.0
 # For Java to write down what its threads do.
 STACKS_PATIENCE_S = 5.0
-_JAVA_ENDED, _SPARK_HANGS = 70, 71
+# How it ends; 0: all pipelines have ended for good. Whoever told it to stop knows that.
+_JAVA_ENDED, _SPARK_HANGS, _TOLD_TO_STOP = 70, 71, 72
 
 log = logging.getLogger("holdfast.pipelines")
 
@@ -80,12 +84,14 @@ def _keep_stdout() -> IO[bytes]:
 
 
 def _listen(stop: threading.Event) -> None:
+    parent = os.getppid()
+
     def end(number: int, frame: FrameType | None) -> None:
         stop.set()
 
     def follow_parent() -> None:
-        # The file, not its buffer: Python locks that one at exit, and we may still read then.
-        while os.read(0, 1):
+        # Somebody else may hold the other end of the pipe: then it does not end.
+        while os.getppid() == parent and not _has_ended(0, LOOK_EVERY_S):
             pass
         stop.set()
         threading.Event().wait(ORPHAN_PATIENCE_S)
@@ -95,6 +101,16 @@ def _listen(stop: threading.Event) -> None:
     signal.signal(signal.SIGTERM, end)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=follow_parent, name="parent", daemon=True).start()
+
+
+def _has_ended(pipe: int, wait_s: float) -> bool:
+    """Whether a pipe has come to its end; waits a little for that.
+
+    It is the file that is read, not its buffer: Python locks that one at exit, and we may still
+    read then.
+    """
+    readable, _, _ = select.select([pipe], [], [], wait_s)
+    return bool(readable) and not os.read(pipe, 1)
 
 
 def _run(
@@ -124,15 +140,15 @@ def _run(
             _tell(figures, keepers)
             if all(keeper.figures.state in ENDED for keeper in keepers):
                 return 0
-            silent = [one for one in keepers if one.asking_s > ANSWER_PATIENCE_S]
-            if silent:
-                _tell_stacks(silent, session)
+            complaints = [one.complaint(ANSWER_PATIENCE_S) for one in keepers]
+            if any(complaints):
+                _tell_stacks([told for told in complaints if told], session)
                 return _SPARK_HANGS
             if _java_ended(session):
                 log.error("the Java process of Spark ended")
                 return _JAVA_ENDED
         _join(keepers)
-        return 0
+        return _TOLD_TO_STOP
     finally:
         _tell(figures, keepers)
         stop_session(session)
@@ -153,12 +169,10 @@ def _tell(figures: IO[bytes], keepers: Sequence[Keeper]) -> None:
         log.debug("nobody reads the figures")
 
 
-def _tell_stacks(silent: Sequence[Keeper], session: SparkSession) -> None:
-    """Write down what everybody does while Spark does not answer: soon nobody will do anything."""
-    for keeper in silent:
-        log.error(
-            "Spark has not answered %s for %.0f s, and is begun again", keeper.name, keeper.asking_s
-        )
+def _tell_stacks(complaints: Sequence[str], session: SparkSession) -> None:
+    """Write down what everybody does while Spark hangs: soon nobody will do anything."""
+    for complaint in complaints:
+        log.error("%s; Spark is begun again", complaint)
     faulthandler.dump_traceback(all_threads=True)
     java = session.sparkContext._gateway
     if java is not None:
