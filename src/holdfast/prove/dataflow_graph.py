@@ -32,7 +32,7 @@ def graph_file(port: int, folder: Path) -> str:
             "events": _SOURCE,
             "named": _MAP,
             NAMES: {"sink": {"files": NAMES}},
-            COPIES: {"sink": {"files": COPIES}},
+            COPIES: {"sink": {"files": COPIES, "target_size": "1MB"}},  # one file that grows
         },
         "edges": ["events -> named", f"named -> {NAMES}", f"named -> {COPIES}"],
     }

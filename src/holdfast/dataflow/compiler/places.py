@@ -179,7 +179,10 @@ def target_options(
     name: str, target: TargetSettings, places: Places, checkpoint: Path
 ) -> SinkOptions:
     """Return the options of a sink."""
-    place = {"files": str(places.base_dir / target.files)} if target.files else {}
+    place = {}
+    if target.files:
+        size = {"target_size": str(target.target_size)} if target.target_size else {}
+        place = {"files": str(places.base_dir / target.files), **size}
     if target.fileset is not None:
         place = _fileset_options(target.fileset, places)
     if target.quiver:

@@ -2,11 +2,13 @@
 
     <folder>/part-<query>-<batch>-<part>-<n>.parquet   what readers see
     <folder>/_holdfast/<query>.json                    the batch records
+    <folder>/_holdfast/<query>.grows                   files of the query may grow
     <folder>/_holdfast/staging/                        what tasks wrote, before it counts
 
 Tasks write a file each. Those of a small batch become one before they are published, so that there
 are no more files than batches, and a reader has all of such a batch or nothing of it. If that
 cannot be done, because the disk is full, they are published as they are: a rename needs no room.
+With `target_size` there are fewer files than batches: see growing.py.
 
 A batch counts when its record is there. A driver that dies between two renames leaves some of a
 batch's files; run again, the batch replaces files of its own name by the new ones, and then removes
@@ -31,9 +33,11 @@ from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMess
 from holdfast.dataflow.durable_file import sync_folder
 from holdfast.dataflow.failures import is_disk_full
 from holdfast.dataflow.points import Point, reached
+from holdfast.dataflow.sink.growing import Growing, LastBatch, newest_file, write_joined
 from holdfast.dataflow.sink.options import SinkOptions
 from holdfast.dataflow.sink.records import BatchRecords, Record
 from holdfast.dataflow.source.checkpoint import Checkpoint
+from holdfast.errors import DiskFull
 
 # Staged files of drivers that died are removed at this age.
 STALE_AFTER_S = 24 * 3600.0
@@ -93,59 +97,114 @@ class FilesWriter(DataSourceStreamArrowWriter):
         self._folder.mkdir(parents=True, exist_ok=True)
         name = f"part-{query_id}-{batchId:010d}-{part:03d}"
         staged = [message.path for message in messages if isinstance(message, StagedFile)]
+        paths = [path for path in staged if path]
+        if not self._is_added(query_id, paths, batchId, part):
+            self._publish(name, self._as_one(paths))
+        sync_folder(self._folder)
+        self._discard(paths)
+        records.record(batchId, Record(span, part + 1))
+        reached(Point.SINK_COMMIT, self._options.checkpoint)
+        self._sweep()
+
+    def _publish(self, name: str, paths: list[str]) -> None:
+        """Give files the name of a batch, and remove others that an earlier run of it has left."""
         published = set()
-        for number, path in enumerate(self._as_one([path for path in staged if path])):
+        for number, path in enumerate(paths):
             published.add(f"{name}-{number:05d}.parquet")
             os.replace(path, self._folder / f"{name}-{number:05d}.parquet")
         for left in self._folder.glob(f"{name}-*.parquet"):
             if left.name not in published:
                 left.unlink()
-        sync_folder(self._folder)
-        records.record(batchId, Record(span, part + 1))
-        reached(Point.SINK_COMMIT, self._options.checkpoint)
-        self._sweep()
 
     def _as_one(self, paths: list[str]) -> list[str]:
         """Return the file that some small files became, or these if they are large or few."""
         if len(paths) <= 1 or sum(map(os.path.getsize, paths)) > ONE_FILE_BYTES:
             return paths
+        merged = self._joined([(path, None) for path in paths])
+        return paths if merged is None else [merged]
+
+    def _joined(
+        self, pieces: list[tuple[str, int | None]], last: LastBatch | None = None
+    ) -> str | None:
+        """Return a staged file with the rows of some; None if there is no room for it."""
         merged = self._staging / f"{uuid.uuid4()}.parquet"
         try:
-            _merge(paths, merged)
+            self._staging.mkdir(parents=True, exist_ok=True)
+            write_joined(pieces, merged, last)
         except OSError as error:
             merged.unlink(missing_ok=True)
             if not is_disk_full(error):
                 raise
-            log.warning("%s: no room to make one file of %d", self._folder, len(paths))
-            return paths
+            log.warning("%s: no room to make one file of %d", self._folder, len(pieces))
+            return None
         except BaseException:
             merged.unlink(missing_ok=True)
             raise
-        for path in paths:
-            os.unlink(path)
-        return [str(merged)]
+        return str(merged)
+
+    # ------------------------------------------------------------ files that grow
+
+    def _is_added(self, query_id: str, paths: list[str], batch: int, part: int) -> bool:
+        """Put a batch into a file that may grow, the newest or a new one; whether that was done."""
+        marker = self._own / f"{query_id}.grows"
+        newest = newest_file(self._folder, query_id) if marker.exists() else None
+        if newest is not None and newest.has(batch, part):
+            # Of a driver that died.
+            if newest.last.rows_before == 0:
+                return self._is_begun(query_id, paths, batch, part)
+            if self._grow(newest, newest.last.rows_before, paths, batch, part):
+                return True
+            raise DiskFull(
+                f"there is no room to write batch {batch} again",
+                hint="make room for twice the size of the file; nothing is lost",
+                path=str(newest.path),
+            )
+        size_bytes, target_bytes = sum(map(os.path.getsize, paths)), self._options.target_size
+        if not paths or size_bytes > target_bytes:
+            return False
+        if not marker.exists():
+            marker.parent.mkdir(parents=True, exist_ok=True)
+            marker.touch()
+            sync_folder(marker.parent)
+        if newest is not None and newest.takes(paths[0], target_bytes - size_bytes):
+            try:
+                return self._grow(newest, newest.rows, paths, batch, part)
+            except (OSError, pa.ArrowException) as error:
+                log.warning("%s is left as it is, another file is begun: %s", newest.path, error)
+        return self._is_begun(query_id, paths, batch, part)
+
+    def _is_begun(self, query_id: str, paths: list[str], batch: int, part: int) -> bool:
+        """Put a batch into a new file that may grow; whether there was room for that."""
+        if not paths:
+            return False
+        merged = self._joined([(path, None) for path in paths], LastBatch(batch, part, 0))
+        if merged is None:
+            return False
+        self._publish(f"part-{query_id}-{batch:010d}-{part:03d}", [merged])
+        return True
+
+    def _grow(
+        self, newest: Growing, rows_before: int, paths: list[str], batch: int, part: int
+    ) -> bool:
+        """Replace a file by itself with a batch behind its first rows; False: there is no room."""
+        pieces = [(str(newest.path), rows_before), *((path, None) for path in paths)]
+        merged = self._joined(pieces, LastBatch(batch, part, rows_before))
+        if merged is None:
+            return False
+        os.replace(merged, newest.path)
+        return True
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Remove what was staged."""
-        for message in messages:
-            if isinstance(message, StagedFile) and message.path:
-                Path(message.path).unlink(missing_ok=True)
+        staged = [message for message in messages if isinstance(message, StagedFile)]
+        self._discard([message.path for message in staged if message.path])
+
+    def _discard(self, paths: list[str]) -> None:
+        for path in paths:
+            Path(path).unlink(missing_ok=True)
 
     def _sweep(self) -> None:
         oldest_s = time.time() - STALE_AFTER_S
         for path in self._staging.glob("*.parquet") if self._staging.is_dir() else ():
             if path.stat().st_mtime < oldest_s:
                 path.unlink(missing_ok=True)
-
-
-def _merge(paths: Sequence[str], merged: Path) -> None:
-    """Write the rows of some files of one schema into another one, in their order, and sync it."""
-    with pq.ParquetFile(paths[0]) as first:
-        schema = first.schema_arrow
-    with pq.ParquetWriter(merged, schema) as writer:
-        for path in paths:
-            with pq.ParquetFile(path) as file:
-                for batch in file.iter_batches():
-                    writer.write_batch(batch)
-    with open(merged, "rb") as file:
-        os.fsync(file.fileno())

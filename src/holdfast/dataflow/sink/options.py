@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
 
+from holdfast.dataflow.spec.vertices import TARGET_BYTES_MAX
 from holdfast.errors import BadConfig
 from holdfast.remote.settings import ClientSettings
 from holdfast.settings import LocalPath, Secret, Settings, SizeBytes
@@ -36,6 +37,10 @@ class SinkOptions(Settings):
 
     files: LocalPath = ""
     """The folder for Parquet files."""
+
+    target_size: Annotated[SizeBytes, Field(le=TARGET_BYTES_MAX)] = 0
+    """With `files`: a small batch is added to the newest file until that has this size; 0: each
+    batch has files of its own, which never change."""
 
     store: str = ""
     """The store for commits: a folder, or `s3://bucket/prefix`."""

@@ -27,6 +27,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from holdfast.dataflow.durable_file import replace_durably
+from holdfast.dataflow.sink.growing import may_grow
 from holdfast.errors import BadInput
 from holdfast.quiver import Quiver
 from holdfast.quiver.segments.envelope import TIME_TYPE
@@ -187,6 +188,12 @@ class FilesIntake(Intake):
         """Offsets are numbers of rows."""
         try:
             with pq.ParquetFile(opened) as file:
+                if may_grow(file):
+                    raise BadInput(
+                        "a sink may add rows to the file, and each file is taken in once",
+                        hint="set `target_size` of that sink to 0, and take its folder anew",
+                        path=str(path),
+                    )
                 end = 0
                 for batch in file.iter_batches(BUNDLE_ROWS):
                     end += batch.num_rows

@@ -17,6 +17,8 @@ SETTABLE = ("_event_time", "_tags")
 # What the results of a window have beside the key and the columns that were asked for.
 WINDOW_COLUMNS = ("window_start", "window_end")
 RETRY_ATTEMPTS_MAX = 100
+# The largest file of a sink that grows: with each batch all of it is written again.
+TARGET_BYTES_MAX = 256 * 1024 * 1024
 
 
 def _as_list(value: object) -> object:
@@ -368,6 +370,9 @@ class TargetSettings(Settings):
     """A folder for Parquet files."""
     format: Literal["parquet"] = "parquet"
     """How they are written."""
+    target_size: Annotated[SizeBytes, Field(le=TARGET_BYTES_MAX)] = 0
+    """Of `files`: a small batch is added to the newest file until that has this size. 0: each batch
+    has files of its own, which never change: for readers that take every file once."""
     fileset: FileSetTarget | None = None
     """Commits of a store: each batch is a version of all rows so far."""
     console: bool | None = None
@@ -382,6 +387,8 @@ class TargetSettings(Settings):
     @model_validator(mode="after")
     def _is_one_place(self) -> TargetSettings:
         _one_of(self, *self._places())
+        if self.target_size and not self.files:
+            raise ValueError("`target_size` is of `files`: no other place has files that grow")
         return self
 
     @classmethod
