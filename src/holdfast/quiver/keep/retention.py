@@ -212,12 +212,11 @@ class Retention:
             self._freed.notify_all()
 
     def _over_cap(self, size_bytes: int) -> bool:
-        # What is in the WAL will be written once more, as a segment, before it can go; and most of
-        # what is kept for that is on the disk already.
+        # What is in the WAL will be written once more, as a segment, before it can go. While the
+        # disk has room that takes nothing from the reserve on the disk.
         _, to_seal_bytes = self._unsealed_bytes()
-        reserve_bytes = self.disk_room.wanted_bytes(size_bytes)
-        kept_bytes = max(to_seal_bytes + self.reserve_bytes, reserve_bytes)
-        left_bytes = max(0, kept_bytes - self._reserve.held_bytes)
+        kept_bytes = max(self.reserve_bytes, self.disk_room.wanted_bytes(size_bytes))
+        left_bytes = to_seal_bytes + max(0, kept_bytes - self._reserve.held_bytes)
         return self.used_bytes() + 2 * size_bytes + left_bytes > self.size_cap_bytes
 
     def _no_room(self, size_bytes: int) -> NotAccepted:
