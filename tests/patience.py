@@ -16,6 +16,9 @@ SCALE = float(os.environ.get("HOLDFAST_PATIENCE", "1"))
 PATIENCE_S = 60.0 * SCALE
 # Spark takes seconds to start, and minutes where everything else runs at once.
 SPARK_PATIENCE_S = 400.0 * SCALE
+# How long an append may take that is to be refused: it waits for room half as long. Those before
+# it have to be stored within this time.
+APPEND_S = 0.4 * SCALE
 
 
 def until(

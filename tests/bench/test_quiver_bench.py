@@ -67,8 +67,12 @@ def test_no_figure_is_absurd(result: dict[str, Any]) -> None:
     # 64 producers share a sync at best; the figure is rounded.
     assert 0.0156 <= result["syncs_per_append"] <= 1
     assert result["ack_p50_ms"] <= result["ack_p99_ms"] <= result["seal_stall_ms"]
-    # Once into the WAL, once into a segment with its envelope.
-    assert 2 <= result["write_amplification"] < 3
+    # Once into the WAL, once into a segment with its envelope; what is more is the reserve,
+    # which is written once and is large beside what a quick run appends.
+    wal, seal = result["write_amplification_wal"], result["write_amplification_seal"]
+    assert 1 <= wal < 1.1
+    assert 1 <= seal < 1.5
+    assert wal + seal <= result["write_amplification"] < 4
     assert result["startup_segments"] == QUICK.startup_segments
     assert result["startup_gb"] > 1.5 * result["startup_half_gb"]
 

@@ -12,7 +12,7 @@ import pytest
 from tests.deliver.backend import DOWN, Backend, fails
 from tests.deliver.stage import Stage
 from tests.deliver.virtual import really
-from tests.patience import PATIENCE_S
+from tests.patience import APPEND_S, PATIENCE_S
 from tests.readers.setting import calm, keep
 
 from holdfast.deliver.destination import DeliverySettings, Destination, State
@@ -122,7 +122,7 @@ def test_bytes_that_wait_are_bounded_and_the_oldest_go(stage: Stage) -> None:
 def test_a_destination_that_blocks_at_its_limit_refuses_for_everyone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    config = calm(timeout_s=0.2)
+    config = calm(timeout_s=APPEND_S)
     stage = Stage(monkeypatch, config)
     stage.backend.otherwise = fails(DOWN)
     settings = DeliverySettings(retention_bytes=1 * MB, on_full="block")

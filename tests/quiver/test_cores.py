@@ -14,7 +14,7 @@ from pathlib import Path, PurePath
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.patience import PATIENCE_S
+from tests.patience import APPEND_S, PATIENCE_S
 from tests.quiver.machine import START_NS
 
 from holdfast.errors import BadInput, CannotOpen, DirectoryLocked, Overloaded, QuiverClosed
@@ -53,7 +53,7 @@ CONFIG = QuiverConfig(
 def with_retention(**options: object) -> QuiverConfig:
     """Return the configuration with other options of retention, and little patience."""
     retention = replace(CONFIG.retention, **options)  # type: ignore[arg-type]
-    return replace(CONFIG, retention=retention, append=AppendConfig(timeout_s=0.2))
+    return replace(CONFIG, retention=retention, append=AppendConfig(timeout_s=APPEND_S))
 
 
 class Rack:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from tests.patience import until
+from tests.patience import APPEND_S, until
 from tests.quiver.machine import ROOT, Machine, quiet
 
 from holdfast.errors import DiskFull, NotAccepted
@@ -27,7 +27,7 @@ NO_RESERVE_BYTES = 96 * KB
 LINES = 2_000
 
 
-def config(timeout_s: float = 0.2, **retention: object) -> QuiverConfig:
+def config(timeout_s: float = APPEND_S, **retention: object) -> QuiverConfig:
     """Return one whose appends do not wait long, and whose keeper looks often."""
     kept = RetentionConfig(tick_s=0.01, **retention)  # type: ignore[arg-type]
     return replace(quiet(timeout_s=timeout_s, file_size_bytes=MB), retention=kept)
@@ -57,7 +57,7 @@ def drain(quiver: Quiver, name: str = "s", at_most: int = 1 << 30) -> list[int]:
     """Acknowledge what waits, each bundle alone."""
     acked: list[int] = []
     with quiver.lease(name) as lease:
-        while len(acked) < at_most and (delivery := lease.poll(timeout_s=0.2)) is not None:
+        while len(acked) < at_most and (delivery := lease.poll(timeout_s=APPEND_S)) is not None:
             delivery.ack()
             acked.append(delivery.bundle.seq)
     return acked

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from tests.patience import APPEND_S
 from tests.quiver.machine import ROOT, SEGMENTS, START_NS, contents, disk_with
 from tests.readers.setting import (
     StillMachine,
@@ -243,7 +244,7 @@ def fill(quiver: Quiver, at_most: int = 20) -> int:
 def test_under_backpressure_an_append_is_refused_and_the_next_one_too_until_something_is_acked(
     still: StillMachine,
 ) -> None:
-    quiver = still.start(calm(small(), timeout_s=0.2))
+    quiver = still.start(calm(small(), timeout_s=APPEND_S))
     lease = quiver.lease("one")
     count = fill(quiver)
     assert count > 3
@@ -259,7 +260,7 @@ def test_under_backpressure_an_append_is_refused_and_the_next_one_too_until_some
 
 
 def test_who_waits_for_room_is_let_in_when_a_reader_makes_some(still: StillMachine) -> None:
-    quiver = still.start(calm(small(), timeout_s=0.2))
+    quiver = still.start(calm(small(), timeout_s=APPEND_S))
     lease = quiver.lease("one")
     fill(quiver)
     delivery = must_poll(lease)
@@ -268,7 +269,7 @@ def test_who_waits_for_room_is_let_in_when_a_reader_makes_some(still: StillMachi
 
 
 def test_the_cap_holds_for_what_is_really_on_disk(still: StillMachine) -> None:
-    quiver = still.start(calm(small(size_cap_policy="drop_oldest"), timeout_s=0.2))
+    quiver = still.start(calm(small(size_cap_policy="drop_oldest"), timeout_s=APPEND_S))
     quiver.register("one")
     largest = 0
     for _ in range(30):
@@ -282,7 +283,7 @@ def test_drop_oldest_takes_processed_segments_first_and_then_the_oldest(
     still: StillMachine,
 ) -> None:
     retention = small(size_cap_policy="drop_oldest", steady_state_headroom_bytes=100 * MB)
-    quiver = still.start(calm(retention, timeout_s=0.2))
+    quiver = still.start(calm(retention, timeout_s=APPEND_S))
     lease = quiver.lease("one")
     sealed(quiver, 5, size_bytes=LARGE_BYTES)
     deliveries = [lease.poll() for _ in range(5)]
@@ -306,7 +307,7 @@ def test_drop_oldest_takes_processed_segments_first_and_then_the_oldest(
 
 
 def test_drop_oldest_skips_what_is_in_somebodys_hands(still: StillMachine) -> None:
-    quiver = still.start(calm(small(size_cap_policy="drop_oldest"), timeout_s=0.2))
+    quiver = still.start(calm(small(size_cap_policy="drop_oldest"), timeout_s=APPEND_S))
     lease = quiver.lease("one", leasing=LeaseOptions(max_in_flight=1))
     sealed(quiver, 1, size_bytes=LARGE_BYTES)
     delivery = must_poll(lease)
@@ -319,7 +320,7 @@ def test_drop_oldest_skips_what_is_in_somebodys_hands(still: StillMachine) -> No
 
 
 def test_what_is_given_back_is_in_nobodys_hands_and_may_go(still: StillMachine) -> None:
-    quiver = still.start(calm(small(size_cap_policy="drop_oldest"), timeout_s=0.2))
+    quiver = still.start(calm(small(size_cap_policy="drop_oldest"), timeout_s=APPEND_S))
     lease = quiver.lease("one", leasing=LeaseOptions(max_in_flight=1))
     sealed(quiver, 1, size_bytes=LARGE_BYTES)
     delivery = must_poll(lease)
@@ -345,7 +346,7 @@ def test_drop_oldest_takes_from_the_open_buffer_when_nothing_is_sealed(
 
 
 def test_a_refusal_names_who_holds_what_is_not_sealed_yet(still: StillMachine) -> None:
-    quiver = still.start(calm(small(), timeout_s=0.2))
+    quiver = still.start(calm(small(), timeout_s=APPEND_S))
     with quiver.lease("done") as done:
         quiver.register("one")
         append(quiver, 1, size_bytes=2 * LARGE_BYTES)
@@ -360,19 +361,19 @@ def test_a_refusal_names_who_holds_what_is_not_sealed_yet(still: StillMachine) -
 def test_with_nobody_registered_backpressure_refuses_and_drop_oldest_does_not(
     still: StillMachine,
 ) -> None:
-    quiver = still.start(calm(small(), timeout_s=0.2))
+    quiver = still.start(calm(small(), timeout_s=APPEND_S))
     fill(quiver)
     with pytest.raises(Overloaded, match="nobody is registered to read it"):
         append(quiver, 1, size_bytes=LARGE_BYTES)
     still.stop()
-    quiver = still.start(calm(small(size_cap_policy="drop_oldest"), timeout_s=0.2))
+    quiver = still.start(calm(small(size_cap_policy="drop_oldest"), timeout_s=APPEND_S))
     append(quiver, 5, size_bytes=LARGE_BYTES)
 
 
 def test_the_oldest_of_a_willing_subscriber_goes_before_anybody_has_to_wait(
     still: StillMachine,
 ) -> None:
-    quiver = still.start(calm(small(), timeout_s=0.2))
+    quiver = still.start(calm(small(), timeout_s=APPEND_S))
     quiver.register("willing", options=SubscriberOptions(on_full="drop_oldest"))
     for _ in range(12):
         append(quiver, 1, size_bytes=LARGE_BYTES)
@@ -382,7 +383,7 @@ def test_the_oldest_of_a_willing_subscriber_goes_before_anybody_has_to_wait(
 def test_a_segment_that_an_unwilling_one_needs_stays_and_the_producer_waits(
     still: StillMachine,
 ) -> None:
-    quiver = still.start(calm(small(), timeout_s=0.2))
+    quiver = still.start(calm(small(), timeout_s=APPEND_S))
     quiver.register("willing", options=SubscriberOptions(on_full="drop_oldest"))
     quiver.register("unwilling")
     fill(quiver)
@@ -398,13 +399,13 @@ def test_a_cap_smaller_than_a_few_segments_is_refused(still: StillMachine) -> No
 
 def test_quarantined_bytes_are_inside_the_budget(still: StillMachine) -> None:
     """Upstream left damaged files outside it, and never reclaimed them."""
-    quiver = still.start(calm(small(), timeout_s=0.2))
+    quiver = still.start(calm(small(), timeout_s=APPEND_S))
     quiver.register("one")
     sealed(quiver, 2, size_bytes=LARGE_BYTES)
     still.stop()
     folder = still.disk.list(SEGMENTS)[0].name
     still.disk.put(SEGMENTS / folder / "manifest", b"garbage")
-    quiver = still.start(calm(small(), timeout_s=0.2))
+    quiver = still.start(calm(small(), timeout_s=APPEND_S))
     statistics = quiver.statistics()
     assert statistics.quarantined_bytes > LARGE_BYTES
     assert statistics.used_bytes >= statistics.quarantined_bytes + LARGE_BYTES
@@ -414,7 +415,7 @@ def test_quarantined_bytes_are_inside_the_budget(still: StillMachine) -> None:
 
 def test_a_few_megabytes_work_however_long_the_ledger_gets(still: StillMachine) -> None:
     """The ledger itself must not fill a small cap: it is rotated early, and its past goes."""
-    quiver = still.start(calm(small(), timeout_s=0.2))
+    quiver = still.start(calm(small(), timeout_s=APPEND_S))
     lease = quiver.lease("one")
     for _ in range(60):
         append(quiver, 50, size_bytes=2_000)
@@ -442,7 +443,7 @@ def test_the_number_of_segments_is_bounded_by_dropping(still: StillMachine) -> N
 
 
 def test_the_number_of_segments_is_bounded_by_refusing(still: StillMachine) -> None:
-    quiver = still.start(calm(RetentionConfig(max_segments=3), timeout_s=0.2))
+    quiver = still.start(calm(RetentionConfig(max_segments=3), timeout_s=APPEND_S))
     lease = quiver.lease("one")
     with pytest.raises(Overloaded, match=r"4 segments, the cap is 3 .*held by one"):
         sealed(quiver, 6)
@@ -521,12 +522,14 @@ def test_a_segment_somebody_else_removed_is_no_trouble(still: StillMachine) -> N
 def test_a_disk_that_fails_while_making_room_refuses_appends_and_the_writer_lives_on(
     still: StillMachine, point: Point
 ) -> None:
-    quiver = still.start(calm(small(size_cap_policy="drop_oldest"), timeout_s=0.2))
+    quiver = still.start(calm(small(size_cap_policy="drop_oldest"), timeout_s=APPEND_S))
     quiver.register("one")
     sealed(quiver, 5, size_bytes=LARGE_BYTES)
     still.stop()
     faults = [Fault(point, FaultKind.EIO, times=1_000_000)]
-    quiver = still.start(calm(small(size_cap_policy="drop_oldest"), timeout_s=0.2), faults=faults)
+    quiver = still.start(
+        calm(small(size_cap_policy="drop_oldest"), timeout_s=APPEND_S), faults=faults
+    )
     with pytest.raises(Overloaded):
         append(quiver, 5, size_bytes=LARGE_BYTES)
     assert quiver.statistics().accepting
@@ -664,7 +667,7 @@ def test_age_counts_from_ingestion_also_in_a_directory_that_was_copied(
 
 def test_an_old_correction_of_the_account_refuses_nobody(still: StillMachine) -> None:
     """Something large lay beside the quiver for a while; the next look is far away."""
-    quiver = still.start(calm(small(), timeout_s=0.2))
+    quiver = still.start(calm(small(), timeout_s=APPEND_S))
     still.disk.put(ROOT / "something else", bytes(4 * MB))
     quiver._engine.retention.look_at_disk()
     with pytest.raises(Overloaded):

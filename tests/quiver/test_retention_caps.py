@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tests.patience import APPEND_S
 from tests.readers.setting import (
     StillMachine,
     append,
@@ -28,7 +29,7 @@ QUARTER_BYTES = 240 * KB
 
 
 def capped(still: StillMachine, options: SubscriberOptions) -> Quiver:
-    quiver = still.start(calm(timeout_s=0.2))
+    quiver = still.start(calm(timeout_s=APPEND_S))
     quiver.register("one", options=options)
     return quiver
 
@@ -251,6 +252,6 @@ def test_heartbeats_pass_a_full_quiver(still: StillMachine) -> None:
 def test_caps_hold_over_a_restart(still: StillMachine) -> None:
     quiver = capped(still, BLOCKING)
     append(quiver, 5, size_bytes=QUARTER_BYTES)
-    quiver = still.restart(calm(timeout_s=0.2))
+    quiver = still.restart(calm(timeout_s=APPEND_S))
     with pytest.raises(Overloaded, match="'one'"):
         append(quiver, 1)

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.patience import APPEND_S
 
 from holdfast.errors import NotAccepted
 from holdfast.quiver import (
@@ -26,7 +27,7 @@ from holdfast.quiver.config import MB
 
 # All defaults but small segments, and appends that do not wait long; the cap is far too large.
 CONFIG = QuiverConfig(
-    append=AppendConfig(timeout_s=0.2),
+    append=AppendConfig(timeout_s=APPEND_S),
     segment=SegmentConfig(target_size_bytes=2 * MB),
     wal=WalConfig(file_size_bytes=MB),
     retention=RetentionConfig(tick_s=0.05),
@@ -85,7 +86,7 @@ def small_disk(request: pytest.FixtureRequest) -> Iterator[Path]:
 def drain(quiver: Quiver) -> int:
     acked = 0
     with quiver.lease("s") as lease:
-        while (delivery := lease.poll(timeout_s=0.5)) is not None:
+        while (delivery := lease.poll(timeout_s=APPEND_S)) is not None:
             delivery.ack()
             acked += 1
     return acked

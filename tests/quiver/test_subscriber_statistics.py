@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from tests.patience import APPEND_S
 from tests.quiver.machine import SEGMENTS, Machine, quiet
 
 from holdfast.errors import Overloaded
@@ -86,7 +87,7 @@ def test_a_damaged_bundle_table_does_not_stop_the_statistics(machine: Machine) -
 
 def test_the_time_appends_were_blocked_is_counted(machine: Machine) -> None:
     full = RetentionConfig(size_cap_bytes=4 * MB, tick_s=3600.0)
-    quiver = machine.start(config(full, timeout_s=0.2))
+    quiver = machine.start(config(full, timeout_s=APPEND_S))
     quiver.append_raw(b"event")
     assert quiver.statistics().blocked_seconds_total == 0
     with pytest.raises(Overloaded):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.patience import PATIENCE_S, until
+from tests.patience import APPEND_S, PATIENCE_S, until
 from tests.quiver.machine import ROOT, GatedDisk, Machine, WatchedDisk, payloads, quiet
 from tests.quiver.waiting import in_thread
 
@@ -346,7 +346,7 @@ def test_a_repeat_of_a_carried_append_is_refused_when_the_write_fails_again(
 
 def test_a_full_disk_refuses_with_a_typed_error_and_goes_on_when_there_is_room() -> None:
     with Machine(SimulatedDisk(capacity_bytes=3 * MB)) as machine:
-        quiver = machine.start(quiet(timeout_s=0.2))
+        quiver = machine.start(quiet(timeout_s=APPEND_S))
         stored, refused = fill(quiver, 10_000)
         assert isinstance(refused, DiskFull)
         assert refused.stored == "no"
@@ -366,7 +366,7 @@ def test_a_full_disk_can_still_be_opened_and_read() -> None:
             machine.disk.unlink(RESERVE / entry.name, "test")
         machine.disk.fill()
         for _ in range(3):
-            quiver = machine.start(quiet(timeout_s=0.2))
+            quiver = machine.start(quiet(timeout_s=APPEND_S))
             assert payloads(quiver) == {0: [b"x"]}
             with pytest.raises(DiskFull):
                 quiver.append_raw(b"y")

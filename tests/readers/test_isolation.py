@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from tests.patience import APPEND_S
 from tests.readers.setting import (
     StillMachine,
     append,
@@ -23,7 +24,7 @@ PAYLOAD_BYTES = 100 * KB
 
 def run(still: StillMachine, options: SubscriberOptions | None) -> tuple[Quiver, list[int]]:
     """Append and deliver for a while, with or without somebody dead; return what was delivered."""
-    quiver = still.start(calm(RetentionConfig(size_cap_bytes=8 * MB), timeout_s=0.2))
+    quiver = still.start(calm(RetentionConfig(size_cap_bytes=8 * MB), timeout_s=APPEND_S))
     if options is not None:
         quiver.register("dead", options=options)
     lease = quiver.lease("healthy")

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from tests.crash.contents import Content, Shape, token_of
-from tests.patience import PATIENCE_S
+from tests.patience import APPEND_S, PATIENCE_S
 from tests.quiver.machine import ROOT, START_NS, contents
 from tests.readers.setting import StillMachine, calm, check_books, keep
 
@@ -146,7 +146,7 @@ class World:
         self.plans: list[tuple[str, Cursor, Range]] = []
         self.disk = ArmedDisk(self.machine.disk, faults)
         config = calm(
-            self.retention, timeout_s=0.3, rotate_bytes=64 * KB, retain_bytes=LEDGER_BYTES
+            self.retention, timeout_s=APPEND_S, rotate_bytes=64 * KB, retain_bytes=LEDGER_BYTES
         )
         with self._may_crash():
             quiver = self.machine.start(config, through=lambda _: self.disk)
