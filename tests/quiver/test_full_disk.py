@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from tests.patience import APPEND_S, until
-from tests.quiver.machine import ROOT, Machine, quiet
+from tests.patience import APPEND_S, PATIENCE_S, until
+from tests.quiver.machine import ROOT, SEGMENTS, Machine, payloads, quiet
 
-from holdfast.errors import DiskFull, NotAccepted
+from holdfast.errors import DiskFull, NotAccepted, Overloaded
 from holdfast.quiver import AckLevel, Quiver, QuiverConfig, RetentionConfig
 from holdfast.quiver.config import KB, MB
 from holdfast.seam.simulated import SimulatedDisk
@@ -42,15 +42,17 @@ def machine(request: pytest.FixtureRequest) -> Iterator[Machine]:
 
 
 def fill(quiver: Quiver) -> list[int]:
-    """Append until that is refused for want of room, and is refused again."""
-    stored: list[int] = []
-    refused = 0
+    """Append until that is refused for want of room, and is refused again; return all seqs."""
+    number = refused = 0
     while refused < 3:
         try:
-            stored.append(quiver.append_raw(b"%06d" % len(stored) + bytes(BUNDLE_BYTES)).seq)
+            quiver.append_raw(b"%06d" % number + bytes(BUNDLE_BYTES))
         except DiskFull:
             refused += 1
-    return stored
+        except Overloaded:  # a busy machine did not answer in time: it may be stored
+            pass
+        number += 1
+    return list(payloads(quiver))
 
 
 def drain(quiver: Quiver, name: str = "s", at_most: int = 1 << 30) -> list[int]:
@@ -261,3 +263,73 @@ def test_without_a_reserve_a_block_is_enough_to_ack(old_machine: Machine, free_b
     assert quiver.recovery.damages == []
     assert drain(quiver, at_most=5) == list(range(first[-1] + 1, first[-1] + 6))
     assert quiver.balance("s").holds
+
+
+def drained_and_written_again(disk: SimulatedDisk, free_bytes: int) -> None:
+    """Deliver all that waits, with so much room, and store something in what that freed."""
+    with Machine(disk) as machine:
+        leave_free(machine, free_bytes)
+        quiver = machine.start(config())
+        waiting = quiver.balance("s").pending.bundles
+        assert len(drain(quiver)) == waiting > 0, f"{free_bytes} bytes were free"
+        append_when_there_is_room(quiver)
+        assert quiver.recovery.damages == []
+        assert quiver.balance("s").holds
+        machine.kill()
+        assert len(drain(machine.start(config()))) == 1
+
+
+def test_without_a_reserve_and_without_a_block_everything_is_delivered_and_freed(
+    old_machine: Machine,
+) -> None:
+    """It got stuck when the last block of the ledger was full, before a segment could go."""
+    for free_bytes in (0, 8 * KB):
+        drained_and_written_again(old_machine.disk.snapshot(), free_bytes)
+
+
+@pytest.mark.slow
+def test_without_a_reserve_any_room_is_enough(old_machine: Machine) -> None:
+    for free_bytes in range(0, 64 * KB + 1, 4 * KB):  # in whole blocks
+        drained_and_written_again(old_machine.disk.snapshot(), free_bytes)
+
+
+def test_without_a_reserve_the_ledger_gets_by_with_the_room_of_a_file() -> None:
+    """Each ack is a line: many blocks of them, before the first segment can go."""
+    with Machine(SimulatedDisk(capacity_bytes=12 * MB)) as machine:
+        quiver = machine.start(config(timeout_s=PATIENCE_S))
+        quiver.register("s")
+        for number in range(LINES):
+            quiver.append_raw(b"%d" % number, level=AckLevel.WRITTEN)
+        quiver.flush()
+        machine.kill()
+        stored = fill(machine.start(config()))
+        machine.kill()
+        for name in reserve_files(machine):
+            machine.disk.unlink(RESERVE / name, "test")
+        leave_free(machine, 0)
+        quiver = machine.start(config())
+        assert drain(quiver) == stored
+        append_when_there_is_room(quiver)
+
+
+def test_a_second_copy_of_a_summary_is_given_up_only_for_a_full_disk_without_a_reserve(
+    old_machine: Machine,
+) -> None:
+    def sizes() -> list[int]:
+        folders = [SEGMENTS / entry.name for entry in old_machine.disk.list(SEGMENTS)]
+        return [old_machine.disk.file_bytes(folder / "manifest") for folder in folders]
+
+    whole = sizes()
+    snapshot = old_machine.disk.snapshot()
+    leave_free(old_machine, 2 * MB)
+    old_machine.start(config())
+    assert sizes() == whole
+    old_machine.kill()
+    old_machine.disk = snapshot
+    leave_free(old_machine, 0)
+    quiver = old_machine.start(config())
+    assert sum(sizes()) < sum(whole)
+    assert len(sizes()) == len(whole)
+    old_machine.kill()
+    assert old_machine.start(config()).recovery.damages == []
+    assert quiver.recovery.damages == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -93,13 +94,18 @@ def drain(quiver: Quiver) -> int:
 
 
 @pytest.mark.slow
-def test_a_real_disk_that_is_full_is_opened_drained_and_written_again(small_disk: Path) -> None:
+@pytest.mark.parametrize("reserved", [True, False], ids=["reserve", "no reserve"])
+def test_a_real_disk_that_is_full_is_opened_drained_and_written_again(
+    small_disk: Path, *, reserved: bool
+) -> None:
     root = small_disk / "quiver"
     filled = subprocess.run(
         [sys.executable, "-c", FILL, str(root)], capture_output=True, text=True, check=False
     )
     assert filled.returncode == -signal.SIGKILL, filled.stderr
     stored = int(filled.stdout)
+    if not reserved:  # as in a directory of the version before
+        shutil.rmtree(root / "reserve")
     with contextlib.suppress(OSError), open(small_disk / "another", "wb") as another:
         while True:  # another program takes the rest
             another.write(bytes(4096))

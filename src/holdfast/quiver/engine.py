@@ -76,8 +76,8 @@ class Engine:
         self.root = root
         self.config = config
         self.seam = seam
-        self.reserve = Reserve(seam, root)
         self.catalog = Catalog()
+        self.reserve = Reserve(seam, root, self.catalog)
         self.arrivals = Signal()
         self._readers: dict[str, Attachment] = {}
         bind_to_process(self)

@@ -12,6 +12,10 @@ Whoever meets a full disk gives up the share that he needs, and uses the freed b
 the reserve is whole again nothing is appended (retention.py), so nobody else of this quiver takes
 them. It is made whole as soon as there is room. What a kill leaves of it is found by its names and
 sizes at the next start; the bytes mean nothing. docs/format/README.md
+
+Where there are no headers to give up, as in a directory of a version that kept no reserve, the
+second copies of the segments' summaries go instead, some at a time: the first ones, which were
+found sound, say the same. Six of them are the room of a ledger file or a WAL file.
 """
 
 from __future__ import annotations
@@ -29,6 +33,8 @@ from holdfast.quiver import names
 from holdfast.quiver.config import KB, MB
 from holdfast.quiver.log.header_block import BLOCK_BYTES
 from holdfast.quiver.points import Point
+from holdfast.quiver.segments import manifest
+from holdfast.quiver.segments.catalog import Catalog
 from holdfast.seam import Seam
 from holdfast.seam.disk import DISK_IS_FULL, entries_of, write_all
 from holdfast.seam.randomness import seeded_randomness
@@ -38,6 +44,10 @@ FILE_COST_BYTES = 16 * KB
 # While the disk is full a ledger file gets so many bytes of lines; then the next one begins, and
 # the one before goes.
 LEDGER_LINES_BYTES = 32 * KB
+# And so many where there was no reserve: then a third file must fit in the room of a few blocks.
+TIGHT_LINES_BYTES = 4 * KB
+# So much of second copies goes at once: a WAL file's or a ledger file's beginning, with its inode.
+COPIES_BYTES = 24 * KB
 # A segment takes an eighth more than its bundles in memory, and that much for its small files.
 SEGMENT_OVERHEAD_BYTES = 128 * KB
 # Shares grow in steps: the first, then twice as much, so that growing is rare.
@@ -83,9 +93,15 @@ def _sealed(buffer_bytes: int) -> int:
 class Reserve:
     """The files of the reserve. Safe to use from many threads."""
 
-    def __init__(self, seam: Seam, root: PurePath) -> None:
+    def __init__(self, seam: Seam, root: PurePath, catalog: Catalog | None = None) -> None:
         self._disk = seam.disk
         self._root = root
+        # Whose summaries have second copies.
+        self._catalog = catalog or Catalog()
+        # The segments that have none any more, as far as they were looked at.
+        self._single: set[PurePath] = set()
+        # While there is no reserve a ledger file gets so many bytes of lines.
+        self.lines_bytes = LEDGER_LINES_BYTES
         self._folder = root / names.RESERVE_DIR
         self._lock = threading.Lock()
         self._files: dict[Share, dict[PurePath, int]] = {share: {} for share in Share}
@@ -139,6 +155,7 @@ class Reserve:
                     self._grow(share, size - self.holds(share))
             self._disk.sync_dir(self._folder, Point.RESERVE_SYNC_DIR)
             self._retry_s = -math.inf
+            self.lines_bytes = LEDGER_LINES_BYTES
 
     def can_grow(self, size_bytes: int) -> bool:
         """Whether the disk takes so much: it is written as a part of a share, which goes again."""
@@ -192,16 +209,40 @@ class Reserve:
                     self._disk.unlink(path, Point.RESERVE_UNLINK)
                 del self._files[share][path]
                 freed = True
-            return freed
+            return freed or (share is Share.HEADERS and self._give_up_copies())
+
+    def _give_up_copies(self) -> bool:
+        """Cut some summaries' second copies off; return whether there were any."""
+        freed_bytes = 0
+        for segment in self._catalog.snapshot():
+            if freed_bytes >= COPIES_BYTES:
+                break
+            if segment.path not in self._single:
+                self._single.add(segment.path)
+                with contextlib.suppress(OSError):  # it may be on its way into the trash
+                    freed_bytes += manifest.cut_copy(
+                        self._disk, segment.path, Point.RESERVE_UNLINK, Point.RESERVE_SYNC
+                    )
+        if freed_bytes:
+            self.lines_bytes = TIGHT_LINES_BYTES
+        return freed_bytes > 0
 
     def lend(self, share: Share, step: Callable[[], Result]) -> Result:
-        """Do a step; if the disk is full, give up a share and do it again."""
-        try:
-            return step()
-        except OSError as error:
-            if error.errno not in DISK_IS_FULL or not self.give_up(share):
-                raise
-        return step()
+        """Do a step; while the disk is full, give up what there is of a share and do it again."""
+        while True:
+            try:
+                return step()
+            except OSError as error:
+                if error.errno not in DISK_IS_FULL or not self.give_up(share):
+                    raise
+
+    def check_seal(self, buffer_bytes: int) -> None:
+        """Raise an OSError if there is no room for a seal, nor a share for it.
+
+        To try it all the same would take the last blocks from the ledger, for as long as it lasts.
+        """
+        if self.is_short(Share.SEGMENT) and self._disk.free_bytes(self._root) < buffer_bytes:
+            raise OSError(errno.ENOSPC, "no space left for a segment", str(self._root))
 
 
 def _name(share: Share, number: int) -> str:

@@ -29,7 +29,7 @@ from typing import Any
 from holdfast.errors import BadInput, Fenced, QuiverClosed, StorageFailed, UnknownSubscriber
 from holdfast.quiver import names
 from holdfast.quiver.config import LedgerConfig
-from holdfast.quiver.keep.reserve import LEDGER_LINES_BYTES, Reserve, Share
+from holdfast.quiver.keep.reserve import Reserve, Share
 from holdfast.quiver.ledger.intervals import IntervalSet
 from holdfast.quiver.ledger.log import LedgerContent, LedgerFile, LedgerHeader
 from holdfast.quiver.ledger.outcome import Outcome, Position, Resolution
@@ -371,17 +371,23 @@ class Ledger:
     def _write_line(self, write: Callable[[LedgerFile], None]) -> None:
         file = self._file
         assert file is not None, "BUG: no file after a rotation"
-        if self._is_short and file.lines_bytes > LEDGER_LINES_BYTES:
-            file = self._rotate_while_short()
+        if self._is_short and file.lines_bytes > self.reserve.lines_bytes:
+            file = self._rotate_while_short(file)
         try:
             write(file)
         except OSError:
             self._undo(file)
             raise
 
-    def _rotate_while_short(self) -> LedgerFile:
+    def _rotate_while_short(self, file: LedgerFile) -> LedgerFile:
+        """Begin another file while there is room for one; return the one to write to."""
         self._is_short = self.reserve.is_short(Share.HEADERS)
-        self._rotate()
+        try:
+            self._rotate()
+        except OSError as error:
+            if error.errno not in DISK_IS_FULL or self._left:
+                raise
+            return file  # for some lines there may be room
         self._give_up_history()
         assert self._file is not None, "BUG: no file after a rotation"
         return self._file

@@ -144,6 +144,21 @@ def read(disk: Disk, segment: PurePath) -> Summary:
     return decode(bytes(read_pages(disk, segment / MANIFEST).view))
 
 
+def cut_copy(disk: Disk, segment: PurePath, at: str, sync_at: str) -> int:
+    """Cut the second copy off if both are sound; return the bytes that are free now."""
+    path = segment / MANIFEST
+    data = bytes(read_pages(disk, path).view)
+    if sound_copies(data) < COPIES:
+        return 0
+    handle = disk.reopen(path, at)
+    try:
+        disk.truncate(handle, len(data) // COPIES, at)
+        disk.sync(handle, sync_at)
+    finally:
+        disk.close(handle)
+    return len(data) - len(data) // COPIES
+
+
 def sound_copies(data: bytes) -> int:
     """Return how many of the two copies match their checksums."""
     return sum(_matches(*pair) for pair in _halves(data))
