@@ -542,7 +542,7 @@ def test_the_same_with_the_event_loops_own_clock(stage: Stage) -> None:
     stage.backend.script = [fails(DOWN), hangs(), raises(), fails(DOWN)]
 
     async def main() -> None:
-        delivery = settings(send_timeout_s=0.05, retry_initial_s=0.01, breaker_open_s=0.01)
+        delivery = settings(send_timeout_s=0.5, retry_initial_s=0.01, breaker_open_s=0.01)
         destination = stage.make(delivery)
         destination.timer = LoopTimer()
         task = asyncio.ensure_future(destination.run())

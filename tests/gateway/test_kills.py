@@ -104,7 +104,8 @@ def test_sigterm_waits_for_what_is_under_way_and_keeps_the_rest(
     make_gateway: MakeGateway, make_backend: MakeBackend
 ) -> None:
     backend = make_backend()
-    gateway = make_gateway({"marquez": exporter(backend.url)})
+    never = exporter(backend.url, send_timeout_s="1h")
+    gateway = make_gateway({"marquez": never}, drain="1h")
     backend.feel(hang=True)
     with producer(gateway.url) as client:
         client.emit("under-way", "waits-1", "waits-2")

@@ -8,7 +8,7 @@ from openlineage.client.serde import Serde
 from tests.gateway.conftest import MakeBackend, MakeGateway
 from tests.gateway.processes import exporter, holdfast
 from tests.gateway.producer import event, producer
-from tests.patience import until
+from tests.patience import SCALE, until
 
 from holdfast.deliver.delivery import LOW_WATER_EVENTS
 
@@ -77,7 +77,7 @@ def test_a_full_buffer_refuses_with_503_until_there_is_room(
     backend = make_backend()
     backend.kill()
     marquez = exporter(backend.url, retention_bytes=None, on_full="block")
-    gateway = make_gateway(buffered("4MB", {"marquez": marquez}, append={"timeout": "200ms"}))
+    gateway = make_gateway(buffered("4MB", {"marquez": marquez}, append={"timeout": 1.0 * SCALE}))
     large = Serde.to_json(event("large", query="x" * 200_000)).encode()
     accepted = 0
     while (refused := gateway.post(large))[0] == 200:

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from tests.patience import PATIENCE_S, until
+from tests.patience import PATIENCE_S, SCALE, until
 from tests.quiver.machine import GatedDisk, Machine, payloads, quiet
 from tests.quiver.waiting import in_thread, run_loop
 
@@ -106,7 +106,7 @@ def test_an_append_nobody_claimed_times_out_as_not_stored_and_is_never_written(
     machine: Machine,
 ) -> None:
     gated = GatedDisk(machine.disk, Point.WAL_SYNC)
-    quiver = machine.start(quiet(timeout_s=0.05), through=lambda _: gated)
+    quiver = machine.start(quiet(timeout_s=0.5 * SCALE), through=lambda _: gated)
     first = in_thread(lambda: quiver.append_raw(b"claimed"))
     assert gated.reached.wait(PATIENCE_S)
     with pytest.raises(Overloaded) as unclaimed:

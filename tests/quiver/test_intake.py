@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from tests.patience import PATIENCE_S
+from tests.patience import PATIENCE_S, SCALE
 from tests.quiver.machine import GatedDisk, Machine, payloads, quiet
 
 from holdfast.errors import BundleTooLarge, Overloaded, StorageFailed
@@ -115,7 +115,7 @@ def test_a_closed_quiver_takes_nothing_and_a_large_event_is_refused(machine: Mac
 def test_whoever_is_not_answered_in_time_is_told_so_and_only_once(machine: Machine) -> None:
     """The first is being written, nobody has claimed the second: that one is never written."""
     gated = GatedDisk(machine.disk, Point.WAL_SYNC)
-    quiver = machine.start(quiet(timeout_s=0.05), through=lambda _: gated)
+    quiver = machine.start(quiet(timeout_s=0.5 * SCALE), through=lambda _: gated)
     answers: Answers = []
 
     async def offer() -> None:

@@ -1,4 +1,4 @@
-"""A quiver with dead letters for every test that wants one."""
+"""What tests of the receiver are given: a quiver with dead letters, and time for heavy events."""
 
 from __future__ import annotations
 
@@ -6,7 +6,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.patience import PATIENCE_S
 from tests.receive.harness import Place
+
+from holdfast.receive import checks
+
+
+@pytest.fixture(autouse=True)
+def time_for_heavy_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Starting the child that checks them takes half a minute where everything else runs too."""
+    monkeypatch.setattr(checks, "CHECK_TIMEOUT_S", PATIENCE_S)
 
 
 @pytest.fixture

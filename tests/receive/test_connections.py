@@ -205,7 +205,7 @@ def test_a_client_that_does_not_finish_its_body_is_told(tmp_path: Path, body: by
             assert (reply.status, reply.document["reason"]) == (503, "timeout")
             assert is_closed(client)
         assert server.receiver.statistics().rejected == {"timeout": 1}
-        assert idle(server)
+        until(lambda: idle(server))
 
 
 def test_an_idle_connection_is_closed(tmp_path: Path) -> None:
@@ -334,7 +334,7 @@ def test_a_body_of_100_mb_is_not_read_into_memory(tmp_path: Path) -> None:
         statistics = server.receiver.statistics()
         assert statistics.received_bytes <= 2 * MB
         assert statistics.rejected == {"too_large": 2}
-        assert idle(server)
+        until(lambda: idle(server))
 
 
 def test_a_refused_body_is_forgotten_and_the_connection_kept(tmp_path: Path) -> None:
@@ -345,7 +345,7 @@ def test_a_refused_body_is_forgotten_and_the_connection_kept(tmp_path: Path) -> 
             client.sendall(request_bytes(event_bytes()))
             assert read_reply(client).status == 200
         # All but what had come before the answer.
-        assert MB < server.receiver.server.counts.unread_bytes <= 2 * MB
+        assert 0 < server.receiver.server.counts.unread_bytes <= 2 * MB
 
 
 @pytest.mark.parametrize(
@@ -367,7 +367,7 @@ def test_what_is_read_of_a_refused_body_has_a_bound(tmp_path: Path, bound: dict[
 
 
 def test_connections_have_a_bound(tmp_path: Path) -> None:
-    with running(tmp_path, config({"max_connections": 2, "unread_timeout_s": 5.0})) as server:
+    with running(tmp_path, config({"max_connections": 2})) as server:
         held = [server.connect() for _ in range(2)]
         until(lambda: server.receiver.statistics().connections == 2)
         with server.connect() as third:
@@ -490,5 +490,5 @@ def test_stopping_cuts_off_what_takes_too_long(tmp_path: Path) -> None:
         until(lambda: server.receiver.statistics().in_flight_requests == 1)
         server.run(server.receiver.stop(0.05))
         assert is_closed(client)
-        assert idle(server)
+        until(lambda: idle(server))
         client.close()

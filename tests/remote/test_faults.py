@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import flight
-from tests.patience import PATIENCE_S, until
+from tests.patience import PATIENCE_S, SCALE, until
 from tests.remote.serving import Served, in_thread, numbers, serving
 
 from holdfast import errors
@@ -134,7 +134,7 @@ def test_nobody_listens_and_nobody_answers() -> None:
 
 
 def test_a_call_that_takes_too_long_is_given_up(served: Served) -> None:
-    remote = served.connect(timeout=0.2)
+    remote = served.connect(timeout=1.0 * SCALE)
     cursor = remote.cursor("spark")
     hanging = served.quiver._engine.ledger.lock  # as if the disk hung
     with hanging, pytest.raises(OwnerGone, match="did not answer in time"):

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import flight
-from tests.patience import PATIENCE_S, until
+from tests.patience import PATIENCE_S, SCALE, until
 from tests.remote.serving import END, Served, config, in_thread, numbers, patient, serving
 
 from holdfast.errors import (
@@ -287,7 +287,7 @@ def test_a_second_reader_fences_the_first(served: Served, remote: RemoteQuiver) 
 
 
 def test_losses_are_told_and_can_be_accepted(tmp_path: Path) -> None:
-    with serving(tmp_path, config(max_age_s=0.05, max_pin_s=0.01)) as served:
+    with serving(tmp_path, config(max_age_s=1.0 * SCALE, max_pin_s=0.01)) as served:
         remote = served.connect()
         cursor = remote.cursor("spark")
         remote.append(numbers(1))

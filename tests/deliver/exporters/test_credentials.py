@@ -23,6 +23,7 @@ from tests.deliver.exporters.backend import (
 from tests.deliver.exporters.certificates import Certificates
 from tests.deliver.exporters.sending import context, event, events, send, send_one, with_exporter
 from tests.deliver.exporters.token_endpoint import CLIENT_ID, CLIENT_SECRET, Tokens
+from tests.patience import SCALE
 
 from holdfast.deliver.exporter import Answer, Exporter, FailureClass
 from holdfast.deliver.exporters import http
@@ -247,7 +248,7 @@ def json_answer(status: int = 200, **fields: Any) -> Step:
 )
 def test_token_endpoints_that_give_none(backend: Backend, step: Step, kind: FailureClass) -> None:
     with Backend(steps=[step]) as endpoint:
-        failure = send_one(exporter(backend.url, auth=oauth2(endpoint, timeout="300ms")))
+        failure = send_one(exporter(backend.url, auth=oauth2(endpoint, timeout=1.0 * SCALE)))
     assert failure is not None
     assert failure.kind is kind
     assert "token" in failure.reason

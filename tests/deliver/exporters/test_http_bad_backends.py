@@ -25,12 +25,12 @@ from tests.deliver.exporters.backend import (
     slow_drip,
 )
 from tests.deliver.exporters.sending import context, event, events, send, send_one, with_exporter
-from tests.patience import until
+from tests.patience import SCALE, until
 
 from holdfast.deliver.exporter import Answer, Exporter, Failure, FailureClass
 from holdfast.deliver.exporters import http
 
-SHORT = {"connect_timeout": "5s", "read_timeout": "200ms", "total_timeout": "10s"}
+SHORT = {"connect_timeout": "60s", "read_timeout": 1.0 * SCALE, "total_timeout": "60s"}
 
 
 def exporter(url: str, **config: Any) -> Exporter:
@@ -104,7 +104,11 @@ def test_a_batch_needs_the_whole_answer(backend: Backend, step: Step, code: str)
 
 def test_an_answer_that_never_ends_is_cut_by_the_total_time(backend: Backend) -> None:
     backend.steps = [slow_drip(200)]
-    times = {"connect_timeout": "300ms", "read_timeout": "5s", "total_timeout": "300ms"}
+    times = {
+        "connect_timeout": 0.5 * SCALE,
+        "read_timeout": "60s",
+        "total_timeout": 0.5 * SCALE,
+    }
     (result,) = send(exporter(backend.url, dialect="batch_array", **times), events(1))
     assert result.failed[0].code == "timeout"
 
@@ -137,7 +141,11 @@ def test_a_gzip_bomb_in_an_answer_stays_small(backend: Backend) -> None:
 
 
 def test_a_body_that_nobody_reads_ends_with_the_total_time() -> None:
-    times = {"connect_timeout": "300ms", "read_timeout": "10s", "total_timeout": "300ms"}
+    times = {
+        "connect_timeout": 0.5 * SCALE,
+        "read_timeout": "60s",
+        "total_timeout": 0.5 * SCALE,
+    }
 
     async def use(started: Exporter) -> list[Failure]:
         before = len(os.listdir("/proc/self/fd"))

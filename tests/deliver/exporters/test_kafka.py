@@ -19,6 +19,7 @@ from pydantic import ValidationError
 from tests.deliver.exporters.backend import Backend
 from tests.deliver.exporters.mock_kafka import MockKafka
 from tests.deliver.exporters.sending import context, event, events, send, send_one, with_exporter
+from tests.patience import SCALE
 
 from holdfast.deliver.exporter import Answer, Exporter, FailureClass
 from holdfast.deliver.exporters import kafka
@@ -164,7 +165,7 @@ def refused_address() -> str:
 
 
 def test_no_broker_is_transient() -> None:
-    failure = send_one(exporter(refused_address(), timeout=1))
+    failure = send_one(exporter(refused_address(), timeout=2 * SCALE))
     assert failure is not None
     assert failure.kind is FailureClass.TRANSIENT
     assert "_ALL_BROKERS_DOWN" in failure.reason or "_TRANSPORT" in failure.reason
@@ -189,7 +190,9 @@ def test_a_broker_that_returns(cluster: MockKafka) -> None:
 def test_a_certificate_that_is_not_trusted_is_our_trouble(certificates: Any) -> None:
     with Backend(tls=certificates.server_context()) as broker:
         config = {"security.protocol": "SSL"}
-        failure = send_one(exporter(f"127.0.0.1:{broker.port}", client_config=config, timeout=2))
+        failure = send_one(
+            exporter(f"127.0.0.1:{broker.port}", client_config=config, timeout=3 * SCALE)
+        )
     assert failure is not None
     assert (failure.kind, failure.code) == (FailureClass.AUTH, "_SSL")
 

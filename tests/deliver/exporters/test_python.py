@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 from tests.deliver.exporters.sending import context, event, events, send, send_one, with_exporter
-from tests.patience import PATIENCE_S, until
+from tests.patience import PATIENCE_S, until, until_async
 
 from holdfast.deliver.exporter import Answer, Exporter, Failure, FailureClass
 from holdfast.deliver.exporters import python
@@ -189,7 +189,11 @@ def test_threads_that_do_not_end_are_bounded() -> None:
         assert stuck() == 2
         LET_GO.set()
         await asyncio.to_thread(until, lambda: stuck() == 0)
-        assert await started.send([event()]) == Answer()
+
+        async def is_taken() -> bool:
+            return await started.send([event()]) == Answer()
+
+        await until_async(is_taken)
 
     with_exporter(exporter("stick", timeout="50ms", max_running=2), use)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import select, text
-from tests.patience import PATIENCE_S
+from tests.patience import PATIENCE_S, SCALE
 from tests.store.gc.stage import LEASE_S, SETTINGS, Stage, staged
 from tests.store.postgres import schema
 
@@ -294,8 +294,8 @@ def test_a_closed_job_lets_go_what_it_held(stage: Stage) -> None:
 
 
 def test_the_renewing_thread_keeps_a_lease_and_says_when_it_cannot(tmp_path: Path) -> None:
-    """Real time: a lease far shorter than the test lives on; without its row it is lost."""
-    settings = GcSettings(lease_s=0.2, synchronous="off")
+    """Real time: a lease lives on; without its row it is lost."""
+    settings = GcSettings(lease_s=2.0 * SCALE, synchronous="off")
     with References(f"sqlite:///{tmp_path}/gc.sqlite", settings=settings) as references:
         opened = references.open_job("j")
         first = _lease_until(references)
