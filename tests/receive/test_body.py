@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import gzip
-from collections.abc import Callable
+import os
+import threading
+import tracemalloc
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+import zstandard
+from tests.patience import PATIENCE_S
+from tests.receive.harness import Place
 
 from holdfast.receive.admission import Admission
 from holdfast.receive.answers import Disconnected, Reason, Refused
@@ -146,3 +153,81 @@ def test_encodings_are_read(header: bytes, names: list[bytes]) -> None:
 def test_unknown_encodings_are_refused(header: bytes) -> None:
     refused = refusal_of(lambda: encodings_of(header))
     assert refused.answer.status == 415
+
+
+# ------------------------------------------------------------------------------ large bodies
+
+
+class HeldThreads(ThreadPoolExecutor):
+    """Does nothing until it is let: what is given to it is not done by the loop."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+        self.may_work = threading.Event()
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **named: Any) -> Any:
+        def later() -> Any:
+            assert self.may_work.wait(PATIENCE_S)
+            return fn(*args, **named)
+
+        return super().submit(later)
+
+
+async def beside_the_loop(work: Coroutine[Any, Any, Any]) -> Any:
+    """Return what comes of it; assert that the last of it is done in a thread."""
+    threads = HeldThreads()
+    asyncio.get_running_loop().set_default_executor(threads)
+    doing = asyncio.create_task(work)
+    for _ in range(200):
+        await asyncio.sleep(0)
+    assert not doing.done(), "the loop did it itself"
+    threads.may_work.set()
+    return await doing
+
+
+@pytest.mark.parametrize("encoding", [b"", b"gzip", b"zstd"])
+def test_a_large_body_is_put_together_beside_the_loop(encoding: bytes) -> None:
+    """30 MB were copied in one step, and everybody else waited for it."""
+    body = os.urandom(1024) * 3000
+    packed = {b"": body, b"gzip": gzip.compress(body), b"zstd": zstandard.compress(body)}
+    sent = packed[encoding]
+    pieces = [sent[start : start + 200_000] for start in range(0, len(sent), 200_000)]
+    messages = iter([*pieces, b""])
+    limits = BodyLimits(len(body), len(body), timeout_s=PATIENCE_S, min_bytes_per_s=1)
+
+    async def receive() -> dict[str, Any]:
+        piece = next(messages)
+        return {"type": "http.request", "body": piece, "more_body": bool(piece)}
+
+    encodings = [encoding] if encoding else []
+    slot = Admission(1, 2 * len(body)).enter(0)
+    reading = beside_the_loop(read_body(receive, 0, encodings, limits, slot))
+    assert asyncio.run(reading) == body
+
+
+def test_a_body_of_many_tiny_pieces_takes_no_more_memory_than_it_is_long() -> None:
+    left = 50_000
+    limits = BodyLimits(left, left, timeout_s=PATIENCE_S, min_bytes_per_s=1)
+
+    async def receive() -> dict[str, Any]:
+        nonlocal left
+        await asyncio.sleep(0)
+        left -= 1
+        return {"type": "http.request", "body": b"%d" % (left % 10), "more_body": left > 0}
+
+    tracemalloc.start()
+    try:
+        slot = Admission(1, left).enter(0)
+        body = asyncio.run(read_body(receive, 0, [], limits, slot))
+        assert tracemalloc.get_traced_memory()[1] < 1024 * 1024
+    finally:
+        tracemalloc.stop()
+    assert len(body) == 50_000
+
+
+@pytest.mark.parametrize("payloads", [bytes(3 << 20), [bytes(1 << 20)] * 3])
+def test_a_large_bundle_is_put_together_beside_the_loop(
+    place: Place, payloads: bytes | list[bytes]
+) -> None:
+    receipt = asyncio.run(beside_the_loop(place.quiver.append_raw_async(payloads)))
+    assert receipt.seq == 0

@@ -51,6 +51,8 @@ _plain_schemas: set[bytes] = set()
 
 Headers = Mapping[str, str]
 Payloads = bytes | Sequence[bytes]
+# Copying more than this takes milliseconds.
+LARGE_BYTES = 1024 * 1024
 # One record batch or table, or one for each slot.
 BundleData: TypeAlias = "pa.RecordBatch | pa.Table | Mapping[str, pa.RecordBatch | pa.Table]"
 
@@ -269,6 +271,16 @@ def read_stream(stream: memoryview | pa.Buffer) -> pa.RecordBatch:
     return pa.ipc.open_stream(pa.py_buffer(stream)).read_next_batch()
 
 
+def is_large(payloads: Payloads) -> bool:
+    """Whether putting them together would make an event loop stand still."""
+    if isinstance(payloads, bytes):
+        return len(payloads) > LARGE_BYTES
+    try:
+        return sum(map(len, payloads)) > LARGE_BYTES
+    except TypeError:
+        return False  # `encode_raw` says what is wrong with them
+
+
 def encode_raw(
     slot: str, payloads: Payloads, headers: Sequence[Headers | None] | None, max_bytes: int
 ) -> Encoded:
@@ -288,7 +300,8 @@ def encode_raw(
         lengths.extend(map(len, blobs) if blobs else bytes(len(events)))
         name = slot.encode()
         head = _RAW_HEAD.pack(len(events), len(name)) + name
-        payload = b"".join((head, lengths, *events, *blobs))
+        # Of bytes alone, because many of them are then joined without the interpreter's lock.
+        payload = b"".join((head, lengths.tobytes(), *events, *blobs))
         if len(payload) != len(head) + lengths.itemsize * len(lengths) + sum(lengths):
             raise TypeError("its length is not its size in bytes")
     except TypeError as error:

@@ -15,6 +15,7 @@ import os
 import threading
 from collections.abc import Collection, Sequence
 from datetime import datetime
+from functools import partial
 from pathlib import PurePath
 from typing import Self
 
@@ -31,6 +32,7 @@ from holdfast.quiver.bundle import (
     Payloads,
     encode_arrow,
     encode_raw,
+    is_large,
 )
 from holdfast.quiver.config import AckLevel, QuiverConfig, check_level
 from holdfast.quiver.control import ControlServer, serve
@@ -195,8 +197,9 @@ class Quiver:
         watermark_ns: int | None = None,
         level: AckLevel | None = None,
     ) -> Receipt:
-        """As `append_raw`, awaitable."""
-        encoded = encode_raw(slot, payloads, headers, self._config.max_bundle_bytes)
+        """As `append_raw`, awaitable; a large bundle is put together in a thread."""
+        encode = partial(encode_raw, slot, payloads, headers, self._config.max_bundle_bytes)
+        encoded = await asyncio.to_thread(encode) if is_large(payloads) else encode()
         return await self._append_async([encoded], producer, epoch, watermark_ns, level)
 
     def intake(self, *, slot: str = DEFAULT_SLOT, level: AckLevel | None = None) -> Intake:

@@ -15,8 +15,10 @@ from holdfast.receive.encodings import (
     Undecodable,
 )
 
-# After unpacking this much, others get their turn.
+# After unpacking this much, others get their turn; what is larger is put together in a thread.
 _TURN_BYTES = 1024 * 1024
+# Smaller pieces than this are put together as they come: a million of one byte would take a lot.
+_BLOCK_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True)
@@ -84,30 +86,54 @@ async def _read_plain(
     body, more = await _next_piece(receive, slot, pace)
     if not more:
         return body
-    whole = bytearray(body)
+    pieces = _Pieces()
+    pieces.add(body)
     while more:
         piece, more = await _next_piece(receive, slot, pace)
-        whole += piece
-    return bytes(whole)
+        pieces.add(piece)
+    return await pieces.joined()
 
 
 async def _read_packed(
     receive: Receive, decoding: Decoding, limits: BodyLimits, slot: Slot, timer: asyncio.Timeout
 ) -> bytes:
     pace = _Pace(limits, timer)
-    whole = bytearray()
+    pieces = _Pieces()
     turn_ends_bytes = _TURN_BYTES
     more = True
     while more:
         packed, more = await _next_piece(receive, slot, pace)
         for piece in decoding.feed(packed):
             slot.hold(len(piece))
-            whole += piece
-            if len(whole) >= turn_ends_bytes:
-                turn_ends_bytes = len(whole) + _TURN_BYTES
+            pieces.add(piece)
+            if pieces.size_bytes >= turn_ends_bytes:
+                turn_ends_bytes = pieces.size_bytes + _TURN_BYTES
                 await asyncio.sleep(0)
     decoding.finish()
-    return bytes(whole)
+    return await pieces.joined()
+
+
+class _Pieces:
+    """What has come of a body."""
+
+    def __init__(self) -> None:
+        self.size_bytes = 0
+        self._blocks: list[bytes] = []
+        self._last = bytearray()
+
+    def add(self, piece: bytes) -> None:
+        self.size_bytes += len(piece)
+        self._last += piece
+        if len(self._last) >= _BLOCK_BYTES:
+            self._blocks.append(bytes(self._last))
+            self._last.clear()
+
+    async def joined(self) -> bytes:
+        """Return the whole. Copying much takes long, and needs no lock of the interpreter."""
+        blocks = [*self._blocks, bytes(self._last)]
+        if self.size_bytes <= _TURN_BYTES:
+            return b"".join(blocks)
+        return await asyncio.to_thread(b"".join, blocks)
 
 
 async def _next_piece(receive: Receive, slot: Slot, pace: _Pace) -> tuple[bytes, bool]:
