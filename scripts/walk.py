@@ -1,0 +1,150 @@
+"""Print what one event passes through, from an HTTP request to a line in a file.
+
+A gateway runs in this process: an OpenLineage receiver, a quiver, a `files` exporter. A few events
+go through it first, so that everything is open and cached. Then every function of Holdfast is
+counted that runs, on any thread, until the next event is in the file and the ledger knows it.
+
+    functions   distinct functions that were entered
+    modules     distinct modules of these
+    crossings   calls from one module into another
+    mutual      pairs of modules that called each other
+    way         the modules, in the order in which they were first entered
+"""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import sys
+import tempfile
+import threading
+import time
+import uuid
+from collections import Counter
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import holdfast
+from holdfast.graph.loader import load
+from holdfast.graph.runtime import Gateway
+
+SOURCE = str(Path(holdfast.__file__).parent) + "/"
+PATIENCE_S = 60.0
+WARM_EVENTS = 5
+GRAPH = """
+nodes:
+  lineage: {kind: receiver, type: openlineage, config: {listen: "127.0.0.1:0"}, to: [buffer]}
+  buffer: {kind: processor, type: quiver, to: [out]}
+  out: {kind: exporter, type: files, config: {directory: out}}
+"""
+
+
+class Walk:
+    """Counts calls while it is told to."""
+
+    def __init__(self) -> None:
+        self.is_counting = False
+        self.functions: set[tuple[str, int]] = set()
+        self.modules: dict[str, None] = {}
+        self.crossings: Counter[tuple[str, str]] = Counter()
+
+    def profile(self, frame: FrameType, event: str, _: Any) -> None:
+        """Note a call of one of Holdfast's functions; `sys.setprofile` calls this."""
+        if event != "call" or not self.is_counting:
+            return
+        code = frame.f_code
+        if not code.co_filename.startswith(SOURCE):
+            return
+        module = _module(code.co_filename)
+        self.functions.add((module, code.co_firstlineno))
+        self.modules.setdefault(module)
+        caller = frame.f_back
+        while caller is not None and not caller.f_code.co_filename.startswith(SOURCE):
+            caller = caller.f_back
+        if caller is not None and (above := _module(caller.f_code.co_filename)) != module:
+            self.crossings[above, module] += 1
+
+    def result(self) -> dict[str, Any]:
+        """Return what was counted."""
+        mutual = sorted({tuple(sorted(p)) for p in self.crossings if p[::-1] in self.crossings})
+        return {
+            "functions": len(self.functions),
+            "modules": len(self.modules),
+            "crossings": self.crossings.total(),
+            "mutual": [" <> ".join(pair) for pair in mutual],
+            "way": list(self.modules),
+        }
+
+
+def _module(path: str) -> str:
+    return path.removeprefix(SOURCE).removesuffix(".py").replace("/", ".")
+
+
+async def walk(folder: Path) -> dict[str, Any]:
+    """Send events through a gateway in `folder`; count what the last one passes."""
+    counted = Walk()
+    # Before any thread exists: each has a profile function of its own.
+    threading.setprofile(counted.profile)
+    sys.setprofile(counted.profile)
+    path = folder / "graph.yaml"
+    path.write_text(GRAPH)
+    gateway = Gateway(load(path).graph)
+    await gateway.start()
+    try:
+        connection = http.client.HTTPConnection(gateway.addresses["lineage"][0].partition("//")[2])
+        for _ in range(WARM_EVENTS):
+            await _send(connection, folder)
+        counted.is_counting = True
+        await _send(connection, folder)
+        counted.is_counting = False
+        connection.close()
+    finally:
+        await gateway.stop(PATIENCE_S)
+        sys.setprofile(None)
+        threading.setprofile(None)
+    return counted.result()
+
+
+async def _send(connection: http.client.HTTPConnection, folder: Path) -> None:
+    """Post one event; return when it was written to the file, and the ledger after that."""
+    written, ledger = _size(folder / "out"), _size(folder, "ledger")
+    status = await asyncio.to_thread(_post, connection)
+    assert status == http.client.OK, status
+    await _grown(folder / "out", written)
+    await _grown(folder, ledger, "ledger")
+
+
+def _post(connection: http.client.HTTPConnection) -> int:
+    event = {
+        "eventTime": "2026-01-02T03:04:05Z",
+        "eventType": "START",
+        "producer": "https://example.com/walk",
+        "schemaURL": "https://openlineage.io/spec/2-0-2/OpenLineage.json#/$defs/RunEvent",
+        "run": {"runId": str(uuid.uuid4())},
+        "job": {"namespace": "walk", "name": "one event"},
+    }
+    headers = {"Content-Type": "application/json"}
+    connection.request("POST", "/api/v1/lineage", json.dumps(event), headers)
+    answer = connection.getresponse()
+    answer.read()
+    return answer.status
+
+
+async def _grown(folder: Path, size_bytes: int, part: str = "") -> None:
+    give_up_s = time.monotonic() + PATIENCE_S
+    while _size(folder, part) <= size_bytes:
+        assert time.monotonic() < give_up_s, f"nothing was written to {folder}"
+        await asyncio.sleep(0.01)
+
+
+def _size(folder: Path, part: str = "") -> int:
+    """Return the bytes of the files below a folder, or of those with a folder of that name."""
+    files = (path for path in folder.rglob("*") if not part or part in path.parts)
+    return sum(path.stat().st_size for path in files if path.is_file())
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as name:
+        sys.stdout.write(json.dumps(asyncio.run(walk(Path(name))), indent=2) + "\n")
