@@ -40,6 +40,7 @@ from holdfast.quiver.points import Point
 from holdfast.quiver.segments.catalog import Catalog
 from holdfast.quiver.segments.manifest import VERSION, Summary
 from holdfast.quiver.segments.segment import Segment
+from holdfast.seam.disk import Handle
 from holdfast.seam.faulty import Fault, FaultKind, FaultyDisk
 from holdfast.seam.simulated import SimulatedCrash, SimulatedDisk
 
@@ -175,10 +176,10 @@ def test_an_error_while_reading_a_wal_file_is_told_and_not_taken_for_its_end(
     before = contents(machine.disk)
 
     class UnreadableDisk(FaultyDisk):
-        def read(self, path: PurePath) -> bytes:
+        def open_read(self, path: PurePath) -> Handle:
             if path.suffix == ".wal":
                 raise OSError(errno.EMFILE, "too many open files", str(path))
-            return super().read(path)
+            return super().open_read(path)
 
     with pytest.raises(CannotOpen, match="too many open files"):
         machine.start(through=lambda disk: UnreadableDisk(disk, (), disk.die))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 import shutil
-from pathlib import Path
+from pathlib import Path, PurePath
 
 import pyarrow as pa
 import pytest
@@ -23,8 +23,10 @@ from tests.quiver.machine import (
 
 from holdfast.errors import NotAccepted, StaleEpoch, StorageFailed
 from holdfast.quiver import AckLevel, Quiver
+from holdfast.quiver.log import window
 from holdfast.quiver.points import Point
-from holdfast.seam.faulty import Fault, FaultKind
+from holdfast.seam.disk import Handle
+from holdfast.seam.faulty import Fault, FaultKind, FaultyDisk
 from holdfast.seam.simulated import SimulatedCrash
 
 
@@ -75,6 +77,31 @@ def test_a_segment_that_was_written_but_never_acknowledged_to_the_log_is_not_rep
     assert payloads(quiver) == {0: [b"x"]}
     assert quiver.recovery.segments == 1
     assert quiver.recovery.replayed_bundles == 0
+
+
+def test_a_start_reads_no_wal_file_as_a_whole(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It did with the newest, only to see whether it had been begun: the half of a start's time."""
+    monkeypatch.setattr(window, "WINDOW_BYTES", 4096)
+    quiver = machine.start()
+    stored = {quiver.append_raw(b"%d" % n * 1000).seq: [b"%d" % n * 1000] for n in range(50)}
+    machine.kill()
+    reads_bytes: list[int] = []
+
+    class ReadingDisk(FaultyDisk):
+        def read(self, path: PurePath) -> bytes:
+            found = super().read(path)
+            reads_bytes.append(len(found) if path.suffix == ".wal" else 0)
+            return found
+
+        def read_into(self, handle: Handle, offset_bytes: int, buffer: memoryview) -> int:
+            reads_bytes.append(len(buffer))
+            return super().read_into(handle, offset_bytes, buffer)
+
+    quiver = machine.start(through=lambda disk: ReadingDisk(disk, (), disk.die))
+    assert 0 < max(reads_bytes) <= 4096
+    assert payloads(quiver) == stored
 
 
 def test_an_empty_or_missing_wal_is_fine(machine: Machine) -> None:

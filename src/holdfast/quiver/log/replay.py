@@ -30,8 +30,8 @@ from holdfast.quiver.log.frame import BUNDLE_KINDS, NOTHING, STAGED, Frame, Kind
 from holdfast.quiver.log.group import COUNT
 from holdfast.quiver.log.quarantine import Damage
 from holdfast.quiver.log.unread import OpenFile, Unread
-from holdfast.quiver.log.wal import HEADER_BYTES, Hole, WalHeader, decode_header, is_begun
-from holdfast.quiver.log.window import Window, walk_file
+from holdfast.quiver.log.wal import HEADER_BYTES, Hole, WalHeader, decode_header
+from holdfast.quiver.log.window import Window, is_begun, walk_file
 from holdfast.quiver.segments.catalog import Catalog
 from holdfast.seam.disk import Disk, read_pages
 
@@ -48,6 +48,10 @@ class WalContent:
     path: PurePath
     header: WalHeader
     size_bytes: int
+
+    def window(self, end: int | None = None) -> Window:
+        """Return the file to be walked, up to `end`."""
+        return Window(OpenFile(self.disk, self.path), self.size_bytes if end is None else end)
 
     def read(self) -> memoryview:
         """Return the whole file, with zeros for what the disk cannot read."""
@@ -155,7 +159,7 @@ class Replay:
 
     def _walk(self, file: WalContent, later: WalHeader | None) -> int:
         end = file.size_bytes if later is None else min(file.size_bytes, later.previous_synced)
-        window = Window(OpenFile(file.disk, file.path), end)
+        window = file.window(end)
         items, unlike = self._items(window, file.header.salt)
         synced = [item.synced_through for item in items if isinstance(item, Frame)]
         synced_through = max([later.previous_synced if later else 0, *synced])
@@ -396,7 +400,7 @@ def _begun(files: Sequence[WalContent]) -> list[WalContent]:
         for file in files
         if file.header.number not in single
         or file.header.previous_number not in single | followed
-        or is_begun(file.read(), file.header)
+        or is_begun(file.window(), file.header)
     ]
 
 

@@ -19,7 +19,7 @@ The header (header_block.py) holds
     accepted_before   how many bundles and events the quiver had accepted before this file, without
                       the copies
 
-A file exists once its header and its copies do: until then (`is_begun`) the file before counts as a
+A file exists once its header and its copies do: until then (window.py) the file before counts as a
 whole. So a file is never written to again once its successor was tried, or a leftover of that try
 would cut off what came later.
 
@@ -141,14 +141,6 @@ def walk(view: memoryview, salt: int) -> Iterator[Frame | Hole]:
         else:
             yield frame
             offset = frame.end
-
-
-def is_begun(view: memoryview, header: WalHeader) -> bool:
-    """Whether the creation of a file was finished: all its copies are there, or more is."""
-    end = HEADER_BYTES + header.copied_bytes
-    if len(view) > end:
-        return True
-    return len(view) == end and all(isinstance(i, Frame) for i in walk(view, header.salt))
 
 
 class WalFile:

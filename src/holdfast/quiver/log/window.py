@@ -17,7 +17,7 @@ from holdfast.quiver.log.frame import (
 )
 from holdfast.quiver.log.unread import OpenFile
 from holdfast.quiver.log.wal import HEADER_BYTES as FILE_HEADER_BYTES
-from holdfast.quiver.log.wal import Hole
+from holdfast.quiver.log.wal import Hole, WalHeader
 
 # What is read at once; a larger frame is read as a whole.
 WINDOW_BYTES = 1 << 20
@@ -61,7 +61,8 @@ def walk_file(window: Window, salt: int) -> Iterator[Frame | Hole]:
     """Yield everything after the header, as `walk` does; payloads are there until the next item."""
     offset = FILE_HEADER_BYTES
     while offset < window.end:
-        window.show(offset, HEADER_BYTES)
+        if offset + HEADER_BYTES > window.shown_end:
+            window.show(offset, HEADER_BYTES)
         try:
             frame = decode(window.view, offset - window.base, salt, window.base)
         except FrameFault as fault:
@@ -76,6 +77,14 @@ def walk_file(window: Window, salt: int) -> Iterator[Frame | Hole]:
         else:
             yield frame
             offset = frame.end
+
+
+def is_begun(window: Window, header: WalHeader) -> bool:
+    """Whether the creation of a file was finished: all its copies are there, or more is."""
+    end = FILE_HEADER_BYTES + header.copied_bytes
+    if window.end != end:
+        return window.end > end
+    return all(isinstance(item, Frame) for item in walk_file(window, header.salt))
 
 
 def _next_header(window: Window, offset: int, salt: int) -> int:
