@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -34,6 +35,7 @@ from holdfast.quiver import (
 )
 from holdfast.quiver.log.frame import Totals
 from holdfast.quiver.points import Point
+from holdfast.quiver.segments.batch_cache import READ_CACHE_BYTES
 from holdfast.seam.faulty import Fault, FaultKind
 
 
@@ -71,6 +73,19 @@ def test_delivery_does_not_wait_for_a_seal_but_for_the_sync(still: StillMachine)
     planned = must_plan(cursor)
     assert rows(cursor, planned) == [(0, [b"written"]), (1, [b"synced"])]
     assert quiver.segments() == ()
+
+
+def test_batches_that_a_reader_keeps_stay_as_they_were_while_it_reads_on(tmp_path: Path) -> None:
+    """Each block is read into memory of its own: more of them here than are kept for reading."""
+    batches = [pa.record_batch({"n": pa.array(range(n, n + 20_000))}) for n in range(64)]
+    assert sum(batch.nbytes for batch in batches) > READ_CACHE_BYTES
+    with Quiver.open(tmp_path / "quiver") as quiver, quiver.cursor("stats") as cursor:
+        for batch in batches:
+            quiver.append(batch, level=AckLevel.WRITTEN)
+        quiver.flush()
+        planned = must_plan(cursor, 20_000 * len(batches))
+        kept = [batch for bundle in cursor.read(planned) for batch in bundle.slots.values()]
+    assert kept == batches
 
 
 def test_plans_may_be_made_ahead_and_committed_out_of_order(still: StillMachine) -> None:

@@ -294,6 +294,15 @@ def _open_to_append(path: PurePath, flags: int) -> Handle:
     return Handle(fd)
 
 
+def _read_at(handle: Handle, offset_bytes: int, size_bytes: int) -> bytes:
+    """Return what one read gives, which may be less."""
+    if hasattr(os, "pread"):
+        return os.pread(handle, size_bytes, offset_bytes)
+    # Windows; whoever shares a handle there has to take turns
+    os.lseek(handle, offset_bytes, os.SEEK_SET)
+    return os.read(handle, size_bytes)
+
+
 class RealDisk:
     """The machine's own disk. Linux is the reference; what differs elsewhere is said here."""
 
@@ -369,13 +378,18 @@ class RealDisk:
             return file.read()
 
     def read_range(self, path: PurePath, offset_bytes: int, size_bytes: int) -> bytes:
-        # Unbuffered: exactly these bytes are asked for. A disk may give less at once.
-        with open(path, "rb", buffering=0) as file:
-            file.seek(offset_bytes)
-            found = file.read(size_bytes)
-            while len(found) < size_bytes and (more := file.read(size_bytes - len(found))):
+        handle = self.open_read(path)
+        try:
+            found = _read_at(handle, offset_bytes, size_bytes)
+            # A disk may give less at once.
+            while len(found) < size_bytes:
+                end_bytes, missing_bytes = offset_bytes + len(found), size_bytes - len(found)
+                if not (more := _read_at(handle, end_bytes, missing_bytes)):
+                    break
                 found += more
             return found
+        finally:
+            self.close(handle)
 
     def open_read(self, path: PurePath) -> Handle:
         flags = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
@@ -386,9 +400,8 @@ class RealDisk:
         while filled < len(buffer):
             if hasattr(os, "preadv"):
                 count = os.preadv(handle, [buffer[filled:]], offset_bytes + filled)
-            else:  # Windows; whoever shares a handle there has to take turns
-                os.lseek(handle, offset_bytes + filled, os.SEEK_SET)
-                found = os.read(handle, len(buffer) - filled)
+            else:
+                found = _read_at(handle, offset_bytes + filled, len(buffer) - filled)
                 count = len(found)
                 buffer[filled : filled + count] = found
             if count == 0:

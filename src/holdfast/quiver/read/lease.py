@@ -24,6 +24,7 @@ from typing import Literal
 
 from holdfast.errors import BadInput, Damaged, NotAccepted, UnknownPosition
 from holdfast.quiver.ledger.outcome import Outcome, Position
+from holdfast.quiver.ledger.subscriber import Subscriber
 from holdfast.quiver.log.frame import Totals
 from holdfast.quiver.read.attachment import Attachment, Store
 from holdfast.quiver.segments.segment import Bundle, Ref
@@ -205,7 +206,8 @@ class Lease(Attachment):
 
     def _choose(self) -> tuple[Ref, int] | None:
         """Return the next bundle to hand out and how often it was, skipping what is resolved."""
-        resolved = self.subscriber.resolved
+        subscriber = self.subscriber
+        resolved = subscriber.resolved
         now_s = self._store.clock.monotonic_s()
         while self._retries and self._retries[0][0] <= now_s:
             _, seq = heapq.heappop(self._retries)
@@ -217,7 +219,7 @@ class Lease(Attachment):
             ref = self._ahead.pop()
             is_out = ref.seq in self._flights or ref.seq in self._given_back
             if ref.seq not in resolved and not is_out:
-                return ref, self.subscriber.attempts.get(ref.seq, 0)
+                return ref, subscriber.attempts.get(ref.seq, 0)
         return None
 
     def _oldest(self) -> bool:
@@ -260,9 +262,10 @@ class Lease(Attachment):
         except Damaged as damage:
             self._damaged(ref, str(damage))
             return None
-        if self._has_no_attempt_left(ref, attempts, "the reader ended with it"):
-            return None
-        if self.subscriber.options.max_attempts is not None:
+        most = self.subscriber.options.max_attempts
+        if most is not None:
+            if self._has_no_attempt_left(ref, attempts, most, "the reader ended with it"):
+                return None
             # Written down before, because it may be what ends the reader.
             self._ledger.change("attempt", self.name, seq=ref.seq, attempt=attempts + 1)
         now_s = self._store.clock.monotonic_s()
@@ -285,18 +288,19 @@ class Lease(Attachment):
         known = self._ledger.state.subscribers.get(self.name)
         if self._closed or known is None or known.generation != self.generation:
             return  # somebody else's word counts now
-        if self._has_no_attempt_left(flight.ref, flight.attempt, reason):
+        most = known.options.max_attempts
+        if self._has_no_attempt_left(flight.ref, flight.attempt, most, reason):
             return
         told = reason[:NACK_REASON_CHARS_MAX]
         self._ledger.change("nack", self.name, seq=seq, attempt=flight.attempt, reason=told)
 
-    def _has_no_attempt_left(self, ref: Ref, attempts: int, reason: str) -> bool:
+    def _has_no_attempt_left(self, ref: Ref, attempts: int, most: int | None, reason: str) -> bool:
         """Whether a bundle was handed out often enough; then it becomes a dead letter."""
-        most = self.subscriber.options.max_attempts
         if most is None or attempts < most:
             return False
         why = f"{attempts} attempts failed (max_attempts); the last: {reason or 'no reason given'}"
-        self._decide(ref, Outcome.DEAD_LETTERED, why)
+        with self._ledger.lock:
+            self._decide(self.subscriber, ref, Outcome.DEAD_LETTERED, why)
         return True
 
     def _put_back(self, seq: int, due_s: float) -> None:
@@ -321,17 +325,16 @@ class Lease(Attachment):
             subscriber = self.subscriber
             if seq in subscriber.resolved:
                 return False
-            self._decide(self._out(seq), outcome, reason)
+            self._decide(subscriber, self._out(seq), outcome, reason)
         self._store.arrivals.notify()
         return True
 
-    def _decide(self, ref: Ref, outcome: Outcome, reason: str) -> None:
-        with self._ledger.lock:
-            subscriber = self.subscriber
-            if ref.seq not in subscriber.resolved:
-                counts = Totals(1, ref.events - subscriber.partial.get(ref.seq, 0))
-                start, end = Position(ref.owned_from), Position(ref.seq + 1)
-                self._record(start, end, outcome, counts, reason)
+    def _decide(self, subscriber: Subscriber, ref: Ref, outcome: Outcome, reason: str) -> None:
+        """Write an outcome, unless there is one; inside the ledger's lock."""
+        if ref.seq not in subscriber.resolved:
+            counts = Totals(1, ref.events - subscriber.partial.get(ref.seq, 0))
+            start, end = Position(ref.owned_from), Position(ref.seq + 1)
+            self._record(start, end, outcome, counts, reason)
         self._flights.pop(ref.seq, None)
         self._given_back.pop(ref.seq, None)
 

@@ -41,9 +41,8 @@ class BatchCache:
             _, size_bytes = self._found.pop(key, (None, 0))
             self._size_bytes -= size_bytes
 
-    def put(self, key: Key, batch: pa.RecordBatch) -> None:
-        """Keep a batch, and forget those that were not used for longest."""
-        size_bytes = batch.get_total_buffer_size()
+    def put(self, key: Key, batch: pa.RecordBatch, size_bytes: int) -> None:
+        """Keep a batch of so many bytes, and forget those that were not used for longest."""
         with self._lock:
             if key in self._found:
                 return

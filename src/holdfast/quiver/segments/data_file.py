@@ -26,7 +26,7 @@ import pyarrow as pa
 from xxhash import xxh3_64, xxh3_64_hexdigest
 
 from holdfast.errors import Damaged, StorageFailed
-from holdfast.quiver.bundle import without_reserved
+from holdfast.quiver.bundle import one_batch, without_reserved
 from holdfast.quiver.segments.arrow_types import has_dictionary
 from holdfast.quiver.segments.batch_cache import BatchCache
 from holdfast.quiver.segments.manifest import FileSummary
@@ -103,13 +103,12 @@ class DataFile:
         content = self._block(index)
         if not self._has_dictionaries:
             start = self._old[1] if index == 0 and not self.summary.schema else 0
-            batch = pa.ipc.read_record_batch(pa.py_buffer(content[start:]), self._schema)
-        else:
-            batch = self._with_dictionaries(index, content)
+            return pa.ipc.read_record_batch(pa.py_buffer(content[start:]), self.schema)
+        batch = self._with_dictionaries(index, content)
         return batch.replace_schema_metadata(self.schema.metadata)
 
-    def rows(self, first: int, count: int) -> pa.Table:
-        """Return a range of rows."""
+    def rows(self, first: int, count: int) -> pa.RecordBatch:
+        """Return a range of rows, without the envelope."""
         batches, starts = [], self._starts
         index = bisect_right(starts, first) - 1
         while count and index < len(self.summary.batches):
@@ -119,7 +118,10 @@ class DataFile:
                 ends = skipped + taken == self.summary.batches[index].rows
                 batches.append(self._kept(index, until_now=ends).slice(skipped, taken))
             first, count, index = first + taken, count - taken, index + 1
-        return pa.Table.from_batches(batches, self.schema)
+        # Nearly always: a block ends between two bundles. Tables cost more than all else here.
+        if len(batches) == 1:
+            return batches[0]
+        return one_batch(pa.Table.from_batches(batches, self._own_schema))
 
     def check_frame(self) -> None:
         """Raise `Damaged` if anything outside the blocks is not what was written."""
@@ -141,17 +143,35 @@ class DataFile:
         """The number of the first row of each block, and of what would follow them."""
         return list(accumulate((batch.rows for batch in self.summary.batches), initial=0))
 
+    @cached_property
+    def _own_columns(self) -> list[int]:
+        """Which columns are not the envelope's."""
+        count = len(self.schema)
+        return list(range(count - self.summary.own_columns, count))
+
+    @cached_property
+    def _own_schema(self) -> pa.Schema:
+        fields = [self.schema.field(place) for place in self._own_columns]
+        return pa.schema(fields, self.schema.metadata)
+
     def _kept(self, index: int, *, until_now: bool) -> pa.RecordBatch:
-        """Return a block, and keep it unless its last rows are wanted: readers go forwards."""
+        """Return a block without the envelope, and keep it unless its last rows are wanted.
+
+        Readers go forwards.
+        """
         key = (self, index)
         # Inside the lock: two readers of one block read it once.
         with self._lock:
-            batch = self.cache.get(key) or self.batch(index)
-            if until_now:
+            own = self.cache.get(key)
+            if own is None:
+                batch = self.batch(index)
+                own = batch.select(self._own_columns)
+                if not until_now:
+                    # The envelope lies in the same memory.
+                    self.cache.put(key, own, batch.get_total_buffer_size())
+            elif until_now:
                 self.cache.drop(key)
-            else:
-                self.cache.put(key, batch)
-            return batch
+            return own
 
     def _block(self, index: int) -> memoryview:
         place = self.summary.batches[index]

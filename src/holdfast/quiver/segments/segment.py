@@ -48,6 +48,7 @@ class SegmentIndex:
     def __init__(self, table: pa.RecordBatch) -> None:
         columns = [table.column(name).to_pylist() for name in BUNDLE_SCHEMA.names[:-1]]
         self.seqs: list[int] = columns[0]
+        self._ingestion_ns, self._events, self._sizes_bytes = columns[2], columns[6], columns[7]
         self._columns = columns
         places = table.column("places")
         flat = places.flatten()
@@ -58,12 +59,17 @@ class SegmentIndex:
 
     def ref(self, place: int, owned_from: int) -> Ref:
         """Return the reference to the bundle at a place."""
-        seq, _, ingestion_ns, _, _, _, events, size_bytes = (c[place] for c in self._columns)
-        return Ref(seq, events, size_bytes, ingestion_ns, owned_from)
+        return Ref(
+            self.seqs[place],
+            self._events[place],
+            self._sizes_bytes[place],
+            self._ingestion_ns[place],
+            owned_from,
+        )
 
-    def row(self, place: int) -> tuple[Any, ...]:
+    def row(self, place: int) -> list[Any]:
         """Return the columns of a bundle, as in the table, without its places."""
-        return tuple(column[place] for column in self._columns)
+        return [column[place] for column in self._columns]
 
     def places(self, place: int) -> list[tuple[int, int, int]]:
         """Return where a bundle's rows are: file, first row, rows."""
@@ -220,21 +226,19 @@ def _held_slots(held: Held) -> dict[str, pa.RecordBatch]:
     }
 
 
-def _slots(file: FileSummary, rows: pa.Table) -> dict[str, pa.RecordBatch]:
-    """Return the slots that stored rows hold, without the envelope."""
-    if file.kind == OPAQUE:
-        return _opaque_slots(rows)
-    return {file.slot: one_batch(rows.select(rows.schema.names[-file.own_columns :]))}
+def _slots(file: FileSummary, rows: pa.RecordBatch) -> dict[str, pa.RecordBatch]:
+    """Return the slots that stored rows hold."""
+    return _opaque_slots(rows) if file.kind == OPAQUE else {file.slot: rows}
 
 
-def _opaque_slots(rows: pa.Table) -> dict[str, pa.RecordBatch]:
+def _opaque_slots(rows: pa.RecordBatch) -> dict[str, pa.RecordBatch]:
     slots: dict[str, list[pa.RecordBatch]] = {}
     for place in range(rows.num_rows):
         row = rows.slice(place, 1)
         if row.column("slot_kind")[0].as_py() == ARROW:
             batch = read_stream(row.column("payload")[0].as_buffer())
         else:
-            batch = one_batch(row.select(["payload", "headers"]))
+            batch = row.select(["payload", "headers"])
         slots.setdefault(row.column("slot")[0].as_py(), []).append(batch)
     return {slot: one_batch(pa.Table.from_batches(batches)) for slot, batches in slots.items()}
 

@@ -80,8 +80,8 @@ class LooseFile(DataFile):
             raise self._damaged(f"is damaged in record batch {index}")
         return batch.replace_schema_metadata(without_reserved(batch.schema).metadata)
 
-    def rows(self, first: int, count: int) -> pa.Table:
-        """Return a range of rows: all of them."""
+    def rows(self, first: int, count: int) -> pa.RecordBatch:
+        """Return a range of rows, without the envelope: all of them."""
         found = super().rows(first, count)
         if found.num_rows != count:
             raise self._damaged("is cut short")
