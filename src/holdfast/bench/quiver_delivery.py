@@ -52,8 +52,7 @@ def measure_delivery(
     folder: Path, scale: Scale, figures: Figures, progress: Callable[[str], None]
 ) -> None:
     """Add the figures of this module."""
-    progress(f"delivery: {scale.deliver_mb} MB by cursor and by lease, {scale.rounds} rounds")
-    _add_throughput(folder / "deliver", scale, figures)
+    measure_throughput(folder / "deliver", scale, figures, progress)
     progress("idle delivery, acknowledgements, streaming, a dead neighbour")
     _add_idle(folder / "idle", scale, figures)
     _add_acks(folder / "acks", scale, figures)
@@ -96,7 +95,11 @@ def _by_lease(quiver: Quiver, name: str) -> int:
     return events
 
 
-def _add_throughput(folder: Path, scale: Scale, figures: Figures) -> None:
+def measure_throughput(
+    folder: Path, scale: Scale, figures: Figures, progress: Callable[[str], None]
+) -> None:
+    """Add how fast a sealed store is read and acknowledged."""
+    progress(f"delivery: {scale.deliver_mb} MB by cursor and by lease, {scale.rounds} rounds")
     batch = telemetry_batch()
     large = _filled(folder / "large", batch, scale.deliver_mb * MB // 88_000)
     bundles = scale.deliver_bundles
@@ -124,8 +127,10 @@ def _add_throughput(folder: Path, scale: Scale, figures: Figures) -> None:
         scale.rounds,
     )
     shutil.rmtree(folder)
-    figures.add("deliver_mb_s", (large / run.wall_s / 1e6 for run in runs["cursor"]))
-    figures.add("lease_deliver_mb_s", (large / run.wall_s / 1e6 for run in runs["lease"]))
+    for name, prefix in (("cursor", ""), ("lease", "lease_")):
+        figures.add(f"{prefix}deliver_mb_s", (large / run.wall_s / 1e6 for run in runs[name]))
+        cpu_s_per_gb = (run.cpu_s / large * 1e9 for run in runs[name])
+        figures.add(f"{prefix}deliver_cpu_s_per_gb", cpu_s_per_gb)
     for name in ("cursor_small", "lease_small"):
         figures.add(f"{name}_bundles_per_s", (bundles / run.wall_s for run in runs[name]))
         figures.add(f"{name}_cpu_us", (run.cpu_s / bundles * 1e6 for run in runs[name]))

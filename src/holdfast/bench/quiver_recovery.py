@@ -44,6 +44,7 @@ def measure_recovery(
         figures.add(f"recovery_mb_s_{name}", map(_mb_per_s, opened))
     large, small = (found[f"{frames}_{scale.recovery_mb[-1]}mb"] for frames in FRAMES)
     figures.add("recovery_mb_s", map(_mb_per_s, large))
+    figures.add("recovery_cpu_s_per_gb", (o.cpu_s / o.wal_bytes * 1e9 for o in large))
     figures.add("recovery_frames_per_s", (o.replayed_bundles / o.open_s for o in small))
     figures.add("recovery_cpu_us_per_frame", (o.cpu_s / o.replayed_bundles * 1e6 for o in small))
     figures.add("hash_mb_s", (o.wal_bytes / o.hash_s / MB for o in large))

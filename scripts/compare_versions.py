@@ -1,0 +1,154 @@
+"""Compare two installed versions of Holdfast on this machine: is one slower than the other?
+
+    python scripts/compare_versions.py BEFORE/bin/python AFTER/bin/python recovery deliver
+
+Every measurement is a new process of one version's interpreter. It runs parts of the benchmarks,
+those of this checkout for both, so that the same is measured in the same way. The versions take
+turns, in another order each round; a second `before` among them, the control, shows what two runs
+of one version differ by. A ratio is of speed (for a cost: before ÷ after), within one round. With
+`--at-least` a figure is missed if the ratios of all rounds lie below that.
+
+Wall times of a busy machine say little: look at CPU, and at the control. Peers (restic, borg,
+NATS) are left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import holdfast.bench
+
+CONTENDERS = ("before", "after", "control")
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of the benchmarks: module, function, the module of its scale, and changes of that."""
+
+    module: str
+    function: str
+    scale: str
+    changes: Mapping[str, Any] = field(default_factory=dict)
+
+
+SECTIONS = {
+    "recovery": Section("quiver_recovery", "measure_recovery", "scale", {"recovery_mb": (192,)}),
+    "deliver": Section("quiver_delivery", "measure_throughput", "scale"),
+    "append": Section("quiver_append", "measure_append", "scale"),
+    "small_append": Section("quiver_small", "measure_small", "scale"),
+    "accept": Section("gateway_accept", "measure_accept", "gateway_scale"),
+    "forward": Section("gateway_forward", "measure_forward", "gateway_scale"),
+    "backup": Section("store_backup", "measure_backup", "store_scale"),
+    "many_files": Section("store_many", "measure_many", "store_scale"),
+}
+
+
+def is_cost(name: str) -> bool | None:
+    """Whether a figure is better when it is smaller; None if it is no speed at all."""
+    if name.endswith(("_per_s", "_mb_s")):
+        return False
+    return True if "cpu" in name or name.endswith(("_ms", "_us", "_s")) else None
+
+
+def measure(sections: Sequence[str], rounds: int, folder: Path) -> dict[str, float]:
+    """Run sections with the library of this interpreter; return the median of every figure."""
+    holdfast.bench.__path__[:] = [str(Path(__file__).parents[1] / "src" / "holdfast" / "bench")]
+    figures = importlib.import_module("holdfast.bench.figures").Figures()
+    for name in sections:
+        section = SECTIONS[name]
+        module = importlib.import_module(f"holdfast.bench.{section.module}")
+        full = importlib.import_module(f"holdfast.bench.{section.scale}").FULL
+        scale = replace(full, rounds=rounds, **section.changes)
+        getattr(module, section.function)(folder / name, scale, figures, lambda told: None)
+    return {name: spread.median for name, spread in figures.spreads.items()}
+
+
+def turns(rounds: int) -> Iterator[list[str]]:
+    """Yield who comes when: everybody is first, second and last equally often."""
+    for number in range(rounds):
+        first = number % len(CONTENDERS)
+        order = [*CONTENDERS[first:], *CONTENDERS[:first]]
+        yield order if number % 2 == 0 else order[::-1]
+
+
+def run(python: str, sections: Sequence[str], rounds: int, directory: Path) -> dict[str, float]:
+    """Measure in a process of its own."""
+    with tempfile.TemporaryDirectory(prefix="holdfast-compare-", dir=directory) as folder:
+        words = [python, __file__, "--measure", folder, "--inner-rounds", str(rounds), *sections]
+        variables = {**os.environ, "PATH": str(Path(python).parent)}
+        done = subprocess.run(words, env=variables, stdout=subprocess.PIPE, check=True, text=True)
+    found: dict[str, float] = json.loads(done.stdout)
+    return found
+
+
+def ratios(name: str, found: Mapping[str, list[dict[str, float]]], contender: str) -> list[float]:
+    """Return the speed of a contender in parts of that of the version before, by round."""
+    pairs = zip(found[contender], found["before"], strict=True)
+    speeds = [(ours[name], theirs[name]) for ours, theirs in pairs]
+    return [b / a if is_cost(name) else a / b for a, b in speeds if a and b]
+
+
+def tell(found: Mapping[str, list[dict[str, float]]], at_least: float | None) -> bool:
+    """Print a table of all speeds; return whether none is missed."""
+    from holdfast.bench.rounds import Spread, rounded
+
+    missed = []
+    lines = ["| figure | before | after | after ÷ before | control |", "|---|---|---|---|---|"]
+    for name in found["before"][0]:
+        if is_cost(name) is None or not (after := ratios(name, found, "after")):
+            continue
+        cells = [
+            f"{rounded(Spread.of(one[name] for one in found[contender]).median):,}"
+            for contender in CONTENDERS[:2]
+        ]
+        spreads = (Spread.of(after), Spread.of(ratios(name, found, "control")))
+        cells += [f"{one.median:.2f} ({one.min:.2f} \N{EN DASH} {one.max:.2f})" for one in spreads]
+        lines.append(f"| `{name}` | {' | '.join(cells)} |")
+        if at_least is not None and max(after) < at_least:
+            missed.append(name)
+    sys.stdout.write("\n".join(lines) + "\n")
+    if missed:
+        sys.stdout.write(f"below {at_least} in every round: {', '.join(missed)}\n")
+    return not missed
+
+
+def main() -> None:
+    """Compare, or (in one of the processes) measure."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("words", nargs="+", metavar="BEFORE AFTER SECTION…")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--inner-rounds", type=int, default=1, help="within each process")
+    parser.add_argument("--at-least", type=float)
+    parser.add_argument("--dir", type=Path, default=Path("/var/tmp"))
+    parser.add_argument("--measure", type=Path, help=argparse.SUPPRESS)
+    told = parser.parse_args()
+    if told.measure is not None:
+        found = measure(told.words, told.inner_rounds, told.measure)
+        sys.stdout.write(json.dumps(found))
+        return
+    before, after, *sections = told.words
+    if not sections or set(sections) - set(SECTIONS):
+        parser.error(f"choose sections of: {', '.join(SECTIONS)}")
+    pythons = {"before": before, "after": after, "control": before}
+    results: dict[str, list[dict[str, float]]] = {name: [] for name in CONTENDERS}
+    for number, order in enumerate(turns(told.rounds), 1):
+        for contender in order:
+            sys.stderr.write(f"round {number} of {told.rounds}: {contender}\n")
+            results[contender].append(
+                run(pythons[contender], sections, told.inner_rounds, told.dir)
+            )
+    sys.exit(0 if tell(results, told.at_least) else 1)
+
+
+if __name__ == "__main__":
+    main()
