@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,8 @@ from hypothesis import strategies as st
 
 from holdfast.errors import BadInput, UnknownPath
 from holdfast.operate.cli import cli
-from holdfast.operate.cli.files.tags import TAG, shown_tag
-from holdfast.store.filesets import tag_of
+from holdfast.operate.cli.files.tags import TAG
+from holdfast.store.filesets import shown_tag, tag_of
 
 Run = Callable[..., Any]
 
@@ -102,6 +103,14 @@ def test_a_tag_is_of_a_file_that_has_it(run: Run, put: Run, tmp_path: Path) -> N
     with pytest.raises(UnknownPath):
         run("tags", "1", "nothing")
     assert [one["name"] for one in run("ls", "--json")] == ["1"]
+
+
+def test_a_tag_that_a_file_does_not_have_is_named_as_it_was_typed(run: Run, put: Run) -> None:
+    """It was shown as Python writes bytes: b'b', or eight bytes in hexadecimal for a number."""
+    put("1", "a", "--tag", "a")
+    for typed in ("b", "#7", "0x00ff"):
+        with pytest.raises(BadInput, match=re.escape(f"'log' has no tag '{typed}'")):
+            run("cat", "1", "log", "--tag", typed)
 
 
 @given(

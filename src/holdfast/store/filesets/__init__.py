@@ -6,7 +6,7 @@ from holdfast.store.filesets.compact import compact
 from holdfast.store.filesets.diff import Difference
 from holdfast.store.filesets.extract import extract
 from holdfast.store.filesets.fileset import FileSet
-from holdfast.store.filesets.info import FileInfo, Metadata, tag_of
+from holdfast.store.filesets.info import FileInfo, Metadata, shown_tag, tag_of
 from holdfast.store.filesets.layer import Layer
 from holdfast.store.filesets.put_tree import StoredTree, put_tree
 from holdfast.store.filesets.selection import Selection
@@ -31,5 +31,6 @@ __all__ = [
     "extract",
     "import_tar",
     "put_tree",
+    "shown_tag",
     "tag_of",
 ]

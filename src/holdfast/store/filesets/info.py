@@ -22,11 +22,25 @@ Xattrs = tuple[tuple[bytes, bytes], ...]
 
 # Numbers as tags sort as they count: eight bytes, the sign turned over.
 _SIGN = 1 << 63
+_NUMBER_BYTES = 8
 
 
 def tag_of(tag: bytes | int) -> bytes:
     """Return a tag as it is stored; a number becomes eight bytes that sort as it does."""
-    return tag if isinstance(tag, bytes) else (tag + _SIGN).to_bytes(8, "big")
+    return tag if isinstance(tag, bytes) else (tag + _SIGN).to_bytes(_NUMBER_BYTES, "big")
+
+
+def shown_tag(tag: bytes) -> str:
+    """Return a tag as people read and type it: text, #NUMBER, or 0xHEX for any other bytes."""
+    try:
+        text = tag.decode()
+    except UnicodeDecodeError:
+        if len(tag) == _NUMBER_BYTES:
+            return f"#{int.from_bytes(tag, 'big') - _SIGN}"
+        return f"0x{tag.hex()}"
+    if text.isprintable() and not text.startswith(("#", "0x")):
+        return text
+    return f"0x{tag.hex()}"
 
 
 class Metadata(NamedTuple):
@@ -143,7 +157,7 @@ class FileInfo:
                 return begins_bytes, size_bytes
             begins_bytes += size_bytes
         raise BadInput(
-            f"{self.path!r} has no tag {tag!r}",
+            f"{self.path!r} has no tag '{shown_tag(wanted)}'",
             hint="`holdfast files tags` and `FileInfo.tags` list those that it has.",
         )
 

@@ -14,7 +14,6 @@ from holdfast.operate.cli.files.place import (
     place_options,
     shown_path,
 )
-from holdfast.operate.cli.files.tags import shown_tag
 from holdfast.operate.cli.output import (
     json_option,
     print_json,
@@ -101,6 +100,7 @@ def _chunk_row(chunk: IndexChunk) -> list[object]:
 
 
 def _entry_fields(entry: LayerEntry) -> dict[str, object]:
+    from holdfast.store.filesets import shown_tag
     from holdfast.store.filesets.fileset_pb2 import Op
 
     if entry.message is None:
@@ -120,6 +120,8 @@ def _entry_fields(entry: LayerEntry) -> dict[str, object]:
 
 
 def _entry_row(entry: LayerEntry) -> list[object]:
+    from holdfast.store.filesets import shown_tag
+
     if entry.message is None:
         return [entry.layer_seq, "cannot be read", None, None, None]
     fields = _entry_fields(entry)

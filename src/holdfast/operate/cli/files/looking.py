@@ -17,7 +17,7 @@ from holdfast.operate.cli.files.place import (
     place_options,
     shown_path,
 )
-from holdfast.operate.cli.files.tags import shown_tag, tag_option
+from holdfast.operate.cli.files.tags import tag_option
 from holdfast.operate.cli.output import json_option, moment, print_json, print_table
 
 if TYPE_CHECKING:
@@ -116,6 +116,8 @@ def cat_command(
 @json_option
 def tags_command(commit: str, path: str, place: Place, as_json: bool) -> None:
     """List the tags of a file in the order of their content: text, #NUMBER, or 0xHEX."""
+    from holdfast.store.filesets import shown_tag
+
     with place.open() as store, opened_commit(store, commit) as files:
         file = files.stat(path)
     if file.is_folder:

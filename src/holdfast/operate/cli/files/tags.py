@@ -1,4 +1,4 @@
-"""Tags as they are typed and shown: text, #NUMBER, or 0xHEX for any other bytes."""
+"""Tags as they are typed: text, #NUMBER, or 0xHEX for any other bytes."""
 
 from __future__ import annotations
 
@@ -7,23 +7,7 @@ from typing import Any
 
 import click
 
-from holdfast.operate.cli.output import Command, printable
-
-_NUMBER_BYTES = 8
-_NUMBER_MAX = 1 << 63
-
-
-def shown_tag(tag: bytes) -> str:
-    """Return a tag as it can be typed again."""
-    try:
-        text = tag.decode()
-    except UnicodeDecodeError:
-        text = None
-    if text is not None and printable(text) == text and not text.startswith(("#", "0x")):
-        return text
-    if text is None and len(tag) == _NUMBER_BYTES:
-        return f"#{int.from_bytes(tag, 'big') - _NUMBER_MAX}"
-    return f"0x{tag.hex()}"
+from holdfast.operate.cli.output import Command
 
 
 class _Tag(click.ParamType):  # type: ignore[type-arg]
