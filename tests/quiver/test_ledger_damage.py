@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import logging
+import random
 
 import pytest
 from tests.quiver.machine import NO_SEAL, ROOT, SEGMENTS, WAL
 from tests.readers.ledgers import LEDGER
 from tests.readers.setting import StillMachine, append, check_books, drain, keep, sealed
 
+from holdfast.errors import StorageFailed
+from holdfast.quiver.points import Point
 from holdfast.quiver.tools.findings import Severity
 from holdfast.quiver.tools.fsck import fsck
 from holdfast.seam import Seam
 from holdfast.seam.disk import PAGE_BYTES
+from holdfast.seam.faulty import Fault, FaultKind
+from holdfast.seam.simulated import SimulatedCrash
 
 
 def acked(still: StillMachine, *, kill: bool = False) -> None:
@@ -157,3 +162,35 @@ def test_a_segment_that_is_gone_is_told_with_its_seqs(still: StillMachine) -> No
     quiver = still.start()
     (damage,) = quiver.recovery.damages
     assert (damage.first_seq, damage.last_seq, damage.bundles) == (2, 3, 2)
+
+
+def test_a_deletion_whose_sync_failed_is_finished_only_when_the_ledger_says_so_durably(
+    still: StillMachine,
+) -> None:
+    """The next start believed what it could read, removed the segment, and lost power."""
+    quiver = still.start()
+    lease = quiver.lease("reader")
+    append(quiver, 3)
+    quiver.flush()
+    still.kill()
+    often = 1_000_000
+    faults = [
+        Fault(Point.LEDGER_SYNC, FaultKind.FAILED_SYNC, nth=2, times=often),  # attaching needs one
+        Fault(Point.LEDGER_CREATE, FaultKind.EIO, nth=2, times=often),
+    ]
+    quiver = still.start(faults=faults)
+    lease = quiver.lease("reader")
+    list(drain(lease))
+    with pytest.raises(StorageFailed):
+        keep(quiver)
+    assert quiver._engine.ledger.state.deleted_segments
+    still.kill()
+    with pytest.raises(SimulatedCrash):
+        still.start(faults=[Fault(Point.LEDGER_CREATE, FaultKind.KILL_BEFORE)])
+    crashed = still.disk.kill()
+    for seed in range(12):
+        still.kill()
+        still.disk = crashed.snapshot().power_loss(random.Random(seed))
+        quiver = still.start()
+        assert quiver.recovery.damages == [], f"seed {seed}"
+        assert len(list(drain(quiver.lease("reader")))) == 3

@@ -7,12 +7,14 @@ from pathlib import PurePath
 import pytest
 from tests.readers.ledgers import LEDGER, QUIVER_ID, begin, empty_disk, line, recover, subscriber
 
-from holdfast.errors import UnknownFormat
+from holdfast.errors import StorageFailed, UnknownFormat
 from holdfast.quiver.ledger.log import read_ledger_file
 from holdfast.quiver.ledger.outcome import Outcome
 from holdfast.quiver.ledger.recovery import recover_ledger
 from holdfast.quiver.log.frame import Frame, Totals
 from holdfast.quiver.log.header_block import BLOCK_BYTES, encode_block
+from holdfast.quiver.points import Point
+from holdfast.seam.faulty import Fault, FaultKind
 from holdfast.seam.simulated import SimulatedDisk
 
 
@@ -178,3 +180,32 @@ def test_lines_of_a_subscriber_that_is_gone_change_nothing(disk: SimulatedDisk) 
     ledger.change("unregister", "archive")
     ledger.close()
     assert recover(disk).state.subscribers == {}
+
+
+def test_a_file_whose_sync_failed_is_written_again_before_another_process_believes_it() -> None:
+    """The kernel forgets a failed sync: the next one said yes, and the lines were nowhere."""
+    disk = empty_disk()
+    ledger = begin(disk, [Fault(Point.LEDGER_SYNC, FaultKind.FAILED_SYNC, nth=2)])
+    ledger.register(subscriber("archive"))
+    ledger.resolve([line("archive", 0, 1)])
+    disk.fill()  # so that no other file can be begun
+    with pytest.raises(StorageFailed):
+        ledger.sync()
+    disk = disk.kill()
+    assert resolved(disk) == [(0, 1)]
+    ledger = begin(disk)
+    ledger.resolve([line("archive", 1, 2)])
+    ledger.sync()
+    assert resolved(disk.power_loss()) == [(0, 2)]
+
+
+def test_a_file_that_cannot_be_written_again_is_not_gone_on_in() -> None:
+    disk = empty_disk()
+    ledger = begin(disk)
+    ledger.register(subscriber("archive"))
+    disk.fill()
+    disk = disk.kill()
+    ledger = begin(disk, [Fault(Point.RECOVER_SYNC, FaultKind.FAILED_SYNC)])
+    with pytest.raises(StorageFailed):
+        ledger.resolve([line("archive", 0, 1)])
+    assert resolved(disk.kill()) == []

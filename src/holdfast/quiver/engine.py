@@ -53,6 +53,7 @@ from holdfast.quiver.read.wakeup import Signal
 from holdfast.quiver.segments.build import SegmentBuilder
 from holdfast.quiver.segments.catalog import Catalog
 from holdfast.quiver.segments.sealer import Lost, Sealer
+from holdfast.quiver.segments.segment import Segment
 from holdfast.seam import Seam
 from holdfast.seam.clock import Clock
 from holdfast.seam.disk import Disk, Handle, LockHeld
@@ -114,8 +115,10 @@ class Engine:
         self.recovery = recovery.report
         self.quarantine = recovery.quarantine
         old = recover_ledger(self.seam.disk, self.root / names.LEDGER_DIR, recovery.own_ids)
-        self._finish_deletions(old)
+        deleted = self._leave_out_deleted(old)
+        self._clear_ledger(old)
         self._build(recovered, old)
+        self._finish_deletions(deleted)
         try:
             self._begin(recovered)
             self.writer.correct(proven(self.ledger, self.shelf, self.writer.accepted))
@@ -138,16 +141,29 @@ class Engine:
         self.sealer.start()
         self.keeper.start()
 
-    def _finish_deletions(self, old: RecoveredLedger) -> None:
-        """Remove segments again that a power cut brought back."""
+    def _leave_out_deleted(self, old: RecoveredLedger) -> list[Segment]:
+        """Leave out segments that a crash left, or a power cut brought back; return them."""
+        deleted = []
         for _, end in old.state.deleted_segments:
             # A number is never used again, or a new segment would be taken for one that came back.
             self.catalog.reserve(end - 1)
         for segment in self.catalog.snapshot():
             if segment.summary.segment_seq in old.state.deleted_segments:
                 self.catalog.remove(segment)
-                trash = Trash(self.seam.disk, self.root, self.reserve)
-                trash.remove(segment.path, segment.disk_bytes)
+                deleted.append(segment)
+        return deleted
+
+    def _finish_deletions(self, deleted: Iterable[Segment]) -> None:
+        """Remove what the ledger calls deleted, once it says so durably.
+
+        A line that could be read may be nowhere else than in memory: its sync may have failed.
+        """
+        trash = Trash(self.seam.disk, self.root, self.reserve)
+        for segment in deleted if self.ledger.is_begun else ():
+            trash.remove(segment.path, segment.disk_bytes)
+
+    def _clear_ledger(self, old: RecoveredLedger) -> None:
+        """Remove what was interrupted, and set aside what cannot be read."""
         with contextlib.suppress(OSError):
             for path in old.interrupted:
                 self.seam.disk.unlink(path, Point.RECOVER_SWEEP)

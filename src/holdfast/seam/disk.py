@@ -79,6 +79,13 @@ class Disk(Protocol):
     def sync_path(self, path: PurePath, at: str) -> None:
         """Sync a file that another process wrote and may not have synced."""
 
+    def rewrite(self, path: PurePath, content: Buffer, at: str) -> None:
+        """Write the first bytes of a file over themselves, and sync them.
+
+        A sync alone proves nothing if one of another process failed: then what is read from memory
+        counts as written, and is not on the disk.
+        """
+
     def truncate(self, handle: Handle, size_bytes: int, at: str) -> None:
         """Cut an open file back to `size_bytes`."""
 
@@ -337,6 +344,13 @@ class RealDisk:
             self.sync(handle, at)
         finally:
             os.close(handle)
+
+    def rewrite(self, path: PurePath, content: Buffer, at: str) -> None:
+        with open(path, "r+b", buffering=0) as file:
+            view, written = memoryview(content), 0
+            while written < len(view):
+                written += file.write(view[written:]) or 0
+            self.sync(Handle(file.fileno()), at)
 
     def truncate(self, handle: Handle, size_bytes: int, at: str) -> None:
         os.ftruncate(handle, size_bytes)

@@ -254,6 +254,13 @@ class SimulatedDisk:
         with self._writing():
             self._file(path).sync()
 
+    def rewrite(self, path: PurePath, content: Buffer, at: str) -> None:
+        with self._writing():
+            file, data = self._file(path), bytes(content)
+            file.cached[: len(data)] = data
+            file.dirty.append((0, len(data)))
+            file.sync()
+
     def lose_dirty(self, handle: Handle) -> None:
         """Mark all unsynced bytes of a file as clean without putting them down."""
         with self._writing():

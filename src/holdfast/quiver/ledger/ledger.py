@@ -14,7 +14,7 @@ and a new file whose beginning failed halfway may still be found, and believed, 
 On a full disk closed files go, which are only history, and then the reserve. Until that is whole
 again a file gets few lines before the next one begins, so that two of them fit in its place. Where
 there is no reserve, as in a directory of an earlier version, a start that has no room for a file
-goes on in the newest of the last process: for some lines there may be room.
+goes on in the newest of the last process, once that is written again: a sync of it may have failed.
 """
 
 from __future__ import annotations
@@ -288,6 +288,11 @@ class Ledger:
         return sum(size for _, _, size in self._closed_files) + (
             self._file.end if self._file else 0
         )
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether there is a file that holds everything, durably; on a full disk it may wait."""
+        return self._file is not None
 
     @property
     def depth(self) -> int:

@@ -149,10 +149,14 @@ class LedgerFile:
 
     @classmethod
     def resume(cls, disk: Disk, content: LedgerContent) -> LedgerFile | None:
-        """Go on behind the last line of a file, or return None if more than its end is torn."""
+        """Go on behind the last line of a file, or return None if more than its end is torn.
+
+        All of it is written again first: a sync of the last process may have failed.
+        """
         frames = [item for item in content.items if isinstance(item, Frame)]
         if content.checkpoint is None or frames != content.items[: len(frames)]:
             return None
+        disk.rewrite(content.path, content.view[: frames[-1].end], Point.RECOVER_SYNC)
         handle = disk.reopen(content.path, Point.LEDGER_CREATE)
         file = cls(disk, content.path, content.header, handle)
         file.end, file.lines, file._begin = frames[-1].end, len(frames) - 1, frames[0].end
