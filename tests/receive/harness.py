@@ -19,8 +19,8 @@ from tests.patience import PATIENCE_S
 from holdfast import Quiver
 from holdfast.deadletter.letter import Letter
 from holdfast.deadletter.office import DeadLetters, DeadLettersSettings
+from holdfast.receive.http_app import HttpApp
 from holdfast.receive.openlineage import Config, OpenLineageReceiver
-from holdfast.receive.openlineage_app import OpenLineageApp
 from holdfast.receive.receiver import ReceiverContext
 from holdfast.seam import Seam
 from holdfast.signals.event import events_of
@@ -63,7 +63,7 @@ class Place:
     def context(self, seam: Seam | None = None) -> ReceiverContext:
         return ReceiverContext("in", self.quiver, self.dead_letters, seam or Seam(), self.folder)
 
-    def app(self, config: Config | None = None, seam: Seam | None = None) -> OpenLineageApp:
+    def app(self, config: Config | None = None, seam: Seam | None = None) -> HttpApp:
         return OpenLineageReceiver(config or Config(), self.context(seam)).app
 
     def stored(self) -> list[bytes]:
@@ -161,7 +161,7 @@ def call(
         try:
             return await exchange.run(app)
         finally:
-            if isinstance(app, OpenLineageApp):
+            if isinstance(app, HttpApp):
                 await app.close()
 
     reply = asyncio.run(run())

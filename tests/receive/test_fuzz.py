@@ -17,9 +17,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.receive.harness import PATH, Exchange, Place, Reply, event_bytes
 
+from holdfast.receive.http_app import HttpApp
 from holdfast.receive.openapi import openapi_document
 from holdfast.receive.openlineage import Config
-from holdfast.receive.openlineage_app import OpenLineageApp
 from holdfast.receive.request_limits import RequestLimits
 from holdfast.receive.tokens import TokenSettings
 from holdfast.settings import Secret
@@ -111,7 +111,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
 
 
 @pytest.fixture(scope="module")
-def app(place: Place) -> OpenLineageApp:
+def app(place: Place) -> HttpApp:
     tokens = (
         TokenSettings(name="good", token=Secret("good")),
         TokenSettings(name="picky", token=Secret("picky"), namespaces=("jobs",)),
@@ -173,7 +173,7 @@ def check_stored(place: Place, exchange: Exchange, body: bytes, reply: Reply, fi
 @settings(max_examples=3 * settings().max_examples, suppress_health_check=[HealthCheck.too_slow])
 @given(requests())
 def test_any_request_is_answered_as_described(
-    app: OpenLineageApp, place: Place, request: tuple[Exchange, bytes | None]
+    app: HttpApp, place: Place, request: tuple[Exchange, bytes | None]
 ) -> None:
     exchange, body = request
     before = app.statistics()
@@ -198,7 +198,7 @@ def test_any_request_is_answered_as_described(
 @settings(max_examples=settings().max_examples // 3, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(requests(), min_size=2, max_size=20))
 def test_many_requests_at_once_leave_nothing(
-    app: OpenLineageApp, requests: list[tuple[Exchange, bytes | None]]
+    app: HttpApp, requests: list[tuple[Exchange, bytes | None]]
 ) -> None:
     async def all_at_once() -> list[Any]:
         return await asyncio.gather(*(exchange.run(app) for exchange, _ in requests))

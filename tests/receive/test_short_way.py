@@ -22,8 +22,8 @@ from tests.receive.harness import (
 
 from holdfast.quiver import Intake
 from holdfast.receive.connection import HELD_BYTES_MAX
+from holdfast.receive.http_app import HttpApp
 from holdfast.receive.openlineage import Config
-from holdfast.receive.openlineage_app import OpenLineageApp
 from holdfast.receive.tokens import TokenSettings
 from holdfast.settings import Secret
 
@@ -32,13 +32,13 @@ from holdfast.settings import Secret
 def short(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Return, for each request that was offered the short way, whether it was taken."""
     seen: list[bool] = []
-    take = OpenLineageApp.take_at_once
+    take = HttpApp.take_at_once
 
-    def watched(app: OpenLineageApp, *args: Any) -> bool:
+    def watched(app: HttpApp, *args: Any) -> bool:
         seen.append(take(app, *args))
         return seen[-1]
 
-    monkeypatch.setattr(OpenLineageApp, "take_at_once", watched)
+    monkeypatch.setattr(HttpApp, "take_at_once", watched)
     return seen
 
 
@@ -57,7 +57,7 @@ def test_both_ways_give_the_same_answer(tmp_path: Path, monkeypatch: pytest.Monk
     body = event_bytes()
     with running(tmp_path, settings()) as server:
         by_short = ask(server, request_bytes(body))
-        monkeypatch.setattr(OpenLineageApp, "take_at_once", lambda *_: False)
+        monkeypatch.setattr(HttpApp, "take_at_once", lambda *_: False)
         by_long = ask(server, request_bytes(body))
         assert by_short.status == by_long.status == 200
         assert sorted(by_short.headers) == sorted(by_long.headers)

@@ -86,6 +86,18 @@ class TokenBucket:
         self._balance = burst_events
         self._as_of_s = clock.monotonic_s()
 
+    def hold_to_rate(self) -> None:
+        """Count one event, or raise `Refused`."""
+        wait_s = self.wait_s()
+        if wait_s > 0:
+            raise Refused(
+                Reason.RATE,
+                "this producer sends faster than it may",
+                "send it again after the seconds in Retry-After; see tokens.events_per_s",
+                retry_after_s=wait_s,
+            )
+        self.charge(1)
+
     def wait_s(self) -> float:
         """Return how long until one event may come; 0 if now."""
         now_s = self._clock.monotonic_s()

@@ -117,6 +117,16 @@ def refusal(
     return json_answer(status, fields, headers)
 
 
+def wrong_method(allowed: bytes) -> Answer:
+    """Return the answer to a method that a path does not know."""
+    return refusal(
+        Reason.METHOD,
+        "this method is not allowed here",
+        f"use {allowed.decode()}",
+        headers=((b"allow", allowed),),
+    )
+
+
 def whole_seconds(retry_after_s: float | None) -> int:
     """Return what `Retry-After` can say: seconds, at least one."""
     wait_s = RETRY_AFTER_S if retry_after_s is None else retry_after_s

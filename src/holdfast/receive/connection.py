@@ -126,6 +126,7 @@ class AtOnce(Protocol):
 
     def take_at_once(
         self,
+        target: bytes,
         headers: Sequence[tuple[bytes, bytes]],
         body: bytes,
         answered: Callable[[Answer], None],
@@ -332,7 +333,7 @@ class BoundedConnection(HttpToolsProtocol):
         """Hand a complete request over; False if it is for the long way."""
         assert self._at_once is not None
         request = _RequestAtOnce(self, keep_alive=self.parser.should_keep_alive())
-        if not self._at_once.take_at_once(self.headers, body, request.answered):
+        if not self._at_once.take_at_once(self.url, self.headers, body, request.answered):
             return False
         self._held = None
         self.cycle = cast(RequestResponseCycle, request)

@@ -10,14 +10,14 @@ from pydantic import field_validator, model_validator
 from holdfast.receive.connection import ConnectionSettings
 from holdfast.receive.http_server import HttpServer
 from holdfast.receive.listening import AddressText, TlsSettings, parse_address
-from holdfast.receive.openlineage_app import OpenLineageApp
+from holdfast.receive.openlineage_endpoints import openlineage_app
 from holdfast.receive.receiver import Receiver, ReceiverContext, ReceiverStatistics
 from holdfast.receive.request_limits import RequestLimits
 from holdfast.receive.tokens import Tokens, TokenSettings, read_token_file
 from holdfast.settings import LocalPath, Settings
 from holdfast.signals.openlineage.validation import ValidationSettings
 
-__all__ = ["Config", "OpenLineageApp", "OpenLineageReceiver", "make"]
+__all__ = ["Config", "OpenLineageReceiver", "make"]
 
 DEFAULT_PATH = "/api/v1/lineage"
 # Where clients send that are configured for DataHub, OpenMetadata or Gravitino.
@@ -94,7 +94,7 @@ class OpenLineageReceiver:
         self._config = config
         self._context = context
         tokens = _tokens_of(config, context)
-        self.app = OpenLineageApp(
+        self.app = openlineage_app(
             context,
             paths=config.all_paths,
             level=config.level,

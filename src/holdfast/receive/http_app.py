@@ -1,0 +1,341 @@
+"""What every protocol over HTTP has in common, as an ASGI app: who may send what, and how much.
+
+    path, method, token, rate, headers     refused before anything is read
+    body                                   read and unpacked within bounds
+    its endpoint                           checks, appends, answers: the protocol's own work
+    answer                                 whatever happens; what is not taken is counted by reason
+
+No framework stands between uvicorn and this: a request is one pass through `__call__`.
+
+Nearly all requests are small, and nothing is wrong with them. An endpoint may take those in one
+step (`FastEndpoint`): `take_at_once` makes the same checks in the same order, and hands over what
+passes all of them. What does not pass comes again through `__call__`, which says why.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Protocol, runtime_checkable
+
+from holdfast.errors import BundleTooLarge, NotAccepted
+from holdfast.quiver import Receipt
+from holdfast.receive.admission import Admission, Slot
+from holdfast.receive.answers import (
+    Answer,
+    Disconnected,
+    Reason,
+    Receive,
+    Refused,
+    Scope,
+    Send,
+    refusal,
+    send_answer,
+    wrong_method,
+)
+from holdfast.receive.body import encodings_of, read_body
+from holdfast.receive.receiver import ReceiverContext, ReceiverStatistics
+from holdfast.receive.request_limits import RequestLimits
+from holdfast.receive.tokens import Client, Tokens
+
+# An announced length with more digits than this is too large whatever they are.
+_LENGTH_DIGITS_MAX = 18
+# A quiver that takes nothing, or a fault of ours, is logged this often.
+_WARNING_INTERVAL_S = 60.0
+
+log = logging.getLogger("holdfast.receive")
+
+
+@dataclass
+class RequestCounts:
+    """What became of requests: the app and its endpoints count together."""
+
+    requests: int = 0
+    accepted_events: int = 0
+    accepted_bytes: int = 0
+    rejected: Counter[str] = field(default_factory=Counter)
+
+
+@dataclass(slots=True)
+class Request:
+    """What the headers of one request say."""
+
+    client: Client
+    headers: Sequence[tuple[bytes, bytes]]
+    content_type: bytes
+    encodings: list[bytes]
+    announced_bytes: int
+    # How many events are lost to the client if it is refused now.
+    events: int = 1
+
+
+class Endpoint(Protocol):
+    """What is posted to a path, and what is done with it."""
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether what it refuses is counted: the sender of a dry run loses nothing."""
+
+    def check_type(self, content_type: bytes) -> None:
+        """Raise `Refused` if such a body cannot be read."""
+
+    async def handle(self, request: Request, body: bytes) -> Answer:
+        """Answer a request whose body was read. Raises `Refused`."""
+
+
+@runtime_checkable
+class FastEndpoint(Endpoint, Protocol):
+    """One that takes ordinary requests without waiting."""
+
+    def offer(
+        self, request: Request, body: bytes, on_stored: Callable[[Receipt | BaseException], None]
+    ) -> bool:
+        """Take a request and call `on_stored` later, once; or return False, nothing done."""
+
+    def accepted(self, receipt: Receipt, size_bytes: int) -> Answer:
+        """Count and answer what was stored."""
+
+
+class HttpApp:
+    """The endpoints of one receiver. Usable without a socket."""
+
+    def __init__(
+        self,
+        context: ReceiverContext,
+        counts: RequestCounts,
+        *,
+        endpoints: Mapping[str, Endpoint],
+        pages: Mapping[str, Answer],
+        limits: RequestLimits,
+        tokens: Tokens,
+        not_found_hint: str,
+        on_close: Callable[[], Awaitable[None]],
+    ) -> None:
+        self._name = context.name
+        self._clock = context.seam.clock
+        self._counts = counts
+        # No redirect from the same path with a slash: it would turn a POST into a GET.
+        slashed = {path + "/": endpoint for path, endpoint in endpoints.items()}
+        self._endpoints = {**endpoints, **slashed}
+        self._pages = pages
+        self._fast = {
+            path.encode(): endpoint
+            for path, endpoint in self._endpoints.items()
+            if isinstance(endpoint, FastEndpoint)
+        }
+        self._limits = limits
+        self._body_limits = limits.body
+        self._admission = Admission(limits.max_requests, limits.max_in_flight_bytes)
+        self._tokens = tokens
+        self._not_found_hint = not_found_hint
+        self._on_close = on_close
+        self._stopping = False
+        self._warned_s: dict[type[BaseException], float] = {}
+
+    def refuse_from_now_on(self) -> None:
+        """Answer every new request with 503; what is under way goes on."""
+        self._stopping = True
+
+    async def close(self) -> None:
+        """Let go of what the endpoints hold."""
+        await self._on_close()
+
+    def use_tokens(self, tokens: Tokens) -> None:
+        """Ask for these from now on; what is under way is not asked again."""
+        self._tokens = tokens
+
+    def statistics(self) -> ReceiverStatistics:
+        """Return a picture of this moment; connections are the server's."""
+        counts = self._counts
+        return ReceiverStatistics(
+            received=counts.accepted_events + counts.rejected.total(),
+            accepted=counts.accepted_events,
+            rejected={str(reason): count for reason, count in counts.rejected.items() if count},
+            received_bytes=self._admission.received_bytes,
+            accepted_bytes=counts.accepted_bytes,
+            requests=counts.requests,
+            in_flight_requests=self._admission.in_flight_requests,
+            in_flight_bytes=self._admission.in_flight_bytes,
+            connections=0,
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await _refuse_other(scope, receive, send)
+            return
+        self._counts.requests += 1
+        try:
+            answer = await self._answer(scope, receive)
+        except Disconnected:
+            return
+        await send_answer(send, answer)
+
+    # ------------------------------------------------------------- one request
+
+    async def _answer(self, scope: Scope, receive: Receive) -> Answer:
+        """Return the answer to a request, whatever happens."""
+        method: str = scope["method"]
+        path: str = scope["path"]
+        if path not in self._endpoints:
+            path = _tidy(path)
+        if path in self._pages:
+            return self._pages[path] if method in ("GET", "HEAD") else wrong_method(b"GET, HEAD")
+        endpoint = self._endpoints.get(path)
+        if endpoint is None:
+            if method == "POST":
+                self._counts.rejected[Reason.NOT_FOUND] += 1
+            return refusal(Reason.NOT_FOUND, "nothing is here", self._not_found_hint)
+        if method != "POST":
+            return wrong_method(b"POST")
+        counted = self._counts.rejected if endpoint.is_counted else Counter[str]()
+        request: Request | None = None
+        try:
+            request = self._examine(scope["headers"], endpoint)
+            if request.client.bucket is not None:
+                request.client.bucket.hold_to_rate()
+            return await self._handle(endpoint, request, receive)
+        except Refused as refused:
+            counted[refused.reason] += request.events if request else 1
+            return refused.answer
+        except Disconnected:
+            counted[Reason.DISCONNECTED] += 1
+            raise
+        except Exception as error:
+            counted[Reason.UNAVAILABLE] += request.events if request else 1
+            return self._unavailable(error)
+
+    def _examine(self, headers: Sequence[tuple[bytes, bytes]], endpoint: Endpoint) -> Request:
+        """Read the headers, and refuse what can be refused by them."""
+        if self._stopping:
+            raise Refused(
+                Reason.STOPPING,
+                "the gateway is stopping",
+                "send it again",
+                headers=((b"connection", b"close"),),
+            )
+        authorization = content_type = content_encoding = b""
+        announced_bytes = 0
+        for name, value in headers:
+            if name == b"content-type":
+                content_type = value
+            elif name == b"content-length":
+                announced_bytes = _length(value)
+            elif name == b"content-encoding":
+                content_encoding = b"%s,%s" % (content_encoding, value)
+            elif name == b"authorization":
+                authorization = value
+        client = self._tokens.client(authorization)
+        endpoint.check_type(content_type)
+        encodings = encodings_of(content_encoding) if content_encoding else []
+        return Request(client, headers, content_type, encodings, announced_bytes)
+
+    async def _handle(self, endpoint: Endpoint, request: Request, receive: Receive) -> Answer:
+        slot = self._admission.enter(min(request.announced_bytes, self._limits.max_body_bytes))
+        try:
+            body = await read_body(
+                receive, request.announced_bytes, request.encodings, self._body_limits, slot
+            )
+            return await endpoint.handle(request, body)
+        except BundleTooLarge as error:
+            raise Refused(Reason.TOO_LARGE, error.message, error.hint) from error
+        finally:
+            slot.leave()
+
+    def _unavailable(self, error: BaseException) -> Answer:
+        """Return the answer to a request that the quiver did not take, or that we failed at."""
+        if isinstance(error, NotAccepted):
+            self._warn(f"events are not accepted: {error.message}", error)
+            return refusal(
+                Reason.UNAVAILABLE, error.message, error.hint, retry_after_s=error.retry_after_s
+            )
+        # A fault of ours. The event may be fine, and its sender keeps it.
+        self._warn("BUG: a request failed", error, exc_info=error)
+        return refusal(
+            Reason.UNAVAILABLE,
+            "the gateway failed to handle this request",
+            "send it again; the gateway's log says what happened",
+        )
+
+    # ---------------------------------------------------------- in one step
+
+    @property
+    def at_once_targets(self) -> Mapping[bytes, FastEndpoint]:
+        """The request targets of `take_at_once`."""
+        return self._fast
+
+    def take_at_once(
+        self,
+        target: bytes,
+        headers: Sequence[tuple[bytes, bytes]],
+        body: bytes,
+        answered: Callable[[Answer], None],
+    ) -> bool:
+        """Take a request that nothing is wrong with; False: nothing was done."""
+        endpoint = self._fast[target]
+        try:
+            request = self._examine(headers, endpoint)
+            # A rate is charged once, by whoever answers.
+            if request.encodings or request.client.bucket is not None:
+                return False
+            slot = self._admission.enter(len(body))
+        except Refused:
+            return False
+        on_stored = partial(self._stored, endpoint, slot, len(body), answered)
+        if len(body) > self._limits.max_body_bytes or not endpoint.offer(request, body, on_stored):
+            slot.leave()
+            return False
+        slot.received(len(body))  # there was room for them when it entered
+        self._counts.requests += 1
+        return True
+
+    def _stored(
+        self,
+        endpoint: FastEndpoint,
+        slot: Slot,
+        size_bytes: int,
+        answered: Callable[[Answer], None],
+        outcome: Receipt | BaseException,
+    ) -> None:
+        slot.leave()
+        if isinstance(outcome, Receipt):
+            answered(endpoint.accepted(outcome, size_bytes))
+        else:
+            self._counts.rejected[Reason.UNAVAILABLE] += 1
+            answered(self._unavailable(outcome))
+
+    # ----------------------------------------------------------------- in here
+
+    def _warn(
+        self, message: str, error: BaseException, *, exc_info: BaseException | None = None
+    ) -> None:
+        """Log what goes wrong, each kind of it now and then."""
+        now_s = self._clock.monotonic_s()
+        warned_s = self._warned_s.get(type(error))
+        if warned_s is None or now_s - warned_s >= _WARNING_INTERVAL_S:
+            self._warned_s[type(error)] = now_s
+            log.warning("%s: %s", self._name, message, exc_info=exc_info)
+
+
+def _tidy(path: str) -> str:
+    """Return a path without the slashes too many with which clients put it together."""
+    if "//" not in path:
+        return path
+    return "/" + "/".join(part for part in path.split("/") if part)
+
+
+def _length(value: bytes) -> int:
+    if not value.isdigit():
+        return 0
+    return int(value[: _LENGTH_DIGITS_MAX + 1])
+
+
+async def _refuse_other(scope: Scope, receive: Receive, send: Send) -> None:
+    """Let a server start and stop around the app; there are no WebSockets."""
+    if scope["type"] == "lifespan":
+        await receive()
+        await send({"type": "lifespan.startup.complete"})
+        await receive()
+        await send({"type": "lifespan.shutdown.complete"})

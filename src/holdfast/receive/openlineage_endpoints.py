@@ -1,0 +1,353 @@
+"""The OpenLineage endpoints: one event, a batch of them, and a dry run.
+
+    parse, validate, namespaces    what is wrong goes to the dead letters: 400
+    append                         one bundle per request, in the commit group of the moment
+    200                            after the sync
+
+What is stored are the bytes that came, never a re-serialisation. What comes before, and the bounds
+around it, are those of every protocol: http_app.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+
+import orjson
+
+from holdfast.deadletter.letter import Letter
+from holdfast.errors import BundleTooLarge
+from holdfast.quiver import Intake, Receipt
+from holdfast.quiver.config import AckLevel
+from holdfast.receive.answers import Answer, Reason, Refused, json_answer, refusal
+from holdfast.receive.batches import NotABatch, split_json, split_lines
+from holdfast.receive.checks import Checked, Checks
+from holdfast.receive.http_app import Endpoint, HttpApp, Request, RequestCounts
+from holdfast.receive.openapi import openapi_document
+from holdfast.receive.receiver import ReceiverContext
+from holdfast.receive.request_limits import RequestLimits
+from holdfast.receive.tokens import Tokens, TokenSettings
+from holdfast.signals.openlineage.problem import Problem
+from holdfast.signals.openlineage.validation import ValidationSettings, Verdict
+
+SLOT = "openlineage"
+OPENAPI_PATH = "/openapi.json"
+
+_JSON_TYPES = {b"", b"application/json", b"text/json"}
+_LINES_TYPES = {b"application/x-ndjson", b"application/ndjson", b"application/jsonl"}
+_CHARSETS = {b"utf-8", b"utf8", b"us-ascii"}
+# After so many events of a batch, others get their turn.
+_TURN_EVENTS = 64
+
+log = logging.getLogger("holdfast.receive")
+
+
+def openlineage_app(
+    context: ReceiverContext,
+    *,
+    paths: Sequence[str],
+    level: str,
+    limits: RequestLimits,
+    tokens: Sequence[TokenSettings],
+    validation: ValidationSettings,
+) -> HttpApp:
+    """Return the app with all endpoints; `paths` are those of single events."""
+    counts = RequestCounts()
+    checks = Checks(validation, context.base_dir)
+    for notice in checks.validator.notices:
+        log.warning("%s: %s", context.name, notice)
+    single = SingleEvent(context, counts, checks, AckLevel[level.upper()])
+    batch = EventBatch(context, counts, checks, AckLevel[level.upper()], limits.max_batch_events)
+    dry_run = DryRun(checks)
+    endpoints: dict[str, Endpoint] = {}
+    for path in paths:
+        endpoints |= {path: single, path + "/batch": batch, path + "/validate": dry_run}
+    document = openapi_document(paths, asks_token=bool(tokens))
+    return HttpApp(
+        context,
+        counts,
+        endpoints=endpoints,
+        pages={OPENAPI_PATH: Answer(200, orjson.dumps(document))},
+        limits=limits,
+        tokens=Tokens(tokens, context.seam),
+        not_found_hint=f"send events to {paths[0]}; other paths: `aliases` and `prefixes`, "
+        f"or {OPENAPI_PATH}",
+        on_close=checks.close,
+    )
+
+
+class _LineageEndpoint:
+    """What the endpoints that append have in common."""
+
+    is_counted = True
+
+    def __init__(
+        self, context: ReceiverContext, counts: RequestCounts, checks: Checks, level: AckLevel
+    ) -> None:
+        self._name = context.name
+        self._quiver = context.quiver
+        self._dead_letters = context.dead_letters
+        self._clock = context.seam.clock
+        self._counts = counts
+        self._checks = checks
+        self._level = level
+
+    async def _check(self, event: bytes, request: Request) -> Checked:
+        return await self._checks.check(event, with_names=request.client.namespaces is not None)
+
+    async def _append(self, events: Sequence[bytes] | bytes, request: Request) -> Receipt:
+        count = 1 if isinstance(events, bytes) else len(events)
+        stored = request.client.event_headers
+        headers = None if stored is None else [stored] * count
+        return await self._quiver.append_raw_async(
+            events, slot=SLOT, headers=headers, level=self._level
+        )
+
+    def _letter(self, payload: bytes, problems: Sequence[Problem], request: Request) -> Letter:
+        headers = {
+            name.decode("latin-1"): value.decode("latin-1") for name, value in request.headers
+        }
+        return Letter(
+            payload=payload,
+            reason=Reason.INVALID,
+            origin=self._name,
+            problems=tuple(problem.to_fields() for problem in problems),
+            headers={**headers, **(request.client.event_headers or {})},
+            received_ns=self._clock.wall_ns(),
+            slot=SLOT,
+        )
+
+
+class SingleEvent(_LineageEndpoint):
+    """Takes one event."""
+
+    def __init__(
+        self, context: ReceiverContext, counts: RequestCounts, checks: Checks, level: AckLevel
+    ) -> None:
+        super().__init__(context, counts, checks, level)
+        self._intake: Intake | None = None
+        self._accepted_head = b'{"status":"accepted","level":"%s","position":"%s/' % (
+            level.name.lower().encode(),
+            context.quiver.quiver_id.encode(),
+        )
+
+    def check_type(self, content_type: bytes) -> None:
+        _check_json(content_type)
+
+    async def handle(self, request: Request, body: bytes) -> Answer:
+        verdict, names = await self._check(body, request)
+        if verdict.errors:
+            return await self._reject(body, verdict, request)
+        if names is not None and (why := request.client.forbidden(names)) is not None:
+            raise Refused(Reason.FORBIDDEN, why, "see `namespaces` and `references` of its token")
+        answer = self.accepted(await self._append(body, request), len(body))
+        if verdict.warnings:
+            warnings = orjson.dumps([problem.to_fields() for problem in verdict.warnings])
+            return answer._replace(body=b'%s,"warnings":%s}' % (answer.body[:-1], warnings))
+        return answer
+
+    def offer(
+        self, request: Request, body: bytes, on_stored: Callable[[Receipt | BaseException], None]
+    ) -> bool:
+        client = request.client
+        checked = self._checks.check_light(body, with_names=client.namespaces is not None)
+        if checked is None or checked.verdict.errors or checked.verdict.warnings:
+            return False
+        if checked.names is not None and client.forbidden(checked.names) is not None:
+            return False
+        if self._intake is None:
+            self._intake = self._quiver.intake(slot=SLOT, level=self._level)
+        try:
+            return self._intake.offer(body, client.event_headers, on_stored)
+        except BundleTooLarge:
+            return False
+
+    def accepted(self, receipt: Receipt, size_bytes: int) -> Answer:
+        self._counts.accepted_events += 1
+        self._counts.accepted_bytes += size_bytes
+        return Answer(200, b'%s%d/0"}' % (self._accepted_head, receipt.seq))
+
+    async def _reject(self, body: bytes, verdict: Verdict, request: Request) -> Answer:
+        kept = await self._dead_letters.reject([self._letter(body, verdict.errors, request)])
+        self._counts.rejected[Reason.INVALID] += 1
+        return refusal(
+            Reason.INVALID,
+            "the event is not valid",
+            "see errors; the event was not accepted",
+            kept=kept,
+            errors=[problem.to_fields() for problem in verdict.errors],
+            warnings=[problem.to_fields() for problem in verdict.warnings],
+        )
+
+
+class EventBatch(_LineageEndpoint):
+    """Takes many events, good ones and bad ones."""
+
+    def __init__(
+        self,
+        context: ReceiverContext,
+        counts: RequestCounts,
+        checks: Checks,
+        level: AckLevel,
+        max_events: int,
+    ) -> None:
+        super().__init__(context, counts, checks, level)
+        self._max_events = max_events
+
+    def check_type(self, content_type: bytes) -> None:
+        if not _is_lines(content_type):
+            _check_json(content_type)
+
+    async def handle(self, request: Request, body: bytes) -> Answer:
+        """Append all good events as one bundle; only then set the bad ones aside.
+
+        In this order, because a batch that is refused as a whole is sent again as a whole.
+        """
+        try:
+            events = await self._split(body, request)
+        except NotABatch as error:
+            return await self._reject(body, str(error), request)
+        request.events = max(1, len(events))
+        if request.client.bucket is not None:
+            request.client.bucket.charge(len(events) - 1)
+        good, failed, letters = await self._sort(events, request)
+        position = None
+        if good:
+            receipt = await self._append(good, request)
+            position = f"{receipt.quiver_id}/{receipt.seq}/0"
+        self._counts.accepted_events += len(good)
+        self._counts.accepted_bytes += sum(map(len, good))
+        self._counts.rejected[Reason.INVALID] += len(letters)
+        self._counts.rejected[Reason.FORBIDDEN] += len(failed) - len(letters)
+        kept = await self._dead_letters.reject(letters) if letters else True
+        return _batch_answer(len(events), failed, position, kept=kept)
+
+    async def _split(self, body: bytes, request: Request) -> list[bytes]:
+        events: list[bytes] = []
+        is_lines = _is_lines(request.content_type)
+        for event in split_lines(body) if is_lines else split_json(body):
+            if event is None:
+                await asyncio.sleep(0)
+                continue
+            events.append(event)
+            if len(events) > self._max_events:
+                raise Refused(
+                    Reason.TOO_LARGE,
+                    f"the batch has more than {self._max_events} events",
+                    "send smaller batches, or raise limits.max_batch_events",
+                )
+        return events
+
+    async def _sort(
+        self, events: Sequence[bytes], request: Request
+    ) -> tuple[list[bytes], dict[int, str], list[Letter]]:
+        """Return the good events, why each of the others failed, and what is to be kept of them."""
+        good: list[bytes] = []
+        failed: dict[int, str] = {}
+        letters = []
+        for index, event in enumerate(events):
+            if index % _TURN_EVENTS == _TURN_EVENTS - 1:
+                await asyncio.sleep(0)
+            verdict, names = await self._check(event, request)
+            if verdict.errors:
+                failed[index] = _summary(verdict.errors)
+                letters.append(self._letter(event, verdict.errors, request))
+                await asyncio.sleep(0)  # explaining takes a thousand times as long as accepting
+            elif names is not None and (why := request.client.forbidden(names)) is not None:
+                failed[index] = f"forbidden: {why}"
+            else:
+                good.append(event)
+        return good, failed, letters
+
+    async def _reject(self, body: bytes, message: str, request: Request) -> Answer:
+        hint = 'send a JSON array, {"events": […]}, or NDJSON as application/x-ndjson'
+        problem = Problem("", None, "batch", message, hint)
+        kept = await self._dead_letters.reject([self._letter(body, (problem,), request)])
+        self._counts.rejected[Reason.INVALID] += 1
+        return refusal(
+            Reason.INVALID, message, hint, kept=kept, errors=[problem.to_fields()], warnings=[]
+        )
+
+
+class DryRun:
+    """Checks an event more closely, and keeps nothing."""
+
+    is_counted = False
+
+    def __init__(self, checks: Checks) -> None:
+        self._checks = checks
+
+    def check_type(self, content_type: bytes) -> None:
+        _check_json(content_type)
+
+    async def handle(self, _: Request, body: bytes) -> Answer:
+        verdict, _names = await self._checks.check(body, thorough=True)
+        return json_answer(
+            200,
+            {
+                "valid": verdict.ok,
+                "kind": verdict.kind,
+                "errors": [problem.to_fields() for problem in verdict.errors],
+                "warnings": [problem.to_fields() for problem in verdict.warnings],
+            },
+        )
+
+
+@lru_cache(maxsize=64)
+def _is_lines(content_type: bytes) -> bool:
+    """Whether the body is NDJSON; raises `Refused` if it is not UTF-8."""
+    kind, *parameters = [part.strip().lower() for part in content_type.split(b";")]
+    for parameter in parameters:
+        name, _, value = parameter.partition(b"=")
+        if name.strip() == b"charset" and value.strip().strip(b'"') not in _CHARSETS:
+            raise Refused(Reason.CONTENT_TYPE, "the charset is not UTF-8", "send JSON as UTF-8")
+    return kind in _LINES_TYPES
+
+
+@lru_cache(maxsize=64)
+def _check_json(content_type: bytes) -> None:
+    """Raise `Refused` unless the body is one JSON text."""
+    hint = "send Content-Type: application/json"
+    if _is_lines(content_type):
+        hint = "send several events to the batch endpoint"
+    kind = content_type.partition(b";")[0].strip().lower()
+    if kind in _JSON_TYPES or (kind.startswith(b"application/") and kind.endswith(b"+json")):
+        return
+    raise Refused(Reason.CONTENT_TYPE, "the content type is not supported", hint)
+
+
+def _summary(problems: Sequence[Problem]) -> str:
+    """Return what is wrong with an event of a batch, in one line."""
+    first = problems[0]
+    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+    return f"invalid: {first.pointer or '/'}: {first.message}{more}. {first.hint}"
+
+
+def _batch_answer(
+    received: int, failed: Mapping[int, str], position: str | None, *, kept: bool
+) -> Answer:
+    """Return the answer that the OpenLineage specification gives to a batch.
+
+    Beside what it asks for: where the first accepted event is; the others follow it.
+    """
+    document: dict[str, object] = {
+        "status": "partial_success" if failed else "success",
+        "summary": {
+            "received": received,
+            "successful": received - len(failed),
+            "failed": len(failed),
+            "retriable": 0,
+            "non_retriable": len(failed),
+        },
+    }
+    if position is not None:
+        document["position"] = position
+    if failed:
+        note = "" if kept else " Not all invalid events were kept as dead letters."
+        document["failed_events"] = [
+            {"index": index, "reason": reason + note, "retriable": False}
+            for index, reason in failed.items()
+        ]
+    return json_answer(200, document)
