@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 
 import orjson
@@ -28,7 +29,8 @@ from holdfast.receive.http_app import Endpoint, HttpApp, Request, RequestCounts
 from holdfast.receive.openapi import openapi_document
 from holdfast.receive.receiver import ReceiverContext
 from holdfast.receive.request_limits import RequestLimits
-from holdfast.receive.tokens import Tokens, TokenSettings
+from holdfast.receive.tokens import Client, Tokens, TokenSettings
+from holdfast.signals.openlineage.names import Names
 from holdfast.signals.openlineage.problem import Problem
 from holdfast.signals.openlineage.validation import ValidationSettings, Verdict
 
@@ -38,6 +40,8 @@ OPENAPI_PATH = "/openapi.json"
 _JSON_TYPES = {b"", b"application/json", b"text/json"}
 _LINES_TYPES = {b"application/x-ndjson", b"application/ndjson", b"application/jsonl"}
 _CHARSETS = {b"utf-8", b"utf8", b"us-ascii"}
+# In a namespace they are nobody's: no pattern matches across lines.
+_CONTROL = re.compile(r"[\x00-\x1f\x7f\x85\u2028\u2029]")
 # After so many events of a batch, others get their turn.
 _TURN_EVENTS = 64
 
@@ -140,7 +144,7 @@ class SingleEvent(_LineageEndpoint):
         verdict, names = await self._check(body, request)
         if verdict.errors:
             return await self._reject(body, verdict, request)
-        if names is not None and (why := request.client.forbidden(names)) is not None:
+        if names is not None and (why := forbidden(request.client, names)) is not None:
             raise Refused(Reason.FORBIDDEN, why, "see `namespaces` and `references` of its token")
         answer = self.accepted(await self._append(body, request), len(body))
         if verdict.warnings:
@@ -155,7 +159,7 @@ class SingleEvent(_LineageEndpoint):
         checked = self._checks.check_light(body, with_names=client.namespaces is not None)
         if checked is None or checked.verdict.errors or checked.verdict.warnings:
             return False
-        if checked.names is not None and client.forbidden(checked.names) is not None:
+        if checked.names is not None and forbidden(client, checked.names) is not None:
             return False
         if self._intake is None:
             self._intake = self._quiver.intake(slot=SLOT, level=self._level)
@@ -255,7 +259,7 @@ class EventBatch(_LineageEndpoint):
                 failed[index] = _summary(verdict.errors)
                 letters.append(self._letter(event, verdict.errors, request))
                 await asyncio.sleep(0)  # explaining takes a thousand times as long as accepting
-            elif names is not None and (why := request.client.forbidden(names)) is not None:
+            elif names is not None and (why := forbidden(request.client, names)) is not None:
                 failed[index] = f"forbidden: {why}"
             else:
                 good.append(event)
@@ -293,6 +297,30 @@ class DryRun:
                 "warnings": [problem.to_fields() for problem in verdict.warnings],
             },
         )
+
+
+def forbidden(client: Client, names: Names) -> str | None:
+    """Say why an event is not the client's to send; None if it is.
+
+    One with a key that stands twice is not: readers differ in which of the two they keep, so that a
+    backend might see another namespace than the one that was looked at here.
+    """
+    if client.namespaces is None:
+        return None
+    if not _all_match(names.namespaces, client.namespaces):
+        return "this producer may not speak for one of its namespaces"
+    if not _all_match(names.referred_namespaces, client.namespaces + client.references):
+        return "this producer may not refer to one of its namespaces"
+    if names.has_equal_keys:
+        return "a key stands twice in one object, which this producer may not send"
+    return None
+
+
+def _all_match(names: Iterable[str], patterns: tuple[re.Pattern[str], ...]) -> bool:
+    return all(
+        _CONTROL.search(name) is None and any(pattern.match(name) for pattern in patterns)
+        for name in names
+    )
 
 
 @lru_cache(maxsize=64)

@@ -21,12 +21,9 @@ from holdfast.receive.admission import TokenBucket
 from holdfast.receive.answers import Reason, Refused
 from holdfast.seam import Seam
 from holdfast.settings import Secret, Settings
-from holdfast.signals.openlineage.names import Names
 
 _SCHEME = b"bearer "
 _KEY_BYTES = 32
-# In a namespace they are nobody's: no pattern matches across lines.
-_CONTROL = re.compile(r"[\x00-\x1f\x7f\x85\u2028\u2029]")
 _UNAUTHORIZED_HEADERS = ((b"www-authenticate", b'Bearer realm="holdfast"'),)
 
 
@@ -61,22 +58,6 @@ class Client:
     bucket: TokenBucket | None = None
     # What is stored beside each of its events.
     event_headers: Mapping[str, str] | None = None
-
-    def forbidden(self, names: Names) -> str | None:
-        """Say why an event is not the client's to send; None if it is.
-
-        One with a key that stands twice is not: readers differ in which of the two they keep, so
-        that a backend might see another namespace than the one that was looked at here.
-        """
-        if self.namespaces is None:
-            return None
-        if not _all_match(names.namespaces, self.namespaces):
-            return "this producer may not speak for one of its namespaces"
-        if not _all_match(names.referred_namespaces, self.namespaces + self.references):
-            return "this producer may not refer to one of its namespaces"
-        if names.has_equal_keys:
-            return "a key stands twice in one object, which this producer may not send"
-        return None
 
 
 ANYBODY = Client()
@@ -148,13 +129,6 @@ def _from_line(words: list[str], number: int, path: Path) -> TokenSettings:
             hint="write NAME (at most 64 characters), TOKEN, and its namespaces if not all",
             path=str(path),
         ) from None
-
-
-def _all_match(names: Iterable[str], patterns: tuple[re.Pattern[str], ...]) -> bool:
-    return all(
-        _CONTROL.search(name) is None and any(pattern.match(name) for pattern in patterns)
-        for name in names
-    )
 
 
 def _compiled(patterns: Iterable[str]) -> tuple[re.Pattern[str], ...]:
