@@ -35,7 +35,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 # How long a child that is already on its way out may take. Waited for only when there is one.
-CHILD_GRACE_S = 0.5 * SCALE
+CHILD_GRACE_S = 5.0 * SCALE
 
 
 @pytest.fixture(autouse=True)

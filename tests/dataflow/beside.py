@@ -6,7 +6,6 @@ import http.client
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import uuid
@@ -17,18 +16,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import yaml
 from tests.patience import PATIENCE_S, SPARK_PATIENCE_S, until_spark
-
-
-def free_ports(count: int) -> list[int]:
-    """Return ports that nobody has right now."""
-    probes = [socket.socket() for _ in range(count)]
-    try:
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [int(probe.getsockname()[1]) for probe in probes]
-    finally:
-        for probe in probes:
-            probe.close()
+from tests.ports import free_port
 
 
 def lineage(job: str, kind: str, *, seconds_ago: float = 0.0) -> dict[str, Any]:
@@ -49,7 +37,7 @@ class Beside:
     def __init__(self, folder: Path, tree: dict[str, Any]) -> None:
         self.folder = folder
         self.config = folder / "gateway.yaml"
-        self.port, self.admin = free_ports(2)
+        self.port, self.admin = free_port(), free_port()
         tree["admin"] = {"listen": f"127.0.0.1:{self.admin}"}
         tree["logging"] = {"format": "json"}
         tree.setdefault("nodes", {})["lineage"] = {

@@ -14,8 +14,9 @@ import pytest
 from tests.dataflow.driver import Driver
 from tests.dataflow.quivers import START, at
 from tests.dataflow.test_stream_reader import wait_for
-from tests.gateway.processes import Gateway, free_port
+from tests.gateway.processes import Gateway
 from tests.patience import until_spark
+from tests.ports import free_port
 
 from holdfast.dataflow.compiler.places import Places
 from holdfast.dataflow.run import PipelineRun

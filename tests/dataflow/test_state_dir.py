@@ -9,9 +9,9 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from tests.dataflow.beside import free_ports
 from tests.operate.test_drivers import QUERY
 from tests.patience import PATIENCE_S
+from tests.ports import free_port
 
 from holdfast.dataflow.progress import QueryStatistics, lag_s
 from holdfast.dataflow.state_dir import Request, StateDir
@@ -100,7 +100,7 @@ def test_the_lag_is_told_while_somebody_waits() -> None:
 
 
 def test_the_metrics_of_a_driver_alone_have_the_same_names() -> None:
-    (port,) = free_ports(1)
+    port = free_port()
     with Display(as_json=True) as display, exposed(f"127.0.0.1:{port}", "stats", display):
         display.show([QUERY])
         with urllib.request.urlopen(

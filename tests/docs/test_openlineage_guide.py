@@ -33,8 +33,8 @@ import yaml
 from openlineage.client import OpenLineageClient
 from openlineage.client.transport import get_default_factory
 from openlineage.client.transport.http import HttpTransport
-from tests.gateway.processes import free_port
 from tests.patience import PATIENCE_S
+from tests.ports import free_port
 
 from holdfast.graph.loader import load
 from holdfast.operate.gateway_metrics import ALL_METRICS

@@ -7,7 +7,6 @@ import http.client
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -16,18 +15,11 @@ from typing import Any, NamedTuple
 import yaml
 from click.testing import CliRunner
 from tests.patience import PATIENCE_S, until
+from tests.ports import free_port
 
 from holdfast.operate.cli import cli
 
 BACKEND = Path(__file__).with_name("backend.py")
-
-
-def free_port() -> int:
-    """Return a port of the loopback that nobody uses now."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port: int = one.getsockname()[1]
-        return port
 
 
 class Arrival(NamedTuple):

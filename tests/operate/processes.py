@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -18,14 +17,7 @@ from typing import Any
 import yaml
 from tests.graph.lineage import request
 from tests.patience import PATIENCE_S, until
-
-
-def free_port() -> int:
-    """Return a port that nobody has right now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+from tests.ports import free_port
 
 
 class Backend:

@@ -26,6 +26,7 @@ from tests.deliver.exporters.backend import (
 )
 from tests.deliver.exporters.sending import context, event, events, send, send_one, with_exporter
 from tests.patience import SCALE, until
+from tests.ports import free_port
 
 from holdfast.deliver.exporter import Answer, Exporter, Failure, FailureClass
 from holdfast.deliver.exporters import http
@@ -161,14 +162,8 @@ def test_a_body_that_nobody_reads_ends_with_the_total_time() -> None:
     assert {(f.code, f.maybe_delivered) for f in failures} == {("timeout", True)}
 
 
-def refused_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-    return port
-
-
 def test_no_connection_is_certainly_not_delivered() -> None:
-    failure = send_one(exporter(f"http://127.0.0.1:{refused_port()}"))
+    failure = send_one(exporter(f"http://127.0.0.1:{free_port()}"))
     assert failure is not None
     assert (failure.kind, failure.code) == (FailureClass.TRANSIENT, "connect")
     assert not failure.maybe_delivered
@@ -207,7 +202,7 @@ def test_start_does_not_need_the_backend() -> None:
     async def use(started: Exporter) -> None:
         pass
 
-    with_exporter(exporter(f"http://127.0.0.1:{refused_port()}"), use)
+    with_exporter(exporter(f"http://127.0.0.1:{free_port()}"), use)
 
 
 def test_a_backend_that_closes_after_each_answer(backend: Backend) -> None:

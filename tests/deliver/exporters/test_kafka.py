@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,6 +19,7 @@ from tests.deliver.exporters.backend import Backend
 from tests.deliver.exporters.mock_kafka import MockKafka
 from tests.deliver.exporters.sending import context, event, events, send, send_one, with_exporter
 from tests.patience import SCALE
+from tests.ports import free_port
 
 from holdfast.deliver.exporter import Answer, Exporter, FailureClass
 from holdfast.deliver.exporters import kafka
@@ -159,13 +159,8 @@ def test_an_unknown_topic_is_not_the_events_fault(
     assert "`topic`" in failure.reason
 
 
-def refused_address() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return f"127.0.0.1:{listener.getsockname()[1]}"
-
-
 def test_no_broker_is_transient() -> None:
-    failure = send_one(exporter(refused_address(), timeout=2 * SCALE))
+    failure = send_one(exporter(f"127.0.0.1:{free_port()}", timeout=2 * SCALE))
     assert failure is not None
     assert failure.kind is FailureClass.TRANSIENT
     assert "_ALL_BROKERS_DOWN" in failure.reason or "_TRANSPORT" in failure.reason
