@@ -27,6 +27,7 @@ from holdfast.quiver.inspect import inspect
 from holdfast.quiver.log.frame import Frame
 from holdfast.quiver.segments import file as segment_file
 from holdfast.quiver.segments import manifest
+from holdfast.quiver.segments.segment import Segment
 from holdfast.quiver.tools.fsck import fsck
 from holdfast.quiver.tools.salvage import salvage
 from holdfast.quiver.tools.scrub import scrub
@@ -195,6 +196,35 @@ def test_a_page_that_fails_later_costs_what_lies_in_it() -> None:
         assert table.num_rows == EVENTS - last.rows
         lost = set(range(EVENTS)) - drained(quiver).keys()
         assert lost == set(range(12 - last.rows, 12))
+
+
+def test_a_buffer_whose_first_bundle_is_lost_is_seen_once_while_it_is_sealed() -> None:
+    """The segment begins with another seq than the buffer did, and both were taken."""
+    with Machine(disk_with(stored())) as machine, pytest.MonkeyPatch.context() as patch:
+        quiver = machine.start()
+        path = max(path for path in stored() if path.parent == WAL)
+        machine.disk.spoil(path, 2 * PAGE_BYTES, 3 * PAGE_BYTES)
+        lost = held_in(path, 2 * PAGE_BYTES)
+        assert SEALED in lost
+        catalog, shelf = quiver._engine.catalog, quiver._engine.shelf
+        look = catalog.snapshot
+
+        def seal_first() -> tuple[Segment, ...]:
+            patch.setattr(catalog, "snapshot", look)
+            quiver.flush()
+            return look()
+
+        patch.setattr(catalog, "snapshot", seal_first)
+        segments, tail = shelf.snapshot()
+        spans = [(s.summary.first_seq, s.summary.last_seq) for s in segments]
+        twice = [
+            held.seq
+            for buffer in tail
+            for held in buffer
+            if any(first <= held.seq <= last for first, last in spans)
+        ]
+        assert twice == []
+        assert spans[-1] == (max(lost) + 1, EVENTS - 1)
 
 
 def test_a_sector_of_the_log_that_dies_before_the_seal_is_accounted_for_at_once() -> None:

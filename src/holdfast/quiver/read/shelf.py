@@ -35,12 +35,8 @@ class Shelf:
         self._indexes: OrderedDict[int, SegmentIndex] = OrderedDict()
         self._lock = threading.Lock()
 
-    def tail(self, from_seq: int = 0) -> list[list[Held]]:
-        """Return the synced bundles from a seq on that are not in segments, by buffer."""
-        return [held for _, held in self._tail(from_seq)]
-
-    def _tail(self, from_seq: int, *, synced_only: bool = True) -> list[tuple[int, list[Held]]]:
-        """Return, oldest first, each buffer's first seq and what of it can be read."""
+    def tail(self, from_seq: int = 0, *, synced_only: bool = True) -> list[list[Held]]:
+        """Return the bundles from a seq on that are not in segments, by buffer, oldest first."""
         # What is not counted yet is not read: it could be resolved before it was accepted.
         newest_seq = self.newest_seq() if synced_only else SEQ_MAX
         # The open buffer before the sealer's: if it is handed over meanwhile, it is found there.
@@ -53,19 +49,17 @@ class Shelf:
             first = bisect.bisect_left(bundles, from_seq, key=_seq_of)
             end = bisect.bisect_right(bundles, newest_seq, key=_seq_of)
             if first < end:
-                tail.append((bundles[0].seq, bundles[first:end]))
+                tail.append(bundles[first:end])
         return tail
 
     def snapshot(
         self, from_seq: int = 0, *, synced_only: bool = True
     ) -> tuple[tuple[Segment, ...], list[list[Held]]]:
         """Return segments and tail such that no bundle is in both and none is missed."""
-        # The tail first: a buffer sealed in between is then in the catalog as well, and left out,
-        # by its first seq: it may have grown since we looked.
-        tail = self._tail(from_seq, synced_only=synced_only)
+        # The tail first: a buffer sealed in between is then in the catalog as well, and left out.
+        tail = self.tail(from_seq, synced_only=synced_only)
         segments = self._catalog.snapshot()
-        sealed = {segment.summary.first_seq for segment in segments}
-        return segments, [held for first_seq, held in tail if first_seq not in sealed]
+        return segments, [held for held in tail if not _overlaps(held, segments)]
 
     def refs(self, from_seq: int, *, sealed_only: bool = False) -> Iterator[Ref]:
         """Yield the readable bundles from a seq on, in order, up to the first not sealed."""
@@ -237,6 +231,12 @@ class Shelf:
             while len(self._indexes) > INDEXES_MAX:
                 self._indexes.popitem(last=False)
         return index
+
+
+def _overlaps(held: Sequence[Held], segments: Sequence[Segment]) -> bool:
+    """Whether a segment was made of a buffer: it has grown since, or lost its first bundle."""
+    place = bisect.bisect_right(segments, held[-1].seq, key=_first_seq) - 1
+    return place >= 0 and segments[place].summary.last_seq >= held[0].seq
 
 
 def _seq_of(held: Held) -> int:
