@@ -10,6 +10,7 @@ import pytest
 from tests.patience import PATIENCE_S
 from tests.quiver.batches import column_of, numbers
 from tests.quiver.machine import GatedDisk, Machine, quiet
+from tests.readers.setting import StillMachine
 
 from holdfast.errors import DiskFull, StaleEpoch
 from holdfast.quiver import ProducerConfig, Quiver, QuiverConfig, Receipt
@@ -241,16 +242,47 @@ def test_the_order_of_silence_survives_a_restart(machine: Machine, end: str) -> 
     assert not say(quiver, "c", 1).duplicate
 
 
-def test_a_producer_silent_for_longer_than_its_ttl_is_forgotten(machine: Machine) -> None:
-    quiver = machine.start(remembering(ttl_s=HOUR_S))
+def test_a_producer_silent_for_longer_than_its_ttl_is_forgotten(still: StillMachine) -> None:
+    quiver = still.start(remembering(ttl_s=HOUR_S))
     say(quiver, "old", 1)
-    machine.clock.jump(HOUR_S)
+    still.clock.pass_time(HOUR_S)
     say(quiver, "young", 1)
     assert quiver.statistics().producers == 2
-    machine.clock.jump(1)
+    still.clock.pass_time(1)
     say(quiver, "young", 2)
     assert quiver.statistics().producers == 1
     assert not say(quiver, "old", 1).duplicate
+
+
+@pytest.mark.parametrize("sealed", [False, True])
+def test_a_clock_that_is_days_ahead_at_the_start_forgets_nobody_for_its_grace(
+    still: StillMachine, *, sealed: bool
+) -> None:
+    """One append dated by it, and every other producer's next repeat was stored again."""
+    quiver = still.start(remembering(ttl_s=HOUR_S))
+    say(quiver, "known", 1)
+    if sealed:
+        quiver.flush()
+    still.kill()
+    still.clock.jump(1000 * HOUR_S)
+    quiver = still.start(remembering(ttl_s=HOUR_S))
+    say(quiver, "other", 1)
+    assert say(quiver, "known", 1).duplicate
+    still.kill()
+    still.clock.jump(-1000 * HOUR_S)  # what was dated wrongly forgets nobody either
+    quiver = still.start(remembering(ttl_s=HOUR_S))
+    assert say(quiver, "known", 1).duplicate
+    still.clock.pass_time(2 * HOUR_S)
+    say(quiver, "other", 2)
+    assert not say(quiver, "known", 1).duplicate
+
+
+def test_a_clock_that_jumps_ahead_forgets_nobody(machine: Machine) -> None:
+    quiver = machine.start(remembering(ttl_s=HOUR_S))
+    say(quiver, "p", 1)
+    machine.clock.jump(10 * HOUR_S)
+    say(quiver, "q", 1)
+    assert say(quiver, "p", 1).duplicate
 
 
 def test_a_start_forgets_what_is_over_the_bounds(machine: Machine) -> None:

@@ -212,6 +212,7 @@ class Engine:
         self.keeper = Keeper(self.clock, self.config.retention, self.ledger, self.retention)
         for name, last in old.state.producers.items():
             recovered.start.producers.absorb(name, last)
+        recovered.start.producers.now_ns = self.ledger.steady.age_now_ns
         self.writer.room = self.retention
 
     def _begin(self, recovered: Recovered) -> None:

@@ -6,7 +6,9 @@ receipt of the first time, an older one is refused. Memory is bounded by count a
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import NamedTuple
 
 from holdfast.errors import BadInput, StaleEpoch
@@ -72,6 +74,8 @@ class Producers:
 
     def __init__(self, config: ProducerConfig) -> None:
         self._config = config
+        # By which clock they are forgotten; None, as at a start: by none.
+        self.now_ns: Callable[[], int] | None = None
         self._last: OrderedDict[str, LastAppend] = OrderedDict()
 
     def __len__(self) -> int:
@@ -101,7 +105,7 @@ class Producers:
             return
         self._last[producer] = append
         self._last.move_to_end(producer)
-        self._forget(append.time_ns)
+        self._forget()
 
     def absorb(self, producer: str, bundle: LastAppend) -> None:
         """Remember one recovered bundle; the bundles of one transaction add up."""
@@ -116,8 +120,9 @@ class Producers:
         """Return a copy of the table."""
         return dict(self._last)
 
-    def _forget(self, now_ns: int) -> None:
-        oldest_ns = now_ns - int(self._config.ttl_s * 1e9)
+    def _forget(self) -> None:
+        ttl_ns = int(self._config.ttl_s * 1e9)
+        oldest_ns = -math.inf if self.now_ns is None else self.now_ns() - ttl_ns
         while self._last:
             name, last = next(iter(self._last.items()))
             if len(self._last) <= self._config.max_count and last.time_ns >= oldest_ns:
