@@ -7,17 +7,22 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import threading
 import zlib
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import pytest
 from tests.patience import APPEND_S, PATIENCE_S, until
-from tests.quiver.machine import ROOT, SEGMENTS, Machine, payloads, quiet
+from tests.quiver.machine import ROOT, SEGMENTS, GatedDisk, Machine, payloads, quiet
+from tests.readers.setting import SteppingClock, StillMachine
 
 from holdfast.errors import DiskFull, NotAccepted, Overloaded
 from holdfast.quiver import AckLevel, Quiver, QuiverConfig, RetentionConfig
 from holdfast.quiver.config import KB, MB
+from holdfast.quiver.points import Point
 from holdfast.seam.simulated import SimulatedDisk
 
 RESERVE = ROOT / "reserve"
@@ -201,6 +206,55 @@ def test_what_was_refused_last_is_told_until_an_append_of_that_size_fits() -> No
         until(lambda: quiver.refusal(64 * KB) is None)
         leave_free(machine, MB + 200 * KB)
         assert quiver.refusal(64 * KB) is None, "it is forgotten: an append of that size did fit"
+
+
+class Scarce:
+    """Has room for so many bytes; whoever waits for more has waited long enough."""
+
+    def __init__(self, quiver: Quiver, clock: SteppingClock, size_bytes: int) -> None:
+        self._room = quiver._writer.room
+        self._counters = quiver._writer.counters
+        self._clock = clock
+        self._size_bytes = size_bytes
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._room, name)
+
+    def refusal(self, size_bytes: int) -> DiskFull | None:
+        free_bytes = self._size_bytes - self._counters.payload_bytes
+        return DiskFull("no room", hint="") if size_bytes > free_bytes else None
+
+    def wait_freed(self, timeout_s: float) -> None:
+        self._clock.pass_time(PATIENCE_S)
+
+
+def test_of_a_group_that_does_not_fit_the_first_ones_are_taken(still: StillMachine) -> None:
+    """The disk had room for four of eight, and all of them were refused."""
+    gated = GatedDisk(still.disk, Point.WAL_SYNC)
+    quiver = still.start(quiet(), through=lambda _: gated)
+    outcomes: dict[int, object] = {}
+
+    def append(place: int) -> None:
+        try:
+            outcomes[place] = quiver.append_raw(bytes(50 * KB)).seq
+        except DiskFull as refused:
+            outcomes[place] = refused
+
+    def waits(count: int) -> bool:
+        return quiver._writer.inbox.pending_bytes >= count * 50 * KB
+
+    threads = [threading.Thread(target=append, args=(place,)) for place in range(9)]
+    threads[0].start()  # while it is synced, the others become one group
+    assert gated.reached.wait(PATIENCE_S)
+    for count, thread in enumerate(threads[1:], 2):
+        thread.start()
+        until(partial(waits, count))
+    quiver._writer.room = Scarce(quiver, still.clock, 280 * KB)
+    gated.gate.set()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    assert len(outcomes) == 9
+    assert [place for place in range(9) if isinstance(outcomes[place], int)] == [0, 1, 2, 3, 4]
 
 
 def test_a_write_that_a_quota_refuses_is_told_until_the_disk_takes_as_much() -> None:

@@ -350,15 +350,15 @@ def test_a_buffer_that_grows_and_is_sealed_during_a_scan_is_not_read_twice(
     with machine.start() as quiver:
         quiver.append(numbers(1))
         shelf = quiver._engine.shelf
-        look_at_tail = shelf._tail
+        look_at_tail = shelf.tail
 
-        def tail_then_seal(from_seq: int, **which: bool) -> list[tuple[int, list[Held]]]:
+        def tail_then_seal(from_seq: int, **which: bool) -> list[list[Held]]:
             seen = look_at_tail(from_seq, **which)
             quiver.append(numbers(2))
             quiver.flush()
             return seen
 
-        monkeypatch.setattr(shelf, "_tail", tail_then_seal)
+        monkeypatch.setattr(shelf, "tail", tail_then_seal)
         assert column_of(quiver) == [1, 2]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +21,8 @@ from holdfast.quiver.log.unread import Unread
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
+
+    from holdfast.quiver.log.writer_interface import Room
 
 COUNT = struct.Struct("<I")
 
@@ -194,6 +198,18 @@ class Framing:
         )
         self.buffers += (header, body, padding) if padding else (header, body)
         self.end += len(header) + len(body) + len(padding)
+
+
+def parts(appends: list[Append], room: Room | None) -> list[list[Append]]:
+    """Return a group; where there is no room for all of it, the first ones that fit, and the rest.
+
+    Those behind wait for room together, and hold up none that needs no more.
+    """
+    ends = list(itertools.accumulate(append.size_bytes for append in appends))
+    if room is None or len(ends) <= 1 or room.refusal(ends[-1]) is None:
+        return [appends]
+    count = bisect.bisect_left(ends, 1, key=lambda size: room.refusal(size) is not None)
+    return [appends[:count], appends[count:]] if count else [appends]
 
 
 def last_append(item: Numbered) -> LastAppend:

@@ -37,7 +37,7 @@ from holdfast.quiver.config import AckLevel, QuiverConfig
 from holdfast.quiver.keep.reserve import Reserve, Share
 from holdfast.quiver.log.buffer import Held, OpenBuffer
 from holdfast.quiver.log.frame import NOTHING, Totals
-from holdfast.quiver.log.group import Numbered, Numbering, last_append, needs_sync
+from holdfast.quiver.log.group import Numbered, Numbering, last_append, needs_sync, parts
 from holdfast.quiver.log.inbox import Append, Inbox, Outcome, Receipt, answer, answer_when_sealed
 from holdfast.quiver.log.wal import SEQ_BLOCK, WalFile, WalHeader, new_salt, write_error
 from holdfast.quiver.log.writer_interface import Counters, Room, Start
@@ -182,8 +182,8 @@ class Writer:
             while True:
                 items = self.inbox.take(self._config.wal.max_group_bytes, self._patience_s())
                 appends = [item for item in items if isinstance(item, Append)]
-                if appends or self._carried:
-                    self._commit(appends)
+                for part in parts(appends, self.room) if appends or self._carried else ():
+                    self._commit(part)
                 for item in items:
                     if not isinstance(item, Append):
                         item.run()
