@@ -3,7 +3,9 @@
 PYTHON ?= python3
 ARGS ?=
 # Tests run in this many processes at once; `make test JOBS=0` runs them in one, as a debugger likes.
+# A file goes to one of them, in the order that tests/conftest.py gives.
 JOBS ?= 2
+SHARED_OUT := --dist loadfile --no-loadscope-reorder
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -20,10 +22,10 @@ demo: $(INSTALLED) ## see events survive a crash (ARGS="…" adds options, also 
 	$(BIN)/holdfast demo $(ARGS)
 
 test: $(INSTALLED) ## run all tests but the slow ones
-	$(BIN)/python -m pytest -m "not slow" --numprocesses $(JOBS) --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -m "not slow" --numprocesses $(JOBS) $(SHARED_OUT) $(ARGS)
 
 test-all: setup-peers $(INSTALLED) ## run every test, with the programs they compare with
-	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest --numprocesses $(JOBS) $(SHARED_OUT) $(ARGS)
 
 lint: $(INSTALLED) ## check style, format and types
 	$(BIN)/ruff check

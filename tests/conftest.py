@@ -6,8 +6,10 @@ import os
 import signal
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from multiprocessing import forkserver, resource_tracker
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -24,8 +26,23 @@ settings.register_profile("thorough", max_examples=5_000, deadline=None, print_b
 settings.load_profile("thorough" if os.environ.get("HOLDFAST_THOROUGH") == "1" else "default")
 
 
+# Folders whose tests start Spark, gateways and other processes: few tests, and long ones.
+LONG = ("dataflow", "prove", "bench", "gateway", "docs", "operate")
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Scale what a test may take, as everything that a test waits for (tests/patience.py)."""
+    """Begin with the long files, and scale what a test may take (tests/patience.py).
+
+    A file goes to one process as a whole (`--dist loadfile`): a long one that comes last would be
+    all that runs then.
+    """
+    tests_of = Counter(item.path for item in items)
+
+    def rank(item: pytest.Item) -> tuple[bool, int, str]:
+        folder = item.path.relative_to(Path(__file__).parent).parts[0]
+        return folder not in LONG, -tests_of[item.path], str(item.path)
+
+    items.sort(key=rank)
     if SCALE == 1:
         return
     for item in items:
