@@ -24,7 +24,7 @@ import contextlib
 import errno
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from enum import StrEnum
 from pathlib import PurePath
 from typing import TypeVar
@@ -57,8 +57,11 @@ STEP_BYTES_MIN = 256 * KB
 FREE_BYTES_MIN = MB
 # A quota is used up although the disk has room: then a try costs as much as the reserve does.
 RETRY_S = 0.5
-# Random bytes are made and written in pieces.
+# Random bytes are written in pieces. To make all of them anew took longer than writing them: each
+# piece is the first, read from another place on, so that no two blocks are equal (below 4 GB) and
+# nothing comes again within the 1 MB that a file system compresses at once.
 _PIECE_BYTES = MB
+_SHIFT_BYTES = 521
 
 Result = TypeVar("Result")
 
@@ -183,12 +186,9 @@ class Reserve:
         path = self._folder / _name(share, number)
         with contextlib.suppress(FileNotFoundError):
             self._disk.unlink(path, Point.RESERVE_UNLINK)  # what could not be taken back before
-        # Of no meaning, but unlike that of any other file: a disk may store equal blocks once.
-        noise = seeded_randomness(int.from_bytes(str(path).encode()))
         handle = self._disk.create(path, Point.RESERVE_CREATE)
         try:
-            for start in range(0, size_bytes, _PIECE_BYTES):
-                piece = noise.randbytes(min(_PIECE_BYTES, size_bytes - start))
+            for piece in _noise(path, size_bytes):
                 write_all(self._disk, handle, [piece], Point.RESERVE_WRITE)
             self._disk.sync(handle, Point.RESERVE_SYNC)
         except OSError:
@@ -243,6 +243,20 @@ class Reserve:
         """
         if self.is_short(Share.SEGMENT) and self._disk.free_bytes(self._root) < buffer_bytes:
             raise OSError(errno.ENOSPC, "no space left for a segment", str(self._root))
+
+
+def _noise(path: PurePath, size_bytes: int) -> Iterator[memoryview]:
+    """Yield bytes of no meaning, unlike those of any other file: a disk may store equal ones once.
+
+    They are the same for the same path.
+    """
+    first = seeded_randomness(int.from_bytes(str(path).encode())).randbytes(
+        min(_PIECE_BYTES, size_bytes)
+    )
+    twice = memoryview(first + first)
+    for number, start in enumerate(range(0, size_bytes, _PIECE_BYTES)):
+        shift = number * _SHIFT_BYTES % _PIECE_BYTES
+        yield twice[shift : shift + min(_PIECE_BYTES, size_bytes - start)]
 
 
 def _name(share: Share, number: int) -> str:

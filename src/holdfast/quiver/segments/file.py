@@ -8,9 +8,7 @@ before the first one; where there are any, all batches need them to be sound.
 from __future__ import annotations
 
 import json
-from bisect import bisect_right
 from collections.abc import Iterable, Iterator
-from itertools import accumulate
 from pathlib import PurePath
 
 import pyarrow as pa
@@ -22,6 +20,7 @@ from holdfast.quiver.points import Point
 from holdfast.quiver.segments.arrow_types import slices_take_all
 from holdfast.quiver.segments.data_file import MAGIC, pack_schema, split_head
 from holdfast.quiver.segments.manifest import BatchSummary, FileSummary
+from holdfast.quiver.segments.rows import Group
 from holdfast.quiver.segments.table import GroupTable
 from holdfast.seam.disk import Disk, Handle, write_all
 
@@ -170,21 +169,35 @@ def schema_fingerprint(columns: Iterable[pa.Field]) -> str:
 
 def _blocks(made: GroupTable) -> Iterator[pa.RecordBatch]:
     """Yield the rows in record batches of `BLOCK_BYTES` at most, or of a single row."""
-    rows = made.table.num_rows
     if any(slices_take_all(kind) for kind in made.table.schema.types):
         yield from made.table.to_batches()
         return
-    # Not `table.nbytes`: it fails, and even crashes, on some of the types that IPC can hold.
-    ends = list(accumulate(made.group.row_bytes()))
-    bundle_ends = list(accumulate(share.rows for share in made.group.shares))
     first = 0
-    while first < rows:
-        limit = BLOCK_BYTES + (ends[first - 1] if first else 0)
-        end = max(first + 1, bisect_right(ends, limit, lo=first))
-        # Between two bundles, if there is such a place: one that lies in two blocks is put together
-        # whenever it is read, and lost with either.
-        whole = bisect_right(bundle_ends, end) - 1
-        if whole >= 0 and bundle_ends[whole] > first:
-            end = bundle_ends[whole]
+    for end in _block_ends(made.group):
         yield from made.table.slice(first, end - first).to_batches()
         first = end
+
+
+def _block_ends(group: Group) -> Iterator[int]:
+    """Yield the rows before which the next block begins, and their number.
+
+    They are between two bundles wherever one fits into a block: a bundle that lies in two is put
+    together whenever it is read, and lost with either.
+    """
+    # Not by `table.nbytes`: it fails, and even crashes, on some of the types that IPC can hold.
+    first = row = size_bytes = 0
+    for row_bytes in group.row_bytes():
+        bundle_bytes = sum(row_bytes)
+        if row > first and size_bytes + bundle_bytes > BLOCK_BYTES:
+            yield row
+            first, size_bytes = row, 0
+        if bundle_bytes <= BLOCK_BYTES:
+            row, size_bytes = row + len(row_bytes), size_bytes + bundle_bytes
+            continue
+        for one_bytes in row_bytes:
+            if row > first and size_bytes + one_bytes > BLOCK_BYTES:
+                yield row
+                first, size_bytes = row, 0
+            row, size_bytes = row + 1, size_bytes + one_bytes
+    if row > first:
+        yield row

@@ -10,7 +10,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, repeat
+from itertools import accumulate, islice
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -98,15 +98,16 @@ class Group:
         """The number of rows the file will have."""
         return sum(share.rows for share in self.shares)
 
-    def row_bytes(self) -> Iterator[int]:
-        """Yield how much each row brought; of an Arrow stream, its share."""
+    def row_bytes(self) -> Iterator[list[int]]:
+        """Yield, for each share, how much its rows brought; of an Arrow stream, each its part."""
         if self.kind != ARROW:
-            for payload, headers in zip(self.payloads.lengths, self.headers.lengths, strict=True):
-                yield payload + headers + ENVELOPE_BYTES
+            sizes = zip(self.payloads.lengths, self.headers.lengths, strict=True)
+            for share in self.shares:
+                rows = islice(sizes, share.rows)
+                yield [payload + headers + ENVELOPE_BYTES for payload, headers in rows]
             return
         for share, stream in zip(self.shares, self.streams, strict=True):
-            if share.rows:
-                yield from repeat(len(stream) // share.rows + ENVELOPE_BYTES, share.rows)
+            yield [len(stream) // max(1, share.rows) + ENVELOPE_BYTES] * share.rows
 
 
 def group_bundles(bundles: Sequence[Held], max_groups: int) -> list[Group]:
