@@ -33,7 +33,7 @@ def gateway(tmp_path: Path, backend: Backend) -> GatewayFolder:
 def test_it_takes_delivers_tells_and_stops(gateway: GatewayFolder, backend: Backend) -> None:
     statsd = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     statsd.bind(("127.0.0.1", 0))
-    statsd.settimeout(60)
+    statsd.settimeout(PATIENCE_S)
     address = f"127.0.0.1:{statsd.getsockname()[1]}"
     gateway.tree["statsd"] = {"address": address, "interval": "200ms"}
     gateway.write()
@@ -53,13 +53,7 @@ def test_it_takes_delivers_tells_and_stops(gateway: GatewayFolder, backend: Back
         # Tools speak to it over its socket, by its file or by its directory.
         told = run_cli("destination", "ls", str(gateway.config), "--json")
         assert [one["sent_events"] for one in json.loads(told.stdout)] == [1]
-        story = run_cli("explain", run_id, str(gateway.config), "--json")
-        assert story.returncode == 0, story.stderr
-        (explained,) = [
-            one for quiver in json.loads(story.stdout)["quivers"] for one in quiver["explanations"]
-        ]
-        (fate,) = explained["subscribers"]
-        assert (fate["subscriber"], fate["state"]) == ("backend", "acked")
+        until(lambda: fate_of(run_id, gateway) == ("backend", "acked"), "acked")
 
         process.send_signal(signal.SIGTERM)
         assert process.wait(PATIENCE_S) == 0
@@ -67,6 +61,17 @@ def test_it_takes_delivers_tells_and_stops(gateway: GatewayFolder, backend: Back
     assert messages[-1] == "stopped; nothing waits"
     limits = [line for line in messages if "as long as the quiver has room" in line]
     assert ["backend" in line for line in limits] == [True]
+
+
+def fate_of(run_id: str, gateway: GatewayFolder) -> tuple[str, str]:
+    """Return what `holdfast explain` says of an event with one destination."""
+    story = run_cli("explain", run_id, str(gateway.config), "--json")
+    assert story.returncode == 0, story.stderr
+    (explained,) = [
+        one for quiver in json.loads(story.stdout)["quivers"] for one in quiver["explanations"]
+    ]
+    (fate,) = explained["subscribers"]
+    return fate["subscriber"], fate["state"]
 
 
 def test_a_bad_file_ends_with_78_and_every_error(gateway: GatewayFolder) -> None:
@@ -86,7 +91,7 @@ def test_systemd_hears_of_its_start_its_life_its_reload_and_its_end(
 ) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(str(tmp_path / "notify"))
-        manager.settimeout(60)
+        manager.settimeout(PATIENCE_S)
 
         def hear(wanted: str) -> str:
             while True:

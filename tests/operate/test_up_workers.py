@@ -70,6 +70,7 @@ def test_workers_share_a_port_are_restarted_and_stop_together(
             assert accepted > 0, "one worker got everything"
         assert gateway.metric("gateway_receiver_accepted_events_total") == 60
 
+        until(lambda: gateway.metric("gateway_destination_sent_events_total") == 60, "sent")
         told = json.loads(run_cli("destination", "ls", str(gateway.config), "--json").stdout)
         assert sum(one["sent_events"] for one in told) == 60
         assert run_cli("destination", "pause", "backend", str(gateway.config)).returncode == 0
