@@ -8,23 +8,29 @@ its name; what frees the disk works; what does not, fails typed, and works when 
 from __future__ import annotations
 
 import contextlib
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePath
 
 import pytest
+from sqlalchemy import text
 from tests.store.chunks.stage import TINY, noise, over
 from tests.store.fsck.stage import LIMITS
 
 from holdfast.errors import Damaged, DiskFull, HoldfastError
 from holdfast.seam import Seam
+from holdfast.seam.disk import RealDisk
 from holdfast.seam.faulty import Fault, FaultKind, FaultyDisk
+from holdfast.seam.holder import monotonic_name
 from holdfast.seam.simulated import SimulatedDisk
 from holdfast.store.filesets import Commits, FileSetWriter
 from holdfast.store.fsck.check import LocalEngine
 from holdfast.store.fsck.findings import Kind
+from holdfast.store.fsck.lost import rebuild_database
 from holdfast.store.fsck.run import check_and_repair
 from holdfast.store.fsck.scrub import scrub
 from holdfast.store.gc.collector import Collector
+from holdfast.store.gc.leases import Job
 from holdfast.store.gc.points import Point
 from holdfast.store.gc.settings import GcSettings
 from holdfast.store.objects.local import Point as Step
@@ -36,15 +42,18 @@ SETTINGS = StoreSettings(
 )
 ROOT = PurePath("/store")
 FILES = {name: {f"{name}/{n}": noise(900 + n, b"%d" % n + name.encode()) for n in range(6)}
-         for name in ("before", "during", "after")}  # fmt: skip
-MOMENTS = [
-    point
-    for point in Point
-    if not point.startswith(("gc-rebuild", "gc-set", "gc-lease", "gc-referred", "gc-commit-put"))
-]
+         for name in ("before", "during", "half made", "after")}  # fmt: skip
+REBUILDS = [point for point in Point if point.startswith(("gc-rebuild", "gc-set"))]
+# Of the disk that has the database's file.
+RENAMES = (Point.SET_ASIDE, Point.SET_ASIDE_SYNC)
+MOMENTS = [point for point in Point if point not in REBUILDS]
 QUICK = (Step.WRITE, Step.LINK, Point.PUBLISHING, Point.REMOVING)
 EVERY_STEP = [
     pytest.param(at, marks=[] if at in QUICK else [pytest.mark.slow]) for at in [*Step, *MOMENTS]
+]
+EVERY_REBUILD = [
+    pytest.param(at, marks=[] if at is Point.REBUILD_COMMIT else [pytest.mark.slow])
+    for at in REBUILDS
 ]
 ROOMY_BYTES = 50_000_000
 
@@ -59,23 +68,93 @@ def spoil(disk: SimulatedDisk) -> None:
     disk.spoil_last_write()
 
 
+class TwoDisks(SimulatedDisk):
+    """A simulated disk, and a real one that only SQLite and who renames its file knows."""
+
+    def __init__(self, real: Path) -> None:
+        super().__init__(ROOMY_BYTES)
+        self._real = real
+
+    def rename(self, source: PurePath, target: PurePath, at: str) -> None:
+        if source.is_relative_to(self._real):
+            RealDisk().rename(source, target, at)
+        else:
+            super().rename(source, target, at)
+
+    def sync_dir(self, path: PurePath, at: str) -> None:
+        if path.is_relative_to(self._real):
+            RealDisk().sync_dir(path, at)
+        else:
+            super().sync_dir(path, at)
+
+
+class Gone(Exception):
+    """A publisher is gone before it has put its commit's object."""
+
+
 class World:
     """A store on a simulated disk, beside its database on a real one."""
 
-    def __init__(self, folder: Path, disk: SimulatedDisk, seam: Seam) -> None:
+    def __init__(self, folder: Path, disk: SimulatedDisk, faulty: FaultyDisk) -> None:
         self.disk = disk
         self.scratch = folder
-        place = {"database": f"sqlite:///{folder}/gc.sqlite", "settings": SETTINGS}
-        self.store = Store.create(str(ROOT), **place, seam=seam)  # type: ignore[arg-type]
+        # The moment at which the disk turns bad, and the one at which a publisher is gone.
+        self.armed: str | None = None
+        self.publisher_goes = False
+        self.strike: Strike = fill
+        self.seam = Seam(disk=faulty, reached=self.reached)
+        self.place = {"database": f"sqlite:///{folder}/gc.sqlite", "settings": SETTINGS}
+        self.store = Store.create(str(ROOT), **self.place, seam=self.seam)  # type: ignore[arg-type]
         self.commits = Commits(self.store)
+
+    def reached(self, point: str) -> None:
+        if point == self.armed:
+            self.armed = None
+            self.strike(self.disk)
+        if point == Point.PUBLISHING and self.publisher_goes:
+            self.publisher_goes = False
+            raise Gone
+
+    def reopen(self) -> None:
+        """Open the store again, with the database that is there."""
+        self.store = Store.open(str(ROOT), **self.place, seam=self.seam)  # type: ignore[arg-type]
+        self.commits = Commits(self.store)
+
+    def leave_half_made(self) -> None:
+        """Publish a commit, and be gone before its object is there; its lease lapses."""
+        job = self.store.references.open_job("half made")
+        self.publisher_goes = True
+        with contextlib.suppress(Gone, HoldfastError):
+            self.write(job, "half made")
+        self.publisher_goes = False
+        lapsed = (
+            "UPDATE gc_job SET lease_until = 1, seen_until = 1, "
+            f"seen_clock = '{monotonic_name()}', seen_s = -{SETTINGS.gc.lease_s * 10}"
+        )
+        self.store.references.database.transact(lambda c: c.execute(text(lapsed)))
+
+    def leave_half_deleted(self, name: str) -> None:
+        """Delete a commit, and be gone before its object is."""
+        self.store.references.begin_delete_commit(name)
+
+    def refer(self) -> None:
+        """Refer to what is stored by hand, and no longer."""
+        references = self.store.references
+        (layer,) = self.commits.get("before").layers
+        by_hand = [(("test", b"by hand"), layer.chunks[0])]
+        references.update_references(None, by_hand, [])
+        references.update_references(None, [], by_hand)
 
     def put(self, name: str) -> None:
         with self.store.references.open_job(name) as job:
-            with FileSetWriter(self.store, job) as writer:
-                for path, data in FILES[name].items():
-                    writer.put(path, data)
-                layer = writer.close()
-            self.commits.create(job, name, [layer])
+            self.write(job, name)
+
+    def write(self, job: Job, name: str) -> None:
+        with FileSetWriter(self.store, job) as writer:
+            for path, data in FILES[name].items():
+                writer.put(path, data)
+            layer = writer.close()
+        self.commits.create(job, name, [layer])
 
     def collect(self) -> None:
         collector = Collector(self.store.references, self.store.objects)
@@ -107,31 +186,30 @@ class World:
 @contextlib.contextmanager
 def world(folder: Path, at: str, kind: FaultKind, strike: Strike) -> Iterator[World]:
     """A store with one commit, whose disk turns bad at a step or a moment of what comes next."""
-    disk = SimulatedDisk(ROOMY_BYTES)
-    armed: list[str] = []
-
-    def reached(point: str) -> None:
-        if armed and point == armed[0]:
-            armed.clear()
-            strike(disk)
-
-    faults: list[Fault] = []
-    faulty = FaultyDisk(disk, faults, disk.die)
-    made = World(folder, disk, Seam(disk=faulty, reached=reached))
+    disk = TwoDisks(folder)
+    faulty = FaultyDisk(disk, [], disk.die)
+    made = World(folder, disk, faulty)
+    made.strike = strike
     with made.store:
         made.put("before")
-        if at in list(Step):
+        if at in (*Step, *RENAMES):
             faulty._faults.append(Fault(at, kind, nth=faulty.calls().get(at, 0) + 1))
         else:
-            armed.append(at)
+            made.armed = at
         yield made
+        assert made.armed is None, "the moment came"
 
 
 def work(made: World) -> None:
     """Put a commit, delete it again, collect; a step that fails is typed, and the rest goes on."""
     steps: list[Callable[[], None]] = [
         lambda: made.put("during"),
+        made.refer,
         lambda: made.commits.delete("during"),
+        made.collect,
+        made.leave_half_made,
+        made.collect,
+        lambda: made.leave_half_deleted("half made"),
         made.collect,
     ]
     for step in steps:
@@ -170,12 +248,55 @@ def test_a_block_cannot_be_read_from_any_step_on(tmp_path: Path, at: str) -> Non
         assert whole or found, "what cannot be read is found"
         made.put("after")
         assert made.is_whole("after")
-        made.commits.delete("before")
-        made.collect()
-        made.commits.delete("after")
-        made.collect()
+        for commit in made.store.references.commits():
+            made.commits.delete(commit.name)
+            made.collect()
         assert not list(made.store.objects.list("chunks/")), "it can be deleted all the same"
         assert made.findings() == set()
+
+
+def rebuild(made: World) -> None:
+    """Put an old copy of the database in place, and rebuild from the objects beside it."""
+    file, copy = made.scratch / "gc.sqlite", made.scratch / "old.sqlite"
+    made.store.close()
+    shutil.copy(file, copy)
+    made.reopen()
+    made.put("during")
+    made.store.close()
+    shutil.copy(copy, file)
+    for _ in range(2):  # once more, if it could not be done
+        with contextlib.suppress(HoldfastError, OSError):
+            rebuild_database(str(ROOT), **made.place, seam=made.seam)  # type: ignore[arg-type]
+    made.reopen()
+
+
+@pytest.mark.parametrize("at", EVERY_REBUILD)
+def test_the_disk_stays_full_from_any_step_of_a_rebuild_on(tmp_path: Path, at: str) -> None:
+    with world(tmp_path, at, FaultKind.STAYS_FULL, fill) as made:
+        rebuild(made)
+        assert made.is_whole("before")
+        assert made.is_whole("during")
+        for name in ("before", "during"):
+            made.commits.delete(name)
+        made.collect()
+        made.collect()
+        assert not list(made.store.objects.list("chunks/")), "everything was freed"
+        made.disk.capacity_bytes = ROOMY_BYTES
+        made.put("after")
+        assert made.findings() == set()
+
+
+@pytest.mark.parametrize("at", EVERY_REBUILD)
+def test_a_block_cannot_be_read_from_any_step_of_a_rebuild_on(tmp_path: Path, at: str) -> None:
+    with world(tmp_path, at, FaultKind.BAD_BLOCK, spoil) as made:
+        rebuild(made)
+        assert made.is_whole("before")
+        known = {commit.name for commit in made.store.references.commits()}
+        whole = "during" in known and made.is_whole("during")
+        found = made.findings()
+        assert whole or found, "what cannot be read is found"
+        made.put("after")
+        assert made.is_whole("after")
 
 
 def test_a_put_on_a_full_disk_is_told_as_such(tmp_path: Path) -> None:

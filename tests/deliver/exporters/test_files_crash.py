@@ -33,6 +33,7 @@ from holdfast.deliver.exporters.file_journal import (
     name_of,
     read_journal,
 )
+from holdfast.errors import HoldfastError
 from holdfast.seam import Seam
 from holdfast.seam.faulty import Fault, FaultKind, FaultyDisk
 from holdfast.seam.simulated import BLOCK_BYTES, SimulatedDisk
@@ -168,6 +169,22 @@ def test_a_disk_that_fails_and_recovers(
         assert numbers_in(disk) == ALL, f"nth {nth}"
 
 
+@pytest.mark.parametrize("step", [step for step in STEPS if step != "files.journal.unlink"])
+def test_a_disk_that_stays_full_until_something_is_unlinked(
+    step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was taken is kept, the rest is refused as often as it comes; then all is published."""
+    monkeypatch.setattr(files, "PUBLISH_RETRY_S", 0.01)
+    for nth in (1, 3):
+        disk = fresh_disk()
+        disk.put(BASE / "another", bytes(1 << 20))
+        faulty = FaultyDisk(disk, [Fault(step, FaultKind.STAYS_FULL, nth)], disk.die)
+        asyncio.run(insist(exporter(faulty, "ndjson"), disk))
+        play(disk, "ndjson", [])  # if it was full at the end, the next start completes
+        assert numbers_in(disk) == ALL, f"nth {nth}"
+        assert disk.capacity_bytes is not None or faulty.calls().get(step, 0) < nth
+
+
 def test_a_failed_sync_is_not_trusted() -> None:
     disk = fresh_disk()
     fault = Fault("files.journal.sync", FaultKind.FAILED_SYNC, nth=3)
@@ -175,19 +192,36 @@ def test_a_failed_sync_is_not_trusted() -> None:
     assert numbers_in(disk.power_loss()) == ALL
 
 
-async def insist(made: Exporter) -> None:
-    """Send every batch until it is taken, as the delivery loop does."""
-    await made.start()
+async def insist(made: Exporter, full: SimulatedDisk | None = None) -> None:
+    """Send every batch until it is taken, as the delivery loop does; in time, room is made."""
+    with contextlib.ExitStack() as room:
+        if full is not None:
+            room.callback(make_room, full)
+        try:
+            await made.start()
+        except HoldfastError:  # the delivery loop starts it again
+            room.close()
+            await made.start()
+        await send_all(made, room)
+        await made.close()
+
+
+def make_room(disk: SimulatedDisk) -> None:
+    disk.unlink(BASE / "another", "test")
+
+
+async def send_all(made: Exporter, room: contextlib.ExitStack) -> None:
     for batch in BATCHES:
-        for _ in range(20):
+        for attempt in range(20):
             answer = await made.send(batch)
             if not answer.failed:
                 break
             assert {f.kind for f in answer.failed.values()} == {FailureClass.TRANSIENT}
+            if attempt == 5:
+                room.close()
             await asyncio.sleep(0.001)
         else:
             pytest.fail("never taken")
-    await made.close()
 
 
 def test_a_full_disk_refuses_and_the_journal_does_not_grow() -> None:
