@@ -28,6 +28,8 @@ settings.load_profile("thorough" if os.environ.get("HOLDFAST_THOROUGH") == "1" e
 
 # Folders whose tests start Spark, gateways and other processes: few tests, and long ones.
 LONG = ("dataflow", "prove", "bench", "gateway", "docs", "operate")
+# A file of so few tests is likely one that tries many examples.
+FEW = 2
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -40,7 +42,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     def rank(item: pytest.Item) -> tuple[bool, int, str]:
         folder = item.path.relative_to(Path(__file__).parent).parts[0]
-        return folder not in LONG, -tests_of[item.path], str(item.path)
+        is_long = folder in LONG or tests_of[item.path] <= FEW
+        return not is_long, -tests_of[item.path], str(item.path)
 
     items.sort(key=rank)
     if SCALE == 1:
