@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.receive.admission import Admission, TokenBucket
-from holdfast.receive.answers import Reason, Refused
+from holdfast.receive.responses import Reason, Refused
 
 
 class ManualClock:

@@ -17,9 +17,9 @@ from tests.patience import PATIENCE_S
 from tests.receive.harness import Place
 
 from holdfast.receive.admission import Admission
-from holdfast.receive.answers import Disconnected, Reason, Refused
 from holdfast.receive.body import BodyLimits, encodings_of, read_body
 from holdfast.receive.encodings import ENCODINGS_MAX
+from holdfast.receive.responses import Disconnected, Reason, Refused
 
 LIMITS = BodyLimits(
     max_body_bytes=1000, max_expanded_bytes=2000, timeout_s=30.0, min_bytes_per_s=1.0
@@ -39,14 +39,14 @@ def read(
         return {"type": "http.request", "body": waiting.pop(0), "more_body": bool(waiting)}
 
     admission = Admission(10, 10_000)
-    slot = admission.enter(0)
+    admitted = admission.enter(0)
     try:
-        body = asyncio.run(read_body(receive, announced_bytes, [*encodings], LIMITS, slot))
+        body = asyncio.run(read_body(receive, announced_bytes, [*encodings], LIMITS, admitted))
     except Refused as refused:
         refused.add_note(str(taken))
         raise
     finally:
-        slot.leave()
+        admitted.leave()
         assert admission.in_flight_bytes == 0
     return body, taken
 
@@ -200,8 +200,8 @@ def test_a_large_body_is_put_together_beside_the_loop(encoding: bytes) -> None:
         return {"type": "http.request", "body": piece, "more_body": bool(piece)}
 
     encodings = [encoding] if encoding else []
-    slot = Admission(1, 2 * len(body)).enter(0)
-    reading = beside_the_loop(read_body(receive, 0, encodings, limits, slot))
+    admitted = Admission(1, 2 * len(body)).enter(0)
+    reading = beside_the_loop(read_body(receive, 0, encodings, limits, admitted))
     assert asyncio.run(reading) == body
 
 
@@ -217,8 +217,8 @@ def test_a_body_of_many_tiny_pieces_takes_no_more_memory_than_it_is_long() -> No
 
     tracemalloc.start()
     try:
-        slot = Admission(1, left).enter(0)
-        body = asyncio.run(read_body(receive, 0, [], limits, slot))
+        admitted = Admission(1, left).enter(0)
+        body = asyncio.run(read_body(receive, 0, [], limits, admitted))
         assert tracemalloc.get_traced_memory()[1] < 1024 * 1024
     finally:
         tracemalloc.stop()

@@ -14,8 +14,8 @@ from tests.patience import until_async
 from tests.signals.events import run_event
 
 from holdfast.receive import checks as checks_module
-from holdfast.receive.answers import Refused
 from holdfast.receive.checks import HEAVY_BYTES, HEAVY_VALUES, Checks
+from holdfast.receive.responses import Refused
 from holdfast.signals.openlineage.json_text import MAX_VALUES
 from holdfast.signals.openlineage.names import names_of
 from holdfast.signals.openlineage.validation import ValidationSettings, Validator

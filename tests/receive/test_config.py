@@ -12,10 +12,10 @@ from pydantic import ValidationError
 from tests.receive.harness import PATH, Place, call, event_bytes
 
 from holdfast.errors import BadConfig
-from holdfast.receive.answers import AsgiApp, Receive, Scope, Send, json_answer, send_answer
 from holdfast.receive.http_server import HttpServer
 from holdfast.receive.listening import Address, parse_address
 from holdfast.receive.openlineage import Config, OpenLineageReceiver, make
+from holdfast.receive.responses import AsgiApp, Receive, Scope, Send, json_response, send_response
 
 TOKEN = {"tokens": [{"name": "airflow", "token": "s3cret"}]}
 TLS = {"cert_file": "a", "key_file": "b"}
@@ -149,7 +149,7 @@ def test_make_makes_a_receiver(place: Place) -> None:
 
 def answering(text: str) -> AsgiApp:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await send_answer(send, json_answer(200, text))
+        await send_response(send, json_response(200, text))
 
     return app
 

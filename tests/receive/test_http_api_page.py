@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from holdfast.receive.answers import STATUS_OF
 from holdfast.receive.connection import ConnectionSettings
 from holdfast.receive.openlineage import Config
 from holdfast.receive.request_limits import RequestLimits
+from holdfast.receive.responses import STATUS_OF
 from holdfast.settings import Settings
 from holdfast.settings.units import parse_duration_s, parse_size_bytes
 

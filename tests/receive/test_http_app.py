@@ -11,9 +11,9 @@ import pytest
 from tests.receive.harness import Place, Reply, call
 
 from holdfast.receive import http_app
-from holdfast.receive.answers import Answer, Reason, Refused
-from holdfast.receive.http_app import HttpApp, Request, RequestCounts
+from holdfast.receive.http_app import HttpApp, HttpRequest, RequestCounts
 from holdfast.receive.request_limits import RequestLimits
+from holdfast.receive.responses import Reason, Refused, Response
 from holdfast.receive.tokens import Tokens, TokenSettings
 from holdfast.seam import Seam
 from holdfast.settings import Secret
@@ -30,10 +30,10 @@ class CountBytes:
         if content_type != b"text/plain":
             raise Refused(Reason.CONTENT_TYPE, "not plain", "send text/plain")
 
-    async def handle(self, request: Request, body: bytes) -> Answer:
+    async def handle(self, request: HttpRequest, body: bytes) -> Response:
         if body == b"fail":
             raise RuntimeError(body)
-        return Answer(200, b"%d bytes of %s" % (len(body), request.client.name.encode()))
+        return Response(200, b"%d bytes of %s" % (len(body), request.client.name.encode()))
 
 
 async def nothing() -> None:
@@ -47,7 +47,7 @@ def app(tmp_path: Path) -> Iterator[HttpApp]:
         place.context(),
         RequestCounts(),
         endpoints={"/count": CountBytes()},
-        pages={"/about": Answer(200, b"counts bytes")},
+        pages={"/about": Response(200, b"counts bytes")},
         limits=RequestLimits(max_body_bytes=100),
         tokens=Tokens([TokenSettings(name="me", token=Secret("secret"))], Seam()),
         not_found_hint="send text to /count",
@@ -99,13 +99,21 @@ def test_a_method_that_a_path_does_not_know_is_answered(app: HttpApp) -> None:
 
 
 def test_an_endpoint_without_a_fast_path_is_never_asked_for_one(app: HttpApp) -> None:
-    assert app.at_once_targets == {}
+    assert app.fast_targets == {}
 
 
 def test_it_knows_no_signal() -> None:
     assert http_app.__file__ is not None
     folder = Path(http_app.__file__).parent
-    for name in ("http_app", "admission", "answers", "body", "tokens", "connection", "http_server"):
+    for name in (
+        "http_app",
+        "admission",
+        "responses",
+        "body",
+        "tokens",
+        "connection",
+        "http_server",
+    ):
         tree = ast.parse((folder / f"{name}.py").read_text())
         imported = {n.module for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and n.module}
         assert not [module for module in imported if module.startswith("holdfast.signals")], name

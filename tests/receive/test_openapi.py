@@ -24,9 +24,9 @@ from schemathesis.checks import (
 from schemathesis.core.failures import FailureGroup
 from tests.receive.harness import PATH, Running, running
 
-from holdfast.receive.answers import STATUS_OF, Reason
 from holdfast.receive.openapi import openapi_document
 from holdfast.receive.openlineage import Config
+from holdfast.receive.responses import STATUS_OF, Reason
 
 # Beyond these are opinions: whether a body that fits the document must be accepted, for instance.
 CHECKS = [

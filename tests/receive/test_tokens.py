@@ -9,8 +9,8 @@ import orjson
 import pytest
 
 from holdfast.errors import BadConfig
-from holdfast.receive.answers import Refused
 from holdfast.receive.openlineage_endpoints import forbidden
+from holdfast.receive.responses import Refused
 from holdfast.receive.tokens import ANYBODY, Client, Tokens, TokenSettings, read_token_file
 from holdfast.seam import Seam
 from holdfast.settings import Secret

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from holdfast.operate.gateway_metrics import render_records
 from holdfast.operate.metrics import CONTENT_TYPE, Record
-from holdfast.receive.answers import Answer, Receive, Scope, Send, json_answer, send_answer
+from holdfast.receive.responses import Receive, Response, Scope, Send, json_response, send_response
 
 OK = 200
 NOT_FOUND = 404
@@ -41,23 +41,23 @@ class AdminApp:
         if scope["type"] != "http":
             return
         if scope["method"] not in ("GET", "HEAD"):
-            answer = json_answer(NOT_ALLOWED, {"error": "use GET"}, ((b"allow", b"GET, HEAD"),))
-            await send_answer(send, answer)
+            answer = json_response(NOT_ALLOWED, {"error": "use GET"}, ((b"allow", b"GET, HEAD"),))
+            await send_response(send, answer)
             return
         if scope["path"] == "/metrics":
             await self._metrics(send)
             return
-        await send_answer(send, await self._answer(scope["path"]))
+        await send_response(send, await self._answer(scope["path"]))
 
-    async def _answer(self, path: str) -> Answer:
+    async def _answer(self, path: str) -> Response:
         if path == "/healthz":
-            return json_answer(OK, {"status": "ok"})
+            return json_response(OK, {"status": "ok"})
         if path == "/readyz":
             reasons = list(await self._watched.not_ready())
             status = UNAVAILABLE if reasons else OK
-            return json_answer(status, {"ready": not reasons, "reasons": reasons})
+            return json_response(status, {"ready": not reasons, "reasons": reasons})
         known = ["/healthz", "/readyz", "/metrics"]
-        return json_answer(NOT_FOUND, {"error": "there is nothing here", "known": known})
+        return json_response(NOT_FOUND, {"error": "there is nothing here", "known": known})
 
     async def _metrics(self, send: Send) -> None:
         body = render_records(await self._watched.records()).encode()

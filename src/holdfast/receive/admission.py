@@ -9,7 +9,7 @@ announce large bodies and send nothing could keep everybody else out.
 
 from __future__ import annotations
 
-from holdfast.receive.answers import Reason, Refused
+from holdfast.receive.responses import Reason, Refused
 from holdfast.seam.clock import Clock
 
 
@@ -23,14 +23,14 @@ class Admission:
         self.in_flight_bytes = 0
         self.received_bytes = 0
 
-    def enter(self, announced_bytes: int) -> Slot:
+    def enter(self, announced_bytes: int) -> Admitted:
         """Return a place for a request; whoever gets one must leave it."""
         if self.in_flight_requests >= self._max_requests:
             raise _busy("too many requests are under way")
         if self.in_flight_bytes + announced_bytes > self._max_bytes:
             raise _busy("too many bytes are under way")
         self.in_flight_requests += 1
-        return Slot(self)
+        return Admitted(self)
 
     def _take(self, size_bytes: int) -> None:
         if self.in_flight_bytes + size_bytes > self._max_bytes:
@@ -42,7 +42,7 @@ class Admission:
         self.in_flight_bytes -= size_bytes
 
 
-class Slot:
+class Admitted:
     """One request in flight, and the bytes it holds."""
 
     __slots__ = ("_admission", "_held_bytes")

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
-from holdfast.receive.admission import Slot
-from holdfast.receive.answers import Disconnected, Reason, Receive, Refused
+from holdfast.receive.admission import Admitted
 from holdfast.receive.encodings import (
     DECODERS,
     ENCODINGS_MAX,
@@ -14,6 +13,7 @@ from holdfast.receive.encodings import (
     TooMuch,
     Undecodable,
 )
+from holdfast.receive.responses import Disconnected, Reason, Receive, Refused
 
 # After unpacking this much, others get their turn; what is larger is put together in a thread.
 _TURN_BYTES = 1024 * 1024
@@ -53,7 +53,7 @@ async def read_body(
     announced_bytes: int,
     encodings: list[bytes],
     limits: BodyLimits,
-    slot: Slot,
+    admitted: Admitted,
 ) -> bytes:
     """Return the whole body, unpacked. Raises `Refused` or `Disconnected`."""
     if announced_bytes > limits.max_body_bytes:
@@ -62,8 +62,8 @@ async def read_body(
     try:
         async with asyncio.timeout(limits.timeout_s) as timer:
             if decoding is None:
-                return await _read_plain(receive, limits, slot, timer)
-            return await _read_packed(receive, decoding, limits, slot, timer)
+                return await _read_plain(receive, limits, admitted, timer)
+            return await _read_packed(receive, decoding, limits, admitted, timer)
     except TimeoutError:
         raise Refused(
             Reason.TIMEOUT,
@@ -80,31 +80,35 @@ async def read_body(
 
 
 async def _read_plain(
-    receive: Receive, limits: BodyLimits, slot: Slot, timer: asyncio.Timeout
+    receive: Receive, limits: BodyLimits, admitted: Admitted, timer: asyncio.Timeout
 ) -> bytes:
     pace = _Pace(limits, timer)
-    body, more = await _next_piece(receive, slot, pace)
+    body, more = await _next_piece(receive, admitted, pace)
     if not more:
         return body
     pieces = _Pieces()
     pieces.add(body)
     while more:
-        piece, more = await _next_piece(receive, slot, pace)
+        piece, more = await _next_piece(receive, admitted, pace)
         pieces.add(piece)
     return await pieces.joined()
 
 
 async def _read_packed(
-    receive: Receive, decoding: Decoding, limits: BodyLimits, slot: Slot, timer: asyncio.Timeout
+    receive: Receive,
+    decoding: Decoding,
+    limits: BodyLimits,
+    admitted: Admitted,
+    timer: asyncio.Timeout,
 ) -> bytes:
     pace = _Pace(limits, timer)
     pieces = _Pieces()
     turn_ends_bytes = _TURN_BYTES
     more = True
     while more:
-        packed, more = await _next_piece(receive, slot, pace)
+        packed, more = await _next_piece(receive, admitted, pace)
         for piece in decoding.feed(packed):
-            slot.hold(len(piece))
+            admitted.hold(len(piece))
             pieces.add(piece)
             if pieces.size_bytes >= turn_ends_bytes:
                 turn_ends_bytes = pieces.size_bytes + _TURN_BYTES
@@ -136,14 +140,14 @@ class _Pieces:
         return await asyncio.to_thread(b"".join, blocks)
 
 
-async def _next_piece(receive: Receive, slot: Slot, pace: _Pace) -> tuple[bytes, bool]:
+async def _next_piece(receive: Receive, admitted: Admitted, pace: _Pace) -> tuple[bytes, bool]:
     message = await receive()
     if message["type"] != "http.request":
         raise Disconnected
     piece: bytes = message.get("body", b"")
     more: bool = message.get("more_body", False)
     pace.came(len(piece), more=more)
-    slot.received(len(piece))
+    admitted.received(len(piece))
     return piece, more
 
 

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import orjson
 
-from holdfast.receive.answers import Reason, Refused
+from holdfast.receive.responses import Reason, Refused
 from holdfast.signals.openlineage.json_text import MAX_VALUES, too_many_values, values_in
 from holdfast.signals.openlineage.names import Names, names_of
 from holdfast.signals.openlineage.problem import Problem

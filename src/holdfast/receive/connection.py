@@ -15,9 +15,9 @@ Deadlines are plain numbers. The server looks at them now and then (`expire`), s
 costs no timer.
 
 A task, its scope, its events and its two messages cost a small request more than all that is done
-about it. So an app may have a short way (`AtOnce`): a small request to one of its paths is held
-back until it is complete, and then handed over by a call. What the short way does not take goes the
-long way, as do requests that are large, slow, broken off, sent ahead, or special in any way.
+about it. So an app may have a fast path (`FastPath`): a small request to one of its targets is held
+back until it is complete, and then handed over by a call. What the fast path does not accept takes
+the slow one, as do requests that are large, slow, broken off, sent ahead, or special in any way.
 """
 
 from __future__ import annotations
@@ -41,13 +41,14 @@ from uvicorn.protocols.http.httptools_impl import (
 )
 from uvicorn.server import ServerState
 
-from holdfast.receive.answers import Answer, Reason, refusal
+from holdfast.receive.responses import Reason, Response, refusal
 from holdfast.settings import DurationS, Settings, SizeBytes
 
 _NEVER_S = math.inf
 # Connections beyond the bound that are being told so; more of them are cut without a word.
-REFUSED_AT_ONCE_MAX = 64
-# So much of a body is held back for the short way, and until the server next looks at deadlines.
+REFUSED_CONNECTIONS_MAX = 64
+# The most of a body that is held back for the fast path, and until the server next looks at
+# deadlines.
 HELD_BYTES_MAX = 64 * 1024
 
 _COMPLAINTS = {
@@ -117,21 +118,21 @@ class _TooManyPipelined(Exception):
     pass
 
 
-class AtOnce(Protocol):
-    """The short way of an app."""
+class FastPath(Protocol):
+    """The fast path of an app."""
 
     @property
-    def at_once_targets(self) -> Container[bytes]:
-        """Request targets (path and query, as sent) of POSTs that may go the short way."""
+    def fast_targets(self) -> Container[bytes]:
+        """Request targets (path and query, as sent) of POSTs that may take the fast path."""
 
-    def take_at_once(
+    def accept_fast(
         self,
         target: bytes,
         headers: Sequence[tuple[bytes, bytes]],
         body: bytes,
-        answered: Callable[[Answer], None],
+        respond: Callable[[Response], None],
     ) -> bool:
-        """Take a whole request and call `answered` later, once; or return False, nothing done."""
+        """Take a whole request and call `respond` later, once; or return False, nothing done."""
 
 
 class BoundedConnection(HttpToolsProtocol):
@@ -144,13 +145,13 @@ class BoundedConnection(HttpToolsProtocol):
         config: Config,
         server_state: ServerState,
         app_state: dict[str, Any],
-        at_once: AtOnce | None = None,
+        fast_path: FastPath | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state)
         self._settings = settings
         self._counts = counts
-        self._at_once = at_once
-        # What came of a body that may go the short way, once its headers are complete.
+        self._fast_path = fast_path
+        # What came of a body that may take the fast path, once its headers are complete.
         self._held: list[bytes] | None = None
         self._phase = _Phase.IDLE
         self._deadline_s = _NEVER_S
@@ -181,7 +182,7 @@ class BoundedConnection(HttpToolsProtocol):
             self._counts.refused.discard(self)
             return
         if self._held is not None:
-            self._go_the_long_way()
+            self._take_slow_path()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -201,7 +202,7 @@ class BoundedConnection(HttpToolsProtocol):
                 if self._head_bytes > self._settings.max_header_bytes:
                     self._break_off(Reason.HEADER_TOO_LARGE)
             elif self._held is not None and sum(map(len, self._held)) > HELD_BYTES_MAX:
-                self._go_the_long_way()
+                self._take_slow_path()
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """Stay open for an answer that is under way: some clients close their side early."""
@@ -242,7 +243,7 @@ class BoundedConnection(HttpToolsProtocol):
             raise _TooManyPipelined
         self._phase = _Phase.BODY
         self._deadline_s = _NEVER_S
-        if self._may_go_the_short_way():
+        if self._may_take_fast_path():
             self._held = []
         else:
             # From here on the app has the time in its hands.
@@ -266,9 +267,9 @@ class BoundedConnection(HttpToolsProtocol):
             return  # the parser takes what follows for another protocol: see `_pass_over`
         self._phase = _Phase.IDLE
         if self._held is not None:
-            if self._went_the_short_way(b"".join(self._held)):
+            if self._took_fast_path(b"".join(self._held)):
                 return
-            self._go_the_long_way()
+            self._take_slow_path()
         if self.cycle.response_complete:
             self._deadline_s = self.loop.time() + self._settings.keep_alive_s
         super().on_message_complete()
@@ -298,7 +299,7 @@ class BoundedConnection(HttpToolsProtocol):
         """Close the connection if its client had its time."""
         if self._held is not None:
             # It came partly, and an app knows how long the rest may take.
-            self._go_the_long_way()
+            self._take_slow_path()
         if now_s < min(self._deadline_s, self._write_deadline_s):
             return
         if now_s >= self._write_deadline_s or self.transport.is_closing():
@@ -312,15 +313,15 @@ class BoundedConnection(HttpToolsProtocol):
 
     def shutdown(self) -> None:
         if self._held is not None:
-            self._go_the_long_way()
+            self._take_slow_path()
         super().shutdown()
 
-    # ------------------------------------------------------------ the short way
+    # ------------------------------------------------------------ the fast path
 
-    def _may_go_the_short_way(self) -> bool:
+    def _may_take_fast_path(self) -> bool:
         return (
-            self._at_once is not None
-            and self.url in self._at_once.at_once_targets
+            self._fast_path is not None
+            and self.url in self._fast_path.fast_targets
             and self.parser.get_method() == b"POST"
             and self.parser.get_http_version() == "1.1"
             and not self.expect_100_continue
@@ -329,11 +330,11 @@ class BoundedConnection(HttpToolsProtocol):
             and not self._is_answering()
         )
 
-    def _went_the_short_way(self, body: bytes) -> bool:
-        """Hand a complete request over; False if it is for the long way."""
-        assert self._at_once is not None
-        request = _RequestAtOnce(self, keep_alive=self.parser.should_keep_alive())
-        if not self._at_once.take_at_once(self.url, self.headers, body, request.answered):
+    def _took_fast_path(self, body: bytes) -> bool:
+        """Hand a complete request over; False if it has to take the slow path."""
+        assert self._fast_path is not None
+        request = _FastRequest(self, keep_alive=self.parser.should_keep_alive())
+        if not self._fast_path.accept_fast(self.url, self.headers, body, request.respond):
             return False
         self._held = None
         self.cycle = cast(RequestResponseCycle, request)
@@ -341,7 +342,7 @@ class BoundedConnection(HttpToolsProtocol):
         self.tasks.add(cast("asyncio.Task[None]", request))
         return True
 
-    def _go_the_long_way(self) -> None:
+    def _take_slow_path(self) -> None:
         """Begin a request that was held back, with what came of its body."""
         assert self._held is not None
         held, self._held = self._held, None
@@ -363,7 +364,7 @@ class BoundedConnection(HttpToolsProtocol):
     def _break_off(self, complaint: Reason | None) -> None:
         """Read nothing more; give the answers that are due, complain, and close."""
         if self._held is not None:
-            self._go_the_long_way()
+            self._take_slow_path()
         self._deaf = True
         if complaint is not None:
             self._counts.rejected[complaint] += 1
@@ -412,7 +413,7 @@ class BoundedConnection(HttpToolsProtocol):
         self.transport = transport
         self._counts.refused.add(self)
         self._counts.rejected[Reason.BUSY] += 1
-        if len(self._counts.refused) > REFUSED_AT_ONCE_MAX:
+        if len(self._counts.refused) > REFUSED_CONNECTIONS_MAX:
             transport.abort()
             return
         transport.write(response_bytes(_COMPLAINTS[Reason.BUSY]))
@@ -445,8 +446,8 @@ class _BodyOnly:
             self._connection = None
 
 
-class _RequestAtOnce:
-    """A request on its short way: what uvicorn's protocol asks of a request's cycle."""
+class _FastRequest:
+    """A request on the fast path: what uvicorn's protocol asks of a request's cycle."""
 
     __slots__ = ("_connection", "disconnected", "keep_alive", "response_complete")
 
@@ -461,7 +462,7 @@ class _RequestAtOnce:
         return self.response_complete
 
     @property
-    def message_event(self) -> _RequestAtOnce:
+    def message_event(self) -> _FastRequest:
         return self
 
     def set(self) -> None:
@@ -470,29 +471,31 @@ class _RequestAtOnce:
     def cancel(self) -> None:
         """Its answer comes, and in time; there is nothing to cancel."""
 
-    def answered(self, answer: Answer) -> None:
-        """Give the answer, if there is still somebody to give it to."""
+    def respond(self, response: Response) -> None:
+        """Send the response, unless the client has gone away."""
         connection = self._connection
         connection.tasks.discard(cast("asyncio.Task[None]", self))
         if self.disconnected:
             return
         self.response_complete = True
         headers = connection.server_state.default_headers
-        connection.transport.write(response_bytes(answer, headers, closes=not self.keep_alive))
+        connection.transport.write(response_bytes(response, headers, closes=not self.keep_alive))
         if not self.keep_alive:
             connection.transport.close()
         connection.on_response_complete()
 
 
 def response_bytes(
-    answer: Answer, headers: Sequence[tuple[bytes, bytes]] = (), *, closes: bool = True
+    response: Response, headers: Sequence[tuple[bytes, bytes]] = (), *, closes: bool = True
 ) -> bytes:
-    """Return an answer as it is written where uvicorn does not."""
-    parts = [STATUS_LINE[answer.status]]
-    for name, value in (*headers, *answer.headers):
+    """Return a response as it is written where uvicorn does not write it."""
+    parts = [STATUS_LINE[response.status]]
+    for name, value in (*headers, *response.headers):
         parts += (name, b": ", value, b"\r\n")
     if closes:
         parts.append(b"connection: close\r\n")
-    parts.append(b"content-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(answer.body))
-    parts.append(answer.body)
+    parts.append(
+        b"content-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(response.body)
+    )
+    parts.append(response.body)
     return b"".join(parts)

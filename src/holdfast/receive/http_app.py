@@ -8,7 +8,7 @@
 No framework stands between uvicorn and this: a request is one pass through `__call__`.
 
 Nearly all requests are small, and nothing is wrong with them. An endpoint may take those in one
-step (`FastEndpoint`): `take_at_once` makes the same checks in the same order, and hands over what
+step (`FastEndpoint`): `accept_fast` makes the same checks in the same order, and hands over what
 passes all of them. What does not pass comes again through `__call__`, which says why.
 """
 
@@ -23,22 +23,22 @@ from typing import Protocol, runtime_checkable
 
 from holdfast.errors import BundleTooLarge, NotAccepted
 from holdfast.quiver import Receipt
-from holdfast.receive.admission import Admission, Slot
-from holdfast.receive.answers import (
-    Answer,
+from holdfast.receive.admission import Admission, Admitted
+from holdfast.receive.body import encodings_of, read_body
+from holdfast.receive.receiver import ReceiverContext, ReceiverStatistics
+from holdfast.receive.request_limits import RequestLimits
+from holdfast.receive.responses import (
     Disconnected,
     Reason,
     Receive,
     Refused,
+    Response,
     Scope,
     Send,
     refusal,
-    send_answer,
+    send_response,
     wrong_method,
 )
-from holdfast.receive.body import encodings_of, read_body
-from holdfast.receive.receiver import ReceiverContext, ReceiverStatistics
-from holdfast.receive.request_limits import RequestLimits
 from holdfast.receive.tokens import Client, Tokens
 
 # An announced length with more digits than this is too large whatever they are.
@@ -60,7 +60,7 @@ class RequestCounts:
 
 
 @dataclass(slots=True)
-class Request:
+class HttpRequest:
     """What the headers of one request say."""
 
     client: Client
@@ -82,7 +82,7 @@ class Endpoint(Protocol):
     def check_type(self, content_type: bytes) -> None:
         """Raise `Refused` if such a body cannot be read."""
 
-    async def handle(self, request: Request, body: bytes) -> Answer:
+    async def handle(self, request: HttpRequest, body: bytes) -> Response:
         """Answer a request whose body was read. Raises `Refused`."""
 
 
@@ -91,11 +91,14 @@ class FastEndpoint(Endpoint, Protocol):
     """One that takes ordinary requests without waiting."""
 
     def offer(
-        self, request: Request, body: bytes, on_stored: Callable[[Receipt | BaseException], None]
+        self,
+        request: HttpRequest,
+        body: bytes,
+        on_stored: Callable[[Receipt | BaseException], None],
     ) -> bool:
         """Take a request and call `on_stored` later, once; or return False, nothing done."""
 
-    def accepted(self, receipt: Receipt, size_bytes: int) -> Answer:
+    def accepted(self, receipt: Receipt, size_bytes: int) -> Response:
         """Count and answer what was stored."""
 
 
@@ -108,7 +111,7 @@ class HttpApp:
         counts: RequestCounts,
         *,
         endpoints: Mapping[str, Endpoint],
-        pages: Mapping[str, Answer],
+        pages: Mapping[str, Response],
         limits: RequestLimits,
         tokens: Tokens,
         not_found_hint: str,
@@ -171,11 +174,11 @@ class HttpApp:
             answer = await self._answer(scope, receive)
         except Disconnected:
             return
-        await send_answer(send, answer)
+        await send_response(send, answer)
 
     # ------------------------------------------------------------- one request
 
-    async def _answer(self, scope: Scope, receive: Receive) -> Answer:
+    async def _answer(self, scope: Scope, receive: Receive) -> Response:
         """Return the answer to a request, whatever happens."""
         method: str = scope["method"]
         path: str = scope["path"]
@@ -191,7 +194,7 @@ class HttpApp:
         if method != "POST":
             return wrong_method(b"POST")
         counted = self._counts.rejected if endpoint.is_counted else Counter[str]()
-        request: Request | None = None
+        request: HttpRequest | None = None
         try:
             request = self._examine(scope["headers"], endpoint)
             if request.client.bucket is not None:
@@ -207,7 +210,7 @@ class HttpApp:
             counted[Reason.UNAVAILABLE] += request.events if request else 1
             return self._unavailable(error)
 
-    def _examine(self, headers: Sequence[tuple[bytes, bytes]], endpoint: Endpoint) -> Request:
+    def _examine(self, headers: Sequence[tuple[bytes, bytes]], endpoint: Endpoint) -> HttpRequest:
         """Read the headers, and refuse what can be refused by them."""
         if self._stopping:
             raise Refused(
@@ -230,21 +233,21 @@ class HttpApp:
         client = self._tokens.client(authorization)
         endpoint.check_type(content_type)
         encodings = encodings_of(content_encoding) if content_encoding else []
-        return Request(client, headers, content_type, encodings, announced_bytes)
+        return HttpRequest(client, headers, content_type, encodings, announced_bytes)
 
-    async def _handle(self, endpoint: Endpoint, request: Request, receive: Receive) -> Answer:
-        slot = self._admission.enter(min(request.announced_bytes, self._limits.max_body_bytes))
+    async def _handle(self, endpoint: Endpoint, request: HttpRequest, receive: Receive) -> Response:
+        admitted = self._admission.enter(min(request.announced_bytes, self._limits.max_body_bytes))
         try:
             body = await read_body(
-                receive, request.announced_bytes, request.encodings, self._body_limits, slot
+                receive, request.announced_bytes, request.encodings, self._body_limits, admitted
             )
             return await endpoint.handle(request, body)
         except BundleTooLarge as error:
             raise Refused(Reason.TOO_LARGE, error.message, error.hint) from error
         finally:
-            slot.leave()
+            admitted.leave()
 
-    def _unavailable(self, error: BaseException) -> Answer:
+    def _unavailable(self, error: BaseException) -> Response:
         """Return the answer to a request that the quiver did not take, or that we failed at."""
         if isinstance(error, NotAccepted):
             self._warn(f"events are not accepted: {error.message}", error)
@@ -262,16 +265,16 @@ class HttpApp:
     # ---------------------------------------------------------- in one step
 
     @property
-    def at_once_targets(self) -> Mapping[bytes, FastEndpoint]:
-        """The request targets of `take_at_once`."""
+    def fast_targets(self) -> Mapping[bytes, FastEndpoint]:
+        """The request targets of `accept_fast`."""
         return self._fast
 
-    def take_at_once(
+    def accept_fast(
         self,
         target: bytes,
         headers: Sequence[tuple[bytes, bytes]],
         body: bytes,
-        answered: Callable[[Answer], None],
+        respond: Callable[[Response], None],
     ) -> bool:
         """Take a request that nothing is wrong with; False: nothing was done."""
         endpoint = self._fast[target]
@@ -280,31 +283,31 @@ class HttpApp:
             # A rate is charged once, by whoever answers.
             if request.encodings or request.client.bucket is not None:
                 return False
-            slot = self._admission.enter(len(body))
+            admitted = self._admission.enter(len(body))
         except Refused:
             return False
-        on_stored = partial(self._stored, endpoint, slot, len(body), answered)
+        on_stored = partial(self._stored, endpoint, admitted, len(body), respond)
         if len(body) > self._limits.max_body_bytes or not endpoint.offer(request, body, on_stored):
-            slot.leave()
+            admitted.leave()
             return False
-        slot.received(len(body))  # there was room for them when it entered
+        admitted.received(len(body))  # there was room for them when it entered
         self._counts.requests += 1
         return True
 
     def _stored(
         self,
         endpoint: FastEndpoint,
-        slot: Slot,
+        admitted: Admitted,
         size_bytes: int,
-        answered: Callable[[Answer], None],
+        respond: Callable[[Response], None],
         outcome: Receipt | BaseException,
     ) -> None:
-        slot.leave()
+        admitted.leave()
         if isinstance(outcome, Receipt):
-            answered(endpoint.accepted(outcome, size_bytes))
+            respond(endpoint.accepted(outcome, size_bytes))
         else:
             self._counts.rejected[Reason.UNAVAILABLE] += 1
-            answered(self._unavailable(outcome))
+            respond(self._unavailable(outcome))
 
     # ----------------------------------------------------------------- in here
 

@@ -17,14 +17,14 @@ from uvicorn.config import Config
 from uvicorn.server import ServerState
 
 from holdfast.errors import BadConfig
-from holdfast.receive.answers import AsgiApp, Receive, Scope, Send
 from holdfast.receive.connection import (
-    AtOnce,
     BoundedConnection,
     ConnectionCounts,
     ConnectionSettings,
+    FastPath,
 )
 from holdfast.receive.listening import TlsSettings, parse_address, server_context
+from holdfast.receive.responses import AsgiApp, Receive, Scope, Send
 
 # How often deadlines are looked at: a fraction of the shortest, within these bounds.
 _SWEEP_MIN_S = 0.02
@@ -47,16 +47,16 @@ class HttpServer:
         limits: ConnectionSettings | None = None,
         *,
         extra_routes: Mapping[str, AsgiApp] | None = None,
-        at_once: AtOnce | None = None,
+        fast_path: FastPath | None = None,
         base_dir: Path | None = None,
         reuse_port: bool = False,
     ) -> None:
         """Do not listen yet. `extra_routes` are apps for exact paths, asked before `app`.
 
-        `at_once` is asked before all of them, for the requests that it names.
+        `fast_path` is asked before all of them, for the requests that it names.
         """
         self._app = _Routes(app, extra_routes) if extra_routes else app
-        self._at_once = at_once
+        self._fast_path = fast_path
         self._listen = parse_address(listen)
         self._tls = tls
         self._limits = limits or ConnectionSettings()
@@ -101,7 +101,7 @@ class HttpServer:
 
         def connection() -> BoundedConnection:
             return BoundedConnection(
-                self._limits, self._counts, config, self._state, {}, self._at_once
+                self._limits, self._counts, config, self._state, {}, self._fast_path
             )
 
         self._refresh_date()

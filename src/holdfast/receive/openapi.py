@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from holdfast import __version__
-from holdfast.receive.answers import STATUS_OF, Reason
+from holdfast.receive.responses import STATUS_OF, Reason
 
 Schema = dict[str, Any]
 

@@ -107,7 +107,7 @@ class OpenLineageReceiver:
             config.listen,
             config.tls,
             config.connections,
-            at_once=self.app,
+            fast_path=self.app,
             base_dir=context.base_dir,
             reuse_port=context.reuse_port,
         )

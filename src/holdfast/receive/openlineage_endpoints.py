@@ -22,13 +22,13 @@ from holdfast.deadletter.letter import Letter
 from holdfast.errors import BundleTooLarge
 from holdfast.quiver import Intake, Receipt
 from holdfast.quiver.config import AckLevel
-from holdfast.receive.answers import Answer, Reason, Refused, json_answer, refusal
 from holdfast.receive.batches import NotABatch, split_json, split_lines
 from holdfast.receive.checks import Checked, Checks
-from holdfast.receive.http_app import Endpoint, HttpApp, Request, RequestCounts
+from holdfast.receive.http_app import Endpoint, HttpApp, HttpRequest, RequestCounts
 from holdfast.receive.openapi import openapi_document
 from holdfast.receive.receiver import ReceiverContext
 from holdfast.receive.request_limits import RequestLimits
+from holdfast.receive.responses import Reason, Refused, Response, json_response, refusal
 from holdfast.receive.tokens import Client, Tokens, TokenSettings
 from holdfast.signals.openlineage.names import Names
 from holdfast.signals.openlineage.problem import Problem
@@ -73,7 +73,7 @@ def openlineage_app(
         context,
         counts,
         endpoints=endpoints,
-        pages={OPENAPI_PATH: Answer(200, orjson.dumps(document))},
+        pages={OPENAPI_PATH: Response(200, orjson.dumps(document))},
         limits=limits,
         tokens=Tokens(tokens, context.seam),
         not_found_hint=f"send events to {paths[0]}; other paths: `aliases` and `prefixes`, "
@@ -98,10 +98,10 @@ class _LineageEndpoint:
         self._checks = checks
         self._level = level
 
-    async def _check(self, event: bytes, request: Request) -> Checked:
+    async def _check(self, event: bytes, request: HttpRequest) -> Checked:
         return await self._checks.check(event, with_names=request.client.namespaces is not None)
 
-    async def _append(self, events: Sequence[bytes] | bytes, request: Request) -> Receipt:
+    async def _append(self, events: Sequence[bytes] | bytes, request: HttpRequest) -> Receipt:
         count = 1 if isinstance(events, bytes) else len(events)
         stored = request.client.event_headers
         headers = None if stored is None else [stored] * count
@@ -109,7 +109,7 @@ class _LineageEndpoint:
             events, slot=SLOT, headers=headers, level=self._level
         )
 
-    def _letter(self, payload: bytes, problems: Sequence[Problem], request: Request) -> Letter:
+    def _letter(self, payload: bytes, problems: Sequence[Problem], request: HttpRequest) -> Letter:
         headers = {
             name.decode("latin-1"): value.decode("latin-1") for name, value in request.headers
         }
@@ -140,7 +140,7 @@ class SingleEvent(_LineageEndpoint):
     def check_type(self, content_type: bytes) -> None:
         _check_json(content_type)
 
-    async def handle(self, request: Request, body: bytes) -> Answer:
+    async def handle(self, request: HttpRequest, body: bytes) -> Response:
         verdict, names = await self._check(body, request)
         if verdict.errors:
             return await self._reject(body, verdict, request)
@@ -153,7 +153,10 @@ class SingleEvent(_LineageEndpoint):
         return answer
 
     def offer(
-        self, request: Request, body: bytes, on_stored: Callable[[Receipt | BaseException], None]
+        self,
+        request: HttpRequest,
+        body: bytes,
+        on_stored: Callable[[Receipt | BaseException], None],
     ) -> bool:
         client = request.client
         checked = self._checks.check_light(body, with_names=client.namespaces is not None)
@@ -168,12 +171,12 @@ class SingleEvent(_LineageEndpoint):
         except BundleTooLarge:
             return False
 
-    def accepted(self, receipt: Receipt, size_bytes: int) -> Answer:
+    def accepted(self, receipt: Receipt, size_bytes: int) -> Response:
         self._counts.accepted_events += 1
         self._counts.accepted_bytes += size_bytes
-        return Answer(200, b'%s%d/0"}' % (self._accepted_head, receipt.seq))
+        return Response(200, b'%s%d/0"}' % (self._accepted_head, receipt.seq))
 
-    async def _reject(self, body: bytes, verdict: Verdict, request: Request) -> Answer:
+    async def _reject(self, body: bytes, verdict: Verdict, request: HttpRequest) -> Response:
         kept = await self._dead_letters.reject([self._letter(body, verdict.errors, request)])
         self._counts.rejected[Reason.INVALID] += 1
         return refusal(
@@ -204,7 +207,7 @@ class EventBatch(_LineageEndpoint):
         if not _is_lines(content_type):
             _check_json(content_type)
 
-    async def handle(self, request: Request, body: bytes) -> Answer:
+    async def handle(self, request: HttpRequest, body: bytes) -> Response:
         """Append all good events as one bundle; only then set the bad ones aside.
 
         In this order, because a batch that is refused as a whole is sent again as a whole.
@@ -226,9 +229,9 @@ class EventBatch(_LineageEndpoint):
         self._counts.rejected[Reason.INVALID] += len(letters)
         self._counts.rejected[Reason.FORBIDDEN] += len(failed) - len(letters)
         kept = await self._dead_letters.reject(letters) if letters else True
-        return _batch_answer(len(events), failed, position, kept=kept)
+        return _batch_response(len(events), failed, position, kept=kept)
 
-    async def _split(self, body: bytes, request: Request) -> list[bytes]:
+    async def _split(self, body: bytes, request: HttpRequest) -> list[bytes]:
         events: list[bytes] = []
         is_lines = _is_lines(request.content_type)
         for event in split_lines(body) if is_lines else split_json(body):
@@ -245,7 +248,7 @@ class EventBatch(_LineageEndpoint):
         return events
 
     async def _sort(
-        self, events: Sequence[bytes], request: Request
+        self, events: Sequence[bytes], request: HttpRequest
     ) -> tuple[list[bytes], dict[int, str], list[Letter]]:
         """Return the good events, why each of the others failed, and what is to be kept of them."""
         good: list[bytes] = []
@@ -265,7 +268,7 @@ class EventBatch(_LineageEndpoint):
                 good.append(event)
         return good, failed, letters
 
-    async def _reject(self, body: bytes, message: str, request: Request) -> Answer:
+    async def _reject(self, body: bytes, message: str, request: HttpRequest) -> Response:
         hint = 'send a JSON array, {"events": […]}, or NDJSON as application/x-ndjson'
         problem = Problem("", None, "batch", message, hint)
         kept = await self._dead_letters.reject([self._letter(body, (problem,), request)])
@@ -286,9 +289,9 @@ class DryRun:
     def check_type(self, content_type: bytes) -> None:
         _check_json(content_type)
 
-    async def handle(self, _: Request, body: bytes) -> Answer:
+    async def handle(self, _: HttpRequest, body: bytes) -> Response:
         verdict, _names = await self._checks.check(body, thorough=True)
-        return json_answer(
+        return json_response(
             200,
             {
                 "valid": verdict.ok,
@@ -353,9 +356,9 @@ def _summary(problems: Sequence[Problem]) -> str:
     return f"invalid: {first.pointer or '/'}: {first.message}{more}. {first.hint}"
 
 
-def _batch_answer(
+def _batch_response(
     received: int, failed: Mapping[int, str], position: str | None, *, kept: bool
-) -> Answer:
+) -> Response:
     """Return the answer that the OpenLineage specification gives to a batch.
 
     Beside what it asks for: where the first accepted event is; the others follow it.
@@ -378,4 +381,4 @@ def _batch_answer(
             {"index": index, "reason": reason + note, "retriable": False}
             for index, reason in failed.items()
         ]
-    return json_answer(200, document)
+    return json_response(200, document)

@@ -18,7 +18,7 @@ from pydantic import Field
 
 from holdfast.errors import BadConfig
 from holdfast.receive.admission import TokenBucket
-from holdfast.receive.answers import Reason, Refused
+from holdfast.receive.responses import Reason, Refused
 from holdfast.seam import Seam
 from holdfast.settings import Secret, Settings
 

@@ -66,7 +66,7 @@ STATUS_OF = {
 }
 
 
-class Answer(NamedTuple):
+class Response(NamedTuple):
     """One HTTP response, complete."""
 
     status: int
@@ -95,9 +95,9 @@ class Disconnected(Exception):
     """The client went away in the middle of its request: nobody to answer."""
 
 
-def json_answer(status: int, document: object, headers: Headers = ()) -> Answer:
+def json_response(status: int, document: object, headers: Headers = ()) -> Response:
     """Return an answer with a JSON body."""
-    return Answer(status, orjson.dumps(document), headers)
+    return Response(status, orjson.dumps(document), headers)
 
 
 def refusal(
@@ -108,16 +108,16 @@ def refusal(
     retry_after_s: float | None = None,
     headers: Headers = (),
     **more: object,
-) -> Answer:
+) -> Response:
     """Return the answer to a request that is not taken."""
     status = STATUS_OF[reason]
     if status == 503:  # noqa: PLR2004
         headers = (*headers, (b"retry-after", b"%d" % whole_seconds(retry_after_s)))
     fields = {"status": "rejected", "reason": reason, "message": message, "hint": hint, **more}
-    return json_answer(status, fields, headers)
+    return json_response(status, fields, headers)
 
 
-def wrong_method(allowed: bytes) -> Answer:
+def wrong_method(allowed: bytes) -> Response:
     """Return the answer to a method that a path does not know."""
     return refusal(
         Reason.METHOD,
@@ -133,7 +133,7 @@ def whole_seconds(retry_after_s: float | None) -> int:
     return max(1, math.ceil(min(wait_s, RETRY_AFTER_MAX_S)))
 
 
-async def send_answer(send: Send, answer: Answer) -> None:
+async def send_response(send: Send, answer: Response) -> None:
     """Send a whole response."""
     status, body, headers = answer
     length = (b"content-length", b"%d" % len(body))

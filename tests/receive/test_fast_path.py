@@ -1,4 +1,4 @@
-"""The short way of a request: taken when nothing is special, and never to be told from the long."""
+"""The fast path of a request: taken when nothing is special; its answers are the same."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ from holdfast.settings import Secret
 
 
 @pytest.fixture
-def short(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Return, for each request that was offered the short way, whether it was taken."""
+def fast(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Return, for each request that was offered the fast path, whether it was taken."""
     seen: list[bool] = []
-    take = HttpApp.take_at_once
+    take = HttpApp.accept_fast
 
     def watched(app: HttpApp, *args: Any) -> bool:
         seen.append(take(app, *args))
         return seen[-1]
 
-    monkeypatch.setattr(HttpApp, "take_at_once", watched)
+    monkeypatch.setattr(HttpApp, "accept_fast", watched)
     return seen
 
 
@@ -53,18 +53,18 @@ def settings(**more: Any) -> Config:
     return Config(listen="127.0.0.1:0", **more)
 
 
-def test_both_ways_give_the_same_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_both_paths_give_the_same_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     body = event_bytes()
     with running(tmp_path, settings()) as server:
-        by_short = ask(server, request_bytes(body))
-        monkeypatch.setattr(HttpApp, "take_at_once", lambda *_: False)
-        by_long = ask(server, request_bytes(body))
-        assert by_short.status == by_long.status == 200
-        assert sorted(by_short.headers) == sorted(by_long.headers)
-        assert by_short.headers["content-type"] == by_long.headers["content-type"]
-        told = [{**one.document, "position": None} for one in (by_short, by_long)]
+        by_fast = ask(server, request_bytes(body))
+        monkeypatch.setattr(HttpApp, "accept_fast", lambda *_: False)
+        by_slow = ask(server, request_bytes(body))
+        assert by_fast.status == by_slow.status == 200
+        assert sorted(by_fast.headers) == sorted(by_slow.headers)
+        assert by_fast.headers["content-type"] == by_slow.headers["content-type"]
+        told = [{**one.document, "position": None} for one in (by_fast, by_slow)]
         assert told[0] == told[1]
-        assert by_short.document["position"].endswith("/0/0")
+        assert by_fast.document["position"].endswith("/0/0")
         assert server.place.stored() == [body, body]
         statistics = server.receiver.statistics()
         assert (statistics.accepted, statistics.requests) == (2, 2)
@@ -72,14 +72,14 @@ def test_both_ways_give_the_same_answer(tmp_path: Path, monkeypatch: pytest.Monk
         assert statistics.in_flight_requests == statistics.in_flight_bytes == 0
 
 
-def test_a_request_in_pieces_goes_the_short_way(tmp_path: Path, short: list[bool]) -> None:
+def test_a_request_in_pieces_takes_the_fast_path(tmp_path: Path, fast: list[bool]) -> None:
     """Many clients send the head and the body by themselves."""
     body = event_bytes()
     head = request_bytes(body)[: -len(body)]
     with running(tmp_path, settings(connections={"header_timeout_s": 60})) as server:
         assert ask(server, head, body[:100], body[100:]).status == 200
         assert server.place.stored() == [body]
-    assert short in ([True], []), "the server may look at it while it waits for the rest"
+    assert fast in ([True], []), "the server may look at it while it waits for the rest"
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_a_request_in_pieces_goes_the_short_way(tmp_path: Path, short: list[bool
     ],
 )
 def test_what_is_special_goes_the_long_way(
-    tmp_path: Path, short: list[bool], make: Callable[[bytes], bytes], status: int
+    tmp_path: Path, fast: list[bool], make: Callable[[bytes], bytes], status: int
 ) -> None:
     with running(tmp_path, settings()) as server, server.connect() as client:
         client.sendall(make(event_bytes()))
@@ -106,19 +106,19 @@ def test_what_is_special_goes_the_long_way(
             assert client.recv(65536).startswith(b"HTTP/1.1 100 ")
             status = 200
         assert read_reply(client).status == status
-    assert True not in short
+    assert True not in fast
 
 
-def test_warnings_are_told_by_the_long_way(tmp_path: Path, short: list[bool]) -> None:
+def test_warnings_are_told_by_the_long_way(tmp_path: Path, fast: list[bool]) -> None:
     body = event_bytes().replace(b"RunEvent", b"JobEvent")
     with running(tmp_path, settings()) as server:
         reply = ask(server, request_bytes(body))
     assert reply.status == 200
     assert reply.document["warnings"]
-    assert short == [False]
+    assert fast == [False]
 
 
-def test_tokens_hold_on_the_short_way(tmp_path: Path, short: list[bool]) -> None:
+def test_tokens_hold_on_the_fast_path(tmp_path: Path, fast: list[bool]) -> None:
     tokens = (
         TokenSettings(name="plain", token=Secret("a" * 20)),
         TokenSettings(name="narrow", token=Secret("b" * 20), namespaces=("other",)),
@@ -132,29 +132,29 @@ def test_tokens_hold_on_the_short_way(tmp_path: Path, short: list[bool]) -> None
 
         assert [status(letter) for letter in "abccx"] == [200, 403, 200, 503, 401]
         assert server.place.stored_headers() == [{"client": "plain"}, {"client": "rated"}]
-    assert short == [True, False, False, False, False]
+    assert fast == [True, False, False, False, False]
 
 
 def test_what_the_quiver_has_no_room_for_waits_on_the_long_way(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, short: list[bool]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fast: list[bool]
 ) -> None:
     monkeypatch.setattr(Intake, "offer", lambda *_: False)
     with running(tmp_path, settings()) as server:
         assert ask(server, request_bytes(event_bytes())).status == 200
         assert len(server.place.stored()) == 1
         assert server.receiver.statistics().in_flight_requests == 0
-    assert short == [False]
+    assert fast == [False]
 
 
-def test_requests_over_the_bounds_are_refused_as_ever(tmp_path: Path, short: list[bool]) -> None:
+def test_requests_over_the_bounds_are_refused_as_ever(tmp_path: Path, fast: list[bool]) -> None:
     body = event_bytes()
     limits = {"max_body_bytes": len(body) - 1}
     with running(tmp_path, settings(limits=limits)) as server:
         assert ask(server, request_bytes(body)).status == 413
-    assert True not in short
+    assert True not in fast
 
 
-def test_a_large_body_is_not_held_back(tmp_path: Path, short: list[bool]) -> None:
+def test_a_large_body_is_not_held_back(tmp_path: Path, fast: list[bool]) -> None:
     text = "s" * (4 * HELD_BYTES_MAX)
     facet = {"_producer": "urn:x", "_schemaURL": "https://example.org/x.json", "text": text}
     event = {**json.loads(event_bytes()), "producer": "https://example.org/"}
@@ -167,7 +167,7 @@ def test_a_large_body_is_not_held_back(tmp_path: Path, short: list[bool]) -> Non
         client.sendall(request[2 * HELD_BYTES_MAX :])
         assert read_reply(client).status == 200
         assert server.place.stored() == [body]
-    assert short == []
+    assert fast == []
 
 
 def test_a_slow_body_is_handed_to_the_app_which_times_it_out(tmp_path: Path) -> None:
@@ -184,13 +184,13 @@ def test_a_client_that_leaves_in_the_middle_is_counted(tmp_path: Path) -> None:
         assert server.receiver.statistics().in_flight_requests == 0
 
 
-def test_the_connection_closes_if_the_client_asks_for_it(tmp_path: Path, short: list[bool]) -> None:
+def test_the_connection_closes_if_the_client_asks_for_it(tmp_path: Path, fast: list[bool]) -> None:
     with running(tmp_path, settings()) as server, server.connect() as client:
         client.sendall(request_bytes(event_bytes(), connection="close"))
         reply = read_reply(client)
         assert (reply.status, reply.headers["connection"]) == (200, "close")
         assert client.recv(1) == b""
-    assert short == [True]
+    assert fast == [True]
 
 
 def test_a_stopping_gateway_refuses_what_is_held_back(tmp_path: Path) -> None:
