@@ -11,6 +11,9 @@ from pathlib import Path
 import pytest
 from tests.patience import SPARK_PATIENCE_S
 
+# Each starts Spark by itself. What it compacts and checks is tried in tests/dataflow/filesets.
+pytestmark = pytest.mark.slow
+
 WRONG = 65
 
 
@@ -52,7 +55,6 @@ def test_compaction_makes_the_same_commit(store: Path) -> None:
     assert json.loads(run(store, "files", "diff", "local", "spark", "--json"))["differences"] == []
 
 
-@pytest.mark.slow
 def test_a_check_finds_the_same(store: Path) -> None:
     damaged = max(store.glob("chunks/*/*"), key=lambda path: path.stat().st_size)
     damaged.unlink()
