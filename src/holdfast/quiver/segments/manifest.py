@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from itertools import pairwise
 from pathlib import PurePath
 from typing import Any, TypeVar
@@ -124,7 +124,8 @@ class NewerManifest(Exception):
 
 def encode(summary: Summary) -> bytes:
     """Return the manifest's bytes."""
-    line = json.dumps(asdict(summary), separators=(",", ":"), ensure_ascii=False).encode()
+    # Not by `asdict`, which copies all of it: a segment has hundreds of blocks.
+    line = json.dumps(summary, default=vars, separators=(",", ":"), ensure_ascii=False).encode()
     copy = line + b"\n" + xxh3_64_hexdigest(line).encode() + b"\n"
     return (copy + b"\n" * (-len(copy) % _SECTOR_BYTES)) * COPIES
 
