@@ -150,6 +150,24 @@ def test_a_checkpoint_set_back_is_refused_or_trimmed_but_never_skipped(
     assert acked(store) == 40
 
 
+def test_damage_that_a_task_passed_over_is_recorded_and_not_acknowledged(
+    store: Path, tmp_path: Path
+) -> None:
+    data = sorted((store / "segments").glob("*/000-*.arrow"))[1]
+    content = bytearray(data.read_bytes())
+    content[len(content) // 2] ^= 1
+    data.write_bytes(content)
+    driver = Driver(str(store), tmp_path / "checkpoint", on_data_loss="count")
+    assert numbers(driver.next()) == [*range(10), *range(20, 40)]
+    driver.stop()
+    with Quiver.open(store, CONFIG) as quiver:
+        outcomes = quiver.balance("stats").outcomes
+        assert (outcomes[Outcome.ACKED].events, outcomes[Outcome.DAMAGED].events) == (30, 10)
+        with pytest.raises(DataLoss) as told:
+            quiver.cursor("stats").plan()
+        assert told.value.ranges == [(1, 2, "damaged")]
+
+
 def test_what_was_lost_fails_the_query_or_is_counted(store: Path, tmp_path: Path) -> None:
     driver = Driver(str(store), tmp_path / "checkpoint")
     driver.next(max_rows=10)

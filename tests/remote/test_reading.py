@@ -338,6 +338,35 @@ def test_damage_is_told_and_recorded_by_the_owner(tmp_path: Path) -> None:
         assert (outcomes[Outcome.ACKED], outcomes[Outcome.DAMAGED]) == (Totals(1, 1), Totals(1, 1))
 
 
+@pytest.mark.parametrize("reads", [True, False], ids=["read here", "read elsewhere"])
+def test_what_was_passed_over_as_damaged_is_never_acknowledged(
+    tmp_path: Path, *, reads: bool
+) -> None:
+    """With "count" reading went on behind it, and the commit said that it had arrived."""
+    with serving(tmp_path) as served:
+        remote = served.connect()
+        for value in (1, 2, 3):
+            remote.append(numbers(value))
+            remote.flush()
+        damaged = served.quiver.segments()[1]
+        data = tmp_path / "segments" / damaged.path.name / damaged.files[0].summary.name
+        batch = damaged.files[0].summary.batches[0]
+        content = bytearray(data.read_bytes())
+        content[batch.offset + batch.length - 1] ^= 1
+        data.write_bytes(content)
+        cursor = remote.cursor("spark", on_data_loss="count")
+        planned = must_plan(cursor)
+        assert planned.events == 3
+        if reads:
+            assert cursor.table(planned, "events", ["n"])["n"].to_pylist() == [1, 3]
+        cursor.commit(planned)
+        outcomes = served.quiver.balance("spark").outcomes
+        assert (outcomes[Outcome.ACKED], outcomes[Outcome.DAMAGED]) == (Totals(2, 2), Totals(1, 1))
+        with pytest.raises(DataLoss) as told:
+            remote.cursor("spark").plan()
+        assert told.value.ranges == [(1, 2, "damaged")]
+
+
 def test_what_cannot_be_is_told_by_its_own_class(served: Served, remote: RemoteQuiver) -> None:
     cursor = remote.cursor("spark", options=SubscriberOptions(max_age_s=9.0))
     assert remote.subscribers() == ("spark",)

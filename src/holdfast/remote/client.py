@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Self
 
 import pyarrow as pa
@@ -271,8 +272,10 @@ class RemoteCursor:
         self._on_data_loss = on_data_loss
         # Where the next plan begins; None: at the position.
         self._planned: Position | None = None
-        # Ranges whose reading ended at a damaged batch.
+        # Ranges whose reading ended at a damaged batch, and those of which the owner knows what can
+        # be read: all of it was, or it looked.
         self._unread: set[tuple[Position, Position]] = set()
+        self._known: set[tuple[Position, Position]] = set()
         bind_to_process(self)
 
     @property
@@ -316,7 +319,10 @@ class RemoteCursor:
         columns: Sequence[str] | None = None,
         times: TimeRange | None = None,
     ) -> pa.RecordBatchReader:
-        """Return the rows of one slot in a range, with the envelope, as a stream."""
+        """Return the rows of one slot in a range, with the envelope, as a stream.
+
+        With `on_data_loss="count"` bundles that are damaged are recorded as such, and passed over.
+        """
         wanted = SealedRead(
             planned.quiver_id,
             planned.segments,
@@ -325,20 +331,41 @@ class RemoteCursor:
             planned.start,
             planned.end,
             times or TimeRange(),
-            "fail" if self._on_data_loss == "fail" else "skip",
         )
-        stream = self._quiver.read(wanted)
-        return pa.RecordBatchReader.from_batches(stream.schema, self._watched(planned, stream))
+        try:
+            stream = self._quiver.read(wanted)
+        except Damaged as damage:
+            stream = self._behind(damage, planned, wanted)
+        return pa.RecordBatchReader.from_batches(
+            stream.schema, self._watched(planned, wanted, stream)
+        )
 
     def _watched(
-        self, planned: PlannedRange, stream: pa.RecordBatchReader
+        self, planned: PlannedRange, wanted: SealedRead, stream: pa.RecordBatchReader
     ) -> Iterator[pa.RecordBatch]:
-        """Yield what a stream does, and remember if it ended at a damaged batch."""
+        """Yield what a stream does; what follows a damaged batch too, if that is wanted."""
+        rows = 0
         try:
-            yield from stream
-        except Damaged:
+            for batch in stream:
+                rows += batch.num_rows
+                yield batch
+        except Damaged as damage:
+            for batch in self._behind(damage, planned, wanted):
+                skipped = min(rows, batch.num_rows)
+                rows -= skipped
+                if skipped < batch.num_rows:
+                    yield batch.slice(skipped)
+        self._known.add((planned.start, planned.end))
+
+    def _behind(
+        self, damage: Damaged, planned: PlannedRange, wanted: SealedRead
+    ) -> pa.RecordBatchReader:
+        """Return what can be read, when the rest is recorded as damaged; or raise the damage."""
+        if self._on_data_loss == "fail":
             self._unread.add((planned.start, planned.end))
-            raise
+            raise damage
+        self.check(planned)
+        return self._quiver.read(replace(wanted, on_damage="skip"))
 
     def table(
         self, planned: PlannedRange, slot: str, columns: Sequence[str] | None = None
@@ -357,8 +384,14 @@ class RemoteCursor:
         """Resolve a range, or its events before `through`.
 
         Refused for a range of which `read` raised `Damaged`, until `check` recorded what is lost.
+        With `on_data_loss="count"` the owner looks at what was not read here, so that nothing which
+        cannot be read counts as delivered.
         """
-        if (planned.start, planned.end) in self._unread:
+        key = planned.start, planned.end
+        if self._on_data_loss == "count" and key not in self._known:
+            self.check(planned)
+        self._known = {one for one in self._known if one[1] > planned.end}
+        if key in self._unread:
             raise UnknownPosition(
                 f"rows from {planned.start} to {planned.end} were not read: some are damaged",
                 hint='check(planned) records those; read the rest with on_data_loss="count"',
@@ -380,7 +413,9 @@ class RemoteCursor:
         `on_data_loss="fail"` it raises `DataLoss`, which names them.
         """
         self._unread.discard((planned.start, planned.end))
-        return self._act("check", start=planned.start, end=planned.end).whole("events")
+        events = self._act("check", start=planned.start, end=planned.end).whole("events")
+        self._known.add((planned.start, planned.end))
+        return events
 
     def accept_losses(self) -> None:
         """Go on behind what was lost; it stays in the ledger."""

@@ -170,6 +170,10 @@ class LocalGateway(Gateway):
         planned = self._ranges.get(end)
         if planned is None or planned.start != start:
             planned = self._cursor.replan(start, end)
+        if self._options.on_data_loss == "count":
+            # Tasks passed over what is damaged: it is recorded so, and not as delivered.
+            for _ in self._cursor.read(planned):
+                pass
         self._cursor.commit(planned)
         self._ranges = {last: kept for last, kept in self._ranges.items() if last > end}
 

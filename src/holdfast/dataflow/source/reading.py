@@ -117,6 +117,8 @@ class _PieceReader:
             piece.start,
             piece.end,
             times,
+            # Who commits records what is passed over; a batch query commits nothing.
+            "skip" if options.subscriber and options.on_data_loss == "count" else "fail",
         )
 
     def rows(self) -> Iterator[pa.RecordBatch]:
