@@ -9,7 +9,7 @@ resolved twice, and a planned range must read the same rows.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 
 import pytest
@@ -195,11 +195,22 @@ def test_the_life_reaches_every_step_of_ledger_and_trash() -> None:
     assert [point for point in POINTS if not calls().get(point)] == []
 
 
-@pytest.mark.parametrize(
-    ("point", "kind"), [(point, kind) for point in POINTS for kind in kinds_at(point)]
-)
+CELLS = [(point, kind) for point in POINTS for kind in kinds_at(point)]
+
+
+@pytest.mark.parametrize(("point", "kind"), CELLS)
 def test_cell(point: Point, kind: FaultKind) -> None:
-    for nth in struck(point):
+    check_calls(point, kind, struck(point)[::2])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("point", "kind"), CELLS)
+def test_rest_of_cell(point: Point, kind: FaultKind) -> None:
+    check_calls(point, kind, struck(point)[1::2])
+
+
+def check_calls(point: Point, kind: FaultKind, numbers: Sequence[int]) -> None:
+    for nth in numbers:
         for cut in (True,) if kind in KILLS else (True, False):
             check_cell(Fault(point, kind, nth), cut=cut)
 
