@@ -6,6 +6,7 @@ and what it is called there (`spark.driver.host`), and both are ours, too.
 
 Nobody else is to read the rows of a pipeline: each run makes a token, which executors get with
 their tasks. It is never written down, and Spark leaves options of that name out of what it shows.
+Three settings are our own, among Spark's: the ports, and files for TLS.
 """
 
 from __future__ import annotations
@@ -13,8 +14,18 @@ from __future__ import annotations
 import secrets
 from typing import TYPE_CHECKING
 
+from holdfast.dataflow.driver_settings import (
+    CA_FILE,
+    CERT_FILE,
+    KEY_FILE,
+    PORTS,
+    checked_conf,
+    parse_ports,
+)
+from holdfast.dataflow.own_ports import OwnPorts
+from holdfast.errors import BadConfig
 from holdfast.remote import FlightSettings
-from holdfast.remote.settings import FlightToken
+from holdfast.remote.settings import FlightTls, FlightToken
 from holdfast.settings import Secret
 
 if TYPE_CHECKING:
@@ -40,8 +51,35 @@ def own_server(session: SparkSession) -> FlightSettings:
         listen=f"[{listen}]:0" if ":" in listen else f"{listen}:0",
         advertise_host=advertise,
         tokens=(token,),
+        tls=_tls(_own_conf(session)),
         max_calls=max(calls, FlightSettings.model_fields["max_calls"].default),
     )
+
+
+def own_ports(session: SparkSession) -> OwnPorts:
+    """Return the ports that a run on this session may have."""
+    return OwnPorts(parse_ports(_own_conf(session).get(PORTS, "")))
+
+
+def own_authorities(session: SparkSession) -> str:
+    """Return where executors find who signed the certificate of the driver; "": the system's."""
+    return _own_conf(session).get(CA_FILE, "")
+
+
+def _own_conf(session: SparkSession) -> dict[str, str]:
+    """Return our own settings among Spark's."""
+    conf = session.sparkContext.getConf()
+    given = {key: conf.get(key) for key in (PORTS, CERT_FILE, KEY_FILE, CA_FILE)}
+    try:
+        return checked_conf({key: value for key, value in given.items() if value})
+    except ValueError as error:
+        raise BadConfig(str(error), hint="change it among the settings of Spark") from error
+
+
+def _tls(conf: dict[str, str]) -> FlightTls | None:
+    if CERT_FILE not in conf:
+        return None
+    return FlightTls(cert_file=conf[CERT_FILE], key_file=conf[KEY_FILE])
 
 
 def _bare(host: str) -> str:

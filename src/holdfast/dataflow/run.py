@@ -43,7 +43,7 @@ from holdfast.dataflow.compiler.tails import Tail, gathered, written
 from holdfast.dataflow.failures import failed, hangs, reason_of
 from holdfast.dataflow.intakes import Intakes
 from holdfast.dataflow.leftovers import leftovers
-from holdfast.dataflow.own_server import own_server
+from holdfast.dataflow.own_server import own_authorities, own_ports, own_server
 from holdfast.dataflow.progress import QueryProgress, QueryStatistics
 from holdfast.dataflow.restarts import Restarts
 from holdfast.dataflow.session import (
@@ -107,6 +107,7 @@ class PipelineRun:
             state_dir=places.state_dir.absolute(),
             base_dir=places.base_dir.absolute(),
             own_token=served.tokens[0].token,
+            own_ca_file=own_authorities(session),
         )
         self._session = session
         self._asking_since_s: float | None = None
@@ -117,17 +118,16 @@ class PipelineRun:
         refuse_addresses(make_plan(name, pipeline), places)
         self.state_dir = StateDir(places.state_dir)
         self._lock = self.state_dir.lock()
-        try:
+        self._ports = own_ports(session)
+        with ExitStack() as opening:
+            opening.callback(self._lock.close)
+            opening.callback(self._ports.close)
             self.plan = self._planned(name, pipeline)
             check_shared(session, self.plan, places)
-            with ExitStack() as opening:
-                self._buffers = Buffers(self.plan, places, served)
-                opening.callback(self._buffers.close)
-                self._intakes = Intakes(self.plan, places, served)
-                opening.pop_all()
-        except BaseException:
-            self._lock.close()
-            raise
+            self._buffers = Buffers(self.plan, places, self._ports.given_to(served))
+            opening.callback(self._buffers.close)
+            self._intakes = Intakes(self.plan, places, self._ports.given_to(served))
+            opening.pop_all()
         self._places = replace(places, intakes=self._intakes.addresses)
 
     def __enter__(self) -> PipelineRun:
@@ -239,8 +239,9 @@ class PipelineRun:
     def stop(self) -> None:
         """Stop all queries, and let go of everything; a batch that runs is run again next time."""
         with ExitStack() as ending:
-            for close in (self._lock.close, self._buffers.close, self._intakes.close):
-                ending.callback(close)  # whatever the one before it says
+            # All of them, the last one first, whatever the others say.
+            for one in (self._lock, self._ports, self._buffers, self._intakes):
+                ending.callback(one.close)
             self._stop_queries()
 
     def _stop_queries(self) -> None:

@@ -42,13 +42,18 @@ class Places:
     intakes: Mapping[str, str] = field(default_factory=dict)
     # Of what the driver serves itself: intakes, quivers between queries, retry lanes.
     own_token: Secret | None = None
+    # Who signed its certificate; "": it has none, or the system knows.
+    own_ca_file: str = ""
     # Options of all sources, beside those that the pipeline gives them.
     reading: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def own_access(self) -> dict[str, str]:
         """The options by which a quiver is reached that the driver serves."""
-        return {} if self.own_token is None else {"token": self.own_token.get_secret_value()}
+        authorities = {"ca_file": self.own_ca_file} if self.own_ca_file else {}
+        if self.own_token is None:
+            return authorities
+        return {"token": self.own_token.get_secret_value(), **authorities}
 
     def of_query(self, query: Query) -> Path:
         """Return the folder of a query."""
