@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 from tests.dataflow.spec.pipelines import pipeline
 
-from holdfast.dataflow.checkpoint_edits import arrange_offsets, mend_moved
+from holdfast.dataflow.checkpoint_edits import (
+    arrange_offsets,
+    copy_state,
+    mend_moved,
+    settle_copies,
+)
 from holdfast.dataflow.compiler.continuing import continued
 from holdfast.dataflow.compiler.places import SINK_CONFIG, SLOT, Places
 from holdfast.dataflow.compiler.recorded import record_of
@@ -145,3 +151,65 @@ def test_a_batch_that_was_begun_is_finished_by_the_same_sources(tmp_path: Path) 
     (checkpoint / "commits").mkdir()
     (checkpoint / "commits" / "0").touch()
     assert list(leftovers(plan, recorded, places)) == []
+
+
+# ------------------------------------------------------------------ copied states
+
+
+def operator(folder: Path, number: int) -> Path:
+    """Make a state as Spark has it."""
+    state = folder / "state" / str(number)
+    (state / "0").mkdir(parents=True)
+    (state / "0" / "7.changelog").write_bytes(b"rows")
+    (state / "_metadata").mkdir()
+    info = {"operatorId": number, "operatorName": "stateStoreSave"}
+    told = json.dumps({"operatorInfo": info}, separators=(",", ":"))
+    (state / "_metadata" / "metadata").write_text(f"v1\n{told}")
+    (state / "_metadata" / ".metadata.crc").write_bytes(b"sum")
+    return state
+
+
+def test_a_copied_state_is_that_of_another_operator(tmp_path: Path) -> None:
+    known = operator(tmp_path, 1)
+    copy_state(tmp_path, 1, 2)
+    copied = tmp_path / "state" / "2"
+    assert (copied / "0" / "7.changelog").read_bytes() == b"rows"
+    told = (copied / "_metadata" / "metadata").read_text()
+    assert '"operatorId":2,' in told
+    assert not (copied / "_metadata" / ".metadata.crc").exists()
+    assert '"operatorId":1,' in (known / "_metadata" / "metadata").read_text()
+    assert (known / "_metadata" / ".metadata.crc").exists()
+    copy_state(tmp_path, 5, 6)  # it never ran
+    assert not (tmp_path / "state" / "6").exists()
+
+
+@pytest.mark.parametrize("is_recorded", [True, False])
+def test_a_copy_that_no_plan_file_tells_of_is_removed(tmp_path: Path, is_recorded: bool) -> None:
+    """The driver was killed between the copy and the plan file, and the file changed back."""
+    operator(tmp_path, 0)
+    copy_state(tmp_path, 0, 1)
+    settle_copies(tmp_path, 2 if is_recorded else 1)
+    assert (tmp_path / "state" / "1").exists() is is_recorded
+    assert (tmp_path / "state" / "0").exists()
+    settle_copies(tmp_path, 1)
+    assert (tmp_path / "state" / "1").exists() is is_recorded
+
+
+def test_a_copy_that_was_left_half_made_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    operator(tmp_path, 0)
+    for step in ("link", "rename"):
+        with monkeypatch.context() as patched:
+            patched.setattr(os, step, _killed)
+            with pytest.raises(KeyboardInterrupt):
+                copy_state(tmp_path, 0, 1)
+        assert not (tmp_path / "state" / "1").exists()
+        settle_copies(tmp_path, 1)
+    copy_state(tmp_path, 0, 1)
+    assert (tmp_path / "state" / "1" / "0" / "7.changelog").read_bytes() == b"rows"
+    assert not (tmp_path / "holdfast" / "state-1").exists()
+
+
+def _killed(*_: object, **__: object) -> None:
+    raise KeyboardInterrupt

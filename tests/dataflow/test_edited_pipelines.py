@@ -175,6 +175,28 @@ def test_spark_numbers_operators_and_sources_as_the_model_does(
     assert [line["subscriber"] for line in lines] == [f"edited.{name}" for name in sources]
 
 
+def test_a_use_of_results_that_another_reduce_reads_begins_with_all_of_them(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Spark has one operator more for each, which begins with a copy of the state."""
+    summed = {"n": "sum(n)", "total": "sum(total)"}
+    vertices = {
+        "ev": source("q"), "ra": windows(10), "rb": windows(60, aggregate=summed), "b": files("rb"),
+    }  # fmt: skip
+    edges = ["ev -> ra", "ra -> rb", "rb -> b"]
+    append(tmp_path / "q", range(25))
+    drain(spark, tmp_path, settings_of(vertices, edges))
+    append(tmp_path / "q", range(25, 50))
+    vertices, edges = {"a": files("ra"), **vertices}, ["ra -> a", *edges]
+    run = drain(spark, tmp_path, settings_of(vertices, edges))
+    assert [query.operators for query in run.plan.queries] == [("rb", "ra", "ra")]
+    append(tmp_path / "q", range(50, 70))
+    vertices = {"rc": windows(30, aggregate=summed), "c": files("rc"), **vertices}
+    drain(spark, tmp_path, settings_of(vertices, ["ra -> rc", "rc -> c", *edges]), close=True)
+    for name, length_s in {"ra": 10, "rb": 60, "rc": 30}.items():
+        assert results(tmp_path / "out" / name) == windowed(list(range(70)), length_s), name
+
+
 # ------------------------------------------------------------------------ random
 
 

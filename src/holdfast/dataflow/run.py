@@ -26,8 +26,14 @@ from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.errors import AnalysisException
 
 from holdfast.dataflow.buffers import Buffers
-from holdfast.dataflow.checkpoint_edits import arrange_offsets, mend_moved, subscribers_of
-from holdfast.dataflow.compiler.continuing import continued, refusal
+from holdfast.dataflow.checkpoint_edits import (
+    arrange_offsets,
+    copy_state,
+    mend_moved,
+    settle_copies,
+    subscribers_of,
+)
+from holdfast.dataflow.compiler.continuing import continued, copied_states, refusal
 from holdfast.dataflow.compiler.earlier import SHAPE, recorded_plan
 from holdfast.dataflow.compiler.frames import Frames
 from holdfast.dataflow.compiler.places import (
@@ -287,7 +293,8 @@ class PipelineRun:
         """Return a query's frames, what is done with its batches, and what starts it."""
         pipeline = self.plan.pipeline
         self._wait_for_sources(query)
-        session = query_session(self._session, query.shuffle_partitions)
+        is_repeated = len(set(query.operators)) < len(query.operators)
+        session = query_session(self._session, query.shuffle_partitions, is_repeated=is_repeated)
         lane = self._buffers.lanes.get(query.name)
         try:
             given = streams(
@@ -385,6 +392,10 @@ class PipelineRun:
             left = list(leftovers(plan, recorded, self._places))
             if left:
                 raise refusal(name, left, state)
+            for known in recorded.queries:
+                settle_copies(state / known.name / "checkpoint", len(known.operators))
+            for query, source, place in copied_states(plan, recorded):
+                copy_state(self._places.checkpoint(query), source, place)
         write_record(state, record_of(plan))
         for old in state.glob(f"*/{SHAPE}"):
             old.unlink()

@@ -155,11 +155,19 @@ def activate(session: SparkSession) -> None:
     session._get_j_spark_session_class(session._jvm).setActiveSession(session._jsparkSession)
 
 
-def query_session(session: SparkSession, shuffle_partitions: int) -> SparkSession:
-    """Return a session for one query: its settings are its own."""
+def query_session(
+    session: SparkSession, shuffle_partitions: int, *, is_repeated: bool = False
+) -> SparkSession:
+    """Return a session for one query: its settings are its own.
+
+    If an operator is in its plan repeatedly, Spark would shuffle the rows for it once, and would
+    then find no watermark below the second one, which would never close a window.
+    """
     mine = session.newSession()
     activate(mine)
     for key, value in QUERY_SETTINGS.items():
         mine.conf.set(key, value)
     mine.conf.set("spark.sql.shuffle.partitions", str(shuffle_partitions))
+    if is_repeated:
+        mine.conf.set("spark.sql.exchange.reuse", "false")
     return mine

@@ -9,10 +9,10 @@ state to another reduce, or leave it to nobody, is refused: nothing is lost with
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from holdfast.dataflow.compiler.plan import Output, Plan, make_plan, unused
+from holdfast.dataflow.compiler.plan import Output, Plan, Query, make_plan, unused
 from holdfast.dataflow.compiler.recorded import RecordedPlan, RecordedReduce, essence_of
 from holdfast.dataflow.spec.edges import LATE, Edge
 from holdfast.dataflow.spec.pipeline import PipelineSettings
@@ -185,12 +185,33 @@ def _misfits(plan: Plan, recorded: RecordedPlan) -> Iterator[str]:
         gone = _changed(plan, recorded, query.operators)
         yield from gone
         now = next((one for one in plan.queries if one.name == query.name), None)
-        if query.operators and not gone and (now is None or list(now.operators) != query.operators):
+        fits = now is not None and _goes_on(plan, query.operators, now.operators)
+        if query.operators and not gone and not fits:
             was = ", ".join(dict.fromkeys(query.operators))
             yield f"{was} have their state in one query, which this file would take apart"
         for source in query.sources:
             if source in plan.pipeline.vertices and plan.query_of(source).name != query.name:
                 yield f"{plan.name_of(source)} is read by another query than before"
+
+
+def _goes_on(plan: Plan, before: list[str], now: Sequence[str]) -> bool:
+    """Whether operators are those of before, perhaps some of them once more.
+
+    Those get a copy of the state (`copied_states`). That of a function is more than Spark's.
+    """
+    vertices = [plan.pipeline.vertices[name].reduce for name in now[len(before) :]]
+    are_native = all(one is not None and not one.is_python for one in vertices)
+    is_known = set(now[len(before) :]) <= set(before)
+    return list(now[: len(before)]) == before and is_known and (are_native or not before)
+
+
+def copied_states(plan: Plan, recorded: RecordedPlan) -> Iterator[tuple[Query, int, int]]:
+    """Yield which operators of a query are there once more, and whose state they begin with."""
+    for query in plan.queries:
+        known = recorded.query(query.name)
+        before = [] if known is None else known.operators
+        for place in range(len(before), len(query.operators)) if before else ():
+            yield query, before.index(query.operators[place]), place
 
 
 def _changed(plan: Plan, recorded: RecordedPlan, names: list[str]) -> list[str]:

@@ -8,7 +8,8 @@ subscriber. So an edge is cut for one of five reasons only:
   the function once for either way, and one that fails only now and then would fail on both, or on
   none. And a row that comes again later has to find its windows open, in a query that goes on;
 - what is behind a reduce is used twice, and one of the uses is another reduce. Spark has no way
-  to use the results of a stateful operator twice in one plan: it would keep the state twice;
+  to use the results of a stateful operator twice in one plan: it would keep the state twice. Only
+  where both have run in one query, and a use was added since, it does: nobody can take them apart;
 - the two queries of another cut would be one again, because rows meet further down. A query that
   waits for its own watermark waits for ever;
 - the pipeline has run, and the two ends are of different queries, or would be: a query that has a
@@ -51,7 +52,7 @@ def find_cuts(
             reasons[index] = ASKED
     for index in _set_aside(pipeline):
         reasons.setdefault(index, SET_ASIDE)
-    for index in _used_twice(pipeline, set(reasons)):
+    for index in _used_twice(pipeline, set(reasons), homes or {}):
         reasons[index] = USED_TWICE
     for index in _apart(pipeline, set(reasons), homes or {}):
         reasons[index] = APART
@@ -91,7 +92,7 @@ def _set_aside(pipeline: PipelineSettings) -> list[int]:
     ]
 
 
-def _used_twice(pipeline: PipelineSettings, cut: set[int]) -> list[int]:
+def _used_twice(pipeline: PipelineSettings, cut: set[int], homes: Mapping[str, str]) -> list[int]:
     found: list[int] = []
     stateful: set[str] = set()
     for name in pipeline.ordered():
@@ -110,8 +111,16 @@ def _used_twice(pipeline: PipelineSettings, cut: set[int]) -> list[int]:
                 and edge.port == MAIN
                 and index not in cut
                 and reduces_behind(pipeline, edge)
+                and not _in_one_query(pipeline, edge, homes)
             ]
     return found
+
+
+def _in_one_query(pipeline: PipelineSettings, edge: Edge, homes: Mapping[str, str]) -> bool:
+    """Whether an edge leads from a query that has begun to a reduce that has its state in it."""
+    home, reached = homes.get(edge.vertex), {edge.target, *pipeline.behind(edge.target)}
+    reduces = [name for name in reached if pipeline.vertices[name].reduce is not None]
+    return home is not None and any(homes.get(name) == home for name in reduces)
 
 
 def _apart(pipeline: PipelineSettings, cut: set[int], homes: Mapping[str, str]) -> list[int]:

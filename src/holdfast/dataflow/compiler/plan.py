@@ -310,7 +310,26 @@ class _Draft:
             ranks = [known.index(name) for name in self._operators(output) if name in known]
             return min(ranks, default=len(known)), order.index(output.vertex), output.port
 
-        return sorted(taps, key=place)
+        return self._as_known(sorted(taps, key=place), known)
+
+    def _as_known(self, taps: list[Output], known: list[str]) -> list[Output]:
+        """Return taps so that their operators are the known ones, and behind them what is new.
+
+        An operator may be there once more. Which one that is does not matter: their states are
+        copies of each other.
+        """
+        left, ordered, place = list(taps), list[Output](), 0
+        while place < len(known):
+            parts = {tap: list(self._operators(tap)) for tap in left}
+            fitting = [
+                tap for tap, mine in parts.items() if mine and mine == known[place:][: len(mine)]
+            ]
+            if not fitting:
+                return taps
+            ordered.append(fitting[0])
+            left.remove(fitting[0])
+            place += len(parts[fitting[0]])
+        return [*ordered, *left]
 
     def _operators(self, output: Output) -> Iterator[str]:
         """Yield the reduces in the streaming plan of an output, as Spark numbers them."""
