@@ -97,6 +97,15 @@ def test_every_run_has_a_token_of_its_own() -> None:
     assert first.get_secret_value() not in repr(served_on("local[2]")) + repr(first)
 
 
+def test_what_is_said_to_java_is_not_logged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At DEBUG py4j wrote down every option, and tokens are among them."""
+    py4j = logging.getLogger("py4j")
+    for before, after in ((logging.NOTSET, logging.INFO), (logging.ERROR, logging.ERROR)):
+        monkeypatch.setattr(py4j, "level", before)
+        served_on("local[2]")
+        assert py4j.level == after
+
+
 def test_a_quiver_between_queries_is_served_on_the_address_of_the_driver(buffers: Buffers) -> None:
     (address,) = buffers.addresses.values()
     assert address.startswith("grpc://127.0.0.2:")

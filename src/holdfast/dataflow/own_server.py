@@ -11,6 +11,7 @@ Three settings are our own, among Spark's: the ports, and files for TLS.
 
 from __future__ import annotations
 
+import logging
 import secrets
 from typing import TYPE_CHECKING
 
@@ -39,6 +40,9 @@ _SPARE_CALLS = 16
 
 def own_server(session: SparkSession) -> FlightSettings:
     """Return how a run on this session serves its own quivers, with a new token."""
+    # At DEBUG it writes down all that is said to Java, with every option of every source.
+    py4j = logging.getLogger("py4j")
+    py4j.setLevel(max(py4j.level, logging.INFO))
     context = session.sparkContext
     listen = advertise = LOOPBACK
     if not str(context.master).startswith("local"):
