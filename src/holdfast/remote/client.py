@@ -321,7 +321,8 @@ class RemoteCursor:
     ) -> pa.RecordBatchReader:
         """Return the rows of one slot in a range, with the envelope, as a stream.
 
-        With `on_data_loss="count"` bundles that are damaged are recorded as such, and passed over.
+        With `on_data_loss="count"` bundles that are damaged are passed over; `commit` or `check`
+        records them.
         """
         wanted = SealedRead(
             planned.quiver_id,
@@ -335,7 +336,7 @@ class RemoteCursor:
         try:
             stream = self._quiver.read(wanted)
         except Damaged as damage:
-            stream = self._behind(damage, planned, wanted)
+            return self._behind(damage, planned, wanted)
         return pa.RecordBatchReader.from_batches(
             stream.schema, self._watched(planned, wanted, stream)
         )
@@ -355,16 +356,19 @@ class RemoteCursor:
                 rows -= skipped
                 if skipped < batch.num_rows:
                     yield batch.slice(skipped)
-        self._known.add((planned.start, planned.end))
+        else:
+            self._known.add((planned.start, planned.end))
 
     def _behind(
         self, damage: Damaged, planned: PlannedRange, wanted: SealedRead
     ) -> pa.RecordBatchReader:
-        """Return what can be read, when the rest is recorded as damaged; or raise the damage."""
+        """Return what can be read, or raise the damage.
+
+        It is recorded later: what is resolved for everybody may go, while it is read.
+        """
         if self._on_data_loss == "fail":
             self._unread.add((planned.start, planned.end))
             raise damage
-        self.check(planned)
         return self._quiver.read(replace(wanted, on_damage="skip"))
 
     def table(
