@@ -97,13 +97,22 @@ def test_every_run_has_a_token_of_its_own() -> None:
     assert first.get_secret_value() not in repr(served_on("local[2]")) + repr(first)
 
 
-def test_what_is_said_to_java_is_not_logged(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At DEBUG py4j wrote down every option, and tokens are among them."""
-    py4j = logging.getLogger("py4j")
-    for before, after in ((logging.NOTSET, logging.INFO), (logging.ERROR, logging.ERROR)):
-        monkeypatch.setattr(py4j, "level", before)
+@pytest.mark.parametrize(
+    ("root_level", "level"),
+    [(logging.DEBUG, logging.INFO), (logging.WARNING, logging.WARNING)],
+)
+def test_what_is_said_to_java_is_not_logged(root_level: int, level: int) -> None:
+    """At DEBUG py4j wrote down every option, and tokens are among them; nor is it louder then."""
+    py4j, root = logging.getLogger("py4j"), logging.getLogger()
+    before = py4j.level, root.level
+    try:
+        py4j.setLevel(logging.NOTSET)
+        root.setLevel(root_level)
         served_on("local[2]")
-        assert py4j.level == after
+        assert logging.getLogger("py4j.clientserver").getEffectiveLevel() == level
+    finally:
+        py4j.setLevel(before[0])
+        root.setLevel(before[1])
 
 
 def test_a_quiver_between_queries_is_served_on_the_address_of_the_driver(buffers: Buffers) -> None:

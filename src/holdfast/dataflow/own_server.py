@@ -42,7 +42,7 @@ def own_server(session: SparkSession) -> FlightSettings:
     """Return how a run on this session serves its own quivers, with a new token."""
     # At DEBUG it writes down all that is said to Java, with every option of every source.
     py4j = logging.getLogger("py4j")
-    py4j.setLevel(max(py4j.level, logging.INFO))
+    py4j.setLevel(max(py4j.getEffectiveLevel(), logging.INFO))
     context = session.sparkContext
     listen = advertise = LOOPBACK
     if not str(context.master).startswith("local"):
