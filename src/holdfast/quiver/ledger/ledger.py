@@ -29,7 +29,7 @@ from typing import Any
 from holdfast.errors import BadInput, Fenced, QuiverClosed, StorageFailed, UnknownSubscriber
 from holdfast.quiver import names
 from holdfast.quiver.config import LedgerConfig
-from holdfast.quiver.keep.reserve import Reserve, Share
+from holdfast.quiver.keep.reserve import TIGHT_LINES_BYTES, Reserve, Share
 from holdfast.quiver.ledger.intervals import IntervalSet
 from holdfast.quiver.ledger.log import LedgerContent, LedgerFile, LedgerHeader
 from holdfast.quiver.ledger.outcome import Outcome, Position, Resolution
@@ -206,6 +206,7 @@ class Ledger:
             self._file = LedgerFile.resume(self._seam.disk, newest)
         if self._file is not None:
             self._is_short = True
+            self.reserve.lines_bytes = TIGHT_LINES_BYTES
             self._closed_files = [file for file in self._closed_files if file[0] != newest.path]
 
     # ------------------------------------------------------------------- lines
