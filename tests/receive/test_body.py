@@ -206,23 +206,23 @@ def test_a_large_body_is_put_together_beside_the_loop(encoding: bytes) -> None:
 
 
 def test_a_body_of_many_tiny_pieces_takes_no_more_memory_than_it_is_long() -> None:
-    left = 50_000
-    limits = BodyLimits(left, left, timeout_s=PATIENCE_S, min_bytes_per_s=1)
+    left = 30_000
+    limits = BodyLimits(2 * left, 2 * left, timeout_s=PATIENCE_S, min_bytes_per_s=1)
 
     async def receive() -> dict[str, Any]:
         nonlocal left
         await asyncio.sleep(0)
         left -= 1
-        return {"type": "http.request", "body": b"%d" % (left % 10), "more_body": left > 0}
+        return {"type": "http.request", "body": b"%02d" % (left % 100), "more_body": left > 0}
 
     tracemalloc.start()
     try:
-        admitted = Admission(1, left).enter(0)
+        admitted = Admission(1, 2 * left).enter(0)
         body = asyncio.run(read_body(receive, 0, [], limits, admitted))
         assert tracemalloc.get_traced_memory()[1] < 1024 * 1024
     finally:
         tracemalloc.stop()
-    assert len(body) == 50_000
+    assert len(body) == 60_000
 
 
 @pytest.mark.parametrize("payloads", [bytes(3 << 20), [bytes(1 << 20)] * 3])
