@@ -236,14 +236,6 @@ class Reserve:
                 if error.errno not in DISK_IS_FULL or not self.give_up(share):
                     raise
 
-    def check_seal(self, buffer_bytes: int) -> None:
-        """Raise an OSError if there is no room for a seal, nor a share for it.
-
-        To try it all the same would take the last blocks from the ledger, for as long as it lasts.
-        """
-        if self.is_short(Share.SEGMENT) and self._disk.free_bytes(self._root) < buffer_bytes:
-            raise OSError(errno.ENOSPC, "no space left for a segment", str(self._root))
-
 
 def _noise(path: PurePath, size_bytes: int) -> Iterator[memoryview]:
     """Yield bytes of no meaning, unlike those of any other file: a disk may store equal ones once.

@@ -210,7 +210,6 @@ class Sealer:
             self.on_lost(lost)
         if not bundles:
             return None
-        self._reserve.check_seal(buffer.size_bytes)
         return self._reserve.lend(
             Share.SEGMENT, lambda: self._builder.build(bundles, self._catalog.next_segment_seq())
         )
