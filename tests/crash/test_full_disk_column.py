@@ -39,6 +39,14 @@ def test_a_disk_that_stays_full_at(point: Point) -> None:
                 check_cell(script, Fault(point, FaultKind.STAYS_FULL, nth), cut=cut)
 
 
+def test_the_copies_of_a_first_wal_file_do_not_take_the_room_of_a_seal() -> None:
+    """Both wanted what the reserve gave up, and whoever came second never got it."""
+    (script,) = (script for script in SCRIPTS if script.name == "fresh")
+    nth = calls_of(script)[Point.WAL_CREATE]
+    for _ in range(8):
+        check_cell(script, Fault(Point.WAL_CREATE, FaultKind.STAYS_FULL, nth), cut=True)
+
+
 def check_cell(script: Script, fault: Fault, *, cut: bool) -> None:
     done = run(script, [fault], cut=cut, config=IMPATIENT)
     for ending, disk, promised in survivors(done.stage.disk, seed=fault.nth):

@@ -113,7 +113,7 @@ class Writer:
         self.synced_seq = start.next_seq - 1
         self._sealer.wal_files.newest_stays = True
         try:
-            self._begin_file()
+            self._make_first_file(start)
         except OSError as error:
             if error.errno not in DISK_IS_FULL:
                 raise
@@ -370,15 +370,12 @@ class Writer:
             if wal.end > wal.synced:
                 self._sync_or_rescue(Point.WAL_ROTATE_SYNC)
         try:
-            self._begin_file()
+            self._make_first_file(self._start) if self._start else self._rotate()
         except OSError as error:
             self.counters.write_failures += 1
             raise write_error(error, self._wal_dir) from error
         assert self._wal is not None
         return self._wal
-
-    def _begin_file(self) -> None:
-        self._make_first_file(self._start) if self._start else self._rotate()
 
     def _rotate(self, copied: Sequence[list[Held]] = (), counted: Sequence[Held] = ()) -> None:
         """Leave the current file, which is synced or poisoned, and begin the next with copies.
@@ -516,8 +513,10 @@ class Writer:
 
     def _end_wal_file(self) -> None:
         """Begin a new WAL file, so that the handed-over one can go as a whole when sealed."""
+        if self._start is not None:
+            return  # a full disk: its copies would take the room that the reserve gives to the seal
         try:
-            self._begin_file()
+            self._rotate()
         except OSError:
             # The next group tries again; the old file goes later, with the next segment.
             self.counters.write_failures += 1
