@@ -148,16 +148,19 @@ def test_a_wrong_pax_record_is_damage(body: bytes) -> None:
         tar.parse_pax(body[:-1] if body.startswith(b"9 path=") else body, "here")
 
 
-@settings(max_examples=200, deadline=None)
-@given(st.integers(0, 511), st.integers(0, 7))
-def test_every_flipped_bit_of_a_header_is_found(at: int, bit: int) -> None:
-    packed = bytearray(tar.pack(GOLDEN))
-    packed[at] ^= 1 << bit
-    # Two places of the checksum's own field mean nothing: what ends the number.
-    if at in (154, 155):
-        return
-    with pytest.raises(Damaged):
-        tar.parse(bytes(packed), "here")
+def test_every_flipped_bit_of_a_header_is_found() -> None:
+    sound = tar.pack(GOLDEN)
+    checksum = sound[148:154]
+    for at in range(512):
+        for bit in range(8):
+            packed = bytearray(sound)
+            packed[at] ^= 1 << bit
+            # In the checksum's own field two bytes mean nothing, and zeros in front may be spaces.
+            is_same_number = packed[148:154].lstrip(b" 0") == checksum.lstrip(b" 0")
+            if 148 <= at < 156 and is_same_number:
+                continue
+            with pytest.raises(Damaged):
+                tar.parse(bytes(packed), "here")
 
 
 def test_a_short_header_is_damage() -> None:
