@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from holdfast import errors
+from holdfast.graph.loader import load
 from holdfast.quiver import QuiverConfig
 
 ROOT = Path(__file__).parents[2]
@@ -93,6 +94,16 @@ def test_every_option_that_is_named_exists(path: Path) -> None:
         for option in fields(getattr(config, part.name))
     }
     assert [option for option in named if option not in known] == []
+
+
+def test_the_handlers_of_dead_letters_are_valid(tmp_path: Path) -> None:
+    (text,) = re.findall(
+        r"```yaml\n(.*?)```", (ROOT / "docs/guide/dead-letters.md").read_text(), re.DOTALL
+    )
+    path = tmp_path / "gateway.yaml"
+    receiver = "lineage: {kind: receiver, type: openlineage, to: [screen]}"
+    path.write_text(f"{text}nodes: {{{receiver}, screen: {{kind: exporter, type: console}}}}")
+    assert load(path).graph.handlers.keys() == {"team_log", "archive"}
 
 
 def test_the_guide_says_what_to_do_about_every_error() -> None:
