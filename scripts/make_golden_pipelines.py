@@ -18,8 +18,8 @@ from tests.dataflow.golden.functions import DOWN
 from tests.dataflow.golden.shapes import BEFORE, SHAPES, feed, pipeline
 
 from holdfast.dataflow.compiler.places import Places
-from holdfast.dataflow.run import PipelineRun
-from holdfast.dataflow.session import start_session, stop_session
+from holdfast.dataflow.driver.run import PipelineRun
+from holdfast.dataflow.driver.session import start_session, stop_session
 from holdfast.dataflow.spec import PipelineSettings
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from tests.patience import SPARK_PATIENCE_S
 
-from holdfast.dataflow.java import spark_environment
+from holdfast.dataflow.driver.java import spark_environment
 
 WORKERS = 2
 STOP_PATIENCE_S = 20.0

@@ -26,9 +26,9 @@ import yaml
 from tests.patience import SPARK_PATIENCE_S
 
 from holdfast.dataflow.compiler.places import Places
+from holdfast.dataflow.driver.run import PipelineRun
+from holdfast.dataflow.driver.session import query_session, start_session
 from holdfast.dataflow.points import Point
-from holdfast.dataflow.run import PipelineRun
-from holdfast.dataflow.session import query_session, start_session
 from holdfast.dataflow.source.checkpoint import Checkpoint
 from holdfast.dataflow.spec.pipeline import PipelineSettings
 from holdfast.prove.sessions import end_session

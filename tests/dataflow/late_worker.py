@@ -11,11 +11,11 @@ import json
 import sys
 from pathlib import Path
 
-from holdfast.dataflow import session as sessions
 from holdfast.dataflow.compiler.places import Places
-from holdfast.dataflow.run import PipelineRun
+from holdfast.dataflow.driver import session as sessions
+from holdfast.dataflow.driver.run import PipelineRun
+from holdfast.dataflow.driver.worker_python import worker_environment
 from holdfast.dataflow.spec import Pipeline
-from holdfast.dataflow.worker_python import worker_environment
 from holdfast.errors import PipelineFailed
 
 ATTEMPTS = 2

@@ -10,16 +10,16 @@ import pyarrow as pa
 import pytest
 from tests.dataflow.spec.pipelines import pipeline
 
-from holdfast.dataflow.checkpoint_edits import (
+from holdfast.dataflow.compiler.continuing import continued
+from holdfast.dataflow.compiler.places import SINK_CONFIG, SLOT, Places
+from holdfast.dataflow.compiler.recorded import record_of
+from holdfast.dataflow.driver.checkpoint_edits import (
     arrange_offsets,
     copy_state,
     mend_moved,
     settle_copies,
 )
-from holdfast.dataflow.compiler.continuing import continued
-from holdfast.dataflow.compiler.places import SINK_CONFIG, SLOT, Places
-from holdfast.dataflow.compiler.recorded import record_of
-from holdfast.dataflow.leftovers import leftovers
+from holdfast.dataflow.driver.leftovers import leftovers
 from holdfast.dataflow.sink.records import BatchRecords, Record
 from holdfast.dataflow.source.checkpoint import Checkpoint
 from holdfast.dataflow.source.offset import Offset

@@ -24,7 +24,7 @@ from tests.dataflow.compiler.numbering import numbered
 from tests.dataflow.quivers import open_when_free
 
 from holdfast.dataflow.compiler.places import SINK_CONFIG, SLOT, Places
-from holdfast.dataflow.run import PipelineRun
+from holdfast.dataflow.driver.run import PipelineRun
 from holdfast.dataflow.spec import PipelineSettings
 from holdfast.errors import BadConfig
 

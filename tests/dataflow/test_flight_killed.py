@@ -19,7 +19,7 @@ from tests.patience import until_spark
 from tests.ports import free_port
 
 from holdfast.dataflow.compiler.places import Places
-from holdfast.dataflow.run import PipelineRun
+from holdfast.dataflow.driver.run import PipelineRun
 from holdfast.dataflow.source.explanation import read_explanations
 from holdfast.dataflow.source.place import connect
 from holdfast.dataflow.spec import Pipeline

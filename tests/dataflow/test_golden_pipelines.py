@@ -11,7 +11,7 @@ import pytest
 from tests.dataflow.golden.shapes import ALL, BEFORE, EXPECTED, SHAPES, START, feed, pipeline
 
 from holdfast.dataflow.compiler.places import Places
-from holdfast.dataflow.run import PipelineRun
+from holdfast.dataflow.driver.run import PipelineRun
 from holdfast.dataflow.spec import PipelineSettings
 
 if TYPE_CHECKING:

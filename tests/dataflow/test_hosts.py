@@ -21,7 +21,7 @@ import pytest
 from tests.dataflow.cluster_functions import FAILING_EVERY
 from tests.dataflow.hosts import Hosts, running_hosts, why_not
 
-from holdfast.dataflow.java import spark_environment
+from holdfast.dataflow.driver.java import spark_environment
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.dataflow import java
-from holdfast.dataflow.java import find_java, spark_environment
+from holdfast.dataflow.driver import java
+from holdfast.dataflow.driver.java import find_java, spark_environment
 from holdfast.errors import BadConfig
 
 

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from tests.operate.test_drivers import QUERY
 
-from holdfast.dataflow.compiler.places import Places
-from holdfast.dataflow.driver_settings import OWN_PRODUCER, LineageSettings
-from holdfast.dataflow.lineage import LineageSender, RunReporter, lineage_sender
+from holdfast.dataflow.compiler.places import OWN_PRODUCER, Places
+from holdfast.dataflow.driver.lineage import LineageSender, RunReporter, lineage_sender
+from holdfast.dataflow.driver.settings import LineageSettings
 from holdfast.dataflow.spec import Pipeline
 from holdfast.settings import Secret
 from holdfast.signals.openlineage.validation import Validator
@@ -104,7 +104,7 @@ def test_running_is_told_now_and_then(
     backend: Backend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_s = [100.0]
-    monkeypatch.setattr("holdfast.dataflow.lineage.time.monotonic", lambda: now_s[0])
+    monkeypatch.setattr("holdfast.dataflow.driver.lineage.time.monotonic", lambda: now_s[0])
     sender = LineageSender(backend.url)
     run = reporter(sender, tmp_path, every_s=10)
     run.started()

@@ -14,14 +14,14 @@ from tests.dataflow.spec.pipelines import pipeline
 from tests.ports import free_port
 from tests.remote.certificates import make_certificates
 
-from holdfast.dataflow.buffers import Buffers
 from holdfast.dataflow.compiler.explain import explain
 from holdfast.dataflow.compiler.places import Places
 from holdfast.dataflow.compiler.plan import Plan, make_plan
-from holdfast.dataflow.driver_settings import SparkSettings
-from holdfast.dataflow.own_ports import OwnPorts
-from holdfast.dataflow.own_server import own_authorities, own_ports, own_server
-from holdfast.dataflow.run import PipelineRun
+from holdfast.dataflow.driver.buffers import Buffers
+from holdfast.dataflow.driver.own_ports import OwnPorts
+from holdfast.dataflow.driver.own_server import own_authorities, own_ports, own_server
+from holdfast.dataflow.driver.run import PipelineRun
+from holdfast.dataflow.driver.settings import SparkSettings
 from holdfast.dataflow.spec import PipelineSettings
 from holdfast.errors import BadConfig, NotAllowed, OwnerGone, PipelineFailed
 from holdfast.remote import ClientSettings, FlightSettings, RemoteQuiver

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
-from holdfast.dataflow.state_dir import StateDir
+from holdfast.dataflow.driver.state_dir import StateDir
 from holdfast.errors import BadConfig, DirectoryLocked, HoldfastError
 from holdfast.graph.loader import load
 from holdfast.graph.pipelines import load_pipelines

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from tests.dataflow.compiler.rows import at
 
 from holdfast.dataflow.compiler.places import EVENT_TIME, SINK_CONFIG, SLOT
-from holdfast.dataflow.state_dir import StateDir
+from holdfast.dataflow.driver.state_dir import StateDir
 from holdfast.errors import BadConfig, BadInput, DirectoryLocked, HoldfastError
 from holdfast.operate.cli import cli
 from holdfast.quiver import Quiver

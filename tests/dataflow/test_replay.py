@@ -15,8 +15,8 @@ from tests.dataflow.quivers import CONFIG, CONFIG_NAME, at, batch, open_when_fre
 from tests.patience import SPARK_PATIENCE_S
 
 from holdfast.dataflow.compiler.places import Places
-from holdfast.dataflow.replay import StoredRange, replay
-from holdfast.dataflow.run import PipelineRun
+from holdfast.dataflow.driver.replay import StoredRange, replay
+from holdfast.dataflow.driver.run import PipelineRun
 from holdfast.dataflow.spec import Pipeline, PipelineSettings
 from holdfast.errors import BadConfig, BadInput, PipelineFailed
 from holdfast.operate.cli.dataflow.replaying import replay_command

@@ -19,11 +19,11 @@ from tests.patience import SPARK_PATIENCE_S
 
 from holdfast.dataflow.compiler.places import Places
 from holdfast.dataflow.compiler.tails import Tail
-from holdfast.dataflow.driving import drive
-from holdfast.dataflow.progress import BATCH_PATIENCE_S, LONG_BATCH_S, QueryProgress
-from holdfast.dataflow.restarts import Restarts, is_no_worker
-from holdfast.dataflow.run import PipelineRun
-from holdfast.dataflow.session import QUERY_SETTINGS
+from holdfast.dataflow.driver.drive import drive
+from holdfast.dataflow.driver.progress import BATCH_PATIENCE_S, LONG_BATCH_S, QueryProgress
+from holdfast.dataflow.driver.restarts import Restarts, is_no_worker
+from holdfast.dataflow.driver.run import PipelineRun
+from holdfast.dataflow.driver.session import QUERY_SETTINGS
 from holdfast.dataflow.source.checkpoint import Checkpoint
 from holdfast.dataflow.spec import Pipeline
 from holdfast.errors import PipelineFailed

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from tests.dataflow.compiler.rows import at
 from tests.patience import PATIENCE_S
 
+from holdfast.dataflow.compiler.lane import Lane
 from holdfast.dataflow.compiler.places import EVENT_TIME, SINK_CONFIG, SLOT
 from holdfast.dataflow.compiler.python import FAILED_TYPE, LANE_TYPE, Call, Run
-from holdfast.dataflow.lane import Lane
-from holdfast.dataflow.redriving import redrive
+from holdfast.dataflow.driver.redrive import redrive
 from holdfast.dataflow.spec.vertices import LaneSettings, RetrySettings
 from holdfast.quiver import Quiver
 from holdfast.quiver.segments.envelope import TIME_TYPE

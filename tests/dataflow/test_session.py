@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from holdfast.dataflow.session import require_classic, start_session
+from holdfast.dataflow.driver.session import require_classic, start_session
 from holdfast.errors import BadConfig
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from tests.dataflow.spec.pipelines import pipeline
 
 from holdfast.dataflow.compiler.places import Places
 from holdfast.dataflow.compiler.plan import Plan, make_plan
-from holdfast.dataflow.shared_folders import not_shared, refuse_addresses, unseen
+from holdfast.dataflow.driver.shared_folders import not_shared, refuse_addresses, unseen
 from holdfast.dataflow.spec import Pipeline
 from holdfast.errors import BadConfig
 

@@ -15,10 +15,10 @@ import pytest
 from tests.dataflow.quivers import at
 from tests.dataflow.test_stream_reader import wait_for
 
-from holdfast.dataflow import intakes as intakes_module
 from holdfast.dataflow.compiler.places import Places
 from holdfast.dataflow.compiler.plan import make_plan
-from holdfast.dataflow.intakes import Intakes
+from holdfast.dataflow.driver import intakes as intakes_module
+from holdfast.dataflow.driver.intakes import Intakes
 from holdfast.dataflow.source import intake
 from holdfast.dataflow.source.intake import FilesIntake, GeneratorIntake, Note
 from holdfast.dataflow.spec import Pipeline

@@ -11,7 +11,7 @@ import pytest
 from tests.dataflow.quivers import at
 
 from holdfast.dataflow.compiler.places import Places
-from holdfast.dataflow.run import PipelineRun
+from holdfast.dataflow.driver.run import PipelineRun
 from holdfast.dataflow.spec import Pipeline
 from holdfast.quiver import Quiver
 

@@ -16,7 +16,7 @@ import pytest
 from tests.dataflow.quivers import CONFIG_NAME, Row, fill
 
 from holdfast.dataflow.compiler.places import Places
-from holdfast.dataflow.run import PipelineRun
+from holdfast.dataflow.driver.run import PipelineRun
 from holdfast.dataflow.spec import Pipeline, PipelineSettings
 from holdfast.errors import PipelineFailed
 

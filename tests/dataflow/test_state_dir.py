@@ -13,8 +13,8 @@ from tests.operate.test_drivers import QUERY
 from tests.patience import PATIENCE_S
 from tests.ports import free_port
 
-from holdfast.dataflow.progress import QueryStatistics, lag_s
-from holdfast.dataflow.state_dir import Request, StateDir
+from holdfast.dataflow.driver.progress import QueryStatistics, lag_s
+from holdfast.dataflow.driver.state_dir import Request, StateDir
 from holdfast.errors import BadConfig, DirectoryLocked, PipelineFailed
 from holdfast.operate.cli.dataflow.display import Display
 from holdfast.operate.cli.dataflow.exposing import exposed

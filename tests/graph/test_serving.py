@@ -11,7 +11,8 @@ import yaml
 from tests.graph.gateways import REGISTRY, gateway_of, running, send
 from tests.graph.lineage import run_event
 
-from holdfast.dataflow.state_dir import StateDir
+from holdfast.dataflow.driver.state_dir import StateDir
+from holdfast.dataflow.driver.wire import Access
 from holdfast.errors import BadConfig, NotAllowed
 from holdfast.graph.loader import load
 from holdfast.graph.model import Graph
@@ -19,7 +20,7 @@ from holdfast.graph.pipeline_sources import state_dir
 from holdfast.graph.pipelines import ask_for_access, load_pipelines, quiver_directories
 from holdfast.graph.reload import reload
 from holdfast.graph.runtime import Gateway
-from holdfast.graph.serving import TOKEN_FILE, Access, own_token
+from holdfast.graph.serving import TOKEN_FILE, own_token
 from holdfast.remote import ClientSettings, RemoteQuiver
 from holdfast.settings import Secret
 

@@ -18,25 +18,25 @@ from typing import Any
 import pytest
 from tests.patience import PATIENCE_S, until_async
 
-from holdfast.dataflow import session as session_module
-from holdfast.dataflow.driver_settings import SparkSettings
-from holdfast.dataflow.progress import QueryStatistics
-from holdfast.dataflow.spec import PipelineSettings
-from holdfast.errors import PipelineFailed
-from holdfast.graph.pipelines import LoadedPipelines
-from holdfast.graph.serving import Access
-from holdfast.operate.drivers import child as child_module
-from holdfast.operate.drivers import keeper as keeper_module
-from holdfast.operate.drivers import process as process_module
-from holdfast.operate.drivers.child import DriverChild
-from holdfast.operate.drivers.keeper import Keeper
-from holdfast.operate.drivers.wire import (
+from holdfast.dataflow.compiler.places import Places
+from holdfast.dataflow.driver import child as child_module
+from holdfast.dataflow.driver import keeper as keeper_module
+from holdfast.dataflow.driver import process as process_module
+from holdfast.dataflow.driver import session as session_module
+from holdfast.dataflow.driver.child import DriverChild
+from holdfast.dataflow.driver.keeper import Keeper
+from holdfast.dataflow.driver.progress import QueryStatistics
+from holdfast.dataflow.driver.settings import SparkSettings
+from holdfast.dataflow.driver.wire import (
+    Access,
     DriverFigures,
     Orders,
     PipelineFigures,
     decode_figures,
     encode_figures,
 )
+from holdfast.dataflow.spec import PipelineSettings
+from holdfast.errors import PipelineFailed
 from holdfast.operate.pipeline_metrics import PIPELINE_METRICS, driver_records
 
 QUERY = QueryStatistics(
@@ -200,7 +200,7 @@ def test_it_can_be_stopped_before_its_orders_are_known() -> None:
         raise AssertionError
 
     async def run() -> None:
-        child = DriverChild(QUICK, never)
+        child = DriverChild(QUICK, never, command=())
         child.start()
         await asyncio.sleep(0)
         await child.stop(5.0)
@@ -265,9 +265,9 @@ def java(monkeypatch: pytest.MonkeyPatch) -> _Java:
 
 
 def run_driver(folder: Path, stop: threading.Event) -> int:
-    loaded = LoadedPipelines({"stats": PipelineSettings.model_construct()}, (), folder, folder, {})
+    pipelines = {"stats": (PipelineSettings.model_construct(), Places(folder, folder))}
     with (folder / "figures").open("wb") as figures:
-        return process_module._run(loaded, stop, figures, None)
+        return process_module.run_pipelines(pipelines, SparkSettings(), stop, figures, None)
 
 
 def test_a_driver_whose_spark_does_not_answer_says_what_it_did_and_ends(
@@ -347,10 +347,10 @@ def test_a_pipeline_whose_query_cannot_be_stopped_asks_for_another_spark(
 
 _ORPHAN = """
 import os, sys, threading
-from holdfast.operate.drivers import process
+from holdfast.dataflow.driver import process
 process.LOOK_EVERY_S = 0.05
 stop = threading.Event()
-process._listen(stop)
+process.listen(stop)
 print(os.getpid(), flush=True)
 stop.wait()
 print("stops", flush=True)

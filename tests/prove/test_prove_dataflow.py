@@ -140,7 +140,7 @@ def test_a_pipeline_that_does_not_go_on_is_asked_what_it_does(
     proof = DataflowProof(tmp_path / "proof", seed=1)
     monkeypatch.setattr(proof, "_gateway", _Gateway(None))
     environ = {**os.environ, TRAPS: str(tmp_path / "proof" / "traps")}
-    command = [sys.executable, "-c", STUCK, "holdfast.operate.drivers.process"]
+    command = [sys.executable, "-c", STUCK, "holdfast.operate.driver_main"]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(command, env=environ, **pipes) as driver:  # type: ignore[call-overload]
         assert driver.stdout.readline() == b"ready\n"

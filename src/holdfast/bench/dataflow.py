@@ -12,7 +12,7 @@ from holdfast.bench.dataflow_scale import FULL, QUICK
 from holdfast.bench.figures import Bar, Figures
 from holdfast.bench.machine import describe
 from holdfast.bench.scratch import scratch
-from holdfast.dataflow.session import start_session
+from holdfast.dataflow.driver.session import start_session
 
 BARS = (
     Bar("plain_vs_parquet", at_least=0.4),

@@ -15,7 +15,7 @@ from holdfast.bench.figures import Figures
 from holdfast.bench.process_tree import TreeStopwatch
 from holdfast.bench.rounds import interleave, percentile
 from holdfast.dataflow.compiler.places import Places
-from holdfast.dataflow.run import PipelineRun
+from holdfast.dataflow.driver.run import PipelineRun
 from holdfast.dataflow.spec import Pipeline
 from holdfast.errors import CheckFailed
 

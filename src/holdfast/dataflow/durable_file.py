@@ -1,10 +1,20 @@
-"""Small files that are there as a whole, or as they were before, also after a power cut."""
+"""Small files that are there as a whole, or as they were before, even after a power cut.
+
+Also whether a write failed because the disk is full, in this process or in one of Spark's.
+"""
 
 from __future__ import annotations
 
+import errno
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+
+from holdfast.errors import DiskFull, PipelineDiskFull
+
+# What Java, Python, Arrow and RocksDB say; the error itself is left behind in another process.
+_NO_ROOM = ("No space left on device", "Disk quota exceeded", "[Errno 28]", "[Errno 122]")
 
 
 def replace_durably(path: Path, text: str) -> None:
@@ -30,3 +40,19 @@ def sync_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def is_disk_full(error: BaseException) -> bool:
+    """Whether an error is for want of room, on whatever disk and in whatever process."""
+    if isinstance(error, DiskFull | PipelineDiskFull):
+        return True
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return True
+    return any(text in told for told in texts_of(error) for text in _NO_ROOM)
+
+
+def texts_of(error: BaseException | None) -> Iterator[str]:
+    """Yield what an error says, and those behind it; Spark's keep theirs elsewhere."""
+    while error is not None:
+        yield str(error)
+        error = getattr(error, "_cause", None) or error.__cause__

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
-from holdfast.dataflow.java import JAVA_MIN, find_java
+from holdfast.dataflow.driver.java import JAVA_MIN, find_java
 from holdfast.deliver.exporter_context import ExporterContext
 from holdfast.errors import ConfigFinding, HoldfastError, NotInstalled
 from holdfast.extras import install_command, missing_modules

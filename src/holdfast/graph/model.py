@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from holdfast.dataflow.driver_settings import SparkSettings
+from holdfast.dataflow.driver.settings import SparkSettings
 from holdfast.dataflow.spec import PipelineSettings
 from holdfast.deadletter.office import DeadLettersSettings
 from holdfast.deliver.settings import DeliverySettings

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from holdfast.dataflow.driver_settings import TO_GATEWAY
+from holdfast.dataflow.driver.settings import TO_GATEWAY
 from holdfast.dataflow.spec import PipelineSettings, check
 from holdfast.dataflow.spec.checks import Parse
 from holdfast.graph import quiver_node

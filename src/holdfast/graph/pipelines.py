@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 from pydantic import Field
 
-from holdfast.dataflow.driver_settings import SparkSettings
+from holdfast.dataflow.driver.settings import SparkSettings
+from holdfast.dataflow.driver.wire import Access
 from holdfast.dataflow.spec import PipelineSettings
 from holdfast.dataflow.spec.checks import Parse
 from holdfast.dataflow.spec.vertices import SourceSettings, TargetSettings
@@ -20,7 +21,7 @@ from holdfast.graph.model import Graph, GraphFile, Name
 from holdfast.graph.paths import plan
 from holdfast.graph.pipeline_checks import check_pipelines
 from holdfast.graph.pipeline_sources import PIPELINES_DIR
-from holdfast.graph.serving import ACCESS_VERB, Access
+from holdfast.graph.serving import ACCESS_VERB
 from holdfast.graph.substitution import Substitution
 from holdfast.graph.validation import validated
 from holdfast.quiver import names

@@ -23,7 +23,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from holdfast.dataflow.state_dir import StateDir
+from holdfast.dataflow.driver.state_dir import StateDir
+from holdfast.dataflow.driver.wire import Access
 from holdfast.deadletter.office import DeadLetters, DeadLettersStatistics
 from holdfast.deadletter.redrive import Way as ReplayWay
 from holdfast.deadletter.redrive import serve_replay
@@ -35,7 +36,7 @@ from holdfast.graph.losses import Losses
 from holdfast.graph.model import Graph, Node
 from holdfast.graph.paths import DestinationPlan, QuiverPlan, dead_letters_directory, plan
 from holdfast.graph.pipeline_sources import readers, state_dir
-from holdfast.graph.serving import Access, Serving, is_served
+from holdfast.graph.serving import Serving, is_served
 from holdfast.graph.store import Store
 from holdfast.graph.taps import Taps
 from holdfast.quiver import Position, Statistics

@@ -16,8 +16,8 @@ import os
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
 
+from holdfast.dataflow.driver.wire import Access
 from holdfast.errors import BadConfig
 from holdfast.graph.model import Graph
 from holdfast.graph.pipeline_sources import reads_own_quivers
@@ -34,33 +34,6 @@ ACCESS_VERB = "flight"
 TOKEN_FILE = "flight.token"
 _OWN_NAME = "pipelines"
 _WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
-
-
-class Access(NamedTuple):
-    """How to reach the quivers of a gateway that runs."""
-
-    # By the name of the node; several workers have one quiver each.
-    addresses: Mapping[str, tuple[str, ...]]
-    token: str | None = None
-
-    def to_fields(self) -> dict[str, Any]:
-        """Return what JSON can hold."""
-        addresses = {name: list(found) for name, found in self.addresses.items()}
-        return {"addresses": addresses, "token": self.token}
-
-    @classmethod
-    def from_fields(cls, fields: Mapping[str, Any]) -> Access:
-        """Return what a gateway answered."""
-        addresses = {name: tuple(found) for name, found in fields["addresses"].items()}
-        return cls(addresses, fields["token"])
-
-    def joined(self, other: Access) -> Access:
-        """Return what two workers have together."""
-        names = [*self.addresses, *(name for name in other.addresses if name not in self.addresses)]
-        addresses = {
-            name: self.addresses.get(name, ()) + other.addresses.get(name, ()) for name in names
-        }
-        return Access(addresses, self.token or other.token)
 
 
 def is_served(graph: Graph) -> bool:

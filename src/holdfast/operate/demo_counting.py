@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from holdfast.dataflow.java import find_java
+from holdfast.dataflow.driver.java import find_java
 from holdfast.errors import CheckFailed
 from holdfast.operate.demo_store import COUNTS, STORE, can_keep
 

@@ -15,7 +15,7 @@ from pathlib import Path, PurePath
 from typing import Literal, NamedTuple
 
 from holdfast import __version__
-from holdfast.dataflow.java import JAVA_MIN, find_java
+from holdfast.dataflow.driver.java import JAVA_MIN, find_java
 from holdfast.errors import HoldfastError
 from holdfast.extras import MODULES, install_command, missing_modules
 from holdfast.quiver import Quiver

@@ -10,8 +10,8 @@ from datetime import datetime
 from operator import attrgetter
 from typing import Literal, NamedTuple, get_args
 
-from holdfast.dataflow.progress import QueryStatistics
-from holdfast.operate.drivers.wire import DriverFigures, PipelineFigures, PipelineState
+from holdfast.dataflow.driver.progress import QueryStatistics
+from holdfast.dataflow.driver.wire import DriverFigures, PipelineFigures, PipelineState
 from holdfast.operate.metrics import Labels, Record
 
 Rows = Iterable[tuple[Labels, float]]

@@ -22,15 +22,15 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from holdfast import __version__
+from holdfast.dataflow.driver.child import DriverChild
+from holdfast.dataflow.driver.wire import Access, Orders
 from holdfast.deadletter.redrive import VERB as REPLAY_VERB
 from holdfast.errors import BadConfig, BadInput, HoldfastError
 from holdfast.graph.control import REPLAY_ANSWER_S, SKIP_ANSWER_S, SKIP_VERB
 from holdfast.graph.loader import Loaded
-from holdfast.graph.serving import ACCESS_VERB, Access
-from holdfast.operate.drivers.beside import driver_of, lineage_url
-from holdfast.operate.drivers.child import DriverChild
-from holdfast.operate.drivers.wire import Orders
+from holdfast.graph.serving import ACCESS_VERB
 from holdfast.operate.metrics import Record
+from holdfast.operate.pipeline_driver import driver_of, lineage_url
 from holdfast.operate.pipeline_metrics import driver_records
 from holdfast.operate.sd_notify import Notifier
 from holdfast.operate.up import STATUS_S, Signals, end, observed, worker_directory

@@ -20,6 +20,8 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from holdfast import __version__
+from holdfast.dataflow.driver.child import DriverChild
+from holdfast.dataflow.driver.wire import Orders
 from holdfast.errors import BadConfig, ConfigFinding
 from holdfast.graph.control import gateway_verbs, on_loop
 from holdfast.graph.loader import Loaded, load
@@ -27,12 +29,10 @@ from holdfast.graph.reload import reload
 from holdfast.graph.runtime import Gateway
 from holdfast.operate import logs
 from holdfast.operate.admin import AdminApp, Watched
-from holdfast.operate.drivers.beside import driver_of, lineage_url
-from holdfast.operate.drivers.child import DriverChild
-from holdfast.operate.drivers.wire import Orders
 from holdfast.operate.gateway_metrics import COUNTERS, gateway_records
 from holdfast.operate.interpreter import leave_alone_what_is_here
 from holdfast.operate.metrics import Record
+from holdfast.operate.pipeline_driver import driver_of, lineage_url
 from holdfast.operate.pipeline_metrics import driver_records
 from holdfast.operate.sd_notify import Notifier
 from holdfast.operate.statsd import Statsd

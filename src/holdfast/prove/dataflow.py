@@ -37,7 +37,7 @@ from holdfast.prove.strikes import Strikes
 CLIENTS = 4
 START_SECONDS_MAX = 60.0
 # Java, Spark and the first batch of both pipelines, on a machine that does much else; and a driver
-# whose Spark does not answer is replaced (operate/drivers/process.py).
+# whose Spark does not answer is replaced (dataflow/driver/process.py).
 PROGRESS_SECONDS_MAX = 900.0
 # For those who are asked what they do to write it down.
 STACKS_SECONDS = 5.0
@@ -110,7 +110,7 @@ class DataflowProof:
 
     def _tell_stacks(self) -> None:
         """Let drivers and their Java write down what they do, in the gateway's log."""
-        asked = {"holdfast.operate.drivers.process": signal.SIGUSR2, "java": signal.SIGQUIT}
+        asked = {"holdfast.operate.driver_main": signal.SIGUSR2, "java": signal.SIGQUIT}
         for pid, command in commands_with(TRAPS, str(self._traps)).items():
             for name, number in asked.items():
                 if any(os.path.basename(part) == name for part in command):

@@ -14,7 +14,7 @@ from holdfast.dataflow.compiler.cuts import APART
 from holdfast.dataflow.compiler.earlier import recorded_plan
 from holdfast.dataflow.compiler.plan import PARTITIONS_MIN, Output, Plan
 from holdfast.dataflow.compiler.recorded import RecordedPlan, read_record, record_of, write_record
-from holdfast.dataflow.run import with_partitions
+from holdfast.dataflow.driver.run import with_partitions
 from holdfast.dataflow.spec import PipelineSettings
 from holdfast.errors import BadConfig
 

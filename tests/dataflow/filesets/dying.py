@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from tests.dataflow.crashing import drain
 
 from holdfast.dataflow.compiler.places import Places
-from holdfast.dataflow.session import start_session
+from holdfast.dataflow.driver.session import start_session
 from holdfast.dataflow.spec.builder import Pipeline
 from holdfast.prove.sessions import end_session
 from holdfast.store.filesets import Commits

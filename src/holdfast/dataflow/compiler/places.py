@@ -23,6 +23,8 @@ SLOT = "events"
 # Of quivers that a sink opens by their directory, and of those between queries.
 SINK_CONFIG = QuiverConfig(extractors={SLOT: ColumnExtractor(EVENT_TIME)})
 LINEAGE_CONFIG = QuiverConfig(extractors={"openlineage": OpenLineageExtractor()})
+# Of the events that pipelines send about their own runs; sources leave them out.
+OWN_PRODUCER = "urn:holdfast:pipelines"
 
 _HERE = "holdfast.dataflow.compiler.places"
 

@@ -10,6 +10,7 @@ from pyspark.sql.types import BooleanType, StructField, StructType, TimestampTyp
 
 from holdfast.dataflow.compiler.places import (
     EVENT_TIME,
+    OWN_PRODUCER,
     SLOT,
     Places,
     lane_subscriber,
@@ -17,7 +18,6 @@ from holdfast.dataflow.compiler.places import (
     stream_options,
 )
 from holdfast.dataflow.compiler.plan import LANE, Output, Plan, Query
-from holdfast.dataflow.driver_settings import OWN_PRODUCER
 from holdfast.errors import BadConfig
 
 if TYPE_CHECKING:

@@ -27,6 +27,7 @@ from pyspark.sql.datasource import WriterCommitMessage
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from holdfast.dataflow.compiler.frames import Frames, call_python, set_aside, without_system
+from holdfast.dataflow.compiler.lane import without
 from holdfast.dataflow.compiler.places import (
     EVENT_TIME,
     Places,
@@ -38,7 +39,6 @@ from holdfast.dataflow.compiler.places import (
 )
 from holdfast.dataflow.compiler.plan import Output, Plan, Query
 from holdfast.dataflow.compiler.python import Call
-from holdfast.dataflow.lane import without
 from holdfast.dataflow.sink.options import SinkOptions
 from holdfast.dataflow.sink.quiver_writer import RECORDS_DIR
 from holdfast.dataflow.sink.records import BatchRecords, Record
@@ -52,7 +52,7 @@ from holdfast.quiver.bundle import RESERVED_COLUMNS
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from holdfast.dataflow.lane import Lane
+    from holdfast.dataflow.compiler.lane import Lane
 
 CONSOLE_ROWS_MAX = 20
 

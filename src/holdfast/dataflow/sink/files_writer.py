@@ -30,8 +30,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 
-from holdfast.dataflow.durable_file import sync_folder
-from holdfast.dataflow.failures import is_disk_full
+from holdfast.dataflow.durable_file import is_disk_full, sync_folder
 from holdfast.dataflow.points import Point, reached
 from holdfast.dataflow.sink.growing import Growing, LastBatch, newest_file, write_joined
 from holdfast.dataflow.sink.options import SinkOptions

@@ -34,7 +34,7 @@ def spark_session(name: str) -> Iterator[SparkSession]:
     if find_spec("pyspark") is None:
         hint = f"{install_command('spark')}, or use --engine local"
         raise NotInstalled("Spark is not installed", hint=hint)
-    from holdfast.dataflow.session import start_session, stop_session
+    from holdfast.dataflow.driver.session import start_session, stop_session
 
     session = start_session(name=name)
     try:

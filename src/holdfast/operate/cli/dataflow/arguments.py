@@ -8,7 +8,7 @@ from typing import NamedTuple
 import click
 
 from holdfast.dataflow.compiler.places import Places
-from holdfast.dataflow.driver_settings import SparkSettings
+from holdfast.dataflow.driver.settings import SparkSettings
 from holdfast.dataflow.spec import PipelineSettings
 from holdfast.errors import BadInput
 from holdfast.graph.pipelines import LoadedPipelines, ask_for_access, load_pipelines

@@ -9,10 +9,10 @@ import click
 from rich.live import Live
 from rich.table import Table
 
-from holdfast.dataflow.progress import QueryStatistics
+from holdfast.dataflow.driver.progress import QueryStatistics
+from holdfast.dataflow.driver.wire import PipelineFigures
 from holdfast.operate.cli.consoles import stdout
 from holdfast.operate.cli.output import print_json
-from holdfast.operate.drivers.wire import PipelineFigures
 
 # On no terminal: a line that often.
 TELL_EVERY_S = 10.0

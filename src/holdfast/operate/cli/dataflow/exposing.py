@@ -9,8 +9,8 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Protocol
 
+from holdfast.dataflow.driver.wire import DriverFigures, PipelineFigures
 from holdfast.errors import BadConfig
-from holdfast.operate.drivers.wire import DriverFigures, PipelineFigures
 from holdfast.operate.gateway_metrics import render_records
 from holdfast.operate.pipeline_metrics import driver_records
 from holdfast.receive.listening import parse_address

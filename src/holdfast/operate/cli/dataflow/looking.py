@@ -33,7 +33,7 @@ def validate_command(config: str, imports: bool, spark: bool, as_json: bool) -> 
     parse = None
     if spark:
         from holdfast.dataflow.compiler.parsing import spark_parser
-        from holdfast.dataflow.session import start_session
+        from holdfast.dataflow.driver.session import start_session
 
         parse = spark_parser(start_session("local[1]"))
     try:

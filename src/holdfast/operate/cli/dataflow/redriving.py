@@ -29,7 +29,7 @@ def redrive_command(
 
     They come with its next run, with all attempts once more. No driver may run it meanwhile.
     """
-    from holdfast.dataflow.redriving import redrive_pipeline
+    from holdfast.dataflow.driver.redrive import redrive_pipeline
 
     chosen = choose(config, name, state_dir)
     found = redrive_pipeline(chosen.name, chosen.pipeline, chosen.places, vertex)

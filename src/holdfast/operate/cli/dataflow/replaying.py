@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from holdfast.dataflow.session import start_session
+from holdfast.dataflow.driver.session import start_session
 from holdfast.errors import BadInput
 from holdfast.operate.cli.consoles import stdout
 from holdfast.operate.cli.dataflow.arguments import choose, config_argument, name_argument
@@ -18,12 +18,12 @@ from holdfast.operate.cli.dataflow.running import conf_option, master_option, sp
 from holdfast.operate.cli.output import json_option, print_json
 
 if TYPE_CHECKING:
-    from holdfast.dataflow.replay import StoredRange
+    from holdfast.dataflow.driver.replay import StoredRange
 
 
 def _range(context: click.Context, parameter: click.Parameter, text: str) -> StoredRange:
     """Return what stands on both sides of two dots: moments, or numbers of bundles."""
-    from holdfast.dataflow.replay import StoredRange
+    from holdfast.dataflow.driver.replay import StoredRange
 
     parts = text.split("..")
     if len(parts) != len(("since", "until")):
@@ -88,7 +88,7 @@ def replay_command(
 
     Nothing else changes: no subscriber, no state and no sink of the pipeline is touched.
     """
-    from holdfast.dataflow.replay import replay
+    from holdfast.dataflow.driver.replay import replay
 
     chosen = choose(config, name, reach=True)
     given = {**chosen.spark.conf, **spark_settings(settings)}

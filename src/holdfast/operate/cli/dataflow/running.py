@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 import click
 
 from holdfast.dataflow.compiler.earlier import planned
-from holdfast.dataflow.driver_settings import TO_GATEWAY
-from holdfast.dataflow.lineage import RunReporter, lineage_sender
-from holdfast.dataflow.progress import QueryStatistics
-from holdfast.dataflow.session import start_session
-from holdfast.dataflow.state_dir import StateDir
+from holdfast.dataflow.driver.lineage import RunReporter, lineage_sender
+from holdfast.dataflow.driver.progress import QueryStatistics
+from holdfast.dataflow.driver.session import start_session
+from holdfast.dataflow.driver.settings import TO_GATEWAY
+from holdfast.dataflow.driver.state_dir import StateDir
 from holdfast.errors import BadConfig, BadInput
 from holdfast.graph.document import read_document
 from holdfast.graph.pipelines import load_pipelines
@@ -35,11 +35,11 @@ from holdfast.operate.cli.dataflow.arguments import (
 from holdfast.operate.cli.dataflow.display import Display, progress_table
 from holdfast.operate.cli.dataflow.exposing import exposed
 from holdfast.operate.cli.output import json_option, print_json
-from holdfast.operate.drivers.beside import gateway_lineage_url
+from holdfast.operate.pipeline_driver import gateway_lineage_url
 
 if TYPE_CHECKING:
+    from holdfast.dataflow.driver.run import PipelineRun
     from holdfast.dataflow.kit.cases import CasesFile
-    from holdfast.dataflow.run import PipelineRun
 
 master_option = click.option(
     "--master", help="Where Spark runs; by default `spark.master` of CONFIG, else local[*]."
@@ -72,7 +72,7 @@ def run_command(
 
     Quivers of a gateway that runs are read where it serves them.
     """
-    from holdfast.dataflow.driving import drive
+    from holdfast.dataflow.driver.drive import drive
 
     chosen = choose(config, name, state_dir, reach=True)
     if once:
@@ -123,7 +123,7 @@ def _stop_on_signals() -> Iterator[threading.Event]:
 
 @contextlib.contextmanager
 def _running(chosen: Chosen, master: str | None, settings: Sequence[str]) -> Iterator[PipelineRun]:
-    from holdfast.dataflow.run import PipelineRun
+    from holdfast.dataflow.driver.run import PipelineRun
 
     # Spark takes its time to start: what is refused is refused before.
     StateDir(chosen.places.state_dir).lock().close()

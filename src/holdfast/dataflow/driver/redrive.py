@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from holdfast.dataflow.compiler.earlier import planned
+from holdfast.dataflow.compiler.lane import MOVER, SCHEMA
 from holdfast.dataflow.compiler.places import EVENT_TIME, SINK_CONFIG, SLOT, Places
 from holdfast.dataflow.compiler.plan import Plan
-from holdfast.dataflow.lane import MOVER, SCHEMA
+from holdfast.dataflow.driver.state_dir import StateDir
 from holdfast.dataflow.spec.pipeline import PipelineSettings
-from holdfast.dataflow.state_dir import StateDir
 from holdfast.errors import BadConfig, BadInput
 from holdfast.quiver import Quiver
 

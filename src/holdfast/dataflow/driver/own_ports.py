@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 
-from holdfast.dataflow.driver_settings import PORTS_OF_A_RUN, PORTS_OF_A_SERVER
+from holdfast.dataflow.driver.settings import PORTS_OF_A_RUN, PORTS_OF_A_SERVER
 from holdfast.errors import BadConfig, PipelineFailed
 from holdfast.remote import FlightSettings
 from holdfast.remote.ports import require_free

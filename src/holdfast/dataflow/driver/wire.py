@@ -12,8 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from holdfast.dataflow.progress import QueryStatistics
-from holdfast.graph.serving import Access
+from holdfast.dataflow.driver.progress import QueryStatistics
 
 # `waiting`: it failed, and is begun again after a pause; `disk_full`: the same, for want of room.
 # The last three are the end of it.
@@ -21,6 +20,33 @@ PipelineState = Literal[
     "starting", "running", "waiting", "disk_full", "stopped", "drained", "closed", "refused"
 ]
 ENDED: frozenset[PipelineState] = frozenset({"drained", "closed", "refused"})
+
+
+class Access(NamedTuple):
+    """How to reach the quivers of a gateway that runs."""
+
+    # By the name of the node; several workers have one quiver each.
+    addresses: Mapping[str, tuple[str, ...]]
+    token: str | None = None
+
+    def to_fields(self) -> dict[str, Any]:
+        """Return what JSON can hold."""
+        addresses = {name: list(found) for name, found in self.addresses.items()}
+        return {"addresses": addresses, "token": self.token}
+
+    @classmethod
+    def from_fields(cls, fields: Mapping[str, Any]) -> Access:
+        """Return what a gateway answered."""
+        addresses = {name: tuple(found) for name, found in fields["addresses"].items()}
+        return cls(addresses, fields["token"])
+
+    def joined(self, other: Access) -> Access:
+        """Return what two workers have together."""
+        names = [*self.addresses, *(name for name in other.addresses if name not in self.addresses)]
+        addresses = {
+            name: self.addresses.get(name, ()) + other.addresses.get(name, ()) for name in names
+        }
+        return Access(addresses, self.token or other.token)
 
 
 class Orders(NamedTuple):

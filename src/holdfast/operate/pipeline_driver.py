@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import PurePath
 
+from holdfast.dataflow.driver.child import DriverChild
+from holdfast.dataflow.driver.wire import Orders
 from holdfast.errors import NotInstalled
 from holdfast.extras import install_command
 from holdfast.graph.loader import Loaded, load
 from holdfast.graph.model import Graph
-from holdfast.operate.drivers.child import DriverChild
-from holdfast.operate.drivers.wire import Orders
 from holdfast.quiver.control import ask
+
+# What runs Spark beside a gateway.
+DRIVER = (sys.executable, "-m", "holdfast.operate.driver_main")
 
 
 def driver_of(loaded: Loaded, orders: Callable[[], Awaitable[Orders]]) -> DriverChild | None:
@@ -27,7 +31,7 @@ def driver_of(loaded: Loaded, orders: Callable[[], Awaitable[Orders]]) -> Driver
             hint=f"{install_command('spark')}, or {instead}",
             path=loaded.document.file,
         )
-    return DriverChild(settings.spark, orders)
+    return DriverChild(settings.spark, orders, DRIVER)
 
 
 def lineage_url(graph: Graph, addresses: Mapping[str, Sequence[str]]) -> str | None:

@@ -22,7 +22,7 @@ from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 
 from holdfast.dataflow.compiler.places import Places
 from holdfast.dataflow.compiler.plan import Plan
-from holdfast.dataflow.failures import reason_of
+from holdfast.dataflow.driver.failures import reason_of
 from holdfast.dataflow.spec.vertices import SinkSettings, TargetSettings
 from holdfast.errors import BadConfig, PipelineFailed
 from holdfast.quiver.names import FORMAT

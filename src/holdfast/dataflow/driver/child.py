@@ -11,17 +11,15 @@ import contextlib
 import json
 import logging
 import signal
-import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import replace
 
-from holdfast.dataflow.driver_settings import SparkSettings
+from holdfast.dataflow.driver.session_end import end_session
+from holdfast.dataflow.driver.settings import SparkSettings
+from holdfast.dataflow.driver.wire import DriverFigures, Orders, decode_figures
 from holdfast.errors import HoldfastError
-from holdfast.operate.drivers.session_end import end_session
-from holdfast.operate.drivers.wire import DriverFigures, Orders, decode_figures
 
-DRIVER = (sys.executable, "-m", "holdfast.operate.drivers.process")
 # A longer line of its log is cut.
 LINE_BYTES_MAX = 256 * 1024
 # A stop that hurries still lets the driver acknowledge its last batch.
@@ -55,7 +53,7 @@ class DriverChild:
         self,
         settings: SparkSettings,
         orders: Callable[[], Awaitable[Orders]],
-        command: Sequence[str] = DRIVER,
+        command: Sequence[str],
     ) -> None:
         self._command = command
         self._settings = settings

@@ -15,10 +15,10 @@ import threading
 from collections.abc import Mapping
 from contextlib import ExitStack
 
+from holdfast.dataflow.compiler.lane import Lane
 from holdfast.dataflow.compiler.places import SINK_CONFIG, Places
 from holdfast.dataflow.compiler.plan import Buffer, Output, Plan, Query
-from holdfast.dataflow.lane import Lane
-from holdfast.dataflow.own_server import LOOPBACK
+from holdfast.dataflow.driver.own_server import LOOPBACK
 from holdfast.errors import HoldfastError
 from holdfast.quiver import Quiver
 from holdfast.remote import FlightSettings, QuiverServer

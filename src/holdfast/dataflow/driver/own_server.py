@@ -15,7 +15,8 @@ import logging
 import secrets
 from typing import TYPE_CHECKING
 
-from holdfast.dataflow.driver_settings import (
+from holdfast.dataflow.driver.own_ports import OwnPorts
+from holdfast.dataflow.driver.settings import (
     CA_FILE,
     CERT_FILE,
     KEY_FILE,
@@ -23,7 +24,6 @@ from holdfast.dataflow.driver_settings import (
     checked_conf,
     parse_ports,
 )
-from holdfast.dataflow.own_ports import OwnPorts
 from holdfast.errors import BadConfig
 from holdfast.remote import FlightSettings
 from holdfast.remote.settings import FlightTls, FlightToken

@@ -6,9 +6,9 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Literal
 
-from holdfast.dataflow.lineage import RunReporter
-from holdfast.dataflow.progress import QueryStatistics
-from holdfast.dataflow.run import PipelineRun
+from holdfast.dataflow.driver.lineage import RunReporter
+from holdfast.dataflow.driver.progress import QueryStatistics
+from holdfast.dataflow.driver.run import PipelineRun
 from holdfast.errors import HoldfastError, PipelineFailed
 
 LOOK_EVERY_S = 0.5

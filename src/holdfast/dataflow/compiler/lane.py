@@ -27,9 +27,9 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from holdfast.dataflow.compiler.lane_index import LaneIndex
 from holdfast.dataflow.compiler.places import EVENT_TIME, SLOT
 from holdfast.dataflow.compiler.python import LANE_TYPE
-from holdfast.dataflow.lane_index import LaneIndex
 from holdfast.errors import HoldfastError
 from holdfast.quiver import Cursor, Position, Quiver, Range
 from holdfast.quiver.segments.envelope import TIME_TYPE

@@ -9,7 +9,7 @@ that never comes up (none is installed on an executor) is a fault that somebody 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from holdfast.dataflow.durable_file import texts_of
 
 # What Spark 4.3 says: of a process that plans, and of one for tasks.
 _TEXTS = (
@@ -21,13 +21,6 @@ _TEXTS = (
 def is_no_worker(error: BaseException) -> bool:
     """Whether a query ended because a Python process did not come up in time."""
     return any(text in told for told in texts_of(error) for text in _TEXTS)
-
-
-def texts_of(error: BaseException | None) -> Iterator[str]:
-    """Yield what an error says, and those behind it; Spark's keep theirs elsewhere."""
-    while error is not None:
-        yield str(error)
-        error = getattr(error, "_cause", None) or error.__cause__
 
 
 class Restarts:

@@ -14,16 +14,16 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from holdfast.dataflow.compiler.places import Places
-from holdfast.dataflow.driver_settings import SparkSettings
-from holdfast.dataflow.driving import drive
-from holdfast.dataflow.failures import is_disk_full
-from holdfast.dataflow.lineage import LineageSender, RunReporter
-from holdfast.dataflow.progress import QueryStatistics
-from holdfast.dataflow.run import PipelineRun
+from holdfast.dataflow.driver.drive import drive
+from holdfast.dataflow.driver.lineage import LineageSender, RunReporter
+from holdfast.dataflow.driver.progress import QueryStatistics
+from holdfast.dataflow.driver.run import PipelineRun
+from holdfast.dataflow.driver.settings import SparkSettings
+from holdfast.dataflow.driver.state_dir import StateDir
+from holdfast.dataflow.driver.wire import PipelineFigures, PipelineState
+from holdfast.dataflow.durable_file import is_disk_full
 from holdfast.dataflow.spec import PipelineSettings
-from holdfast.dataflow.state_dir import StateDir
 from holdfast.errors import BadConfig, HoldfastError
-from holdfast.operate.drivers.wire import PipelineFigures, PipelineState
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -1,8 +1,8 @@
 """The driver process beside a gateway: all pipelines of a file on one Spark session.
 
-Run as `python -m holdfast.operate.drivers.process`; see wire.py for what it is told and tells. It
-ends when all pipelines have ended for good, when it is told to (SIGTERM), when the gateway is gone
-(its standard input ends) or when Java is; then the gateway starts it again.
+It is started by operate/driver_main.py; see wire.py for what gateway and driver say to each other.
+It ends when all pipelines have ended for good, on SIGTERM, when the gateway is gone (its standard
+input ends) or when Java is; then the gateway starts it again.
 """
 
 from __future__ import annotations
@@ -12,23 +12,20 @@ import logging
 import os
 import select
 import signal
-import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import FrameType
 from typing import IO, TYPE_CHECKING
 
 from holdfast.dataflow.compiler.places import Places
-from holdfast.dataflow.lineage import LineageSender, lineage_sender
-from holdfast.dataflow.session import start_session, stop_session
-from holdfast.errors import HoldfastError
-from holdfast.graph.model import LoggingSettings
-from holdfast.graph.pipelines import LoadedPipelines, load_pipelines
-from holdfast.operate import logs
-from holdfast.operate.drivers.keeper import Keeper
-from holdfast.operate.drivers.session_end import end_own_session
-from holdfast.operate.drivers.wire import ENDED, Orders, encode_figures
+from holdfast.dataflow.driver.keeper import Keeper
+from holdfast.dataflow.driver.lineage import LineageSender
+from holdfast.dataflow.driver.session import start_session, stop_session
+from holdfast.dataflow.driver.session_end import end_own_session
+from holdfast.dataflow.driver.settings import SparkSettings
+from holdfast.dataflow.driver.wire import ENDED, encode_figures
+from holdfast.dataflow.spec import PipelineSettings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -38,7 +35,7 @@ TELL_EVERY_S = 1.0
 LOOK_EVERY_S = 1.0
 # When the gateway is gone nobody else looks after us: how long an orderly end may take.
 ORPHAN_PATIENCE_S = 20.0
-# For all pipelines to stop, beyond what each query has for that (dataflow/session.py).
+# For all pipelines to stop, beyond what each query has for that (session.py).
 STOP_PATIENCE_S = 90.0
 # For Spark to answer: starting a query takes a minute or two on a machine that is very busy.
 ANSWER_PATIENCE_S = 600.0
@@ -50,40 +47,15 @@ _JAVA_ENDED, _SPARK_HANGS, _TOLD_TO_STOP = 70, 71, 72
 log = logging.getLogger("holdfast.pipelines")
 
 
-def main() -> int:
-    """Run pipelines until the end."""
-    figures = _keep_stdout()
-    # What all threads do, in the log: `kill -USR2` of this process, `kill -QUIT` of its Java.
-    faulthandler.register(signal.SIGUSR2, all_threads=True)
-    orders = Orders.decode(sys.stdin.buffer.readline())
-    handler = logs.set_up(LoggingSettings(format="json", max_lines_per_s=1000))
-    stop = threading.Event()
-    _listen(stop)
-    try:
-        loaded = load_pipelines(orders.file)
-        if orders.access is not None:
-            loaded = loaded.reaching(orders.access)
-        sender = lineage_sender(loaded.spark.lineage, orders.lineage_url)
-        try:
-            return _run(loaded, stop, figures, sender)
-        finally:
-            if sender is not None:
-                sender.close()
-    except HoldfastError as error:
-        log.error("%s; %s", error.message, error.hint)
-        return error.exit_code
-    finally:
-        handler.close()
-
-
-def _keep_stdout() -> IO[bytes]:
+def keep_stdout() -> IO[bytes]:
     """Keep the standard output for figures: whatever Java or a console sink prints is a log."""
     mine = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)
     return mine
 
 
-def _listen(stop: threading.Event) -> None:
+def listen(stop: threading.Event) -> None:
+    """Set `stop` on SIGTERM and when the gateway is gone; then kill this session after a while."""
     parent = os.getppid()
 
     def end(number: int, frame: FrameType | None) -> None:
@@ -113,26 +85,21 @@ def _has_ended(pipe: int, wait_s: float) -> bool:
     return bool(readable) and not os.read(pipe, 1)
 
 
-def _run(
-    loaded: LoadedPipelines,
+def run_pipelines(
+    pipelines: Mapping[str, tuple[PipelineSettings, Places]],
+    spark: SparkSettings,
     stop: threading.Event,
     figures: IO[bytes],
     sender: LineageSender | None,
 ) -> int:
+    """Run all pipelines until they end, or `stop`; return the exit code of the process."""
     keepers = [
-        Keeper(
-            name,
-            pipeline,
-            Places(loaded.state_dir(name).absolute(), loaded.base_dir, loaded.quivers),
-            loaded.spark,
-            stop,
-            sender,
-        )
-        for name, pipeline in loaded.pipelines.items()
+        Keeper(name, pipeline, places, spark, stop, sender)
+        for name, (pipeline, places) in pipelines.items()
     ]
     _tell(figures, keepers)
-    session = start_session(loaded.spark.master, loaded.spark.conf)
-    log.info("Spark %s runs on %s", session.version, loaded.spark.master)
+    session = start_session(spark.master, spark.conf)
+    log.info("Spark %s runs on %s", session.version, spark.master)
     try:
         for keeper in keepers:
             keeper.start(session)
@@ -183,11 +150,3 @@ def _tell_stacks(complaints: Sequence[str], session: SparkSession) -> None:
 def _java_ended(session: SparkSession) -> bool:
     java = session.sparkContext._gateway
     return java is None or java.proc.poll() is not None
-
-
-if __name__ == "__main__":
-    code = main()
-    # Threads that wait for a Java process that is gone must not keep us.
-    logging.shutdown()
-    end_own_session()
-    os._exit(code)

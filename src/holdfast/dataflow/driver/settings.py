@@ -10,8 +10,6 @@ from holdfast.settings import DurationS, LocalPath, Secret, Settings
 
 # Where lineage goes when it goes to the gateway of the same file.
 TO_GATEWAY = "gateway"
-# Of the events that pipelines tell about their own runs; sources leave them out.
-OWN_PRODUCER = "urn:holdfast:pipelines"
 # Our own settings among Spark's: of what a driver serves to its executors.
 PORTS = "spark.holdfast.ports"
 CERT_FILE = "spark.holdfast.certFile"

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from holdfast.dataflow.compiler.places import Places
-from holdfast.dataflow.driver_settings import OWN_PRODUCER, TO_GATEWAY, LineageSettings
-from holdfast.dataflow.progress import QueryStatistics
+from holdfast.dataflow.compiler.places import OWN_PRODUCER, Places
+from holdfast.dataflow.driver.progress import QueryStatistics
+from holdfast.dataflow.driver.settings import TO_GATEWAY, LineageSettings
 from holdfast.dataflow.spec import PipelineSettings
 from holdfast.dataflow.spec.vertices import FileSetSource, FileSetTarget, TargetSettings
 

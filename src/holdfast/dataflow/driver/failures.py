@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import errno
-
-from holdfast.dataflow.restarts import is_no_worker, texts_of
-from holdfast.errors import DiskFull, PipelineDiskFull, PipelineFailed
-
-# What Java, Python, Arrow and RocksDB say; the error itself is left behind in another process.
-_NO_ROOM = ("No space left on device", "Disk quota exceeded", "[Errno 28]", "[Errno 122]")
+from holdfast.dataflow.driver.restarts import is_no_worker
+from holdfast.dataflow.durable_file import is_disk_full
+from holdfast.errors import PipelineDiskFull, PipelineFailed
 
 
 def failed(query: str, error: Exception) -> PipelineFailed:
@@ -27,15 +23,6 @@ def failed(query: str, error: Exception) -> PipelineFailed:
         hint = "is Holdfast's Python there where Spark runs? A machine that is too busy needs more "
         hint += "`worker_attempts`; nothing is lost"
     return PipelineFailed(f"the query {query} ended: {reason}", hint=hint)
-
-
-def is_disk_full(error: BaseException) -> bool:
-    """Whether an error is for want of room, on whatever disk and in whatever process."""
-    if isinstance(error, DiskFull | PipelineDiskFull):
-        return True
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return True
-    return any(text in told for told in texts_of(error) for text in _NO_ROOM)
 
 
 def hangs(query: str, waiting_for: str, quiet_s: float) -> PipelineFailed:
