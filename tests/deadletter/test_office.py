@@ -125,7 +125,7 @@ def test_an_undelivered_event_that_is_too_large_stalls_its_destination() -> None
         with pytest.raises(NotAccepted, match="largest that dead letters keep") as caught:
             undelivered(office, poison(payload=b"x" * MB))
         assert caught.value.stored == "no"
-        assert "max_letter_bytes" in caught.value.hint
+        assert "max_letter_size" in caught.value.hint
 
 
 def test_the_largest_event_fits_with_all_that_is_said_about_it() -> None:

@@ -18,7 +18,7 @@ from holdfast.deliver.settings import PoisonSettings
 FEW, MANY = 200, 2000
 FEW_WITH_POISON, MANY_WITH_POISON = 120, 5000
 
-SETTINGS = DeliverySettings(retention_bytes=None, retention_hours=1e6)
+SETTINGS = DeliverySettings(retention_bytes=None, retention_time_s=3.6e9)
 POISON = SETTINGS.model_copy(update={"poison": PoisonSettings(held_s=0)})
 BAD = b"always refused"
 

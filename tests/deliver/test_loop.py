@@ -559,10 +559,10 @@ def test_the_same_with_the_event_loops_own_clock(stage: Stage) -> None:
 
 
 def test_changed_limits_are_applied_at_the_next_start(stage: Stage) -> None:
-    stage.deliver_all(settings(retention_hours=2.0, on_full="block"))
+    stage.deliver_all(settings(retention_time_s=7200.0, on_full="block"))
     options = stage.quiver._engine.ledger.subscriber(NAME).options
     assert (options.max_bytes, options.max_age_s, options.on_full) == (None, 7200.0, "block")
-    stage.deliver_all(settings(retention_hours=1.0, retention_bytes="2MB"))
+    stage.deliver_all(settings(retention_time_s=3600.0, retention_bytes="2MB"))
     options = stage.quiver._engine.ledger.subscriber(NAME).options
     assert (options.max_bytes, options.max_age_s) == (2 << 20, 3600.0)
     assert options.on_full == "drop_oldest"
@@ -606,7 +606,7 @@ def test_what_retention_took_during_an_outage_is_not_sent_and_is_counted(stage: 
         stage.backend.otherwise = lambda backend, events: backend.take(events)
         await stage.timer.until(lambda: stage.pending() == 0)
 
-    stage.run(play, settings(retention_hours=2.0))
+    stage.run(play, settings(retention_time_s=7200.0))
     assert stage.backend.taken == [b"d"]
     assert stage.outcomes() == {Outcome.EXPIRED: (3, 3), Outcome.ACKED: (1, 1)}
     assert stage.statistics().lost_events == {"dropped": 0, "expired": 3, "damaged": 0}

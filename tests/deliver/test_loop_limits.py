@@ -54,7 +54,7 @@ def test_a_destination_that_is_down_for_days_loses_its_oldest_and_the_other_gets
 ) -> None:
     dead, alive = Backend(otherwise=fails(DOWN)), Backend()
     settings = DeliverySettings(
-        retention_hours=24.0,
+        retention_time_s=24 * HOUR_S,
         retention_bytes=100 * MB,
         # Few tries, because each costs the test some time.
         retry_initial_s=HOUR_S / 2,

@@ -39,7 +39,7 @@ def test_an_outage_is_told_once_with_what_happens_next_and_its_end(
 ) -> None:
     stage.append_each(b"a", b"b")
     stage.backend.script = [fails(DOWN)] * 20
-    stage.deliver_all(DeliverySettings(retention_hours=5, retention_bytes=10 * 2**20))
+    stage.deliver_all(DeliverySettings(retention_time_s=5 * 3600.0, retention_bytes=10 * 2**20))
     (level, begin), end = told(caplog)
     assert level == "WARNING"
     assert begin == (

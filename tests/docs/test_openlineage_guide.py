@@ -204,7 +204,7 @@ def test_the_limits_are_none_by_default_and_drop_where_they_are_set() -> None:
     assert delivery is not None
     defaults = type(delivery)()
     assert base.text.count("delivery") == 0
-    assert (defaults.retention_hours, defaults.retention_bytes) == (None, None)
+    assert (defaults.retention_time_s, defaults.retention_bytes) == (None, None)
     assert defaults.when_full == "block"
     said.pop("on_full")
     assert type(delivery).model_validate(said).when_full == "drop_oldest"

@@ -56,7 +56,7 @@ def rows(name: str) -> list[str]:
     for field in own:
         info = model.model_fields[field]
         words = " ".join((info.description or "").split())
-        made.append(f"| `{field}` | {shown(info.default)} | {words} |")
+        made.append(f"| `{info.alias or field}` | {shown(info.default)} | {words} |")
     return made
 
 

@@ -229,9 +229,9 @@ def holdfast(*words: object, code: int = 0) -> Any:
 def exporter(url: str, **delivery: Any) -> dict[str, Any]:
     """Return an exporter that tries often, so that tests need not wait."""
     quick = {
-        "retry_initial_s": "20ms",
-        "retry_max_s": "100ms",
-        "breaker_open_s": "100ms",
+        "retry_initial": "20ms",
+        "retry_max": "100ms",
+        "breaker_open": "100ms",
     }
     config = {"url": url}
     delivery = {**quick, **delivery}

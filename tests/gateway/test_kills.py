@@ -104,7 +104,7 @@ def test_sigterm_waits_for_what_is_under_way_and_keeps_the_rest(
     make_gateway: MakeGateway, make_backend: MakeBackend
 ) -> None:
     backend = make_backend()
-    never = exporter(backend.url, send_timeout_s="1h")
+    never = exporter(backend.url, send_timeout="1h")
     gateway = make_gateway({"marquez": never}, drain="1h")
     backend.feel(hang=True)
     with producer(gateway.url) as client:

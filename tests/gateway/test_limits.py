@@ -31,7 +31,7 @@ def test_a_dead_destination_drops_its_oldest_events_and_no_others(
 ) -> None:
     alive, dead = make_backend("alive"), make_backend("dead")
     dead.kill()
-    exporters = {"alive": exporter(alive.url), "dead": exporter(dead.url, retention_bytes="1MB")}
+    exporters = {"alive": exporter(alive.url), "dead": exporter(dead.url, retention_size="1MB")}
     gateway = make_gateway(buffered("16MB", exporters))
     with producer(gateway.url) as client:
         for number in range(100):
@@ -76,7 +76,7 @@ def test_a_full_buffer_refuses_with_503_until_there_is_room(
 ) -> None:
     backend = make_backend()
     backend.kill()
-    marquez = exporter(backend.url, retention_bytes=None, on_full="block")
+    marquez = exporter(backend.url, retention_size=None, on_full="block")
     gateway = make_gateway(buffered("4MB", {"marquez": marquez}, append={"timeout": 1.0 * SCALE}))
     large = Serde.to_json(event("large", query="x" * 200_000)).encode()
     accepted = 0

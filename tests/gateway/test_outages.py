@@ -72,7 +72,7 @@ def stage(make_gateway: MakeGateway, make_backend: MakeBackend) -> Iterator[Stag
 def impatient(make_gateway: MakeGateway, make_backend: MakeBackend) -> Iterator[Stage]:
     """A stage on which no answer is waited for long."""
     backend = make_backend()
-    gateway = make_gateway({"marquez": exporter(backend.url, send_timeout_s="1s")})
+    gateway = make_gateway({"marquez": exporter(backend.url, send_timeout="1s")})
     with producer(gateway.url) as client:
         yield Stage(gateway, backend, client, may_repeat=True)
 
@@ -202,7 +202,7 @@ def test_bad_events_are_set_aside_and_replayed_to_their_destination(
     marquez, datahub = make_backend("marquez"), make_backend("datahub")
     # 422 is for good. 500 is for this event only: all others are taken.
     marquez.feel(jobs={"unwanted": 422, "poison": 500, "large": 413})
-    poison_settings = {"attempts": 3, "pairs": 10, "held_s": 0}
+    poison_settings = {"attempts": 3, "pairs": 10, "held": 0}
     gateway = make_gateway(
         {"marquez": exporter(marquez.url, poison=poison_settings), "datahub": exporter(datahub.url)}
     )

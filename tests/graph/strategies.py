@@ -40,9 +40,9 @@ deliveries = st.fixed_dictionaries(
     {},
     optional={
         "order": st.sampled_from(["received", "key"]),
-        "retention_hours": st.floats(1, 1000),
-        "retention_bytes": st.none() | st.integers(2**25, 2**40),
-        "retry_max_s": st.floats(0.1, 100),
+        "retention_time": st.sampled_from(["90m", "72h", "3d", 3600]),
+        "retention_size": st.none() | st.integers(2**25, 2**40),
+        "retry_max": st.floats(0.1, 100),
         "on_full": st.sampled_from(["block", "drop_oldest"]),
         "poison": st.none() | st.fixed_dictionaries({}, optional={"pairs": st.integers(10, 64)}),
     },
@@ -54,7 +54,7 @@ quivers = st.fixed_dictionaries(
         "wal": st.fixed_dictionaries({"flush_interval": durations}),
         "retention": st.fixed_dictionaries(
             {"size_cap": st.integers(2**30, 2**40)},
-            optional={"max_retain_after_ingestion_hours": st.none() | st.floats(0.1, 100)},
+            optional={"max_age": st.none() | st.sampled_from(["90m", "3d", 0.5])},
         ),
     },
 )

@@ -103,10 +103,10 @@ OUT = "out: {kind: exporter, type: memory}"
                head="workers: 2\n"),
          [("4:83 error retention.size_cap_bytes divided by 2 cores is 52428800, less than four "
           "segments (67108864 bytes)")]),
-        (nodes(IN, HOLD, "out: {kind: exporter, type: memory, delivery: {retention_bytes: 1MB}}"),
-         ["4:67 error retention_bytes is less than a segment (16777216 bytes)"]),
-        (nodes(IN, HOLD, "out: {kind: exporter, type: memory, delivery: {retention_bytes: 1TB}}"),
-         ["4:67 warning retention_bytes is more than the quiver holds (10737418240 bytes)"]),
+        (nodes(IN, HOLD, "out: {kind: exporter, type: memory, delivery: {retention_size: 1MB}}"),
+         ["4:66 error retention_size is less than a segment (16777216 bytes)"]),
+        (nodes(IN, HOLD, "out: {kind: exporter, type: memory, delivery: {retention_size: 1TB}}"),
+         ["4:66 warning retention_size is more than the quiver holds (10737418240 bytes)"]),
         # Several ways to one destination.
         (nodes(IN, "hold: {kind: processor, type: quiver, to: [a, out]}",
                "a: {kind: processor, type: drop, to: [out]}", OUT),
@@ -219,3 +219,26 @@ def test_a_key_that_has_no_effect_any_more_is_a_warning_where_it_stands(
 def test_warnings_do_not_stop_a_graph(tmp_path: Path) -> None:
     loaded = load_text(tmp_path, nodes(HOLD, OUT))
     assert [one.severity for one in loaded.warnings] == ["warning"]
+
+
+def test_a_key_with_a_unit_is_a_warning_where_it_first_is(tmp_path: Path) -> None:
+    old = "out: {kind: exporter, type: memory, delivery: {retry_max_s: 3, retention_hours: 5}}"
+    more = "other: {kind: exporter, type: memory, delivery: {retry_max_s: 3}}"
+    hold = HOLD.replace("to: [out]", "to: [out, other]")
+    assert hold != HOLD
+    warned = load_text(tmp_path, nodes(IN, hold, old, more)).warnings
+    assert [(found.line, found.column, found.message) for found in warned] == [
+        (4, 50, "`retry_max_s` is now `retry_max`, and is an error in the next version"),
+        (4, 66, "`retention_hours` is now `retention_time`, and is an error in the next version"),
+    ]
+
+
+def test_an_error_in_a_key_with_a_unit_is_found_where_it_is(tmp_path: Path) -> None:
+    text = nodes(IN, HOLD, "out: {kind: exporter, type: memory, delivery: {retry_max_s: soon}}")
+    assert findings(tmp_path, text) == [
+        "4:50 warning `retry_max_s` is now `retry_max`, and is an error in the next version",
+        (
+            "4:63 error nodes.out.delivery.retry_max_s: 'soon' is not a duration; "
+            "write a number with ms, s, m, h or d"
+        ),
+    ]

@@ -108,7 +108,7 @@ def test_every_default_is_filled_in(loaded: Loaded) -> None:
     assert tree["workers"] == 1
     assert tree["nodes"]["in"]["config"]["limits"] == {"max_body": 1024, "timeout": 2.5}
     assert tree["nodes"]["out"]["delivery"]["order"] == "received"
-    assert tree["dead_letters"]["rejected"]["max_bytes"] > 0
+    assert tree["dead_letters"]["rejected"]["max_size"] > 0
 
 
 def test_the_example_is_printed_and_loaded(tmp_path: Path) -> None:

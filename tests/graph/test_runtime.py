@@ -116,7 +116,7 @@ def test_the_policy_of_every_destination_is_told_at_the_start(
     text = GRAPH.replace(
         "left: {kind: exporter, type: memory}",
         "left: {kind: exporter, type: memory, "
-        "delivery: {on_full: block, retention_hours: 5, retention_bytes: null}}",
+        "delivery: {on_full: block, retention_time: 5h, retention_size: null}}",
     )
 
     async def run() -> None:
@@ -293,7 +293,7 @@ def test_a_stop_that_hurries_leaves_what_is_under_way_and_closes(
 def test_it_is_not_ready_while_a_quiver_refuses(tmp_path: Path) -> None:
     text = GRAPH.replace("to: [left, clean]", "to: [hold]").replace(
         "left: {kind: exporter, type: memory}",
-        "left: {kind: exporter, type: memory, delivery: {on_full: block, retention_bytes: 1MB}}",
+        "left: {kind: exporter, type: memory, delivery: {on_full: block, retention_size: 1MB}}",
     )
     text += "  hold: {kind: processor, type: quiver, config: {segment: {target_size: 1MB}}, "
     text += "to: [left, clean]}\n"
@@ -461,7 +461,7 @@ def test_a_reload_applies_limits_and_says_what_needs_a_restart(tmp_path: Path) -
         "drain: 7s\nlogging: {level: debug, format: json}\nadmin: {listen: '127.0.0.1:9999'}\n"
         + GRAPH.replace(
             "left: {kind: exporter, type: memory}",
-            "left: {kind: exporter, type: memory, delivery: {retention_bytes: 64MB}}",
+            "left: {kind: exporter, type: memory, delivery: {retention_size: 64MB}}",
         ).replace('listen: "127.0.0.1:0"', 'listen: "127.0.0.1:0", level: written')
     )
 

@@ -83,8 +83,8 @@ class GatewayFolder:
                     "kind": "exporter",
                     "type": "http",
                     "config": {"url": backend.url},
-                    "delivery": {"retry_initial_s": "20ms", "retry_max_s": "100ms",
-                                 "breaker_open_s": "50ms"},
+                    "delivery": {"retry_initial": "20ms", "retry_max": "100ms",
+                                 "breaker_open": "50ms"},
                 },
             },
         }  # fmt: skip

@@ -137,7 +137,7 @@ def http_exporter(port: int, **config: object) -> dict[str, Any]:
         "kind": "exporter",
         "type": "http",
         "config": {"url": f"http://127.0.0.1:{port}", "dialect": "single", **config},
-        "delivery": {"retention_bytes": "8GB"},
+        "delivery": {"retention_size": "8GB"},
     }
 
 

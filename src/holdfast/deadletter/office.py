@@ -39,7 +39,7 @@ from holdfast.quiver import (
 )
 from holdfast.seam import Seam
 from holdfast.seam.process import bind_to_process
-from holdfast.settings import DurationS, Settings, SizeBytes
+from holdfast.settings import DurationS, FileSettings, Settings, SizeBytes
 
 REJECTED_DIR = "rejected"
 UNDELIVERED_DIR = "undelivered"
@@ -66,7 +66,7 @@ WARNING_INTERVAL_S = 60.0
 log = logging.getLogger("holdfast.deadletter")
 
 
-class _StoreSettings(Settings):
+class _StoreSettings(FileSettings):
     """What both quivers of the office have."""
 
     letter_bytes_by_default: ClassVar[int] = 16 * MB
@@ -74,7 +74,7 @@ class _StoreSettings(Settings):
     max_bytes: SizeBytes = Field(default=256 * MB, ge=32 * MB)
     """Everything stored, together. At least 32 MB."""
     max_letter_bytes: SizeBytes | None = Field(default=None, ge=1)
-    """The largest event that is kept, at most an eighth of `max_bytes`. By default 16 MB, or that
+    """The largest event that is kept, at most an eighth of `max_size`. By default 16 MB, or that
     eighth if it is less."""
     timeout_s: DurationS = Field(default=5.0, gt=0)
     """How long a letter may take to be on stable storage."""
@@ -82,7 +82,7 @@ class _StoreSettings(Settings):
     @model_validator(mode="after")
     def _fits(self) -> Self:
         if (self.max_letter_bytes or 0) > self.max_bytes // LETTER_SHARE_MAX:
-            raise ValueError("max_letter_bytes must be at most an eighth of max_bytes")
+            raise ValueError("max_letter_size must be at most an eighth of max_size")
         return self
 
     @property
@@ -113,7 +113,7 @@ class UndeliveredSettings(_StoreSettings):
     max_bytes: SizeBytes = Field(default=1024 * MB, ge=32 * MB)
     """Everything stored, together. At least 32 MB."""
     max_letter_bytes: SizeBytes | None = Field(default=None, ge=1)
-    """The largest event that is kept, at most an eighth of `max_bytes`. By default 64 MB, or that
+    """The largest event that is kept, at most an eighth of `max_size`. By default 64 MB, or that
     eighth if it is less. A larger one stalls its destination: receivers should accept none."""
     timeout_s: DurationS = Field(default=30.0, gt=0)
     """How long a letter may take to be on stable storage."""
@@ -271,7 +271,7 @@ class DeadLetters:
                 raise NotAccepted(
                     f"an event is over {limits.largest_bytes} bytes, the largest that "
                     "dead letters keep",
-                    hint="raise dead_letters.undelivered.max_letter_bytes",
+                    hint="raise dead_letters.undelivered.max_letter_size",
                 ) from error
             self._undelivered_counters.count_filed(group)
 

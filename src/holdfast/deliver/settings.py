@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from holdfast.quiver import SubscriberOptions
-from holdfast.settings import DurationS, Settings, SizeBytes
+from holdfast.settings import DurationS, FileSettings, SizeBytes
 from holdfast.settings.units import size_text
 
 MB = 1024 * 1024
 
 
-# Keys of versions before, and what is in their place. They are read, and have no effect.
 REMOVED_KEYS = {
     "strict_order": "nothing is skipped any more unless `poison` is set",
     "poison_attempts": "see `poison`, which is off unless it is set",
-    "refusals_max": "only 400, 422 and 413 are about an event; at any other answer it waits",
-    "refusal_retry_s": "a destination that refuses is tried again after `retry_max_s` at most",
-    "refusal_hold_s": "only 400, 422 and 413 are about an event, and at once",
+    "refusals_max": "only 400, 422 and 413 are about an event; after any other answer it waits",
+    "refusal_retry_s": "a destination that refuses is tried again after `retry_max` at most",
+    "refusal_hold_s": "only 400, 422 and 413 are about an event, immediately",
 }
 
 
-class PoisonSettings(Settings):
+class PoisonSettings(FileSettings):
     """When an event that alone makes a destination fail becomes a dead letter."""
 
     attempts: int = Field(default=5, ge=1)
@@ -37,8 +37,10 @@ class PoisonSettings(Settings):
     """Nor does it become one before it failed for so long."""
 
 
-class DeliverySettings(Settings):
+class DeliverySettings(FileSettings):
     """How one destination is delivered to."""
+
+    removed_keys: ClassVar[Mapping[str, str]] = REMOVED_KEYS
 
     order: Literal["received", "key"] = "received"
     """`received`: one after another, as they came. `key`: in order for each key, in parallel."""
@@ -54,7 +56,7 @@ class DeliverySettings(Settings):
     window_events: int = Field(default=2000, ge=1)
     """Events that are read ahead (or one larger request)."""
 
-    retention_hours: float | None = Field(default=None, gt=0)
+    retention_time_s: DurationS | None = Field(default=None, gt=0)
     """Events that waited longer are dropped, or block receivers: see `on_full`; null: they wait for
     as long as the quiver has room."""
     retention_bytes: SizeBytes | None = Field(default=None, gt=0)
@@ -82,13 +84,6 @@ class DeliverySettings(Settings):
     """Set aside an event that alone makes the destination fail (5xx but 503, or an exception), once
     that is proven. Without it such an event is tried for ever, and the others wait behind it."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _without_removed_keys(cls, value: Any) -> Any:
-        if not isinstance(value, dict):
-            return value
-        return {key: one for key, one in value.items() if key not in REMOVED_KEYS}
-
     @property
     def ahead_bytes(self) -> int:
         """How much may be read ahead of the oldest event that has no outcome."""
@@ -102,25 +97,25 @@ class DeliverySettings(Settings):
     @property
     def limits(self) -> str:
         """How much may wait, and what happens then, for people."""
-        size_bytes, hours = self.retention_bytes, self.retention_hours
+        size_bytes, time_s = self.retention_bytes, self.retention_time_s
         room = "any number of bytes" if size_bytes is None else size_text(size_bytes)
-        time = "any number of hours" if hours is None else f"{hours:g} hours"
+        time = "any number of hours" if time_s is None else f"{time_s / 3600:g} hours"
         drops = self.when_full == "drop_oldest"
         then = "the oldest are dropped" if drops else "receivers answer 503"
-        if size_bytes is None and hours is None:
+        if size_bytes is None and time_s is None:
             return f"as long as the quiver has room, then {then}"
         return f"at most {time} and {room}, then {then}"
 
     @property
     def when_full(self) -> Literal["block", "drop_oldest"]:
         """What happens at a limit: nothing is dropped that nobody set a limit for."""
-        has_limit = self.retention_hours is not None or self.retention_bytes is not None
+        has_limit = self.retention_time_s is not None or self.retention_bytes is not None
         return self.on_full or ("drop_oldest" if has_limit else "block")
 
     def subscriber_options(self) -> SubscriberOptions:
         """Return the limits as the quiver keeps them."""
         return SubscriberOptions(
             max_bytes=self.retention_bytes,
-            max_age_s=None if self.retention_hours is None else self.retention_hours * 3600.0,
+            max_age_s=self.retention_time_s,
             on_full=self.when_full,
         )

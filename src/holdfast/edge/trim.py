@@ -14,7 +14,7 @@ from pydantic import Field
 
 from holdfast.edge.document import ANY, Path, changed, document_of, values_at
 from holdfast.edge.match import glob
-from holdfast.settings import Settings, SizeBytes
+from holdfast.settings import FileSettings, SizeBytes
 from holdfast.signals.event import Event
 
 FACETS_MAX = 1000
@@ -41,7 +41,7 @@ FACET_MAPS: tuple[Path, ...] = (
 Facet = Annotated[str, Field(min_length=1, max_length=256)]
 
 
-class Config(Settings):
+class Config(FileSettings):
     """Which facets may be taken out, and from which size on."""
 
     facets: tuple[Facet, ...] = Field(min_length=1, max_length=FACETS_MAX)

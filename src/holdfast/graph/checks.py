@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import Any
 
-from holdfast.deliver.settings import REMOVED_KEYS
 from holdfast.errors import BadInput
 from holdfast.graph import quiver_node
 from holdfast.graph.addresses import addresses_in, clash, reaches
@@ -40,7 +38,6 @@ def check_graph(graph: Graph, document: Document, names: Collection[str]) -> Non
     checker.names_mean_one_thing()
     checker.connections()
     checker.settings_fit_the_kind()
-    checker.removed_settings()
     checker.addresses()
     checker.directories()
     if checker.is_whole() and not checker.circles():
@@ -129,19 +126,6 @@ class _Checker:
                 except BadInput as error:
                     place = self._document.value_place((*at, "config", "retention", "size_cap"))
                     self._error(place, error.message, error.hint)
-
-    def removed_settings(self) -> None:
-        """Keys that a version before knew are no error yet, and have no effect."""
-        nodes: list[TreePath] = [("nodes", name) for name in self._graph.nodes]
-        nodes += [("dead_letters", "handlers", name) for name in self._graph.handlers]
-        for at in nodes:
-            tree: Any = self._document.value
-            for key in (*at, "delivery"):
-                tree = tree.get(key) or {}
-            for key in REMOVED_KEYS.keys() & tree:
-                place = self._document.key_place((*at, "delivery", key))
-                message = f"`{key}` has no effect any more, and is an error in the next version"
-                self._warn(place, message, REMOVED_KEYS[key])
 
     def _check_order(self, node: Node, at: TreePath) -> None:
         assert node.delivery is not None, "BUG: an exporter without delivery settings"
@@ -268,14 +252,14 @@ class _Checker:
         """What may wait is at least a segment: nothing smaller can be dropped."""
         limit_bytes = None if node.delivery is None else node.delivery.retention_bytes
         if limit_bytes is not None and limit_bytes < quiver.segment.target_size:
-            at: TreePath = ("nodes", node.name, "delivery", "retention_bytes")
-            message = f"retention_bytes is less than a segment ({quiver.segment.target_size} bytes)"
+            at: TreePath = ("nodes", node.name, "delivery", "retention_size")
+            message = f"retention_size is less than a segment ({quiver.segment.target_size} bytes)"
             hint = "raise it, or lower `segment.target_size` of the quiver"
             self._error(self._document.value_place(at), message, hint)
         cap_bytes = quiver.retention.size_cap
         if limit_bytes is not None and limit_bytes > cap_bytes:
-            at = ("nodes", node.name, "delivery", "retention_bytes")
-            message = f"retention_bytes is more than the quiver holds ({cap_bytes} bytes)"
+            at = ("nodes", node.name, "delivery", "retention_size")
+            message = f"retention_size is more than the quiver holds ({cap_bytes} bytes)"
             hint = "raise `retention.size_cap` of the quiver: that is reached first"
             self._warn(self._document.value_place(at), message, hint)
 

@@ -29,6 +29,7 @@ from holdfast.graph.substitution import (
     bare_references,
     whole_reference,
 )
+from holdfast.settings.keys import old_names
 
 FILE_BYTES_MAX = 4 * 1024 * 1024
 DEPTH_MAX = 50
@@ -65,6 +66,8 @@ class Document:
     # Values that are nothing but one `${…}`, as they are written.
     references: dict[TreePath, str] = field(default_factory=dict)
     findings: list[ConfigFinding] = field(default_factory=list)
+    # Keys of versions before of which there is a warning.
+    old_keys: set[str] = field(default_factory=set)
 
     def find(self, place: Place, message: str, hint: str = "", *, is_warning: bool = False) -> None:
         """Write down a finding."""
@@ -73,13 +76,25 @@ class Document:
 
     def key_place(self, path: TreePath) -> Place:
         """Return where the key of a path stands, or where its value begins if it has none."""
-        return self.keys.get(path) or self.value_place(path)
+        return self.keys.get(self._written(path)) or self.value_place(path)
 
     def value_place(self, path: TreePath) -> Place:
         """Return where the value of a path begins, or of the nearest one above it."""
+        path = self._written(path)
         while path and path not in self.values:
             path = path[:-1]
         return self.values.get(path, Place(1, 1))
+
+    def below(self, path: TreePath, part: str | int) -> TreePath | None:
+        """Return the path of a part, which the file may have under a name of versions before."""
+        names = (part, *old_names(part)) if isinstance(part, str) else (part,)
+        return next(((*path, name) for name in names if (*path, name) in self.values), None)
+
+    def _written(self, path: TreePath) -> TreePath:
+        found: TreePath = ()
+        for part in path:
+            found = self.below(found, part) or (*found, part)
+        return found
 
 
 def read_document(path: Path, substitution: Substitution) -> Document:

@@ -33,7 +33,7 @@ _SECRET_IN_QUERY = re.compile(
 def printed(loaded: Loaded) -> dict[str, Any]:
     """Return the whole file as plain data."""
     graph = loaded.graph
-    tree = graph.settings.model_dump(mode="json")
+    tree = graph.settings.model_dump(mode="json", by_alias=True)
     for name, node in graph.nodes.items():
         tree["nodes"][name] = _printed_node(node, tree["nodes"][name])
     for name, node in graph.handlers.items():
@@ -57,7 +57,7 @@ def _printed_node(node: Node, written: dict[str, Any]) -> dict[str, Any]:
 def _settings_of(node: Node) -> dict[str, Any]:
     shown = {"config": _filled_in(node.config)}
     if node.delivery is not None:
-        shown["delivery"] = node.delivery.model_dump(mode="json")
+        shown["delivery"] = node.delivery.model_dump(mode="json", by_alias=True)
     return shown
 
 
@@ -69,8 +69,10 @@ def _filled_in(config: Settings) -> dict[str, Any]:
         with contextlib.suppress(ValidationError):
             type(config).model_validate(with_default)
             kept = with_default
-    shown = config.model_dump(mode="json")
-    return {key: shown[key] for key in shown if key in kept}
+    fields = type(config).model_fields
+    shown: dict[str, Any] = config.model_dump(mode="json", by_alias=True)
+    keys = {fields[name].alias or name for name in kept}
+    return {key: value for key, value in shown.items() if key in keys}
 
 
 def _shown(value: Any, at: TreePath, references: dict[TreePath, str]) -> Any:

@@ -18,7 +18,7 @@ from holdfast.quiver.config import (
     WalConfig,
 )
 from holdfast.quiver.engine import check_caps
-from holdfast.settings import DurationS, LocalPath, Settings, SizeBytes
+from holdfast.settings import DurationS, FileSettings, LocalPath, Settings, SizeBytes
 
 # What one request may bring, whatever the size of a segment, if there is room for sixteen of them.
 BUNDLE_BYTES_MAX = 32 * MB
@@ -32,7 +32,7 @@ _APPEND, _WAL, _SEGMENT, _RETENTION = (
 )
 
 
-class _Section(Settings, ABC):
+class _Section(FileSettings, ABC):
     """A part that becomes a part of the quiver's own configuration, which checks its bounds."""
 
     @model_validator(mode="after")
@@ -111,8 +111,9 @@ class RetentionSettings(_Section):
     """Everything in the directory together, over all workers."""
     size_cap_policy: Literal["backpressure", "drop_oldest"] = _RETENTION.size_cap_policy
     """At the cap: refuse what comes in, or drop the oldest, whoever waits for it."""
-    max_retain_after_ingestion_hours: float | None = Field(default=None, gt=0, le=24 * 366 * 100)
-    """Events older than this go, whoever waits for them; by default none do."""
+    max_age_s: DurationS | None = Field(default=None, gt=0, le=3600 * 24 * 366 * 100)
+    """Events older than this are removed, even if a destination waits for them; by default none
+    are."""
     max_segments: int = Field(default=_RETENTION.max_segments, ge=1)
     """Segments that may be held, over all workers. The more there are, the later a small one is
     sealed, so that they last as long as the longest time that events may wait."""
@@ -128,11 +129,10 @@ class RetentionSettings(_Section):
 
     def as_config(self) -> RetentionConfig:
         """Return it as the quiver takes it."""
-        hours = self.max_retain_after_ingestion_hours
         return RetentionConfig(
             size_cap_bytes=self.size_cap,
             size_cap_policy=self.size_cap_policy,
-            max_age_s=None if hours is None else hours * 3600,
+            max_age_s=self.max_age_s,
             max_segments=self.max_segments,
             steady_state_headroom_bytes=min(self.keep_delivered, self.size_cap // 8),
             orphan_ttl_s=self.orphan_ttl,

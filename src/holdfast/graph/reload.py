@@ -48,7 +48,7 @@ async def reload(gateway: Gateway, new: Graph) -> Reloaded:
 
 
 def _compare_settings(old: Graph, new: Graph, report: Reloaded) -> None:
-    here, there = old.settings.model_dump(mode="json"), new.settings.model_dump(mode="json")
+    here, there = (one.settings.model_dump(mode="json", by_alias=True) for one in (old, new))
     for tree in (here, there):
         tree.pop("nodes")
         tree["dead_letters"].pop("handlers")

@@ -9,20 +9,22 @@ from __future__ import annotations
 
 import difflib
 import types
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from holdfast.graph.document import Document, Place, TreePath
-from holdfast.settings import Settings
+from holdfast.settings import FileSettings, Settings
 
 Model = TypeVar("Model", bound=Settings)
 
 
 def validated(model: type[Model], value: object, document: Document, at: TreePath) -> Model | None:
     """Return the settings that stand at a path; None, and findings in the document, if wrong."""
+    _warn_of_old_keys(model, value, document, at)
     try:
         return model.model_validate(value)
     except ValidationError as error:
@@ -67,9 +69,46 @@ def _path_of(document: Document, at: TreePath, loc: Sequence[str | int]) -> Tree
     """Return the path of the file that pydantic means: without the names of union members."""
     path = at
     for part in loc:
-        if (*path, part) in document.values:
-            path = (*path, part)
+        path = document.below(path, part) or path
     return path
+
+
+# --------------------------------------------------------------------- old keys
+
+
+def _warn_of_old_keys(shape: Any, value: object, document: Document, at: TreePath) -> None:
+    """Warn of keys of versions before: once of each key, where it is first."""
+    for model, key, path in _old_keys_in(shape, value, at):
+        if key in document.old_keys:
+            continue
+        document.old_keys.add(key)
+        if key in model.removed_keys:
+            message = f"`{key}` has no effect any more, and is an error in the next version"
+            hint = model.removed_keys[key]
+        else:
+            new = model.old_keys()[key]
+            message = f"`{key}` is now `{new.key}`, and is an error in the next version"
+            hint = "write its value with a unit" if new.factor != 1.0 else ""
+        document.find(document.key_place(path), message, hint, is_warning=True)
+
+
+def _old_keys_in(
+    shape: Any, value: object, at: TreePath
+) -> Iterator[tuple[type[FileSettings], str, TreePath]]:
+    if isinstance(value, list):
+        parts: list[tuple[str | int, object]] = list(enumerate(value))
+    elif isinstance(value, dict):
+        parts = list(value.items())
+    else:
+        return
+    for model in _members(shape):
+        if isinstance(model, type) and issubclass(model, FileSettings):
+            old = {**model.old_keys(), **model.removed_keys}
+            yield from ((model, str(key), (*at, key)) for key, _ in parts if key in old)
+    for key, inner in parts:
+        for below in _step(shape, key):
+            if below is not shape:
+                yield from _old_keys_in(below, inner, (*at, key))
 
 
 # ------------------------------------------------------------------- known keys
@@ -80,7 +119,11 @@ def _keys_at(model: type[BaseModel], loc: Sequence[str | int]) -> set[str]:
     for part in loc:
         shapes = [inner for shape in shapes for inner in _step(shape, part)]
     models = [shape for outer in shapes for shape in _members(outer) if _is_model(shape)]
-    return {field.alias or name for one in models for name, field in one.model_fields.items()}
+    return {str(key) for one in models for key in _fields(one)}
+
+
+def _fields(model: type[BaseModel]) -> dict[str | int, FieldInfo]:
+    return {field.alias or name: field for name, field in model.model_fields.items()}
 
 
 def _is_model(shape: Any) -> bool:
@@ -102,8 +145,9 @@ def _step(shape: Any, part: str | int) -> list[Any]:
     found = []
     for member in _members(shape):
         origin = get_origin(member)
-        if _is_model(member) and part in member.model_fields:
-            found.append(member.model_fields[part].annotation)
+        fields = _fields(member) if _is_model(member) else {}
+        if part in fields:
+            found.append(fields[part].annotation)
         elif isinstance(origin, type) and issubclass(origin, Mapping):
             found.append(get_args(member)[1])
         elif isinstance(origin, type) and issubclass(origin, Sequence) and isinstance(part, int):

@@ -247,7 +247,7 @@ GATEWAY_METRICS: tuple[GatewayMetric, ...] = (
     GatewayMetric(
         "gateway.destination.lag_bytes", "gauge", "bytes",
         "Payload that waits for the destination.",
-        "At `retention_bytes` its `on_full` decides.", _destinations("lag_bytes"), _DESTINATION,
+        "At `retention_size` its `on_full` decides.", _destinations("lag_bytes"), _DESTINATION,
     ),
     GatewayMetric(
         "gateway.destination.oldest_age_seconds", "gauge", "seconds",

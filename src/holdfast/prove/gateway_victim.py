@@ -45,10 +45,10 @@ def graph_file(
 ) -> str:
     """Return the configuration: small files and short pauses, so that every step happens often."""
     delivery = {
-        "retry_initial_s": "20ms",
-        "retry_max_s": "200ms",
-        "breaker_open_s": "100ms",
-        "send_timeout_s": "5s",
+        "retry_initial": "20ms",
+        "retry_max": "200ms",
+        "breaker_open": "100ms",
+        "send_timeout": "5s",
     }
     dialects = {SINGLE: "single", BATCH: "batch_array"}
     exporters = {

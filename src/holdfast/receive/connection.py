@@ -42,7 +42,7 @@ from uvicorn.protocols.http.httptools_impl import (
 from uvicorn.server import ServerState
 
 from holdfast.receive.responses import Reason, Response, refusal
-from holdfast.settings import DurationS, Settings, SizeBytes
+from holdfast.settings import DurationS, FileSettings, SizeBytes
 
 _NEVER_S = math.inf
 # Connections beyond the bound that are being told so; more of them are cut without a word.
@@ -66,7 +66,7 @@ _COMPLAINTS = {
 }
 
 
-class ConnectionSettings(Settings):
+class ConnectionSettings(FileSettings):
     """Bounds of the connections of one listening port."""
 
     max_connections: int = Field(default=1024, ge=1)

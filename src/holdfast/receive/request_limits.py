@@ -7,12 +7,12 @@ from typing import Self
 from pydantic import Field, model_validator
 
 from holdfast.receive.body import BodyLimits
-from holdfast.settings import DurationS, Settings, SizeBytes
+from holdfast.settings import DurationS, FileSettings, SizeBytes
 
 MB = 1024 * 1024
 
 
-class RequestLimits(Settings):
+class RequestLimits(FileSettings):
     """Bounds of requests."""
 
     max_body_bytes: SizeBytes = Field(default=32 * MB, ge=1)
@@ -28,7 +28,7 @@ class RequestLimits(Settings):
     body_timeout_s: DurationS = Field(default=10.0, gt=0)
     """The longest pause of a client while it sends a body; longer is 503."""
     min_body_bytes_per_s: SizeBytes = Field(default=16 * 1024, ge=1)
-    """The slowest pace of a body after `body_timeout_s`; slower is 503."""
+    """The slowest pace of a body after `body_timeout`; slower is 503."""
 
     @model_validator(mode="after")
     def _one_body_fits(self) -> Self:

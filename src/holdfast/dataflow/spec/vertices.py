@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AwareDatetime, BeforeValidator, Field, model_validator
 
 from holdfast.dataflow.spec.functions import Function
-from holdfast.settings import DurationS, LocalPath, Secret, Settings, SizeBytes
+from holdfast.settings import DurationS, FileSettings, LocalPath, Secret, Settings, SizeBytes
 
 Kind = Literal["source", "map", "filter", "flat_map", "reduce", "sink"]
 KINDS: tuple[Kind, ...] = ("source", "map", "filter", "flat_map", "reduce", "sink")
@@ -70,7 +70,7 @@ class FileSetSource(Settings):
     """The commit, which must not be deleted before all of it was read."""
 
 
-class SourceSettings(Settings):
+class SourceSettings(FileSettings):
     """Reads one or more quivers, files of a folder or of a commit, or what a generator makes."""
 
     quiver: Names = Field(default_factory=list)

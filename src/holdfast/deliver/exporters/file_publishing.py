@@ -71,7 +71,7 @@ class Publisher:
             self._write(folder / name, scratch, (records[place] for place in chosen))
 
     def remove_oldest(self) -> list[PurePath]:
-        """Remove files until the rest is within `max_total_bytes`; the newest one stays."""
+        """Remove files until the rest is within `max_total_size`; the newest one stays."""
         if self._max_total_bytes is None:
             return []
         removed = []

@@ -185,7 +185,7 @@ class Staging:
             self._publisher.publish(records, self._folder)
             removed = self._publisher.remove_oldest()
             if removed:
-                log.warning("removed %d files, the oldest, for `max_total_bytes`", len(removed))
+                log.warning("removed %d files, the oldest, for `max_total_size`", len(removed))
 
     def _begin(self, remembered: list[Identity]) -> None:
         """Begin the next journal, and remove all others."""

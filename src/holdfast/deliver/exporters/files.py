@@ -29,7 +29,7 @@ from holdfast.deliver.exporters.file_publishing import FileFormat, Publisher
 from holdfast.deliver.exporters.file_staging import FileLimits, Staging
 from holdfast.deliver.exporters.threads import in_thread
 from holdfast.seam.disk import DISK_IS_FULL, LockHeld
-from holdfast.settings import DurationS, LocalPath, Settings, SizeBytes
+from holdfast.settings import DurationS, FileSettings, LocalPath, SizeBytes
 from holdfast.signals.event import Event
 
 # Journals are here, below the directory of the files; readers of a data lake skip such names.
@@ -40,7 +40,7 @@ PUBLISH_RETRY_S = 5.0
 log = logging.getLogger("holdfast.deliver")
 
 
-class Config(Settings):
+class Config(FileSettings):
     """A directory that fills with files of events."""
 
     directory: LocalPath

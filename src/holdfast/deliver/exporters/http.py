@@ -256,5 +256,5 @@ async def _compressed(body: bytes) -> bytes:
 
 
 def _over_the_limit(size_bytes: int) -> Failure:
-    reason = f"the request has {size_bytes} bytes, more than `max_request_bytes`"
+    reason = f"the request has {size_bytes} bytes, more than `max_request_size`"
     return Failure(FailureClass.TOO_LARGE, reason, "max_request_bytes")

@@ -1,7 +1,7 @@
 """One POST over aiohttp with everything bounded: connections, times, and how much answer is read.
 
 A backend is not trusted to end anything. Redirects are not followed, cookies are not kept, answers
-are asked for uncompressed and read up to `max_response_bytes`. Once a 2xx status is there and the
+are asked for uncompressed and read up to `max_response_size`. Once a 2xx status is there and the
 body does not matter, the body gets `UNNEEDED_BODY_S` to end, so that the connection can be used
 again; otherwise the connection is closed.
 """
@@ -26,7 +26,7 @@ from holdfast import __version__
 from holdfast.deliver.exporter_context import ExporterContext
 from holdfast.deliver.exporters.classify import SendFailed, failure_of_exception, is_success
 from holdfast.errors import BadConfig
-from holdfast.settings import DurationS, LocalPath, Secret, Settings, SizeBytes
+from holdfast.settings import DurationS, FileSettings, LocalPath, Secret, Settings, SizeBytes
 
 # How long the rest of an answer may take that nobody reads.
 UNNEEDED_BODY_S = 1.0
@@ -79,7 +79,7 @@ class ProxySettings(Settings):
         return checked_url(value, schemes=("http",))
 
 
-class HttpClientSettings(Settings):
+class HttpClientSettings(FileSettings):
     """How to connect, and how long to wait."""
 
     connect_timeout: DurationS = Field(default=5.0, gt=0)
@@ -89,7 +89,7 @@ class HttpClientSettings(Settings):
     """How long the backend may send nothing."""
 
     total_timeout: DurationS = Field(default=25.0, gt=0)
-    """How long a request may take altogether. Shorter than the destination's `send_timeout_s`, so
+    """How long a request may take altogether. Shorter than the destination's `send_timeout`, so
     that the reason is told."""
 
     max_connections: int = Field(default=8, ge=1, le=1000)

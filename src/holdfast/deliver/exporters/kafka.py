@@ -28,7 +28,7 @@ from holdfast.deliver.exporters.dialects import is_json
 from holdfast.deliver.exporters.threads import in_thread
 from holdfast.errors import BadConfig, NotInstalled
 from holdfast.extras import install_command, missing_modules
-from holdfast.settings import DurationS, Secret, Settings, SizeBytes
+from holdfast.settings import DurationS, FileSettings, Secret, SizeBytes
 from holdfast.signals.event import Event
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def _as_text(value: object) -> object:
     return str(value) if isinstance(value, int | float) else value
 
 
-class Config(Settings):
+class Config(FileSettings):
     """A Kafka topic."""
 
     brokers: str
@@ -97,7 +97,7 @@ class Config(Settings):
 
     timeout: DurationS = Field(default=25.0, ge=1)
     """How long librdkafka may try to deliver a message. Shorter than the destination's
-    `send_timeout_s`."""
+    `send_timeout`."""
 
     max_message_bytes: SizeBytes = Field(default=1_000_000, ge=1000)
     """The largest message; the topic's `max.message.bytes` must allow it."""
@@ -321,7 +321,7 @@ def _told(name: str, *, maybe_delivered: bool) -> Failure:
         reason = f"the broker does not let us ({name}); check the credentials in `client_config`"
         return Failure(FailureClass.AUTH, reason, name)
     if name in TOO_LARGE:
-        reason = f"the message is too large ({name}); see `max_message_bytes` and the topic's limit"
+        reason = f"the message is too large ({name}); see `max_message_size` and the topic's limit"
         return Failure(FailureClass.TOO_LARGE, reason, name)
     if name in PERMANENT:
         return Failure(FailureClass.PERMANENT, f"the broker refused the message ({name})", name)

@@ -46,7 +46,7 @@ from holdfast.deliver.exporter_context import ExporterContext
 from holdfast.deliver.exporters.threads import in_thread
 from holdfast.deliver.poison import EXCEPTION_CODE
 from holdfast.errors import BadConfig
-from holdfast.settings import DurationS, Settings, SizeBytes
+from holdfast.settings import DurationS, FileSettings, SizeBytes
 from holdfast.signals.event import Event
 
 # Where packages name functions for `entry_point`. Whole exporters are in `holdfast.exporters`.
@@ -89,7 +89,7 @@ class NotAuthorized(Refusal):
     kind = FailureClass.AUTH
 
 
-class Config(Settings):
+class Config(FileSettings):
     """A function that takes events."""
 
     function: str | None = None
