@@ -25,7 +25,7 @@ from holdfast.seam.holder import monotonic_name
 from holdfast.seam.simulated import SimulatedDisk
 from holdfast.store.filesets import Commits, FileSetWriter
 from holdfast.store.fsck.check import LocalEngine
-from holdfast.store.fsck.findings import Kind
+from holdfast.store.fsck.findings import FindingKind
 from holdfast.store.fsck.lost import rebuild_database
 from holdfast.store.fsck.run import check_and_repair
 from holdfast.store.fsck.scrub import scrub
@@ -175,7 +175,7 @@ class World:
                 whole = False
         return whole
 
-    def findings(self) -> set[Kind]:
+    def findings(self) -> set[FindingKind]:
         """Check and scrub; return what is wrong."""
         engine = LocalEngine(self.store, self.scratch, LIMITS)
         damaged = scrub(self.store, restart=True).findings
@@ -244,7 +244,11 @@ def test_a_block_cannot_be_read_from_any_step_on(tmp_path: Path, at: str) -> Non
         work(made)
         whole = made.is_whole("before")
         found = made.findings()
-        assert found <= {Kind.DAMAGED_CHUNK, Kind.COMMIT_DIFFERS, Kind.MISSING_CHUNK}
+        assert found <= {
+            FindingKind.DAMAGED_CHUNK,
+            FindingKind.COMMIT_DIFFERS,
+            FindingKind.MISSING_CHUNK,
+        }
         assert whole or found, "what cannot be read is found"
         made.put("after")
         assert made.is_whole("after")

@@ -15,7 +15,7 @@ from holdfast.errors import HoldfastError
 from holdfast.prove.store_journal import Stories, digest_of, read_stories
 from holdfast.store.address import CHUNK_PREFIX
 from holdfast.store.filesets import Commits
-from holdfast.store.gc.commits import COMMIT_PREFIX, commit_object_key
+from holdfast.store.gc.commit_rows import COMMIT_PREFIX, commit_object_key
 from holdfast.store.objects.objects import Objects, StoredObject
 from holdfast.store.store import Store, StoreFormat
 

@@ -29,7 +29,7 @@ from holdfast.seam import Seam
 from holdfast.seam.process import bind_to_process
 from holdfast.settings import Settings
 from holdfast.store.chunks import ChunkStore
-from holdfast.store.gc.commits import check_database
+from holdfast.store.gc.commit_rows import check_database
 from holdfast.store.gc.references import NoReferences, References
 from holdfast.store.objects import ObjectExists, Objects
 from holdfast.store.objects.local import Leftovers, LocalObjects
@@ -80,20 +80,20 @@ class Store:
         seam: Seam | None = None,
     ) -> Self:
         """Make a new store in a folder, or below the prefix of a bucket (`s3://bucket/prefix`)."""
-        place = _Place(url, database, settings or StoreSettings(), seam or Seam())
+        target = _StoreTarget(url, database, settings or StoreSettings(), seam or Seam())
         try:
-            wanted = place.new_format()
+            wanted = target.new_format()
             try:
-                place.objects.put(FORMAT_KEY, [_to_json(wanted)])
+                target.objects.put(FORMAT_KEY, [_to_json(wanted)])
             except ObjectExists:
-                wanted = place.unfinished_format()
-            references = place.references(wanted.store_id, create=True)
+                wanted = target.unfinished_format()
+            references = target.references(wanted.store_id, create=True)
             if references.database.reserve is not None:
                 references.database.reserve.need()
         except BaseException:
-            place.objects.close()
+            target.objects.close()
             raise
-        return cls(url, place.objects, references, place.settings, wanted)
+        return cls(url, target.objects, references, target.settings, wanted)
 
     @classmethod
     def open(
@@ -105,21 +105,21 @@ class Store:
         seam: Seam | None = None,
     ) -> Self:
         """Open a store that exists, with the database it was created with."""
-        place = _Place(url, database, settings or StoreSettings(), seam or Seam())
+        target = _StoreTarget(url, database, settings or StoreSettings(), seam or Seam())
         try:
-            found = place.format()
-            references = place.references(found.store_id, create=False)
+            found = target.format()
+            references = target.references(found.store_id, create=False)
             try:
-                check_database(references.database, place.objects)
+                check_database(references.database, target.objects)
             except BaseException:
                 references.close()
                 raise
         except BaseException:
-            place.objects.close()
+            target.objects.close()
             raise
-        opened = cls(url, place.objects, references, place.settings, found)
-        if isinstance(place.objects, LocalObjects):
-            opened.leftovers = place.objects.remove_leftovers()
+        opened = cls(url, target.objects, references, target.settings, found)
+        if isinstance(target.objects, LocalObjects):
+            opened.leftovers = target.objects.remove_leftovers()
         return opened
 
     @classmethod
@@ -131,13 +131,13 @@ class Store:
         For workers of a plan that was made where the database is. Whatever asks for references
         finds none, so nothing can be written, pinned or looked up by name.
         """
-        place = _Place(url, "", settings or StoreSettings(), seam or Seam())
+        target = _StoreTarget(url, "", settings or StoreSettings(), seam or Seam())
         try:
-            found = place.format()
+            found = target.format()
         except BaseException:
-            place.objects.close()
+            target.objects.close()
             raise
-        return cls(url, place.objects, NoReferences(), place.settings, found)
+        return cls(url, target.objects, NoReferences(), target.settings, found)
 
     def close(self) -> None:
         """End all threads and connections."""
@@ -174,14 +174,14 @@ def open_objects(
     seam: Seam | None = None,
 ) -> Iterator[StoreObjects]:
     """Give the objects of a store whose database may be lost."""
-    place = _Place(url, database, settings or StoreSettings(), seam or Seam())
+    target = _StoreTarget(url, database, settings or StoreSettings(), seam or Seam())
     try:
-        yield StoreObjects(place.objects, place.database_url(), place.format().store_id)
+        yield StoreObjects(target.objects, target.database_url(), target.format().store_id)
     finally:
-        place.objects.close()
+        target.objects.close()
 
 
-class _Place:
+class _StoreTarget:
     """Where a store is, or is to be."""
 
     def __init__(self, url: str, database: str | None, settings: StoreSettings, seam: Seam) -> None:
@@ -204,7 +204,7 @@ class _Place:
             self.objects = RemoteObjects(url, seam, _limits(settings))
         else:
             raise BadInput(
-                f"{scheme}:// is no place for a store",
+                f"a store cannot be at a {scheme}:// address",
                 hint=f"use a folder, or one of {', '.join(SCHEMES)}",
                 path=url,
             )
@@ -224,7 +224,7 @@ class _Place:
         except ObjectMissing:
             raise CannotOpen(
                 "there is no store here",
-                hint="correct the place, or make one with `holdfast store create`",
+                hint="correct the address, or create a store with `holdfast store create`",
                 path=self.url,
             ) from None
         return _from_json(written, self.url)
@@ -239,7 +239,7 @@ class _Place:
                 raise
             return found
         raise CannotOpen(
-            "there is a store here already", hint="open it, or choose another place", path=self.url
+            "a store already exists here", hint="open it, or choose another location", path=self.url
         )
 
     def references(self, store_id: str, *, create: bool) -> References:

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from tests.store.filesets.operations import Operation, State, operations, replay
 
 from holdfast.store.filesets import algebra
-from holdfast.store.filesets.algebra import Change, Part, Tombstones
+from holdfast.store.filesets.algebra import Change, TagChange, Tombstones
 
 Piece = bytes
 LayerModel = tuple[Tombstones, dict[str, Change[Piece]]]
@@ -111,8 +111,8 @@ def test_flags_may_be_dropped_below_a_layers_own_tombstones(
 
 
 def test_a_base_drops_what_only_takes_away() -> None:
-    change = Change(True, {b"1": Part(True, (b"x",)), b"2": Part(True, None)}, "known")
-    assert algebra.over_nothing(change) == Change(False, {b"1": Part(False, (b"x",))}, "known")
+    change = Change(True, {b"1": TagChange(True, (b"x",)), b"2": TagChange(True, None)}, "known")
+    assert algebra.over_nothing(change) == Change(False, {b"1": TagChange(False, (b"x",))}, "known")
     assert algebra.over_nothing(algebra.delete()) is None
     assert algebra.over_nothing(algebra.delete_tag(b"1")) is None
 

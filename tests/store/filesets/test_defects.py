@@ -13,7 +13,7 @@ from tests.store.filesets.operations import NO_JOB, Operation, layer_of, put_all
 
 from holdfast.errors import BadInput, Damaged
 from holdfast.store.filesets import FileSet, FileSetWriter, compact, export_tar
-from holdfast.store.filesets.cursor import Nodes
+from holdfast.store.filesets.cursor import IndexNodes
 from holdfast.store.filesets.merge import Merge
 
 
@@ -133,7 +133,7 @@ def test_merging_changes_no_entry_that_others_hold() -> None:
         layer_of(store, [Operation("append", "f", b"1", b"b")]),
     ]
     files = FileSet(store, layers)
-    nodes = Nodes(chunks.read_chunk)
+    nodes = IndexNodes(chunks.read_chunk)
     entries = [index for _, met in Merge(nodes, files.sources).entries() for index in met]
     before = [entry.SerializeToString() for entry in entries]
     roots = [layer.to_bytes() for layer in layers]

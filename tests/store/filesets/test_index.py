@@ -16,7 +16,7 @@ from tests.store.filesets.operations import put_all
 from holdfast.errors import BadInput, Damaged
 from holdfast.store.filesets import FileSet, FileSetWriter, Layer, bloom, tag_of
 from holdfast.store.filesets import fileset_pb2 as pb
-from holdfast.store.filesets.cursor import Cursor, Nodes, lookup
+from holdfast.store.filesets.cursor import IndexCursor, IndexNodes, lookup
 from holdfast.store.filesets.entry import change_of, pack_entry, parse_node
 from holdfast.store.filesets.index_writer import INDEX_MAX_BYTES, CutRule
 from holdfast.store.settings import Chunking
@@ -41,7 +41,7 @@ def many_indexed() -> tuple[Store, MemoryChunks, Layer]:
 def index_chunks(layer: Layer, chunks: MemoryChunks) -> list[bytes]:
     """Return the addresses of all chunks of an index, level by level."""
     assert layer.index is not None
-    nodes = Nodes(chunks.read_chunk)
+    nodes = IndexNodes(chunks.read_chunk)
     found, level = [], [layer.index]
     while level and level[0].HasField("range"):
         found += [index.data_op.data_ref[0].chunk.hash for index in level]
@@ -106,7 +106,7 @@ def test_an_index_is_cut_by_paths_alone() -> None:
     _, chunks, layer = indexed(MANY)
     assert layer.index is not None
     rule = CutRule(chunks.chunking.max_bytes)
-    cursor = Cursor(Nodes(chunks.read_chunk), layer.index)
+    cursor = IndexCursor(IndexNodes(chunks.read_chunk), layer.index)
     ends = []
     while cursor.path is not None:
         if cursor.index.range.level > 1:
@@ -128,7 +128,7 @@ def test_a_lookup_opens_one_chunk_of_each_level_and_a_filter_spares_them() -> No
     assert len(chunks.reads) <= layer.index.range.level + 1
     missed = 0
     for n in range(200):
-        fresh = Nodes(chunks.read_chunk)
+        fresh = IndexNodes(chunks.read_chunk)
         assert lookup(fresh, layer.index, f"folder-07/file-{n:05}-missing") is None
         missed += fresh.opened
     # All levels but the lowest: the filters let one in a hundred through.
@@ -169,7 +169,7 @@ def test_very_long_names_are_indexed() -> None:
 def leaf(chunks: MemoryChunks, layer: Layer) -> bytes:
     assert layer.index is not None
     index = layer.index
-    nodes = Nodes(chunks.read_chunk)
+    nodes = IndexNodes(chunks.read_chunk)
     while index.range.level > 1:
         index = nodes.get(index).indexes[0]
     return chunks.data[index.data_op.data_ref[0].chunk.hash]  # type: ignore[index]

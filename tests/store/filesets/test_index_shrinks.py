@@ -12,7 +12,7 @@ from tests.store.filesets.operations import put_all, read_all
 
 from holdfast.store.filesets import FileSet, bloom
 from holdfast.store.filesets import fileset_pb2 as pb
-from holdfast.store.filesets.cursor import Nodes
+from holdfast.store.filesets.cursor import IndexNodes
 from holdfast.store.filesets.entry import pack_entry
 from holdfast.store.filesets.index_writer import INDEX_MAX_BYTES
 from holdfast.store.filesets.layer import Layer
@@ -43,7 +43,7 @@ def long_paths(count: int, length: int, filler: str) -> dict[str, bytes]:
 def levels_of(layer: Layer, chunks: MemoryChunks) -> list[int]:
     """Return how many entries each level of an index has, from its root down."""
     assert layer.index is not None
-    nodes = Nodes(chunks.read_chunk)
+    nodes = IndexNodes(chunks.read_chunk)
     level, counts = [layer.index], []
     while level and level[0].HasField("range"):
         counts.append(len(level))

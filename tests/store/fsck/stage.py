@@ -13,7 +13,7 @@ from tests.store.chunks.stage import TINY, noise, over
 from holdfast.store.address import ChunkHash, ChunkKey
 from holdfast.store.filesets import Commits, FileSetWriter
 from holdfast.store.fsck.check import LocalEngine, check
-from holdfast.store.fsck.findings import Finding, FsckReport
+from holdfast.store.fsck.findings import FsckReport, StoreFinding
 from holdfast.store.fsck.run import Repaired, check_and_repair
 from holdfast.store.fsck.settings import FsckSettings
 from holdfast.store.gc.database import chunk
@@ -60,7 +60,9 @@ class Damaged:
         """Check the store."""
         return check(self.store, LocalEngine(self.store, self.scratch, limits), limits)
 
-    def repair(self, limits: FsckSettings = LIMITS, damaged: Sequence[Finding] = ()) -> Repaired:
+    def repair(
+        self, limits: FsckSettings = LIMITS, damaged: Sequence[StoreFinding] = ()
+    ) -> Repaired:
         """Check, repair, and check again."""
         engine = LocalEngine(self.store, self.scratch, limits)
         return check_and_repair(self.store, engine, limits, damaged)

@@ -13,7 +13,7 @@ from tests.store.fsck.ways import object_lost, row_lost, row_of_an_index_lost, w
 from holdfast.seam.disk import RealDisk
 from holdfast.store.fsck.commit_check import check_commits
 from holdfast.store.fsck.compare import compare
-from holdfast.store.fsck.findings import Kind, from_table
+from holdfast.store.fsck.findings import FindingKind, from_table
 from holdfast.store.fsck.gather import (
     edge_facts,
     object_facts,
@@ -82,7 +82,10 @@ def test_facts_may_come_in_any_order_and_be_split_anyhow(damaged: Damaged) -> No
         source_facts(database, {commit.id for commit in commits.commits}, []),
     ]
     whole = set(from_table(compare(partition_of(batches))))
-    assert {finding.kind for finding in whole} == {Kind.MISSING_CHUNK, Kind.WRONG_COUNT}
+    assert {finding.kind for finding in whole} == {
+        FindingKind.MISSING_CHUNK,
+        FindingKind.WRONG_COUNT,
+    }
     rows = [row for batch in batches for row in batch.to_pylist()]
     random.Random(1).shuffle(rows)
     split = set()

@@ -11,7 +11,7 @@ from tests.store.postgres import schema
 
 from holdfast.errors import HoldfastError
 from holdfast.store.address import ChunkKey
-from holdfast.store.fsck.findings import Finding, Kind
+from holdfast.store.fsck.findings import FindingKind, StoreFinding
 from holdfast.store.fsck.scrub import scrub
 from holdfast.store.gc.collector import Collector
 
@@ -22,7 +22,7 @@ ON_POSTGRES = (
 )
 
 
-def said(finding: Finding) -> Said:
+def said(finding: StoreFinding) -> Said:
     about = finding.key if finding.hash else finding.generation
     return (finding.kind, about, finding.commit, finding.path, finding.source)
 
@@ -78,13 +78,13 @@ def test_all_damages_at_once(damaged: Damaged) -> None:
 def test_a_lost_chunk_heals_when_its_data_is_stored_again(damaged: Damaged) -> None:
     key = damaged.file_chunk("one", "large")
     damaged.store.objects.delete_many([key.object_key()])
-    assert damaged.repair().after.counts() == {Kind.MISSING_CHUNK.value: 2}
+    assert damaged.repair().after.counts() == {FindingKind.MISSING_CHUNK.value: 2}
     damaged.forget_chunks()
     with pytest.raises(HoldfastError, match="not in the store"):
         damaged.read("one")
     with damaged.store.references.open_job("again") as job:
         damaged.write(job, "again", {"large": LARGE})
-    assert damaged.check().counts() == {Kind.STALE_EDGE.value: 1}
+    assert damaged.check().counts() == {FindingKind.STALE_EDGE.value: 1}
     assert damaged.repair().after.ok
     damaged.commits.delete("again")
     Collector(damaged.store.references, damaged.store.objects).collect()
@@ -101,7 +101,7 @@ def test_what_is_set_aside_is_kept(damaged: Damaged) -> None:
     [name] = result.repairs[0].set_aside
     assert name.startswith(f"quarantine/{key.object_key()}.")
     assert damaged.store.objects.get(name) == broken
-    assert result.after.counts() == {Kind.MISSING_CHUNK.value: 2}
+    assert result.after.counts() == {FindingKind.MISSING_CHUNK.value: 2}
 
 
 def test_a_scrubbed_chunk_comes_back_from_another_generation(damaged: Damaged) -> None:

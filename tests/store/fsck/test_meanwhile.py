@@ -14,7 +14,7 @@ from tests.store.postgres import schema
 
 from holdfast.store.filesets import FileSetWriter
 from holdfast.store.fsck.check import LocalEngine, check
-from holdfast.store.fsck.findings import Kind
+from holdfast.store.fsck.findings import FindingKind
 from holdfast.store.fsck.settings import FsckSettings
 from holdfast.store.gc.collector import Collector
 from holdfast.store.gc.database import job
@@ -141,7 +141,7 @@ def test_a_slow_deleter_is_not_a_dead_one(damaged: Damaged) -> None:
     assert damaged.repair().repairs == []
     damaged.sql(update(job).values(lease_until=1.0))
     [finding] = damaged.check().findings
-    assert (finding.kind, finding.commit) == (Kind.COMMIT_UNFINISHED, "two")
+    assert (finding.kind, finding.commit) == (FindingKind.COMMIT_UNFINISHED, "two")
     assert references.begin_delete_commit("two") == number  # another one takes over
     assert damaged.check().ok
     damaged.commits.delete("two")

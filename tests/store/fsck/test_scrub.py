@@ -11,7 +11,7 @@ from tests.store.fsck.stage import Damaged
 
 from holdfast.errors import StorageFailed
 from holdfast.store.address import ChunkKey
-from holdfast.store.fsck.findings import Kind
+from holdfast.store.fsck.findings import FindingKind
 from holdfast.store.fsck.scrub import scrub, verify
 from holdfast.store.fsck.settings import FsckSettings
 
@@ -31,8 +31,8 @@ def test_defect_1c4_a_hash_that_does_not_match_is_reported(damaged: Damaged) -> 
     report = scrub(damaged.store)
     assert not report.ok
     assert {(one.kind, one.key, one.commit, one.path) for one in report.findings} == {
-        (Kind.DAMAGED_CHUNK, key, "one", "large"),
-        (Kind.DAMAGED_CHUNK, key, "two", "large"),
+        (FindingKind.DAMAGED_CHUNK, key, "one", "large"),
+        (FindingKind.DAMAGED_CHUNK, key, "two", "large"),
     }
     assert all("hash" in one.detail for one in report.findings)
     # The same chunk, found by what repair asks again.
@@ -54,7 +54,7 @@ def test_any_flipped_bit_is_found(damaged: Damaged, data: st.DataObject) -> None
     try:
         found = verify(damaged.store.objects, key)
         assert found is not None
-        assert (found.kind, found.key) == (Kind.DAMAGED_CHUNK, key)
+        assert (found.kind, found.key) == (FindingKind.DAMAGED_CHUNK, key)
     finally:
         damaged.replace_object(key, stored)
     assert verify(damaged.store.objects, key) is None

@@ -9,14 +9,14 @@ from sqlalchemy import ColumnElement, delete, insert, update
 from tests.store.fsck.stage import Damaged
 
 from holdfast.store.address import ChunkKey
-from holdfast.store.fsck.findings import Kind, source_words
-from holdfast.store.gc.commits import commit_object_key
+from holdfast.store.fsck.findings import FindingKind, source_words
+from holdfast.store.gc.commit_rows import commit_object_key
 from holdfast.store.gc.database import chunk, commit, edge
-from holdfast.store.gc.edges import CHUNK_KIND, COMMIT_KIND
+from holdfast.store.gc.references_sql import CHUNK_KIND, COMMIT_KIND
 from holdfast.store.gc.transitions import CommitState
 
 # kind, chunk or commit, commit, path, source
-Said = tuple[Kind, object, str, str, str]
+Said = tuple[FindingKind, object, str, str, str]
 
 
 class Way(NamedTuple):
@@ -32,7 +32,7 @@ def _row(key: ChunkKey) -> tuple[ColumnElement[bool], ...]:
 
 
 def _users(
-    damaged: Damaged, kind: Kind, key: ChunkKey, generation: int | None = None
+    damaged: Damaged, kind: FindingKind, key: ChunkKey, generation: int | None = None
 ) -> list[Said]:
     """Return a finding for each commit and path whose first chunk this is."""
     shown = key if generation is None else ChunkKey(key.hash, generation)
@@ -50,7 +50,7 @@ def leaked_object(damaged: Damaged) -> list[Said]:
     orphan = ChunkKey(damaged.root("two").hash, 500)
     assert orphan not in damaged.known()
     damaged.store.objects.put(orphan.object_key(), [b"whatever"])
-    return [(Kind.LEAKED_OBJECT, orphan, "", "", "")]
+    return [(FindingKind.LEAKED_OBJECT, orphan, "", "", "")]
 
 
 def leaked_row(damaged: Damaged) -> list[Said]:
@@ -58,7 +58,7 @@ def leaked_row(damaged: Damaged) -> list[Said]:
     values = {"size_bytes": 5, "uploaded": True, "refcount": 2, "holds": 1, "updated": 0.0}
     damaged.sql(insert(chunk).values(hash=key.hash, generation=key.generation, **values))
     damaged.store.objects.put(key.object_key(), [b"bytes"])
-    return [(Kind.LEAKED_ROW, key, "", "", "")]
+    return [(FindingKind.LEAKED_ROW, key, "", "", "")]
 
 
 def reference_from_no_commit(damaged: Damaged) -> list[Said]:
@@ -95,7 +95,7 @@ def _leaked_edge(
     named = {"source_kind": kind, "source_id": source, "source_generation": generation}
     damaged.sql(insert(edge).values(hash=key.hash, generation=key.generation, **named))
     damaged.sql(update(chunk).where(*_row(key)).values(refcount=chunk.c.refcount + 1))
-    return [(Kind.LEAKED_EDGE, key, "", "", source_words(kind, source, generation))]
+    return [(FindingKind.LEAKED_EDGE, key, "", "", source_words(kind, source, generation))]
 
 
 def reference_to_nothing(damaged: Damaged) -> list[Said]:
@@ -103,25 +103,25 @@ def reference_to_nothing(damaged: Damaged) -> list[Said]:
     key = ChunkKey(bytes(32), 5)  # type: ignore[arg-type]
     named = {"source_kind": "mine", "source_id": number, "source_generation": 0}
     damaged.sql(insert(edge).values(hash=key.hash, generation=key.generation, **named))
-    return [(Kind.LEAKED_EDGE, key, "", "", source_words("mine", number, 0))]
+    return [(FindingKind.LEAKED_EDGE, key, "", "", source_words("mine", number, 0))]
 
 
 def wrong_refcount(damaged: Damaged) -> list[Said]:
     key = damaged.file_chunk("one", "large")
     damaged.sql(update(chunk).where(*_row(key)).values(refcount=17))
-    return [(Kind.WRONG_COUNT, key, "", "", "")]
+    return [(FindingKind.WRONG_COUNT, key, "", "", "")]
 
 
 def refcount_of_nothing(damaged: Damaged) -> list[Said]:
     key = damaged.file_chunk("one", "large")
     damaged.sql(update(chunk).where(*_row(key)).values(refcount=0))
-    return [(Kind.WRONG_COUNT, key, "", "", "")]
+    return [(FindingKind.WRONG_COUNT, key, "", "", "")]
 
 
 def wrong_holds(damaged: Damaged) -> list[Said]:
     key = damaged.root("two")
     damaged.sql(update(chunk).where(*_row(key)).values(holds=2))
-    return [(Kind.WRONG_COUNT, key, "", "", "")]
+    return [(FindingKind.WRONG_COUNT, key, "", "", "")]
 
 
 def missing_reference_of_a_commit(damaged: Damaged) -> list[Said]:
@@ -148,19 +148,19 @@ def _missing_edge(
     damaged.sql(gone)
     damaged.sql(update(chunk).where(*_row(key)).values(refcount=chunk.c.refcount - 1))
     words = source_words(kind, source, generation)
-    return [(Kind.MISSING_EDGE, ChunkKey(key.hash, 0), "", "", words)]
+    return [(FindingKind.MISSING_EDGE, ChunkKey(key.hash, 0), "", "", words)]
 
 
 def row_lost(damaged: Damaged) -> list[Said]:
     key = damaged.file_chunk("one", "large")
     damaged.sql(delete(chunk).where(*_row(key)))
     shown = ChunkKey(key.hash, 0)
-    return [(Kind.MISSING_ROW, shown, name, "large", "") for name in ("one", "two")]
+    return [(FindingKind.MISSING_ROW, shown, name, "large", "") for name in ("one", "two")]
 
 
 def row_of_an_index_lost(damaged: Damaged) -> list[Said]:
     key = damaged.root("one")
-    said = _users(damaged, Kind.MISSING_ROW, key, 0)
+    said = _users(damaged, FindingKind.MISSING_ROW, key, 0)
     damaged.sql(delete(chunk).where(*_row(key)))
     return said
 
@@ -169,18 +169,18 @@ def chunk_dying_in_use(damaged: Damaged) -> list[Said]:
     key = damaged.file_chunk("one", "large")
     damaged.sql(update(chunk).where(*_row(key)).values(removing=1.0))
     shown = ChunkKey(key.hash, 0)
-    return [(Kind.MISSING_ROW, shown, name, "large", "") for name in ("one", "two")]
+    return [(FindingKind.MISSING_ROW, shown, name, "large", "") for name in ("one", "two")]
 
 
 def object_lost(damaged: Damaged) -> list[Said]:
     key = damaged.file_chunk("one", "large")
     damaged.store.objects.delete_many([key.object_key()])
-    return [(Kind.MISSING_CHUNK, key, name, "large", "") for name in ("one", "two")]
+    return [(FindingKind.MISSING_CHUNK, key, name, "large", "") for name in ("one", "two")]
 
 
 def object_of_an_index_lost(damaged: Damaged) -> list[Said]:
     key = damaged.root("one")
-    said = _users(damaged, Kind.MISSING_CHUNK, key)
+    said = _users(damaged, FindingKind.MISSING_CHUNK, key)
     damaged.store.objects.delete_many([key.object_key()])
     return said
 
@@ -189,7 +189,7 @@ def object_lost_but_another_generation_is_there(damaged: Damaged) -> list[Said]:
     key = damaged.file_chunk("one", "large")
     other = ChunkKey(key.hash, 777)
     damaged.store.objects.put(other.object_key(), [damaged.object(key)])
-    leaked: list[Said] = [(Kind.LEAKED_OBJECT, other, "", "", "")]
+    leaked: list[Said] = [(FindingKind.LEAKED_OBJECT, other, "", "", "")]
     return object_lost(damaged) + leaked
 
 
@@ -198,14 +198,14 @@ def index_damaged_but_another_generation_is_there(damaged: Damaged) -> list[Said
     other = ChunkKey(key.hash, 777)
     data = damaged.object(key)
     damaged.store.objects.put(other.object_key(), [data])
-    said = _users(damaged, Kind.DAMAGED_CHUNK, key)
+    said = _users(damaged, FindingKind.DAMAGED_CHUNK, key)
     damaged.replace_object(key, data[:-1] + bytes([data[-1] ^ 1]))
-    return [*said, (Kind.LEAKED_OBJECT, other, "", "", "")]
+    return [*said, (FindingKind.LEAKED_OBJECT, other, "", "", "")]
 
 
 def index_damaged(damaged: Damaged) -> list[Said]:
     key = damaged.root("one")
-    said = _users(damaged, Kind.DAMAGED_CHUNK, key)
+    said = _users(damaged, FindingKind.DAMAGED_CHUNK, key)
     data = damaged.object(key)
     damaged.replace_object(key, data[:-1] + bytes([data[-1] ^ 1]))
     return said
@@ -214,25 +214,25 @@ def index_damaged(damaged: Damaged) -> list[Said]:
 def object_cut_off(damaged: Damaged) -> list[Said]:
     key = damaged.file_chunk("one", "large")
     damaged.replace_object(key, damaged.object(key)[:100])
-    return [(Kind.DAMAGED_CHUNK, key, name, "large", "") for name in ("one", "two")]
+    return [(FindingKind.DAMAGED_CHUNK, key, name, "large", "") for name in ("one", "two")]
 
 
 def object_cut_off_but_another_generation_is_there(damaged: Damaged) -> list[Said]:
     key = damaged.file_chunk("one", "large")
     other = ChunkKey(key.hash, 777)
     damaged.store.objects.put(other.object_key(), [damaged.object(key)])
-    return [*object_cut_off(damaged), (Kind.LEAKED_OBJECT, other, "", "", "")]
+    return [*object_cut_off(damaged), (FindingKind.LEAKED_OBJECT, other, "", "", "")]
 
 
 def object_with_more_behind_it(damaged: Damaged) -> list[Said]:
     key = damaged.file_chunk("one", "large")
     damaged.replace_object(key, damaged.object(key) + b"more")
-    return [(Kind.DAMAGED_CHUNK, key, name, "large", "") for name in ("one", "two")]
+    return [(FindingKind.DAMAGED_CHUNK, key, name, "large", "") for name in ("one", "two")]
 
 
 def index_cut_off(damaged: Damaged) -> list[Said]:
     key = damaged.root("one")
-    said = _users(damaged, Kind.DAMAGED_CHUNK, key)
+    said = _users(damaged, FindingKind.DAMAGED_CHUNK, key)
     damaged.replace_object(key, damaged.object(key)[:-9])
     return said
 
@@ -240,13 +240,13 @@ def index_cut_off(damaged: Damaged) -> list[Said]:
 def wrong_stored_size(damaged: Damaged) -> list[Said]:
     key = damaged.file_chunk("one", "large")
     damaged.sql(update(chunk).where(*_row(key)).values(stored_bytes=5))
-    return [(Kind.DAMAGED_CHUNK, key, name, "large", "") for name in ("one", "two")]
+    return [(FindingKind.DAMAGED_CHUNK, key, name, "large", "") for name in ("one", "two")]
 
 
 def commit_object_lost(damaged: Damaged) -> list[Said]:
     number = damaged.commits.get("one").id
     damaged.store.objects.delete_many([commit_object_key("one", number)])
-    return [(Kind.COMMIT_OBJECT_MISSING, number, "one", "", "")]
+    return [(FindingKind.COMMIT_OBJECT_MISSING, number, "one", "", "")]
 
 
 def commit_object_differs(damaged: Damaged) -> list[Said]:
@@ -255,19 +255,19 @@ def commit_object_differs(damaged: Damaged) -> list[Said]:
     data = damaged.store.objects.get(name)
     damaged.store.objects.delete_many([name])
     damaged.store.objects.put(name, [data[:-3]])
-    return [(Kind.COMMIT_DIFFERS, number, "one", "", "")]
+    return [(FindingKind.COMMIT_DIFFERS, number, "one", "", "")]
 
 
 def commit_row_differs(damaged: Damaged) -> list[Said]:
     number = damaged.commits.get("two").id
     damaged.sql(update(commit).where(commit.c.id == number).values(record=b"\xff\xff"))
-    return [(Kind.COMMIT_DIFFERS, number, "two", "", "")]
+    return [(FindingKind.COMMIT_DIFFERS, number, "two", "", "")]
 
 
 def commit_row_lost(damaged: Damaged) -> list[Said]:
     number = damaged.commits.get("two").id
     damaged.sql(delete(commit).where(commit.c.id == number))
-    return [(Kind.COMMIT_ROW_MISSING, number, "two", "", "")]
+    return [(FindingKind.COMMIT_ROW_MISSING, number, "two", "", "")]
 
 
 def commit_damaged(damaged: Damaged) -> list[Said]:
@@ -276,7 +276,7 @@ def commit_damaged(damaged: Damaged) -> list[Said]:
     name = commit_object_key("two", number)
     damaged.store.objects.delete_many([name])
     damaged.store.objects.put(name, [b"\xff\xfe"])
-    return [(Kind.COMMIT_DAMAGED, number, "two", "", "")]
+    return [(FindingKind.COMMIT_DAMAGED, number, "two", "", "")]
 
 
 def commit_half_made(damaged: Damaged) -> list[Said]:
@@ -290,7 +290,7 @@ def commit_half_deleted(damaged: Damaged) -> list[Said]:
 def _unfinished(damaged: Damaged, state: CommitState) -> list[Said]:
     number = damaged.commits.get("two").id
     damaged.sql(update(commit).where(commit.c.id == number).values(state=state.value))
-    return [(Kind.COMMIT_UNFINISHED, number, "two", "", "")]
+    return [(FindingKind.COMMIT_UNFINISHED, number, "two", "", "")]
 
 
 WAYS = [

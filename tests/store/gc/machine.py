@@ -16,9 +16,9 @@ from tests.store.gc.stage import LEASE_S, SETTINGS, Died, Stage, staged
 
 from holdfast.errors import ChunkGone, CommitExists, LeaseLost, StoreUnavailable, UnknownCommit
 from holdfast.store.address import ChunkHash, hash_of
-from holdfast.store.gc.commits import commit_object_key
-from holdfast.store.gc.leases import Job, Pin
-from holdfast.store.gc.shards import Shard
+from holdfast.store.gc.commit_rows import commit_object_key
+from holdfast.store.gc.hash_shards import Shard
+from holdfast.store.gc.leases import CommitPin, Job
 
 # Few names, so that writers meet. A chunk's children are those its name says: content decides them.
 LEAVES = [b"leaf %d" % number for number in range(4)]
@@ -41,7 +41,7 @@ class StoreMachine(RuleBasedStateMachine):
         super().__init__()
         self.stack = ExitStack()
         self.jobs: list[Job] = []
-        self.pins: list[Pin] = []
+        self.pins: list[CommitPin] = []
         self.stage: Stage
 
     @initialize(batch_rows=st.sampled_from([1, 2, 1000]), batch_edges=st.sampled_from([1, 1000]))

@@ -37,7 +37,7 @@ from holdfast.store.gc.transitions import (
     RELEASE,
     UNREFER,
     WORK,
-    Step,
+    Transition,
     after,
     allows,
     wins,
@@ -512,7 +512,7 @@ _ALLOWED: dict[tuple[str, Row], bool] = {}
 _AFTER: dict[tuple[str, Row], Row | None] = {}
 
 
-def _allows(step: Step, row: Row) -> bool:
+def _allows(step: Transition, row: Row) -> bool:
     known = _ALLOWED.get((step.name, row))
     if known is None:
         known = _ALLOWED[step.name, row] = allows(step, row._asdict())
@@ -538,7 +538,7 @@ def _moved(world: World, before: int, now: int) -> World:
     return _step(gone, _the_row(gone, now), REFER)
 
 
-def _step(world: World, row: Row, step: Step) -> World:
+def _step(world: World, row: Row, step: Transition) -> World:
     """Take a step of the code's own table."""
     if (step.name, row) not in _AFTER:
         changed = after(step, row._asdict())

@@ -13,15 +13,15 @@ from holdfast.errors import DatabaseLost, StoreUnavailable
 from holdfast.seam import Seam
 from holdfast.store.address import ChunkHash, ChunkKey, hash_of
 from holdfast.store.gc.collector import Collector
-from holdfast.store.gc.commits import commit_object_key
+from holdfast.store.gc.commit_rows import commit_object_key
 from holdfast.store.gc.database import chunk, edge
+from holdfast.store.gc.hash_shards import SHARDS_MAX, Shard
 from holdfast.store.gc.plan import FREED, HELD_BY_LAPSED, INTERRUPTED, NEVER_UPLOADED, UNREFERENCED
 from holdfast.store.gc.points import DESCRIPTIONS, Point
 from holdfast.store.gc.rate import BURST_S
 from holdfast.store.gc.references import References
 from holdfast.store.gc.settings import DELETE_OBJECTS_MAX
-from holdfast.store.gc.shards import SHARDS_MAX, Shard
-from holdfast.store.gc.transitions import CommitState, State
+from holdfast.store.gc.transitions import ChunkState, CommitState
 
 A, B, C, D = (hash_of(name) for name in (b"a", b"b", b"c", b"d"))
 
@@ -570,7 +570,7 @@ def test_consider_marks_garbage_and_nothing_else(stage: Stage) -> None:
         stage.upload(job, b"b")
         stage.publish(job, "c", [B])
     assert stage.collector().consider([A, B, C]) == 1
-    assert stage.references.statistics().states[State.REMOVING].chunks == 1
+    assert stage.references.statistics().states[ChunkState.REMOVING].chunks == 1
     stage.check()
 
 

@@ -15,7 +15,7 @@ from tests.store.gc.reduction import Reduction, pack
 from tests.store.gc.search import Reduce, search
 
 from holdfast.store.gc import transitions
-from holdfast.store.gc.transitions import STEPS, Condition, Moment, Step
+from holdfast.store.gc.transitions import TRANSITIONS, ColumnCondition, DatabaseTime, Transition
 
 # One name for all objects of a hash, as the seed has it; writers wait for deletes.
 BARE = Variant(generation_in_key=False, in_all=True, collectors=1, late=False)
@@ -136,9 +136,9 @@ def assert_reductions_leave_out_nothing(variant: Variant) -> None:
 
 def test_dying_is_one_way() -> None:
     """What the reductions rely on, and everybody else."""
-    for step in (step for step in STEPS if step.table == "chunk"):
+    for step in (step for step in TRANSITIONS if step.table == "chunk"):
         changed = [change.value for change in step.effect if change.column == "removing"]
-        assert changed in ([], [Moment.NOW])
+        assert changed in ([], [DatabaseTime.NOW])
 
 
 # Without these nothing is lost: they stop steps that would change nothing, or that nobody takes.
@@ -156,7 +156,7 @@ HARMLESS = {
 }
 GUARDS = [
     (step, condition)
-    for step in STEPS
+    for step in TRANSITIONS
     for condition in step.guard
     # Leases are switches in this model, and commits are steps of their writers.
     if step.table == "chunk" and (step.name, condition.column) not in HARMLESS
@@ -167,7 +167,7 @@ GUARDS = [
     ("step", "condition"), GUARDS, ids=[f"{step.name}, {c.column}" for step, c in GUARDS]
 )
 def test_every_guard_is_needed(
-    step: Step, condition: Condition, monkeypatch: pytest.MonkeyPatch
+    step: Transition, condition: ColumnCondition, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Take one condition out of the code's own table: the search must find what it is for."""
     weaker = step._replace(guard=tuple(c for c in step.guard if c != condition))

@@ -12,7 +12,7 @@ from holdfast.errors import BadInput, DatabaseLost, ObjectMissing
 from holdfast.seam import Seam
 from holdfast.store.address import ChunkKey, hash_of
 from holdfast.store.gc.collector import Collector
-from holdfast.store.gc.commits import commit_object_key
+from holdfast.store.gc.commit_rows import commit_object_key
 from holdfast.store.gc.database import REBUILD_NUMBER_STEP, chunk, edge
 from holdfast.store.gc.quarantine import release_quarantine
 from holdfast.store.gc.rebuild import Resolve, WalkedChunk, rebuild

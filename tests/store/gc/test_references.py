@@ -22,11 +22,11 @@ from holdfast.errors import (
     UnknownFormat,
 )
 from holdfast.store.address import ChunkHash, ChunkKey, hash_of
-from holdfast.store.gc.commits import CommitId, commit_object_key, parse_commit_key
+from holdfast.store.gc.commit_rows import CommitId, commit_object_key, parse_commit_key
 from holdfast.store.gc.database import chunk, edge, job
 from holdfast.store.gc.references import References
 from holdfast.store.gc.settings import GcSettings
-from holdfast.store.gc.transitions import CommitState, State
+from holdfast.store.gc.transitions import ChunkState, CommitState
 
 A, B, C = (hash_of(name) for name in (b"a", b"b", b"c"))
 
@@ -493,8 +493,8 @@ def test_statistics_count_everything(stage: Stage) -> None:
         with stage.references.pin("c"):
             stage.jump(5)
             found = stage.references.statistics()
-    assert found.states[State.LIVE].chunks == 1
-    assert found.states[State.NASCENT].size_bytes == 5
+    assert found.states[ChunkState.LIVE].chunks == 1
+    assert found.states[ChunkState.NASCENT].size_bytes == 5
     assert (found.jobs, found.pins, found.not_uploaded_chunks) == (1, 1, 1)
     assert found.oldest_lease_s is not None
     assert found.now_s - found.oldest_lease_s == pytest.approx(5)

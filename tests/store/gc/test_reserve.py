@@ -14,7 +14,7 @@ from holdfast.seam import Seam
 from holdfast.seam.faulty import Fault, FaultKind, FaultyDisk
 from holdfast.seam.simulated import BLOCK_BYTES, SimulatedCrash, SimulatedDisk
 from holdfast.store.gc.database import Database
-from holdfast.store.gc.reserve import MARGIN_BYTES, SUFFIX, Point, Reserve
+from holdfast.store.gc.reserve import MARGIN_BYTES, SUFFIX, DatabaseReserve, Point
 from holdfast.store.gc.settings import GcSettings
 
 DATABASE = PurePath("/store/gc.sqlite")
@@ -29,8 +29,8 @@ def small_disk(capacity_bytes: int | None = None) -> SimulatedDisk:
     return disk
 
 
-def reserve_on(disk: SimulatedDisk | FaultyDisk) -> Reserve:
-    return Reserve(DATABASE, Seam(disk=disk), SIZE_BYTES)
+def reserve_on(disk: SimulatedDisk | FaultyDisk) -> DatabaseReserve:
+    return DatabaseReserve(DATABASE, Seam(disk=disk), SIZE_BYTES)
 
 
 def test_it_is_made_of_blocks_and_given_away_once() -> None:

@@ -16,7 +16,7 @@ from holdfast.seam.holder import Holder, is_dead, this_process
 from holdfast.store.address import hash_of
 from holdfast.store.gc.database import job
 from holdfast.store.gc.leases import QUARANTINE_JOB
-from holdfast.store.gc.watch import Verdict
+from holdfast.store.gc.watch import LeaseVerdict
 
 DAY_S = 86_400.0
 A = hash_of(b"a")
@@ -98,7 +98,7 @@ def test_the_lease_of_a_dead_process_ends_at_once(stage: Stage) -> None:
     with other_process() as holder:
         give(stage, opened.id, holder)
         assert stage.collector().collect().leases_expired == 0
-    assert [one.verdict for one in stage.references.statistics().leases] == [Verdict.DEAD]
+    assert [one.verdict for one in stage.references.statistics().leases] == [LeaseVerdict.DEAD]
     assert stage.collector().plan().lapsed_leases == ("job j",)
     assert stage.collector().collect().leases_expired == 1
     stage.check_at_rest()
@@ -142,7 +142,7 @@ def test_status_says_whose_leases_there_are(stage: Stage) -> None:
         mine = this_process()
         assert (found[0].id, found[0].host, found[0].pid) == (first.id, mine.host, os.getpid())
         assert found[0].until_s - found[0].since_s == pytest.approx(LEASE_S)
-        assert found[0].verdict is Verdict.AT_WORK
+        assert found[0].verdict is LeaseVerdict.AT_WORK
 
 
 def test_a_lease_at_work_is_ended_by_hand_only_by_who_is_sure(stage: Stage) -> None:
@@ -150,7 +150,7 @@ def test_a_lease_at_work_is_ended_by_hand_only_by_who_is_sure(stage: Stage) -> N
     stage.upload(opened, b"a")
     found = stage.references.end_lease(opened.id)
     assert found is not None
-    assert found.verdict is Verdict.AT_WORK
+    assert found.verdict is LeaseVerdict.AT_WORK
     assert len(stage.rows(job)) == 1
     assert stage.references.end_lease(opened.id, sure=True) == found
     with pytest.raises(LeaseLost):

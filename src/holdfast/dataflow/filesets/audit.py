@@ -25,7 +25,7 @@ from holdfast.store.address import ChunkHash, ChunkKey
 from holdfast.store.filesets.reachable import Reached, Use, roots_of
 from holdfast.store.fsck.commit_check import CheckedCommits
 from holdfast.store.fsck.compare import compare
-from holdfast.store.fsck.findings import Finding, FsckReport, Kind, to_table
+from holdfast.store.fsck.findings import FindingKind, FsckReport, StoreFinding, to_table
 from holdfast.store.fsck.gather import (
     children_facts,
     edge_facts,
@@ -43,8 +43,8 @@ from holdfast.store.fsck.tables import (
     facts,
     partition_of,
 )
-from holdfast.store.gc.edges import COMMIT_KIND, EdgeSource
 from holdfast.store.gc.references import NoReferences
+from holdfast.store.gc.references_sql import COMMIT_KIND, ReferenceSource
 from holdfast.store.store import Store
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ class SparkEngine:
             batch
             for one in commits.commits
             for batch in children_facts(
-                EdgeSource.numbered(COMMIT_KIND, one.id), one.id, roots_of(one)
+                ReferenceSource.numbered(COMMIT_KIND, one.id), one.id, roots_of(one)
             )
         ]
         yield self._frame(pa.Table.from_batches(first, FACTS))
@@ -201,7 +201,7 @@ def _damaged(frame: DataFrame) -> pa.Table:
     rows = frame.where(f"table = '{DAMAGED}'").select("hash", "generation", "kind").collect()
     return to_table(
         [
-            Finding(Kind.DAMAGED_CHUNK, ChunkHash(bytes(row[0])), row[1], detail=row[2])
+            StoreFinding(FindingKind.DAMAGED_CHUNK, ChunkHash(bytes(row[0])), row[1], detail=row[2])
             for row in rows
         ]
     )
@@ -249,7 +249,7 @@ def _chunk_facts(reader: IndexReader, row: dict[str, Any]) -> Iterator[pa.Record
     key = ChunkKey(parent.hash, reader.generation(parent.hash))
     columns: dict[str, list[Any]] = {"hash": [key.hash], "generation": [key.generation]}
     yield facts(FactTable.WALKED, [key.hash[0]], columns)
-    yield from children_facts(EdgeSource.chunk(key), row["commit"], children)
+    yield from children_facts(ReferenceSource.chunk(key), row["commit"], children)
 
 
 def list_objects(

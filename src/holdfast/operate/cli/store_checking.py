@@ -28,8 +28,8 @@ from holdfast.operate.cli.quiver.parquet import write_parquet
 from holdfast.operate.cli.spark import engine_option, spark_session
 
 if TYPE_CHECKING:
-    from holdfast.store.fsck.check import Engine
-    from holdfast.store.fsck.findings import Finding, FsckReport
+    from holdfast.store.fsck.check import CheckEngine
+    from holdfast.store.fsck.findings import FsckReport, StoreFinding
     from holdfast.store.fsck.repair import RepairReport
     from holdfast.store.fsck.run import Repaired
     from holdfast.store.fsck.scrub import ScrubReport
@@ -152,7 +152,7 @@ def rebuild_command(place: Place, as_json: bool) -> int:
 
 
 @contextmanager
-def _local_engine(store: Store) -> Iterator[Engine]:
+def _local_engine(store: Store) -> Iterator[CheckEngine]:
     from holdfast.store.fsck.check import LocalEngine
 
     with tempfile.TemporaryDirectory(prefix="holdfast-fsck-") as scratch:
@@ -160,20 +160,22 @@ def _local_engine(store: Store) -> Iterator[Engine]:
 
 
 @contextmanager
-def _spark_engine(store: Store) -> Iterator[Engine]:
+def _spark_engine(store: Store) -> Iterator[CheckEngine]:
     with spark_session("holdfast-fsck") as session:
         from holdfast.dataflow.filesets.audit import SparkEngine
 
         yield SparkEngine(session, store)
 
 
-ENGINES: dict[str, Callable[[Store], AbstractContextManager[Engine]]] = {
+ENGINES: dict[str, Callable[[Store], AbstractContextManager[CheckEngine]]] = {
     "local": _local_engine,
     "spark": _spark_engine,
 }
 
 
-def _run(store: Store, engine: Engine, damaged: Sequence[Finding], *, repair: bool) -> Repaired:
+def _run(
+    store: Store, engine: CheckEngine, damaged: Sequence[StoreFinding], *, repair: bool
+) -> Repaired:
     from holdfast.store.fsck.check import check
     from holdfast.store.fsck.run import Repaired, check_and_repair
 
@@ -193,7 +195,7 @@ def _scrub(store: Store, max_mb_s: float | None, *, restart: bool) -> ScrubRepor
         return scrub(store, settings=settings, restart=restart, stop=stop, tell=tell)
 
 
-def _repair_damaged(store: Store, findings: Sequence[Finding]) -> RepairReport:
+def _repair_damaged(store: Store, findings: Sequence[StoreFinding]) -> RepairReport:
     from holdfast.store.fsck.repair import Repair, plan_repair
 
     return Repair(store).execute(plan_repair(findings))
@@ -276,7 +278,7 @@ def _repair_fields(repairs: Sequence[RepairReport]) -> dict[str, Any]:
     }
 
 
-def _print_findings(title: str, findings: Sequence[Finding]) -> None:
+def _print_findings(title: str, findings: Sequence[StoreFinding]) -> None:
     from holdfast.store.fsck.findings import MEANING
 
     if not findings:
@@ -335,7 +337,9 @@ def _print_rebuilt(report: RebuildReport) -> None:
         )
 
 
-def _write_report(folder: Path | None, findings: Sequence[Finding], fields: dict[str, Any]) -> None:
+def _write_report(
+    folder: Path | None, findings: Sequence[StoreFinding], fields: dict[str, Any]
+) -> None:
     from holdfast.store.fsck.findings import to_table
     from holdfast.store.fsck.tables import FINDINGS
 

@@ -16,7 +16,7 @@ from holdfast.store.objects import Objects
 from holdfast.store.settings import Chunking, StoreSettings
 
 if TYPE_CHECKING:
-    from holdfast.store.gc.leases import Job, Pin
+    from holdfast.store.gc.leases import CommitPin, Job
     from holdfast.store.gc.references import References
 
 
@@ -43,7 +43,7 @@ class ChunkStore:
         return SmallFiles(writer, self.chunking)
 
     def reader(
-        self, keys: Mapping[ChunkHash, ChunkKey] | None = None, pin: Pin | None = None
+        self, keys: Mapping[ChunkHash, ChunkKey] | None = None, pin: CommitPin | None = None
     ) -> ChunkReader:
         """Return a reader; it looks up the keys it is not given. A pin keeps what it reads."""
         prefetch_chunks = max(2, self._settings.prefetch_bytes // self.chunking.max_bytes)

@@ -20,7 +20,7 @@ from holdfast.store.chunks.codec import decode
 from holdfast.store.objects import Objects
 
 if TYPE_CHECKING:
-    from holdfast.store.gc.leases import Pin
+    from holdfast.store.gc.leases import CommitPin
     from holdfast.store.gc.references import References
 
 # Chunks whose keys are asked for together, and keys that a reader remembers.
@@ -50,7 +50,7 @@ class ChunkReader:
         cache: ChunkCache,
         threads: Callable[[], ThreadPoolExecutor],
         prefetch_chunks: int,
-        pin: Pin | None = None,
+        pin: CommitPin | None = None,
     ) -> None:
         self._objects = objects
         self._references = references

@@ -47,14 +47,14 @@ class _Chunk(NamedTuple):
     children: tuple[ChunkHash, ...]
 
 
-class _Stored(NamedTuple):
+class _StoredChunk(NamedTuple):
     key: ChunkKey
     children: tuple[ChunkHash, ...]
     stored_bytes: int | None
 
 
 @dataclass
-class _Batch:
+class _ChunkBatch:
     chunks: list[_Chunk] = field(default_factory=list)
     size_bytes: int = 0
 
@@ -78,13 +78,13 @@ class ChunkWriter:
         self._threads = ThreadPoolExecutor(settings.writer_threads, thread_name_prefix="chunks")
         # Guards everything below; notified whenever a batch is done.
         self._changed = threading.Condition()
-        self._open = _Batch()
+        self._open = _ChunkBatch()
         self._in_flight_bytes = 0
         self._batches_in_flight = 0
         # Hashes that were put and are not marked yet, and those that were marked lately.
         self._unmarked: set[ChunkHash] = set()
         self._recent: OrderedDict[ChunkHash, None] = OrderedDict()
-        self._stored: list[_Stored] = []
+        self._stored: list[_StoredChunk] = []
         self._failure: BaseException | None = None
         self._marking = threading.Lock()
         bind_to_process(self)
@@ -178,7 +178,7 @@ class ChunkWriter:
 
     def _submit(self) -> None:
         if self._open.chunks and self._failure is None:
-            batch, self._open = self._open, _Batch()
+            batch, self._open = self._open, _ChunkBatch()
             self._batches_in_flight += 1
             self._threads.submit(self._work, batch)
 
@@ -194,12 +194,12 @@ class ChunkWriter:
     def _fail(self, error: BaseException) -> None:
         if self._failure is None:
             self._failure = error
-        self._open = _Batch()
+        self._open = _ChunkBatch()
         self._changed.notify_all()
 
     # ------------------------------------------------------- the workers' side
 
-    def _work(self, batch: _Batch) -> None:
+    def _work(self, batch: _ChunkBatch) -> None:
         try:
             if self._failure is None:
                 self._mark(batch, self._store(batch))
@@ -212,7 +212,7 @@ class ChunkWriter:
                 self._in_flight_bytes -= batch.size_bytes
                 self._changed.notify_all()
 
-    def _store(self, batch: _Batch) -> list[_Stored]:
+    def _store(self, batch: _ChunkBatch) -> list[_StoredChunk]:
         """Store what nobody has stored yet."""
         self._job.check()
         reservations = self._references.reserve_chunks(
@@ -228,14 +228,14 @@ class ChunkWriter:
             # One that is there already may be a file with the bytes of this index, which holds no
             # children yet.
             if needs_upload or chunk.children:
-                stored.append(_Stored(key, chunk.children, stored_bytes))
+                stored.append(_StoredChunk(key, chunk.children, stored_bytes))
         # An object that is put now, when the lease is gone, only has to be collected again.
         self._job.check()
         if items:
             self._objects.put_many(items)
         return stored
 
-    def _mark(self, batch: _Batch, stored: list[_Stored]) -> None:
+    def _mark(self, batch: _ChunkBatch, stored: list[_StoredChunk]) -> None:
         """Mark what was stored, and whatever waited for it; the rest waits for others."""
         new = {chunk.key.hash for chunk in stored}
         with self._changed:
@@ -251,10 +251,10 @@ class ChunkWriter:
                 with self._changed:
                     self._are_marked([chunk.key.hash for chunk in ready])
 
-    def _take_ready(self) -> list[_Stored]:
+    def _take_ready(self) -> list[_StoredChunk]:
         """Take what has no unmarked child, or has it before itself."""
-        ready: list[_Stored] = []
-        waiting: list[_Stored] = []
+        ready: list[_StoredChunk] = []
+        waiting: list[_StoredChunk] = []
         with self._changed:
             unmarked = set(self._unmarked) if any(c.children for c in self._stored) else set()
             for chunk in self._stored:

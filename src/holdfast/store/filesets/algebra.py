@@ -1,7 +1,7 @@
 """What layers mean: how a newer layer changes what older ones hold, and how two become one.
 
 A layer is (T, A). T is a set of folders that are gone from all older layers; A says for each path
-what becomes of it, after T: a `Change`, with a `Part` for each tag.
+what becomes of it, after T: a `Change`, with a `TagChange` for each tag.
 
     put, overwrite    reset, {tag: set, refs}      all that was there is replaced
     append            {tag: refs}                  goes behind what the tag holds
@@ -37,7 +37,7 @@ Ref = TypeVar("Ref")
 Ref_co = TypeVar("Ref_co", covariant=True)
 
 
-class Part(NamedTuple, Generic[Ref_co]):
+class TagChange(NamedTuple, Generic[Ref_co]):
     """What a layer does to one tag of one path; `refs` is None where it takes the tag away."""
 
     set: bool
@@ -48,7 +48,7 @@ class Change(NamedTuple, Generic[Ref_co]):
     """What a layer does to one path. `metadata` is None if it says nothing about it."""
 
     reset: bool
-    parts: Mapping[bytes, Part[Ref_co]]
+    parts: Mapping[bytes, TagChange[Ref_co]]
     metadata: Any = None
 
     @property
@@ -59,22 +59,22 @@ class Change(NamedTuple, Generic[Ref_co]):
 
 def append(tag: bytes, refs: tuple[Ref, ...], metadata: Any = None) -> Change[Ref]:
     """Put content behind what the tag holds."""
-    return Change(False, {tag: Part(False, refs)}, metadata)
+    return Change(False, {tag: TagChange(False, refs)}, metadata)
 
 
 def overwrite(tag: bytes, refs: tuple[Ref, ...], metadata: Any = None) -> Change[Ref]:
     """Replace all that the path holds."""
-    return Change(True, {tag: Part(True, refs)}, metadata)
+    return Change(True, {tag: TagChange(True, refs)}, metadata)
 
 
 def replace_tag(tag: bytes, refs: tuple[Ref, ...], metadata: Any = None) -> Change[Ref]:
     """Replace what the tag holds."""
-    return Change(False, {tag: Part(True, refs)}, metadata)
+    return Change(False, {tag: TagChange(True, refs)}, metadata)
 
 
 def delete_tag(tag: bytes) -> Change[Any]:
     """Take the tag away; with its last tag the file goes."""
-    return Change(False, {tag: Part(True, None)})
+    return Change(False, {tag: TagChange(True, None)})
 
 
 def delete() -> Change[Any]:
@@ -92,7 +92,7 @@ def compose(newer: Change[Ref], older: Change[Ref] | None) -> Change[Ref]:
         if part.set or before is None:
             parts[tag] = part
         elif part.refs is not None:
-            parts[tag] = Part(before.set, (before.refs or ()) + part.refs)
+            parts[tag] = TagChange(before.set, (before.refs or ()) + part.refs)
     metadata = older.metadata if newer.metadata is None else newer.metadata
     return Change(older.reset, parts, metadata)
 
@@ -100,7 +100,9 @@ def compose(newer: Change[Ref], older: Change[Ref] | None) -> Change[Ref]:
 def over_nothing(change: Change[Ref]) -> Change[Ref] | None:
     """Return the change where nothing older can be: without flags; None if it makes no file."""
     parts = {
-        tag: Part(False, part.refs) for tag, part in change.parts.items() if part.refs is not None
+        tag: TagChange(False, part.refs)
+        for tag, part in change.parts.items()
+        if part.refs is not None
     }
     return Change(False, parts, change.metadata) if parts else None
 

@@ -13,7 +13,7 @@ from holdfast.seam.names import name_bytes
 from holdfast.store.address import ChunkHash
 from holdfast.store.filesets import header as tar
 from holdfast.store.filesets.compressed import unpacked
-from holdfast.store.filesets.cursor import Cursor
+from holdfast.store.filesets.cursor import IndexCursor
 from holdfast.store.filesets.fileset import FileSet
 from holdfast.store.filesets.header import Header
 from holdfast.store.filesets.info import (
@@ -85,7 +85,7 @@ def export_index(files: FileSet, target: Writable) -> None:
     """Write the stored index entries themselves, layer after layer: the raw streams, as a tar."""
     written_bytes = 0
     for source in files.sources:
-        cursor = Cursor(files.nodes, source.root) if source.root is not None else None
+        cursor = IndexCursor(files.nodes, source.root) if source.root is not None else None
         while cursor is not None and cursor.path is not None:
             if cursor.index.range.level > 1:
                 cursor.descend()

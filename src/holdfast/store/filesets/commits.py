@@ -20,7 +20,7 @@ from holdfast.store.filesets.compact import LEVEL_FACTOR, Compact, compact
 from holdfast.store.filesets.entry import message_of, ref_of
 from holdfast.store.filesets.fileset import FileSet
 from holdfast.store.filesets.layer import Layer
-from holdfast.store.gc.commits import CommitId, CommitRow, commit_object_key
+from holdfast.store.gc.commit_rows import CommitId, CommitRow, commit_object_key
 from holdfast.store.gc.transitions import CommitState
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from holdfast.errors import BadInput
 from holdfast.store.chunks import ChunkWriter
 from holdfast.store.filesets import fileset_pb2 as pb
 from holdfast.store.filesets.algebra import Tombstones, over_nothing
-from holdfast.store.filesets.cursor import Nodes
+from holdfast.store.filesets.cursor import IndexNodes
 from holdfast.store.filesets.layer import Layer
 from holdfast.store.filesets.layer_builder import LayerBuilder
 from holdfast.store.filesets.merge import Merge, Source, merged_change
@@ -96,7 +96,7 @@ def compact_run(store: Store, writer: ChunkWriter, run: Sequence[Layer], *, is_b
 
 def merge_into(
     builder: LayerBuilder,
-    nodes: Nodes,
+    nodes: IndexNodes,
     sources: Sequence[Source],
     *,
     is_base: bool,
@@ -109,7 +109,7 @@ def merge_into(
 
 def add_merged(
     builder: LayerBuilder,
-    nodes: Nodes,
+    nodes: IndexNodes,
     sources: Sequence[Source],
     *,
     is_base: bool,

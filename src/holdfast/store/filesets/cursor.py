@@ -12,13 +12,13 @@ from holdfast.errors import Damaged, ObjectMissing
 from holdfast.store.address import ChunkHash
 from holdfast.store.filesets import bloom
 from holdfast.store.filesets import fileset_pb2 as pb
-from holdfast.store.filesets.entry import Node, parse_node
+from holdfast.store.filesets.entry import IndexNode, parse_node
 
 # Index chunks that a reader keeps parsed: about a quarter of a megabyte each.
 CACHED_NODES = 256
 
 
-class Lost(NamedTuple):
+class LostRange(NamedTuple):
     """A range of paths whose index cannot be read; `last_path` is None if it has no known end."""
 
     first_path: str
@@ -26,7 +26,7 @@ class Lost(NamedTuple):
     why: str
 
 
-class Nodes:
+class IndexNodes:
     """Index chunks, parsed; the last `max_nodes` of them are kept. Safe to share among threads."""
 
     def __init__(
@@ -35,10 +35,10 @@ class Nodes:
         self._read_chunk = read_chunk
         self._max_nodes = max_nodes
         self._lock = threading.Lock()
-        self._kept: OrderedDict[bytes, Node] = OrderedDict()
+        self._kept: OrderedDict[bytes, IndexNode] = OrderedDict()
         self.opened = 0
 
-    def get(self, index: pb.Index) -> Node:
+    def get(self, index: pb.Index) -> IndexNode:
         """Return the entries that an 'r' entry stands for."""
         address = index.data_op.data_ref[0].chunk.hash
         with self._lock:
@@ -53,13 +53,13 @@ class Nodes:
                 self._kept.popitem(last=False)
         return node
 
-    def parse(self, address: ChunkHash) -> Node:
+    def parse(self, address: ChunkHash) -> IndexNode:
         """Return the entries of a chunk, without keeping them."""
         self.opened += 1
         return parse_node(self._read_chunk(address), f"chunk {address.hex()}")
 
 
-def lookup(nodes: Nodes, root: pb.Index, path: str) -> pb.Index | None:
+def lookup(nodes: IndexNodes, root: pb.Index, path: str) -> pb.Index | None:
     """Return the entry of one path; filters spare most chunks that do not hold it."""
     index = root
     while True:
@@ -75,19 +75,21 @@ def lookup(nodes: Nodes, root: pb.Index, path: str) -> pb.Index | None:
             return index if node.paths[at] == path else None
 
 
-class Cursor:
+class IndexCursor:
     """A place in the index of a layer: at an entry, or at a range that is not opened yet.
 
     Only entries with lo ≤ path < hi are met; ranges that reach beyond are opened by themselves.
     `path` is None at the end.
     """
 
-    def __init__(self, nodes: Nodes, root: pb.Index, lo: str = "", hi: str | None = None) -> None:
+    def __init__(
+        self, nodes: IndexNodes, root: pb.Index, lo: str = "", hi: str | None = None
+    ) -> None:
         self._nodes = nodes
         self._lo = lo
         self._hi = hi
         # Opened chunks, outermost first, and the place in each.
-        self._stack: list[tuple[Node, int]] = [(Node(False, [root.path], [root]), 0)]
+        self._stack: list[tuple[IndexNode, int]] = [(IndexNode(False, [root.path], [root]), 0)]
         self.path: str | None = None
         self.index = root
         self.is_range = True
@@ -115,7 +117,7 @@ class Cursor:
             self._settle()
 
     def leaf_runs(
-        self, lost: Callable[[Lost], None] | None = None
+        self, lost: Callable[[LostRange], None] | None = None
     ) -> Iterator[tuple[list[str], list[pb.Index]]]:
         """Yield all that is left, as runs of paths and entries: the quick way through a layer.
 
@@ -128,7 +130,7 @@ class Cursor:
                 except (Damaged, ObjectMissing) as error:
                     if lost is None:
                         raise
-                    lost(Lost(self.index.path, self.last, str(error)))
+                    lost(LostRange(self.index.path, self.last, str(error)))
                     self.advance()
                 continue
             node, at = self._stack[-1]

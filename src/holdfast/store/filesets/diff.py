@@ -14,27 +14,27 @@ from typing import Literal, NamedTuple
 
 from holdfast.store.filesets import fileset_pb2 as pb
 from holdfast.store.filesets.algebra import Tombstones
-from holdfast.store.filesets.cursor import Cursor, Nodes
+from holdfast.store.filesets.cursor import IndexCursor, IndexNodes
 from holdfast.store.filesets.info import FileInfo
 from holdfast.store.filesets.merge import Source, merged_file, newer_tombstones
 
-Kind = Literal["added", "removed", "content", "metadata"]
+DifferenceKind = Literal["added", "removed", "content", "metadata"]
 
 
 class Difference(NamedTuple):
     """One file that is not the same on both sides."""
 
     path: str
-    kind: Kind
+    kind: DifferenceKind
     old: FileInfo | None
     new: FileInfo | None
 
 
-class _Place(NamedTuple):
+class _DiffCursor(NamedTuple):
     """A cursor of one side, and what newer layers of that side take away from it."""
 
     side: int
-    cursor: Cursor
+    cursor: IndexCursor
     gone: Tombstones
 
 
@@ -43,20 +43,22 @@ class Diff:
 
     def __init__(
         self,
-        nodes: Nodes,
+        nodes: IndexNodes,
         sides: tuple[Sequence[Source], Sequence[Source]],
         lo: str = "",
         hi: str | None = None,
     ) -> None:
-        self._places: list[_Place] = []
+        self._cursors: list[_DiffCursor] = []
         for side, sources in enumerate(sides):
             for source, gone in zip(sources, newer_tombstones(sources), strict=True):
                 if source.root is not None:
-                    self._places.append(_Place(side, Cursor(nodes, source.root, lo, hi), gone))
+                    self._cursors.append(
+                        _DiffCursor(side, IndexCursor(nodes, source.root, lo, hi), gone)
+                    )
         self._heap = [
-            (place.cursor.path, number)
-            for number, place in enumerate(self._places)
-            if place.cursor.path is not None
+            (side.cursor.path, number)
+            for number, side in enumerate(self._cursors)
+            if side.cursor.path is not None
         ]
         heapq.heapify(self._heap)
 
@@ -64,26 +66,26 @@ class Diff:
         """Yield what differs, in order of the paths."""
         while self._heap:
             path = self._heap[0][0]
-            numbers = sorted(number for place, number in self._heap if place == path)
-            ranges = [number for number in numbers if self._places[number].cursor.is_range]
+            numbers = sorted(number for waiting, number in self._heap if waiting == path)
+            ranges = [number for number in numbers if self._cursors[number].cursor.is_range]
             if not ranges:
                 found = self._compare(path, numbers)
                 if found is not None:
                     yield found
             elif not self._pass_equal(path, numbers, ranges):
                 # The one that reaches farthest holds what the others may be equal to.
-                widest = max(ranges, key=lambda number: self._places[number].cursor.last)
-                self._places[widest].cursor.descend()
+                widest = max(ranges, key=lambda number: self._cursors[number].cursor.last)
+                self._cursors[widest].cursor.descend()
                 self._settle([widest])
 
     def _pass_equal(self, path: str, numbers: list[int], ranges: list[int]) -> bool:
         """Go behind ranges that are the same on both sides."""
         if len(ranges) != len(numbers):
             return False
-        last = self._places[ranges[0]].cursor.last
+        last = self._cursors[ranges[0]].cursor.last
         sides: tuple[list[bytes], list[bytes]] = ([], [])
         for number in ranges:
-            side, cursor, gone = self._places[number]
+            side, cursor, gone = self._cursors[number]
             if cursor.last != last or gone.touch(path, last):
                 return False
             sides[side].append(cursor.index.data_op.data_ref[0].chunk.hash)
@@ -92,14 +94,14 @@ class Diff:
         if any(other != path and other <= last for other, _ in self._heap):
             return False
         for number in ranges:
-            self._places[number].cursor.advance()
+            self._cursors[number].cursor.advance()
         self._settle(ranges)
         return True
 
     def _compare(self, path: str, numbers: list[int]) -> Difference | None:
         met: tuple[list[pb.Index], list[pb.Index]] = ([], [])
         for number in numbers:
-            side, cursor, gone = self._places[number]
+            side, cursor, gone = self._cursors[number]
             if not gone.covers(path):
                 met[side].append(cursor.index)
             cursor.advance()
@@ -114,7 +116,7 @@ class Diff:
         gone = set(moved)
         self._heap = [(path, number) for path, number in self._heap if number not in gone]
         for number in moved:
-            path = self._places[number].cursor.path
+            path = self._cursors[number].cursor.path
             if path is not None:
                 self._heap.append((path, number))
         heapq.heapify(self._heap)

@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError
 from holdfast.store.address import ChunkHash, DataRef
 from holdfast.store.filesets import fileset_pb2 as pb
 from holdfast.store.filesets import header as tar
-from holdfast.store.filesets.algebra import Change, Part
+from holdfast.store.filesets.algebra import Change, TagChange
 
 FileChange = Change[pb.DataRef]
 
@@ -23,7 +23,7 @@ _ADLER_MODULUS = 65521
 _TYPES = (tar.INDEX[0], tar.RANGE[0])
 
 
-class Entry(NamedTuple):
+class IndexEntry(NamedTuple):
     """An entry as it stands in a stream, with what the index above it must know."""
 
     path: str
@@ -36,7 +36,7 @@ class Entry(NamedTuple):
     plain: bool
 
 
-class Node(NamedTuple):
+class IndexNode(NamedTuple):
     """The entries of one index chunk. `is_leaf`: they are 'i' entries."""
 
     is_leaf: bool
@@ -107,7 +107,7 @@ def change_of(index: pb.Index, where: str) -> FileChange:
             at += 1
         if left_bytes != 0 or (tag.deleted and at != start):
             raise tar.damaged(f"the tags of {index.path!r} do not match its data", where)
-        parts[tag.id] = Part(tag.set, None if tag.deleted else tuple(refs[start:at]))
+        parts[tag.id] = TagChange(tag.set, None if tag.deleted else tuple(refs[start:at]))
     if at != len(refs) or len(parts) != len(operation.tags):
         raise tar.damaged(f"the tags of {index.path!r} do not match its data", where)
     metadata = index.metadata if index.HasField("metadata") else None
@@ -131,11 +131,11 @@ def is_plain_index(index: pb.Index) -> bool:
     )
 
 
-def file_entry(index: pb.Index, *, plain: bool) -> Entry:
+def file_entry(index: pb.Index, *, plain: bool) -> IndexEntry:
     """Return the 'i' entry for what a layer does to a path."""
     path = index.path
     children = dict.fromkeys([ref.chunk.hash for ref in index.data_op.data_ref])
-    return Entry(
+    return IndexEntry(
         path=path,
         last_path=path,
         data=pack_entry(index, tar.INDEX),
@@ -147,9 +147,9 @@ def file_entry(index: pb.Index, *, plain: bool) -> Entry:
     )
 
 
-def range_entry(index: pb.Index) -> Entry:
+def range_entry(index: pb.Index) -> IndexEntry:
     """Return the 'r' entry for a range."""
-    return Entry(
+    return IndexEntry(
         path=index.path,
         last_path=index.range.last_path,
         data=pack_entry(index, tar.RANGE),
@@ -169,7 +169,7 @@ def tombstone_entries(folders: Iterable[str]) -> bytes:
     )
 
 
-def parse_node(data: bytes, where: str) -> Node:
+def parse_node(data: bytes, where: str) -> IndexNode:
     """Return the entries of an index chunk, after checking headers, order and messages."""
     kinds, bodies = _split(data, where)
     kind = kinds.pop()
@@ -183,7 +183,7 @@ def parse_node(data: bytes, where: str) -> Node:
     paths = [index.path for index in indexes]
     if not all(map(operator.lt, paths, paths[1:])):
         raise tar.damaged("index entries are not sorted", where)
-    return Node(kind == tar.INDEX[0], paths, indexes)
+    return IndexNode(kind == tar.INDEX[0], paths, indexes)
 
 
 def _split(data: bytes, where: str) -> tuple[set[int], list[bytes]]:

@@ -22,7 +22,7 @@ from holdfast.errors import BadInput, Damaged, HoldfastError, ObjectMissing, Sto
 from holdfast.seam.folders import Dress, Folder, Undone, new_folder
 from holdfast.seam.owners import group_number, is_root, user_number
 from holdfast.store.address import ChunkHash
-from holdfast.store.filesets.cursor import Lost
+from holdfast.store.filesets.cursor import LostRange
 from holdfast.store.filesets.fileset import FileSet
 from holdfast.store.filesets.info import FileInfo, Xattrs
 from holdfast.store.filesets.merge import readable_files
@@ -50,7 +50,7 @@ _SET_ID = stat.S_ISUID | stat.S_ISGID
 # An extended attribute that gives rights to whoever runs the file, as set-id bits do.
 _CAPABILITY = b"security.capability"
 
-Progress = Callable[[int, int], None]
+RestoreProgress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Restoring:
     keep_going: bool = False
 
 
-class Failure(NamedTuple):
+class ExtractFailure(NamedTuple):
     """A path that was not restored."""
 
     path: str
@@ -84,14 +84,14 @@ class Restored:
     files: int = 0
     size_bytes: int = 0
     failed: int = 0
-    failures: list[Failure] = field(default_factory=list)
+    failures: list[ExtractFailure] = field(default_factory=list)
     not_restored: Counter[str] = field(default_factory=Counter)
 
     def fail(self, path: str, why: str) -> None:
         """Note a path that was not restored."""
         self.failed += 1
         if len(self.failures) < NAMED_FAILURES_MAX:
-            self.failures.append(Failure(path, why))
+            self.failures.append(ExtractFailure(path, why))
 
 
 def extract(
@@ -101,7 +101,7 @@ def extract(
     folder: str = "",
     how: Restoring = Restoring(),  # noqa: B008 - immutable
     threads: int = WRITE_THREADS,
-    progress: Progress = lambda files, size_bytes: None,
+    progress: RestoreProgress = lambda files, size_bytes: None,
 ) -> Restored:
     """Restore a file set, or what is below one of its folders, into a folder on disk.
 
@@ -135,7 +135,7 @@ class _Extraction:
         self._first_names: dict[tuple[str, bytes], str] = {}
         self._other_names: list[tuple[FileInfo, str]] = []
 
-    def run(self, threads: int, progress: Progress) -> Restored:
+    def run(self, threads: int, progress: RestoreProgress) -> Restored:
         pool = ThreadPoolExecutor(threads, thread_name_prefix="restore")
         links: list[FileInfo] = []
         folders: list[FileInfo] = []
@@ -171,7 +171,7 @@ class _Extraction:
             if lo <= path and (hi is None or path < hi):
                 yield FileInfo(path, index)
 
-    def _lost(self, lost: Lost) -> None:
+    def _lost(self, lost: LostRange) -> None:
         last = "the end" if lost.last_path is None else lost.last_path
         with self._lock:
             self._done.fail(f"{lost.first_path} … {last}", f"the index is lost: {lost.why}")

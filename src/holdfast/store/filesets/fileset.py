@@ -14,6 +14,7 @@ from holdfast.store.filesets.glob import compile_glob, literal_prefix
 from holdfast.store.filesets.info import FileInfo
 from holdfast.store.filesets.layer import Layer
 from holdfast.store.filesets.merge import Merge, files_of, find, merged_file
+from holdfast.store.filesets.path_ranges import PathRange, cut_shards
 from holdfast.store.filesets.paths import (
     Collisions,
     after_folder,
@@ -21,14 +22,13 @@ from holdfast.store.filesets.paths import (
     collision,
     folders_above,
 )
-from holdfast.store.filesets.shards import PathRange, cut_shards
 from holdfast.store.filesets.sources import open_layers, open_nodes, read_content
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from holdfast.store.address import ChunkHash, ChunkKey
-    from holdfast.store.gc.leases import Pin
+    from holdfast.store.gc.leases import CommitPin
     from holdfast.store.store import Store
 
 SHARD_FILES = 1_000_000
@@ -46,7 +46,7 @@ class FileSet:
         store: Store,
         layers: Sequence[Layer],
         *,
-        pin: Pin | None = None,
+        pin: CommitPin | None = None,
         keys: Mapping[ChunkHash, ChunkKey] | None = None,
     ) -> None:
         self.layers = tuple(layers)

@@ -31,13 +31,13 @@ GROUPS_AHEAD = 8
 REPORTED_PATHS_MAX = 100
 
 # Why something is not in the commit. Those of `MISSED` are files that should be.
-Reason = Literal[
+SkipReason = Literal[
     "excluded", "socket", "pipe", "device", "outside_link", "vanished", "name", "unreadable"
 ]
-MISSED: tuple[Reason, ...] = ("name", "unreadable")
+MISSED: tuple[SkipReason, ...] = ("name", "unreadable")
 
 
-class Told(NamedTuple):
+class ReportedPath(NamedTuple):
     """One path of a report: what became of it, and why."""
 
     path: str
@@ -46,17 +46,17 @@ class Told(NamedTuple):
 
 
 class FolderReport:
-    """What of a folder was not stored as it stands. Several threads may tell it."""
+    """What of a folder was not stored as it stands. Several threads may report to it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._left_out: Counter[Reason] = Counter()
+        self._left_out: Counter[SkipReason] = Counter()
         self.changed_files = 0
         self.large_xattrs = 0
-        self.first: list[Told] = []
+        self.first: list[ReportedPath] = []
 
     @property
-    def left_out(self) -> dict[Reason, int]:
+    def left_out(self) -> dict[SkipReason, int]:
         """How many names were left out, by reason."""
         with self._lock:
             return dict(sorted(self._left_out.items()))
@@ -66,24 +66,24 @@ class FolderReport:
         """How many files should have been stored, and could not be."""
         return sum(count for reason, count in self.left_out.items() if reason in MISSED)
 
-    def leave_out(self, path: str, reason: Reason, why: str = "") -> None:
+    def leave_out(self, path: str, reason: SkipReason, why: str = "") -> None:
         """Note what is not stored."""
         with self._lock:
             self._left_out[reason] += 1
             if reason != "excluded":
-                self._tell(Told(path, reason, why))
+                self._name(ReportedPath(path, reason, why))
 
     def has_changed(self, path: str) -> None:
         """Note a file that was written to while it was read."""
         with self._lock:
             self.changed_files += 1
-            self._tell(Told(path, "changed", "it was written to while it was read"))
+            self._name(ReportedPath(path, "changed", "it was written to while it was read"))
 
     def has_large_xattrs(self, path: str) -> None:
         """Note a file or folder whose extended attributes are too large to be kept."""
         with self._lock:
             self.large_xattrs += 1
-            self._tell(Told(path, "without its xattrs", "they are too large"))
+            self._name(ReportedPath(path, "without its xattrs", "they are too large"))
 
     def failed(self, path: str, error: OSError) -> None:
         """Note what went, or cannot be read."""
@@ -92,9 +92,9 @@ class FolderReport:
         else:
             self.leave_out(path, "unreadable", error.strerror or str(error))
 
-    def _tell(self, told: Told) -> None:
+    def _name(self, reported: ReportedPath) -> None:
         if len(self.first) < REPORTED_PATHS_MAX:
-            self.first.append(told)
+            self.first.append(reported)
 
 
 def metadata_of(entry: FolderEntry, xattrs: Xattrs) -> Metadata:

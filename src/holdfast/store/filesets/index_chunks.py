@@ -8,7 +8,7 @@ from typing import NamedTuple
 from holdfast.errors import Damaged, ObjectMissing
 from holdfast.store.address import ChunkHash
 from holdfast.store.filesets import fileset_pb2 as pb
-from holdfast.store.filesets.cursor import Nodes, lookup
+from holdfast.store.filesets.cursor import IndexNodes, lookup
 from holdfast.store.filesets.layer import Layer
 from holdfast.store.filesets.paths import after_folder
 
@@ -42,7 +42,7 @@ class LayerEntry(NamedTuple):
 
 
 def index_chunks(
-    nodes: Nodes, layers: Sequence[Layer], path: str = "", *, lowest_level: int = 1
+    nodes: IndexNodes, layers: Sequence[Layer], path: str = "", *, lowest_level: int = 1
 ) -> Iterator[IndexChunk]:
     """Yield the chunks whose range may hold a path or what is below it, each before those in it.
 
@@ -60,7 +60,7 @@ def index_chunks(
             waiting += reversed(inner)
 
 
-def entries_of(nodes: Nodes, layers: Sequence[Layer], path: str) -> Iterator[LayerEntry]:
+def entries_of(nodes: IndexNodes, layers: Sequence[Layer], path: str) -> Iterator[LayerEntry]:
     """Yield the 'i' entry of a path in each layer that has one, oldest first."""
     for layer in layers:
         if layer.index is None:
@@ -79,7 +79,7 @@ def _may_hold(index: pb.Index, path: str) -> bool:
     return path <= index.range.last_path and (end is None or index.path < end)
 
 
-def _open(nodes: Nodes, seq: int, index: pb.Index) -> tuple[IndexChunk, list[pb.Index]]:
+def _open(nodes: IndexNodes, seq: int, index: pb.Index) -> tuple[IndexChunk, list[pb.Index]]:
     span, ref = index.range, index.data_op.data_ref[0]
     inner: list[pb.Index] = []
     entries: int | None = span.num_entries

@@ -26,7 +26,7 @@ from holdfast.errors import BadInput
 from holdfast.store.address import ChunkHash
 from holdfast.store.filesets import bloom
 from holdfast.store.filesets import fileset_pb2 as pb
-from holdfast.store.filesets.entry import Entry, range_entry
+from holdfast.store.filesets.entry import IndexEntry, range_entry
 from holdfast.store.settings import INDEX_ROOM_BYTES
 
 INDEX_MIN_BYTES = 64 * 1024
@@ -56,11 +56,11 @@ class CutRule:
         return digest % self._divisor == 0
 
 
-class _Level:
+class _PendingLevel:
     """The entries of one level that are not stored yet."""
 
     def __init__(self) -> None:
-        self.entries: list[Entry] = []
+        self.entries: list[IndexEntry] = []
         self.hashes: list[int] = []
         self.size_bytes = 0
         self.last: pb.Index | None = None
@@ -72,9 +72,9 @@ class IndexWriter:
     def __init__(self, put: PutChunk, rule: CutRule) -> None:
         self._put = put
         self._rule = rule
-        self._levels: list[_Level] = [_Level()]
+        self._levels: list[_PendingLevel] = [_PendingLevel()]
 
-    def add(self, entry: Entry) -> None:
+    def add(self, entry: IndexEntry) -> None:
         """Take the next 'i' entry."""
         if len(entry.data) > self._rule.entry_max_bytes:
             raise BadInput(
@@ -113,10 +113,10 @@ class IndexWriter:
 
     def _add_range(self, level: int, index: pb.Index) -> None:
         if len(self._levels) < level:
-            self._levels.append(_Level())
+            self._levels.append(_PendingLevel())
         self._add(level, range_entry(index), index)
 
-    def _add(self, level: int, entry: Entry, index: pb.Index | None = None) -> None:
+    def _add(self, level: int, entry: IndexEntry, index: pb.Index | None = None) -> None:
         least = 1 if level == 1 else RANGES_MIN
         waiting = self._levels[level - 1]
         is_full = waiting.size_bytes + len(entry.data) > self._rule.max_bytes
@@ -135,14 +135,14 @@ class IndexWriter:
     def _cut(self, level: int) -> None:
         """Store the waiting entries of a level as one chunk."""
         waiting = self._levels[level - 1]
-        self._levels[level - 1] = _Level()
+        self._levels[level - 1] = _PendingLevel()
         data = b"".join([entry.data for entry in waiting.entries])
         children = dict.fromkeys(child for entry in waiting.entries for child in entry.children)
         address = self._put(data, list(children))
         self._add_range(level + 1, _range_of(waiting, level, pb.Chunk(hash=address), len(data)))
 
 
-def _range_of(waiting: _Level, level: int, chunk: pb.Chunk, size_bytes: int) -> pb.Index:
+def _range_of(waiting: _PendingLevel, level: int, chunk: pb.Chunk, size_bytes: int) -> pb.Index:
     entries = waiting.entries
     return pb.Index(
         path=entries[0].path,

@@ -15,9 +15,9 @@ from holdfast.store.address import ChunkHash, DataRef
 from holdfast.store.chunks import ChunkWriter, PackedFile
 from holdfast.store.chunks.chunk_store import ChunkStore
 from holdfast.store.filesets import fileset_pb2 as pb
-from holdfast.store.filesets.algebra import Change, Part, Tombstones
+from holdfast.store.filesets.algebra import Change, TagChange, Tombstones
 from holdfast.store.filesets.entry import (
-    Entry,
+    IndexEntry,
     file_entry,
     index_of,
     is_plain,
@@ -107,8 +107,10 @@ class LayerBuilder:
                 return
             waiting.popleft()
 
-    def _entry(self, path: str, change: Change[Content]) -> Entry:
-        parts = {tag: Part(part.set, self._stored(part.refs)) for tag, part in change.parts.items()}
+    def _entry(self, path: str, change: Change[Content]) -> IndexEntry:
+        parts = {
+            tag: TagChange(part.set, self._stored(part.refs)) for tag, part in change.parts.items()
+        }
         stored = Change(change.reset, parts, change.metadata)
         return file_entry(index_of(path, stored), plain=is_plain(stored))
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from holdfast.errors import Damaged, ObjectMissing
 from holdfast.store.filesets import fileset_pb2 as pb
 from holdfast.store.filesets.algebra import Tombstones, compose, over_nothing
-from holdfast.store.filesets.cursor import Cursor, Lost, Nodes, lookup
+from holdfast.store.filesets.cursor import IndexCursor, IndexNodes, LostRange, lookup
 from holdfast.store.filesets.entry import FileChange, change_of, index_of
 
 
@@ -38,13 +38,13 @@ class Merge:
     """A merge of layers, oldest first, within lo ≤ path < hi."""
 
     def __init__(
-        self, nodes: Nodes, sources: Sequence[Source], lo: str = "", hi: str | None = None
+        self, nodes: IndexNodes, sources: Sequence[Source], lo: str = "", hi: str | None = None
     ) -> None:
         self._gone: list[Tombstones] = []
-        self._cursors: list[Cursor] = []
+        self._cursors: list[IndexCursor] = []
         for source, gone in zip(sources, newer_tombstones(sources), strict=True):
             if source.root is not None:
-                self._cursors.append(Cursor(nodes, source.root, lo, hi))
+                self._cursors.append(IndexCursor(nodes, source.root, lo, hi))
                 self._gone.append(gone)
         self._heap = [
             (cursor.path, number)
@@ -108,7 +108,7 @@ class Merge:
         met.sort()
         return [index for _, index in met]
 
-    def _replace_top(self, cursor: Cursor, number: int) -> None:
+    def _replace_top(self, cursor: IndexCursor, number: int) -> None:
         if cursor.path is None:
             heapq.heappop(self._heap)
         else:
@@ -132,13 +132,13 @@ def merged_file(path: str, indexes: Sequence[pb.Index], where: str) -> pb.Index 
 
 
 def files_of(
-    nodes: Nodes, sources: Sequence[Source], lo: str = "", hi: str | None = None
+    nodes: IndexNodes, sources: Sequence[Source], lo: str = "", hi: str | None = None
 ) -> Iterator[tuple[str, pb.Index]]:
     """Yield path and entry of every file that some layers make, with lo ≤ path < hi."""
     if len(sources) == 1:
         # Nothing to merge: the entries are taken by the chunk.
         root = sources[0].root
-        runs = Cursor(nodes, root, lo, hi).leaf_runs() if root is not None else iter(())
+        runs = IndexCursor(nodes, root, lo, hi).leaf_runs() if root is not None else iter(())
         for paths, indexes in runs:
             for path, index in zip(paths, indexes, strict=True):
                 if index.present:
@@ -151,11 +151,11 @@ def files_of(
 
 
 def readable_files(
-    nodes: Nodes, sources: Sequence[Source], lost: Callable[[Lost], None]
+    nodes: IndexNodes, sources: Sequence[Source], lost: Callable[[LostRange], None]
 ) -> Iterator[tuple[str, pb.Index]]:
     """Yield what `files_of` does, as far as the index can be read; `lost` is told of the rest."""
     if len(sources) == 1 and sources[0].root is not None:
-        for paths, indexes in Cursor(nodes, sources[0].root).leaf_runs(lost):
+        for paths, indexes in IndexCursor(nodes, sources[0].root).leaf_runs(lost):
             yield from (pair for pair in zip(paths, indexes, strict=True) if pair[1].present)
         return
     path = ""
@@ -163,10 +163,10 @@ def readable_files(
         for path, index in files_of(nodes, sources):
             yield path, index
     except (Damaged, ObjectMissing) as error:
-        lost(Lost(path, None, str(error)))  # several layers have no end of what is lost
+        lost(LostRange(path, None, str(error)))  # several layers have no end of what is lost
 
 
-def find(nodes: Nodes, sources: Sequence[Source], path: str, where: str) -> pb.Index | None:
+def find(nodes: IndexNodes, sources: Sequence[Source], path: str, where: str) -> pb.Index | None:
     """Return the entry of one file in the merge of some layers, or None."""
     met: list[pb.Index] = []
     for source in reversed(sources):

@@ -19,7 +19,6 @@ from holdfast.store.chunks import ChunkWriter
 from holdfast.store.filesets import algebra
 from holdfast.store.filesets import fileset_pb2 as pb
 from holdfast.store.filesets.algebra import Tombstones
-from holdfast.store.filesets.before import Before
 from holdfast.store.filesets.entry import message_of
 from holdfast.store.filesets.fileset import FileSet
 from holdfast.store.filesets.folder_reader import (
@@ -33,6 +32,7 @@ from holdfast.store.filesets.folder_reader import (
 from holdfast.store.filesets.info import XATTRS_BYTES_MAX, Metadata, Xattrs
 from holdfast.store.filesets.layer import Layer
 from holdfast.store.filesets.layer_builder import Content, LayerBuilder
+from holdfast.store.filesets.previous_tree import PreviousTree
 from holdfast.store.filesets.seen import SeenWriter
 from holdfast.store.filesets.selection import Selection
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from holdfast.store.gc.leases import Job
     from holdfast.store.store import Store
 
-Progress = Callable[[int, int], None]
+StoreProgress = Callable[[int, int], None]
 
 _NOTHING = Metadata()
 
@@ -76,14 +76,14 @@ def put_tree(
     parent_seen: Sequence[DataRef] = (),
     selection: Selection | None = None,
     threads: int = READ_THREADS,
-    progress: Progress = lambda files, read_bytes: None,
+    progress: StoreProgress = lambda files, read_bytes: None,
 ) -> StoredTree:
     """Store a folder. `parent` is a pinned file set, kept open until the new commit is made.
 
     `progress` is told, in this thread, how many files were met and how many bytes were read.
     """
     with store.chunks.writer(job) as writer:
-        before = Before(parent, parent_seen)
+        before = PreviousTree(parent, parent_seen)
         reader = FolderReader(
             folder,
             small_bytes=store.chunks.chunking.small_file_bytes,
@@ -96,7 +96,7 @@ def put_tree(
 
 class _Tree:
     def __init__(
-        self, store: Store, writer: ChunkWriter, reader: FolderReader, before: Before
+        self, store: Store, writer: ChunkWriter, reader: FolderReader, before: PreviousTree
     ) -> None:
         self._writer = writer
         self._reader = reader
@@ -110,7 +110,7 @@ class _Tree:
         # The lost chunk that the small files being read are to make again; None: a new one.
         self._lost_pack: bytes | None = None
 
-    def store(self, progress: Progress) -> StoredTree:
+    def store(self, progress: StoreProgress) -> StoredTree:
         for found in self._reader.files():
             if found.entry.kind == "file":
                 self._add_file(found)
@@ -251,7 +251,7 @@ class _Tree:
         return tuple(map(message_of, refs))
 
 
-class _Name(NamedTuple):
+class _LinkName(NamedTuple):
     """The first name of a file that has several, and what was stored under it."""
 
     path: str
@@ -263,10 +263,10 @@ class _HardLinks:
     """Files that have several names, until the last of them was met."""
 
     def __init__(self) -> None:
-        self._names: dict[tuple[int, int], _Name] = {}
+        self._names: dict[tuple[int, int], _LinkName] = {}
         self._left: dict[tuple[int, int], int] = {}
 
-    def find(self, entry: FolderEntry) -> _Name | None:
+    def find(self, entry: FolderEntry) -> _LinkName | None:
         """Return what was stored under another name of a file."""
         number = (entry.device, entry.inode)
         known = self._names.get(number)
@@ -280,7 +280,7 @@ class _HardLinks:
         """Note a file that was stored; return the first of its names, which may be this one."""
         number = (entry.device, entry.inode)
         if number not in self._names:
-            self._names[number] = _Name(entry.path, content, metadata)
+            self._names[number] = _LinkName(entry.path, content, metadata)
             self._left[number] = entry.links
         path = self._names[number].path
         self._count(number)

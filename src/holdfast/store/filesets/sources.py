@@ -10,7 +10,7 @@ from holdfast.store.address import ChunkHash, DataRef
 from holdfast.store.chunks import ChunkReader
 from holdfast.store.filesets import fileset_pb2 as pb
 from holdfast.store.filesets.algebra import Tombstones
-from holdfast.store.filesets.cursor import Nodes
+from holdfast.store.filesets.cursor import IndexNodes
 from holdfast.store.filesets.entry import parse_node, ref_of
 from holdfast.store.filesets.header import damaged
 from holdfast.store.filesets.layer import Layer
@@ -22,9 +22,9 @@ def open_layers(reader: ChunkReader, layers: Sequence[Layer]) -> list[Source]:
     return [Source(layer.index, _read_tombstones(reader, layer)) for layer in layers]
 
 
-def open_nodes(reader: ChunkReader) -> Nodes:
+def open_nodes(reader: ChunkReader) -> IndexNodes:
     """Return the index chunks that a reader finds."""
-    return Nodes(reader.read_chunk)
+    return IndexNodes(reader.read_chunk)
 
 
 def _read_tombstones(reader: ChunkReader, layer: Layer) -> Tombstones:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 from holdfast.errors import BadInput
 from holdfast.store.filesets import algebra
 from holdfast.store.filesets import fileset_pb2 as pb
-from holdfast.store.filesets.algebra import Change, Part, Tombstones
+from holdfast.store.filesets.algebra import Change, TagChange, Tombstones
 from holdfast.store.filesets.compact import merge_into
 from holdfast.store.filesets.entry import change_of, message_of
 from holdfast.store.filesets.folder_reader import (
@@ -58,12 +58,12 @@ _JOINED_BYTES = 64 * 1024
 _CHANGE_BYTES = 600
 
 # Content that is stored, or so small that it waits in the buffer.
-_Held = pb.DataRef | bytes
+_PendingContent = pb.DataRef | bytes
 
 
-class _Buffered(NamedTuple):
+class _PendingChange(NamedTuple):
     began: int
-    change: Change[_Held]
+    change: Change[_PendingContent]
 
 
 class FileSetWriter:
@@ -78,7 +78,7 @@ class FileSetWriter:
         self._small_bytes = store.chunks.chunking.small_file_bytes
         self._max_buffer_bytes = max_buffer_bytes
         self._clock = itertools.count(1)
-        self._buffer: dict[str, _Buffered] = {}
+        self._buffer: dict[str, _PendingChange] = {}
         self._deleted: dict[str, int] = {}
         self._buffer_bytes = 0
         self._runs: list[Layer] = []
@@ -224,15 +224,15 @@ class FileSetWriter:
 
         The file set that it comes from must stay open until this layer is in a commit.
         """
-        parts: dict[bytes, Part[_Held]] = {}
+        parts: dict[bytes, TagChange[_PendingContent]] = {}
         refs = iter(file.refs)
         for tag, size_bytes in file.tags:
-            taken: list[_Held] = []
+            taken: list[_PendingContent] = []
             while size_bytes > 0:
                 ref = next(refs)
                 taken.append(ref)
                 size_bytes -= ref.size_bytes  # noqa: PLW2901 - what is left of the tag
-            parts[tag] = Part(True, tuple(taken))
+            parts[tag] = TagChange(True, tuple(taken))
         check = check_path if file.is_folder else check_file
         known = file.metadata
         if path != file.path:
@@ -258,7 +258,7 @@ class FileSetWriter:
             self._change(source, change._replace(reset=True, metadata=known))
         self._change(check_file(path), change._replace(reset=True, metadata=known))
 
-    def _find_in_runs(self, path: str) -> Change[_Held] | None:
+    def _find_in_runs(self, path: str) -> Change[_PendingContent] | None:
         if not self._runs or self._deleted_at(path):
             return None
         self._writer.barrier()
@@ -282,7 +282,7 @@ class FileSetWriter:
 
     # The buffer.
 
-    def _content(self, path: str, data: Buffer | Iterable[Buffer]) -> tuple[_Held, ...]:
+    def _content(self, path: str, data: Buffer | Iterable[Buffer]) -> tuple[_PendingContent, ...]:
         """Return small content as it is, and large content as references to it."""
         blocks = _blocks(data)
         head = bytearray()
@@ -294,15 +294,15 @@ class FileSetWriter:
             head += view
         return (bytes(head),) if head else ()
 
-    def _change(self, path: str, change: Change[_Held]) -> None:
+    def _change(self, path: str, change: Change[_PendingContent]) -> None:
         if self._closed:
             raise BadInput("the writer is closed", hint="Open another one for more files.")
         before = self._buffer.get(path)
         if before is None or before.began < self._deleted_at(path):
-            self._buffer[path] = _Buffered(next(self._clock), change)
+            self._buffer[path] = _PendingChange(next(self._clock), change)
         else:
             composed = _joined(algebra.compose(change, before.change))
-            self._buffer[path] = _Buffered(before.began, composed)
+            self._buffer[path] = _PendingChange(before.began, composed)
         held_bytes = sum(
             len(item) if isinstance(item, bytes) else _CHANGE_BYTES // 4
             for part in change.parts.values()
@@ -343,12 +343,14 @@ class FileSetWriter:
         self._buffer, self._deleted, self._buffer_bytes = {}, {}, 0
         return builder.close(gone)
 
-    def _stored(self, builder: LayerBuilder, path: str, change: Change[_Held]) -> Change[Content]:
+    def _stored(
+        self, builder: LayerBuilder, path: str, change: Change[_PendingContent]
+    ) -> Change[Content]:
         """Store the small content of a change; appended pieces of one tag become one."""
-        parts: dict[bytes, Part[Content]] = {}
+        parts: dict[bytes, TagChange[Content]] = {}
         for tag, part in change.parts.items():
             if part.refs is None:
-                parts[tag] = Part(part.set, None)
+                parts[tag] = TagChange(part.set, None)
                 continue
             content: list[Content] = []
             for small, items in itertools.groupby(part.refs, lambda item: isinstance(item, bytes)):
@@ -360,7 +362,7 @@ class FileSetWriter:
                     content.append(builder.store_small(path, joined))
                 else:
                     content += map(message_of, self._writer.put_stream((joined,)))
-            parts[tag] = Part(part.set, tuple(content))
+            parts[tag] = TagChange(part.set, tuple(content))
         return Change(change.reset, parts, change.metadata)
 
     def _merge_runs(self) -> Layer:
@@ -382,7 +384,7 @@ def _blocks(data: Buffer | Iterable[Buffer]) -> Iterator[Buffer]:
         return iter(data)  # type: ignore[arg-type]
 
 
-def _joined(change: Change[_Held]) -> Change[_Held]:
+def _joined(change: Change[_PendingContent]) -> Change[_PendingContent]:
     """Return a change with the last two pieces of each part made one, if both are small."""
     parts = dict(change.parts)
     for tag, part in change.parts.items():
@@ -394,7 +396,7 @@ def _joined(change: Change[_Held]) -> Change[_Held]:
             and isinstance(last, bytes)
             and len(before) + len(last) <= _JOINED_BYTES
         ):
-            parts[tag] = Part(part.set, (*others, before + last))
+            parts[tag] = TagChange(part.set, (*others, before + last))
     return change._replace(parts=parts)
 
 

@@ -20,14 +20,15 @@ import pyarrow as pa
 
 from holdfast.store.address import ChunkKey
 from holdfast.store.filesets.commits import Commit
+from holdfast.store.fsck.chunk_uses import ChunkUses
 from holdfast.store.fsck.commit_check import CheckedCommits, check_commits
 from holdfast.store.fsck.compare import compare
 from holdfast.store.fsck.confirm import Confirm
 from holdfast.store.fsck.findings import (
     NEEDED_BY_COMMITS,
-    Finding,
+    FindingKind,
     FsckReport,
-    Kind,
+    StoreFinding,
     from_table,
     to_table,
 )
@@ -39,14 +40,13 @@ from holdfast.store.fsck.gather import (
     walk_facts,
 )
 from holdfast.store.fsck.indexes import IndexReader
-from holdfast.store.fsck.places import Places
 from holdfast.store.fsck.settings import FsckSettings
 from holdfast.store.fsck.spill import Spill, prefixes_of
 from holdfast.store.fsck.tables import PREFIXES, FactTable, partition_of
 from holdfast.store.store import Store
 
 
-class Engine(Protocol):
+class CheckEngine(Protocol):
     """Collects and compares facts; adds to the report what it counted."""
 
     def candidates(self, commits: CheckedCommits, report: FsckReport) -> Iterator[pa.Table]:
@@ -103,7 +103,7 @@ class LocalEngine:
             yield batch
 
 
-def check(store: Store, engine: Engine, settings: FsckSettings | None = None) -> FsckReport:
+def check(store: Store, engine: CheckEngine, settings: FsckSettings | None = None) -> FsckReport:
     """Return all that is wrong with a store."""
     limits = settings or FsckSettings()
     report = FsckReport()
@@ -112,7 +112,7 @@ def check(store: Store, engine: Engine, settings: FsckSettings | None = None) ->
     report.unknown_names = commits.unknown_names
     report.add(commits.findings, limits.findings_max)
     confirm = Confirm(store.references, store.objects)
-    waiting: dict[tuple[Kind, ChunkKey], Finding] = {}
+    waiting: dict[tuple[FindingKind, ChunkKey], StoreFinding] = {}
     candidates = engine.candidates(commits, report)
     for batch in (batch for table in candidates for batch in _slices(table, limits)):
         confirmed = confirm.confirm(from_table(batch))
@@ -131,13 +131,15 @@ def check(store: Store, engine: Engine, settings: FsckSettings | None = None) ->
     return report
 
 
-def locate(store: Store, found: Sequence[Finding], settings: FsckSettings) -> Iterator[Finding]:
+def locate(
+    store: Store, found: Sequence[StoreFinding], settings: FsckSettings
+) -> Iterator[StoreFinding]:
     """Yield findings about chunks once for each commit and path that needs them.
 
     One that no commit needs, and that has no row, is none: its commit was deleted meanwhile.
     """
     reader = IndexReader(store.objects, store.references)
-    places = Places(reader, {finding.hash for finding in found}, settings)
+    places = ChunkUses(reader, {finding.hash for finding in found}, settings)
     places.look(live_commits(store) if found else [])
     for finding in dict.fromkeys(found):
         more = places.more[finding.hash]

@@ -8,8 +8,8 @@ from sqlalchemy import select
 
 from holdfast.errors import Damaged, ObjectMissing, UnknownFormat
 from holdfast.store.filesets.commits import Commit, parse_record
-from holdfast.store.fsck.findings import Finding, Kind
-from holdfast.store.gc.commits import (
+from holdfast.store.fsck.findings import FindingKind, StoreFinding
+from holdfast.store.gc.commit_rows import (
     COMMIT_PREFIX,
     CommitId,
     CommitRow,
@@ -31,7 +31,7 @@ class CheckedCommits:
     """Those that can be walked; their chunks are in use."""
     restorable: list[CommitId] = field(default_factory=list)
     """Those among them that have no row any more."""
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[StoreFinding] = field(default_factory=list)
     rows: int = 0
     unknown_names: int = 0
 
@@ -109,21 +109,21 @@ def _check_row(
     if (walked := of_row or of_object) is not None:
         found.commits.append(walked)
     if is_abandoned(references, row):
-        _add(found, references, Kind.COMMIT_UNFINISHED, row, row.state.value)
+        _add(found, references, FindingKind.COMMIT_UNFINISHED, row, row.state.value)
     elif row.state is not CommitState.PUBLISHED:
         return
     elif of_row is None and of_object is None:
-        _add(found, references, Kind.COMMIT_DAMAGED, row, "its record cannot be read")
+        _add(found, references, FindingKind.COMMIT_DAMAGED, row, "its record cannot be read")
     elif data is None:
-        _add(found, references, Kind.COMMIT_OBJECT_MISSING, row, "")
+        _add(found, references, FindingKind.COMMIT_OBJECT_MISSING, row, "")
     elif data != row.record:
         broken = "the row" if of_row is None else "the object"
         why = f"{broken} cannot be read" if of_row is None or of_object is None else "both are read"
-        _add(found, references, Kind.COMMIT_DIFFERS, row, why)
+        _add(found, references, FindingKind.COMMIT_DIFFERS, row, why)
 
 
 def _add(
-    found: CheckedCommits, references: References, kind: Kind, row: CommitRow, detail: str
+    found: CheckedCommits, references: References, kind: FindingKind, row: CommitRow, detail: str
 ) -> None:
     """Note what is wrong with a row, if it is still as it was."""
     now = row_of(references, row.id)
@@ -146,8 +146,8 @@ def _check_object(
     if restored is not None and restored.name == name:
         found.commits.append(restored)
         found.restorable.append(number)
-    found.findings.append(_finding(Kind.COMMIT_ROW_MISSING, name, number, ""))
+    found.findings.append(_finding(FindingKind.COMMIT_ROW_MISSING, name, number, ""))
 
 
-def _finding(kind: Kind, name: str, number: CommitId, detail: str) -> Finding:
-    return Finding(kind, generation=number, commit=name, detail=detail)
+def _finding(kind: FindingKind, name: str, number: CommitId, detail: str) -> StoreFinding:
+    return StoreFinding(kind, generation=number, commit=name, detail=detail)

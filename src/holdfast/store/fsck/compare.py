@@ -13,15 +13,15 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from holdfast.store.fsck.findings import Kind, source_words
+from holdfast.store.fsck.findings import FindingKind, source_words
 from holdfast.store.fsck.tables import FINDINGS, Partition
-from holdfast.store.gc.edges import CHUNK_KIND, COMMIT_KIND
-from holdfast.store.gc.transitions import JobKind, State
+from holdfast.store.gc.references_sql import CHUNK_KIND, COMMIT_KIND
+from holdfast.store.gc.transitions import ChunkState, JobKind
 
 KEY = ["hash", "generation"]
 SOURCE = ["source_kind", "source_id", "source_generation"]
 _NUMBERED = [COMMIT_KIND, JobKind.JOB.value, JobKind.PIN.value]
-_DYING = [State.REMOVING.value, State.DELETING.value]
+_DYING = [ChunkState.REMOVING.value, ChunkState.DELETING.value]
 
 
 def compare(part: Partition) -> pa.Table:
@@ -49,15 +49,15 @@ def missing_chunks(part: Partition, lost: pa.Table) -> pa.Table:
     neither = _anti(lost, part.object, ["hash"])
     return pa.concat_tables(
         [
-            _findings(Kind.MISSING_CHUNK, rows_alone),
-            _findings(Kind.MISSING_CHUNK, neither),
+            _findings(FindingKind.MISSING_CHUNK, rows_alone),
+            _findings(FindingKind.MISSING_CHUNK, neither),
         ]
     )
 
 
 def missing_rows(part: Partition, lost: pa.Table) -> pa.Table:
     """Return reached chunks that have an object, and no row that says so."""
-    return _findings(Kind.MISSING_ROW, _semi(lost, part.object, ["hash"]))
+    return _findings(FindingKind.MISSING_ROW, _semi(lost, part.object, ["hash"]))
 
 
 def other_sizes(part: Partition) -> pa.Table:
@@ -71,13 +71,13 @@ def other_sizes(part: Partition) -> pa.Table:
         f"its object has {row['size_bytes']} bytes, and was stored with {row['stored_bytes']}"
         for row in wrong.to_pylist()
     ]
-    return _findings(Kind.DAMAGED_CHUNK, wrong, detail=words)
+    return _findings(FindingKind.DAMAGED_CHUNK, wrong, detail=words)
 
 
 def leaked_objects(part: Partition, lost: pa.Table) -> pa.Table:
     """Return objects without a row, unless they are what a reached chunk needs."""
     orphans = _anti(part.object, part.row, KEY)
-    return _findings(Kind.LEAKED_OBJECT, _anti(orphans, lost, ["hash"]))
+    return _findings(FindingKind.LEAKED_OBJECT, _anti(orphans, lost, ["hash"]))
 
 
 def wrong_counts(part: Partition) -> pa.Table:
@@ -98,7 +98,7 @@ def wrong_counts(part: Partition) -> pa.Table:
     leaked = _anti(wrong.filter(nobody), part.reached, ["hash"])
     others = _anti(wrong, leaked, KEY)
     return pa.concat_tables(
-        [_findings(Kind.LEAKED_ROW, leaked), _findings(Kind.WRONG_COUNT, others)]
+        [_findings(FindingKind.LEAKED_ROW, leaked), _findings(FindingKind.WRONG_COUNT, others)]
     )
 
 
@@ -108,20 +108,20 @@ def stale_edges(part: Partition) -> pa.Table:
         pc.and_(pc.invert(part.row["uploaded"]), pc.invert(_is_dying(part.row)))
     )
     named = _semi(_references(part.edge_to), not_stored, KEY)
-    return _edge_findings(Kind.STALE_EDGE, _semi(named, current(part), ["hash"]))
+    return _edge_findings(FindingKind.STALE_EDGE, _semi(named, current(part), ["hash"]))
 
 
 def edges_to_nothing(part: Partition, lost: pa.Table) -> pa.Table:
     """Return references to rows that are gone, unless the chunk is missing and told as such."""
     gone = _anti(part.edge_to, part.row, KEY)
     told = _anti(gone, lost, ["hash"])
-    return _edge_findings(Kind.LEAKED_EDGE, told, "there is no such chunk")
+    return _edge_findings(FindingKind.LEAKED_EDGE, told, "there is no such chunk")
 
 
 def missing_edges(part: Partition) -> pa.Table:
     """Return references that must be there, and are not."""
     keys = ["hash", *SOURCE]
-    return _edge_findings(Kind.MISSING_EDGE, _anti(part.expected, part.edge_from, keys))
+    return _edge_findings(FindingKind.MISSING_EDGE, _anti(part.expected, part.edge_from, keys))
 
 
 def edges_from_nobody(part: Partition, lost: pa.Table) -> pa.Table:
@@ -129,14 +129,18 @@ def edges_from_nobody(part: Partition, lost: pa.Table) -> pa.Table:
     kinds = part.edge_from["source_kind"]
     numbered = part.edge_from.filter(pc.is_in(kinds, pa.array(_NUMBERED)))
     from_chunks = part.edge_from.filter(pc.equal(kinds, CHUNK_KIND))
-    sources = part.row.filter(pc.not_equal(part.row["state"], State.DELETING.value))
+    sources = part.row.filter(pc.not_equal(part.row["state"], ChunkState.DELETING.value))
     gone = _anti(from_chunks, _as_sources(sources), SOURCE[1:])
     nobody = "there is nobody who refers"
     return pa.concat_tables(
         [
-            _edge_findings(Kind.LEAKED_EDGE, _anti(numbered, part.source, SOURCE[:2]), nobody),
+            _edge_findings(
+                FindingKind.LEAKED_EDGE, _anti(numbered, part.source, SOURCE[:2]), nobody
+            ),
             # A lost row of a chunk that is in use comes back, and its references with it.
-            _edge_findings(Kind.LEAKED_EDGE, _anti(gone, _as_sources(lost), ["source_id"]), nobody),
+            _edge_findings(
+                FindingKind.LEAKED_EDGE, _anti(gone, _as_sources(lost), ["source_id"]), nobody
+            ),
         ]
     )
 
@@ -155,7 +159,7 @@ def unwarranted_edges(part: Partition) -> pa.Table:
         ]
     )
     told = _anti(judged, part.expected, keys)
-    return _edge_findings(Kind.LEAKED_EDGE, told, "who is said to refer does not")
+    return _edge_findings(FindingKind.LEAKED_EDGE, told, "who is said to refer does not")
 
 
 def current(part: Partition) -> pa.Table:
@@ -212,7 +216,7 @@ def _semi(left: pa.Table, right: pa.Table, keys: Sequence[str]) -> pa.Table:
 
 
 def _findings(
-    kind: Kind,
+    kind: FindingKind,
     rows: pa.Table,
     sources: Sequence[str] | None = None,
     detail: str | Sequence[str] = "",
@@ -231,6 +235,6 @@ def _findings(
     return pa.table(arrays, schema=FINDINGS)
 
 
-def _edge_findings(kind: Kind, edges: pa.Table, detail: str = "") -> pa.Table:
+def _edge_findings(kind: FindingKind, edges: pa.Table, detail: str = "") -> pa.Table:
     words = [source_words(*(row[name] for name in SOURCE)) for row in edges.to_pylist()]
     return _findings(kind, edges, words, detail)

@@ -25,11 +25,11 @@ from sqlalchemy import Connection, case, func, select
 from holdfast.errors import Damaged, ObjectMissing
 from holdfast.store.address import ChunkHash, ChunkKey
 from holdfast.store.fsck.commit_check import row_of
-from holdfast.store.fsck.findings import Finding, Kind, parse_source
-from holdfast.store.gc.commits import CommitId
+from holdfast.store.fsck.findings import FindingKind, StoreFinding, parse_source
+from holdfast.store.gc.commit_rows import CommitId
 from holdfast.store.gc.database import Database, chunk, edge, slices
-from holdfast.store.gc.edges import CHUNK_KIND, COMMIT_KIND, EdgeSource, locked_rows
 from holdfast.store.gc.references import References
+from holdfast.store.gc.references_sql import CHUNK_KIND, COMMIT_KIND, ReferenceSource, locked_rows
 from holdfast.store.gc.transitions import JobKind
 from holdfast.store.objects.objects import Objects
 
@@ -42,24 +42,24 @@ class Confirm:
         self._database: Database = references.database
         self._objects = objects
 
-    def confirm(self, candidates: Sequence[Finding]) -> list[Finding]:
+    def confirm(self, candidates: Sequence[StoreFinding]) -> list[StoreFinding]:
         """Return those that are true, in the same order."""
         counted = self._counts([c for c in candidates if c.kind in _COUNTS])
-        rules: dict[Kind, Callable[[Finding], Finding | None]] = {
-            Kind.MISSING_CHUNK: self._missing_chunk,
-            Kind.DAMAGED_CHUNK: self._damaged_chunk,
-            Kind.MISSING_ROW: self._missing_row,
-            Kind.LEAKED_OBJECT: self._leaked_object,
-            Kind.LEAKED_EDGE: self._still_there,
-            Kind.STALE_EDGE: self._still_there,
-            Kind.MISSING_EDGE: self._missing_edge,
-            Kind.LEAKED_ROW: lambda finding: counted.get(finding.key),
-            Kind.WRONG_COUNT: lambda finding: counted.get(finding.key),
+        rules: dict[FindingKind, Callable[[StoreFinding], StoreFinding | None]] = {
+            FindingKind.MISSING_CHUNK: self._missing_chunk,
+            FindingKind.DAMAGED_CHUNK: self._damaged_chunk,
+            FindingKind.MISSING_ROW: self._missing_row,
+            FindingKind.LEAKED_OBJECT: self._leaked_object,
+            FindingKind.LEAKED_EDGE: self._still_there,
+            FindingKind.STALE_EDGE: self._still_there,
+            FindingKind.MISSING_EDGE: self._missing_edge,
+            FindingKind.LEAKED_ROW: lambda finding: counted.get(finding.key),
+            FindingKind.WRONG_COUNT: lambda finding: counted.get(finding.key),
         }
         asked = (rules[candidate.kind](candidate) for candidate in candidates)
         return [finding for finding in asked if finding is not None]
 
-    def _missing_chunk(self, finding: Finding) -> Finding | None:
+    def _missing_chunk(self, finding: StoreFinding) -> StoreFinding | None:
         """Confirm all but that a commit needs it, which `places` says."""
         if not finding.generation:
             return self._missing_row(finding)
@@ -70,14 +70,14 @@ class Confirm:
                 return None
         return finding
 
-    def _damaged_chunk(self, finding: Finding) -> Finding | None:
+    def _damaged_chunk(self, finding: StoreFinding) -> StoreFinding | None:
         current = self._references.resolve([finding.hash]).get(finding.hash)
         return finding if current == finding.key else None
 
-    def _missing_row(self, finding: Finding) -> Finding | None:
+    def _missing_row(self, finding: StoreFinding) -> StoreFinding | None:
         return None if self._references.resolve([finding.hash]) else finding
 
-    def _leaked_object(self, finding: Finding) -> Finding | None:
+    def _leaked_object(self, finding: StoreFinding) -> StoreFinding | None:
         if _row(self._database, finding.key) is not None:
             return None
         if not is_stored(self._objects, finding.key):
@@ -85,12 +85,12 @@ class Confirm:
         self._database.check_given_out(finding.generation, finding.key.object_key())
         return finding
 
-    def _still_there(self, finding: Finding) -> Finding | None:
+    def _still_there(self, finding: StoreFinding) -> StoreFinding | None:
         source = parse_source(finding.source)
         assert source is not None, "BUG: a reference without a source"
         return finding if has_edge(self._database, source, finding.key) else None
 
-    def _missing_edge(self, finding: Finding) -> Finding | None:
+    def _missing_edge(self, finding: StoreFinding) -> StoreFinding | None:
         source = parse_source(finding.source)
         assert source is not None, "BUG: a reference without a source"
         if has_edge(self._database, source, ChunkKey(finding.hash, 0)):
@@ -99,8 +99,8 @@ class Confirm:
             return None  # a missing chunk, and told as such: there is nothing to refer to
         return finding if source_exists(self._references, source) else None
 
-    def _counts(self, candidates: Sequence[Finding]) -> dict[ChunkKey, Finding]:
-        found: dict[ChunkKey, Finding] = {}
+    def _counts(self, candidates: Sequence[StoreFinding]) -> dict[ChunkKey, StoreFinding]:
+        found: dict[ChunkKey, StoreFinding] = {}
         by_key = {candidate.key: candidate for candidate in candidates}
         for part in slices(sorted(by_key), self._database.settings.batch_rows):
             hashes = [key.hash for key in part]
@@ -113,7 +113,7 @@ class Confirm:
         return found
 
 
-_COUNTS = (Kind.LEAKED_ROW, Kind.WRONG_COUNT)
+_COUNTS = (FindingKind.LEAKED_ROW, FindingKind.WRONG_COUNT)
 
 
 def is_stored(objects: Objects, key: ChunkKey) -> bool:
@@ -127,7 +127,7 @@ def is_stored(objects: Objects, key: ChunkKey) -> bool:
     return True
 
 
-def source_exists(references: References, source: EdgeSource) -> bool:
+def source_exists(references: References, source: ReferenceSource) -> bool:
     """Whether a commit, or a chunk that has references, is there."""
     if source.kind == COMMIT_KIND:
         return row_of(references, CommitId(int.from_bytes(source.id, "big"))) is not None
@@ -136,7 +136,7 @@ def source_exists(references: References, source: EdgeSource) -> bool:
     return row is not None and row["uploaded"] and row["deleting"] is None
 
 
-def has_edge(database: Database, source: EdgeSource, target: ChunkKey) -> bool:
+def has_edge(database: Database, source: ReferenceSource, target: ChunkKey) -> bool:
     """Whether a source refers to a chunk; with generation 0, to any generation of it."""
     asked = select(edge.c.hash).where(*of_source(source), edge.c.hash == target.hash)
     if target.generation:
@@ -144,7 +144,7 @@ def has_edge(database: Database, source: EdgeSource, target: ChunkKey) -> bool:
     return database.read(lambda connection: connection.execute(asked).first()) is not None
 
 
-def of_source(source: EdgeSource) -> list[Any]:
+def of_source(source: ReferenceSource) -> list[Any]:
     """Return what is true of the references of a source."""
     return [
         edge.c.source_kind == source.kind,

@@ -13,10 +13,10 @@ import pyarrow as pa
 
 from holdfast.store.address import ChunkHash, ChunkKey
 from holdfast.store.fsck.tables import FINDINGS
-from holdfast.store.gc.edges import CHUNK_KIND, EdgeSource
+from holdfast.store.gc.references_sql import CHUNK_KIND, ReferenceSource
 
 
-class Kind(StrEnum):
+class FindingKind(StrEnum):
     """One way in which a store can be wrong."""
 
     MISSING_CHUNK = "missing chunk"
@@ -35,25 +35,25 @@ class Kind(StrEnum):
     COMMIT_UNFINISHED = "commit unfinished"
 
 
-MEANING: dict[Kind, str] = {
-    Kind.MISSING_CHUNK: "its object is gone",
-    Kind.DAMAGED_CHUNK: "its bytes are not what its name says",
-    Kind.MISSING_ROW: "its object is there, and the database does not know it",
-    Kind.MISSING_EDGE: "what refers to it is not noted: it could be collected",
-    Kind.STALE_EDGE: "references name a generation that is gone; the chunk was stored anew",
-    Kind.LEAKED_EDGE: "a reference from what is not there, or does not refer to it",
-    Kind.LEAKED_ROW: "it counts references, and nobody refers to it",
-    Kind.LEAKED_OBJECT: "an object that the database does not know",
-    Kind.WRONG_COUNT: "it counts other references than there are",
-    Kind.COMMIT_OBJECT_MISSING: "a rebuilt database would not know it",
-    Kind.COMMIT_ROW_MISSING: "its object is there, and the database does not know it",
-    Kind.COMMIT_DIFFERS: "its object and its row are not the same",
-    Kind.COMMIT_DAMAGED: "neither its row nor its object can be read",
-    Kind.COMMIT_UNFINISHED: "whoever made or deleted it has lost its lease before it was done",
+MEANING: dict[FindingKind, str] = {
+    FindingKind.MISSING_CHUNK: "its object is gone",
+    FindingKind.DAMAGED_CHUNK: "its bytes are not what its name says",
+    FindingKind.MISSING_ROW: "its object is there, and the database does not know it",
+    FindingKind.MISSING_EDGE: "what refers to it is not noted: it could be collected",
+    FindingKind.STALE_EDGE: "references name a generation that is gone; the chunk was stored anew",
+    FindingKind.LEAKED_EDGE: "a reference from what is not there, or does not refer to it",
+    FindingKind.LEAKED_ROW: "it counts references, and nobody refers to it",
+    FindingKind.LEAKED_OBJECT: "an object that the database does not know",
+    FindingKind.WRONG_COUNT: "it counts other references than there are",
+    FindingKind.COMMIT_OBJECT_MISSING: "a rebuilt database would not know it",
+    FindingKind.COMMIT_ROW_MISSING: "its object is there, and the database does not know it",
+    FindingKind.COMMIT_DIFFERS: "its object and its row are not the same",
+    FindingKind.COMMIT_DAMAGED: "neither its row nor its object can be read",
+    FindingKind.COMMIT_UNFINISHED: "the lease of its writer or deleter ended before it was done",
 }
 
 # Findings for which commits and paths are looked up.
-NEEDED_BY_COMMITS = (Kind.MISSING_CHUNK, Kind.DAMAGED_CHUNK, Kind.MISSING_ROW)
+NEEDED_BY_COMMITS = (FindingKind.MISSING_CHUNK, FindingKind.DAMAGED_CHUNK, FindingKind.MISSING_ROW)
 # How a finding says that the chunk leads to others.
 INDEX_WORDS = "the index from"
 REFS_WORDS = "a list of references"
@@ -61,10 +61,10 @@ REFS_WORDS = "a list of references"
 _SOURCE = re.compile(r"([^:]*):([0-9a-f]*)(?:\.([0-9a-f]{16}))?")
 
 
-class Finding(NamedTuple):
+class StoreFinding(NamedTuple):
     """One thing that is not as it should be; fields that do not apply are empty."""
 
-    kind: Kind
+    kind: FindingKind
     hash: ChunkHash = ChunkHash(b"")
     generation: int = 0
     commit: str = ""
@@ -96,7 +96,7 @@ class Finding(NamedTuple):
 class FsckReport:
     """What was checked, and what was found."""
 
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[StoreFinding] = field(default_factory=list)
     commits: int = 0
     chunks: int = 0
     """Rows of chunks."""
@@ -126,7 +126,7 @@ class FsckReport:
         """Return how many findings there are of each kind."""
         return dict(Counter(finding.kind.value for finding in self.findings))
 
-    def add(self, found: Iterable[Finding], findings_max: int) -> None:
+    def add(self, found: Iterable[StoreFinding], findings_max: int) -> None:
         """Take findings, as many as there is room for."""
         for finding in found:
             if len(self.findings) < findings_max:
@@ -135,23 +135,25 @@ class FsckReport:
                 self.omitted += 1
 
 
-def without_known(found: Sequence[Finding], known: Iterable[Finding]) -> list[Finding]:
+def without_known(
+    found: Sequence[StoreFinding], known: Iterable[StoreFinding]
+) -> list[StoreFinding]:
     """Return those about chunks of which nothing of the kind is known yet."""
     told = {(one.kind, one.key) for one in known}
     return [one for one in found if (one.kind, one.key) not in told]
 
 
-def to_table(findings: Sequence[Finding]) -> pa.Table:
+def to_table(findings: Sequence[StoreFinding]) -> pa.Table:
     """Return findings as an Arrow table."""
     return pa.Table.from_pylist([one._asdict() for one in findings], schema=FINDINGS)
 
 
-def from_table(table: pa.Table) -> list[Finding]:
+def from_table(table: pa.Table) -> list[StoreFinding]:
     """Return the findings of an Arrow table; those that are there twice once."""
     return list(
         dict.fromkeys(
-            Finding(
-                Kind(row["kind"]),
+            StoreFinding(
+                FindingKind(row["kind"]),
                 ChunkHash(row["hash"] or b""),
                 row["generation"] or 0,
                 row["commit"] or "",
@@ -169,9 +171,9 @@ def source_words(kind: str, source_id: bytes, generation: int) -> str:
     return f"{kind}:{source_id.hex()}" + (f".{generation:016x}" if kind == CHUNK_KIND else "")
 
 
-def parse_source(words: str) -> EdgeSource | None:
+def parse_source(words: str) -> ReferenceSource | None:
     """Return who refers, from a finding."""
     found = _SOURCE.fullmatch(words)
     if found is None:
         return None
-    return EdgeSource(found[1], bytes.fromhex(found[2]), int(found[3] or "0", 16))
+    return ReferenceSource(found[1], bytes.fromhex(found[2]), int(found[3] or "0", 16))

@@ -14,9 +14,9 @@ from holdfast.store.filesets.commits import Commit
 from holdfast.store.filesets.reachable import Reached, Use, roots_of, walk_below
 from holdfast.store.fsck.indexes import IndexReader
 from holdfast.store.fsck.tables import PREFIXES, FactTable, facts, source_prefix
-from holdfast.store.gc.commits import CommitId
+from holdfast.store.gc.commit_rows import CommitId
 from holdfast.store.gc.database import Database, chunk, commit, edge, job
-from holdfast.store.gc.edges import COMMIT_KIND, EdgeSource
+from holdfast.store.gc.references_sql import COMMIT_KIND, ReferenceSource
 from holdfast.store.gc.sweep import pages
 from holdfast.store.gc.transitions import state_of
 from holdfast.store.objects.objects import Objects, StoredObject
@@ -31,7 +31,7 @@ def walk_facts(
     visited: set[tuple[ChunkHash, Use]] = set()
     for one in commits:
         roots = roots_of(one)
-        yield from children_facts(EdgeSource.numbered(COMMIT_KIND, one.id), one.id, roots)
+        yield from children_facts(ReferenceSource.numbered(COMMIT_KIND, one.id), one.id, roots)
         tops = [root for root in roots if root.use.refers]
         walked = walk_below(
             tops, reader.look_into, lambda reached: (reached.hash, reached.use) in visited
@@ -44,11 +44,11 @@ def walk_facts(
             key = ChunkKey(parent.hash, reader.generation(parent.hash))
             columns: Columns = {"hash": [key.hash], "generation": [key.generation]}
             yield facts(FactTable.WALKED, [key.hash[0]], columns)
-            yield from children_facts(EdgeSource.chunk(key), one.id, children)
+            yield from children_facts(ReferenceSource.chunk(key), one.id, children)
 
 
 def children_facts(
-    source: EdgeSource, commit_id: CommitId, children: Sequence[Reached]
+    source: ReferenceSource, commit_id: CommitId, children: Sequence[Reached]
 ) -> Iterator[pa.RecordBatch]:
     """Yield that a source must refer to its children, and that a commit leads to them."""
     uses = {child.hash: child.use.value for child in children}
@@ -95,7 +95,7 @@ def source_facts(
         return [(kind, number) for kind, number in jobs] + [(COMMIT_KIND, n) for n in commits]
 
     known = database.read(ask) + [(COMMIT_KIND, number) for number in restorable]
-    sources = [EdgeSource.numbered(kind, number) for kind, number in known]
+    sources = [ReferenceSource.numbered(kind, number) for kind, number in known]
     columns: Columns = {
         "source_kind": [source.kind for source in sources],
         "source_id": [source.id for source in sources],
@@ -127,7 +127,7 @@ def object_facts(
             yield facts(FactTable.OBJECT, [prefix] * len(found), columns)
 
 
-def _source_columns(sources: Sequence[EdgeSource]) -> Columns:
+def _source_columns(sources: Sequence[ReferenceSource]) -> Columns:
     return {
         "source_kind": [source.kind for source in sources],
         "source_id": [source.id for source in sources],

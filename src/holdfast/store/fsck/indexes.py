@@ -8,7 +8,7 @@ from holdfast.errors import Damaged, ObjectMissing, StorageFailed
 from holdfast.store.address import CHUNK_PREFIX, ChunkHash, ChunkKey
 from holdfast.store.chunks.codec import decode
 from holdfast.store.filesets.reachable import Reached, children_of
-from holdfast.store.fsck.findings import Finding, Kind
+from holdfast.store.fsck.findings import FindingKind, StoreFinding
 from holdfast.store.gc.references import References
 from holdfast.store.objects.objects import Objects
 
@@ -46,7 +46,7 @@ class IndexReader:
         self._objects = objects
         self._references = references
         self._keys: dict[ChunkHash, ChunkKey] = {}
-        self.damaged: dict[ChunkKey, Finding] = {}
+        self.damaged: dict[ChunkKey, StoreFinding] = {}
 
     def look_into(self, one: Reached) -> list[Reached] | None:
         """Return the children of a chunk; None if no generation of it can be read."""
@@ -87,7 +87,9 @@ class IndexReader:
             return None
 
     def _note(self, key: ChunkKey, why: str) -> None:
-        self.damaged[key] = Finding(Kind.DAMAGED_CHUNK, key.hash, key.generation, detail=why)
+        self.damaged[key] = StoreFinding(
+            FindingKind.DAMAGED_CHUNK, key.hash, key.generation, detail=why
+        )
 
     def _ask(self, hashes: Sequence[ChunkHash]) -> None:
         if len(self._keys) > KEYS_MAX:

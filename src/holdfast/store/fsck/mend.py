@@ -21,19 +21,19 @@ from holdfast.store.address import ChunkHash, ChunkKey
 from holdfast.store.filesets.commits import Commit
 from holdfast.store.filesets.reachable import roots_of
 from holdfast.store.fsck.confirm import of_source, true_counts
-from holdfast.store.gc.commits import CommitId
+from holdfast.store.gc.commit_rows import CommitId
 from holdfast.store.gc.database import Database, chunk, commit, edge, job, slices
-from holdfast.store.gc.edges import (
+from holdfast.store.gc.references import References
+from holdfast.store.gc.references_sql import (
     CHUNK_KIND,
     COMMIT_KIND,
-    EdgeSource,
     Generations,
+    ReferenceSource,
     current,
     existing,
     locked_rows,
     take_step,
 )
-from holdfast.store.gc.references import References
 from holdfast.store.gc.transitions import LOSE, CommitState, JobKind, allows
 
 
@@ -48,11 +48,11 @@ class Mender:
         for part in slices(sorted(set(hashes)), self._database.settings.batch_rows):
             self._database.transact(partial(self._recount, hashes=part))
 
-    def add_edge(self, source: EdgeSource, hash_: ChunkHash) -> bool:
+    def add_edge(self, source: ReferenceSource, hash_: ChunkHash) -> bool:
         """Note that a source refers to a chunk; False if the chunk is not stored."""
         return self._database.transact(partial(self._add_edges, source=source, hashes=[hash_]))
 
-    def drop_edge(self, source: EdgeSource, target: ChunkKey) -> None:
+    def drop_edge(self, source: ReferenceSource, target: ChunkKey) -> None:
         """Take away a reference that nobody makes."""
 
         def drop(connection: Connection) -> None:
@@ -117,7 +117,7 @@ class Mender:
             )
             if connection.execute(named).scalar_one():
                 return False
-            source = EdgeSource.numbered(COMMIT_KIND, restored.id)
+            source = ReferenceSource.numbered(COMMIT_KIND, restored.id)
             hashes = list({root.hash for root in roots_of(restored)})
             if not self._add_edges(connection, source, hashes):
                 return False
@@ -147,7 +147,7 @@ class Mender:
             if _sources(connection, hash_) <= sources:
                 return rows.get(hash_, {})
 
-    def _lock_numbered(self, connection: Connection, sources: Iterable[EdgeSource]) -> None:
+    def _lock_numbered(self, connection: Connection, sources: Iterable[ReferenceSource]) -> None:
         """Lock jobs and pins, then commits."""
         numbers: dict[Table, set[int]] = {job: set(), commit: set()}
         tables = {JobKind.JOB.value: job, JobKind.PIN.value: job, COMMIT_KIND: commit}
@@ -159,7 +159,7 @@ class Mender:
             connection.execute(asked.with_for_update()).all()
 
     def _add_edges(
-        self, connection: Connection, source: EdgeSource, hashes: Sequence[ChunkHash]
+        self, connection: Connection, source: ReferenceSource, hashes: Sequence[ChunkHash]
     ) -> bool:
         """Refer to all of these, or to none if one of them is not stored."""
         rows = locked_rows(self._database, connection, hashes)
@@ -200,13 +200,13 @@ class Mender:
             connection.execute(counted, changed)
 
 
-def _edge(source: EdgeSource, target: ChunkKey) -> Delete:
+def _edge(source: ReferenceSource, target: ChunkKey) -> Delete:
     return delete(edge).where(
         *of_source(source), edge.c.hash == target.hash, edge.c.generation == target.generation
     )
 
 
-def _sources(connection: Connection, hash_: ChunkHash) -> set[tuple[EdgeSource, int]]:
+def _sources(connection: Connection, hash_: ChunkHash) -> set[tuple[ReferenceSource, int]]:
     """Return who refers to or holds any generation of a chunk, and which; not what is dying."""
     dying = (
         select(chunk.c.hash)
@@ -216,6 +216,6 @@ def _sources(connection: Connection, hash_: ChunkHash) -> set[tuple[EdgeSource, 
     )
     asked = select(edge).where(edge.c.hash == hash_, (edge.c.source_kind != CHUNK_KIND) | ~dying)
     return {
-        (EdgeSource(row.source_kind, row.source_id, row.source_generation), row.generation)
+        (ReferenceSource(row.source_kind, row.source_id, row.source_generation), row.generation)
         for row in connection.execute(asked)
     }

@@ -31,50 +31,50 @@ from holdfast.store.address import ChunkKey
 from holdfast.store.chunks.codec import decode
 from holdfast.store.fsck.commit_check import readable, row_of, stored_record
 from holdfast.store.fsck.confirm import Confirm, is_stored, source_exists
-from holdfast.store.fsck.findings import NEEDED_BY_COMMITS, Finding, Kind, parse_source
+from holdfast.store.fsck.findings import NEEDED_BY_COMMITS, FindingKind, StoreFinding, parse_source
 from holdfast.store.fsck.indexes import whole_object
 from holdfast.store.fsck.mend import Mender
 from holdfast.store.fsck.scrub import verify
 from holdfast.store.gc.collector import Collector
-from holdfast.store.gc.commits import CommitId, commit_object_key
-from holdfast.store.gc.edges import CHUNK_KIND, COMMIT_KIND
+from holdfast.store.gc.commit_rows import CommitId, commit_object_key
+from holdfast.store.gc.references_sql import CHUNK_KIND, COMMIT_KIND
 from holdfast.store.store import Store
 
 QUARANTINE_PREFIX = "quarantine/"
 _NAME_MARK_BYTES = 4
 
 # What is done about each kind, in this order: what is needed comes back, then the rest goes.
-ORDER: dict[Kind, str] = {
-    Kind.COMMIT_DIFFERS: "let row and object agree; the one that is replaced is set aside",
-    Kind.COMMIT_OBJECT_MISSING: "write the object from the row",
-    Kind.COMMIT_ROW_MISSING: "restore the row from the object, or set the object aside",
-    Kind.DAMAGED_CHUNK: "set the object aside, bring the chunk back from another generation",
-    Kind.MISSING_ROW: "store the chunk anew from the object",
-    Kind.MISSING_CHUNK: "bring the chunk back from another generation",
-    Kind.MISSING_EDGE: "add the reference",
-    Kind.STALE_EDGE: "let the reference name the generation that is stored",
-    Kind.LEAKED_EDGE: "remove the reference",
-    Kind.WRONG_COUNT: "count again",
-    Kind.LEAKED_ROW: "count again, then collect",
-    Kind.LEAKED_OBJECT: "delete the object, if it is older than the grace",
-    Kind.COMMIT_UNFINISHED: "let the collector finish it",
-    Kind.COMMIT_DAMAGED: "nothing: bring the commit's object back from a copy",
+ORDER: dict[FindingKind, str] = {
+    FindingKind.COMMIT_DIFFERS: "let row and object agree; the one that is replaced is set aside",
+    FindingKind.COMMIT_OBJECT_MISSING: "write the object from the row",
+    FindingKind.COMMIT_ROW_MISSING: "restore the row from the object, or set the object aside",
+    FindingKind.DAMAGED_CHUNK: "set the object aside, bring the chunk back from another generation",
+    FindingKind.MISSING_ROW: "store the chunk anew from the object",
+    FindingKind.MISSING_CHUNK: "bring the chunk back from another generation",
+    FindingKind.MISSING_EDGE: "add the reference",
+    FindingKind.STALE_EDGE: "let the reference name the generation that is stored",
+    FindingKind.LEAKED_EDGE: "remove the reference",
+    FindingKind.WRONG_COUNT: "count again",
+    FindingKind.LEAKED_ROW: "count again, then collect",
+    FindingKind.LEAKED_OBJECT: "delete the object, if it is older than the grace",
+    FindingKind.COMMIT_UNFINISHED: "let the collector finish it",
+    FindingKind.COMMIT_DAMAGED: "nothing: bring the commit's object back from a copy",
 }
 
 
 TAKES_AWAY = (
-    Kind.LEAKED_EDGE,
-    Kind.WRONG_COUNT,
-    Kind.LEAKED_ROW,
-    Kind.LEAKED_OBJECT,
-    Kind.COMMIT_UNFINISHED,
+    FindingKind.LEAKED_EDGE,
+    FindingKind.WRONG_COUNT,
+    FindingKind.LEAKED_ROW,
+    FindingKind.LEAKED_OBJECT,
+    FindingKind.COMMIT_UNFINISHED,
 )
 
 
 class Action(NamedTuple):
     """One thing to do."""
 
-    finding: Finding
+    finding: StoreFinding
     what: str
 
 
@@ -89,7 +89,7 @@ class RepairReport:
     """Objects under `quarantine/`."""
 
 
-def plan_repair(findings: Sequence[Finding]) -> list[Action]:
+def plan_repair(findings: Sequence[StoreFinding]) -> list[Action]:
     """Return what is to be done, in order; each chunk once, however many files need it."""
     places = {kind: place for place, kind in enumerate(ORDER)}
     chosen: dict[tuple[object, ...], Action] = {}
@@ -124,21 +124,21 @@ class Repair:
         return self.report
 
     def _take_steps(self, plan: Sequence[Action]) -> None:
-        steps: dict[Kind, Callable[[Finding], str]] = {
-            Kind.COMMIT_DIFFERS: self._agree,
-            Kind.COMMIT_OBJECT_MISSING: self._write_commit,
-            Kind.COMMIT_ROW_MISSING: self._restore_commit,
-            Kind.DAMAGED_CHUNK: self._replace,
-            Kind.MISSING_ROW: self._adopt,
-            Kind.MISSING_CHUNK: self._bring_back,
-            Kind.MISSING_EDGE: self._add_edge,
-            Kind.STALE_EDGE: self._move_edge,
-            Kind.LEAKED_EDGE: self._drop_edge,
-            Kind.WRONG_COUNT: self._recount,
-            Kind.LEAKED_ROW: self._recount,
-            Kind.LEAKED_OBJECT: self._sweep,
-            Kind.COMMIT_UNFINISHED: lambda _: "",
-            Kind.COMMIT_DAMAGED: lambda _: "neither its row nor its object can be read",
+        steps: dict[FindingKind, Callable[[StoreFinding], str]] = {
+            FindingKind.COMMIT_DIFFERS: self._agree,
+            FindingKind.COMMIT_OBJECT_MISSING: self._write_commit,
+            FindingKind.COMMIT_ROW_MISSING: self._restore_commit,
+            FindingKind.DAMAGED_CHUNK: self._replace,
+            FindingKind.MISSING_ROW: self._adopt,
+            FindingKind.MISSING_CHUNK: self._bring_back,
+            FindingKind.MISSING_EDGE: self._add_edge,
+            FindingKind.STALE_EDGE: self._move_edge,
+            FindingKind.LEAKED_EDGE: self._drop_edge,
+            FindingKind.WRONG_COUNT: self._recount,
+            FindingKind.LEAKED_ROW: self._recount,
+            FindingKind.LEAKED_OBJECT: self._sweep,
+            FindingKind.COMMIT_UNFINISHED: lambda _: "",
+            FindingKind.COMMIT_DAMAGED: lambda _: "neither its row nor its object can be read",
         }
         for action in plan:
             try:
@@ -152,7 +152,7 @@ class Repair:
 
     # Each of these returns why it did not do it; nothing if it did, or if it need not be done.
 
-    def _agree(self, finding: Finding) -> str:
+    def _agree(self, finding: StoreFinding) -> str:
         number = CommitId(finding.generation)
         row = row_of(self._references, number)
         data = stored_record(self._objects, finding.commit, number)
@@ -168,13 +168,13 @@ class Repair:
             self._mender.replace_record(number, data)
         return ""
 
-    def _write_commit(self, finding: Finding) -> str:
+    def _write_commit(self, finding: StoreFinding) -> str:
         row = row_of(self._references, CommitId(finding.generation))
         if row is not None:
             self._objects.put(commit_object_key(row.name, row.id), [row.record])
         return ""
 
-    def _restore_commit(self, finding: Finding) -> str:
+    def _restore_commit(self, finding: StoreFinding) -> str:
         number = CommitId(finding.generation)
         data = stored_record(self._objects, finding.commit, number)
         if data is None or row_of(self._references, number) is not None:
@@ -186,7 +186,7 @@ class Repair:
         self._set_aside(commit_object_key(finding.commit, number), data)
         return ""
 
-    def _replace(self, finding: Finding) -> str:
+    def _replace(self, finding: StoreFinding) -> str:
         key = finding.key
         if not self._confirm.confirm([finding]):
             return ""
@@ -207,7 +207,7 @@ class Repair:
         self._set_aside(key.object_key(), damaged)
         return self._store_anew(other)
 
-    def _bring_back(self, finding: Finding) -> str:
+    def _bring_back(self, finding: StoreFinding) -> str:
         if not finding.generation:
             return _NO_OTHER
         key = finding.key
@@ -218,7 +218,7 @@ class Repair:
         self._mender.lose(key)
         return self._store_anew(whole_object(self._objects, key.hash, but=key))
 
-    def _adopt(self, finding: Finding) -> str:
+    def _adopt(self, finding: StoreFinding) -> str:
         if self._references.resolve([finding.hash]):
             return ""
         return self._store_anew(whole_object(self._objects, finding.hash))
@@ -243,18 +243,18 @@ class Repair:
             self._mender.move_edges(key.hash)
         return ""
 
-    def _add_edge(self, finding: Finding) -> str:
+    def _add_edge(self, finding: StoreFinding) -> str:
         source = parse_source(finding.source)
         if source is None or not source_exists(self._references, source):
             return ""
         stored = self._mender.add_edge(source, finding.hash)
         return "" if stored else "the chunk is not stored"
 
-    def _move_edge(self, finding: Finding) -> str:
+    def _move_edge(self, finding: StoreFinding) -> str:
         self._mender.move_edges(finding.hash)
         return ""
 
-    def _drop_edge(self, finding: Finding) -> str:
+    def _drop_edge(self, finding: StoreFinding) -> str:
         source = parse_source(finding.source)
         if source is None:
             return ""
@@ -263,11 +263,11 @@ class Repair:
             self._mender.drop_edge(source, finding.key)
         return ""
 
-    def _recount(self, finding: Finding) -> str:
+    def _recount(self, finding: StoreFinding) -> str:
         self._mender.recount([finding.hash])
         return ""
 
-    def _sweep(self, finding: Finding) -> str:
+    def _sweep(self, finding: StoreFinding) -> str:
         if not self._confirm.confirm([finding]):
             return ""
         name = finding.key.object_key()
@@ -287,9 +287,9 @@ class Repair:
         self.report.set_aside.append(name)
 
 
-def _hides_others(finding: Finding) -> bool:
+def _hides_others(finding: StoreFinding) -> bool:
     """Whether nobody can know what else is in use, as long as this is not repaired."""
-    if finding.kind is Kind.COMMIT_DAMAGED:
+    if finding.kind is FindingKind.COMMIT_DAMAGED:
         return True
     return finding.kind in NEEDED_BY_COMMITS and finding.use_refers
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from holdfast.store.fsck.check import Engine, check
-from holdfast.store.fsck.findings import Finding, FsckReport, without_known
+from holdfast.store.fsck.check import CheckEngine, check
+from holdfast.store.fsck.findings import FsckReport, StoreFinding, without_known
 from holdfast.store.fsck.repair import Repair, RepairReport, plan_repair
 from holdfast.store.fsck.settings import FsckSettings
 from holdfast.store.gc.quarantine import release_quarantine
@@ -26,9 +26,9 @@ class Repaired:
 
 def check_and_repair(
     store: Store,
-    engine: Engine,
+    engine: CheckEngine,
     settings: FsckSettings | None = None,
-    damaged: Sequence[Finding] = (),
+    damaged: Sequence[StoreFinding] = (),
 ) -> Repaired:
     """Repair what a check finds, and what a scrub has found damaged before.
 

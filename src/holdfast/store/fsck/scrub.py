@@ -20,7 +20,7 @@ from holdfast.store.address import CHUNK_PREFIX, ChunkKey
 from holdfast.store.chunks.codec import decode
 from holdfast.store.fsck.check import locate
 from holdfast.store.fsck.confirm import Confirm
-from holdfast.store.fsck.findings import Finding, Kind
+from holdfast.store.fsck.findings import FindingKind, StoreFinding
 from holdfast.store.fsck.settings import FsckSettings
 from holdfast.store.fsck.tables import PREFIXES
 from holdfast.store.gc.database import Database, chunk, meta
@@ -38,7 +38,7 @@ REMEMBERED_MAX = 1000
 class ScrubReport:
     """What was read, and what was found."""
 
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[StoreFinding] = field(default_factory=list)
     objects: int = 0
     size_bytes: int = 0
     """As stored."""
@@ -61,7 +61,7 @@ def scrub(
     tell: Callable[[int], None] = lambda _: None,
 ) -> ScrubReport:
     """Read all chunks, or go on with a scrub that was stopped; `tell` is told the bytes done."""
-    run = _Scrub(store, settings or FsckSettings(), stop or threading.Event(), tell)
+    run = _ScrubRun(store, settings or FsckSettings(), stop or threading.Event(), tell)
     if restart:
         forget_position(store.references.database)
     return run.run()
@@ -73,18 +73,20 @@ def forget_position(database: Database) -> None:
     database.transact(lambda connection: connection.execute(gone))
 
 
-def verify(objects: Objects, key: ChunkKey) -> Finding | None:
+def verify(objects: Objects, key: ChunkKey) -> StoreFinding | None:
     """Read one stored chunk; return what is wrong with it. One that is gone is not damaged."""
     try:
         decode(objects.get(key.object_key()), key)
     except ObjectMissing:
         return None
     except (Damaged, StorageFailed) as error:
-        return Finding(Kind.DAMAGED_CHUNK, key.hash, key.generation, detail=error.message)
+        return StoreFinding(
+            FindingKind.DAMAGED_CHUNK, key.hash, key.generation, detail=error.message
+        )
     return None
 
 
-class _Scrub:
+class _ScrubRun:
     """One run."""
 
     def __init__(
@@ -102,7 +104,7 @@ class _Scrub:
         rate, clock = settings.scrub_bytes_per_s, store.references.seam.clock
         self._rate = TokenBucket(rate, clock) if rate else None
         self._report = ScrubReport()
-        self._damaged: dict[str, Finding] = {}
+        self._damaged: dict[str, StoreFinding] = {}
         # Sizes of objects that were read since the last save, and are whole.
         self._sizes: dict[ChunkKey, int] = {}
 

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from holdfast.store.gc.edges import CHUNK_KIND
+from holdfast.store.gc.references_sql import CHUNK_KIND
 
 # The prefix of a fact is one byte.
 PREFIXES = 256

@@ -27,8 +27,8 @@ from sqlalchemy import Connection, Select, bindparam, delete, insert, select, up
 from holdfast.errors import DiskFull, UnknownCommit
 from holdfast.seam import Seam
 from holdfast.store.address import ChunkHash, ChunkKey
-from holdfast.store.gc import commits
-from holdfast.store.gc.commits import CommitId, CommitRow, commit_object_key
+from holdfast.store.gc import commit_rows
+from holdfast.store.gc.commit_rows import CommitId, CommitRow, commit_object_key
 from holdfast.store.gc.database import (
     IS_DYING,
     IS_UNFINISHED,
@@ -40,13 +40,13 @@ from holdfast.store.gc.database import (
     job,
     slices,
 )
-from holdfast.store.gc.edges import CHUNK_KIND, EdgeSource, lock_rows, take_step
-from holdfast.store.gc.leases import release_edges
+from holdfast.store.gc.hash_shards import Shard
+from holdfast.store.gc.leases import release_references
 from holdfast.store.gc.plan import GcPlan, make_plan
 from holdfast.store.gc.points import Point
 from holdfast.store.gc.rate import DeleteRate
 from holdfast.store.gc.references import References
-from holdfast.store.gc.shards import Shard
+from holdfast.store.gc.references_sql import CHUNK_KIND, ReferenceSource, lock_rows, take_step
 from holdfast.store.gc.sweep import Sweeper, SweepReport
 from holdfast.store.gc.transitions import (
     BEGIN_DELETING,
@@ -54,7 +54,7 @@ from holdfast.store.gc.transitions import (
     FORGET,
     UNREFER,
     CommitState,
-    Step,
+    Transition,
 )
 from holdfast.store.gc.watch import LeaseWatch
 from holdfast.store.objects.objects import Objects
@@ -97,7 +97,7 @@ class GcReport:
 
 BATCH_COLUMNS = (chunk.c.hash, chunk.c.generation, chunk.c.size_bytes, chunk.c.uploaded)
 # Rows of one batch, and how many plain bytes go with each: none if it was never uploaded.
-Batch = dict[ChunkKey, int]
+ChunkSizes = dict[ChunkKey, int]
 
 
 class Collector:
@@ -193,8 +193,8 @@ class Collector:
         if expired:
             self._seam.reached(Point.LEASES_EXPIRED)
         for kind, number in self._database.read(self._ended):
-            source = EdgeSource.numbered(kind, number)
-            report.holds_released += release_edges(self._database, source, number)
+            source = ReferenceSource.numbered(kind, number)
+            report.holds_released += release_references(self._database, source, number)
             self._seam.reached(Point.LEASE_RELEASED)
 
     def _ended(self, connection: Connection) -> list[tuple[str, int]]:
@@ -234,7 +234,7 @@ class Collector:
             .order_by(commit.c.id)
             .limit(self._settings.batch_rows)
         )
-        return [commits.to_row(row) for row in connection.execute(asked).mappings()]
+        return [commit_rows.to_row(row) for row in connection.execute(asked).mappings()]
 
     def _confirm(self, number: CommitId) -> None:
         # Gone, if another collector was quicker and the commit was deleted since; then the object
@@ -244,7 +244,7 @@ class Collector:
 
     # Chunks.
 
-    def _find_deleting(self) -> Batch:
+    def _find_deleting(self) -> ChunkSizes:
         asked = (
             select(*BATCH_COLUMNS)
             .where(*self._database.guard(FORGET), IS_DYING, *self.shard.conditions())
@@ -255,25 +255,25 @@ class Collector:
 
     def _mark_removing(
         self, connection: Connection, hashes: Sequence[ChunkHash] | None = None
-    ) -> Batch:
+    ) -> ChunkSizes:
         # Half of the references of a rebuild would make garbage of all that the others need.
         self._database.keep_complete(connection)
         found = _batch(connection, self._lock_some(BEGIN_REMOVING, hashes))
         take_step(self._database, connection, BEGIN_REMOVING, dict.fromkeys(found, 1))
         return found
 
-    def _begin_deleting(self, report: GcReport) -> Batch:
+    def _begin_deleting(self, report: GcReport) -> ChunkSizes:
         batch, references = self._database.transact(self._mark_deleting)
         report.references_removed += references
         if batch:
             self._seam.reached(Point.DELETING)
         return batch
 
-    def _mark_deleting(self, connection: Connection) -> tuple[Batch, int]:
+    def _mark_deleting(self, connection: Connection) -> tuple[ChunkSizes, int]:
         """Let rows that are Removing let go what they refer to; what that frees is garbage next."""
         found = _batch(connection, self._lock_some(BEGIN_DELETING, None).where(IS_DYING))
         targets: Counter[ChunkKey] = Counter()
-        batch: Batch = {}
+        batch: ChunkSizes = {}
         for key, outgoing in self._outgoing(connection, list(found)).items():
             if targets and targets.total() + len(outgoing) > self._settings.batch_edges:
                 break  # the rest waits for the next transaction
@@ -314,7 +314,7 @@ class Collector:
             )
             self._database.execute_many(connection, named, [_named(key) for key in keys])
 
-    def _lock_some(self, step: Step, hashes: Sequence[ChunkHash] | None) -> Select[Any]:
+    def _lock_some(self, step: Transition, hashes: Sequence[ChunkHash] | None) -> Select[Any]:
         asked = select(*BATCH_COLUMNS).where(*self._database.guard(step))
         if hashes is None:
             asked = asked.where(*self.shard.conditions()).limit(self._settings.batch_rows)
@@ -323,7 +323,7 @@ class Collector:
         # What another collector has locked, it is taking care of.
         return asked.order_by(chunk.c.hash, chunk.c.generation).with_for_update(skip_locked=True)
 
-    def _delete(self, batch: Batch, report: GcReport) -> None:
+    def _delete(self, batch: ChunkSizes, report: GcReport) -> None:
         for part in slices(list(batch), self._rate.batch(self._settings.delete_objects)):
             size_bytes = sum(batch[key] for key in part)
             self._rate.wait_for(len(part), size_bytes)
@@ -361,7 +361,7 @@ class Collector:
         self._database.transact(remember)
 
 
-def _batch(connection: Connection, asked: Select[Any]) -> Batch:
+def _batch(connection: Connection, asked: Select[Any]) -> ChunkSizes:
     return {
         ChunkKey(hash_, generation): size_bytes if uploaded else 0
         for hash_, generation, size_bytes, uploaded in connection.execute(asked)

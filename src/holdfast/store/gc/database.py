@@ -64,9 +64,9 @@ from holdfast.errors import (
 )
 from holdfast.seam import Seam
 from holdfast.seam.process import bind_to_process
-from holdfast.store.gc.reserve import Reserve
+from holdfast.store.gc.reserve import DatabaseReserve
 from holdfast.store.gc.settings import GcSettings
-from holdfast.store.gc.transitions import Condition, Moment, Step
+from holdfast.store.gc.transitions import ColumnCondition, DatabaseTime, Transition
 
 Result = TypeVar("Result")
 
@@ -336,7 +336,7 @@ class Database:
                 path=self.url,
             )
 
-    def step(self, step: Step, *, times: bool = False) -> Update | Delete:
+    def step(self, step: Transition, *, times: bool = False) -> Update | Delete:
         """Return the guarded statement of a step; with `times`, taken `:times` times at once."""
         table = TABLES[step.table]
         guard = [self._met(table, condition) for condition in step.guard]
@@ -353,11 +353,11 @@ class Database:
             changes["updated"] = self.now
         return update(table).where(*guard).values(changes)
 
-    def guard(self, step: Step) -> list[ColumnElement[bool]]:
+    def guard(self, step: Transition) -> list[ColumnElement[bool]]:
         """Return the conditions under which rows may take a step."""
         return [self._met(TABLES[step.table], condition) for condition in step.guard]
 
-    def _met(self, table: Table, condition: Condition) -> ColumnElement[bool]:
+    def _met(self, table: Table, condition: ColumnCondition) -> ColumnElement[bool]:
         column = table.c[condition.column]
         match condition.test:
             case "is" if isinstance(condition.value, bool):
@@ -377,9 +377,9 @@ class Database:
                 return column < self.now
 
     def _value(self, table: Table, column: str, value: Any) -> Any:
-        if value is Moment.LEASE_END:
+        if value is DatabaseTime.LEASE_END:
             return self.lease_end
-        if value is not Moment.NOW:
+        if value is not DatabaseTime.NOW:
             return value
         if table is chunk and column == "deleting":
             # The clock may have been set back since; the order of the states is not.
@@ -488,12 +488,12 @@ class Database:
         )
 
 
-def _reserve(url: str, settings: GcSettings, seam: Seam) -> Reserve | None:
+def _reserve(url: str, settings: GcSettings, seam: Seam) -> DatabaseReserve | None:
     """Return the reserve of a database that is a file on the disk that we see."""
     with contextlib.suppress(ArgumentError):
         parsed = make_url(url)
         if parsed.get_backend_name() == "sqlite" and parsed.database and seam.disk.is_shared:
-            return Reserve(PurePath(parsed.database), seam, settings.reserve_bytes)
+            return DatabaseReserve(PurePath(parsed.database), seam, settings.reserve_bytes)
     return None
 
 

@@ -20,7 +20,12 @@ from holdfast.seam import Seam
 from holdfast.seam.process import bind_to_process
 from holdfast.store.address import ChunkHash, ChunkKey
 from holdfast.store.gc.database import Database, edge, job
-from holdfast.store.gc.edges import Edge, EdgeSource, lock_rows, remove_edges
+from holdfast.store.gc.references_sql import (
+    Reference,
+    ReferenceSource,
+    lock_rows,
+    remove_references,
+)
 from holdfast.store.gc.transitions import CLOSE, FORGET_JOB, RENEW, WORK, JobKind
 
 RENEWALS_PER_LEASE = 3
@@ -28,7 +33,7 @@ RENEWALS_PER_LEASE = 3
 QUARANTINE_JOB = "quarantine of a rebuild"
 
 
-class Lease:
+class StoreLease:
     """What a job and a pin are: a row that somebody must keep renewing."""
 
     def __init__(self, keeper: LeaseKeeper, number: int, kind: JobKind, name: str) -> None:
@@ -36,7 +41,7 @@ class Lease:
         self.kind = kind
         self.name = name
         self.lost = threading.Event()
-        self.source = EdgeSource.numbered(kind.value, number)
+        self.source = ReferenceSource.numbered(kind.value, number)
         self._keeper = keeper
         self._lock = threading.Lock()
         self._on_lost: list[Callable[[], None]] = []
@@ -101,13 +106,13 @@ class Lease:
         self.release()
 
 
-class Job(Lease):
+class Job(StoreLease):
     """A writer's lease: the chunks that it reserved or uploaded are not collected."""
 
-    close = Lease.release
+    close = StoreLease.release
 
 
-class Pin(Lease):
+class CommitPin(StoreLease):
     """A reader's lease on a commit: its chunks stay, also if the commit is deleted meanwhile."""
 
 
@@ -119,10 +124,10 @@ class LeaseKeeper:
         self._clock = seam.clock
         self._lock = threading.Lock()
         self._stop = threading.Event()
-        self._renewed_s: dict[Lease, float] = {}
+        self._renewed_s: dict[StoreLease, float] = {}
         self._thread: threading.Thread | None = None
 
-    def keep(self, lease: Lease, asked_s: float) -> None:
+    def keep(self, lease: StoreLease, asked_s: float) -> None:
         """Renew this lease from now on; it was asked for at `asked_s`, by the monotonic clock."""
         with self._lock:
             self._renewed_s[lease] = asked_s
@@ -132,14 +137,14 @@ class LeaseKeeper:
                 )
                 self._thread.start()
 
-    def release(self, lease: Lease) -> None:
+    def release(self, lease: StoreLease) -> None:
         """Stop renewing a lease, and end its row."""
         with self._lock:
             self._renewed_s.pop(lease, None)
         end_lease(self._database, lease.id)
-        release_edges(self._database, lease.source, lease.id)
+        release_references(self._database, lease.source, lease.id)
 
-    def confirm(self, lease: Lease) -> None:
+    def confirm(self, lease: StoreLease) -> None:
         """Raise LeaseLost if the database says that a lease has ended."""
         self._database.transact(lambda connection: check_lease(self._database, connection, lease))
 
@@ -198,7 +203,7 @@ class LeaseKeeper:
                 self.renew()
 
 
-def check_lease(database: Database, connection: Connection, lease: Lease) -> None:
+def check_lease(database: Database, connection: Connection, lease: StoreLease) -> None:
     """Lock a lease's row, so that it cannot end before the transaction does; refuse if it ended."""
     asked = select(job.c.id).where(job.c.id == lease.id, *database.guard(WORK))
     if connection.execute(asked.with_for_update(read=True)).first() is None:
@@ -212,7 +217,7 @@ def end_lease(database: Database, number: int) -> None:
     database.transact(lambda connection: connection.execute(ended))
 
 
-def release_edges(database: Database, source: EdgeSource, number: int) -> int:
+def release_references(database: Database, source: ReferenceSource, number: int) -> int:
     """Take away all edges of a lease that has ended, batch by batch, and its row; count them."""
     released = 0
     while taken := database.transact(
@@ -224,7 +229,7 @@ def release_edges(database: Database, source: EdgeSource, number: int) -> int:
     return released
 
 
-def _release_some(database: Database, connection: Connection, source: EdgeSource) -> int:
+def _release_some(database: Database, connection: Connection, source: ReferenceSource) -> int:
     number = int.from_bytes(source.id, "big")
     # Its row is the lock: two collectors may have found the same lease.
     connection.execute(select(job.c.id).where(job.c.id == number).with_for_update())
@@ -241,5 +246,5 @@ def _release_some(database: Database, connection: Connection, source: EdgeSource
     found = connection.execute(asked, {"rows": database.settings.batch_rows})
     targets = [ChunkKey(ChunkHash(hash_), generation) for hash_, generation in found]
     lock_rows(database, connection, [key.hash for key in targets])
-    remove_edges(database, connection, [Edge(source, target) for target in targets])
+    remove_references(database, connection, [Reference(source, target) for target in targets])
     return len(targets)

@@ -23,8 +23,8 @@ from holdfast.store.gc.database import (
     edge,
     slices,
 )
-from holdfast.store.gc.edges import CHUNK_KIND
-from holdfast.store.gc.shards import Shard
+from holdfast.store.gc.hash_shards import Shard
+from holdfast.store.gc.references_sql import CHUNK_KIND
 from holdfast.store.gc.transitions import BEGIN_REMOVING
 from holdfast.store.gc.watch import ENDED_BY_COLLECTORS, LeaseWatch
 
@@ -65,10 +65,12 @@ class GcPlan:
 def make_plan(database: Database, shard: Shard, clock: Clock) -> GcPlan:
     """Look at one shard; what its chunks free is shown whatever its shard."""
     watch = LeaseWatch(database, clock)
-    return database.read(lambda connection: _Planner(database, connection).make(shard, watch))
+    return database.read(
+        lambda connection: _CollectionPlanner(database, connection).make(shard, watch)
+    )
 
 
-class _Planner:
+class _CollectionPlanner:
     """One look."""
 
     def __init__(self, database: Database, connection: Connection) -> None:

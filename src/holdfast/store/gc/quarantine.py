@@ -14,8 +14,8 @@ from sqlalchemy import Connection, delete, insert, literal, select, update
 from sqlalchemy.types import BigInteger, LargeBinary, Text
 
 from holdfast.store.gc.database import Database, chunk, edge, job, meta
-from holdfast.store.gc.edges import EdgeSource
-from holdfast.store.gc.leases import QUARANTINE_JOB, end_lease, release_edges
+from holdfast.store.gc.leases import QUARANTINE_JOB, end_lease, release_references
+from holdfast.store.gc.references_sql import ReferenceSource
 from holdfast.store.gc.transitions import BEGIN_REMOVING, JobKind
 
 LEASE_S = 100 * 365.25 * 86400
@@ -29,7 +29,7 @@ def hold_garbage(database: Database, connection: Connection, number: int) -> int
     named = {"id": number, "kind": JobKind.JOB.value, "name": QUARANTINE_JOB}
     connection.execute(insert(job).values(**named, **times))
     connection.execute(insert(meta).values(name=META_NAME, number=number, words=""))
-    source = EdgeSource.numbered(JobKind.JOB.value, number)
+    source = ReferenceSource.numbered(JobKind.JOB.value, number)
     garbage = database.guard(BEGIN_REMOVING)
     columns = (
         literal(source.kind, Text()),
@@ -51,7 +51,9 @@ def release_quarantine(database: Database) -> int:
     if number is None:
         return 0
     end_lease(database, number)
-    released = release_edges(database, EdgeSource.numbered(JobKind.JOB.value, number), number)
+    released = release_references(
+        database, ReferenceSource.numbered(JobKind.JOB.value, number), number
+    )
     # Last: whoever dies before begins again, and what is left by then goes in any case.
     gone = delete(meta).where(meta.c.name == META_NAME)
     database.transact(lambda connection: connection.execute(gone))

@@ -28,7 +28,7 @@ from sqlalchemy import Connection, delete, func, insert, select, update
 from holdfast.errors import BadInput, Damaged, ObjectMissing
 from holdfast.seam import Seam
 from holdfast.store.address import CHUNK_PREFIX, ChunkHash, ChunkKey
-from holdfast.store.gc.commits import COMMIT_PREFIX, CommitId, parse_commit_key
+from holdfast.store.gc.commit_rows import COMMIT_PREFIX, CommitId, parse_commit_key
 from holdfast.store.gc.database import (
     REBUILD_NUMBER_STEP,
     REBUILDING,
@@ -41,17 +41,17 @@ from holdfast.store.gc.database import (
     meta,
     slices,
 )
-from holdfast.store.gc.edges import (
+from holdfast.store.gc.points import Point
+from holdfast.store.gc.quarantine import META_NAME, hold_garbage
+from holdfast.store.gc.references_sql import (
     COMMIT_KIND,
-    Edge,
-    EdgeSource,
-    add_edges,
+    Reference,
+    ReferenceSource,
+    add_references,
     current,
     existing,
     locked_rows,
 )
-from holdfast.store.gc.points import Point
-from holdfast.store.gc.quarantine import META_NAME, hold_garbage
 from holdfast.store.gc.set_aside import set_aside
 from holdfast.store.gc.settings import GcSettings
 from holdfast.store.gc.sweep import pages
@@ -262,7 +262,7 @@ class _Rebuild:
         connection.execute(insert(commit).values(**row, created=self._database.now))
 
     def _add_edges(self, name: str, number: CommitId, walked: Sequence[WalkedChunk]) -> None:
-        commit_source = EdgeSource.numbered(COMMIT_KIND, number)
+        commit_source = ReferenceSource.numbered(COMMIT_KIND, number)
         if not walked:
             return
         missing, added = self._database.transact(
@@ -273,7 +273,7 @@ class _Rebuild:
             self._report.damaged_commits.setdefault(name, f"chunk {hash_.hex()} is missing")
 
     def _insert_edges(
-        self, connection: Connection, source: EdgeSource, walked: Sequence[WalkedChunk]
+        self, connection: Connection, source: ReferenceSource, walked: Sequence[WalkedChunk]
     ) -> tuple[list[ChunkHash], int]:
         hashes = {one.hash for one in walked} | {c for one in walked for c in one.children}
         rows = locked_rows(self._database, connection, hashes)
@@ -283,18 +283,18 @@ class _Rebuild:
             for hash_ in hashes
             if (generation := current(rows.get(hash_))) is not None
         }
-        wanted: dict[EdgeSource, set[ChunkKey]] = {
+        wanted: dict[ReferenceSource, set[ChunkKey]] = {
             source: {keys[one.hash] for one in walked if one.root and one.hash in keys}
         }
         for one in walked:
             if one.hash in keys and one.children:
                 below = {keys[child] for child in one.children if child in keys}
-                wanted.setdefault(EdgeSource.chunk(keys[one.hash]), set()).update(below)
+                wanted.setdefault(ReferenceSource.chunk(keys[one.hash]), set()).update(below)
         added = 0
         for origin, targets in wanted.items():
             there = existing(self._database, connection, origin, {key.hash for key in targets})
-            new = [Edge(origin, key) for key in sorted(targets - there)]
-            add_edges(self._database, connection, new)
+            new = [Reference(origin, key) for key in sorted(targets - there)]
+            add_references(self._database, connection, new)
             added += len(new)
         return missing, added
 

@@ -25,41 +25,41 @@ from holdfast.errors import BadInput, ChunkGone
 from holdfast.seam import Seam
 from holdfast.seam.holder import this_process
 from holdfast.store.address import HASH_BYTES, ChunkHash, ChunkKey
-from holdfast.store.gc import commits
-from holdfast.store.gc.commits import CommitId, CommitRow
+from holdfast.store.gc import commit_rows
+from holdfast.store.gc.commit_rows import CommitId, CommitRow
 from holdfast.store.gc.database import Database, chunk, job, slices
-from holdfast.store.gc.edges import (
+from holdfast.store.gc.leases import (
+    QUARANTINE_JOB,
+    CommitPin,
+    Job,
+    LeaseKeeper,
+    StoreLease,
+    check_lease,
+    end_lease,
+    release_references,
+)
+from holdfast.store.gc.points import Point
+from holdfast.store.gc.references_sql import (
     COMMIT_KIND,
     OWN_KINDS,
-    Edge,
-    EdgeSource,
     Generations,
-    add_edges,
+    Reference,
+    ReferenceSource,
+    add_references,
     current,
     existing,
     insert_held,
     locked_rows,
     mark_rows,
-    remove_edges,
+    remove_references,
 )
-from holdfast.store.gc.leases import (
-    QUARANTINE_JOB,
-    Job,
-    Lease,
-    LeaseKeeper,
-    Pin,
-    check_lease,
-    end_lease,
-    release_edges,
-)
-from holdfast.store.gc.points import Point
 from holdfast.store.gc.settings import GcSettings
 from holdfast.store.gc.statistics import GcStatistics, gather
 from holdfast.store.gc.transitions import MARK_UPLOADED, JobKind, allows, wins
 from holdfast.store.gc.watch import ENDED_BY_COLLECTORS, LeaseWatch, OpenLease
 
 # Who refers, in `update_references`: a kind and an id of the caller's choice.
-Source = tuple[str, bytes]
+NamedSource = tuple[str, bytes]
 
 
 class Reservation(NamedTuple):
@@ -126,9 +126,9 @@ class References:
         self._keep(opened, lambda connection: None, spends=False)
         return opened
 
-    def pin(self, name: str) -> Pin:
+    def pin(self, name: str) -> CommitPin:
         """Keep all that a commit refers to for a reader, also if the commit is deleted."""
-        opened = Pin(self._leases, self._number(spends=True), JobKind.PIN, name)
+        opened = CommitPin(self._leases, self._number(spends=True), JobKind.PIN, name)
         self._keep(opened, lambda connection: self._pin(connection, opened))
         return opened
 
@@ -144,7 +144,7 @@ class References:
             return None
         if sure or found.verdict in ENDED_BY_COLLECTORS:
             end_lease(self.database, number)
-            release_edges(self.database, EdgeSource.numbered(found.kind, number), number)
+            release_references(self.database, ReferenceSource.numbered(found.kind, number), number)
         return found
 
     def renew_leases(self) -> None:
@@ -209,8 +209,8 @@ class References:
     def update_references(
         self,
         job: Job | None,
-        add: Sequence[tuple[Source, ChunkHash]] = (),
-        remove: Sequence[tuple[Source, ChunkHash]] = (),
+        add: Sequence[tuple[NamedSource, ChunkHash]] = (),
+        remove: Sequence[tuple[NamedSource, ChunkHash]] = (),
     ) -> None:
         """Add and remove references of sources that the caller names; all of it, or nothing."""
         _check_hashes([hash_ for _, hash_ in [*add, *remove]])
@@ -224,7 +224,7 @@ class References:
         self, job: Job, name: str, record: bytes, roots: Sequence[ChunkHash]
     ) -> CommitId:
         """Refer to the roots under a name; the caller then puts the object, then confirms."""
-        commits.check_name(name)
+        commit_rows.check_name(name)
         _check_hashes(roots)
         number = self._number()
 
@@ -233,7 +233,7 @@ class References:
             rows = locked_rows(self.database, connection, roots)
             keys = [_current_key(rows, root) for root in roots]
             given = (number, name, record)
-            return commits.insert_commit(self.database, connection, job.id, given, keys)
+            return commit_rows.insert_commit(self.database, connection, job.id, given, keys)
 
         published = self.database.transact(publish, spends=False)
         self.seam.reached(Point.PUBLISHING)
@@ -242,14 +242,14 @@ class References:
     def confirm_commit(self, commit_id: CommitId) -> None:
         """Say that a commit's object is stored: from now on it is found."""
         self.database.transact(
-            lambda connection: commits.confirm(self.database, connection, commit_id)
+            lambda connection: commit_rows.confirm(self.database, connection, commit_id)
         )
 
     def begin_delete_commit(self, name: str) -> CommitId:
         """Let a commit not be found any more; the caller then deletes its object, then ends it."""
         lease_id = self._number(spends=True)
         number = self.database.transact(
-            lambda connection: commits.begin_delete(self.database, connection, name, lease_id)
+            lambda connection: commit_rows.begin_delete(self.database, connection, name, lease_id)
         )
         self.seam.reached(Point.COMMIT_DELETING)
         return number
@@ -257,27 +257,27 @@ class References:
     def end_delete_commit(self, commit_id: CommitId) -> None:
         """Let go what a commit referred to, after its object was deleted."""
         self.database.transact(
-            lambda connection: commits.end_delete(self.database, connection, commit_id)
+            lambda connection: commit_rows.end_delete(self.database, connection, commit_id)
         )
 
     def commits(self, prefix: str = "", *, every_state: bool = False) -> list[CommitRow]:
         """Return the commits that can be read, by name; or all, with those half made or deleted."""
-        asked = commits.with_prefix(prefix, every_state)
+        asked = commit_rows.with_prefix(prefix, every_state)
         found = self.database.read(lambda connection: connection.execute(asked).mappings().all())
-        return [commits.to_row(row) for row in found if row["name"].startswith(prefix)]
+        return [commit_rows.to_row(row) for row in found if row["name"].startswith(prefix)]
 
     def last_commit(self, prefix: str) -> CommitRow | None:
         """Return the last one by name, also if it is not confirmed yet; None if there is none."""
-        asked = commits.last_with_prefix(prefix)
+        asked = commit_rows.last_with_prefix(prefix)
         found = self.database.read(lambda connection: connection.execute(asked).mappings().first())
-        return commits.to_row(found) if found is not None else None
+        return commit_rows.to_row(found) if found is not None else None
 
     def commit(self, name: str) -> CommitRow:
         """Return one commit that can be read."""
         found = self.database.transact(
-            lambda connection: commits.published(self.database, connection, name)
+            lambda connection: commit_rows.published(self.database, connection, name)
         )
-        return commits.to_row(found)
+        return commit_rows.to_row(found)
 
     def statistics(self) -> GcStatistics:
         """Return how many chunks and bytes are in which state, and who holds leases."""
@@ -286,7 +286,7 @@ class References:
     # What runs inside of transactions.
 
     def _keep(
-        self, lease: Lease, also: Callable[[Connection], None], *, spends: bool = True
+        self, lease: StoreLease, also: Callable[[Connection], None], *, spends: bool = True
     ) -> None:
         asked_s = self.seam.clock.monotonic_s()
         row = {"id": lease.id, "kind": lease.kind.value, "name": lease.name}
@@ -302,14 +302,16 @@ class References:
         self.database.transact(open_, spends=spends)
         self._leases.keep(lease, asked_s)
 
-    def _pin(self, connection: Connection, pin: Pin) -> None:
-        row = commits.published(self.database, connection, pin.name)
-        source = EdgeSource.numbered(COMMIT_KIND, row["id"])
-        targets = commits.targets_of(connection, source)
+    def _pin(self, connection: Connection, pin: CommitPin) -> None:
+        row = commit_rows.published(self.database, connection, pin.name)
+        source = ReferenceSource.numbered(COMMIT_KIND, row["id"])
+        targets = commit_rows.targets_of(connection, source)
         rows = locked_rows(self.database, connection, [key.hash for key in targets])
         # A chunk that a check of the store found lost cannot be kept; all others can.
         kept = [key for key in targets if current(rows.get(key.hash)) == key.generation]
-        add_edges(self.database, connection, [Edge(pin.source, target) for target in kept])
+        add_references(
+            self.database, connection, [Reference(pin.source, target) for target in kept]
+        )
 
     def _number(self, *, spends: bool = False) -> int:
         return self.database.numbers(1, spends=spends)[0]
@@ -326,13 +328,13 @@ class References:
         held = existing(self.database, connection, job.source, rows.keys())
         reserved: dict[ChunkHash, Reservation] = {}
         new: dict[ChunkKey, int] = {}
-        holds: list[Edge] = []
+        holds: list[Reference] = []
         for hash_, size_bytes in sizes.items():
             generation = current(rows.get(hash_))
             if generation is not None:
                 key = ChunkKey(hash_, generation)
                 if key not in held:
-                    holds.append(Edge(job.source, key))
+                    holds.append(Reference(job.source, key))
                 reserved[hash_] = Reservation(key, needs_upload=False)
                 continue
             # Others that are not uploaded belong to writers that may be dead: not ours.
@@ -342,7 +344,7 @@ class References:
                 new[ours[0]] = size_bytes
             reserved[hash_] = Reservation(ours[0], needs_upload=True)
         insert_held(self.database, connection, job.source, new)
-        add_edges(self.database, connection, holds)
+        add_references(self.database, connection, holds)
         return reserved, len(new)
 
     def _mark(
@@ -359,7 +361,7 @@ class References:
         held = existing(self.database, connection, job.source, set(own))
         kept: list[ChunkKey] = []
         marked: dict[ChunkKey, int | None] = {}
-        added: dict[Edge, None] = {}
+        added: dict[Reference, None] = {}
         moved: list[tuple[ChunkKey, ChunkKey]] = []
         for key, named in uploaded:
             generations = rows.get(key.hash, {})
@@ -376,7 +378,7 @@ class References:
             added |= dict.fromkeys(self._missing_edges(connection, winner, named, rows))
             kept.append(winner)
         mark_rows(self.database, connection, marked)
-        add_edges(self.database, connection, list(added))
+        add_references(self.database, connection, list(added))
         self._move_holds(connection, job, held, moved)
         return kept
 
@@ -386,14 +388,14 @@ class References:
         parent: ChunkKey,
         children: Sequence[ChunkHash],
         rows: Mapping[ChunkHash, Generations],
-    ) -> list[Edge]:
+    ) -> list[Reference]:
         """Return the references of a chunk to its children that are not there yet."""
         if not children:
             return []
-        source = EdgeSource.chunk(parent)
+        source = ReferenceSource.chunk(parent)
         wanted = {_current_key(rows, child) for child in children}
         there = existing(self.database, connection, source, set(children))
-        return [Edge(source, key) for key in sorted(wanted - there)]
+        return [Reference(source, key) for key in sorted(wanted - there)]
 
     def _move_holds(
         self,
@@ -405,30 +407,36 @@ class References:
         """Give up generations that came second, and hold those that were first."""
         losers = {loser for loser, _ in moved} & held
         winners = {winner for _, winner in moved} - held
-        remove_edges(self.database, connection, [Edge(job.source, key) for key in sorted(losers)])
-        add_edges(self.database, connection, [Edge(job.source, key) for key in sorted(winners)])
+        remove_references(
+            self.database, connection, [Reference(job.source, key) for key in sorted(losers)]
+        )
+        add_references(
+            self.database, connection, [Reference(job.source, key) for key in sorted(winners)]
+        )
 
     def _update(
         self,
         connection: Connection,
         job: Job | None,
-        add: Sequence[tuple[Source, ChunkHash]],
-        remove: Sequence[tuple[Source, ChunkHash]],
+        add: Sequence[tuple[NamedSource, ChunkHash]],
+        remove: Sequence[tuple[NamedSource, ChunkHash]],
     ) -> None:
         if job is not None:
             check_lease(self.database, connection, job)
         rows = locked_rows(self.database, connection, [hash_ for _, hash_ in [*add, *remove]])
-        added: list[Edge] = []
+        added: list[Reference] = []
         for source, hashes in _by_source(add).items():
             there = existing(self.database, connection, source, hashes)
             wanted = {_current_key(rows, hash_) for hash_ in hashes}
-            added += [Edge(source, key) for key in sorted(wanted - there)]
-        add_edges(self.database, connection, added)
+            added += [Reference(source, key) for key in sorted(wanted - there)]
+        add_references(self.database, connection, added)
         for source, hashes in _by_source(remove).items():
             there = existing(self.database, connection, source, hashes)
-            remove_edges(self.database, connection, [Edge(source, key) for key in sorted(there)])
+            remove_references(
+                self.database, connection, [Reference(source, key) for key in sorted(there)]
+            )
 
-    def _check_sources(self, given: Sequence[tuple[Source, ChunkHash]]) -> None:
+    def _check_sources(self, given: Sequence[tuple[NamedSource, ChunkHash]]) -> None:
         if len(given) > self.settings.update_rows_max:
             raise BadInput(
                 f"{len(given)} references are too many for one transaction",
@@ -462,10 +470,12 @@ def _all(
     return connection.execute(asked).all()
 
 
-def _by_source(given: Sequence[tuple[Source, ChunkHash]]) -> dict[EdgeSource, set[ChunkHash]]:
-    found: dict[EdgeSource, set[ChunkHash]] = {}
+def _by_source(
+    given: Sequence[tuple[NamedSource, ChunkHash]],
+) -> dict[ReferenceSource, set[ChunkHash]]:
+    found: dict[ReferenceSource, set[ChunkHash]] = {}
     for (kind, name), hash_ in given:
-        found.setdefault(EdgeSource(kind, name), set()).add(hash_)
+        found.setdefault(ReferenceSource(kind, name), set()).add(hash_)
     return found
 
 

@@ -39,7 +39,7 @@ class Point(StrEnum):
     SPEND = "reserve.spend"
 
 
-class Reserve:
+class DatabaseReserve:
     """The file beside one database. Safe to use from many threads and processes."""
 
     def __init__(self, database: PurePath, seam: Seam, size_bytes: int) -> None:

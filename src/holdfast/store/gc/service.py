@@ -22,10 +22,10 @@ from holdfast.errors import BadConfig, HoldfastError
 from holdfast.store.address import HASH_BYTES, ChunkHash, ChunkKey
 from holdfast.store.gc import gc_pb2 as pb
 from holdfast.store.gc.collector import Collector
-from holdfast.store.gc.commits import targets_of
+from holdfast.store.gc.commit_rows import targets_of
 from holdfast.store.gc.database import IS_DYING, chunk, slices
-from holdfast.store.gc.edges import EdgeSource
 from holdfast.store.gc.references import References
+from holdfast.store.gc.references_sql import ReferenceSource
 from holdfast.store.gc.sweep import SweepReport
 
 SERVICE = "holdfast.store.gc.Collector"
@@ -160,7 +160,7 @@ class GcService:
                 refuse(context, grpc.StatusCode.NOT_FOUND, f"chunk {hash_.hex()} is not stored")
             key = found
         # A chunk that was never uploaded refers to nothing.
-        asked = partial(targets_of, source=EdgeSource.chunk(key))
+        asked = partial(targets_of, source=ReferenceSource.chunk(key))
         for target in self._references.database.read(asked):
             yield pb.Chunk(hash=target.hash, generation=target.generation)
 

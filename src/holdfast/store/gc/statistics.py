@@ -8,7 +8,7 @@ from sqlalchemy import Connection, case, func, select
 
 from holdfast.seam.clock import Clock
 from holdfast.store.gc.database import Database, chunk, collector, commit, job
-from holdfast.store.gc.transitions import State
+from holdfast.store.gc.transitions import ChunkState
 from holdfast.store.gc.watch import LeaseWatch, OpenLease
 
 LEASES_SHOWN = 100
@@ -39,7 +39,7 @@ class GcStatistics:
     """Everything at one moment; times are by the database's clock."""
 
     now_s: float
-    states: dict[State, StateTotals]
+    states: dict[ChunkState, StateTotals]
     not_uploaded_chunks: int
     jobs: int
     pins: int
@@ -90,12 +90,12 @@ def _gather(database: Database, connection: Connection, watch: LeaseWatch) -> Gc
     )
 
 
-def _states(connection: Connection) -> tuple[dict[State, StateTotals], int]:
+def _states(connection: Connection) -> tuple[dict[ChunkState, StateTotals], int]:
     state = case(
-        (chunk.c.deleting.is_not(None), State.DELETING.value),
-        (chunk.c.removing.is_not(None), State.REMOVING.value),
-        (chunk.c.refcount > 0, State.LIVE.value),
-        else_=State.NASCENT.value,
+        (chunk.c.deleting.is_not(None), ChunkState.DELETING.value),
+        (chunk.c.removing.is_not(None), ChunkState.REMOVING.value),
+        (chunk.c.refcount > 0, ChunkState.LIVE.value),
+        else_=ChunkState.NASCENT.value,
     ).label("state")
     asked = select(
         state,
@@ -104,8 +104,8 @@ def _states(connection: Connection) -> tuple[dict[State, StateTotals], int]:
         func.sum(case((chunk.c.uploaded.is_(True), 0), else_=1)).label("waiting"),
     ).group_by(state)
     rows = connection.execute(asked).mappings().all()
-    totals = {State(row["state"]): StateTotals(row["count"], int(row["size"])) for row in rows}
-    every = (State.NASCENT, State.LIVE, State.REMOVING, State.DELETING)
+    totals = {ChunkState(row["state"]): StateTotals(row["count"], int(row["size"])) for row in rows}
+    every = (ChunkState.NASCENT, ChunkState.LIVE, ChunkState.REMOVING, ChunkState.DELETING)
     found = {one: totals.get(one, StateTotals()) for one in every}
     return found, sum(int(row["waiting"]) for row in rows)
 

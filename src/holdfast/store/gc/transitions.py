@@ -35,7 +35,7 @@ from enum import StrEnum
 from typing import Any, Literal, NamedTuple
 
 
-class State(StrEnum):
+class ChunkState(StrEnum):
     """What a row is, as the seed names it. Derived from its columns, never stored."""
 
     NASCENT = "nascent"
@@ -60,14 +60,14 @@ class CommitState(StrEnum):
     DELETING = "deleting"
 
 
-class Moment(StrEnum):
+class DatabaseTime(StrEnum):
     """A value that only the database knows when the statement runs."""
 
     NOW = "now"
     LEASE_END = "now + lease"
 
 
-class Condition(NamedTuple):
+class ColumnCondition(NamedTuple):
     """One thing that must be true of the row."""
 
     column: str
@@ -75,7 +75,7 @@ class Condition(NamedTuple):
     value: Any = None
 
 
-class Change(NamedTuple):
+class ColumnChange(NamedTuple):
     """What becomes of one column: a new value, or so much more."""
 
     column: str
@@ -83,19 +83,19 @@ class Change(NamedTuple):
     value: Any
 
 
-class Step(NamedTuple):
+class Transition(NamedTuple):
     """One guarded step of one row; `deletes` says that the row goes."""
 
     name: str
     table: Literal["chunk", "job", "commit"]
-    guard: tuple[Condition, ...]
-    effect: tuple[Change, ...] = ()
+    guard: tuple[ColumnCondition, ...]
+    effect: tuple[ColumnChange, ...] = ()
     deletes: bool = False
 
 
-_NOT_DYING = Condition("removing", "is not set")
-_UPLOADED = Condition("uploaded", "is", True)
-_AT_WORK = Condition("ended", "is not set")
+_NOT_DYING = ColumnCondition("removing", "is not set")
+_UPLOADED = ColumnCondition("uploaded", "is", True)
+_AT_WORK = ColumnCondition("ended", "is not set")
 
 # Chunks. A new row is Nascent: not uploaded, held by the job that reserved it.
 NEW_CHUNK: Mapping[str, Any] = {
@@ -105,74 +105,81 @@ NEW_CHUNK: Mapping[str, Any] = {
     "removing": None,
     "deleting": None,
 }
-HOLD = Step("hold", "chunk", (_UPLOADED, _NOT_DYING), (Change("holds", "add", 1),))
-RELEASE = Step("release", "chunk", (Condition("holds", "above", 0),), (Change("holds", "add", -1),))
-MARK_UPLOADED = Step(
+HOLD = Transition("hold", "chunk", (_UPLOADED, _NOT_DYING), (ColumnChange("holds", "add", 1),))
+RELEASE = Transition(
+    "release", "chunk", (ColumnCondition("holds", "above", 0),), (ColumnChange("holds", "add", -1),)
+)
+MARK_UPLOADED = Transition(
     "mark uploaded",
     "chunk",
-    (Condition("uploaded", "is", False), _NOT_DYING),
-    (Change("uploaded", "set", True),),
+    (ColumnCondition("uploaded", "is", False), _NOT_DYING),
+    (ColumnChange("uploaded", "set", True),),
 )
-REFER = Step("refer", "chunk", (_UPLOADED, _NOT_DYING), (Change("refcount", "add", 1),))
-UNREFER = Step(
-    "unrefer", "chunk", (Condition("refcount", "above", 0),), (Change("refcount", "add", -1),)
+REFER = Transition("refer", "chunk", (_UPLOADED, _NOT_DYING), (ColumnChange("refcount", "add", 1),))
+UNREFER = Transition(
+    "unrefer",
+    "chunk",
+    (ColumnCondition("refcount", "above", 0),),
+    (ColumnChange("refcount", "add", -1),),
 )
-BEGIN_REMOVING = Step(
+BEGIN_REMOVING = Transition(
     "begin removing",
     "chunk",
-    (Condition("refcount", "is", 0), Condition("holds", "is", 0), _NOT_DYING),
-    (Change("removing", "set", Moment.NOW),),
+    (ColumnCondition("refcount", "is", 0), ColumnCondition("holds", "is", 0), _NOT_DYING),
+    (ColumnChange("removing", "set", DatabaseTime.NOW),),
 )
-BEGIN_DELETING = Step(
+BEGIN_DELETING = Transition(
     "begin deleting",
     "chunk",
-    (Condition("removing", "is set"), Condition("deleting", "is not set")),
-    (Change("deleting", "set", Moment.NOW),),
+    (ColumnCondition("removing", "is set"), ColumnCondition("deleting", "is not set")),
+    (ColumnChange("deleting", "set", DatabaseTime.NOW),),
 )
-FORGET = Step("forget", "chunk", (Condition("deleting", "is set"),), deletes=True)
+FORGET = Transition("forget", "chunk", (ColumnCondition("deleting", "is set"),), deletes=True)
 # A repair found its object missing or damaged. Jobs let go of it with that: whoever holds a row
 # that is not uploaded may store it, and this one is never to be stored again. What refers to it
 # stays, to be moved once the chunk is stored anew.
-LOSE = Step(
+LOSE = Transition(
     "lose",
     "chunk",
     (_UPLOADED, _NOT_DYING),
-    (Change("uploaded", "set", False), Change("holds", "set", 0)),
+    (ColumnChange("uploaded", "set", False), ColumnChange("holds", "set", 0)),
 )
 
 # Jobs and pins. A lease that ended never comes back: whatever is said with it is refused.
-WORK = Step("work", "job", (_AT_WORK,))
-RENEW = Step("renew", "job", (_AT_WORK,), (Change("lease_until", "set", Moment.LEASE_END),))
-EXPIRE = Step(
+WORK = Transition("work", "job", (_AT_WORK,))
+RENEW = Transition(
+    "renew", "job", (_AT_WORK,), (ColumnChange("lease_until", "set", DatabaseTime.LEASE_END),)
+)
+EXPIRE = Transition(
     "expire",
     "job",
-    (_AT_WORK, Condition("lease_until", "is past")),
-    (Change("ended", "set", Moment.NOW),),
+    (_AT_WORK, ColumnCondition("lease_until", "is past")),
+    (ColumnChange("ended", "set", DatabaseTime.NOW),),
 )
-CLOSE = Step("close", "job", (_AT_WORK,), (Change("ended", "set", Moment.NOW),))
+CLOSE = Transition("close", "job", (_AT_WORK,), (ColumnChange("ended", "set", DatabaseTime.NOW),))
 # Only once all that it held is released.
-FORGET_JOB = Step("forget job", "job", (Condition("ended", "is set"),), deletes=True)
+FORGET_JOB = Transition("forget job", "job", (ColumnCondition("ended", "is set"),), deletes=True)
 
 # Commits. The row comes before the object and goes after it, so a database that is rebuilt from
 # objects knows no commit whose chunks may be gone.
-CONFIRM = Step(
+CONFIRM = Transition(
     "confirm",
     "commit",
-    (Condition("state", "is", CommitState.PUBLISHING),),
-    (Change("state", "set", CommitState.PUBLISHED),),
+    (ColumnCondition("state", "is", CommitState.PUBLISHING),),
+    (ColumnChange("state", "set", CommitState.PUBLISHED),),
 )
-PIN = Step("pin", "commit", (Condition("state", "is", CommitState.PUBLISHED),))
-BEGIN_DELETE = Step(
+PIN = Transition("pin", "commit", (ColumnCondition("state", "is", CommitState.PUBLISHED),))
+BEGIN_DELETE = Transition(
     "begin delete",
     "commit",
-    (Condition("state", "is", CommitState.PUBLISHED),),
-    (Change("state", "set", CommitState.DELETING),),
+    (ColumnCondition("state", "is", CommitState.PUBLISHED),),
+    (ColumnChange("state", "set", CommitState.DELETING),),
 )
-END_DELETE = Step(
-    "end delete", "commit", (Condition("state", "is", CommitState.DELETING),), deletes=True
+END_DELETE = Transition(
+    "end delete", "commit", (ColumnCondition("state", "is", CommitState.DELETING),), deletes=True
 )
 
-STEPS: tuple[Step, ...] = (
+TRANSITIONS: tuple[Transition, ...] = (
     HOLD,
     RELEASE,
     MARK_UPLOADED,
@@ -194,32 +201,32 @@ STEPS: tuple[Step, ...] = (
 )
 
 
-def allows(step: Step, row: Mapping[str, Any], now_s: float = 0.0) -> bool:
+def allows(step: Transition, row: Mapping[str, Any], now_s: float = 0.0) -> bool:
     """Say whether a row, as it is under its lock, may take a step."""
     return all(_is_met(condition, row[condition.column], now_s) for condition in step.guard)
 
 
 def after(
-    step: Step, row: Mapping[str, Any], now_s: float = 0.0, lease_end_s: float = 0.0
+    step: Transition, row: Mapping[str, Any], now_s: float = 0.0, lease_end_s: float = 0.0
 ) -> dict[str, Any] | None:
     """Return the row after a step; None if the step deletes it."""
     if step.deletes:
         return None
-    moments = {Moment.NOW: now_s, Moment.LEASE_END: lease_end_s}
+    moments = {DatabaseTime.NOW: now_s, DatabaseTime.LEASE_END: lease_end_s}
     changed = dict(row)
     for column, how, value in step.effect:
-        given = moments[value] if isinstance(value, Moment) else value
+        given = moments[value] if isinstance(value, DatabaseTime) else value
         changed[column] = row[column] + given if how == "add" else given
     return changed
 
 
-def state_of(row: Mapping[str, Any]) -> State:
+def state_of(row: Mapping[str, Any]) -> ChunkState:
     """Return the state of a chunk's row."""
     if row["deleting"] is not None:
-        return State.DELETING
+        return ChunkState.DELETING
     if row["removing"] is not None:
-        return State.REMOVING
-    return State.LIVE if row["refcount"] > 0 else State.NASCENT
+        return ChunkState.REMOVING
+    return ChunkState.LIVE if row["refcount"] > 0 else ChunkState.NASCENT
 
 
 def wins(key_generation: int, rows: Mapping[int, Mapping[str, Any]]) -> int:
@@ -232,7 +239,7 @@ def wins(key_generation: int, rows: Mapping[int, Mapping[str, Any]]) -> int:
     return uploaded[0] if uploaded else key_generation
 
 
-def _is_met(condition: Condition, value: Any, now_s: float) -> bool:
+def _is_met(condition: ColumnCondition, value: Any, now_s: float) -> bool:
     match condition.test:
         case "is":
             return bool(value == condition.value)

@@ -32,7 +32,7 @@ from holdfast.store.gc.transitions import CLOSE, EXPIRE
 DATABASE_CLOCK = "database"
 
 
-class Verdict(StrEnum):
+class LeaseVerdict(StrEnum):
     """What is known of a lease that has not ended."""
 
     AT_WORK = "at work"
@@ -41,7 +41,7 @@ class Verdict(StrEnum):
     OVER = "over"
 
 
-ENDED_BY_COLLECTORS = (Verdict.DEAD, Verdict.OVER)
+ENDED_BY_COLLECTORS = (LeaseVerdict.DEAD, LeaseVerdict.OVER)
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class OpenLease:
     pid: int
     since_s: float
     until_s: float
-    verdict: Verdict
+    verdict: LeaseVerdict
 
 
 class LeaseWatch:
@@ -80,7 +80,7 @@ class LeaseWatch:
             ]
             if over or new:
                 ended += self._database.transact(partial(self._change, over=over, new=new))
-            lapsed += sum(verdict is Verdict.LAPSED for _, verdict in judged)
+            lapsed += sum(verdict is LeaseVerdict.LAPSED for _, verdict in judged)
         return ended, lapsed
 
     def open_leases(self, connection: Connection, rows_max: int) -> list[OpenLease]:
@@ -120,15 +120,19 @@ class LeaseWatch:
             verdict=self._judge(row),
         )
 
-    def _judge(self, row: Any) -> Verdict:
+    def _judge(self, row: Any) -> LeaseVerdict:
         holder = Holder(row["host"] or "", row["pid"] or 0, row["boot"] or "", row["started"] or "")
         if is_dead(holder, one_machine=not self._database.locks_rows):
-            return Verdict.DEAD
+            return LeaseVerdict.DEAD
         if not row["is_past"]:
-            return Verdict.AT_WORK
+            return LeaseVerdict.AT_WORK
         _, now_s = self._moment(row)
         watched_s = now_s - row["seen_s"] if self._is_noted(row) else 0.0
-        return Verdict.OVER if watched_s >= self._database.settings.lease_s else Verdict.LAPSED
+        return (
+            LeaseVerdict.OVER
+            if watched_s >= self._database.settings.lease_s
+            else LeaseVerdict.LAPSED
+        )
 
     def _is_noted(self, row: Any) -> bool:
         """Whether the lease was seen as it is, by a clock that can be compared with ours."""
@@ -145,12 +149,12 @@ class LeaseWatch:
         return monotonic_name(), self._clock.monotonic_s()
 
     def _change(
-        self, connection: Connection, over: Sequence[tuple[Any, Verdict]], new: Sequence[Any]
+        self, connection: Connection, over: Sequence[tuple[Any, LeaseVerdict]], new: Sequence[Any]
     ) -> int:
         """Change what is still as it was seen."""
         ended = 0
         for row, verdict in over:
-            step = CLOSE if verdict is Verdict.DEAD else EXPIRE
+            step = CLOSE if verdict is LeaseVerdict.DEAD else EXPIRE
             same = (job.c.id == row["id"], job.c.lease_until == row["lease_until"])
             ended += connection.execute(self._database.step(step).where(*same)).rowcount
         for row in new:

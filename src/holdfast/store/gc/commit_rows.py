@@ -19,13 +19,13 @@ from holdfast.errors import BadInput, CommitExists, UnknownCommit
 from holdfast.seam.holder import this_process
 from holdfast.store.address import ChunkHash, ChunkKey
 from holdfast.store.gc.database import Database, commit, edge, job
-from holdfast.store.gc.edges import (
+from holdfast.store.gc.references_sql import (
     COMMIT_KIND,
-    Edge,
-    EdgeSource,
-    add_edges,
+    Reference,
+    ReferenceSource,
+    add_references,
     lock_rows,
-    remove_edges,
+    remove_references,
 )
 from holdfast.store.gc.transitions import (
     BEGIN_DELETE,
@@ -114,8 +114,8 @@ def insert_commit(
     connection.execute(
         insert(commit).values(**columns, state=CommitState.PUBLISHING.value, created=database.now)
     )
-    source = EdgeSource.numbered(COMMIT_KIND, number)
-    add_edges(database, connection, [Edge(source, key) for key in sorted(set(roots))])
+    source = ReferenceSource.numbered(COMMIT_KIND, number)
+    add_references(database, connection, [Reference(source, key) for key in sorted(set(roots))])
     return CommitId(number)
 
 
@@ -154,10 +154,10 @@ def end_delete(database: Database, connection: Connection, commit_id: CommitId) 
     lease_id = connection.execute(asked.with_for_update()).scalar()
     if lease_id is None:
         return  # somebody else ended it
-    source = EdgeSource.numbered(COMMIT_KIND, commit_id)
+    source = ReferenceSource.numbered(COMMIT_KIND, commit_id)
     targets = targets_of(connection, source)
     lock_rows(database, connection, [key.hash for key in targets])
-    remove_edges(database, connection, [Edge(source, target) for target in targets])
+    remove_references(database, connection, [Reference(source, target) for target in targets])
     connection.execute(database.step(END_DELETE).where(commit.c.id == commit_id))
     _forget_lease(database, connection, lease_id)
 
@@ -193,7 +193,7 @@ def published(database: Database, connection: Connection, name: str) -> RowMappi
     return row
 
 
-def targets_of(connection: Connection, source: EdgeSource) -> list[ChunkKey]:
+def targets_of(connection: Connection, source: ReferenceSource) -> list[ChunkKey]:
     """Return all chunks that a source refers to."""
     asked = select(edge.c.hash, edge.c.generation).where(
         edge.c.source_kind == source.kind,

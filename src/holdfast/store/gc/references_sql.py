@@ -24,7 +24,7 @@ from holdfast.store.gc.transitions import (
     RELEASE,
     UNREFER,
     JobKind,
-    Step,
+    Transition,
 )
 
 CHUNK_KIND = "chunk"
@@ -36,7 +36,7 @@ OWN_KINDS = frozenset({CHUNK_KIND, COMMIT_KIND, JobKind.JOB.value, JobKind.PIN.v
 Generations = dict[int, dict[str, Any]]
 
 
-class EdgeSource(NamedTuple):
+class ReferenceSource(NamedTuple):
     """Who refers: a chunk (by its key), a commit, a job, a pin, or what a user names."""
 
     kind: str
@@ -44,20 +44,20 @@ class EdgeSource(NamedTuple):
     generation: int = 0
 
     @classmethod
-    def chunk(cls, key: ChunkKey) -> EdgeSource:
+    def chunk(cls, key: ChunkKey) -> ReferenceSource:
         """Return a chunk as a source."""
         return cls(CHUNK_KIND, key.hash, key.generation)
 
     @classmethod
-    def numbered(cls, kind: str, number: int) -> EdgeSource:
+    def numbered(cls, kind: str, number: int) -> ReferenceSource:
         """Return a job, pin or commit as a source."""
         return cls(kind, number.to_bytes(8, "big"))
 
 
-class Edge(NamedTuple):
+class Reference(NamedTuple):
     """One reference, to one generation."""
 
-    source: EdgeSource
+    source: ReferenceSource
     target: ChunkKey
 
 
@@ -115,7 +115,10 @@ def current(generations: Generations | None) -> int | None:
 
 
 def existing(
-    database: Database, connection: Connection, source: EdgeSource, hashes: Collection[ChunkHash]
+    database: Database,
+    connection: Connection,
+    source: ReferenceSource,
+    hashes: Collection[ChunkHash],
 ) -> set[ChunkKey]:
     """Return which chunks among `hashes` a source refers to."""
     found = set()
@@ -130,7 +133,7 @@ def existing(
     return found
 
 
-def add_edges(database: Database, connection: Connection, edges: Sequence[Edge]) -> None:
+def add_references(database: Database, connection: Connection, edges: Sequence[Reference]) -> None:
     """Add edges that do not exist, to rows that are locked, and count them."""
     if edges:
         database.execute_many(connection, insert(edge), [_columns(one) for one in edges])
@@ -140,7 +143,7 @@ def add_edges(database: Database, connection: Connection, edges: Sequence[Edge])
 def insert_held(
     database: Database,
     connection: Connection,
-    source: EdgeSource,
+    source: ReferenceSource,
     sizes: Mapping[ChunkKey, int],
 ) -> None:
     """Add rows of new generations, each held by the job that will upload it."""
@@ -151,11 +154,13 @@ def insert_held(
         for key, size in sizes.items()
     ]
     database.execute_many(connection, insert(chunk).values(updated=database.now), rows)
-    edges = [_columns(Edge(source, key)) for key in sizes]
+    edges = [_columns(Reference(source, key)) for key in sizes]
     database.execute_many(connection, insert(edge), edges)
 
 
-def remove_edges(database: Database, connection: Connection, edges: Sequence[Edge]) -> None:
+def remove_references(
+    database: Database, connection: Connection, edges: Sequence[Reference]
+) -> None:
     """Remove edges that exist, to rows that are locked, and count them."""
     if edges:
         named = delete(edge).where(*(column == bindparam(f"x_{column.name}") for column in edge.c))
@@ -166,7 +171,7 @@ def remove_edges(database: Database, connection: Connection, edges: Sequence[Edg
 
 
 def take_step(
-    database: Database, connection: Connection, step: Step, keys: Mapping[ChunkKey, int]
+    database: Database, connection: Connection, step: Transition, keys: Mapping[ChunkKey, int]
 ) -> None:
     """Let every row take a step so many times; each must be allowed to."""
     repeated = any(how == "add" for _, how, _ in step.effect)
@@ -188,7 +193,7 @@ def mark_rows(
 def _step_each(
     database: Database,
     connection: Connection,
-    step: Step,
+    step: Transition,
     statement: Update | Delete,
     values: Mapping[ChunkKey, Mapping[str, Any]],
 ) -> None:
@@ -206,7 +211,11 @@ def _step_each(
 
 
 def _count(
-    database: Database, connection: Connection, edges: Iterable[Edge], hold: Step, refer: Step
+    database: Database,
+    connection: Connection,
+    edges: Iterable[Reference],
+    hold: Transition,
+    refer: Transition,
 ) -> None:
     held: Counter[ChunkKey] = Counter()
     referred: Counter[ChunkKey] = Counter()
@@ -216,7 +225,7 @@ def _count(
     take_step(database, connection, refer, referred)
 
 
-def _columns(one: Edge) -> dict[str, Any]:
+def _columns(one: Reference) -> dict[str, Any]:
     return {
         "source_kind": one.source.kind,
         "source_id": one.source.id,

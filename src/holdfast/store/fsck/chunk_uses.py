@@ -14,7 +14,7 @@ from holdfast.store.fsck.indexes import IndexReader
 from holdfast.store.fsck.settings import FsckSettings
 
 
-class PlaceOf(NamedTuple):
+class ChunkUse(NamedTuple):
     """A commit and a path, or a range of paths, that a chunk serves."""
 
     commit: str
@@ -22,7 +22,7 @@ class PlaceOf(NamedTuple):
     detail: str
 
 
-class Places:
+class ChunkUses:
     """Where wanted chunks are used."""
 
     def __init__(
@@ -33,7 +33,7 @@ class Places:
         self._settings = settings
         # Index chunks below which nothing is wanted.
         self._without: set[tuple[ChunkHash, Use]] = set()
-        self.found: dict[ChunkHash, list[PlaceOf]] = {}
+        self.found: dict[ChunkHash, list[ChunkUse]] = {}
         self.more: Counter[ChunkHash] = Counter()
 
     def look(self, commits: Sequence[Commit]) -> None:
@@ -61,7 +61,7 @@ class Places:
 
     def _note(self, commit: str, one: Reached) -> None:
         places = self.found.setdefault(one.hash, [])
-        place = PlaceOf(commit, one.path, _words(one))
+        place = ChunkUse(commit, one.path, _words(one))
         if place in places:
             return
         if len(places) < self._settings.paths_per_chunk_max:

@@ -26,15 +26,15 @@ from holdfast.store.filesets.sources import direct
 # Entries whose chunks are looked up together.
 LOOKED_UP_ENTRIES = 4096
 
-_Entry = tuple[str, pb.Index]
+_IndexedPath = tuple[str, pb.Index]
 
 
-class Before:
+class PreviousTree:
     """What the parent holds, and which of it is still stored; None: there is no parent."""
 
     def __init__(self, parent: FileSet | None, seen: Sequence[DataRef]) -> None:
         self._table = SeenFiles()
-        self._files: Iterator[_Entry] = iter(())
+        self._files: Iterator[_IndexedPath] = iter(())
         self._lost: set[bytes] = set()
         if parent is not None and seen:
             self._table = _table(parent.reader, seen)
@@ -66,7 +66,7 @@ class Before:
         chunks = (ref.chunk.hash for ref in index.data_op.data_ref)
         return next((chunk for chunk in chunks if chunk in self._lost), None)
 
-    def _looked_up(self, parent: FileSet) -> Iterator[_Entry]:
+    def _looked_up(self, parent: FileSet) -> Iterator[_IndexedPath]:
         entries = readable_files(parent.nodes, parent.sources, lambda lost: None)
         asked: set[ChunkHash] = set()
         while some := list(itertools.islice(entries, LOOKED_UP_ENTRIES)):

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from holdfast.errors import BadInput
-from holdfast.store.filesets.cursor import Cursor, Nodes
+from holdfast.store.filesets.cursor import IndexCursor, IndexNodes
 from holdfast.store.filesets.merge import Source
 
 # A range that is larger than this part of a shard is opened.
@@ -28,12 +28,12 @@ class PathRange(NamedTuple):
 
 
 def cut_shards(
-    nodes: Nodes, sources: Sequence[Source], *, max_files: int, max_bytes: int
+    nodes: IndexNodes, sources: Sequence[Source], *, max_files: int, max_bytes: int
 ) -> list[PathRange]:
     """Return neighbouring ranges that hold everything, each within the bounds, about."""
     if max_files < 1 or max_bytes < 1:
         raise BadInput("a shard must hold something", hint="Give bounds of at least 1.")
-    cursors = [Cursor(nodes, source.root) for source in sources if source.root is not None]
+    cursors = [IndexCursor(nodes, source.root) for source in sources if source.root is not None]
     heap = [(cursor.path, number) for number, cursor in enumerate(cursors) if cursor.path]
     heapq.heapify(heap)
     shards: list[PathRange] = []
