@@ -120,7 +120,9 @@ def test_headers_with_credentials_are_not_kept(name: str) -> None:
 
 
 def test_the_event_of_a_letter_is_the_one_that_was_accepted() -> None:
-    event = Event("q-7", Position(41, 2), "openlineage", b"{}", {"tenant": "a"}, 99)
+    event = Event(
+        "q-7", Position(41, 2), "openlineage", b"{}", {"tenant": "a"}, 99, signal="openlineage"
+    )
     letter = Letter.of_event(event, reason="permanent", destination="marquez", attempts=3)
     again = Letter.from_event(stored(letter)).event()
     assert again == event

@@ -26,7 +26,7 @@ PROBLEM = {"pointer": "/job", "rule": "required", "message": "`name` is missing"
 
 
 def test_every_key_of_a_letter_is_on_the_page() -> None:
-    full = poison(1, problems=(PROBLEM,), headers={"a": "b"}).stored_headers()
+    full = poison(1, problems=(PROBLEM,), headers={"a": "b"}, arrow_signal="rows").stored_headers()
     table = FORMAT.split("| key |")[1].split("\n\n")[0]
     keys = re.findall(r"^\| `(\w+)` \| ?(\w*)", table, re.MULTILINE)
     assert [key for key, _ in keys] == list(full)

@@ -13,13 +13,20 @@ from tests.deliver.virtual import VirtualTimer, watch_threads
 from tests.readers.setting import StillMachine, calm, check_books
 from tests.readers.world import ArmedDisk
 
-from holdfast.deliver.destination import DeliverySettings, Destination, DestinationStatistics
+from holdfast.deliver.destination import (
+    DeliverySettings,
+    Destination,
+    DestinationStatistics,
+    refuses_all_but_raw_events,
+)
 from holdfast.quiver import Outcome, Quiver, QuiverConfig
 from holdfast.quiver.log.frame import Totals
 from holdfast.seam import Seam
 from holdfast.seam.randomness import seeded_randomness
 from holdfast.seam.simulated import SimulatedDisk
+from holdfast.signals import registry
 from holdfast.signals.event import Event
+from holdfast.signals.signal import Form, Signal, in_raw_slot
 
 NAME = "backend"
 
@@ -27,6 +34,10 @@ NAME = "backend"
 def key_of(event: Event) -> str:
     """The key of a test's events stands before the colon."""
     return event.payload.partition(b":")[0].decode()
+
+
+# Of events in the slot that `append_raw` uses by default.
+EVENTS = Signal("events", Form.RAW, in_raw_slot("events"), order_keys={"name": key_of})
 
 
 class Stage:
@@ -39,12 +50,12 @@ class Stage:
         self.backend = Backend()
         self.letters = Letters()
         self.paths: Sequence[Callable[[Event], Event | None]] = ()
-        self.key_of = key_of
         self.reached: Callable[[str], None] = lambda point: None
         self.destination: Destination | None = None
         self._config = config or calm()
         self._quiver: Quiver | None = None
         watch_threads(patch, self.timer)
+        patch.setattr(registry, "_signals", [EVENTS])
 
     @property
     def quiver(self) -> Quiver:
@@ -85,7 +96,7 @@ class Stage:
             self.letters,
             self.paths,
             seam,
-            self.key_of,
+            others.get("refusal_of", refuses_all_but_raw_events),
         )
         destination.timer = self.timer
         return destination

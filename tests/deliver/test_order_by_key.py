@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from tests.deliver.backend import DOWN, NOT_FOUND, Backend, fails, fails_for
-from tests.deliver.stage import Stage, key_of
+from tests.deliver.stage import EVENTS, Stage, key_of
 
 from holdfast.deliver.destination import DeliverySettings, Destination, State
 from holdfast.deliver.exporter import Answer
 from holdfast.quiver import Outcome
+from holdfast.signals import registry
 from holdfast.signals.event import Event
 
 
@@ -119,7 +121,7 @@ def test_events_without_a_key_share_a_lane(stage: Stage) -> None:
         raise ValueError
 
     stage.append_each(b"a", b"b", b"c")
-    stage.key_of = broken_key_of
+    registry.register(replace(EVENTS, order_keys={"name": broken_key_of}))
     stage.deliver_all(settings())
     assert stage.backend.taken == [b"a", b"b", b"c"]
 

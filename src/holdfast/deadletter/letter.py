@@ -10,15 +10,21 @@ from __future__ import annotations
 
 import itertools
 import json
+import struct
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import orjson
+import pyarrow as pa
 
 from holdfast.errors import BadInput
 from holdfast.quiver import Position
-from holdfast.signals.event import Event
+from holdfast.quiver.bundle import decode_arrow, encode_arrow, read_stream
+from holdfast.quiver.log.frame import Kind
+from holdfast.signals.event import ArrowData, Event, Unit
+from holdfast.signals.registry import signal_of
 
 # Of the stored headers; a reader of a later version still finds what it knows.
 LETTER_VERSION = "1"
@@ -80,13 +86,15 @@ class Letter:
     attempts: int = 0
     # When the event came in; 0 if nobody knows.
     received_ns: int = 0
-    # What the payload is, as the receiver said.
+    # What the payload is, as the receiver said. Of several slots, the first.
     slot: str = "openlineage"
+    # Of a bundle of record batches, which is the payload as the log encodes it: its signal.
+    arrow_signal: str = ""
 
     @classmethod
     def of_event(
         cls,
-        event: Event,
+        event: Unit,
         *,
         reason: str,
         destination: str,
@@ -95,8 +103,12 @@ class Letter:
     ) -> Letter:
         """Return the letter for an accepted event that a destination will not take."""
         seq, row = event.position
+        if isinstance(event, ArrowData):
+            payload, slot, arrow_signal = _encoded(event), next(iter(event.slots)), event.signal
+        else:
+            payload, slot, arrow_signal = event.payload, event.slot, ""
         return cls(
-            payload=event.payload,
+            payload=payload,
             reason=reason,
             origin=destination,
             problems=tuple(problems),
@@ -105,7 +117,8 @@ class Letter:
             position=f"{event.quiver_id}/{seq}/{row}",
             attempts=attempts,
             received_ns=event.ingestion_ns,
-            slot=event.slot,
+            slot=slot,
+            arrow_signal=arrow_signal,
         )
 
     @classmethod
@@ -123,6 +136,7 @@ class Letter:
             attempts=_number(stored.get("attempts")),
             received_ns=_number(stored.get("received_ns")) or event.ingestion_ns,
             slot=event.slot,
+            arrow_signal=stored.get("arrow_signal", ""),
         )
 
     def stored_headers(self) -> dict[str, str]:
@@ -137,15 +151,21 @@ class Letter:
             "position": _text(self.position or "", PLACE_CHARACTERS_MAX),
             "attempts": str(self.attempts or ""),
             "received_ns": str(self.received_ns or ""),
+            "arrow_signal": _text(self.arrow_signal, WORD_CHARACTERS_MAX),
         }
         return {name: value for name, value in stored.items() if value}
 
-    def event(self) -> Event:
-        """Return the event as it was accepted, under its own position.
+    def event(self) -> Unit:
+        """Return the event, or the bundle of record batches, as it was accepted.
 
-        So a destination that was sent it before sees the same idempotency key.
+        Under its own position, so a destination that was sent it before sees the same idempotency
+        key.
         """
         quiver_id, seq, row = parse_position(self.position)
+        if self.arrow_signal:
+            slots = _decoded(self.payload)
+            position = Position(seq, row)
+            return ArrowData(quiver_id, position, slots, self.received_ns, self.arrow_signal)
         return Event(
             quiver_id=quiver_id,
             position=Position(seq, row),
@@ -153,6 +173,7 @@ class Letter:
             payload=self.payload,
             headers=self.headers,
             ingestion_ns=self.received_ns,
+            signal=signal_of(Kind.RAW, (self.slot,)).name,
         )
 
     def failed_again(
@@ -172,6 +193,21 @@ def parse_position(position: str | None) -> tuple[str, int, int]:
             hint="submit it as a new event: `holdfast dlq fix`",
         )
     return parts[0], int(parts[1]), int(parts[2])
+
+
+def _encoded(data: ArrowData) -> bytes:
+    # Its size is checked where it is stored.
+    return bytes(encode_arrow(data.slots, sys.maxsize).payload)
+
+
+def _decoded(payload: bytes) -> dict[str, pa.RecordBatch]:
+    try:
+        return {slot.name: read_stream(slot.stream) for slot in decode_arrow(memoryview(payload))}
+    except (pa.ArrowException, struct.error, ValueError, OSError) as error:
+        raise BadInput(
+            f"the letter does not hold a bundle of record batches: {error}",
+            hint="look at it with `holdfast dlq show --raw`",
+        ) from error
 
 
 def _bounded(problems: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:

@@ -29,7 +29,7 @@ from holdfast.deadletter.shelf import Selection, StoredLetter, letters_in
 from holdfast.errors import BadInput
 from holdfast.quiver import Outcome
 from holdfast.seam.clock import Clock, RealClock
-from holdfast.signals.event import Event
+from holdfast.signals.event import Unit
 
 VERB = "dlq_replay"
 # How long one turn works, and how many letters it takes at most.
@@ -63,10 +63,10 @@ class SendAnswer(Protocol):
         """By index; what is not named was delivered."""
 
 
-Send = Callable[[Sequence[Event]], Awaitable[SendAnswer]]
+Send = Callable[[Sequence[Any]], Awaitable[SendAnswer]]
 
 
-def _as_it_is(event: Event) -> Event | None:
+def _as_it_is(event: Unit) -> Unit | None:
     return event
 
 
@@ -75,7 +75,7 @@ class Way(NamedTuple):
 
     send: Send
     # None: the destination does not get this event.
-    process: Callable[[Event], Event | None] = _as_it_is
+    process: Callable[[Unit], Unit | None] = _as_it_is
 
 
 @dataclass

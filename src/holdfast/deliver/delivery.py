@@ -21,7 +21,7 @@ import functools
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from holdfast.deadletter.letter import Letter
 from holdfast.deliver.breaker import BreakerState
@@ -39,7 +39,7 @@ from holdfast.deliver.window import Decision, Item, TrackedBundle, Window
 from holdfast.errors import HoldfastError, ReaderError
 from holdfast.quiver import Outcome, Position
 from holdfast.seam import Seam
-from holdfast.signals.event import Event
+from holdfast.signals.event import Unit
 
 # Fewer events than this in hand, for every send that may be under way: read more. And while the
 # destination does not work: one to try, and one to compare it with.
@@ -55,7 +55,7 @@ REASON_CHARACTERS_MAX = 200
 # After a wait this long since the last look: is what we hold still wanted?
 LOOK_AGAIN_S = 1.0
 
-Path = Callable[[Event], Event | None]
+Path = Callable[[Any], Unit | None]
 
 _BUSY = Failure(FailureClass.TRANSIENT, "it is busy with other events", code="busy")
 
@@ -161,7 +161,7 @@ class Delivery:
         lane = None if oldest is None else self.lanes.get(oldest.key)
         return lane.key if lane is not None and lane.failures else None
 
-    async def redrive(self, events: Sequence[Event]) -> Answer:
+    async def redrive(self, events: Sequence[Unit]) -> Answer:
         """Send events besides the others, once, and out of order; decides nothing."""
         slot = asyncio.ensure_future(self._slots.acquire())
         try:
@@ -248,10 +248,13 @@ class Delivery:
             if pause_s is None or pause_s > 0:
                 await self._wait(pause_s, lane.bell, self._bell)
                 await self._forget_gone()
-            elif lane.head() is not None:
-                await self._take_turn(lane)
-            else:
+            elif (head := lane.head()) is None:
                 await self._settle()
+            elif head.refusal is not None:
+                # Nothing is sent: only a change of the configuration, or an operator, helps.
+                self.judge.cannot_take(lane, head, head.refusal, self._timer.now_s())
+            else:
+                await self._take_turn(lane)
 
     def _pause_s(self, lane: Lane) -> float | None:
         """Return how long a lane may not send; None: until something happens."""
@@ -299,12 +302,14 @@ class Delivery:
         size_bytes, looked_at = 0, 0
         for item in lane.sendable():
             looked_at += 1
+            if item.refusal is not None:
+                break  # what is behind it waits with it
             if item.ready is None and not self._prepare(item):
                 if looked_at >= PREPARED_EVENTS_MAX:
                     break
                 continue
             assert item.ready is not None, "BUG: prepared, and not ready"
-            size_bytes += len(item.ready.payload)
+            size_bytes += item.ready.size_bytes
             if batch and size_bytes > self._exporter.max_batch_bytes:
                 break
             batch.append(item)
@@ -320,20 +325,21 @@ class Delivery:
             self.judge.cannot_process(item, error)
             return False
         if item.ready is None:
-            self._counters.filtered += 1
+            self._counters.filtered += item.event.rows
             self._decide(item, Decision(Outcome.FILTERED))
             return False
         return True
 
     async def _send(self, batch: Sequence[Item]) -> Answer:
-        self.in_flight_events += len(batch)
+        events = sum([item.event.rows for item in batch])
+        self.in_flight_events += events
         self._counters.sends += 1
         for item in batch:
             item.attempts += 1
         try:
             answer = await self._sender.send([item.ready for item in batch if item.ready])
         finally:
-            self.in_flight_events -= len(batch)
+            self.in_flight_events -= events
         self._reached(Point.SENT)
         return answer
 
@@ -351,7 +357,7 @@ class Delivery:
             is_busy = taken.key in self.lanes or taken.key in self._repeating
             return None if is_busy else taken
         if in_round is Round.NEW:
-            behind = (item for item in lane.sendable() if item is not head)
+            behind = (i for i in lane.sendable() if i is not head and i.refusal is None)
             return next((item for item in behind if item.ready or self._prepare(item)), None)
         return None
 
@@ -402,6 +408,16 @@ class Delivery:
             return None
         age_s = self._timer.now_s() - lane.failing_since_s
         return Held(*head.position, lane.failure.code, lane.failure.reason, head.attempts, age_s)
+
+    @property
+    def refused(self) -> str | None:
+        """What the destination cannot take, and holds; None if there is nothing."""
+        for lane in self.lanes.values():
+            head = lane.head()
+            if head is not None and head.refusal is not None:
+                seq, row = head.position
+                return f"event {seq}/{row} is held: {head.refusal}"
+        return None
 
     def holds(self, position: Position) -> bool:
         """Whether an event fails, and holds up others."""
@@ -484,7 +500,7 @@ class Delivery:
             del due[: len(some)]
             for item in some:
                 assert item.verdict is not None, "BUG: a dead letter without a verdict"
-                self._counters.dead_lettered[item.verdict.word] += 1
+                self._counters.dead_lettered[item.verdict.word] += item.event.rows
                 word, code, message = item.verdict
                 self.judge.news.set_aside(f"{word} {code}: {message}", self._timer.now_s())
                 reason = ": ".join(item.verdict)[:REASON_CHARACTERS_MAX]
@@ -533,7 +549,7 @@ class Delivery:
             await self._timer.wait(futures, timeout_s)
 
 
-def process(paths: Sequence[Path], event: Event) -> Event | None:
+def process(paths: Sequence[Path], event: Unit) -> Unit | None:
     """Return the event as the first path that lets it through gives it; None if none does.
 
     An event goes to a destination once, however many ways lead there.

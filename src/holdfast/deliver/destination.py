@@ -7,8 +7,7 @@
 
 Making one registers its subscriber and attaches to it, which touches the disk: do it before the
 event loop has other work, and before anything is received. From then on everything accepted waits
-for it. With `order: key`, `key_of` finds the key of an event; for OpenLineage it is `order_key` of
-its document, by `settings.key`.
+for it. `refusal_of` says why the destination cannot take the units of a signal: it holds them.
 """
 
 from __future__ import annotations
@@ -22,13 +21,16 @@ from holdfast.deliver.breaker import BreakerState, Cause
 from holdfast.deliver.delivery import Delivery, Path, Route, UndeliveredLetters, process
 from holdfast.deliver.exporter import Answer, Exporter, Failure, FailureClass
 from holdfast.deliver.feed import Feed
+from holdfast.deliver.judge import NOT_TAKEN
 from holdfast.deliver.settings import DeliverySettings
 from holdfast.deliver.statistics import Counters, DestinationStatistics, State
 from holdfast.deliver.timer import Bell, LoopTimer, Timer
 from holdfast.errors import BadInput, HoldfastError, ReaderError
 from holdfast.quiver import Position, Quiver, Statistics
 from holdfast.seam import Seam
-from holdfast.signals.event import Event
+from holdfast.signals.event import Unit
+from holdfast.signals.registry import signal_named
+from holdfast.signals.signal import RAW_EVENTS, Signal
 
 __all__ = ["DeliverySettings", "Destination", "DestinationStatistics", "State"]
 
@@ -38,6 +40,13 @@ CLOSE_TIMEOUT_S = 5.0
 _FILTERED = Failure(FailureClass.PERMANENT, "a processor filters it", code="filtered")
 
 log = logging.getLogger("holdfast.deliver")
+
+
+def refuses_all_but_raw_events(signal: Signal) -> str | None:
+    """Say why an exporter that declares nothing cannot take a signal."""
+    if RAW_EVENTS.includes(signal):
+        return None
+    return f"the exporter takes {RAW_EVENTS}, not {signal.name} ({signal.form})"
 
 
 class Destination:
@@ -52,13 +61,8 @@ class Destination:
         dead_letters: UndeliveredLetters,
         paths: Sequence[Path],
         seam: Seam,
-        key_of: Callable[[Event], str] | None = None,
+        refusal_of: Callable[[Signal], str | None] = refuses_all_but_raw_events,
     ) -> None:
-        if settings.order == "key" and key_of is None:
-            raise BadInput(
-                f"destination {name!r} has order: key, and nothing that finds the key",
-                hint="use order: received for events that have no keys",
-            )
         self.name = name
         # By what it waits; a test sets another before `run`.
         self.timer: Timer = LoopTimer()
@@ -66,7 +70,7 @@ class Destination:
         self._exporter = exporter
         self._settings = settings
         self._route = Route(name, exporter, settings, dead_letters, tuple(paths), seam)
-        self._key_of = key_of if settings.order == "key" else None
+        self._refusal_of = refusal_of
         self._backoff = Backoff(settings, seam.randomness)
         self._counters = Counters()
         self._feed: Feed | None = self._attach()
@@ -78,8 +82,7 @@ class Destination:
         self._task: asyncio.Task[None] | None = None
 
     def _attach(self) -> Feed:
-        options = self._settings.subscriber_options()
-        return Feed(self._quiver, self.name, options, self._key_of)
+        return Feed(self._quiver, self.name, self._settings, self._refusal_of)
 
     # --------------------------------------------------------------------- running
 
@@ -192,7 +195,7 @@ class Destination:
         """Make a dead letter of an event that `holds` tells of; False if it was taken meanwhile."""
         return self._delivery is not None and await self._delivery.skip(position, reason)
 
-    async def redrive(self, events: Sequence[Event]) -> Answer:
+    async def redrive(self, events: Sequence[Unit]) -> Answer:
         """Send events once, through the processors, besides everything else and out of order.
 
         For dead letters that somebody replays. Nothing is tried again, and nothing is written.
@@ -209,7 +212,11 @@ class Destination:
                 failed[index] = failure
         return Answer(failed)
 
-    async def _redrive_one(self, delivery: Delivery, event: Event) -> Failure | None:
+    async def _redrive_one(self, delivery: Delivery, event: Unit) -> Failure | None:
+        signal = signal_named(event.signal)
+        refusal = f"unknown signal {event.signal!r}" if signal is None else self._refusal_of(signal)
+        if refusal is not None:
+            return Failure(FailureClass.PERMANENT, refusal, code=NOT_TAKEN)
         try:
             ready = process(self._route.paths, event)
         except Exception as error:
@@ -279,6 +286,8 @@ class Destination:
             return self._detached_by
         if delivery.blocked:
             return "; ".join(delivery.blocked.values())
+        if delivery.refused is not None:
+            return delivery.refused
         key = self._stuck_key()
         return None if key is None else f"the others are max_ahead_bytes ahead of key {key!r}"
 

@@ -9,9 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
-
-from holdfast.signals.event import Event
+from typing import Any, Protocol
 
 
 class FailureClass(StrEnum):
@@ -61,7 +59,11 @@ def all_failed(count: int, failure: Failure) -> Answer:
 
 
 class Exporter(Protocol):
-    """A way out. One loop uses it; `send` is not called twice at once unless lanes are parallel."""
+    """A way out. One loop uses it; `send` is not called twice at once unless lanes are parallel.
+
+    It is given the units that its module's `takes(config)` names: events of raw slots if there is
+    no such function.
+    """
 
     # How many events and bytes one `send` takes; 1 event if the dialect has no batches.
     max_batch_events: int
@@ -70,8 +72,8 @@ class Exporter(Protocol):
     async def start(self) -> None:
         """Get ready; must not fail because the destination is down."""
 
-    async def send(self, events: Sequence[Event]) -> Answer:
-        """Send once. Returns what became of each event; raises only for a bug."""
+    async def send(self, events: Sequence[Any]) -> Answer:
+        """Send once. Returns what became of each unit; raises only for a bug."""
 
     async def close(self) -> None:
         """Let go of connections and files; what was answered as delivered is safe."""

@@ -16,24 +16,37 @@ import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, NamedTuple, TypeVar
 
+from holdfast.deliver.settings import DeliverySettings
 from holdfast.deliver.window import DELIVERED, Decision, Item, Piece, TrackedBundle
 from holdfast.errors import UnknownPosition
-from holdfast.quiver import Bundle, Outcome, Quiver, Range, SubscriberOptions
-from holdfast.quiver.log.frame import Kind
-from holdfast.signals.event import Event, events_of
+from holdfast.quiver import Bundle, Outcome, Quiver, Range
+from holdfast.signals.event import Unit
+from holdfast.signals.registry import signal_of
+from holdfast.signals.signal import Signal
 
 # How often to look for data that nobody announced.
 LOOK_EVERY_S = 60.0
 # How long a disk that hangs may keep a destination from ending.
 CLOSE_TIMEOUT_S = 5.0
-# Of an event that has none: its payload is not what the key is made of.
+# Of a unit that has none: its signal has no such key, or it is not what the key is made of.
 NO_KEY = ""
+NOT_WANTED = Decision(Outcome.FILTERED, "not one of delivery.signals")
 
 Result = TypeVar("Result")
 
 log = logging.getLogger("holdfast.deliver")
+
+
+class _Handling(NamedTuple):
+    """What this destination does with the units of one signal."""
+
+    is_wanted: bool
+    # Why the destination cannot take them; None if it can.
+    refusal: str | None
+    # None: all units have the same key.
+    key_of: Callable[[Any], str] | None
 
 
 class Feed:
@@ -43,11 +56,14 @@ class Feed:
         self,
         quiver: Quiver,
         name: str,
-        options: SubscriberOptions,
-        key_of: Callable[[Event], str] | None,
+        settings: DeliverySettings,
+        refusal_of: Callable[[Signal], str | None],
     ) -> None:
         self._quiver_id = quiver.quiver_id
-        self._key_of = key_of
+        self._settings = settings
+        self._refusal_of = refusal_of
+        self._handlings: dict[str, _Handling] = {}
+        options = settings.subscriber_options()
         self._cursor = quiver.cursor(name, options=options, on_data_loss="count")
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"deliver-{name}")
         # A range that was planned, and could not be read yet.
@@ -123,23 +139,32 @@ class Feed:
 
     def _track(self, planned: Range, place: int, rows_done: int, bundle: Bundle) -> TrackedBundle:
         tracked = TrackedBundle(planned, place, rows_done)
-        if bundle.kind is Kind.RAW:
-            for event in events_of(bundle, self._quiver_id, rows_done):
-                tracked.items.append(Item(event, self._key(event), tracked))
-        if not tracked.items:
-            # A heartbeat has nothing to deliver; what is no raw event, nobody here can send.
-            is_empty = bundle.events == rows_done
-            tracked.whole = DELIVERED if is_empty else Decision(Outcome.FILTERED, "not raw events")
+        if bundle.events == rows_done:
+            tracked.whole = DELIVERED  # a heartbeat has nothing to deliver
+            return tracked
+        signal = signal_of(bundle.kind, bundle.slots)
+        handling = self._handlings.get(signal.name)
+        if handling is None:
+            handling = self._handlings[signal.name] = self._handling(signal)
+        if not handling.is_wanted:
+            tracked.whole = NOT_WANTED
+            return tracked
+        units = signal.units(bundle, self._quiver_id, rows_done)
+        _check_units(units, bundle, rows_done)
+        refusal, key_of = handling.refusal, handling.key_of
+        tracked.items += [
+            Item(unit, NO_KEY if key_of is None else _key(key_of, unit), tracked, refusal)
+            for unit in units
+        ]
         return tracked
 
-    def _key(self, event: Event) -> str:
-        if self._key_of is None:
-            return NO_KEY
-        try:
-            # Of a copy: the parsed form is many times the payload, and would wait with it.
-            return self._key_of(replace(event))
-        except Exception:
-            return NO_KEY
+    def _handling(self, signal: Signal) -> _Handling:
+        settings = self._settings
+        return _Handling(
+            settings.signals is None or signal.name in settings.signals,
+            self._refusal_of(signal),
+            signal.order_key(settings.key) if settings.order == "key" else None,
+        )
 
     def _commit(self, pieces: Sequence[Piece]) -> int:
         for done, piece in enumerate(pieces):
@@ -166,3 +191,21 @@ class Feed:
                     spans = piece.spans()
                 else:
                     log.info("%s: an outcome came too late: %s", self._cursor.name, error)
+
+
+def _key(key_of: Callable[[Any], str], unit: Unit) -> str:
+    try:
+        # Of a copy: the parsed form is many times the payload, and would wait with it.
+        return key_of(replace(unit))
+    except Exception:
+        return NO_KEY
+
+
+def _check_units(units: Sequence[Unit], bundle: Bundle, rows_done: int) -> None:
+    """Raise if a signal left out rows at an end: they would never have an outcome."""
+    ends = (units[0].position.row, units[-1].position.row + units[-1].rows) if units else (0, 0)
+    if not (ends[0] <= rows_done and ends[1] == bundle.events):
+        raise AssertionError(
+            f"BUG: of bundle {bundle.seq}, rows {rows_done} to {bundle.events}, "
+            f"rows {ends[0]} to {ends[1]} are to be delivered"
+        )

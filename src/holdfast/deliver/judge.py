@@ -25,16 +25,18 @@ from holdfast.deliver.poison import is_suspect
 from holdfast.deliver.settings import DeliverySettings
 from holdfast.deliver.statistics import Counters
 from holdfast.deliver.window import DELIVERED, Decision, Item, Verdict
-from holdfast.signals.event import Event
+from holdfast.signals.event import Unit
 
 _REFUSALS = (FailureClass.PERMANENT, FailureClass.TOO_LARGE)
+# The code of what a destination cannot be given at all.
+NOT_TAKEN = "not_taken"
 
 
 class Taken(NamedTuple):
     """An event that was delivered, as it was sent."""
 
     key: str
-    event: Event
+    event: Unit
 
 
 class Judge:
@@ -108,11 +110,23 @@ class Judge:
     def skip(self, lane: Lane, head: Item, reason: str, now_s: float) -> None:
         """Set the head of a lane aside, because somebody said so."""
         assert lane.failure is not None, "BUG: skipped, and did not fail"
-        message = f"{reason} (it failed {head.attempts} times, last with {lane.failure})"
+        failed = f"it failed {head.attempts} times, last with {lane.failure}"
+        message = f"{reason} ({failed if head.attempts else lane.failure.reason})"
         head.verdict = Verdict("skipped", lane.failure.code, message)
         self.due.append(head)
         lane.went_on()
         lane.retry_at_s = now_s
+
+    def cannot_take(self, lane: Lane, head: Item, why: str, now_s: float) -> None:
+        """Hold a lane whose head is of a signal that the destination does not take.
+
+        It is not sent, so nothing is known of it that could make it a dead letter. Looked at again
+        now and then all the same: retention, or an operator, may have decided it.
+        """
+        lane.failed(Failure(FailureClass.TRANSIENT, why, code=NOT_TAKEN), now_s)
+        lane.retry_at_s = now_s + self._settings.retry_max_s
+        self._counters.last_error = why
+        self.news.cannot_take(head.position, why, now_s)
 
     def cannot_process(self, item: Item, error: Exception) -> None:
         """Note that a processor raised for an event: it can be neither sent nor left out."""
@@ -129,8 +143,8 @@ class Judge:
 
     def _delivered(self, item: Item) -> None:
         assert item.ready is not None, "BUG: delivered, and never sent"
-        self._counters.sent_events += 1
-        self._counters.sent_bytes += len(item.ready.payload)
+        self._counters.sent_events += item.event.rows
+        self._counters.sent_bytes += item.ready.size_bytes
         if self._settings.poison is not None:
             self.last_taken = Taken(item.key, item.ready)
         self._decide(item, DELIVERED)

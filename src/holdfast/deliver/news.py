@@ -13,6 +13,7 @@ import math
 from holdfast.deliver.breaker import Cause
 from holdfast.deliver.exporter import Failure
 from holdfast.deliver.settings import DeliverySettings
+from holdfast.quiver import Position
 
 # Between two lines of the same kind.
 GAP_S = 60.0
@@ -45,6 +46,7 @@ class News:
         self._settings = settings
         self._paces = {cause: Pace() for cause in Cause}
         self._pace_of_letters = Pace()
+        self._pace_of_refusals = Pace(REMIND_S)
         # Since when it fails, how many sends did, and what of that was told.
         self._since_s: float | None = None
         self._remind_at_s = math.inf
@@ -92,6 +94,19 @@ class News:
             self._log(logging.INFO, f"works again, after {took}")
         self._since_s, self._failures = None, 0
         self._told.clear()
+
+    def cannot_take(self, position: Position, why: str, now_s: float) -> None:
+        """Note that the next event cannot be given to the destination as it is configured."""
+        if not self._pace_of_refusals.lets_through(now_s):
+            return
+        seq, row = position
+        self._log(
+            logging.ERROR,
+            f"event {seq}/{row} is held: {why}; it and everything behind it waits for "
+            f"{self._settings.limits}; use an exporter that takes it, or list what to deliver in "
+            "`delivery.signals`, or make a dead letter of it with "
+            f"`holdfast destination skip {self._name} {seq}/{row}`",
+        )
 
     def set_aside(self, why: str, now_s: float) -> None:
         """Note that an event became a dead letter."""

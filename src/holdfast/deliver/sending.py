@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from holdfast.deliver.exporter import Answer, Exporter, Failure, FailureClass, all_failed
 from holdfast.deliver.poison import EXCEPTION_CODE
 from holdfast.deliver.timer import Timer
-from holdfast.signals.event import Event
+from holdfast.signals.event import Unit
 
 # How long a send that was cancelled may take to end.
 CANCEL_GRACE_S = 5.0
@@ -30,7 +30,7 @@ class Sender:
         # Sends that did not end when they were told to.
         self._stuck: set[asyncio.Task[Answer]] = set()
 
-    async def send(self, events: Sequence[Event]) -> Answer:
+    async def send(self, events: Sequence[Unit]) -> Answer:
         """Send once, and say what became of each event; raises nothing."""
         if self._stuck:
             await self._timer.wait(self._stuck, self._timeout_s)
@@ -51,7 +51,7 @@ class Sender:
             return all_failed(len(events), _timed_out(self._timeout_s))
         return task.result()
 
-    async def _call(self, events: Sequence[Event]) -> Answer:
+    async def _call(self, events: Sequence[Unit]) -> Answer:
         try:
             answer = await self._exporter.send(events)
             if not isinstance(answer, Answer):

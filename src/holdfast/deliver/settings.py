@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from holdfast.quiver import SubscriberOptions
 from holdfast.settings import DurationS, FileSettings, SizeBytes
 from holdfast.settings.units import size_text
+from holdfast.signals.registry import all_signals
 
 MB = 1024 * 1024
 
@@ -44,8 +45,9 @@ class DeliverySettings(FileSettings):
 
     order: Literal["received", "key"] = "received"
     """`received`: one after another, as they came. `key`: in order for each key, in parallel."""
-    key: Literal["root_job", "job", "run"] = "root_job"
-    """With `order: key`: what has to stay in order."""
+    key: str | None = None
+    """With `order: key`: what has to stay in order. For OpenLineage `root_job`, `job` or `run`; by
+    default the first of these."""
     lanes: int = Field(default=8, ge=1, le=256)
     """With `order: key`: how many sends may be under way at once."""
     max_ahead_bytes: SizeBytes = Field(default=16 * MB, ge=1)
@@ -55,6 +57,10 @@ class DeliverySettings(FileSettings):
     """With `order: received`: payload bytes that are read ahead (or one larger request)."""
     window_events: int = Field(default=2000, ge=1)
     """Events that are read ahead (or one larger request)."""
+    signals: tuple[str, ...] | None = None
+    """Deliver only these signals, such as `openlineage`; everything else in the quiver is
+    `filtered` for this destination. By default everything is delivered, and what the destination
+    cannot take is held."""
 
     retention_time_s: DurationS | None = Field(default=None, gt=0)
     """Events that waited longer are dropped, or block receivers: see `on_full`; null: they wait for
@@ -83,6 +89,23 @@ class DeliverySettings(FileSettings):
     poison: PoisonSettings | None = None
     """Set aside an event that alone makes the destination fail (5xx but 503, or an exception), once
     that is proven. Without it such an event is tried for ever, and the others wait behind it."""
+
+    @field_validator("key")
+    @classmethod
+    def _is_an_order_key(cls, key: str | None) -> str | None:
+        known = sorted({name for signal in all_signals() for name in signal.order_keys})
+        if key is not None and key not in known:
+            raise ValueError(f"there is no order key {key!r}; known keys: {', '.join(known)}")
+        return key
+
+    @field_validator("signals")
+    @classmethod
+    def _are_signals(cls, names: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        known = sorted(signal.name for signal in all_signals())
+        for name in names or ():
+            if name not in known:
+                raise ValueError(f"there is no signal {name!r}; known signals: {', '.join(known)}")
+        return names
 
     @property
     def ahead_bytes(self) -> int:

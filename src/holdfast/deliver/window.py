@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from holdfast.quiver import Outcome, Position, Range
-from holdfast.signals.event import Event
+from holdfast.signals.event import Unit
 
 # Counted for every bundle, so that very many without a payload are bounded too.
 BUNDLE_OVERHEAD_BYTES = 256
@@ -49,23 +49,30 @@ GONE = Decision(Outcome.DROPPED)
 
 @dataclass(slots=True, eq=False)
 class Item:
-    """An event on its way."""
+    """A unit on its way: an event, or several that are sent as one."""
 
-    event: Event
+    event: Unit
     key: str
     bundle: TrackedBundle
+    # Why its destination cannot take it; None if it can.
+    refusal: str | None = None
     # How often it was sent.
     attempts: int = 0
     # As it left the processors.
-    ready: Event | None = None
+    ready: Unit | None = None
     # It will be a dead letter, as soon as that is stored.
     verdict: Verdict | None = None
     decision: Decision | None = None
 
     @property
     def position(self) -> Position:
-        """Where it stands in the quiver."""
+        """Where it begins in the quiver."""
         return self.event.position
+
+    @property
+    def end_row(self) -> int:
+        """The row behind its last one."""
+        return self.event.position.row + self.event.rows
 
 
 @dataclass(slots=True, eq=False)
@@ -78,7 +85,9 @@ class TrackedBundle:
     # Events before this row are in the ledger.
     recorded: int
     items: list[Item] = field(default_factory=list)
-    # For a bundle without events that could be sent.
+    # How many of its first items are in the ledger.
+    recorded_items: int = 0
+    # For a bundle of which nothing is sent.
     whole: Decision | None = None
     is_done: bool = False
 
@@ -93,14 +102,17 @@ class TrackedBundle:
         return self.planned.refs[self.place].events
 
     @property
-    def rows_left(self) -> int:
-        """How many of its events are not in the ledger."""
-        return self.events - self.recorded
-
-    @property
     def size_bytes(self) -> int:
         """Its payload, and about what it costs to remember it."""
         return self.planned.refs[self.place].size_bytes + BUNDLE_OVERHEAD_BYTES
+
+    def record(self, end_row: int) -> None:
+        """Note that everything before a row is in the ledger."""
+        self.recorded = max(self.recorded, end_row)
+        items, done = self.items, self.recorded_items
+        while done < len(items) and items[done].end_row <= self.recorded:
+            done += 1
+        self.recorded_items = done
 
 
 @dataclass(slots=True)
@@ -216,21 +228,21 @@ class Window:
                     pieces.append(Piece(bundle.planned, since, through, decision, part))
         return pieces
 
-    def _ready(self, bundle: TrackedBundle, left_behind: set[str]) -> list[Decision]:
+    def _ready(self, bundle: TrackedBundle, left_behind: set[str]) -> list[Item]:
         """Return what is decided from the first event that is not recorded on, without a gap.
 
         Notes the keys of events that are decided, and have to wait for others.
         """
         if bundle.whole is not None:
             return []
-        ready: list[Decision] = []
+        ready: list[Item] = []
         waits = False
-        for item in bundle.items[len(bundle.items) - bundle.events + bundle.recorded :]:
+        for item in bundle.items[bundle.recorded_items :]:
             waits = waits or item.decision is None or item.key in left_behind
             if item.decision is None:
                 continue
             if not waits:
-                ready.append(item.decision)
+                ready.append(item)
             elif self._keys_keep_order:
                 left_behind.add(item.key)
         return ready
@@ -239,10 +251,10 @@ class Window:
         """Note that pieces are in the ledger."""
         for piece in pieces:
             for bundle, end in piece.parts:
-                bundle.recorded = max(bundle.recorded, end)
+                bundle.record(end)
                 if bundle.recorded == bundle.events and not bundle.is_done:
                     self._finish(bundle)
-                elif not any(item.decision for item in bundle.items[-bundle.rows_left :]):
+                elif not any(item.decision for item in bundle.items[bundle.recorded_items :]):
                     self._dirty.discard(bundle.seq)
         self._shrink()
 
@@ -257,13 +269,14 @@ class Window:
             self.ahead_bytes -= self._bundles.popleft().size_bytes
 
 
-def _runs(bundle: TrackedBundle, ready: Sequence[Decision]) -> Iterator[tuple[int, int, Decision]]:
+def _runs(bundle: TrackedBundle, ready: Sequence[Item]) -> Iterator[tuple[int, int, Decision]]:
     """Yield first row, end row and decision of what may be recorded, in order."""
     if bundle.whole is not None:
         yield bundle.recorded, bundle.events, bundle.whole
         return
     first = bundle.recorded
-    for decision, run in itertools.groupby(ready):
-        end = first + sum(1 for _ in run)
-        yield first, end, decision
-        first = end
+    for decision, run in itertools.groupby(ready, lambda item: item.decision):
+        assert decision is not None, "BUG: ready, and not decided"
+        *_, last = run
+        yield first, last.end_row, decision
+        first = last.end_row

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
-from holdfast.signals.event import Event
+from typing import Any, Protocol
 
 
 class Processor(Protocol):
-    """Stateless and quick: it runs on the event loop, once per event and destination."""
+    """Stateless and quick: it runs on the event loop, once per unit and destination.
 
-    def process(self, event: Event) -> Event | None:
+    It is given what its module's `takes(config)` names: events of raw slots if there is no such
+    function.
+    """
+
+    def process(self, event: Any) -> Any | None:
         """Return the event as it goes on, or None: this destination does not get it."""
 
 
 class Router(Protocol):
     """A processor with several ways out, named by their ports."""
 
-    def port(self, event: Event) -> str | None:
+    def port(self, event: Any) -> str | None:
         """Return the port by which the event leaves, or None: nobody behind it gets it."""

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import cast
+from typing import Any, cast
 
 from holdfast.edge.processor import Processor, Router
 from holdfast.graph.paths import Chain
 from holdfast.graph.taps import Taps
-from holdfast.signals.event import Event
+from holdfast.signals.event import Unit
 
-Way = Callable[[Event], Event | None]
+Way = Callable[[Any], Unit | None]
 
 
 def follow(chain: Chain) -> Way:
@@ -22,8 +22,8 @@ def follow(chain: Chain) -> Way:
         else:
             steps.append(_leaves_by(cast("Router", step.node.processor), step.port))
 
-    def way(event: Event) -> Event | None:
-        passed: Event | None = event
+    def way(event: Unit) -> Unit | None:
+        passed: Unit | None = event
         for step in steps:
             if passed is None:
                 return None
@@ -36,7 +36,7 @@ def follow(chain: Chain) -> Way:
 def first_of(ways: list[Way]) -> Way:
     """Return the function of several ways: the event as it comes by the first that lets it pass."""
 
-    def way(event: Event) -> Event | None:
+    def way(event: Unit) -> Unit | None:
         return next((passed for one in ways if (passed := one(event)) is not None), None)
 
     return way
@@ -45,7 +45,7 @@ def first_of(ways: list[Way]) -> Way:
 def tapped(way: Way, taps: Taps, destination: str) -> Way:
     """Return the same way, with somebody looking on if asked to."""
 
-    def seen(event: Event) -> Event | None:
+    def seen(event: Unit) -> Unit | None:
         passed = way(event)
         if passed is not None:
             taps.see(destination, passed)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 from holdfast.errors import BadInput
@@ -12,6 +12,7 @@ from holdfast.graph.document import Document, Place, TreePath
 from holdfast.graph.model import Graph, Node
 from holdfast.graph.paths import (
     Chain,
+    DestinationPlan,
     dead_letters_directory,
     group_name,
     plan,
@@ -19,12 +20,14 @@ from holdfast.graph.paths import (
     reached,
     takes_turns,
 )
-from holdfast.graph.pipeline_sources import named_sources
+from holdfast.graph.pipeline_sources import named_sources, writers
 from holdfast.graph.ports import flight_addresses
 from holdfast.graph.validation import nearest
 from holdfast.quiver.ledger.subscriber import NAME_PATTERN
 from holdfast.quiver.shares import check_count
 from holdfast.receive.listening import Address, parse_address
+from holdfast.signals.registry import ROWS, all_signals, signal_named
+from holdfast.signals.signal import Signal
 
 BEHIND_HINT = (
     "let receivers lead to the quiver and the quiver to {name!r}: what a processor does not let "
@@ -233,6 +236,8 @@ class _Checker:
         """What only the ways through a sound graph show."""
         owners: dict[str, str] = {}
         for quiver in plan(self._graph):
+            sources = [found for node in quiver.receivers for found in _received(node)]
+            sources += self._written(quiver.name)
             for one in quiver.destinations:
                 if owners.setdefault(one.name, quiver.name) != quiver.name:
                     message = f"{one.name!r} is fed by two quivers"
@@ -243,10 +248,51 @@ class _Checker:
                     hint = "it gets an event as it comes by the first way that lets it through"
                     self._warn(self._node_place(one.exporters[0].name), message, hint)
                 self._check_limit(one.exporters[0], quiver.config)
+                if all(node.kind == "exporter" for node in one.exporters):
+                    self._check_signals(one, sources, ("nodes", one.exporters[0].name))
+        received = [found for node in self._graph.of_kind("receiver") for found in _received(node)]
+        for name, node in self._graph.handlers.items():
+            at: TreePath = ("dead_letters", "handlers", name)
+            self._check_signals(DestinationPlan(name, (node,)), received, at)
+        self._signals_are_known()
         for node in self._graph.nodes.values():
             self._check_turns(node)
             self._check_routes(node)
         self._check_loops()
+
+    def _written(self, quiver: str) -> Iterator[tuple[str, Signal]]:
+        """Yield the pipelines of the file that write into a quiver."""
+        for pipeline, vertex, name in writers(self._graph):
+            if name == quiver:
+                yield f"the pipeline sink {f'{pipeline}.{vertex}'!r} writes", ROWS
+
+    def _signals_are_known(self) -> None:
+        for node in self._graph.of_kind("receiver"):
+            for name in node.component.produces(node.config):
+                if signal_named(name) is None:
+                    message = f"{node.name!r} receives {name!r}, which is not a signal"
+                    known = ", ".join(known.name for known in all_signals())
+                    self._error(self._node_place(node.name), message, f"known signals: {known}")
+
+    def _check_signals(
+        self, one: DestinationPlan, sources: Iterable[tuple[str, Signal]], at: TreePath
+    ) -> None:
+        """A destination takes what fills its quiver, and knows the order of it."""
+        place, delivery = self._document.key_place(at), one.delivery
+        for source, signal in sources:
+            if delivery.signals is not None and signal.name not in delivery.signals:
+                continue
+            refusal = one.refusal_of(signal)
+            if refusal is not None:
+                message = f"{one.name!r} cannot take what {source}: {refusal}"
+                hint = "choose another one, or leave the signal out: `delivery: {signals: […]}`"
+                self._error(place, message, hint)
+            elif delivery.order == "key" and signal.order_key(delivery.key) is None:
+                named = "" if delivery.key is None else f" {delivery.key!r}"
+                message = f"{one.name!r} has `order: key`, and {signal.name} has no order key"
+                known = ", ".join(signal.order_keys)
+                hint = f"its order keys: {known}" if known else "use `order: received`"
+                self._error(place, message + named, hint)
 
     def _check_limit(self, node: Node, quiver: quiver_node.Config) -> None:
         """What may wait is at least a segment: nothing smaller can be dropped."""
@@ -354,6 +400,14 @@ class _Checker:
                     message = f"its directory is also that of {other!r}, or one is inside the other"
                     self._error(place, message, "give each a directory of its own")
             seen.append((node.name, directory))
+
+
+def _received(node: Node) -> Iterator[tuple[str, Signal]]:
+    """Yield what a receiver accepts, with words that say so."""
+    for name in node.component.produces(node.config):
+        signal = signal_named(name)
+        if signal is not None:
+            yield f"{node.name!r} receives", signal
 
 
 def _overlap(one: Path, other: Path) -> bool:

@@ -25,8 +25,7 @@ from holdfast.graph.taps import Taps
 from holdfast.graph.turns import TakingTurns
 from holdfast.quiver import Quiver
 from holdfast.seam import Seam
-from holdfast.signals.event import Event
-from holdfast.signals.openlineage.names import order_key
+from holdfast.signals.event import Unit
 
 # Before a loop that ended by a bug begins again: doubles from the first to the second, and is the
 # first again for one that ran longer than the second.
@@ -94,7 +93,7 @@ class Courier:
             around.dead_letters,
             [tapped(follow(chain), around.taps, self.name) for chain in self.plan.chains],
             around.seam,
-            _key_of(self.settings),
+            self.plan.refusal_of,
         )
 
     def start(self) -> None:
@@ -139,14 +138,10 @@ class Courier:
         """Return how dead letters reach the destination: through its processors, out of order."""
         way = way_of(self.plan)
 
-        def passes(event: Event) -> Event | None:
+        def passes(event: Unit) -> Unit | None:
             with contextlib.suppress(Exception):  # the destination says what is wrong with it
                 return None if way(event) is None else event
             return event
 
         # What it processes is sent by `redrive`, which processes it itself.
         return ReplayWay(self.destination.redrive, passes)
-
-
-def _key_of(settings: DeliverySettings) -> Callable[[Event], str]:
-    return lambda event: order_key(event.document, settings.key)

@@ -13,7 +13,8 @@ from holdfast.deadletter.letter import Letter
 from holdfast.deliver.exporter import ALL_DELIVERED, Answer
 from holdfast.deliver.exporter_context import ExporterContext
 from holdfast.settings import Settings
-from holdfast.signals.event import Event
+from holdfast.signals.event import ArrowData, Unit
+from holdfast.signals.signal import EVERYTHING, Takes
 
 BATCH_EVENTS_MAX = 100
 BATCH_BYTES_MAX = 16 * 1024 * 1024
@@ -30,6 +31,11 @@ class Config(Settings):
 
     level: Literal["debug", "info", "warning"] = "warning"
     """The severity of the lines."""
+
+
+def takes(config: Config) -> Takes:
+    """Return what it can be given: it looks at no payload."""
+    return EVERYTHING
 
 
 def make(config: Config, context: ExporterContext) -> LogExporter:
@@ -50,7 +56,7 @@ class LogExporter:
     async def start(self) -> None:
         """Nothing to get ready."""
 
-    async def send(self, events: Sequence[Event]) -> Answer:
+    async def send(self, events: Sequence[Unit]) -> Answer:
         """Write one line for each event."""
         for event in events:
             log.log(self._level, "%s", _line(event), extra={"destination": self._name})
@@ -60,10 +66,10 @@ class LogExporter:
         """Nothing to let go of."""
 
 
-def _line(event: Event) -> str:
+def _line(event: Unit) -> str:
     seq, row = event.position
-    where = f"{event.quiver_id}/{seq}/{row}, {len(event.payload)} bytes"
-    if "letter" not in event.headers:
+    where = f"{event.quiver_id}/{seq}/{row}, {event.size_bytes} bytes"
+    if isinstance(event, ArrowData) or "letter" not in event.headers:
         return f"event {where}"
     letter = Letter.from_event(event)
     problems = "; ".join(

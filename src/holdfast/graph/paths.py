@@ -15,6 +15,7 @@ from pathlib import Path
 from holdfast.deliver.settings import DeliverySettings
 from holdfast.graph import quiver_node
 from holdfast.graph.model import Graph, Node, PortSettings
+from holdfast.signals.signal import Signal
 
 IMPLICIT_QUIVER = "quiver"
 DEAD_LETTERS_DIR = "dead_letters"
@@ -47,6 +48,16 @@ class DestinationPlan:
         delivery = self.exporters[0].delivery
         assert delivery is not None, "BUG: an exporter without delivery settings"
         return delivery
+
+    def refusal_of(self, signal: Signal) -> str | None:
+        """Say which component on the way cannot take a signal; None if all can."""
+        processors = [step.node for chain in self.chains for step in chain]
+        for node in (*processors, *self.exporters):
+            takes = node.component.takes(node.config)
+            if not takes.includes(signal):
+                what = f"the {node.kind} {node.name!r} takes {takes}"
+                return f"{what}, not {signal.name} ({signal.form})"
+        return None
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,9 @@
 """Every component by its type: where its code is, and one line about it.
 
-A component is a module with a `Config` (its settings) and a function `make`. It is imported when a
-graph names it, so that a sidecar does not load Kafka's client to write files. Others bring theirs
+A component is a module with a `Config` (its settings) and a function `make`. A receiver also says
+which signals it `produces`, a processor or an exporter what it `takes`, if that is not the default.
+It is imported when a graph names it, so that a sidecar does not load Kafka's client to write files.
+Others bring theirs
 through the entry-point groups `holdfast.receivers`, `holdfast.processors` and `holdfast.exporters`:
 the name of the entry point is the type, its value the module.
 """
@@ -9,12 +11,13 @@ the name of the entry point is the type, its value the module.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from importlib.metadata import entry_points
 from typing import Any, Literal, NamedTuple
 
 from holdfast.settings import Settings
+from holdfast.signals.signal import RAW_EVENTS, Takes
 
 Kind = Literal["receiver", "processor", "exporter"]
 ConfigModel = type[Settings]
@@ -43,6 +46,17 @@ class Component(NamedTuple):
         """The model of its settings."""
         model: ConfigModel = self.code.Config
         return model
+
+    def produces(self, config: Settings) -> tuple[str, ...]:
+        """Return the names of the signals that a receiver accepts; empty if it does not say."""
+        declare: Callable[[Settings], tuple[str, ...]] | None
+        declare = getattr(self.code, "produces", None)
+        return () if declare is None else declare(config)
+
+    def takes(self, config: Settings) -> Takes:
+        """Return what a processor or an exporter can be given."""
+        declare: Callable[[Settings], Takes] | None = getattr(self.code, "takes", None)
+        return RAW_EVENTS if declare is None else declare(config)
 
 
 QUIVER = Component(

@@ -20,12 +20,9 @@ from holdfast.quiver.engine import cannot_open, make_folders
 from holdfast.quiver.keep.trash import Trash
 from holdfast.quiver.shares import check_count, fair_share, share_of
 from holdfast.seam import Seam
-from holdfast.signals.openlineage.envelope import OpenLineageExtractor
+from holdfast.signals.registry import extractors
 
 log = logging.getLogger("holdfast.graph")
-
-# By slot: what reads event time and keys out of stored events.
-EXTRACTORS = {"openlineage": OpenLineageExtractor()}
 
 
 class Store:
@@ -45,7 +42,7 @@ class Store:
         """Open what this worker owns, and recover what a crash left."""
         check_count(workers, config)
         root = PurePath(directory)
-        part = share_of(replace(config, extractors=EXTRACTORS), workers)
+        part = share_of(replace(config, extractors=extractors()), workers)
         try:
             make_folders(seam.disk, root, (names.TRASH_DIR,))
             found = core_ids(seam.disk, root)

@@ -12,11 +12,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from holdfast.seam.clock import Clock
-from holdfast.signals.event import Event
+from holdfast.signals.event import ArrowData, Event, Unit
 
 SAMPLES_PER_S = 20
 SAMPLES_MAX = 200
 PAYLOAD_BYTES_MAX = 4096
+# Of each slot of a bundle of record batches.
+ROWS_SHOWN_MAX = 3
 # A tap that nobody asked for this long is closed.
 IDLE_S = 10.0
 TAPS_MAX = 16
@@ -39,7 +41,7 @@ class Taps:
         self._clock = clock
         self._taps: dict[str, _Tap] = {}
 
-    def see(self, destination: str, event: Event) -> None:
+    def see(self, destination: str, event: Unit) -> None:
         """Take a sample, if somebody looks at this destination and it is not too soon."""
         tap = self._taps.get(destination)
         if tap is None:
@@ -70,14 +72,29 @@ class Taps:
         return {"passed": tap.passed, "events": samples, "next": tap.passed}
 
 
-def _sample(event: Event) -> dict[str, Any]:
+def _sample(event: Unit) -> dict[str, Any]:
     seq, row = event.position
+    slot, text = _described(event) if isinstance(event, ArrowData) else _shown(event)
     return {
         "quiver_id": event.quiver_id,
         "seq": seq,
         "row": row,
-        "slot": event.slot,
+        "slot": slot,
         "ingestion_ns": event.ingestion_ns,
-        "bytes": len(event.payload),
-        "payload": event.payload[:PAYLOAD_BYTES_MAX].decode("utf-8", "replace"),
+        "bytes": event.size_bytes,
+        "payload": text,
     }
+
+
+def _shown(event: Event) -> tuple[str, str]:
+    return event.slot, event.payload[:PAYLOAD_BYTES_MAX].decode("utf-8", "replace")
+
+
+def _described(data: ArrowData) -> tuple[str, str]:
+    """Return the slots of a bundle, and of each its first rows as text."""
+    shown = {
+        slot: [{name: str(value) for name, value in row.items()} for row in rows]
+        for slot, batch in data.slots.items()
+        if (rows := batch.slice(0, ROWS_SHOWN_MAX).to_pylist())
+    }
+    return ", ".join(data.slots), str(shown)[:PAYLOAD_BYTES_MAX]

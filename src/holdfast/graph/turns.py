@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from holdfast.deliver.exporter import Answer, Exporter
-from holdfast.signals.event import Event
+from holdfast.signals.event import Unit
 
 
 class TakingTurns:
@@ -26,7 +26,7 @@ class TakingTurns:
         for exporter in self._exporters:
             await exporter.start()
 
-    async def send(self, events: Sequence[Event]) -> Answer:
+    async def send(self, events: Sequence[Unit]) -> Answer:
         """Send with the one whose turn it is."""
         exporter = self._exporters[self._next]
         self._next = (self._next + 1) % len(self._exporters)

@@ -15,9 +15,10 @@ from holdfast.receive.receiver import Receiver, ReceiverContext, ReceiverStatist
 from holdfast.receive.request_limits import RequestLimits
 from holdfast.receive.tokens import Tokens, TokenSettings, read_token_file
 from holdfast.settings import LocalPath, Settings
+from holdfast.signals.openlineage.signal import NAME
 from holdfast.signals.openlineage.validation import ValidationSettings
 
-__all__ = ["Config", "OpenLineageReceiver", "make"]
+__all__ = ["Config", "OpenLineageReceiver", "make", "produces"]
 
 DEFAULT_PATH = "/api/v1/lineage"
 # Where clients send that are configured for DataHub, OpenMetadata or Gravitino.
@@ -150,6 +151,11 @@ def _tokens_of(config: Config, context: ReceiverContext) -> list[TokenSettings]:
     if config.token_file is None:
         return list(config.tokens)
     return [*config.tokens, *read_token_file(context.base_dir / config.token_file)]
+
+
+def produces(config: Config) -> tuple[str, ...]:
+    """Return the signals of what it accepts."""
+    return (NAME,)
 
 
 def make(config: Config, context: ReceiverContext) -> Receiver:

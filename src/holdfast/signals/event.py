@@ -1,17 +1,26 @@
-"""One stored event on its way out: its bytes, its position, and its meaning when asked for."""
+"""The units of delivery: what of a bundle is sent, judged and counted as one.
+
+An `Event` is one payload of a raw slot, byte for byte as it came. `ArrowData` is a whole bundle of
+record batches, because its slots refer to each other. Both name their signal (`signal.py`), the
+position at which they begin, and how many rows of the bundle they stand for: the ledger counts
+rows.
+"""
 
 from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import orjson
+import pyarrow as pa
 
 from holdfast.quiver import Bundle, Position
 
 NO_HEADERS: Mapping[str, str] = {}
+# The signal of a raw slot that no registered signal claims.
+RAW_SIGNAL = "raw"
 _NAMESPACE = uuid.UUID("5b7e5f0c-6a3c-5d0a-9a55-0f1d3a4f7c11")
 
 
@@ -25,6 +34,7 @@ class Event:
     payload: bytes
     headers: Mapping[str, str]
     ingestion_ns: int
+    signal: str = RAW_SIGNAL
     _document: Any = field(default=None, repr=False, compare=False)
 
     @property
@@ -39,13 +49,54 @@ class Event:
         return replace(self, payload=orjson.dumps(document), _document=document)
 
     @property
+    def rows(self) -> int:
+        """How many rows of its bundle it stands for."""
+        return 1
+
+    @property
+    def size_bytes(self) -> int:
+        """What it brings to a send."""
+        return len(self.payload)
+
+    @property
     def idempotency_key(self) -> str:
         """The same UUID each time this event is sent, also after a restart."""
-        seq, row = self.position
-        return str(uuid.uuid5(_NAMESPACE, f"{self.quiver_id}/{seq}/{row}"))
+        return _idempotency_key(self.quiver_id, self.position)
 
 
-def events_of(bundle: Bundle, quiver_id: str, first_row: int = 0) -> list[Event]:
+@dataclass(frozen=True, slots=True)
+class ArrowData:
+    """A bundle of record batches, whole."""
+
+    quiver_id: str
+    position: Position
+    slots: Mapping[str, pa.RecordBatch]
+    ingestion_ns: int
+    signal: str
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def rows(self) -> int:
+        """How many rows it has, over all slots."""
+        return sum(batch.num_rows for batch in self.slots.values())
+
+    @property
+    def size_bytes(self) -> int:
+        """What it brings to a send."""
+        return sum(batch.nbytes for batch in self.slots.values())
+
+    @property
+    def idempotency_key(self) -> str:
+        """The same UUID each time this bundle is sent, also after a restart."""
+        return _idempotency_key(self.quiver_id, self.position)
+
+
+Unit: TypeAlias = Event | ArrowData
+
+
+def events_of(
+    bundle: Bundle, quiver_id: str, signal: str = RAW_SIGNAL, first_row: int = 0
+) -> list[Event]:
     """Return the events of a bundle of raw payloads, from `first_row` on."""
     ((slot, batch),) = bundle.slots.items()
     rows = zip(
@@ -59,7 +110,25 @@ def events_of(bundle: Bundle, quiver_id: str, first_row: int = 0) -> list[Event]
             payload=payload,
             headers=orjson.loads(headers) if headers else NO_HEADERS,
             ingestion_ns=bundle.ingestion_ns,
+            signal=signal,
         )
         for row, (payload, headers) in enumerate(rows)
         if row >= first_row
     ]
+
+
+def arrow_data_of(
+    bundle: Bundle, quiver_id: str, signal: str, first_row: int = 0
+) -> list[ArrowData]:
+    """Return a bundle of record batches as one unit.
+
+    All of it, also if `first_row` says that a part was recorded: it is taken whole or not at all.
+    """
+    return [
+        ArrowData(quiver_id, Position(bundle.seq), bundle.slots, bundle.ingestion_ns, signal),
+    ]
+
+
+def _idempotency_key(quiver_id: str, position: Position) -> str:
+    seq, row = position
+    return str(uuid.uuid5(_NAMESPACE, f"{quiver_id}/{seq}/{row}"))

@@ -1,0 +1,51 @@
+"""The signals that Holdfast knows. To add one, write a `Signal` and add it here.
+
+A package that brings a receiver for a signal of its own calls `register` in the receiver's module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from holdfast.quiver import Extractor
+from holdfast.quiver.log.frame import Kind
+from holdfast.signals.event import RAW_SIGNAL
+from holdfast.signals.openlineage.signal import OPENLINEAGE
+from holdfast.signals.signal import Form, Signal
+
+# For bundles that no signal below recognises.
+_RAW = Signal(RAW_SIGNAL, Form.RAW, lambda kind, slots: kind is Kind.RAW)
+ROWS = Signal("rows", Form.ARROW, lambda kind, slots: True)
+
+_signals: list[Signal] = [OPENLINEAGE]
+
+
+def register(signal: Signal) -> None:
+    """Add a signal. One that is registered under its name already is replaced."""
+    unregister(signal.name)
+    _signals.append(signal)
+
+
+def unregister(name: str) -> None:
+    """Remove a signal, if there is one of that name."""
+    _signals[:] = [known for known in _signals if known.name != name]
+
+
+def all_signals() -> Sequence[Signal]:
+    """Return every signal, in the order in which they are asked whether a bundle is theirs."""
+    return (*_signals, _RAW, ROWS)
+
+
+def signal_named(name: str) -> Signal | None:
+    """Return the signal of a name."""
+    return next((signal for signal in all_signals() if signal.name == name), None)
+
+
+def signal_of(kind: Kind, slots: Collection[str]) -> Signal:
+    """Return the signal of bundles of a kind with slots of these names."""
+    return next(signal for signal in all_signals() if signal.recognise(kind, slots))
+
+
+def extractors() -> dict[str, Extractor]:
+    """Return what reads event time and keys out of stored rows, by slot."""
+    return {slot: one for signal in _signals for slot, one in signal.extractors.items()}

@@ -1,0 +1,92 @@
+"""What a signal is: one kind of content that bundles have, and everything delivery must know of it.
+
+    recognise   is a bundle of this kind, with slots of these names, of the signal?
+    split       which parts of it are delivered as one? Rows in order, none left out.
+    order_keys  by name: what keeps units in order among themselves, for `delivery: {order: key}`.
+                The first one is used where the configuration names none.
+    extractors  by slot: what reads event time and keys out of stored rows.
+
+Receivers name the signals that they produce, processors and exporters say with `Takes` what they
+can be given. `holdfast validate` compares the two; at run time a destination holds what it cannot
+take. Registered in `registry.py`, so that neither deliver nor graph knows any signal by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from holdfast.quiver import Bundle, Extractor
+from holdfast.quiver.log.frame import Kind
+from holdfast.signals.event import Unit, arrow_data_of, events_of
+
+
+class Form(StrEnum):
+    """What a unit is handed over as."""
+
+    # An `Event` whose payload is a JSON document.
+    JSON = "json"
+    # An `Event` of which only its receiver knows what its bytes are.
+    RAW = "raw"
+    # `ArrowData`: record batches by slot.
+    ARROW = "arrow"
+
+
+Recognise = Callable[[Kind, Collection[str]], bool]
+# Returns the units of a bundle, given the id of its quiver, the name of the signal, and the first
+# row that is not in the ledger.
+Split = Callable[[Bundle, str, str, int], Sequence[Unit]]
+
+
+@dataclass(frozen=True)
+class Signal:
+    """One kind of content."""
+
+    name: str
+    form: Form
+    recognise: Recognise
+    order_keys: Mapping[str, Callable[[Any], str]] = field(default_factory=dict)
+    extractors: Mapping[str, Extractor] = field(default_factory=dict)
+    # None: one unit for each raw event, or one for all slots of an Arrow bundle.
+    split: Split | None = None
+
+    def units(self, bundle: Bundle, quiver_id: str, first_row: int) -> Sequence[Unit]:
+        """Return what of a bundle is to be delivered, from `first_row` on."""
+        split = self.split or (arrow_data_of if self.form is Form.ARROW else events_of)
+        return split(bundle, quiver_id, self.name, first_row)
+
+    def order_key(self, name: str | None) -> Callable[[Any], str] | None:
+        """Return what finds the order key of that name; None if the signal has none."""
+        if name is None:
+            return next(iter(self.order_keys.values()), None)
+        return self.order_keys.get(name)
+
+
+def in_raw_slot(slot: str) -> Recognise:
+    """Return what recognises the raw bundles of a slot."""
+    return lambda kind, slots: kind is Kind.RAW and slot in slots
+
+
+@dataclass(frozen=True)
+class Takes:
+    """What a processor or an exporter can be given."""
+
+    forms: frozenset[Form] = frozenset({Form.JSON, Form.RAW})
+    # None: any, known today or not.
+    signals: frozenset[str] | None = None
+
+    def includes(self, signal: Signal) -> bool:
+        """Whether units of a signal can be given to it."""
+        return signal.form in self.forms and (self.signals is None or signal.name in self.signals)
+
+    def __str__(self) -> str:
+        """Say it to people, such as `openlineage (json)`."""
+        of = "any signal" if self.signals is None else ", ".join(sorted(self.signals))
+        return f"{of} ({', '.join(form.value for form in Form if form in self.forms)})"
+
+
+# What a component takes that does not say so: the bytes of raw events.
+RAW_EVENTS = Takes()
+EVERYTHING = Takes(frozenset(Form))
