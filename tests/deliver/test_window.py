@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections import Counter
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.readers.setting import StillMachine, must_plan
@@ -67,9 +66,8 @@ def test_a_piece_that_was_not_written_is_given_again() -> None:
     assert window.pieces() == []
 
 
-@pytest.mark.parametrize("keys_keep_order", [True, False])
-def test_later_events_of_a_key_wait_for_one_that_is_left_behind(keys_keep_order: bool) -> None:
-    window = Window(keys_keep_order=keys_keep_order)
+def test_later_events_of_a_key_wait_for_one_that_is_left_behind() -> None:
+    window = Window()
     items = window.add(tracked(range_of([2, 1, 1, 2]), {}))
     for item, key in zip(items, "abcbcb", strict=True):
         item.key = key
@@ -78,7 +76,7 @@ def test_later_events_of_a_key_wait_for_one_that_is_left_behind(keys_keep_order:
     # Of the first request a is missing; so b is left behind, and the later ones of b wait.
     expected = [(Position(1), Position(2)), (Position(3), Position(3, 1))]
     found = [(piece.since, piece.through) for piece in window.pieces()]
-    assert found == (expected if keys_keep_order else [(Position(1), Position(4))])
+    assert found == expected
     window.recorded(window.pieces())
     window.decide(items[0], DELIVERED)
     window.recorded(window.pieces())

@@ -87,7 +87,7 @@ class Delivery:
 
     def __init__(self, route: Route, feed: Feed, timer: Timer, counters: Counters) -> None:
         settings, randomness = route.settings, route.seam.randomness
-        self.window = Window(keys_keep_order=settings.order == "key")
+        self.window = Window()
         self.lanes: dict[str, Lane] = {}
         self.judge = Judge(route.name, settings, randomness, counters, self._decide)
         # What does not take what has to be written, and what it says.

@@ -5,8 +5,8 @@ lanes run in parallel, a batch may be taken in part. The ledger takes bundles in
 events of one bundle only in theirs. So `pieces` gives, for every bundle, the decided events up to
 the first undecided one, in runs of the same outcome; consecutive bundles share a run. What is
 decided behind an undecided event of its own bundle is left behind: remembered here alone, and sent
-again after a restart; it counts as in flight until then. Where keys keep their order, later events
-of its key wait for it in the same way, or it would come again after them.
+again after a restart; it counts as in flight until then. Later events of its key wait for it in the
+same way, or it would come again after them.
 """
 
 from __future__ import annotations
@@ -147,8 +147,7 @@ class Piece:
 class Window:
     """All bundles from the oldest without an outcome to the newest that was read."""
 
-    def __init__(self, *, keys_keep_order: bool = False) -> None:
-        self._keys_keep_order = keys_keep_order
+    def __init__(self) -> None:
         # Those in the middle that are done stay until everything before them is.
         self._bundles: deque[TrackedBundle] = deque()
         self._by_seq: dict[int, TrackedBundle] = {}
@@ -243,7 +242,7 @@ class Window:
                 continue
             if not waits:
                 ready.append(item)
-            elif self._keys_keep_order:
+            else:
                 left_behind.add(item.key)
         return ready
 
