@@ -22,8 +22,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from holdfast.deadletter.letter import Letter
-from holdfast.deadletter.office import DeadLetters
+from holdfast.dead_letters.letter import Letter
+from holdfast.dead_letters.queue import DeadLetterQueue
 from holdfast.quiver import Cores, Outcome, Quiver, QuiverConfig
 from holdfast.store.filesets import Commits, FileSetWriter
 from holdfast.store.gc.leases import Job
@@ -104,7 +104,7 @@ def dead_letters(folder: Path) -> Expected:
     """Letters that were rejected, and one that was not delivered."""
     rejected = [Letter(b'{"odd": %d}' % n, "invalid", "ingest") for n in range(3)]
     undelivered = [Letter(b'{"stuck": 1}', "invalid", "ingest", attempts=7)]
-    with DeadLetters.open(folder / "data") as office:
+    with DeadLetterQueue.open(folder / "data") as office:
         assert asyncio.run(office.reject(rejected))
         asyncio.run(office.undelivered(undelivered))
         found: Expected = {}

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from holdfast.deadletter.letter import Letter
+from holdfast.dead_letters.letter import Letter
 from holdfast.deliver.exporter import Answer, Failure, FailureClass, all_failed
 from holdfast.errors import Overloaded
 from holdfast.signals.event import Event

@@ -17,7 +17,7 @@ from typing import Literal
 from tests.deliver.stage import Stage
 from tests.patience import PATIENCE_S, until_async
 
-from holdfast.deliver.exporter_context import ExporterContext
+from holdfast.deliver.exporter import ExporterContext
 from holdfast.deliver.exporters.http import Config, make
 from holdfast.deliver.settings import DeliverySettings
 from holdfast.deliver.timer import LoopTimer

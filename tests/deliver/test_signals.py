@@ -11,7 +11,7 @@ import pytest
 from tests.deliver.backend import BAD
 from tests.deliver.stage import NAME, Stage
 
-from holdfast.deadletter.letter import Letter
+from holdfast.dead_letters.letter import Letter
 from holdfast.deliver.destination import DeliverySettings, Destination, State
 from holdfast.deliver.exporter import Answer, FailureClass
 from holdfast.errors import BadInput

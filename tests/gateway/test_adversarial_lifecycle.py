@@ -16,8 +16,7 @@ from tests.graph.toys.exporter import DELIVERED, MemoryExporter
 from tests.patience import PATIENCE_S, until_async
 
 from holdfast.deliver.destination import Destination
-from holdfast.deliver.exporter import Answer
-from holdfast.deliver.exporter_context import ExporterContext
+from holdfast.deliver.exporter import Answer, ExporterContext
 from holdfast.errors import BadConfig, StorageFailed
 from holdfast.graph import delivery
 from holdfast.graph.runtime import Gateway

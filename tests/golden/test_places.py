@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from blake3 import blake3
 
-from holdfast.deadletter.office import DeadLetters
+from holdfast.dead_letters.queue import DeadLetterQueue
 from holdfast.quiver import Cores, Outcome, Quiver, QuiverConfig
 from holdfast.quiver.tools.fsck import fsck
 from holdfast.seam import Seam
@@ -87,7 +87,7 @@ def test_several_cores_go_on(version: str, tmp_path: Path) -> None:
 
 def test_dead_letters_are_there(version: str, tmp_path: Path) -> None:
     expected = unpacked(version, "dead_letters", tmp_path)
-    with DeadLetters.open(tmp_path / "data") as office:
+    with DeadLetterQueue.open(tmp_path / "data") as office:
         for quiver in (office.rejected, office.undelivered_quiver):
             name = str(Path(str(quiver.directory)).relative_to(tmp_path))
             check_quiver(quiver, expected[name])

@@ -17,11 +17,10 @@ from tests.graph.toys import exporter as toy_exporter
 from tests.graph.toys.exporter import DELIVERED, REFUSING, MemoryExporter
 from tests.patience import PATIENCE_S, until_async
 
-from holdfast.deadletter.redrive import replay_request
-from holdfast.deadletter.shelf import Selection
+from holdfast.dead_letters.stored import Selection
 from holdfast.deliver.destination import Destination
-from holdfast.deliver.exporter import Answer
-from holdfast.deliver.exporter_context import ExporterContext
+from holdfast.deliver.exporter import Answer, ExporterContext
+from holdfast.deliver.redrive import replay_request
 from holdfast.errors import BadConfig, BadInput, CannotOpen
 from holdfast.graph import delivery
 from holdfast.graph.loader import load

@@ -22,9 +22,8 @@ from tests.graph.lineage import run_event
 from tests.graph.toys.exporter import DELIVERED
 from tests.patience import until_async
 
-from holdfast.deadletter.shelf import letters_in
-from holdfast.deliver.exporter import ALL_DELIVERED, Answer
-from holdfast.deliver.exporter_context import ExporterContext
+from holdfast.dead_letters.stored import letters_in
+from holdfast.deliver.exporter import ALL_DELIVERED, Answer, ExporterContext
 from holdfast.errors import BadConfig
 from holdfast.graph.loader import load
 from holdfast.graph.registry import COMPONENTS, Component, Registry

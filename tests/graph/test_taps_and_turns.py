@@ -7,9 +7,9 @@ import asyncio
 import pytest
 from tests.graph.toys.exporter import DELIVERED, REFUSING, MemoryExporter
 
+from holdfast.deliver.exporters.round_robin import RoundRobin
 from holdfast.graph import taps as module
 from holdfast.graph.taps import Taps
-from holdfast.graph.turns import TakingTurns
 from holdfast.quiver import Position
 from holdfast.signals.event import Event
 
@@ -91,13 +91,13 @@ def test_there_are_only_so_many_taps() -> None:
 
 
 @pytest.fixture
-def two() -> TakingTurns:
+def two() -> RoundRobin:
     DELIVERED.clear()
     REFUSING.clear()
-    return TakingTurns([MemoryExporter("one", b""), MemoryExporter("two", b"")])
+    return RoundRobin([MemoryExporter("one", b""), MemoryExporter("two", b"")])
 
 
-def test_each_send_goes_to_the_next_exporter(two: TakingTurns) -> None:
+def test_each_send_goes_to_the_next_exporter(two: RoundRobin) -> None:
     async def run() -> None:
         await two.start()
         for number in range(4):
@@ -109,7 +109,7 @@ def test_each_send_goes_to_the_next_exporter(two: TakingTurns) -> None:
     assert DELIVERED == {"one": [b"0", b"2"], "two": [b"1", b"3"]}
 
 
-def test_what_one_refuses_the_next_try_brings_to_the_other(two: TakingTurns) -> None:
+def test_what_one_refuses_the_next_try_brings_to_the_other(two: RoundRobin) -> None:
     async def run() -> None:
         await two.start()
         REFUSING.add("one")
@@ -123,5 +123,5 @@ def test_what_one_refuses_the_next_try_brings_to_the_other(two: TakingTurns) -> 
 def test_bounds_are_those_of_the_smallest() -> None:
     small, large = MemoryExporter("small", b""), MemoryExporter("large", b"")
     small.max_batch_events, large.max_batch_bytes = 2, 10
-    both = TakingTurns([small, large])
+    both = RoundRobin([small, large])
     assert (both.max_batch_events, both.max_batch_bytes) == (2, 10)

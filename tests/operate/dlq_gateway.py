@@ -11,10 +11,10 @@ from pathlib import Path, PurePath
 from types import TracebackType
 from typing import Any, Self
 
-from holdfast.deadletter.letter import Letter
-from holdfast.deadletter.office import DeadLetters
-from holdfast.deadletter.redrive import VERB, Way, serve_replay
+from holdfast.dead_letters.letter import Letter
+from holdfast.dead_letters.queue import DeadLetterQueue
 from holdfast.deliver.exporter import ALL_DELIVERED, Answer, Failure, all_failed
+from holdfast.deliver.redrive import VERB, Way, serve_replay
 from holdfast.quiver.control import serve
 from holdfast.seam.clock import RealClock
 from holdfast.signals.event import Event
@@ -25,7 +25,7 @@ class Gateway:
 
     def __init__(self, data_dir: Path) -> None:
         self.data_dir = data_dir
-        self.office = DeadLetters.open(data_dir / "dead_letters")
+        self.office = DeadLetterQueue.open(data_dir / "dead_letters")
         # What the receiver answers next (200 in the end), and what it got: path, headers, body.
         self.answers: list[tuple[int, dict[str, str]]] = []
         self.posts: list[tuple[str, dict[str, str], bytes]] = []

@@ -14,12 +14,12 @@ from typing import Any
 import orjson
 import pytest
 from click.testing import CliRunner, Result
-from tests.deadletter.letters import invalid, payloads, poison
+from tests.dead_letters.letters import invalid, payloads, poison
 from tests.operate.dlq_gateway import Gateway
 from tests.signals.events import run_event
 
-from holdfast.deadletter.letter import Letter
-from holdfast.deadletter.office import KEEPER, DeadLetters
+from holdfast.dead_letters.letter import Letter
+from holdfast.dead_letters.queue import KEEPER, DeadLetterQueue
 from holdfast.deliver.exporter import Failure, FailureClass
 from holdfast.errors import BadInput, CannotOpen, HoldfastError, NotAccepted, OwnerGone
 from holdfast.operate.cli import cmd_dlq
@@ -143,7 +143,7 @@ def test_a_place_without_letters_is_named(tmp_path: Path) -> None:
 
 def test_a_worker_has_letters_of_its_own(tmp_path: Path) -> None:
     for name, count in (("dead_letters", 1), ("dead_letters-01", 2)):
-        with DeadLetters.open(tmp_path / name) as office:
+        with DeadLetterQueue.open(tmp_path / name) as office:
             for _ in range(count):
                 office.rejected.append_raw([b"{"], slot="openlineage", headers=[{"reason": "x"}])
     assert len(names(tmp_path)) == 1
@@ -408,7 +408,7 @@ def test_replay_says_why_it_ended(gateway: Gateway) -> None:
 def test_replay_takes_as_many_turns_as_it_needs(
     gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.deadletter.redrive.TURN_LETTERS", 1)
+    monkeypatch.setattr("holdfast.deliver.redrive.TURN_LETTERS", 1)
     gateway.failure = Failure(FailureClass.PERMANENT, "no", code="400")
     found = told("replay", gateway.data_dir, "--destination", "marquez")
     assert found["to marquez"]["filed_again"] == 2
@@ -478,7 +478,7 @@ def test_purge_gives_up_what_is_meant(
             assert len(names(running.data_dir)) == left
     if not runs:
         assert told("purge", tmp_path / "data", *arguments, "--yes")["purged"] == 5 - left
-    with DeadLetters.open(tmp_path / "data" / "dead_letters") as office:
+    with DeadLetterQueue.open(tmp_path / "data" / "dead_letters") as office:
         stores = (office.rejected, office.undelivered_quiver)
         assert sum(len(store.waiting(KEEPER)) for store in stores) == left
         given_up = [store.balance(KEEPER).outcomes.get(Outcome.GIVEN_UP) for store in stores]

@@ -17,8 +17,8 @@ import uvloop
 from tests.patience import PATIENCE_S
 
 from holdfast import Quiver
-from holdfast.deadletter.letter import Letter
-from holdfast.deadletter.office import DeadLetters, DeadLettersSettings
+from holdfast.dead_letters.letter import Letter
+from holdfast.dead_letters.queue import DeadLetterQueue, DeadLettersSettings
 from holdfast.receive.http_app import HttpApp
 from holdfast.receive.openlineage import Config, OpenLineageReceiver
 from holdfast.receive.receiver import ReceiverContext
@@ -58,7 +58,7 @@ class Place:
     ) -> None:
         self.folder = folder
         self.quiver = Quiver.open(folder / "quiver", seam=seam)
-        self.dead_letters = DeadLetters.open(folder / "letters", letters)
+        self.dead_letters = DeadLetterQueue.open(folder / "letters", letters)
 
     def context(self, seam: Seam | None = None) -> ReceiverContext:
         return ReceiverContext("in", self.quiver, self.dead_letters, seam or Seam(), self.folder)

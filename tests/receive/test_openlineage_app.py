@@ -14,7 +14,7 @@ from tests.patience import until_async
 from tests.receive.harness import JSON, PATH, Exchange, Place, call, event, event_bytes
 from tests.receive.test_admission import ManualClock
 
-from holdfast.deadletter.office import DeadLettersSettings, RejectedSettings
+from holdfast.dead_letters.queue import DeadLettersSettings, RejectedSettings
 from holdfast.errors import DiskFull, NotAccepted, Overloaded
 from holdfast.quiver import Receipt
 from holdfast.quiver.config import AckLevel

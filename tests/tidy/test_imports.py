@@ -24,8 +24,9 @@ LEVELS = (
     {"seam", "settings"},
     {"quiver", "store"},
     {"signals"},
-    {"remote", "deadletter"},
-    {"edge", "receive", "deliver", "handoff", "node", "dataflow"},
+    {"remote", "dead_letters"},
+    # `deadletter` is the former name of `dead_letters`.
+    {"processors", "receive", "deliver", "handoff", "node", "dataflow", "deadletter"},
     {"graph"},
     {"console", "prove", "bench"},
     # `operate` holds the CLI, which starts everything else: it stands alone on top.
@@ -95,7 +96,7 @@ def test_imports_point_one_way() -> None:
         ("holdfast.quiver.__init__", "from ..graph import model"),
         ("holdfast.quiver.log.wal", "def f():\n    from holdfast.prove import run"),
         ("holdfast.quiver.log.wal", "if TYPE_CHECKING:\n    from holdfast.operate import cli"),
-        ("holdfast.edge.filter", "from holdfast.receive import http"),
+        ("holdfast.processors.filter", "from holdfast.receive import http"),
         ("holdfast.prove.quiver", "from holdfast.bench import quiver"),
         ("holdfast.errors", "from holdfast.seam import disk"),
         ("holdfast.leftovers.thing", ""),

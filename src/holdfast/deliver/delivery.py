@@ -23,7 +23,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from holdfast.deadletter.letter import Letter
+from holdfast.dead_letters.letter import Letter
 from holdfast.deliver.breaker import BreakerState
 from holdfast.deliver.exporter import Answer, Exporter, Failure, FailureClass, all_failed
 from holdfast.deliver.feed import Feed

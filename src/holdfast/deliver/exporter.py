@@ -9,7 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 from typing import Any, Protocol
+
+from holdfast.seam import Seam
 
 
 class FailureClass(StrEnum):
@@ -56,6 +59,17 @@ ALL_DELIVERED = Answer()
 def all_failed(count: int, failure: Failure) -> Answer:
     """Return the answer to a send of which nothing was taken."""
     return Answer(dict.fromkeys(range(count), failure))
+
+
+@dataclass(frozen=True)
+class ExporterContext:
+    """Where an exporter stands: its name, the outside world, and the folder of its paths."""
+
+    # Of the destination.
+    name: str
+    seam: Seam
+    # The folder of the configuration file; relative paths in it begin here.
+    base_dir: Path
 
 
 class Exporter(Protocol):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, cast
 
-from holdfast.edge.processor import Processor, Router
 from holdfast.graph.paths import Chain
 from holdfast.graph.taps import Taps
+from holdfast.processors.processor import Processor, Router
 from holdfast.signals.event import Unit
 
 Way = Callable[[Any], Unit | None]

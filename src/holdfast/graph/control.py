@@ -13,8 +13,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from typing import Any
 
-from holdfast.deadletter.redrive import TURN_S
-from holdfast.deadletter.redrive import VERB as REPLAY_VERB
+from holdfast.deliver.redrive import TURN_S
+from holdfast.deliver.redrive import VERB as REPLAY_VERB
 from holdfast.deliver.statistics import DestinationStatistics
 from holdfast.errors import BadInput, Overloaded
 from holdfast.graph.runtime import Gateway

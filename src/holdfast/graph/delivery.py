@@ -13,16 +13,15 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from holdfast.deadletter.office import DeadLetters
-from holdfast.deadletter.redrive import Way as ReplayWay
+from holdfast.dead_letters.queue import DeadLetterQueue
 from holdfast.deliver.destination import Destination
-from holdfast.deliver.exporter import Exporter
-from holdfast.deliver.exporter_context import ExporterContext
+from holdfast.deliver.exporter import Exporter, ExporterContext
+from holdfast.deliver.exporters.round_robin import RoundRobin
+from holdfast.deliver.redrive import Way as ReplayWay
 from holdfast.deliver.settings import DeliverySettings
 from holdfast.graph.chains import Way, first_of, follow, tapped
 from holdfast.graph.paths import DestinationPlan
 from holdfast.graph.taps import Taps
-from holdfast.graph.turns import TakingTurns
 from holdfast.quiver import Quiver
 from holdfast.seam import Seam
 from holdfast.signals.event import Unit
@@ -39,7 +38,7 @@ log = logging.getLogger("holdfast.graph")
 class Surroundings:
     """What every destination of a gateway has in common."""
 
-    dead_letters: DeadLetters
+    dead_letters: DeadLetterQueue
     taps: Taps
     seam: Seam
     context: Callable[[str], ExporterContext]
@@ -50,7 +49,7 @@ def make_exporter(plan: DestinationPlan, around: Surroundings) -> Exporter:
     made = [
         node.component.code.make(node.config, around.context(plan.name)) for node in plan.exporters
     ]
-    exporter: Exporter = made[0] if len(made) == 1 else TakingTurns(made)
+    exporter: Exporter = made[0] if len(made) == 1 else RoundRobin(made)
     return exporter
 
 

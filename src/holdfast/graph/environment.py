@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from holdfast.dataflow.driver.java import JAVA_MIN, find_java
-from holdfast.deliver.exporter_context import ExporterContext
+from holdfast.deliver.exporter import ExporterContext
 from holdfast.errors import ConfigFinding, HoldfastError, NotInstalled
 from holdfast.extras import install_command, missing_modules
 from holdfast.graph.document import TreePath

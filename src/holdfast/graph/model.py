@@ -15,10 +15,10 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from holdfast.dataflow.driver.settings import SparkSettings
 from holdfast.dataflow.spec import PipelineSettings
-from holdfast.deadletter.office import DeadLettersSettings
+from holdfast.dead_letters.queue import DeadLettersSettings
 from holdfast.deliver.settings import DeliverySettings
-from holdfast.edge.processor import Processor, Router
 from holdfast.graph.registry import Component, Kind
+from holdfast.processors.processor import Processor, Router
 from holdfast.quiver.ledger.subscriber import NAME_PATTERN
 from holdfast.receive.listening import AddressText
 from holdfast.remote.settings import FlightSettings

@@ -77,16 +77,25 @@ COMPONENTS: tuple[Component, ...] = (
     ),
     QUIVER,
     Component(
-        "filter", "processor", "holdfast.edge.filter", "Lets events through, or not, by patterns."
+        "filter",
+        "processor",
+        "holdfast.processors.filter",
+        "Lets events through, or not, by patterns.",
     ),
     Component(
-        "route", "processor", "holdfast.edge.route", "Sends each event out by the port of a rule."
+        "route",
+        "processor",
+        "holdfast.processors.route",
+        "Sends each event out by the port of a rule.",
     ),
     Component(
-        "redact", "processor", "holdfast.edge.redact", "Removes secrets from SQL, URIs and fields."
+        "redact",
+        "processor",
+        "holdfast.processors.redact",
+        "Removes secrets from SQL, URIs and fields.",
     ),
-    Component("rename", "processor", "holdfast.edge.rename", "Renames namespaces."),
-    Component("trim", "processor", "holdfast.edge.trim", "Replaces facets above a size."),
+    Component("rename", "processor", "holdfast.processors.rename", "Renames namespaces."),
+    Component("trim", "processor", "holdfast.processors.trim", "Replaces facets above a size."),
     Component(
         "http",
         "exporter",
@@ -110,7 +119,7 @@ COMPONENTS: tuple[Component, ...] = (
     Component(
         "log",
         "exporter",
-        "holdfast.graph.log_exporter",
+        "holdfast.deliver.exporters.log",
         "Writes one line to Holdfast's own log per event, without its payload.",
     ),
 )

@@ -25,10 +25,10 @@ from typing import Any, Literal
 
 from holdfast.dataflow.driver.state_dir import StateDir
 from holdfast.dataflow.driver.wire import Access
-from holdfast.deadletter.office import DeadLetters, DeadLettersStatistics
-from holdfast.deadletter.redrive import Way as ReplayWay
-from holdfast.deadletter.redrive import serve_replay
-from holdfast.deliver.exporter_context import ExporterContext
+from holdfast.dead_letters.queue import DeadLetterQueue, DeadLettersStatistics
+from holdfast.deliver.exporter import ExporterContext
+from holdfast.deliver.redrive import Way as ReplayWay
+from holdfast.deliver.redrive import serve_replay
 from holdfast.deliver.statistics import DestinationStatistics
 from holdfast.errors import BadInput, HoldfastError
 from holdfast.graph.delivery import Courier, Surroundings
@@ -120,7 +120,7 @@ class Gateway:
         self.taps = Taps(self._seam.clock)
         self._buffers: list[_Buffer] = []
         self._handlers: list[Courier] = []
-        self._dead_letters: DeadLetters | None = None
+        self._dead_letters: DeadLetterQueue | None = None
         self._serving: Serving | None = None
         self._opened = ExitStack()
         # Whether all quivers are open.
@@ -158,7 +158,7 @@ class Gateway:
             store = Store.open(one.directory, config, self.worker, workers, self._seam)
             self._opened.callback(store.close)
             self._buffers.append(_Buffer(one, store, [], {}))
-        self._dead_letters = DeadLetters.open(
+        self._dead_letters = DeadLetterQueue.open(
             self._dead_letters_directory(), self.graph.settings.dead_letters, seam=self._seam
         )
         self._opened.callback(self._dead_letters.close)

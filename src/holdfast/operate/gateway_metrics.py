@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from operator import attrgetter
 from typing import Literal, NamedTuple
 
-from holdfast.deadletter.office import StoreStatistics
+from holdfast.dead_letters.queue import StoreStatistics
 from holdfast.deliver.statistics import State
 from holdfast.graph.runtime import DestinationFigures, GatewayStatistics
 from holdfast.operate.metrics import METRICS, Described, Labels, Record, exposition, records

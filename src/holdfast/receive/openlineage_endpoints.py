@@ -18,7 +18,7 @@ from functools import lru_cache
 
 import orjson
 
-from holdfast.deadletter.letter import Letter
+from holdfast.dead_letters.letter import Letter
 from holdfast.errors import BundleTooLarge
 from holdfast.quiver import Intake, Receipt
 from holdfast.quiver.config import AckLevel

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from holdfast.deadletter.office import DeadLetters
+from holdfast.dead_letters.queue import DeadLetterQueue
 from holdfast.quiver import Quiver
 from holdfast.seam import Seam
 
@@ -18,7 +18,7 @@ class ReceiverContext:
     # The name of its node: it stands in dead letters and in metrics.
     name: str
     quiver: Quiver
-    dead_letters: DeadLetters
+    dead_letters: DeadLetterQueue
     seam: Seam
     # The folder of the configuration file; paths in it are relative to this.
     base_dir: Path

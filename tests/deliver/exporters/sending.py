@@ -7,8 +7,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
-from holdfast.deliver.exporter import Answer, Exporter, Failure
-from holdfast.deliver.exporter_context import ExporterContext
+from holdfast.deliver.exporter import Answer, Exporter, ExporterContext, Failure
 from holdfast.quiver import Position
 from holdfast.seam import Seam
 from holdfast.signals.event import Event

@@ -5,8 +5,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
-from holdfast.deliver.exporter import ALL_DELIVERED, Answer, Failure, FailureClass, all_failed
-from holdfast.deliver.exporter_context import ExporterContext
+from holdfast.deliver.exporter import (
+    ALL_DELIVERED,
+    Answer,
+    ExporterContext,
+    Failure,
+    FailureClass,
+    all_failed,
+)
 from holdfast.settings import Settings
 from holdfast.signals.event import Event
 

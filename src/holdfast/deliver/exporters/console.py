@@ -13,11 +13,11 @@ from holdfast.deliver.exporter import (
     ALL_DELIVERED,
     Answer,
     Exporter,
+    ExporterContext,
     Failure,
     FailureClass,
     all_failed,
 )
-from holdfast.deliver.exporter_context import ExporterContext
 from holdfast.deliver.exporters.dialects import is_json, one_line
 from holdfast.deliver.exporters.threads import in_thread
 from holdfast.settings import Settings

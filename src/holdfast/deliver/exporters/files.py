@@ -18,11 +18,11 @@ from pydantic import Field, model_validator
 from holdfast.deliver.exporter import (
     Answer,
     Exporter,
+    ExporterContext,
     Failure,
     FailureClass,
     all_failed,
 )
-from holdfast.deliver.exporter_context import ExporterContext
 from holdfast.deliver.exporters.dialects import is_json
 from holdfast.deliver.exporters.file_journal import Identity, frame_of, identity_of
 from holdfast.deliver.exporters.file_publishing import FileFormat, Publisher

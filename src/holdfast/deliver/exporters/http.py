@@ -15,11 +15,11 @@ from holdfast.deliver.exporter import (
     ALL_DELIVERED,
     Answer,
     Exporter,
+    ExporterContext,
     Failure,
     FailureClass,
     all_failed,
 )
-from holdfast.deliver.exporter_context import ExporterContext
 from holdfast.deliver.exporters.classify import (
     SendFailed,
     failure_of_status,

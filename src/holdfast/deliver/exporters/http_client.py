@@ -23,7 +23,7 @@ from pydantic import Field, field_validator, model_validator
 from yarl import URL
 
 from holdfast import __version__
-from holdfast.deliver.exporter_context import ExporterContext
+from holdfast.deliver.exporter import ExporterContext
 from holdfast.deliver.exporters.classify import SendFailed, failure_of_exception, is_success
 from holdfast.errors import BadConfig
 from holdfast.settings import DurationS, FileSettings, LocalPath, Secret, Settings, SizeBytes

@@ -22,8 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, field_validator
 
-from holdfast.deliver.exporter import Answer, Exporter, Failure, FailureClass
-from holdfast.deliver.exporter_context import ExporterContext
+from holdfast.deliver.exporter import Answer, Exporter, ExporterContext, Failure, FailureClass
 from holdfast.deliver.exporters.dialects import is_json
 from holdfast.deliver.exporters.threads import in_thread
 from holdfast.errors import BadConfig, NotInstalled

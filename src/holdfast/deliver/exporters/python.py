@@ -38,11 +38,11 @@ from holdfast.deliver.exporter import (
     ALL_DELIVERED,
     Answer,
     Exporter,
+    ExporterContext,
     Failure,
     FailureClass,
     all_failed,
 )
-from holdfast.deliver.exporter_context import ExporterContext
 from holdfast.deliver.exporters.threads import in_thread
 from holdfast.deliver.poison import EXCEPTION_CODE
 from holdfast.errors import BadConfig

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path, PurePath
 from typing import NamedTuple
 
-from holdfast.deadletter.shelf import STORES
+from holdfast.dead_letters.stored import STORES
 from holdfast.graph.loader import load
 from holdfast.graph.paths import DEAD_LETTERS_DIR, dead_letters_directory, plan
 from holdfast.quiver import names

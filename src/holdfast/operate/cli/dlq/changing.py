@@ -13,9 +13,9 @@ from typing import Any, BinaryIO, NamedTuple
 
 import click
 
-from holdfast.deadletter.office import REJECTED_DIR, UNDELIVERED_DIR
-from holdfast.deadletter.redrive import VERB, replay_request
-from holdfast.deadletter.shelf import LetterId, Selection, StoredLetter
+from holdfast.dead_letters.queue import REJECTED_DIR, UNDELIVERED_DIR
+from holdfast.dead_letters.stored import LetterId, Selection, StoredLetter
+from holdfast.deliver.redrive import VERB, replay_request
 from holdfast.errors import BadInput, OwnerGone
 from holdfast.operate.cli.dlq.looking import destination_option, reason_option, store_option
 from holdfast.operate.cli.dlq.place import (

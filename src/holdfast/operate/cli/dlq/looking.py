@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 
-from holdfast.deadletter.shelf import LetterId, Selection
+from holdfast.dead_letters.stored import LetterId, Selection
 from holdfast.operate.cli.dlq.place import (
     STORES,
     Place,

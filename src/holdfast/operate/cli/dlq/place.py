@@ -9,8 +9,8 @@ from typing import Any
 
 import click
 
-from holdfast.deadletter.office import KEEPER, REJECTED_DIR, UNDELIVERED_DIR
-from holdfast.deadletter.shelf import LetterId, Selection, StoredLetter, letters_at
+from holdfast.dead_letters.queue import KEEPER, REJECTED_DIR, UNDELIVERED_DIR
+from holdfast.dead_letters.stored import LetterId, Selection, StoredLetter, letters_at
 from holdfast.errors import BadInput, CannotOpen
 from holdfast.graph.loader import load
 from holdfast.graph.model import Graph

@@ -9,7 +9,7 @@ from typing import Any
 import click
 import orjson
 
-from holdfast.deadletter.shelf import StoredLetter
+from holdfast.dead_letters.stored import StoredLetter
 from holdfast.operate.cli.output import moment, printable, size
 from holdfast.signals.openlineage.validation import Verdict
 

@@ -6,8 +6,8 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from holdfast.edge.document import document_of
-from holdfast.edge.match import Condition, Matcher
+from holdfast.processors.document import document_of
+from holdfast.processors.match import Condition, Matcher
 from holdfast.settings import Settings
 from holdfast.signals.event import Event
 

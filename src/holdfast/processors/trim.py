@@ -12,8 +12,8 @@ from typing import Annotated, Any
 import orjson
 from pydantic import Field
 
-from holdfast.edge.document import ANY, Path, changed, document_of, values_at
-from holdfast.edge.match import glob
+from holdfast.processors.document import ANY, Path, changed, document_of, values_at
+from holdfast.processors.match import glob
 from holdfast.settings import FileSettings, SizeBytes
 from holdfast.signals.event import Event
 

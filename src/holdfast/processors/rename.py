@@ -13,8 +13,8 @@ from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from holdfast.edge.document import ANY, Path, changed, document_of
-from holdfast.edge.regex import Substitution, checked_regex
+from holdfast.processors.document import ANY, Path, changed, document_of
+from holdfast.processors.regex import Substitution, checked_regex
 from holdfast.settings import Settings
 from holdfast.signals.event import Event
 

@@ -24,10 +24,10 @@ from typing import Annotated, Any, Self
 import pyarrow as pa
 from pydantic import AfterValidator, Field, model_validator
 
-from holdfast.edge.document import Path, changed, document_of, places_at
-from holdfast.edge.match import glob
-from holdfast.edge.regex import Substitution, checked_regex
-from holdfast.edge.secrets import CREDENTIALS, without_assignments, without_credentials
+from holdfast.processors.document import Path, changed, document_of, places_at
+from holdfast.processors.match import glob
+from holdfast.processors.regex import Substitution, checked_regex
+from holdfast.processors.secrets import CREDENTIALS, without_assignments, without_credentials
 from holdfast.settings import Settings
 from holdfast.signals.event import Event
 

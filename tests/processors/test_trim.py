@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
-from tests.edge.passing import event_of, made, members, spaced, whole_event
+from tests.processors.passing import event_of, made, members, spaced, whole_event
 from tests.signals.events import FACET, run_event
 
-from holdfast.edge import trim
+from holdfast.processors import trim
 from holdfast.signals.openlineage.validation import ValidationSettings, Validator
 
 STRICT = Validator(ValidationSettings(level="strict"))

@@ -9,9 +9,8 @@ import logging
 from collections.abc import Sequence
 from typing import Literal
 
-from holdfast.deadletter.letter import Letter
-from holdfast.deliver.exporter import ALL_DELIVERED, Answer
-from holdfast.deliver.exporter_context import ExporterContext
+from holdfast.dead_letters.letter import Letter
+from holdfast.deliver.exporter import ALL_DELIVERED, Answer, ExporterContext
 from holdfast.settings import Settings
 from holdfast.signals.event import ArrowData, Unit
 from holdfast.signals.signal import EVERYTHING, Takes

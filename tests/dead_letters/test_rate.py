@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.deadletter.rate import RateLimit
+from holdfast.dead_letters.rate import RateLimit
 
 
 class SetClock:

@@ -10,10 +10,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
-from tests.edge.passing import DOCUMENTS, KEYS, SCALARS, TEXTS, event_of, made, members, whole_event
+from tests.processors.passing import (
+    DOCUMENTS,
+    KEYS,
+    SCALARS,
+    TEXTS,
+    event_of,
+    made,
+    members,
+    whole_event,
+)
 
-from holdfast.edge import redact
-from holdfast.edge.secrets import without_assignments, without_credentials
+from holdfast.processors import redact
+from holdfast.processors.secrets import without_assignments, without_credentials
 from holdfast.signals.openlineage.validation import ValidationSettings, Validator
 
 MARKER = "REDACTED"

@@ -11,12 +11,14 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.deadletter.letters import invalid, open_office, poison
+from tests.dead_letters.letters import invalid, open_office, poison
 
-from holdfast.deadletter import redrive as redrive_module
-from holdfast.deadletter.letter import Letter
-from holdfast.deadletter.office import KEEPER, UNDELIVERED_DIR, DeadLetters
-from holdfast.deadletter.redrive import (
+from holdfast.dead_letters.letter import Letter
+from holdfast.dead_letters.queue import KEEPER, UNDELIVERED_DIR, DeadLetterQueue
+from holdfast.dead_letters.stored import LetterId, Selection, letters_in
+from holdfast.deliver import redrive as redrive_module
+from holdfast.deliver.exporter import ALL_DELIVERED, Answer, Failure, FailureClass, all_failed
+from holdfast.deliver.redrive import (
     Replayed,
     Way,
     parse_request,
@@ -24,8 +26,6 @@ from holdfast.deadletter.redrive import (
     replay_request,
     serve_replay,
 )
-from holdfast.deadletter.shelf import LetterId, Selection, letters_in
-from holdfast.deliver.exporter import ALL_DELIVERED, Answer, Failure, FailureClass, all_failed
 from holdfast.errors import BadInput, NotAccepted
 from holdfast.quiver import Outcome
 from holdfast.seam.simulated import SimulatedDisk
@@ -54,12 +54,12 @@ class Backend:
         return [event.payload for event in self.taken]
 
 
-def filed(office: DeadLetters) -> list[Letter]:
+def filed(office: DeadLetterQueue) -> list[Letter]:
     return [one.letter for one in letters_in(office.undelivered_quiver, UNDELIVERED_DIR)]
 
 
 def replay(
-    office: DeadLetters, backend: Backend, selection: Selection = MARQUEZ, **way: Any
+    office: DeadLetterQueue, backend: Backend, selection: Selection = MARQUEZ, **way: Any
 ) -> Replayed:
     return asyncio.run(redrive(office, selection, Way(backend.send, **way)))
 
@@ -73,7 +73,7 @@ def office() -> Any:
 
 
 def test_letters_are_looked_for_beside_the_event_loop(
-    office: DeadLetters, monkeypatch: pytest.MonkeyPatch
+    office: DeadLetterQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """There may be a gigabyte of them, none of which is meant: receivers must not wait for that."""
     quiver, readers = office.undelivered_quiver, set()
@@ -90,7 +90,7 @@ def test_letters_are_looked_for_beside_the_event_loop(
     assert threading.main_thread() not in readers
 
 
-def test_letters_go_to_their_destination_and_are_resolved(office: DeadLetters) -> None:
+def test_letters_go_to_their_destination_and_are_resolved(office: DeadLetterQueue) -> None:
     backend = Backend()
     done = replay(office, backend)
     assert (done.delivered, done.next_seq, done.stopped_by) == (4, None, None)
@@ -102,7 +102,7 @@ def test_letters_go_to_their_destination_and_are_resolved(office: DeadLetters) -
     assert replay(office, backend).letters == 0, "again is nothing"
 
 
-def test_an_event_has_the_position_it_was_accepted_at(office: DeadLetters) -> None:
+def test_an_event_has_the_position_it_was_accepted_at(office: DeadLetterQueue) -> None:
     backend = Backend()
     replay(office, backend, replace(MARQUEZ, seqs=frozenset({2})))
     (event,) = backend.taken
@@ -112,7 +112,7 @@ def test_an_event_has_the_position_it_was_accepted_at(office: DeadLetters) -> No
 
 @pytest.mark.parametrize("kind", [FailureClass.PERMANENT, FailureClass.TOO_LARGE])
 def test_what_is_refused_for_good_is_filed_anew_with_one_attempt_more(
-    office: DeadLetters, kind: FailureClass
+    office: DeadLetterQueue, kind: FailureClass
 ) -> None:
     backend = Backend({b'{"n":1}': kind})
     done = replay(office, backend)
@@ -128,7 +128,7 @@ def test_what_is_refused_for_good_is_filed_anew_with_one_attempt_more(
 
 @pytest.mark.parametrize("kind", [FailureClass.TRANSIENT, FailureClass.AUTH])
 def test_no_answer_about_a_letter_ends_the_replay_and_leaves_the_rest(
-    office: DeadLetters, kind: FailureClass
+    office: DeadLetterQueue, kind: FailureClass
 ) -> None:
     backend = Backend({b'{"n":2}': kind})
     done = replay(office, backend)
@@ -142,7 +142,7 @@ def test_no_answer_about_a_letter_ends_the_replay_and_leaves_the_rest(
     ]
 
 
-def test_processors_on_the_way_are_passed(office: DeadLetters) -> None:
+def test_processors_on_the_way_are_passed(office: DeadLetterQueue) -> None:
     def process(event: Event) -> Event | None:
         if event.payload == b'{"n":0}':
             return None
@@ -156,7 +156,7 @@ def test_processors_on_the_way_are_passed(office: DeadLetters) -> None:
     assert outcomes[Outcome.FILTERED].events == 1
 
 
-def test_a_letter_that_is_refused_keeps_the_bytes_it_had(office: DeadLetters) -> None:
+def test_a_letter_that_is_refused_keeps_the_bytes_it_had(office: DeadLetterQueue) -> None:
     backend = Backend({b'{"changed":1}': FailureClass.PERMANENT})
     replay(
         office,
@@ -167,7 +167,7 @@ def test_a_letter_that_is_refused_keeps_the_bytes_it_had(office: DeadLetters) ->
     assert filed(office)[-1].payload == b'{"n":1}'
 
 
-def test_letters_filed_meanwhile_wait_for_the_next_replay(office: DeadLetters) -> None:
+def test_letters_filed_meanwhile_wait_for_the_next_replay(office: DeadLetterQueue) -> None:
     class Busy(Backend):
         async def send(self, events: Sequence[Event]) -> Answer:
             if len(self.taken) == 0:
@@ -180,7 +180,9 @@ def test_letters_filed_meanwhile_wait_for_the_next_replay(office: DeadLetters) -
     assert replay(office, Backend()).delivered == 1
 
 
-def test_a_long_replay_takes_turns(office: DeadLetters, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_replay_takes_turns(
+    office: DeadLetterQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(redrive_module, "TURN_LETTERS", 3)
     backend = Backend({b'{"n":1}': FailureClass.PERMANENT})
     first = replay(office, backend)
@@ -190,13 +192,13 @@ def test_a_long_replay_takes_turns(office: DeadLetters, monkeypatch: pytest.Monk
     assert (second.letters, second.next_seq) == (1, None), "what was filed anew is not tried again"
 
 
-def test_a_turn_ends_by_time(office: DeadLetters, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_turn_ends_by_time(office: DeadLetterQueue, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(redrive_module, "TURN_S", -1.0)
     done = replay(office, Backend())
     assert (done.letters, done.next_seq) == (0, 0)
 
 
-def test_two_replays_at_once_send_nothing_twice(office: DeadLetters) -> None:
+def test_two_replays_at_once_send_nothing_twice(office: DeadLetterQueue) -> None:
     backend = Backend()
 
     async def both() -> tuple[Replayed, Replayed]:
@@ -209,7 +211,7 @@ def test_two_replays_at_once_send_nothing_twice(office: DeadLetters) -> None:
 
 
 def test_a_full_office_keeps_the_letter_that_could_not_be_filed_anew(
-    office: DeadLetters, monkeypatch: pytest.MonkeyPatch
+    office: DeadLetterQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def full(letters: Sequence[Letter]) -> None:
         raise NotAccepted("full", hint="purge")
@@ -221,7 +223,7 @@ def test_a_full_office_keeps_the_letter_that_could_not_be_filed_anew(
     assert filed(office) == before
 
 
-def test_a_letter_without_a_position_is_left(office: DeadLetters) -> None:
+def test_a_letter_without_a_position_is_left(office: DeadLetterQueue) -> None:
     asyncio.run(office.undelivered([replace(poison(7), position=None)]))
     done = replay(office, Backend())
     assert (done.delivered, done.skipped) == (4, 1)
@@ -266,7 +268,7 @@ def test_a_request_that_makes_no_sense_is_refused(request_fields: dict[str, Any]
         parse_request(request_fields)
 
 
-def test_serving_a_request(office: DeadLetters) -> None:
+def test_serving_a_request(office: DeadLetterQueue) -> None:
     backend = Backend()
     way_to: Callable[[str], Way | None] = {"marquez": Way(backend.send)}.get
     request = replay_request(MARQUEZ)
@@ -307,7 +309,7 @@ def test_a_selection_finds_what_fits_it(data: st.DataObject) -> None:
     ]
 
 
-def test_a_selection_by_time(office: DeadLetters) -> None:
+def test_a_selection_by_time(office: DeadLetterQueue) -> None:
     (first, *_) = letters_in(office.undelivered_quiver, UNDELIVERED_DIR)
     since = Selection(since_ns=first.filed_ns)
     before = Selection(before_ns=first.filed_ns)

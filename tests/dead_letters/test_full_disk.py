@@ -10,9 +10,9 @@ import asyncio
 import contextlib
 
 import pytest
-from tests.deadletter.letters import open_office, poison
+from tests.dead_letters.letters import open_office, poison
 
-from holdfast.deadletter.office import KEEPER, DeadLetters
+from holdfast.dead_letters.queue import KEEPER, DeadLetterQueue
 from holdfast.errors import HoldfastError
 from holdfast.quiver.points import Point
 from holdfast.seam.faulty import Fault, FaultKind, FaultyDisk
@@ -27,11 +27,11 @@ STEPS = [point for point in Point if not point.startswith(ELSEWHERE)]
 IN_MAKE_TEST = (Point.WAL_WRITE, Point.LEDGER_CREATE, Point.SEAL_RENAME)
 
 
-def file(office: DeadLetters, number: int) -> None:
+def file(office: DeadLetterQueue, number: int) -> None:
     asyncio.run(office.undelivered([poison(number)]))
 
 
-def settle(office: DeadLetters, at_most: int = 1 << 30) -> list[int]:
+def settle(office: DeadLetterQueue, at_most: int = 1 << 30) -> list[int]:
     """Settle what waits; return the numbers of the letters."""
     settled: list[int] = []
     with office.undelivered_quiver.lease(KEEPER) as lease:

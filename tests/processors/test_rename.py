@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
-from tests.edge.passing import DOCUMENTS, event_of, made, members, whole_event
+from tests.processors.passing import DOCUMENTS, event_of, made, members, whole_event
 from tests.signals.events import dataset_event, own
 
-from holdfast.edge import rename
+from holdfast.processors import rename
 from holdfast.signals.event import Event
 
 

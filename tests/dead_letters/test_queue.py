@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
-from tests.deadletter.letters import LETTERS, MB, invalid, open_office, payloads, poison
+from tests.dead_letters.letters import LETTERS, MB, invalid, open_office, payloads, poison
 from tests.patience import PATIENCE_S, until
 from tests.quiver.machine import GatedDisk
 
-from holdfast.deadletter import office as office_module
-from holdfast.deadletter.letter import Letter
-from holdfast.deadletter.office import KEEPER, DeadLetters, DeadLettersSettings
+from holdfast.dead_letters import queue as queue_module
+from holdfast.dead_letters.letter import Letter
+from holdfast.dead_letters.queue import KEEPER, DeadLetterQueue, DeadLettersSettings
 from holdfast.errors import DirectoryLocked, NotAccepted
 from holdfast.quiver import Outcome
 from holdfast.seam.faulty import Fault, FaultKind, FaultyDisk
@@ -28,11 +28,11 @@ from holdfast.signals.event import events_of
 UNLIMITED = {"events_per_s": 1e9, "bytes_per_s": 1 << 40}
 
 
-def reject(office: DeadLetters, *letters: Letter) -> bool:
+def reject(office: DeadLetterQueue, *letters: Letter) -> bool:
     return asyncio.run(office.reject(letters))
 
 
-def undelivered(office: DeadLetters, *letters: Letter) -> None:
+def undelivered(office: DeadLetterQueue, *letters: Letter) -> None:
     asyncio.run(office.undelivered(letters))
 
 
@@ -185,7 +185,7 @@ def test_full_of_undelivered_letters_it_refuses_and_loses_none() -> None:
         until(lambda: takes(office, again))
 
 
-def takes(office: DeadLetters, letter: Letter) -> bool:
+def takes(office: DeadLetterQueue, letter: Letter) -> bool:
     try:
         undelivered(office, letter)
     except NotAccepted:
@@ -205,7 +205,7 @@ def test_while_the_disk_stalls_only_so_many_wait_for_it() -> None:
         async def flood() -> list[bool]:
             waiting = [asyncio.ensure_future(office.reject([invalid()])) for _ in range(70)]
             _, pending = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-            assert len(pending) >= office_module.WAITING_MAX
+            assert len(pending) >= queue_module.WAITING_MAX
             gated.gate.set()
             return await asyncio.gather(*waiting)
 
@@ -304,6 +304,6 @@ def test_counts_are_by_destination_and_reason_and_bounded() -> None:
         }
         undelivered(office, *(poison(n, reason=f"odd{n}") for n in range(500)))
         filed = office.statistics().undelivered.filed
-    assert len(filed) <= office_module.LABELS_MAX + 1
+    assert len(filed) <= queue_module.LABELS_MAX + 1
     assert sum(filed.values()) == 502
     assert filed["other", "other"] > 0

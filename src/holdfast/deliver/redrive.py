@@ -23,9 +23,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
-from holdfast.deadletter.letter import Letter
-from holdfast.deadletter.office import KEEPER, UNDELIVERED_DIR, DeadLetters
-from holdfast.deadletter.shelf import Selection, StoredLetter, letters_in
+from holdfast.dead_letters.letter import Letter
+from holdfast.dead_letters.queue import KEEPER, UNDELIVERED_DIR, DeadLetterQueue
+from holdfast.dead_letters.stored import Selection, StoredLetter, letters_in
 from holdfast.errors import BadInput
 from holdfast.quiver import Outcome
 from holdfast.seam.clock import Clock, RealClock
@@ -107,7 +107,7 @@ class Replayed:
 
 
 async def redrive(
-    dead_letters: DeadLetters, selection: Selection, way: Way, clock: Clock | None = None
+    dead_letters: DeadLetterQueue, selection: Selection, way: Way, clock: Clock | None = None
 ) -> Replayed:
     """Send the selected undelivered letters, oldest first, until a turn is over."""
     clock = clock or RealClock()
@@ -131,7 +131,7 @@ async def redrive(
 
 
 async def _replay_one(
-    dead_letters: DeadLetters, stored: StoredLetter, way: Way, done: Replayed
+    dead_letters: DeadLetterQueue, stored: StoredLetter, way: Way, done: Replayed
 ) -> None:
     letter = stored.letter
     try:
@@ -165,7 +165,7 @@ def _failed_again(letter: Letter, failure: SendFailure) -> Letter:
 
 
 async def _resolve(
-    dead_letters: DeadLetters, stored: StoredLetter, outcome: Outcome, reason: str
+    dead_letters: DeadLetterQueue, stored: StoredLetter, outcome: Outcome, reason: str
 ) -> None:
     quiver = dead_letters.undelivered_quiver
     await asyncio.to_thread(quiver.resolve, KEEPER, [stored.id.seq], outcome, reason)
@@ -199,7 +199,7 @@ def parse_request(request: Mapping[str, Any]) -> Selection:
 
 
 async def serve_replay(
-    dead_letters: DeadLetters,
+    dead_letters: DeadLetterQueue,
     request: Mapping[str, Any],
     way_to: Callable[[str], Way | None],
 ) -> dict[str, Any]:

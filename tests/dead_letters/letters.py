@@ -7,8 +7,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from holdfast.deadletter.letter import Letter
-from holdfast.deadletter.office import DeadLetters, DeadLettersSettings
+from holdfast.dead_letters.letter import Letter
+from holdfast.dead_letters.queue import DeadLetterQueue, DeadLettersSettings
 from holdfast.quiver import Quiver
 from holdfast.seam import Seam
 from holdfast.seam.clock import JumpingClock
@@ -66,13 +66,13 @@ def open_office(
     directory: PurePath | Path = ROOT,
     rejected: dict[str, Any] | None = None,
     undelivered: dict[str, Any] | None = None,
-) -> DeadLetters:
+) -> DeadLetterQueue:
     """Open an office, on a simulated disk if one is given."""
     settings = DeadLettersSettings.model_validate(
         {"rejected": rejected or {}, "undelivered": undelivered or {}}
     )
     seam = None if disk is None else seam_of(disk)
-    return DeadLetters.open(str(directory), settings, seam=seam)
+    return DeadLetterQueue.open(str(directory), settings, seam=seam)
 
 
 def payloads(quiver: Quiver, name: str = "keeper") -> list[bytes]:

@@ -6,11 +6,11 @@ import re
 from pathlib import Path
 
 import orjson
-from tests.deadletter.letters import START_NS, invalid, poison
+from tests.dead_letters.letters import START_NS, invalid, poison
 
-from holdfast.deadletter import letter as letter_module
-from holdfast.deadletter.letter import SECRET_NAMES, Letter
-from holdfast.deadletter.office import (
+from holdfast.dead_letters import letter as letter_module
+from holdfast.dead_letters.letter import SECRET_NAMES, Letter
+from holdfast.dead_letters.queue import (
     ENVELOPE_BYTES,
     DeadLettersSettings,
     RejectedSettings,

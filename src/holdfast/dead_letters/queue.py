@@ -25,8 +25,8 @@ from typing import ClassVar, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
-from holdfast.deadletter.letter import Letter
-from holdfast.deadletter.rate import RateLimit
+from holdfast.dead_letters.letter import Letter
+from holdfast.dead_letters.rate import RateLimit
 from holdfast.errors import BundleTooLarge, NotAccepted
 from holdfast.quiver import (
     AppendConfig,
@@ -63,7 +63,7 @@ LABELS_MAX = 64
 # A flood of refused letters is told of so often.
 WARNING_INTERVAL_S = 60.0
 
-log = logging.getLogger("holdfast.deadletter")
+log = logging.getLogger("holdfast.dead_letters")
 
 
 class _StoreSettings(FileSettings):
@@ -170,13 +170,13 @@ class _Counters:
             self.filed[label if known else ("other", "other")] += 1
 
 
-class DeadLetters:
+class DeadLetterQueue:
     """The office. One event loop uses it; its quivers may be read from anywhere."""
 
     def __init__(
         self, rejected: Quiver, undelivered: Quiver, settings: DeadLettersSettings, seam: Seam
     ) -> None:
-        """Use `DeadLetters.open`."""
+        """Use `DeadLetterQueue.open`."""
         # Failed-event handlers are subscribers of this one.
         self.rejected = rejected
         self.undelivered_quiver = undelivered
@@ -310,6 +310,10 @@ class DeadLetters:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+
+# Its name in versions before.
+DeadLetters = DeadLetterQueue
 
 
 # ------------------------------------------------------------------------ stores

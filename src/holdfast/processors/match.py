@@ -13,7 +13,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
-from holdfast.edge.document import ANY, values_at
+from holdfast.processors.document import ANY, values_at
 from holdfast.settings import Settings
 
 PATTERNS_MAX = 1000

@@ -6,11 +6,11 @@ import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.deadletter.letters import LETTERS, invalid, poison
+from tests.dead_letters.letters import LETTERS, invalid, poison
 
-from holdfast.deadletter import letter as letter_module
-from holdfast.deadletter.letter import Letter, parse_position, safe_headers
-from holdfast.deadletter.office import ENVELOPE_BYTES
+from holdfast.dead_letters import letter as letter_module
+from holdfast.dead_letters.letter import Letter, parse_position, safe_headers
+from holdfast.dead_letters.queue import ENVELOPE_BYTES
 from holdfast.errors import BadInput
 from holdfast.quiver import Position
 from holdfast.quiver.bundle import encode_raw

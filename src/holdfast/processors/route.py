@@ -6,8 +6,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from holdfast.edge.document import document_of
-from holdfast.edge.match import Condition, Matcher
+from holdfast.processors.document import document_of
+from holdfast.processors.match import Condition, Matcher
 from holdfast.settings import Settings
 from holdfast.signals.event import Event
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import PurePath
 
-from holdfast.deadletter.letter import Letter
-from holdfast.deadletter.office import KEEPER, REJECTED_DIR, UNDELIVERED_DIR
+from holdfast.dead_letters.letter import Letter
+from holdfast.dead_letters.queue import KEEPER, REJECTED_DIR, UNDELIVERED_DIR
 from holdfast.errors import BadInput, Damaged
 from holdfast.quiver import Bundle, Quiver
 from holdfast.quiver.inspect import inspect

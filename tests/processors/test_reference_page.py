@@ -10,10 +10,10 @@ import orjson
 import pytest
 import yaml
 from pydantic_core import PydanticUndefined
-from tests.edge.passing import event_of
+from tests.processors.passing import event_of
 
-from holdfast.edge import filter as filter_module
-from holdfast.edge import match, redact, rename, route, trim
+from holdfast.processors import filter as filter_module
+from holdfast.processors import match, redact, rename, route, trim
 from holdfast.settings import Settings
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "processors.md"

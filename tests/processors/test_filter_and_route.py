@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
-from tests.edge.passing import event_of
+from tests.processors.passing import event_of
 
-from holdfast.edge import filter as filter_module
-from holdfast.edge import route
-from holdfast.edge.match import Condition, Matcher, glob
+from holdfast.processors import filter as filter_module
+from holdfast.processors import route
+from holdfast.processors.match import Condition, Matcher, glob
 
 EVENT: dict[str, Any] = {
     "eventType": "COMPLETE",

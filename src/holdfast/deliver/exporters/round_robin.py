@@ -12,7 +12,7 @@ from holdfast.deliver.exporter import Answer, Exporter
 from holdfast.signals.event import Unit
 
 
-class TakingTurns:
+class RoundRobin:
     """Several exporters as one."""
 
     def __init__(self, exporters: Sequence[Exporter]) -> None:

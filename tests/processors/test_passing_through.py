@@ -6,11 +6,11 @@ import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.edge.passing import DOCUMENTS, event_of, made, spaced, whole_event
+from tests.processors.passing import DOCUMENTS, event_of, made, spaced, whole_event
 
-from holdfast.edge import filter as filter_module
-from holdfast.edge import redact, rename, route, trim
-from holdfast.edge.processor import Processor, Router
+from holdfast.processors import filter as filter_module
+from holdfast.processors import redact, rename, route, trim
+from holdfast.processors.processor import Processor, Router
 from holdfast.signals.event import Event
 
 FILTER = made(filter_module, drop=[{"job_name": ["nobody's"]}])
