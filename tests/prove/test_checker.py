@@ -7,9 +7,9 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from holdfast.prove.checker import Verdict, check
+from holdfast.prove.checker import QuiverVerdict, check
 from holdfast.prove.events import body_of, name_in, payload_of
-from holdfast.prove.journal import Journal, read_journals
+from holdfast.prove.journal import ProofJournal, read_journals
 from holdfast.prove.readers import CURSOR, LEASE, names_of
 from holdfast.quiver import Quiver
 
@@ -19,7 +19,7 @@ class Story:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self._client = Journal(directory / "client.journal")
+        self._client = ProofJournal(directory / "client.journal")
 
     def sent(self, name: str, bundles: int = 1, seq: int | None = None) -> None:
         self._client.sent(name, bundles)
@@ -39,7 +39,7 @@ class Story:
         for subscriber in (CURSOR, LEASE):
             self.read(subscriber, *lines, incarnation=incarnation)
 
-    def verdict(self) -> Verdict:
+    def verdict(self) -> QuiverVerdict:
         self._client.close()
         return check(self.directory)
 

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from holdfast.prove.dataflow_checker import DataflowVerdict, check_dataflow
-from holdfast.prove.journal import Journal
+from holdfast.prove.journal import ProofJournal
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 NOON_US = int(NOON.timestamp()) * 1_000_000
@@ -22,7 +22,7 @@ class Sinks:
     def __init__(self, root: Path) -> None:
         self.root = root
         (root / "journals").mkdir()
-        self.journal = Journal(root / "journals" / "0.journal")
+        self.journal = ProofJournal(root / "journals" / "0.journal")
         self.journal.sent("0-1", 3)
         self.journal.answered("0-1", 7)
         self.journal.sent("0-2", 1)

@@ -8,7 +8,7 @@ import pytest
 
 from holdfast.prove.backend import UNKNOWN
 from holdfast.prove.gateway_checker import KILLS, GatewayVerdict, check_gateway
-from holdfast.prove.journal import Journal
+from holdfast.prove.journal import ProofJournal
 
 
 class Story:
@@ -20,7 +20,7 @@ class Story:
         self._now_ns = 0
         self._arrivals: list[str] = []
         self._kills: list[str] = []
-        self._client = Journal(directory / "0.journal")
+        self._client = ProofJournal(directory / "0.journal")
 
     def accept(self, name: str, seq: int, events: int = 1) -> None:
         self._client.sent(name, events)

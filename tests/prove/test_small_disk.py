@@ -15,8 +15,8 @@ from holdfast import prove
 from holdfast.errors import BadInput
 from holdfast.operate.cli.cmd_prove import command
 from holdfast.prove import small_disk
-from holdfast.prove.journal import Journal, count_refused
-from holdfast.prove.small_disk import place_of_data
+from holdfast.prove.journal import ProofJournal, count_refused
+from holdfast.prove.small_disk import data_directory
 
 
 def run(*arguments: str) -> Result:
@@ -51,7 +51,7 @@ def test_what_cannot_be_proven_is_refused(
 
 
 def test_refusals_are_counted_by_what_the_clients_were_told(tmp_path: Path) -> None:
-    journal = Journal(tmp_path / "0.journal")
+    journal = ProofJournal(tmp_path / "0.journal")
     for name, why in [("a", "DiskFull"), ("b", "Overloaded"), ("c", "DiskFull")]:
         journal.sent(name, 1)
         journal.refused(name, "no", why)
@@ -69,7 +69,7 @@ def test_the_small_disk_is_unmounted_however_it_ends(
     tmp_path: Path, ending: type[BaseException]
 ) -> None:
     needs_a_mount()
-    mounted = place_of_data(tmp_path, small_disk.SIZE_BYTES_MIN)
+    mounted = data_directory(tmp_path, small_disk.SIZE_BYTES_MIN)
     try:
         place = mounted.__enter__()
     except BadInput as error:

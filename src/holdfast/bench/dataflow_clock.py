@@ -14,7 +14,7 @@ from holdfast.bench.process_tree import TreeStopwatch
 from holdfast.errors import CheckFailed
 
 
-class Run(NamedTuple):
+class TimedRun(NamedTuple):
     """One run of a query over some rows."""
 
     rows: int
@@ -30,11 +30,11 @@ class Run(NamedTuple):
         return self.rows / self.batches_s
 
 
-def measured(checkpoint: Path, rows: int, watch: TreeStopwatch) -> Run:
+def measured(checkpoint: Path, rows: int, watch: TreeStopwatch) -> TimedRun:
     """Return what a query that has ended took."""
     offsets, commits = _times(checkpoint, "offsets"), _times(checkpoint, "commits")
     batches_s = max(commits.values()) - min(offsets.values())
-    return Run(rows, batches_s, watch.wall_s, watch.cpu_s)
+    return TimedRun(rows, batches_s, watch.wall_s, watch.cpu_s)
 
 
 def batch_times_ms(checkpoint: Path) -> list[float]:

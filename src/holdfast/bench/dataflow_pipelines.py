@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from holdfast.bench.dataflow_clock import Run, batch_times_ms, batches_done, measured
+from holdfast.bench.dataflow_clock import TimedRun, batch_times_ms, batches_done, measured
 from holdfast.bench.dataflow_rows import BATCHES, BUNDLE_ROWS, SLOT, SMALL, Stores
 from holdfast.bench.dataflow_scale import DataflowScale
 from holdfast.bench.figures import Figures
@@ -102,7 +102,7 @@ def _measure_python(
     reduced = begun.window(fixed="1s").reduce(f"{here}summed", returns="total double", key="key")
     native = begun.window(fixed="1s").aggregate(key="key", total="sum(value)")
 
-    def contend(pipeline: Pipeline) -> Run:
+    def contend(pipeline: Pipeline) -> TimedRun:
         checkpoint, watch = lab.drained(pipeline)
         return measured(checkpoint, rows, watch)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pyspark.sql import functions as F  # noqa: N812
 
-from holdfast.bench.dataflow_clock import Run, measured
+from holdfast.bench.dataflow_clock import TimedRun, measured
 from holdfast.bench.dataflow_rows import BUNDLE_ROWS, LARGE, SLOT, Stores
 from holdfast.bench.dataflow_scale import DataflowScale
 from holdfast.bench.figures import Figures
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 STREAM_BATCHES = 4
 
 
-class Read(NamedTuple):
+class TimedRead(NamedTuple):
     """One reading of all rows."""
 
     rows: int
@@ -63,14 +63,14 @@ def measure_reading(
     _measure_flight(session, stores, rows, scale, figures, progress)
 
 
-def _count(frame: DataFrame, rows: int) -> Read:
+def _count(frame: DataFrame, rows: int) -> TimedRead:
     """Count and add up per key and ten seconds."""
     with TreeStopwatch() as watch:
         grouped = frame.groupBy(F.window("at", "10 seconds"), "key")
         found = grouped.agg(F.sum("value"), F.count("*").alias("rows")).collect()
     if sum(one["rows"] for one in found) != rows:
         raise CheckFailed("a source did not give all its rows", hint="the figures mean nothing")
-    return Read(rows, watch.wall_s, watch.cpu_s)
+    return TimedRead(rows, watch.wall_s, watch.cpu_s)
 
 
 def _measure_flight(
@@ -84,7 +84,7 @@ def _measure_flight(
     progress(f"read: streams of {rows:,} rows, mapped and over Flight, {scale.rounds} rounds")
     numbers = itertools.count()
 
-    def stream(local_reads: bool) -> Run:
+    def stream(local_reads: bool) -> TimedRun:
         number = next(numbers)
         checkpoint = stores.folder / "streams" / str(number)
         options = {

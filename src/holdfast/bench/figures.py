@@ -33,7 +33,7 @@ class Figures:
     def result(
         self, name: str, *, quick: bool, machine: Mapping[str, object], bars: Iterable[Bar]
     ) -> dict[str, object]:
-        """Return what a benchmark tells: where it ran, all figures, and the bars of those it has.
+        """Return the report: where it ran, all figures, and the bars of those it has.
 
         A figure may be missing: a peer that is not installed is not compared with.
         """

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from holdfast.bench.figures import Figures
 from holdfast.bench.gateway_load import Load
-from holdfast.bench.gateway_process import GatewayProcess, ServerProcess, running
+from holdfast.bench.gateway_process import MeasuredGateway, ServerProcess, running
 from holdfast.bench.gateway_scale import GatewayScale
 from holdfast.bench.jetstream import JetStream, nats_server
 from holdfast.bench.rounds import interleave
@@ -58,8 +58,8 @@ def measure_accept(
 ) -> None:
     """Measure what a sender sees, and what it costs."""
     progress(f"accept: {SENDERS} senders, 1.9 kB events, {scale.rounds} rounds")
-    durable = GatewayProcess(folder / "durable", quiver=QUIVER)
-    memory = GatewayProcess(folder / "memory", level="memory", quiver=QUIVER)
+    durable = MeasuredGateway(folder / "durable", quiver=QUIVER)
+    memory = MeasuredGateway(folder / "memory", level="memory", quiver=QUIVER)
     servers: dict[str, ServerProcess] = {"durable": durable, "memory": memory}
     if nats_server() and importlib.util.find_spec("nats"):
         servers["jetstream"] = JetStream(folder / "jetstream")
@@ -88,7 +88,7 @@ def measure_accept(
 
 def _accept(server: ServerProcess, seconds: float, rate_per_s: float | None) -> Accepted:
     to: Literal["http", "nats"] = "nats" if isinstance(server, JetStream) else "http"
-    assert isinstance(server, JetStream | GatewayProcess)
+    assert isinstance(server, JetStream | MeasuredGateway)
     load = Load(to, server.port, seconds, SENDERS, rate_per_s)
     began_syncs, began_cpu_s = _syncs(server), server.cpu_s()
     found = run_load(load)
@@ -97,7 +97,7 @@ def _accept(server: ServerProcess, seconds: float, rate_per_s: float | None) -> 
 
 
 def _syncs(server: ServerProcess) -> float:
-    if not isinstance(server, GatewayProcess):
+    if not isinstance(server, MeasuredGateway):
         return 0.0
     return server.metric("quiver_wal_syncs_total")
 

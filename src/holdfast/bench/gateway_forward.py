@@ -15,7 +15,7 @@ from holdfast.bench.figures import Figures
 from holdfast.bench.gateway_load import HttpSender, new_event
 from holdfast.bench.gateway_process import (
     POLL_SECONDS,
-    GatewayProcess,
+    MeasuredGateway,
     ServerProcess,
     free_ports,
     http_exporter,
@@ -66,8 +66,10 @@ async def post_paced(port: int, count: int, pause_s: float) -> dict[str, int]:
     return accepted
 
 
-def delays_ms(gateway: GatewayProcess, backend: Discard, count: int, pause_s: float) -> list[float]:
-    """Return how long each of so many paced events took from accepted to arrived, in order."""
+def delays_ms(
+    gateway: MeasuredGateway, backend: Discard, count: int, pause_s: float
+) -> list[float]:
+    """Return how long each of `count` paced events took from accepted to arrived, in order."""
     before = len(backend.arrivals(0))
     accepted = asyncio.run(post_paced(gateway.port, count, pause_s))
     arrived = backend.arrivals(before + count)
@@ -81,7 +83,7 @@ def measure_forward(
     progress(f"forward: {scale.idle_events} events through an idle gateway")
     (port,) = free_ports(1)
     backend = Discard(folder / "idle", port)
-    gateway = GatewayProcess(folder / "idle", exporters={"backend": http_exporter(port)})
+    gateway = MeasuredGateway(folder / "idle", exporters={"backend": http_exporter(port)})
     with running(gateway, backend):
         rounds = [
             statistics.median(delays_ms(gateway, backend, scale.idle_events, 0.02))
@@ -121,7 +123,7 @@ def _empty(folder: Path, events: int, dialect: dict[str, object]) -> float:
     (port,) = free_ports(1)
     fill(place / "quiver" / "core-00", events)
     backend = Discard(place, port)
-    gateway = GatewayProcess(place, exporters={"backend": http_exporter(port, **dialect)})
+    gateway = MeasuredGateway(place, exporters={"backend": http_exporter(port, **dialect)})
     with running(gateway, backend):
         arrived = sorted(backend.arrivals(events).values())
     return (events - 1) / ((arrived[-1] - arrived[0]) / 1e9)
@@ -134,8 +136,8 @@ def _measure_neighbour(
     port, other, dead = free_ports(3)
     backends = {"alone": Discard(folder / "alone", port), "beside": Discard(folder / "dead", other)}
     gateways = {
-        "alone": GatewayProcess(folder / "alone", exporters={"backend": http_exporter(port)}),
-        "beside": GatewayProcess(
+        "alone": MeasuredGateway(folder / "alone", exporters={"backend": http_exporter(port)}),
+        "beside": MeasuredGateway(
             folder / "dead",
             exporters={"backend": http_exporter(other), "dead": http_exporter(dead)},
         ),

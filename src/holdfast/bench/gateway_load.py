@@ -23,7 +23,7 @@ STREAM = "lineage"
 EVENT_BYTES = 1900
 _RUN = "00000000-0000-4000-8000-000000000000"
 
-Send = Callable[[bytes], Awaitable[None]]
+SendBody = Callable[[bytes], Awaitable[None]]
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class HttpSender(asyncio.Protocol):
         self._transport.close()
 
 
-async def _send_until(send: Send, load: Load, number: int, latencies_s: list[float]) -> None:
+async def _send_until(send: SendBody, load: Load, number: int, latencies_s: list[float]) -> None:
     began_s = time.perf_counter()
     pause_s = load.senders / load.rate_per_s if load.rate_per_s else 0.0
     next_s = began_s + pause_s * number / load.senders

@@ -10,7 +10,7 @@ from holdfast.bench.figures import Figures
 from holdfast.bench.gateway_accept import run_load
 from holdfast.bench.gateway_forward import fill, post_paced
 from holdfast.bench.gateway_load import EVENT_BYTES, Load
-from holdfast.bench.gateway_process import GatewayProcess, free_ports, http_exporter, running
+from holdfast.bench.gateway_process import MeasuredGateway, free_ports, http_exporter, running
 from holdfast.bench.gateway_scale import GatewayScale
 
 SENDERS = 16
@@ -23,14 +23,14 @@ def measure_memory(
     progress(f"memory: idle, and with a backlog of {scale.backlog_mb:,} MB")
     (dead,) = free_ports(1)
     exporters = {"backend": http_exporter(dead)}
-    idle = GatewayProcess(folder / "idle-memory", exporters=exporters)
+    idle = MeasuredGateway(folder / "idle-memory", exporters=exporters)
     with running(idle):
         asyncio.run(post_paced(idle.port, 3, 0.01))
         figures.add("rss_mb", [idle.rss_mb()])
         figures.add("anonymous_mb", [idle.anonymous_mb()])
     place = folder / "backlog-memory"
     fill(place / "quiver" / "core-00", scale.backlog_mb * 1_000_000 // EVENT_BYTES)
-    loaded = GatewayProcess(place, exporters=exporters)
+    loaded = MeasuredGateway(place, exporters=exporters)
     with running(loaded):
         run_load(Load("http", loaded.port, scale.seconds, SENDERS))
         figures.add("rss_backlog_mb", [loaded.rss_mb()])

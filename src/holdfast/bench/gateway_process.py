@@ -74,7 +74,7 @@ class ServerProcess:
             self._child.wait()
 
 
-class GatewayProcess(ServerProcess):
+class MeasuredGateway(ServerProcess):
     """A gateway: one receiver, one quiver, and the exporters that are asked for."""
 
     def __init__(

@@ -15,7 +15,7 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _PARENT, _TICKS, _BEGAN = 1, slice(11, 13), 19
 
 # A process, and when it began: numbers are used again.
-_Process = tuple[int, str]
+_TreeProcess = tuple[int, str]
 
 
 class TreeStopwatch:
@@ -47,7 +47,7 @@ class TreeStopwatch:
             self._seen.update(tree_ticks())
 
 
-def tree_ticks() -> dict[_Process, int]:
+def tree_ticks() -> dict[_TreeProcess, int]:
     """Return the CPU time of this process and its descendants, in ticks of the kernel."""
     stats = _stats()
     mine = {os.getpid()}

@@ -43,8 +43,8 @@ def rounded(value: float) -> float:
 
 def percentile(ordered: Sequence[float], percent: float) -> float:
     """Return the smallest value that at least `percent` of an ordered sequence do not exceed."""
-    place = max(0, -(-len(ordered) * percent // 100) - 1)
-    return ordered[int(place)]
+    index = max(0, -(-len(ordered) * percent // 100) - 1)
+    return ordered[int(index)]
 
 
 def interleave(
@@ -52,8 +52,8 @@ def interleave(
 ) -> dict[str, list[Result]]:
     """Run all contenders in turn, `rounds` times: A B C A B C …; return the results by name.
 
-    Whatever slows the machine for a while then slows all of them. One more round goes before and
-    is thrown away: caches are cold, and memory is new, for whoever comes first.
+    Whatever slows the machine for a while then slows all of them. One more round runs first and
+    is discarded: caches are cold and memory is fresh for the first contender.
     """
     results: dict[str, list[Result]] = {name: [] for name in contenders}
     for number in range(-1 if warm_up else 0, rounds):

@@ -33,7 +33,7 @@ _SETTINGS = StoreSettings(
 _FILE_BYTES = 200
 
 
-class _AtOnce(RealDisk):
+class _UnsyncedDisk(RealDisk):
     """A disk for what is not measured: everything is synced in the end, instead of each file."""
 
     def sync(self, handle: Handle, at: str) -> None:
@@ -98,7 +98,7 @@ def _collect(place: Path, garbage: int, round_number: int) -> tuple[int, Stopwat
 def _commit(place: Path, name: str, chunks: int) -> None:
     """Store so many files that each is a chunk of its own, and have them all on disk."""
     with (
-        Store.open(str(place), settings=_SETTINGS, seam=Seam(disk=_AtOnce())) as store,
+        Store.open(str(place), settings=_SETTINGS, seam=Seam(disk=_UnsyncedDisk())) as store,
         store.references.open_job(name) as job,
     ):
         with FileSetWriter(store, job) as writer:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from holdfast.extras import need
+from holdfast.prove.strikes import Progress
 
 NAMES = {
     "quiver": "kill a process that appends to a quiver; everything it answered must be there",
@@ -17,8 +17,6 @@ NAMES = {
 
 # Those that can be run on a small disk, which is full now and then.
 ON_SMALL_DISK = ("quiver", "gateway")
-
-Progress = Callable[[str], None]
 
 
 def run(

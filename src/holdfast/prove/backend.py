@@ -18,14 +18,14 @@ from collections.abc import Callable, Iterator
 from holdfast.prove.lineage import name_of, run_name_of
 
 UNKNOWN = "?"
-Name = Callable[[bytes], str | None]
+EventName = Callable[[bytes], str | None]
 _HEAD_BYTES_MAX = 64 * 1024
 
 
 class Backend(asyncio.Protocol):
     """One connection. HTTP as far as an exporter speaks it: POST with a Content-Length."""
 
-    def __init__(self, journal_fd: int, name: Name = name_of) -> None:
+    def __init__(self, journal_fd: int, name: EventName = name_of) -> None:
         self._journal_fd = journal_fd
         self._name = name
         self._received = bytearray()
@@ -60,7 +60,7 @@ class Backend(asyncio.Protocol):
         return body
 
 
-def _names(body: bytes, name: Name) -> Iterator[str]:
+def _names(body: bytes, name: EventName) -> Iterator[str]:
     """Yield the names of the events in a request."""
     if not body.startswith(b"["):
         yield name(body) or UNKNOWN
@@ -81,7 +81,7 @@ def _answer(events: int) -> bytes:
     return head % len(body) + body
 
 
-async def serve(port: int, journal: str, name: Name) -> None:
+async def serve(port: int, journal: str, name: EventName) -> None:
     """Serve until killed."""
     journal_fd = os.open(journal, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     loop = asyncio.get_running_loop()
@@ -92,5 +92,5 @@ async def serve(port: int, journal: str, name: Name) -> None:
 
 
 if __name__ == "__main__":
-    names: Name = run_name_of if "run" in sys.argv[3:] else name_of
+    names: EventName = run_name_of if "run" in sys.argv[3:] else name_of
     asyncio.run(serve(int(sys.argv[1]), sys.argv[2], names))

@@ -28,7 +28,7 @@ class Reading:
 
 
 @dataclass
-class Verdict:
+class QuiverVerdict:
     """Counts of events, and the names of those that break a promise (the first few)."""
 
     sent: int = 0
@@ -91,9 +91,9 @@ def _take(reading: Reading, seq: int, names: list[str], acknowledged: bool) -> N
         reading.seqs[name] = seq
 
 
-def check(journal_dir: Path) -> Verdict:
+def check(journal_dir: Path) -> QuiverVerdict:
     """Compare the clients' journals with those of both readers."""
-    verdict = Verdict()
+    verdict = QuiverVerdict()
     sent = read_journals(journal_dir)
     known = {event for one in sent.values() for event in one.events()}
     for subscriber in (CURSOR, LEASE):
@@ -116,7 +116,7 @@ def check(journal_dir: Path) -> Verdict:
     return verdict
 
 
-def _count(verdict: Verdict, sent: dict[str, Sent], reading: Reading) -> None:
+def _count(verdict: QuiverVerdict, sent: dict[str, Sent], reading: Reading) -> None:
     """Count the appends themselves, once, against the reader that sees everything in order."""
     for append in sent.values():
         events = append.events()
@@ -129,7 +129,7 @@ def _count(verdict: Verdict, sent: dict[str, Sent], reading: Reading) -> None:
             verdict.unanswered_found += found
 
 
-def _check_append(verdict: Verdict, subscriber: str, append: Sent, reading: Reading) -> None:
+def _check_append(verdict: QuiverVerdict, subscriber: str, append: Sent, reading: Reading) -> None:
     events = append.events()
     present = sum(1 for event in events if event in reading.delivered)
     if append.answered:

@@ -29,7 +29,7 @@ from holdfast.graph.pipeline_sources import state_dir
 from holdfast.prove.dataflow_checker import DataflowVerdict, check_dataflow
 from holdfast.prove.dataflow_graph import PIPELINES, graph_file
 from holdfast.prove.dataflow_trap import DRIVER, GATEWAY, TRAPS, set_trap, take_trap
-from holdfast.prove.gateway import Process, free_ports
+from holdfast.prove.gateway import ProvenProcess, free_ports
 from holdfast.prove.quiver import KILL_SITES as QUIVER_SITES
 from holdfast.prove.sessions import commands_with, end_session, sessions_with
 from holdfast.prove.strikes import Strikes
@@ -74,7 +74,7 @@ class DataflowProof:
             TRAP: "holdfast.prove.dataflow_trap:reached",
         }
         self._gateway: subprocess.Popen[bytes] | None = None
-        self._clients: Process | None = None
+        self._clients: ProvenProcess | None = None
 
     # ----------------------------------------------------------------- starting
 
@@ -91,7 +91,7 @@ class DataflowProof:
         """Start the clients; they run until the end."""
         arguments = [str(self._port), str(self.journals), str(CLIENTS)]
         command = [sys.executable, "-m", "holdfast.prove.dataflow_clients", *arguments]
-        self._clients = Process(command, self._logs / "clients")
+        self._clients = ProvenProcess(command, self._logs / "clients")
 
     def wait_for_progress(self) -> None:
         """Wait until every pipeline has done a batch more than it has now."""

@@ -37,7 +37,7 @@ from holdfast.prove.small_disk import (
     APPEND_TIMEOUT_S,
     FILL_EVERY_KILLS,
     FILL_SECONDS_MAX,
-    place_of_data,
+    data_directory,
 )
 from holdfast.prove.strikes import Strikes
 from holdfast.quiver import AppendConfig, Quiver
@@ -52,7 +52,7 @@ POLL_SECONDS = 0.02
 KILL_SITES = (*QUIVER_SITES, DeliverPoint.SENT, DeliverPoint.COMMITTED)
 
 
-class Process:
+class ProvenProcess:
     """A child that says "ready", and what becomes of it."""
 
     def __init__(self, command: list[str], log: Path) -> None:
@@ -118,9 +118,9 @@ class GatewayProof:
         self._kills_fd = os.open(
             self.journals / KILLS, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600
         )
-        self.backends: dict[str, Process] = {}
-        self.gateway: Process | None = None
-        self.clients: Process | None = None
+        self.backends: dict[str, ProvenProcess] = {}
+        self.gateway: ProvenProcess | None = None
+        self.clients: ProvenProcess | None = None
 
     # ----------------------------------------------------------------- starting
 
@@ -130,7 +130,7 @@ class GatewayProof:
         journal = self.journals / f"{self._lives[name]:04d}.{name}"
         port = str(self._backend_ports[name])
         command = [sys.executable, "-m", "holdfast.prove.backend", port, str(journal)]
-        self.backends[name] = Process(command, self._logs / f"backend-{name}")
+        self.backends[name] = ProvenProcess(command, self._logs / f"backend-{name}")
         if not self.backends[name].wait_ready():
             raise CheckFailed("a backend ended at its start", hint=f"see {self._logs}")
 
@@ -138,7 +138,7 @@ class GatewayProof:
         """Start the clients; they run until `end`."""
         arguments = [str(self.port), str(self.journals), str(CLIENTS)]
         command = [sys.executable, "-m", "holdfast.prove.lineage_clients", *arguments]
-        self.clients = Process(command, self._logs / "clients")
+        self.clients = ProvenProcess(command, self._logs / "clients")
 
     def start_gateway(self, point: str | None = None) -> None:
         """Start the gateway; with a point it dies there, which may be before it is ready."""
@@ -146,7 +146,7 @@ class GatewayProof:
         once = point is not None and point.startswith(("wal.close", "recover"))
         nth = 1 if once else self._dice.randint(1, 12)
         task = GatewayTask(str(self.config_path), point, self._dice.choice(kinds), nth)
-        self.gateway = Process(task.command(), self._logs / "gateway")
+        self.gateway = ProvenProcess(task.command(), self._logs / "gateway")
         if not self.gateway.wait_ready() and point is None:
             raise CheckFailed("the gateway ended at its start", hint=f"see {self._logs}")
 
@@ -278,7 +278,7 @@ def prove_gateway(
 ) -> dict[str, Any]:
     """Kill gateway and backends `kills` times under load, and check what was promised."""
     fills = small_disk_bytes is not None
-    with place_of_data(directory, small_disk_bytes) as place:
+    with data_directory(directory, small_disk_bytes) as place:
         proof = GatewayProof(directory, seed, place, fills=fills)
         findings = _prove(proof, kills, seed, progress)
     if fills:

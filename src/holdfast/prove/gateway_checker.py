@@ -78,13 +78,13 @@ def check_gateway(directory: Path, events_per_request: dict[str, int]) -> Gatewa
         elif one.refused != "no":
             verdict.unanswered += one.bundles
     for destination, in_flight_max in events_per_request.items():
-        _Destination(destination, in_flight_max, sent, kills, verdict).check(
+        _DestinationCheck(destination, in_flight_max, sent, kills, verdict).check(
             read_arrivals(directory, destination)
         )
     return verdict
 
 
-class _Destination:
+class _DestinationCheck:
     """The arrivals at one backend."""
 
     def __init__(

@@ -1,4 +1,4 @@
-"""A client's journal: what it sent and what it was told, in its own words.
+"""A client's journal: what it sent and how it was answered, in its own words.
 
 One line per fact, written with one system call. kill -9 does not take back what was written, so the
 journal needs no sync; a fact missing at its end only turns an answer into "unanswered".
@@ -28,15 +28,15 @@ class Sent:
 
     @property
     def answered(self) -> bool:
-        """Whether the client was told that it is durable."""
+        """Whether the client received the answer that it is durable."""
         return self.seq is not None
 
     def events(self) -> list[str]:
         """Return the names of the append's events."""
-        return [f"{self.name}.{place}" for place in range(self.bundles)]
+        return [f"{self.name}.{index}" for index in range(self.bundles)]
 
 
-class Journal:
+class ProofJournal:
     """Written by one client."""
 
     def __init__(self, path: Path) -> None:

@@ -16,7 +16,7 @@ import threading
 import time
 from pathlib import Path
 
-from holdfast.prove.journal import Journal
+from holdfast.prove.journal import ProofJournal
 from holdfast.prove.lineage import event_of
 
 PATH = "/api/v1/lineage"
@@ -36,7 +36,7 @@ class LineageClient(threading.Thread):
         self._port = port
         self._stop_asked = stop
         self._number = number
-        self._journal = Journal(directory / f"{number}.journal")
+        self._journal = ProofJournal(directory / f"{number}.journal")
         self._connection: http.client.HTTPConnection | None = None
 
     def run(self) -> None:

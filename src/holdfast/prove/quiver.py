@@ -21,15 +21,15 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.errors import CheckFailed, DiskFull
-from holdfast.prove.checker import Verdict, check
+from holdfast.prove.checker import QuiverVerdict, check
 from holdfast.prove.journal import count_refused
 from holdfast.prove.small_disk import (
     APPEND_TIMEOUT_S,
     FILL_EVERY_KILLS,
     FILL_SECONDS_MAX,
-    place_of_data,
+    data_directory,
 )
-from holdfast.prove.victim import Task, drain
+from holdfast.prove.victim import QuiverTask, drain
 from holdfast.quiver import Balance
 from holdfast.quiver.log.frame import NOTHING
 from holdfast.quiver.points import Point
@@ -84,7 +84,7 @@ def prove_quiver(
     small_disk_bytes: int | None = None,
 ) -> dict[str, Any]:
     """Kill a process `kills` times and check what it promised."""
-    with place_of_data(directory, small_disk_bytes) as place:
+    with data_directory(directory, small_disk_bytes) as place:
         findings = _prove(
             kills,
             seed,
@@ -153,13 +153,13 @@ def _task(
     quiver_dir: Path,
     journal_dir: Path,
     seed: int,
-) -> Task:
+) -> QuiverTask:
     kinds = [FaultKind.KILL_BEFORE, FaultKind.KILL_AFTER]
     if point in _WRITES:
         kinds.append(FaultKind.KILL_MIDWAY)
     # The steps of the start and of the end happen once; the others often.
     once = point is not None and point.startswith(("wal.close", "recover"))
-    return Task(
+    return QuiverTask(
         quiver_dir=str(quiver_dir),
         journal_dir=str(journal_dir),
         incarnation=incarnation,
@@ -172,7 +172,7 @@ def _task(
     )
 
 
-def drain_and_check(last: Task) -> tuple[Verdict, list[Balance]]:
+def drain_and_check(last: QuiverTask) -> tuple[QuiverVerdict, list[Balance]]:
     """Read what is left, as one more incarnation that is not killed, and compare the journals."""
     accounts = drain(last)
     verdict = check(Path(last.journal_dir))
@@ -182,7 +182,7 @@ def drain_and_check(last: Task) -> tuple[Verdict, list[Balance]]:
     return verdict, accounts
 
 
-def fill_and_kill(task: Task, dice: random.Random) -> str:
+def fill_and_kill(task: QuiverTask, dice: random.Random) -> str:
     """Run one process until its disk is full, kill it there, and return how that is called."""
     process = subprocess.Popen(task.command(), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     with process:
@@ -202,7 +202,7 @@ def fill_and_kill(task: Task, dice: random.Random) -> str:
     return FULL_DISK
 
 
-def run_and_kill(task: Task, dice: random.Random) -> str | None:
+def run_and_kill(task: QuiverTask, dice: random.Random) -> str | None:
     """Run one process until it dies; return where it was killed, or None if it ended by itself."""
     process = subprocess.Popen(task.command(), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:

@@ -54,17 +54,17 @@ def sessions_with(name: str, value: str) -> set[int]:
 def commands_with(name: str, value: str) -> dict[int, list[str]]:
     """Return the command lines of the processes that have a variable in their environment."""
     return {
-        pid: [os.fsdecode(part) for part in _told(pid, "cmdline")]
+        pid: [os.fsdecode(part) for part in _proc_fields(pid, "cmdline")]
         for pid in _processes_with(name, value)
     }
 
 
 def _processes_with(name: str, value: str) -> list[int]:
     wanted = f"{name}={value}".encode()
-    return [pid for pid in processes() if wanted in _told(pid, "environ")]
+    return [pid for pid in processes() if wanted in _proc_fields(pid, "environ")]
 
 
-def _told(pid: int, what: str) -> list[bytes]:
+def _proc_fields(pid: int, what: str) -> list[bytes]:
     try:
         return Path(f"/proc/{pid}/{what}").read_bytes().split(b"\0")
     except OSError:

@@ -42,7 +42,7 @@ def check_small_disk(size_bytes: int) -> None:
 
 
 @contextmanager
-def place_of_data(directory: Path, small_disk_bytes: int | None) -> Iterator[Path]:
+def data_directory(directory: Path, small_disk_bytes: int | None) -> Iterator[Path]:
     """Yield where the data goes: into the proof's folder, or on a small disk mounted there."""
     if small_disk_bytes is None:
         yield directory

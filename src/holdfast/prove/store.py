@@ -1,7 +1,7 @@
-"""Prove the store: writers, readers, deleters and collectors at work on one, and killed at it.
+"""Prove the store: kill writers, readers, deleters and collectors while they work on one.
 
 Once over a folder, and once over S3 if a server is installed. Every other kill strikes at a named
-point, the rest at random moments. In the end everybody is killed, the leases lapse, a collector
+point, the rest at random times. In the end every process is killed, the leases lapse, a collector
 takes away what is garbage, and what is left is compared with the journals.
 """
 
@@ -17,7 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from holdfast.prove.gateway import Process
+from holdfast.prove.gateway import ProvenProcess
 from holdfast.prove.s3_server import BUCKET, has_s3_server, running_s3
 from holdfast.prove.store_checker import StoreVerdict, check_store
 from holdfast.prove.store_victim import (
@@ -43,7 +43,7 @@ ROLES = {
     "collector-1": "collector",
     "collector-2": "collector",
 }
-# Who gets to which points.
+# Which role reaches which points.
 _WRITER_POINTS = (Point.RESERVED, Point.MARKED, Point.PUBLISHING)
 _DELETER_POINTS = (Point.COMMIT_DELETING,)
 _COLLECTOR_POINTS = (
@@ -63,7 +63,7 @@ POLL_SECONDS = 0.02
 
 
 def sites_of(role: str, *, is_local: bool) -> list[str]:
-    """Return the points that a role gets to."""
+    """Return the points that a role reaches."""
     points: dict[str, tuple[Point, ...]] = {
         "writer": _WRITER_POINTS,
         "deleter": _DELETER_POINTS,
@@ -75,7 +75,7 @@ def sites_of(role: str, *, is_local: bool) -> list[str]:
 
 
 class _Turns:
-    """Everybody once, in any order, and then again: so that a few kills strike every role."""
+    """Every process once, in any order, and then again, so that a few kills strike every role."""
 
     def __init__(self, dice: random.Random) -> None:
         self._dice = dice
@@ -102,7 +102,7 @@ class StoreProof:
         self._environment = {URL: url, JOURNALS: str(self.journals), SEED: str(seed)}
         if database is not None:
             self._environment[DATABASE] = database
-        self._processes: dict[str, Process] = {}
+        self._processes: dict[str, ProvenProcess] = {}
         Store.create(url, database=database, settings=SETTINGS).close()
         for name in ROLES:
             self.start(name)
@@ -112,11 +112,11 @@ class StoreProof:
         values = {**self._environment, **({POINT: point} if point else {})}
         with _environment(values):
             command = [sys.executable, "-m", "holdfast.prove.store_victim", ROLES[name], name]
-            self._processes[name] = Process(command, self._logs / name)
+            self._processes[name] = ProvenProcess(command, self._logs / name)
         self._processes[name].wait_ready()
 
     def kill_at_random(self) -> str:
-        """Kill one of them at a random moment; return who it was."""
+        """Kill one of them at a random time; return which one."""
         time.sleep(self._dice.uniform(0.1, 1.0))
         name = self._at_random.next(sorted(ROLES))
         self._processes[name].kill()
@@ -124,7 +124,7 @@ class StoreProof:
         return f"{RANDOM}: {ROLES[name]}"
 
     def kill_at_point(self) -> str | None:
-        """Let one die at a named point; None if it did not get there in time."""
+        """Let one die at a named point; None if it did not reach it in time."""
         name = self._at_points.next([name for name, role in ROLES.items() if role != "reader"])
         point = self._dice.choice(sites_of(ROLES[name], is_local=self._is_local))
         self._processes[name].kill()
@@ -138,22 +138,22 @@ class StoreProof:
         return point if reached else None
 
     def close(self) -> None:
-        """Kill everybody."""
+        """Kill every process."""
         for process in self._processes.values():
             process.kill()
         self._processes.clear()
 
     def settle(self) -> StoreVerdict:
-        """Kill everybody, collect what is garbage, and compare."""
+        """Kill every process, collect what is garbage, and compare."""
         self.close()
-        # Leases are the last thing that the dead hold.
+        # The dead still hold their leases.
         time.sleep(LEASE_S)
         patient = SETTINGS.model_copy(
             update={"gc": SETTINGS.gc.model_copy(update={"orphan_grace_s": 0.0})}
         )
         with Store.open(self._url, database=self._database, settings=patient) as store:
             collector = Collector(store.references, store.objects)
-            # Where nobody can tell who is dead, they end when they were seen not to be renewed.
+            # Where the dead cannot be told from the slow, a lease ends once it is seen not renewed.
             while collector.collect().leases_lapsed:
                 time.sleep(POLL_SECONDS)
             collector.sweep()
@@ -175,19 +175,19 @@ def _environment(values: dict[str, str]) -> Iterator[None]:
 def prove_store(
     *, kills: int, seed: int, directory: Path, progress: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Kill those who work on a store `kills` times, half of them over S3, and check the rest."""
+    """Kill `kills` processes that work on a store, half of them over S3; check what is left."""
     started_s = time.monotonic()
     strikes = Strikes()
-    places = ["folder", *(["s3"] if has_s3_server() else [])]
+    locations = ["folder", *(["s3"] if has_s3_server() else [])]
     verdicts: dict[str, StoreVerdict] = {}
-    for number, place in enumerate(places):
-        share = kills // len(places) + (number < kills % len(places))
-        with _place(directory, place) as (url, database):
-            proof = StoreProof(directory / place, url, database, seed)
+    for number, location in enumerate(locations):
+        share = kills // len(locations) + (number < kills % len(locations))
+        with _new_location(directory, location) as (url, database):
+            proof = StoreProof(directory / location, url, database, seed)
             try:
                 strikes.run(share, proof.kill_at_random, proof.kill_at_point, progress)
-                progress(f"{place}: everything is collected and compared")
-                verdicts[place] = proof.settle()
+                progress(f"{location}: everything is collected and compared")
+                verdicts[location] = proof.settle()
             finally:
                 proof.close()
     return {
@@ -195,18 +195,18 @@ def prove_store(
         "ok": all(verdict.ok for verdict in verdicts.values()),
         "missing": sum(v.missing_chunks + v.lost_commits for v in verdicts.values()),
         "leaked": sum(v.leaked_objects + v.leaked_rows for v in verdicts.values()),
-        "places": {place: asdict(verdict) for place, verdict in verdicts.items()},
+        "places": {location: asdict(verdict) for location, verdict in verdicts.items()},
         **strikes.as_dict(),
-        "without_s3": "s3" not in places,
+        "without_s3": "s3" not in locations,
         "seconds": round(time.monotonic() - started_s, 1),
         "seed": seed,
     }
 
 
 @contextlib.contextmanager
-def _place(directory: Path, place: str) -> Iterator[tuple[str, str | None]]:
+def _new_location(directory: Path, location: str) -> Iterator[tuple[str, str | None]]:
     """Give the url of a new store, and that of its database."""
-    if place == "folder":
+    if location == "folder":
         yield str(directory / "store"), None
         return
     with running_s3(directory / "s3.log") as variables, _environment(variables):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from holdfast.errors import HoldfastError
-from holdfast.prove.store_journal import Stories, digest_of, read_stories
+from holdfast.prove.store_journal import CommitHistories, digest_of, read_histories
 from holdfast.store.address import CHUNK_PREFIX
 from holdfast.store.filesets import Commits
 from holdfast.store.gc.commit_rows import COMMIT_PREFIX, commit_object_key
@@ -97,7 +97,7 @@ class NotedObjects:
 
 def check_store(store: Store, journals: Path) -> StoreVerdict:
     """Return the verdict over a store that nobody uses any more, and that was collected."""
-    stories = read_stories(journals)
+    stories = read_histories(journals)
     noted = NotedObjects(store.objects)
     known = StoreFormat(store_id=store.id, chunking=store.chunks.chunking)
     reading = Store(store.url, noted, store.references, store.settings, known)
@@ -134,7 +134,7 @@ def _leaked_rows(store: Store, read: set[str]) -> int:
 
 
 def _judge(
-    stories: Stories,
+    stories: CommitHistories,
     left: dict[str, str],
     missing: int,
     leaked: list[str],

@@ -34,7 +34,7 @@ class StoreJournal:
 
 
 @dataclass
-class Story:
+class CommitHistory:
     """What is known of one commit from those who were there."""
 
     digest: str = ""
@@ -44,30 +44,30 @@ class Story:
 
 
 @dataclass
-class Stories:
+class CommitHistories:
     """All journals together."""
 
-    commits: dict[str, Story] = field(default_factory=dict)
+    commits: dict[str, CommitHistory] = field(default_factory=dict)
     reads: int = 0
     wrong_reads: list[str] = field(default_factory=list)
 
 
-def read_stories(folder: Path) -> Stories:
+def read_histories(folder: Path) -> CommitHistories:
     """Return what all journals of a folder say."""
-    found = Stories()
+    found = CommitHistories()
     read: list[tuple[str, str]] = []
     for path in sorted(folder.glob("*.journal")):
         for line in whole_lines(path):
             fact, commit, more = [*line.split(" ", 2), ""][:3]
-            story = found.commits.setdefault(commit, Story())
+            history = found.commits.setdefault(commit, CommitHistory())
             if fact == "S":
-                story.digest = more
+                history.digest = more
             elif fact == "A":
-                story.made = True
+                history.made = True
             elif fact == "D":
-                story.to_be_deleted = True
+                history.to_be_deleted = True
             elif fact == "G":
-                story.deleted = True
+                history.deleted = True
             elif fact == "R":
                 read.append((commit, more))
             else:

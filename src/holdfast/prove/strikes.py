@@ -1,11 +1,11 @@
-"""Kills, one after another, every other one at a named point; and what a proof tells of them."""
+"""Kills, one after another, every other one at a named point; and what a proof reports of them."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
 
-# How a kill at a random moment is told: this, and who it was.
+# How a kill at a random time is reported: this, and which process it was.
 RANDOM = "random"
 
 Progress = Callable[[str], None]
@@ -25,7 +25,7 @@ class Strikes:
         at_point: Callable[[], str | None],
         progress: Progress,
     ) -> None:
-        """Kill so often; `at_point` returns None if nobody came to the point in time."""
+        """Kill `kills` processes; `at_point` returns None if none reached its point in time."""
         done = 0
         while done < kills:
             site = at_point() if done % 2 == 1 else at_random()
@@ -37,7 +37,7 @@ class Strikes:
             progress(f"kill {done}/{kills} at {site}")
 
     def as_dict(self) -> dict[str, object]:
-        """Return what is told of them."""
+        """Return the counts for the report."""
         at_points = [n for site, n in self._sites.items() if not site.startswith(RANDOM)]
         return {
             "kills": self._sites.total(),

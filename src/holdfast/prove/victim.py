@@ -1,8 +1,8 @@
 """The process that is killed: clients appending to one quiver and readers emptying it.
 
-Run as `python -m holdfast.prove.victim` with a `Task` as JSON on the command line. It prints "open"
-when the quiver is open, and "full" when the disk refused an append for the first time; appends for
-`seconds`, closes the quiver and ends; most never get that far.
+Run as `python -m holdfast.prove.victim` with a `QuiverTask` as JSON on the command line. It prints
+"open" when the quiver is open, and "full" when the disk refused an append for the first time. It
+appends for `seconds`, closes the quiver and ends; most never get that far.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from holdfast.errors import DiskFull, NotAccepted
 from holdfast.prove.events import body_of, payload_of
-from holdfast.prove.journal import Journal, read_journals
+from holdfast.prove.journal import ProofJournal, read_journals
 from holdfast.prove.readers import CURSOR, LEASE, start_readers
 from holdfast.quiver import (
     AppendConfig,
@@ -38,7 +38,7 @@ MB = 1 << 20
 
 
 @dataclass(frozen=True)
-class Task:
+class QuiverTask:
     """What one process has to do."""
 
     quiver_dir: str
@@ -68,15 +68,15 @@ CONFIG = QuiverConfig(
 )
 
 
-def config_of(task: Task) -> QuiverConfig:
+def config_of(task: QuiverTask) -> QuiverConfig:
     """Return the configuration of a task's quiver."""
     return replace(CONFIG, append=AppendConfig(timeout_s=task.append_timeout_s))
 
 
-class Client(threading.Thread):
+class AppendClient(threading.Thread):
     """Appends one thing after the other and writes down what it is told."""
 
-    def __init__(self, quiver: Quiver, task: Task, number: int, until_s: float) -> None:
+    def __init__(self, quiver: Quiver, task: QuiverTask, number: int, until_s: float) -> None:
         super().__init__(name=f"client-{number}")
         self.met_full_disk = False
         self._quiver = quiver
@@ -91,7 +91,7 @@ class Client(threading.Thread):
     def run(self) -> None:
         """Retry what the last incarnation left unanswered, then append until time is up."""
         unanswered = self._unanswered()
-        self._journal = Journal(self._directory / f"{self._prefix}.journal")
+        self._journal = ProofJournal(self._directory / f"{self._prefix}.journal")
         for name, old_epoch in unanswered:
             self._append(name, 1, old_epoch)
         count = 0
@@ -153,7 +153,7 @@ def tell(word: str) -> None:
     sys.stdout.flush()
 
 
-def main(task: Task) -> None:
+def main(task: QuiverTask) -> None:
     """Open, append, close."""
     faults = [Fault(task.point, FaultKind(task.kind), task.nth)] if task.point else []
     seam = Seam(disk=FaultyDisk(RealDisk(), faults, die_for_real))
@@ -162,7 +162,7 @@ def main(task: Task) -> None:
         for name in {CURSOR, LEASE}.difference(quiver.subscribers()):
             quiver.register(name)  # before the first append, so that both see everything
         tell("open")
-        clients = [Client(quiver, task, number, until_s) for number in range(task.clients)]
+        clients = [AppendClient(quiver, task, number, until_s) for number in range(task.clients)]
         for client in clients:
             client.start()
         readers = start_readers(
@@ -177,7 +177,7 @@ def main(task: Task) -> None:
             thread.join()
 
 
-def drain(task: Task) -> list[Balance]:
+def drain(task: QuiverTask) -> list[Balance]:
     """Read everything that is left, as the last incarnation; return the subscribers' accounts."""
     with Quiver.open(task.quiver_dir, config_of(task)) as quiver:
         readers = start_readers(
@@ -189,4 +189,4 @@ def drain(task: Task) -> list[Balance]:
 
 
 if __name__ == "__main__":
-    main(Task(**json.loads(sys.argv[1])))
+    main(QuiverTask(**json.loads(sys.argv[1])))
