@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from tests.deliver.stage import Stage
+from tests.deliver.tuned import tuned_settings
 from tests.patience import PATIENCE_S, until_async
 
 from holdfast.deliver.exporter import ExporterContext
@@ -104,8 +105,8 @@ async def _request(reader: asyncio.StreamReader) -> bytes:
 
 def deliver_all(stage: Stage, backend: FlakyBackend, settings: DeliverySettings) -> None:
     """Deliver everything through the real exporter, with pauses that are over at once."""
-    quick = {"retry_initial_s": 1e-6, "retry_max_s": 1e-5, "breaker_open_s": 1e-5}
-    settings = settings.model_copy(update={"breaker_failures": 1000, **quick})
+    given = settings.model_dump(exclude_unset=True)
+    settings = tuned_settings(**given, retry_max_s=1e-5, breaker_failures=1000)
     context = ExporterContext(name="backend", seam=Seam(), base_dir=Path())
 
     async def main() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from holdfast.deliver.backoff import Backoff
 from holdfast.deliver.settings import DeliverySettings
 
-SETTINGS = DeliverySettings(retry_initial_s=0.5, retry_max_s=60.0, max_retry_after_s=300.0)
+SETTINGS = DeliverySettings(retry_max_s=60.0)
 
 
 class Highest(random.Random):

@@ -16,6 +16,7 @@ from tests.deliver.backend import (
     raises,
 )
 from tests.deliver.stage import NAME, Stage
+from tests.deliver.tuned import tuned_settings
 from tests.deliver.virtual import really
 from tests.quiver.machine import START_NS
 from tests.readers.setting import keep
@@ -31,7 +32,7 @@ from holdfast.signals.event import Event
 
 
 def settings(**values: object) -> DeliverySettings:
-    return DeliverySettings.model_validate({"retention_bytes": None, **values})
+    return tuned_settings(**{"retention_size": None, **values})
 
 
 # ------------------------------------------------------------------------- the plain way
@@ -117,7 +118,7 @@ def test_reading_ahead_is_bounded_in_bytes(stage: Stage) -> None:
         assert delivery is not None
         assert delivery.window.pending_events == 4
 
-    stage.run(play, settings(window_bytes=4500))
+    stage.run(play, settings(read_ahead_size=4500))
 
 
 # ------------------------------------------------------------------------ processors
@@ -558,7 +559,7 @@ def test_changed_limits_are_applied_at_the_next_start(stage: Stage) -> None:
     stage.deliver_all(settings(retention_time_s=7200.0, on_full="block"))
     options = stage.quiver._engine.ledger.subscriber(NAME).options
     assert (options.max_bytes, options.max_age_s, options.on_full) == (None, 7200.0, "block")
-    stage.deliver_all(settings(retention_time_s=3600.0, retention_bytes="2MB"))
+    stage.deliver_all(settings(retention_time_s=3600.0, retention_size="2MB"))
     options = stage.quiver._engine.ledger.subscriber(NAME).options
     assert (options.max_bytes, options.max_age_s) == (2 << 20, 3600.0)
     assert options.on_full == "drop_oldest"

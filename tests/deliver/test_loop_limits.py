@@ -11,6 +11,7 @@ from dataclasses import replace
 import pytest
 from tests.deliver.backend import DOWN, Backend, fails
 from tests.deliver.stage import Stage
+from tests.deliver.tuned import tuned_settings
 from tests.deliver.virtual import really
 from tests.patience import APPEND_S, PATIENCE_S
 from tests.readers.setting import calm, keep
@@ -53,7 +54,7 @@ def test_a_destination_that_is_down_for_days_loses_its_oldest_and_the_other_gets
     stage: Stage,
 ) -> None:
     dead, alive = Backend(otherwise=fails(DOWN)), Backend()
-    settings = DeliverySettings(
+    settings = tuned_settings(
         retention_time_s=24 * HOUR_S,
         retention_bytes=100 * MB,
         # Few tries, because each costs the test some time.
@@ -94,7 +95,7 @@ def test_a_destination_that_is_down_for_days_loses_its_oldest_and_the_other_gets
 
 def test_bytes_that_wait_are_bounded_and_the_oldest_go(stage: Stage) -> None:
     dead, alive = Backend(otherwise=fails(DOWN)), Backend()
-    settings = DeliverySettings(retention_bytes=1 * MB, window_bytes=10_000)
+    settings = DeliverySettings(retention_bytes=1 * MB, read_ahead_bytes=10_000)
     events = numbered(300, 10_000)
 
     async def main() -> None:

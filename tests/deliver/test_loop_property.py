@@ -29,6 +29,7 @@ from tests.deliver.backend import (
     raises,
 )
 from tests.deliver.stage import NAME, Stage
+from tests.deliver.tuned import tuned_settings
 
 from holdfast.deliver.destination import DeliverySettings
 from holdfast.deliver.exporter import Answer, Failure, all_failed
@@ -79,14 +80,11 @@ class Case:
         ]
 
     def delivery(self) -> DeliverySettings:
-        return DeliverySettings.model_validate(
-            {
-                "order": self.order,
-                "retention_bytes": None,
-                "poison": POISON if self.poison else None,
-                "lanes": self.lanes,
-                "window_events": self.window_events,
-            }
+        return tuned_settings(
+            order=self.order,
+            poison=POISON if self.poison else None,
+            lanes=self.lanes,
+            window_events=self.window_events,
         )
 
 

@@ -21,6 +21,7 @@ from tests.deliver.backend import (
     fails_whole,
 )
 from tests.deliver.stage import Stage
+from tests.deliver.tuned import tuned_settings
 
 from holdfast.deliver.breaker import BreakerState
 from holdfast.deliver.destination import DeliverySettings, Destination, State
@@ -32,7 +33,7 @@ LETTERS = tuple(bytes([code]) for code in b"abcdefghijklmnopqrstuvwxyz")
 
 
 def settings(**values: object) -> DeliverySettings:
-    return DeliverySettings.model_validate({"retention_bytes": None, **values})
+    return tuned_settings(**{"retention_size": None, **values})
 
 
 def take(backend: Backend, events: Sequence[Event]) -> Answer:

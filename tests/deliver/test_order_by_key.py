@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from tests.deliver.backend import DOWN, NOT_FOUND, Backend, fails, fails_for
 from tests.deliver.stage import EVENTS, Stage, key_of
+from tests.deliver.tuned import tuned_settings
 
 from holdfast.deliver.destination import DeliverySettings, Destination, State
 from holdfast.deliver.exporter import Answer
@@ -16,7 +17,7 @@ from holdfast.signals.event import Event
 
 
 def settings(**values: object) -> DeliverySettings:
-    return DeliverySettings.model_validate({"retention_bytes": None, "order": "key", **values})
+    return tuned_settings(**{"retention_size": None, "order": "key", **values})
 
 
 def of_key(payloads: Sequence[bytes], key: bytes) -> list[bytes]:
@@ -83,7 +84,7 @@ def test_the_others_run_ahead_of_a_stuck_key_only_so_far(stage: Stage) -> None:
         await stage.timer.until(lambda: stage.pending() == 0)
         assert stage.statistics().stuck_key is None
 
-    stage.run(play, settings(max_ahead_bytes=10_000, breaker_failures=1000))
+    stage.run(play, settings(read_ahead_size=10_000, breaker_failures=1000))
 
 
 def test_a_dead_destination_is_tried_by_one_key_at_a_time(stage: Stage) -> None:

@@ -83,8 +83,7 @@ class GatewayFolder:
                     "kind": "exporter",
                     "type": "http",
                     "config": {"url": backend.url},
-                    "delivery": {"retry_initial": "20ms", "retry_max": "100ms",
-                                 "breaker_open": "50ms"},
+                    "delivery": {"retry_max": "50ms"},
                 },
             },
         }  # fmt: skip

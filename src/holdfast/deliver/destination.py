@@ -289,7 +289,7 @@ class Destination:
         if delivery.refused is not None:
             return delivery.refused
         key = self._stuck_key()
-        return None if key is None else f"the others are max_ahead_bytes ahead of key {key!r}"
+        return None if key is None else f"the others are `read_ahead_size` ahead of key {key!r}"
 
     def _stuck_key(self) -> str | None:
         return None if self._delivery is None else self._delivery.stuck_key

@@ -13,7 +13,14 @@ from holdfast.settings.units import size_text
 from holdfast.signals.registry import all_signals
 
 MB = 1024 * 1024
-
+# In order, one request is under way: more than the next few need not be in memory.
+WINDOW_BYTES = 4 * MB
+# By key, a stuck one holds what came after it in memory, while the others go on for this long.
+KEY_AHEAD_BYTES = 16 * MB
+# Most failures are over in a moment (a restart, a connection that was closed).
+RETRY_INITIAL_S = 0.5
+# An outage is not: meanwhile one event, not each of them, finds out whether it is over.
+BREAKER_OPEN_S = 10.0
 
 REMOVED_KEYS = {
     "strict_order": "nothing is skipped any more unless `poison` is set",
@@ -21,6 +28,14 @@ REMOVED_KEYS = {
     "refusals_max": "only 400, 422 and 413 are about an event; after any other answer it waits",
     "refusal_retry_s": "a destination that refuses is tried again after `retry_max` at most",
     "refusal_hold_s": "only 400, 422 and 413 are about an event, immediately",
+    "max_ahead_bytes": "set `read_ahead_size`",
+    "window_bytes": "set `read_ahead_size`",
+    "window_events": "at most 2,000 events are read ahead",
+    "retry_initial_s": "the first pause is 0.5 s, or `retry_max` if that is shorter",
+    "max_retry_after_s": "a Retry-After is honoured for up to 5 minutes",
+    "auth_retry_s": "refused credentials are tried again after 5 minutes, or when you resume",
+    "breaker_failures": "sending is suspended after 5 failures in a row",
+    "breaker_open_s": "sending is suspended for 10 s, or `retry_max` if that is shorter",
 }
 
 
@@ -43,6 +58,19 @@ class DeliverySettings(FileSettings):
 
     removed_keys: ClassVar[Mapping[str, str]] = REMOVED_KEYS
 
+    # What nobody needs to set for one destination: what a process can afford, and what a backend
+    # can stand, differ far less from place to place than these have room for.
+    #
+    # Small events must not make the window long: each costs memory beside its payload.
+    window_events: ClassVar[int] = 2000
+    # A longer Retry-After is more often a mistake than a wish, and would look like a stop.
+    max_retry_after_s: ClassVar[float] = 300.0
+    # Refused credentials are repaired by people; until then a try is an entry in somebody's log of
+    # attacks. `holdfast destination resume` does not wait for it.
+    auth_retry_s: ClassVar[float] = 300.0
+    # One failure may be chance, five in a row without a success between them are an outage.
+    breaker_failures: ClassVar[int] = 5
+
     order: Literal["received", "key"] = "received"
     """`received`: one after another, as they came. `key`: in order for each key, in parallel."""
     key: str | None = None
@@ -50,13 +78,11 @@ class DeliverySettings(FileSettings):
     default the first of these."""
     lanes: int = Field(default=8, ge=1, le=256)
     """With `order: key`: how many sends may be under way at once."""
-    max_ahead_bytes: SizeBytes = Field(default=16 * MB, ge=1)
-    """With `order: key`: how far other keys may run ahead of one that is stuck; then the
-    destination stalls, and says which key it is."""
-    window_bytes: SizeBytes = Field(default=4 * MB, ge=1)
-    """With `order: received`: payload bytes that are read ahead (or one larger request)."""
-    window_events: int = Field(default=2000, ge=1)
-    """Events that are read ahead (or one larger request)."""
+    read_ahead_bytes: SizeBytes | None = Field(default=None, ge=1)
+    """Payload that is read ahead of the oldest event that is not delivered yet (or one larger
+    request): by default 4MB, and 16MB with `order: key`. With `order: key` it is also how far other
+    keys may get ahead of one that is stuck; then the destination stalls, and says which key it
+    is."""
     signals: tuple[str, ...] | None = None
     """Deliver only these signals, such as `openlineage`; everything else in the quiver is
     `filtered` for this destination. By default everything is delivered, and what the destination
@@ -74,18 +100,9 @@ class DeliverySettings(FileSettings):
 
     send_timeout_s: DurationS = Field(default=30.0, gt=0)
     """How long one send may take."""
-    retry_initial_s: DurationS = Field(default=0.5, gt=0)
-    """The pause after the first failure is at most this long; each further one doubles that."""
     retry_max_s: DurationS = Field(default=60.0, gt=0)
-    """No pause between tries is longer, unless the destination asks for it."""
-    max_retry_after_s: DurationS = Field(default=300.0, gt=0)
-    """A longer Retry-After is not believed."""
-    auth_retry_s: DurationS = Field(default=300.0, gt=0)
-    """After our credentials were refused: when to try again without being told to resume."""
-    breaker_failures: int = Field(default=5, ge=1)
-    """So many failed sends without a success between them stop all sending for a while."""
-    breaker_open_s: DurationS = Field(default=10.0, gt=0)
-    """For how long; then one event is tried."""
+    """The longest pause between two tries, unless the destination asks for more with Retry-After
+    (at most 5 minutes). The first pause is half a second, and each further one doubles it."""
     poison: PoisonSettings | None = None
     """Set aside an event that alone makes the destination fail (5xx but 503, or an exception), once
     that is proven. Without it such an event is tried for ever, and the others wait behind it."""
@@ -110,7 +127,18 @@ class DeliverySettings(FileSettings):
     @property
     def ahead_bytes(self) -> int:
         """How much may be read ahead of the oldest event that has no outcome."""
-        return self.max_ahead_bytes if self.order == "key" else self.window_bytes
+        by_default = KEY_AHEAD_BYTES if self.order == "key" else WINDOW_BYTES
+        return self.read_ahead_bytes or by_default
+
+    @property
+    def retry_initial_s(self) -> float:
+        """The pause after the first failure is at most this long."""
+        return min(RETRY_INITIAL_S, self.retry_max_s)
+
+    @property
+    def breaker_open_s(self) -> float:
+        """For how long sending is suspended; then one event is tried."""
+        return min(BREAKER_OPEN_S, self.retry_max_s)
 
     @property
     def parallel_sends(self) -> int:

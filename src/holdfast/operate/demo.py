@@ -171,7 +171,7 @@ class Play:
                 "kind": "exporter",
                 "type": "http",
                 "config": {"url": f"http://127.0.0.1:{port}"},
-                "delivery": {"retry_max": "500ms", "breaker_open": "500ms"},
+                "delivery": {"retry_max": "500ms"},
             }
             for name, port in self._ports.items()
         }

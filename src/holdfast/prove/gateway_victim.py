@@ -44,12 +44,7 @@ def graph_file(
     port: int, backend_ports: dict[str, int], data_dir: str, append_timeout_s: float
 ) -> str:
     """Return the configuration: small files and short pauses, so that every step happens often."""
-    delivery = {
-        "retry_initial": "20ms",
-        "retry_max": "200ms",
-        "breaker_open": "100ms",
-        "send_timeout": "5s",
-    }
+    delivery = {"retry_max": "100ms", "send_timeout": "5s"}
     dialects = {SINGLE: "single", BATCH: "batch_array"}
     exporters = {
         name: {
