@@ -240,7 +240,7 @@ class Life:
             is_single = all(len(request) == 1 for request in self.requests)
             if is_single or (self.case.order == "received" and not is_any_left):
                 assert first not in known or first in untold or self.excused[first], "not recorded"
-            is_any_left = is_any_left or any(payload in known for payload in behind)
+            is_any_left = is_any_left or bool(behind)
             self.excused.update(payload for payload in (first, *behind) if payload in known)
 
     def _known(self) -> set[bytes]:
