@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from holdfast.dataflow.driver.java import spark_environment
-from holdfast.dataflow.driver.worker_python import worker_environment
+from holdfast.dataflow.driver.session import worker_environment
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

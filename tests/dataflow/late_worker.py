@@ -14,7 +14,7 @@ from pathlib import Path
 from holdfast.dataflow.compiler.places import Places
 from holdfast.dataflow.driver import session as sessions
 from holdfast.dataflow.driver.run import PipelineRun
-from holdfast.dataflow.driver.worker_python import worker_environment
+from holdfast.dataflow.driver.session import worker_environment
 from holdfast.dataflow.spec import Pipeline
 from holdfast.errors import PipelineFailed
 
@@ -39,7 +39,7 @@ def main(root: Path) -> None:
     python.write_text(PYTHON.format(late=late, how_many=how_many, python=sys.executable))
     python.chmod(0o755)
     launched = {**worker_environment(), "HOLDFAST_PYTHON": str(python)}
-    sessions.worker_environment = lambda: launched  # type: ignore[attr-defined]
+    sessions.worker_environment = lambda: launched
     session = sessions.start_session("local[1]", {"spark.local.dir": str(root / "spark")})
     pipeline = (
         Pipeline(worker_attempts=ATTEMPTS)

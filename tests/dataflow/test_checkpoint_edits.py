@@ -16,10 +16,10 @@ from holdfast.dataflow.compiler.recorded import record_of
 from holdfast.dataflow.driver.checkpoint_edits import (
     arrange_offsets,
     copy_state,
+    leftovers,
     mend_moved,
     settle_copies,
 )
-from holdfast.dataflow.driver.leftovers import leftovers
 from holdfast.dataflow.sink.records import BatchRecords, Record
 from holdfast.dataflow.source.checkpoint import Checkpoint
 from holdfast.dataflow.source.offset import Offset

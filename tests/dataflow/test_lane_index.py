@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.dataflow.held import earliest_held_us
 
-from holdfast.dataflow.compiler.lane import without
-from holdfast.dataflow.compiler.lane_index import LaneIndex
+from holdfast.dataflow.compiler.lane import LaneIndex, without
 from holdfast.dataflow.compiler.places import EVENT_TIME
 from holdfast.quiver import Position, Quiver
 from holdfast.quiver.segments.envelope import TIME_TYPE

@@ -10,8 +10,8 @@ import pytest
 from tests.dataflow.driver import Driver
 from tests.dataflow.quivers import CONFIG, batch
 
+from holdfast.dataflow.driver.failures import Restarts
 from holdfast.dataflow.driver.progress import QueryProgress
-from holdfast.dataflow.driver.restarts import Restarts
 from holdfast.dataflow.source.checkpoint import Checkpoint
 from holdfast.dataflow.source.offset import Offset
 from holdfast.quiver import Quiver

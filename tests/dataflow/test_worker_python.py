@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 
-from holdfast.dataflow.driver.worker_python import worker_environment
+from holdfast.dataflow.driver.session import worker_environment
 
 SHOW = "import os, sys, pyspark; print(os.environ['PYTHONPATH'], pyspark.__file__, *sys.argv[1:])"
 

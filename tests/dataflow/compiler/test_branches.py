@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tests.dataflow.compiler.rows import at, rows
 
-from holdfast.dataflow.compiler.parsing import spark_parser
+from holdfast.dataflow.driver.session import spark_parser
 from holdfast.dataflow.kit import Bench
 from holdfast.dataflow.spec import Pipeline, check
 from holdfast.errors import BadConfig, PipelineFailed

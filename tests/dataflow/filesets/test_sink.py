@@ -17,7 +17,7 @@ from tests.dataflow.quivers import fill
 from tests.dataflow.test_sinks import rows
 
 from holdfast.dataflow.filesets import sink as sinking
-from holdfast.dataflow.filesets import staging
+from holdfast.dataflow.filesets import sink as staging
 from holdfast.dataflow.filesets.sink import CommitWriter, commit_name
 from holdfast.dataflow.sink.options import parse_sink_options
 from holdfast.dataflow.sink.records import KEPT_MAX

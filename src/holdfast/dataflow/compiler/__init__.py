@@ -3,7 +3,6 @@
     plan.py       which vertices are one query, what is cut, and why; plain data, without Spark
     cuts.py       the edges that must become quivers
     explain.py    the plan in words
-    drawing.py    the plan as text and as SVG
     frames.py     vertices as DataFrames
     python.py     runs of Python functions as one `mapInArrow`
     reduces.py    windows, aggregates, late rows

@@ -1,4 +1,4 @@
-"""What has to be put right in Spark's own files before a query goes on with another plan.
+"""What has to be settled on disk before an edited pipeline goes on with another plan.
 
 The offset log has a line for each source each time the plan has it, in the order of the plan, and
 nothing else says whose it is. A source that was added is a line too few, another way out of the
@@ -14,22 +14,32 @@ copy of the state, and sees the same rows from then on. The files of a state nev
 is links to them. A note says that there is one until the plan file has it, too.
 
 Hadoop keeps sums beside files on local disks. One that is gone is not compared; so it goes first.
+
+First it is checked that no rows would be left behind (`leftovers`). A retry lane that was taken
+away may have rows in it, and so may a quiver between two queries that are one now, or gone. They
+are looked at before anything starts: rows are never left behind without a word. A batch that was
+begun is finished by the same sinks and the same sources.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from holdfast.dataflow.compiler.places import SINK_CONFIG, Places
+from holdfast.dataflow.compiler.plan import Output, Plan
+from holdfast.dataflow.compiler.recorded import RecordedPlan, RecordedQuery
 from holdfast.dataflow.durable_file import replace_durably, sync_folder
 from holdfast.dataflow.source.checkpoint import Checkpoint
 from holdfast.dataflow.source.remembered import forget_start
 from holdfast.dataflow.source.trimming import FOLDER
+from holdfast.quiver import Quiver
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -126,3 +136,61 @@ def _link_or_copy(source: str, target: str) -> None:
 def _replace(path: Path, text: str) -> None:
     path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
     replace_durably(path, text)
+
+
+log = logging.getLogger("holdfast.dataflow")
+
+
+def leftovers(plan: Plan, recorded: RecordedPlan, places: Places) -> Iterator[str]:
+    """Yield what would be left behind."""
+    written = {str(output) for query in plan.queries for output in query.writes}
+    for query in recorded.queries:
+        now = next((one for one in plan.queries if one.name == query.name), None)
+        folder = places.state_dir / query.name
+        if query.has_lane and (now is None or not now.has_lane):
+            rows = sum(_unread(folder / "lane" / part) for part in ("waiting", "due"))
+            if rows:
+                yield f"{rows} rows wait in the retry lane of {query.name}, which is gone"
+        for output in query.writes:
+            if output not in written and (rows := _unread(_buffer(places, output))):
+                yield f"{rows} rows of {output} wait for a query that is gone"
+        yield from _unfinished(plan, query, folder)
+
+
+def _unfinished(plan: Plan, query: RecordedQuery, folder: Path) -> Iterator[str]:
+    """Yield what would end a batch in another way than it was begun."""
+    gone = [name for name in query.sources if name not in plan.pipeline.vertices]
+    for name in gone:
+        log.warning(
+            "%s is gone from the file; what it did not read stays in its quivers, held by the "
+            "subscriber %s.%s", name, plan.name, name,
+        )  # fmt: skip
+    checkpoint = Checkpoint(str(folder / "checkpoint"))
+    if checkpoint.last_planned() == checkpoint.last_committed():
+        return
+    moved = [
+        name
+        for name in query.vertices
+        if name in plan.pipeline.vertices
+        and plan.pipeline.vertices[name].kind == "sink"
+        and plan.query_of(name).name != query.name
+    ]
+    if gone or moved:
+        yield (
+            f"a batch with {', '.join((*gone, *moved))} was begun and not finished: "
+            "run it once with the file as it was"
+        )
+
+
+def _buffer(places: Places, output: str) -> Path:
+    vertex, _, port = output.partition(".")
+    return places.buffer(Output(vertex, port))
+
+
+def _unread(folder: Path) -> int:
+    """Return how many rows of a quiver nobody has read yet."""
+    if not folder.exists():
+        return 0
+    with Quiver.open(folder, SINK_CONFIG) as quiver:
+        pending = [quiver.balance(name).pending.events for name in quiver.subscribers()]
+        return max(pending, default=0)

@@ -1,9 +1,16 @@
-"""Why a query ended, in words for whoever has to do something about it."""
+"""Why a query ended, in words for whoever has to act on it, and whether to restart it.
+
+One kind of failure is not one: a Python process that did not come up in time. Spark starts a Python
+process for each stream that plans, and others for the tasks. It gives the former ten seconds and
+the latter sixty, which nobody can set, and ends the query if that was not enough. Nothing is wrong
+with such a query but that the machine was busy with something else: begun again it goes on from its
+checkpoint, as after any other end. It is not begun for ever: a Python that never comes up (none is
+installed on an executor) is a fault that somebody has to mend.
+"""
 
 from __future__ import annotations
 
-from holdfast.dataflow.driver.restarts import is_no_worker
-from holdfast.dataflow.durable_file import is_disk_full
+from holdfast.dataflow.durable_file import is_disk_full, texts_of
 from holdfast.errors import PipelineDiskFull, PipelineFailed
 
 
@@ -45,3 +52,35 @@ def reason_of(error: Exception) -> str:
         line for line in told if line.startswith(("holdfast.", "pyspark.errors", "FunctionFailed"))
     ]
     return ours[-1] if ours else told[0] if told else type(error).__name__
+
+
+# What Spark 4.3 says: of a process that plans, and of one for tasks.
+_TEXTS = (
+    "Python worker failed to connect back",
+    "waiting for the Python worker to connect back",
+)
+
+
+def is_no_worker(error: BaseException) -> bool:
+    """Whether a query ended because a Python process did not come up in time."""
+    return any(text in told for told in texts_of(error) for text in _TEXTS)
+
+
+class Restarts:
+    """How often one query may still be begun."""
+
+    def __init__(self, attempts_max: int) -> None:
+        self._attempts_max = attempts_max
+        self._attempts = 1
+        # How many batches it had done when it was begun last.
+        self._batches_done = 0
+
+    def may_begin(self, error: BaseException, batches_done: int = 0) -> bool:
+        """Whether to begin it again, now that it ended; the count is of attempts in a row."""
+        if not is_no_worker(error):
+            return False
+        if batches_done > self._batches_done:
+            self._attempts = 0
+        self._batches_done = batches_done
+        self._attempts += 1
+        return self._attempts <= self._attempts_max

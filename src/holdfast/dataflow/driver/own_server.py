@@ -7,26 +7,33 @@ and what it is called there (`spark.driver.host`), and both are ours, too.
 Nobody else is to read the rows of a pipeline: each run makes a token, which executors get with
 their tasks. It is never written down, and Spark leaves options of that name out of what it shows.
 Three settings are our own, among Spark's: the ports, and files for TLS.
+
+Where a firewall stands between driver and executors, the ports are fixed (`OwnPorts`). gRPC shares
+a port with whoever else listens there, so a port is tried before it is given away, and the runs of
+one process do not get the same.
 """
 
 from __future__ import annotations
 
 import logging
 import secrets
+import threading
 from typing import TYPE_CHECKING
 
-from holdfast.dataflow.driver.own_ports import OwnPorts
 from holdfast.dataflow.driver.settings import (
     CA_FILE,
     CERT_FILE,
     KEY_FILE,
     PORTS,
+    PORTS_OF_A_RUN,
+    PORTS_OF_A_SERVER,
     checked_conf,
     parse_ports,
 )
-from holdfast.errors import BadConfig
+from holdfast.errors import BadConfig, PipelineFailed
 from holdfast.remote import FlightSettings
-from holdfast.remote.settings import FlightTls, FlightToken
+from holdfast.remote.ports import require_free
+from holdfast.remote.settings import FlightTls, FlightToken, split_address
 from holdfast.settings import Secret
 
 if TYPE_CHECKING:
@@ -89,3 +96,55 @@ def _tls(conf: dict[str, str]) -> FlightTls | None:
 def _bare(host: str) -> str:
     """Return an address as it is, without the brackets that Spark puts around those with colons."""
     return host.removeprefix("[").removesuffix("]")
+
+
+_taken: set[int] = set()
+_taking = threading.Lock()
+
+
+class OwnPorts:
+    """The ports of one run, until it ends; without a range any that are free."""
+
+    def __init__(self, allowed: range) -> None:
+        self._allowed = allowed
+        self._mine: set[int] = set()
+
+    def given_to(self, served: FlightSettings) -> FlightSettings:
+        """Return the settings of one more server, with ports of its own."""
+        if not self._allowed:
+            return served
+        host, _ = split_address(served.listen)
+        ports = self._take(host)
+        listen = f"[{host}]:{ports[0]}" if ":" in host else f"{host}:{ports[0]}"
+        return served.model_copy(update={"listen": listen, "reader_port": ports[1]})
+
+    def _take(self, host: str) -> list[int]:
+        with _taking:
+            free: list[int] = []
+            for port in self._allowed:
+                if port not in _taken and _is_free(host, port):
+                    free.append(port)
+                if len(free) == PORTS_OF_A_SERVER:
+                    _taken.update(free)
+                    self._mine.update(free)
+                    return free
+        named = f"{self._allowed[0]}-{self._allowed[-1]}"
+        # Not a wrong setting: a driver before this one may still be ending.
+        raise PipelineFailed(
+            f"no {PORTS_OF_A_SERVER} of the ports {named} are free on {host}",
+            hint=f"a pipeline needs {PORTS_OF_A_RUN}: name more, or end who has them",
+        )
+
+    def close(self) -> None:
+        """Let others have them."""
+        with _taking:
+            _taken.difference_update(self._mine)
+            self._mine.clear()
+
+
+def _is_free(host: str, port: int) -> bool:
+    try:
+        require_free(host, port)
+    except BadConfig:
+        return False
+    return True

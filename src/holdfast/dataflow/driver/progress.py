@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from holdfast.dataflow.driver.restarts import Restarts
+from holdfast.dataflow.driver.failures import Restarts
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery

@@ -42,16 +42,15 @@ from holdfast.dataflow.driver.buffers import Buffers
 from holdfast.dataflow.driver.checkpoint_edits import (
     arrange_offsets,
     copy_state,
+    leftovers,
     mend_moved,
     settle_copies,
     subscribers_of,
 )
-from holdfast.dataflow.driver.failures import failed, hangs, reason_of
+from holdfast.dataflow.driver.failures import Restarts, failed, hangs, reason_of
 from holdfast.dataflow.driver.intakes import Intakes
-from holdfast.dataflow.driver.leftovers import leftovers
 from holdfast.dataflow.driver.own_server import own_authorities, own_ports, own_server
 from holdfast.dataflow.driver.progress import QueryProgress, QueryStatistics
-from holdfast.dataflow.driver.restarts import Restarts
 from holdfast.dataflow.driver.session import (
     activate,
     query_session,

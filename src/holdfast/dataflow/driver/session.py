@@ -1,4 +1,13 @@
-"""The Spark session of pipelines: quiet, on UTC, with the settings that the watermark needs."""
+"""The Spark session of pipelines: quiet, on UTC, with the settings that the watermark needs.
+
+Python workers on this machine use the installed pyspark, not its zipped copy
+(`worker_environment`). Spark puts `pyspark.zip` before everything else on a worker's path. There is
+no compiled code in it, so every process that Spark starts for Python (one that plans for each
+stream, some for each kind of work) compiles pyspark anew: three times the CPU of a start. Spark
+gives a process ten seconds, and on a busy machine that was not enough. So workers are started by a
+launcher of ours that leaves the zip out; the same pyspark, unpacked and compiled, is in the
+interpreter's own packages.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +15,16 @@ import contextlib
 import logging
 import os
 import subprocess
+import sys
 import threading
 import warnings
 from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from holdfast.dataflow.driver.java import spark_environment
-from holdfast.dataflow.driver.worker_python import worker_environment
+from holdfast.dataflow.spec.checks import Parse, plausible
 from holdfast.errors import BadConfig
 
 if TYPE_CHECKING:
@@ -171,3 +183,38 @@ def query_session(
     if is_repeated:
         mine.conf.set("spark.sql.exchange.reuse", "false")
     return mine
+
+
+_LAUNCHER = Path(__file__).parent / "python_home" / "bin" / "python"
+
+
+def worker_environment() -> dict[str, str]:
+    """Return what makes workers start quickly; for a Spark that runs on this machine only."""
+    found = find_spec("pyspark")
+    if found is None or found.origin is None or not os.access(_LAUNCHER, os.X_OK):
+        return {}
+    return {
+        "PYSPARK_PYTHON": str(_LAUNCHER),
+        # Whatever belongs to a data source is started by this one: also what plans and reads.
+        "PYSPARK_DRIVER_PYTHON": str(_LAUNCHER),
+        "HOLDFAST_PYTHON": sys.executable,
+        "HOLDFAST_PYSPARK_LIB": str(Path(found.origin).parent / "python" / "lib"),
+    }
+
+
+def spark_parser(session: SparkSession) -> Parse:
+    """Return what says what is wrong with an expression, as long as the session runs."""
+    from pyspark.errors import ParseException
+
+    # `functions.expr` does not parse before it is used, and then it wants columns.
+    parser = session._jsparkSession.sessionState().sqlParser()
+
+    def parse(text: str) -> str | None:
+        try:
+            parser.parseExpression(text)
+        except ParseException as error:
+            told = [line for line in str(error).splitlines() if line.strip()]
+            return told[0] if told else "it cannot be parsed"
+        return plausible(text)
+
+    return parse

@@ -1,9 +1,16 @@
-"""The quiver sink: one batch is one idempotent transaction, `producer` = query, `epoch` = batch."""
+"""The quiver sink: one batch is one idempotent transaction, `producer` = query, `epoch` = batch.
+
+A task hands its rows to the driver as an Arrow stream, inline or in a staged file.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+import itertools
+import os
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +21,6 @@ from holdfast.dataflow.points import Point, reached
 from holdfast.dataflow.sink.json_rows import as_json
 from holdfast.dataflow.sink.options import SinkOptions
 from holdfast.dataflow.sink.records import BatchRecords, Record, Verdict
-from holdfast.dataflow.sink.staged import Staged, stage
 from holdfast.dataflow.source.checkpoint import Checkpoint
 from holdfast.dataflow.source.gateway import load_config
 from holdfast.dataflow.source.place import split_address
@@ -22,6 +28,67 @@ from holdfast.dataflow.source.trimming import Span
 from holdfast.errors import StaleEpoch, TransactionEnded
 from holdfast.quiver import Quiver, Receipt
 from holdfast.remote import RemoteQuiver
+
+
+@dataclass
+class Staged(WriterCommitMessage):
+    """The rows of one task."""
+
+    rows: int
+    content: bytes = b""
+    path: str = ""
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Yield the rows."""
+        if not self.rows:
+            return
+        source = pa.memory_map(self.path) if self.path else pa.BufferReader(self.content)
+        with source, pa.ipc.open_stream(source) as reader:
+            yield from reader
+
+    def discard(self) -> None:
+        """Remove what was staged."""
+        if self.path:
+            Path(self.path).unlink(missing_ok=True)
+
+
+def stage(batches: Iterable[pa.RecordBatch], folder: Path, inline_bytes: int) -> Staged:
+    """Return the rows of a task, in a file if they are more than `inline_bytes`."""
+    kept: list[pa.RecordBatch] = []
+    size_bytes = 0
+    remaining = (batch for batch in batches if batch.num_rows)
+    for batch in remaining:
+        kept.append(batch)
+        size_bytes += batch.nbytes
+        if size_bytes > inline_bytes:
+            return _to_file(itertools.chain(kept, remaining), batch.schema, folder)
+    if not kept:
+        return Staged(0)
+    sink = pa.BufferOutputStream()
+    rows = _write(sink, kept, kept[0].schema)
+    return Staged(rows, content=sink.getvalue().to_pybytes())
+
+
+def _to_file(batches: Iterable[pa.RecordBatch], schema: pa.Schema, folder: Path) -> Staged:
+    folder.mkdir(parents=True, exist_ok=True)
+    path = os.path.abspath(folder / f"{uuid.uuid4()}.arrow")
+    try:
+        with pa.OSFile(path, "wb") as file:
+            rows = _write(file, batches, schema)
+    except BaseException:
+        os.unlink(path)
+        raise
+    return Staged(rows, path=path)
+
+
+def _write(sink: pa.NativeFile, batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> int:
+    rows = 0
+    with pa.ipc.new_stream(sink, schema) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+            rows += batch.num_rows
+    return rows
+
 
 # Beside Spark's own logs, which are synced less carefully.
 RECORDS_DIR = "holdfast"

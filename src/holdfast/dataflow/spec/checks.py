@@ -9,9 +9,9 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Iterable, Iterator
+from typing import Literal, NamedTuple
 
 from holdfast.dataflow.spec.edges import FAILED, LATE, PORTS, Edge
-from holdfast.dataflow.spec.findings import Finding, TreePath
 from holdfast.dataflow.spec.functions import load_function
 from holdfast.dataflow.spec.pipeline import PipelineSettings
 from holdfast.dataflow.spec.vertices import (
@@ -23,6 +23,20 @@ from holdfast.dataflow.spec.vertices import (
     VertexSettings,
 )
 from holdfast.errors import BadConfig
+
+TreePath = tuple[str | int, ...]
+
+
+class Finding(NamedTuple):
+    """One thing; the path begins at the pipeline."""
+
+    path: TreePath
+    message: str
+    hint: str = ""
+    severity: Literal["error", "warning"] = "error"
+    # Whether the key is meant, and not its value.
+    at_key: bool = False
+
 
 # What is wrong with an SQL expression; None if nothing is.
 Parse = Callable[[str], str | None]

@@ -7,9 +7,8 @@ from typing import Any
 
 import click
 
-from holdfast.dataflow.compiler.drawing import as_svg, as_text
 from holdfast.dataflow.compiler.earlier import planned
-from holdfast.dataflow.compiler.explain import as_fields, explain
+from holdfast.dataflow.compiler.explain import as_fields, as_svg, as_text, explain
 from holdfast.dataflow.source.explanation import read_explanations
 from holdfast.errors import BadConfig
 from holdfast.graph.pipelines import load_pipelines
@@ -32,8 +31,7 @@ def validate_command(config: str, imports: bool, spark: bool, as_json: bool) -> 
     """Check the pipelines of CONFIG and say everything that is wrong, with line and column."""
     parse = None
     if spark:
-        from holdfast.dataflow.compiler.parsing import spark_parser
-        from holdfast.dataflow.driver.session import start_session
+        from holdfast.dataflow.driver.session import spark_parser, start_session
 
         parse = spark_parser(start_session("local[1]"))
     try:
