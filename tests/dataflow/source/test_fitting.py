@@ -162,6 +162,7 @@ def test_what_fits_and_what_does_not_is_everything_in_order(data: st.DataObject,
     alone = [fit_rows(batch.slice(place, 1), wanted) for place in range(rows)]
     assert [place for place, (_, unfit) in enumerate(alone) if unfit] == stayed
     expected = [row for one, _ in alone for row in one.to_pylist()]
-    assert fitted.to_pylist() == expected
+    # By their texts: one of them may be the number that "nan" is, which equals nothing.
+    assert repr(fitted.to_pylist()) == repr(expected)
     if not misfits:
-        assert fitter(wanted)(batch).equals(fitted)
+        assert repr(fitter(wanted)(batch).to_pylist()) == repr(expected)
