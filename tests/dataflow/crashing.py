@@ -25,10 +25,10 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from tests.patience import SPARK_PATIENCE_S
 
+from holdfast.dataflow.base.points import Point
 from holdfast.dataflow.compiler.places import Places
 from holdfast.dataflow.driver.run import PipelineRun
 from holdfast.dataflow.driver.session import query_session, start_session
-from holdfast.dataflow.points import Point
 from holdfast.dataflow.source.checkpoint import Checkpoint
 from holdfast.dataflow.spec.pipeline import PipelineSettings
 from holdfast.prove.sessions import end_session

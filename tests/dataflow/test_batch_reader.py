@@ -17,11 +17,11 @@ from tests.dataflow.quivers import CONFIG, CONFIG_NAME, at, batch
 from tests.dataflow.test_stream_reader import numbers as stream_numbers
 from tests.dataflow.test_stream_reader import wait_for
 
-from holdfast.dataflow.source import place, schema
+from holdfast.dataflow.source import quiver_location, schema
 from holdfast.dataflow.source.batch import BatchReader, PushingBatchReader
 from holdfast.dataflow.source.options import parse_options
-from holdfast.dataflow.source.place import connect
-from holdfast.dataflow.source.reading import SourcePartition
+from holdfast.dataflow.source.partitions import SourcePartition
+from holdfast.dataflow.source.quiver_location import connect
 from holdfast.dataflow.source.schema import stored_schema
 from holdfast.dataflow.source.stream import StreamReader
 from holdfast.dataflow.watermark.claims import END_OF_TIME_US
@@ -135,7 +135,7 @@ def test_a_server_s_rows_are_read_without_a_look_into_its_folder(
         raise AssertionError("the folder was looked into")
 
     monkeypatch.setattr(schema, "sealed_segments", refuse)
-    monkeypatch.setattr(place, "scan_sealed", refuse)
+    monkeypatch.setattr(quiver_location, "scan_sealed", refuse)
     assert numbers(reader(stored.options("server"))) == list(range(40))
 
 

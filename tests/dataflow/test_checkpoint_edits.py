@@ -10,9 +10,8 @@ import pyarrow as pa
 import pytest
 from tests.dataflow.spec.pipelines import pipeline
 
-from holdfast.dataflow.compiler.continuing import continued
+from holdfast.dataflow.compiler.continuation import continued, record_of
 from holdfast.dataflow.compiler.places import SINK_CONFIG, SLOT, Places
-from holdfast.dataflow.compiler.recorded import record_of
 from holdfast.dataflow.driver.checkpoint_edits import (
     arrange_offsets,
     copy_state,

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 import pytest
 from pydantic import ValidationError
 
+from holdfast.dataflow.watermark.bounds import Reach, Statement, bound_of
 from holdfast.dataflow.watermark.claims import (
     END_OF_TIME_US,
     NOTHING_CLAIMED_US,
@@ -14,7 +15,6 @@ from holdfast.dataflow.watermark.claims import (
     Silence,
 )
 from holdfast.dataflow.watermark.settings import WatermarkSettings
-from holdfast.dataflow.watermark.statement import Reach, Statement, bound_of
 
 SECOND = 1_000_000
 NOW = int(datetime(2026, 5, 1, 10, tzinfo=UTC).timestamp()) * SECOND

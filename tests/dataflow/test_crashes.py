@@ -20,8 +20,8 @@ from tests.dataflow.crashing import CELLS, KINDS, QUIVERS, SHAPES, compiled, dra
 from tests.dataflow.quivers import CONFIG_NAME, at, fill, open_when_free
 from tests.patience import SPARK_PATIENCE_S
 
+from holdfast.dataflow.base.points import TRAP, Point
 from holdfast.dataflow.compiler.places import Places
-from holdfast.dataflow.points import TRAP, Point
 from holdfast.dataflow.spec import Pipeline
 from holdfast.errors import PipelineFailed
 from holdfast.prove.sessions import end_session

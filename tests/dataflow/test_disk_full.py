@@ -14,12 +14,12 @@ import pyarrow.parquet as pq
 import pytest
 from tests.dataflow.quivers import fill
 
+from holdfast.dataflow.base.durable_file import is_disk_full
 from holdfast.dataflow.compiler.places import Places
 from holdfast.dataflow.driver.failures import failed
 from holdfast.dataflow.driver.keeper import Keeper
 from holdfast.dataflow.driver.run import PipelineRun
 from holdfast.dataflow.driver.settings import SparkSettings
-from holdfast.dataflow.durable_file import is_disk_full
 from holdfast.dataflow.spec import Pipeline, PipelineSettings
 from holdfast.errors import DiskFull, PipelineDiskFull, PipelineFailed
 

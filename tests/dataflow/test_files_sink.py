@@ -20,8 +20,8 @@ from pydantic import ValidationError
 from pyspark.sql.datasource import WriterCommitMessage
 from tests.dataflow.test_sinks import Sink, rows
 
+from holdfast.dataflow.base import growing_files as growing_module
 from holdfast.dataflow.sink import files_writer
-from holdfast.dataflow.sink import growing as growing_module
 from holdfast.dataflow.sink.options import parse_sink_options
 from holdfast.dataflow.sink.records import BatchRecords
 from holdfast.dataflow.source.intake import FilesIntake

@@ -17,13 +17,13 @@ from pyspark.sql.datasource import DataSourceStreamArrowWriter
 from tests.dataflow.driver import QUERY_ID, Driver
 from tests.dataflow.quivers import CONFIG, batch, fill
 
+from holdfast.dataflow.base.json_rows import as_json
 from holdfast.dataflow.sink import files_writer
-from holdfast.dataflow.sink.batch_writer import BatchWriter
 from holdfast.dataflow.sink.files_writer import FilesWriter
-from holdfast.dataflow.sink.json_rows import as_json
 from holdfast.dataflow.sink.options import parse_sink_options
 from holdfast.dataflow.sink.quiver_writer import QuiverWriter, producer_name
 from holdfast.dataflow.sink.records import KEPT_MAX, BatchRecords, Record
+from holdfast.dataflow.sink.writers import BatchWriter
 from holdfast.dataflow.source.checkpoint import Checkpoint
 from holdfast.errors import BadConfig, UnknownPosition
 from holdfast.quiver import ProducerConfig, Quiver

@@ -16,9 +16,9 @@ from typing import NamedTuple
 
 from tests.dataflow.held import earliest_held_us
 
+from holdfast.dataflow.watermark.bounds import Reach, Statement
 from holdfast.dataflow.watermark.claims import Claims, Silence
 from holdfast.dataflow.watermark.settings import WatermarkSettings
-from holdfast.dataflow.watermark.statement import Reach, Statement
 
 STEP_US = 1000
 

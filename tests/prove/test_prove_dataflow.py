@@ -12,7 +12,7 @@ from typing import NamedTuple
 import pytest
 from tests.patience import PATIENCE_S
 
-from holdfast.dataflow.points import TRAP, Point
+from holdfast.dataflow.base.points import TRAP, Point
 from holdfast.errors import CheckFailed
 from holdfast.graph.pipelines import load_pipelines
 from holdfast.prove import dataflow
@@ -27,7 +27,7 @@ from holdfast.signals.openlineage.validation import ValidationSettings, Validato
 # A process that leads a session with a child in it, and then comes to a moment of a batch.
 VICTIM = """
 import subprocess, sys
-from holdfast.dataflow.points import Point, reached
+from holdfast.dataflow.base.points import Point, reached
 subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
 reached(Point.OFFSETS, "checkpoint")
 print("alive", flush=True)

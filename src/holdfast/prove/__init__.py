@@ -64,7 +64,7 @@ def points(name: str) -> list[tuple[str, str]]:
 
         listed += [(str(point), text) for point, text in MOMENTS.items()]
     if name == "dataflow":
-        from holdfast.dataflow.points import DESCRIPTIONS as BATCHES
+        from holdfast.dataflow.base.points import DESCRIPTIONS as BATCHES
 
         listed += [(str(point), text) for point, text in BATCHES.items()]
     return listed

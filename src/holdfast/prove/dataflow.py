@@ -21,8 +21,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from holdfast.dataflow.points import TRAP
-from holdfast.dataflow.points import Point as DriverPoint
+from holdfast.dataflow.base.points import TRAP
+from holdfast.dataflow.base.points import Point as DriverPoint
 from holdfast.errors import CheckFailed
 from holdfast.graph.loader import load
 from holdfast.graph.pipeline_sources import state_dir

@@ -1,6 +1,7 @@
 """Traps: a proof writes the name of a moment into a file, and whoever gets there first dies of it.
 
-For a driver it is one of `dataflow/points.py`, reached in any of its processes; all of them die.
+For a driver it is one of `dataflow/base/points.py`, reached in any of its processes; all of them
+die.
 For the gateway it is a step of its disk. Who dies renames the file, so a trap strikes once.
 """
 
@@ -9,7 +10,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from holdfast.dataflow.points import Point
+from holdfast.dataflow.base.points import Point
 from holdfast.prove.sessions import end_session
 
 # The folder in which traps lie.

@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 from tests.dataflow.golden.shapes import SHAPES, TENS, pipeline
 
-from holdfast.dataflow.compiler.continuing import continued
+from holdfast.dataflow.compiler.continuation import continued, record_of
 from holdfast.dataflow.compiler.earlier import planned, recorded_plan
 from holdfast.dataflow.compiler.plan import Plan
-from holdfast.dataflow.compiler.recorded import record_of
 from holdfast.dataflow.spec import PipelineSettings
 from holdfast.errors import BadConfig
 

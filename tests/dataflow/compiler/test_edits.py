@@ -28,9 +28,9 @@ from hypothesis.stateful import (
 from tests.dataflow.compiler.numbering import numbered
 from tests.dataflow.spec.pipelines import KINDS, pipelines
 
-from holdfast.dataflow.compiler.continuing import continued
+from holdfast.dataflow.compiler.continuation import continued, record_of
 from holdfast.dataflow.compiler.plan import Plan
-from holdfast.dataflow.compiler.recorded import RecordedPlan, record_of
+from holdfast.dataflow.compiler.recorded import RecordedPlan
 from holdfast.dataflow.spec import PipelineSettings
 from holdfast.dataflow.spec.vertices import VertexSettings
 from holdfast.errors import BadConfig

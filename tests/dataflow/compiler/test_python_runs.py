@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.dataflow.compiler.rows import at
 
-from holdfast.dataflow.compiler.calling import FunctionFailed
+from holdfast.dataflow.compiler.calls import FunctionFailed
 from holdfast.dataflow.compiler.python import (
     ALWAYS_LATE_US,
     FAILED_TYPE,

@@ -15,7 +15,7 @@ from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, TimerValu
 from pyspark.sql.streaming.tws_tester import _InMemoryStatefulProcessorHandle
 from tests.dataflow.compiler.rows import at, seconds
 
-from holdfast.dataflow.compiler.calling import FunctionFailed
+from holdfast.dataflow.compiler.calls import FunctionFailed
 from holdfast.dataflow.compiler.reducers import (
     ProcessReducer,
     Reducer,

@@ -14,11 +14,11 @@ from pyspark.sql.datasource import InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema
 from tests.dataflow.filesets.stores import DAY, arrow, commit, make_store, parquet
 
+from holdfast.dataflow.data_source import HoldfastDataSource
 from holdfast.dataflow.filesets import reader as reading
 from holdfast.dataflow.filesets.options import parse_file_set_options
 from holdfast.dataflow.filesets.reader import FileSetReader, file_set_schema
 from holdfast.dataflow.filesets.shipping import Part
-from holdfast.dataflow.source.data_source import HoldfastDataSource
 from holdfast.errors import BadConfig, BadInput, ObjectMissing, UnknownCommit
 from holdfast.store.filesets import Commits, layer_builder
 from holdfast.store.filesets.file import StoredFile

@@ -11,7 +11,7 @@ import pyarrow as pa
 from tests.dataflow.driver import Driver
 from tests.dataflow.quivers import at, open_when_free
 
-from holdfast.dataflow.source.dead_letters import CONFIG, SLOT
+from holdfast.dataflow.source.rejected_publish import CONFIG, SLOT
 from holdfast.quiver import Quiver
 from holdfast.quiver.segments.envelope import TIME_TYPE
 

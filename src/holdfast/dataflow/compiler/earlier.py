@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from holdfast.dataflow.compiler.continuing import continued, refusal
+from holdfast.dataflow.compiler.continuation import continued, refusal
 from holdfast.dataflow.compiler.plan import Plan, make_plan
 from holdfast.dataflow.compiler.recorded import (
     RecordedPlan,

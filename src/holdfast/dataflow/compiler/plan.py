@@ -11,7 +11,7 @@ Plain data, decided without Spark, so that it can be shown, tested and compared.
 - *operators*: the reduces of a query as Spark numbers them, each time that its plan has them. It
   counts from the top: a reduce before those that feed it, and the parts of a union in their order.
 
-A pipeline that has run is planned on what is recorded of it (recorded.py, continuing.py).
+A pipeline that has run is planned on what is recorded of it (recorded.py, continuation.py).
 """
 
 from __future__ import annotations

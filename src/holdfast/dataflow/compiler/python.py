@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark import TaskContext
 
-from holdfast.dataflow.compiler.calling import (
+from holdfast.dataflow.compiler.calls import (
     UNFIT,
     FunctionFailed,
     GaveUp,

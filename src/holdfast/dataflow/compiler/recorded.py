@@ -3,7 +3,7 @@
 Spark knows nothing by name: a checkpoint belongs to a folder, a position to a line of the offset
 log, a state to the number of an operator, counted from the top of the plan. What decides them must
 not follow from the order of lines in a file that people edit. So it is written down when a pipeline
-first runs, and later plans are made to fit it (continuing.py):
+first runs, and later plans are made to fit it (continuation.py):
 
 - every vertex has an *identity*, the name it had first. Subscribers, buffers, dead letters and the
   batch records of sinks go by it;
@@ -20,9 +20,7 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
-from holdfast.dataflow.compiler.plan import Plan, Query
-from holdfast.dataflow.durable_file import replace_durably
-from holdfast.dataflow.spec.pipeline import PipelineSettings
+from holdfast.dataflow.base.durable_file import replace_durably
 from holdfast.dataflow.spec.vertices import ReduceSettings, VertexSettings
 from holdfast.errors import BadConfig
 from holdfast.settings import Settings
@@ -115,39 +113,6 @@ class RecordedPlan(Settings):
                 "reduces": {v: one for v, one in self.reduces.items() if v not in left},
             }
         )
-
-
-def record_of(plan: Plan) -> RecordedPlan:
-    """Return what is to be written down of a plan."""
-    pipeline = plan.pipeline
-    return RecordedPlan(
-        vertices={
-            name: RecordedVertex(
-                name=plan.name_of(name), kind=vertex.kind, essence=essence_of(vertex)
-            )
-            for name, vertex in pipeline.vertices.items()
-        },
-        reduces={
-            name: RecordedReduce.of(vertex.reduce)
-            for name, vertex in pipeline.vertices.items()
-            if vertex.reduce is not None
-        },
-        edges=[(edge.source, edge.target) for edge in pipeline.edges],
-        queries=[_query(pipeline, query) for query in plan.queries],
-    )
-
-
-def _query(pipeline: PipelineSettings, query: Query) -> RecordedQuery:
-    return RecordedQuery(
-        name=query.name,
-        vertices=list(query.vertices),
-        operators=list(query.operators),
-        sources=[name for name in query.vertices if pipeline.vertices[name].source is not None],
-        reads=[str(output) for output in query.reads],
-        writes=[str(output) for output in query.writes],
-        has_lane=query.has_lane,
-        shuffle_partitions=query.shuffle_partitions if query.stateful else None,
-    )
 
 
 def essence_of(vertex: VertexSettings) -> dict[str, Any]:

@@ -31,7 +31,7 @@ from pyspark.sql.streaming.stateful_processor import (
     StatefulProcessorHandle,
 )
 
-from holdfast.dataflow.compiler.calling import (
+from holdfast.dataflow.compiler.calls import (
     UNFIT,
     FunctionFailed,
     GaveUp,

@@ -32,13 +32,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from holdfast.dataflow.base.durable_file import replace_durably, sync_folder
 from holdfast.dataflow.compiler.places import SINK_CONFIG, Places
 from holdfast.dataflow.compiler.plan import Output, Plan
 from holdfast.dataflow.compiler.recorded import RecordedPlan, RecordedQuery
-from holdfast.dataflow.durable_file import replace_durably, sync_folder
 from holdfast.dataflow.source.checkpoint import Checkpoint
 from holdfast.dataflow.source.remembered import forget_start
-from holdfast.dataflow.source.trimming import FOLDER
+from holdfast.dataflow.source.trim import FOLDER
 from holdfast.quiver import Quiver
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ installed on an executor) is a fault that somebody has to mend.
 
 from __future__ import annotations
 
-from holdfast.dataflow.durable_file import is_disk_full, texts_of
+from holdfast.dataflow.base.durable_file import is_disk_full, texts_of
 from holdfast.errors import PipelineDiskFull, PipelineFailed
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from holdfast.dataflow.compiler.tails import Tail
     from holdfast.dataflow.source.checkpoint import Checkpoint
-    from holdfast.dataflow.source.dead_letters import SetAsideCount
+    from holdfast.dataflow.source.rejected_publish import SetAsideCount
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 # What Spark says while it waits for the process that plans. An idle query says so too, but it

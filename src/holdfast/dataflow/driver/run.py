@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.errors import AnalysisException
 
-from holdfast.dataflow.compiler.continuing import continued, copied_states, refusal
+from holdfast.dataflow.compiler.continuation import continued, copied_states, record_of, refusal
 from holdfast.dataflow.compiler.earlier import SHAPE, recorded_plan
 from holdfast.dataflow.compiler.frames import Frames
 from holdfast.dataflow.compiler.places import (
@@ -35,7 +35,7 @@ from holdfast.dataflow.compiler.places import (
     target_options,
 )
 from holdfast.dataflow.compiler.plan import PARTITIONS_MIN, Output, Plan, Query, make_plan
-from holdfast.dataflow.compiler.recorded import record_of, write_record
+from holdfast.dataflow.compiler.recorded import write_record
 from holdfast.dataflow.compiler.sources import Buffered, streams
 from holdfast.dataflow.compiler.tails import Tail, gathered, written
 from holdfast.dataflow.driver.buffers import Buffers
@@ -62,7 +62,7 @@ from holdfast.dataflow.driver.state_dir import StateDir
 from holdfast.dataflow.sink.options import SinkOptions
 from holdfast.dataflow.sink.quiver_writer import producer_name
 from holdfast.dataflow.source.checkpoint import Checkpoint
-from holdfast.dataflow.source.dead_letters import SetAsideCount
+from holdfast.dataflow.source.rejected_publish import SetAsideCount
 from holdfast.dataflow.spec.pipeline import PipelineSettings
 from holdfast.errors import BadConfig, DirectoryLocked, HoldfastError, PipelineFailed
 from holdfast.quiver.tools.offline import directory_lock

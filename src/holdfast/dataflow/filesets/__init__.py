@@ -1,7 +1,7 @@
 """File sets and Spark: a commit is read by many tasks, each batch of a query is a commit.
 
     read     driver: pin, shards, keys ──▶ tasks: objects alone
-    sink     tasks: encode ──▶ driver: batch record, layer, commit
+    sink     tasks: encode ──▶ driver: batch record, layer, commit (sink/commit_writer.py)
     compact  tasks: merge a range of paths ──▶ driver: stores chunks, joins the ranges
     audit    tasks: compare the facts of some hashes ──▶ driver: the report
 

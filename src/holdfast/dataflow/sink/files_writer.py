@@ -8,7 +8,7 @@
 Tasks write a file each. Those of a small batch become one before they are published, so that there
 are no more files than batches, and a reader has all of such a batch or nothing of it. If that
 cannot be done, because the disk is full, they are published as they are: a rename needs no room.
-With `target_size` there are fewer files than batches: see growing.py.
+With `target_size` there are fewer files than batches: see base/growing_files.py.
 
 A batch counts when its record is there. A driver that dies between two renames leaves some of a
 batch's files; run again, the batch replaces files of its own name by the new ones, and then removes
@@ -30,9 +30,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 
-from holdfast.dataflow.durable_file import is_disk_full, sync_folder
-from holdfast.dataflow.points import Point, reached
-from holdfast.dataflow.sink.growing import Growing, LastBatch, newest_file, write_joined
+from holdfast.dataflow.base.durable_file import is_disk_full, sync_folder
+from holdfast.dataflow.base.growing_files import Growing, LastBatch, newest_file, write_joined
+from holdfast.dataflow.base.points import Point, reached
 from holdfast.dataflow.sink.options import SinkOptions
 from holdfast.dataflow.sink.records import BatchRecords, Record
 from holdfast.dataflow.source.checkpoint import Checkpoint

@@ -17,14 +17,14 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 
-from holdfast.dataflow.points import Point, reached
-from holdfast.dataflow.sink.json_rows import as_json
+from holdfast.dataflow.base.json_rows import as_json
+from holdfast.dataflow.base.points import Point, reached
 from holdfast.dataflow.sink.options import SinkOptions
 from holdfast.dataflow.sink.records import BatchRecords, Record, Verdict
 from holdfast.dataflow.source.checkpoint import Checkpoint
-from holdfast.dataflow.source.gateway import load_config
-from holdfast.dataflow.source.place import split_address
-from holdfast.dataflow.source.trimming import Span
+from holdfast.dataflow.source.quiver_client import load_config
+from holdfast.dataflow.source.quiver_location import split_address
+from holdfast.dataflow.source.trim import Span
 from holdfast.errors import StaleEpoch, TransactionEnded
 from holdfast.quiver import Quiver, Receipt
 from holdfast.remote import RemoteQuiver

@@ -15,9 +15,9 @@ import json
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from holdfast.dataflow.durable_file import replace_durably
+from holdfast.dataflow.base.durable_file import replace_durably
 from holdfast.dataflow.source.checkpoint import Checkpoint
-from holdfast.dataflow.source.trimming import Span, is_more
+from holdfast.dataflow.source.trim import Span, is_more
 from holdfast.errors import UnknownPosition
 
 KEPT_MAX = 100

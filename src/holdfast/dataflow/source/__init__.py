@@ -1,9 +1,9 @@
 """The source: `spark.read` and `spark.readStream` over quivers, as `format("holdfast")`.
 
-    query ── offsets ──▶ stream.py ── plan, pin ──▶ cursor of every quiver (gateway.py)
+    query ── offsets ──▶ stream.py ── plan, pin ──▶ cursor of every quiver (quiver_client.py)
                             │                          └─ statements ──▶ the claim (watermark/)
                             ▼ partitions
-    executor ◀──────── reading.py: reads sealed segments, adds the watermark columns
+    executor ◀──────── partitions.py: reads sealed segments, adds the watermark columns
 
 Three more ways in: `batch.py` reads what is sealed once (`spark.read`), `stored.py` is a stream
 over what is stored, without a subscriber (replays), `intake.py` takes files and made-up rows into a
@@ -14,6 +14,6 @@ the quivers' ledgers, so that a batch that is run again reads the same rows; wha
 commit log is acknowledged.
 
 Columns change. Rows that do not fit the types that a query began with are found in the executor
-(fitting.py, drifted.py), left in files beside the checkpoint (unfit.py), and become dead letters
-when their batch is committed (dead_letters.py).
+(rejected_judge.py), left in files beside the checkpoint (rejected_stage.py), and become dead
+letters when their batch is committed (rejected_publish.py).
 """

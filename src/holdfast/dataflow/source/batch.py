@@ -23,10 +23,10 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from holdfast.dataflow.source.folder import quiver_id_of, sealed_segments
-from holdfast.dataflow.source.gateway import load_config
 from holdfast.dataflow.source.options import SourceOptions
-from holdfast.dataflow.source.place import Place, connect, places, with_directory
-from holdfast.dataflow.source.reading import Piece, SourcePartition, read, split
+from holdfast.dataflow.source.partitions import Piece, SourcePartition, read, split
+from holdfast.dataflow.source.quiver_client import load_config
+from holdfast.dataflow.source.quiver_location import Place, connect, places, with_directory
 from holdfast.dataflow.source.schema import EVENT_TIME, WATERMARK_COLUMNS
 from holdfast.errors import BadConfig
 from holdfast.quiver import Position, Quiver

@@ -26,8 +26,8 @@ import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from holdfast.dataflow.durable_file import replace_durably
-from holdfast.dataflow.sink.growing import may_grow
+from holdfast.dataflow.base.durable_file import replace_durably
+from holdfast.dataflow.base.growing_files import may_grow
 from holdfast.errors import BadInput
 from holdfast.quiver import Quiver
 from holdfast.quiver.segments.envelope import TIME_TYPE

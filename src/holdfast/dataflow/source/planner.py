@@ -18,18 +18,18 @@ from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
-from holdfast.dataflow import points
+from holdfast.dataflow.base import points
 from holdfast.dataflow.source.checkpoint import Checkpoint
-from holdfast.dataflow.source.dead_letters import DeadLetters
 from holdfast.dataflow.source.explanation import Explanation
-from holdfast.dataflow.source.gateway import Gateway
 from holdfast.dataflow.source.offset import Offset
 from holdfast.dataflow.source.options import SourceOptions
-from holdfast.dataflow.source.reading import Claimed, Piece, SourcePartition, split
+from holdfast.dataflow.source.partitions import Claimed, Piece, SourcePartition, split
+from holdfast.dataflow.source.quiver_client import Gateway
+from holdfast.dataflow.source.rejected_publish import DeadLetters
 from holdfast.dataflow.source.remembered import recall_start, remember_start
-from holdfast.dataflow.source.trimming import TrimNote, recorded_ends
+from holdfast.dataflow.source.trim import TrimNote, recorded_ends
+from holdfast.dataflow.watermark.bounds import Reach, Statement
 from holdfast.dataflow.watermark.claims import END_OF_TIME_US, Claim, Claims, Silence
-from holdfast.dataflow.watermark.statement import Reach, Statement
 from holdfast.errors import DirectoryLocked, Fenced, OwnerGone, UnknownPosition, WrongQuiver
 from holdfast.quiver import Position
 from holdfast.remote import PlannedRange

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from holdfast.dataflow.durable_file import replace_durably
+from holdfast.dataflow.base.durable_file import replace_durably
 from holdfast.dataflow.source.checkpoint import Checkpoint
 from holdfast.dataflow.source.offset import Offset
 from holdfast.dataflow.source.options import SourceOptions

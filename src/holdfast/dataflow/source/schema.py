@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Sequence
 import pyarrow as pa
 import pyarrow.types as kinds
 
-from holdfast.dataflow.source.fitting import UNFIT, cast
 from holdfast.dataflow.source.folder import sealed_segments
 from holdfast.dataflow.source.options import SourceOptions
-from holdfast.dataflow.source.place import connect, places
+from holdfast.dataflow.source.quiver_location import connect, places
+from holdfast.dataflow.source.rejected_judge import UNFIT, cast
 from holdfast.dataflow.source.remembered import recall, remember
 from holdfast.errors import BadInput, OwnerGone
 from holdfast.quiver.read.scan import TimeRange, scan

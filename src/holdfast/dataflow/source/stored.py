@@ -11,9 +11,9 @@ import logging
 from collections.abc import Iterable, Iterator, Sequence
 
 from holdfast.dataflow.source.folder import quiver_id_of, sealed_segments
-from holdfast.dataflow.source.gateway import Gateway, load_config
 from holdfast.dataflow.source.options import SourceOptions
-from holdfast.dataflow.source.place import Place, connect, with_directory
+from holdfast.dataflow.source.quiver_client import Gateway, load_config
+from holdfast.dataflow.source.quiver_location import Place, connect, with_directory
 from holdfast.errors import DirectoryLocked, NotAllowed, UnknownPosition
 from holdfast.quiver import EventTimeStatement, Position, Quiver
 from holdfast.quiver.read.scan import TimeRange

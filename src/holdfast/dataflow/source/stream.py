@@ -8,7 +8,7 @@ durable when the driver dies in between:
     (Spark)        writes offsets/N: positions, claim, heartbeat
     partitions     the pieces of exactly that range, planned now or, after a restart, again
     (Spark)        runs the batch, the sink commits it, writes commits/N
-    acknowledge    rows that did not fit become dead letters (dead_letters.py); then what
+    acknowledge    rows that did not fit become dead letters (rejected_publish.py); then what
                    commits/N covers is acked: at the next question, at `stop`, or at the next
                    start. Spark's own `commit` comes only when the next batch is planned, and
                    never for the last one; the commit log in the checkpoint says it earlier.
@@ -34,14 +34,14 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from holdfast.dataflow.points import Point, reached
+from holdfast.dataflow.base.points import Point, reached
 from holdfast.dataflow.source.checkpoint import Checkpoint
-from holdfast.dataflow.source.gateway import open_gateway
 from holdfast.dataflow.source.offset import Offset
 from holdfast.dataflow.source.options import SourceOptions
-from holdfast.dataflow.source.place import places
+from holdfast.dataflow.source.partitions import SourcePartition, read
 from holdfast.dataflow.source.planner import Planner
-from holdfast.dataflow.source.reading import SourcePartition, read
+from holdfast.dataflow.source.quiver_client import open_gateway
+from holdfast.dataflow.source.quiver_location import places
 from holdfast.dataflow.source.stored import StoredGateway
 from holdfast.errors import BadConfig
 from holdfast.quiver.ledger.subscriber import check_name

@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
+from holdfast.dataflow.watermark.bounds import Bound, Reach, Statement, bound_of
 from holdfast.dataflow.watermark.settings import WatermarkSettings
-from holdfast.dataflow.watermark.statement import Bound, Reach, Statement, bound_of
 
 _MS = 1000
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

@@ -13,9 +13,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from holdfast.dataflow.source.options import SourceOptions
-from holdfast.dataflow.source.place import Place, connect, with_directory
+from holdfast.dataflow.source.quiver_location import Place, connect, with_directory
+from holdfast.dataflow.watermark.bounds import Statement
 from holdfast.dataflow.watermark.claims import NOTHING_CLAIMED_US
-from holdfast.dataflow.watermark.statement import Statement
 from holdfast.errors import BadConfig
 from holdfast.quiver import EventTimeStatement, Position, Quiver, QuiverConfig, Range
 from holdfast.quiver.read.sealed import names_between

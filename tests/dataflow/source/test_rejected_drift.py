@@ -16,11 +16,11 @@ from tests.dataflow.source.drifting import append, bundle, driver, ids, staged
 
 from holdfast.dataflow.source.batch import BatchReader
 from holdfast.dataflow.source.options import parse_options
-from holdfast.dataflow.source.place import connect
-from holdfast.dataflow.source.reading import SourcePartition
+from holdfast.dataflow.source.partitions import SourcePartition
+from holdfast.dataflow.source.quiver_location import connect
+from holdfast.dataflow.source.rejected_stage import StagedName
 from holdfast.dataflow.source.schema import stored_schema
 from holdfast.dataflow.source.stream import StreamReader
-from holdfast.dataflow.source.unfit import StagedName
 from holdfast.errors import BadConfig, BadInput
 from holdfast.quiver import Quiver
 from holdfast.remote import FlightSettings, QuiverServer
@@ -186,7 +186,7 @@ def test_a_task_that_does_not_see_the_folder_says_so(tmp_path: Path) -> None:
 def test_rows_that_are_large_or_strange_are_letters_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.dataflow.source.unfit.PAYLOAD_BYTES_MAX", 2000)
+    monkeypatch.setattr("holdfast.dataflow.source.rejected_stage.PAYLOAD_BYTES_MAX", 2000)
     begun(tmp_path)
     far = pa.array([2**62] * 3, pa.timestamp("us"))
     word = pa.array(["a", "b", "c" * 2000])

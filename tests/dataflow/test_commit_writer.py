@@ -16,9 +16,9 @@ from tests.dataflow.filesets.stores import commit, make_store
 from tests.dataflow.quivers import fill
 from tests.dataflow.test_sinks import rows
 
-from holdfast.dataflow.filesets import sink as sinking
-from holdfast.dataflow.filesets import sink as staging
-from holdfast.dataflow.filesets.sink import CommitWriter, commit_name
+from holdfast.dataflow.sink import commit_writer as sinking
+from holdfast.dataflow.sink import commit_writer as staging
+from holdfast.dataflow.sink.commit_writer import CommitWriter, commit_name
 from holdfast.dataflow.sink.options import parse_sink_options
 from holdfast.dataflow.sink.records import KEPT_MAX
 from holdfast.errors import BadConfig, UnknownPosition

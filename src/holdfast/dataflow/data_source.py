@@ -64,7 +64,7 @@ class HoldfastDataSource(DataSource):
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Return the writer of one batch of a stream, inside `foreachBatch`."""
-        from holdfast.dataflow.sink.batch_writer import BatchWriter
+        from holdfast.dataflow.sink.writers import BatchWriter
 
         options = parse_sink_options(self.options)
         return BatchWriter(stream_writer(options), options)

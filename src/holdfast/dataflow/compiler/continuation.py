@@ -13,7 +13,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from holdfast.dataflow.compiler.plan import Output, Plan, Query, make_plan, unused
-from holdfast.dataflow.compiler.recorded import RecordedPlan, RecordedReduce, essence_of
+from holdfast.dataflow.compiler.recorded import (
+    RecordedPlan,
+    RecordedQuery,
+    RecordedReduce,
+    RecordedVertex,
+    essence_of,
+)
 from holdfast.dataflow.spec.edges import LATE, Edge
 from holdfast.dataflow.spec.pipeline import PipelineSettings
 from holdfast.dataflow.spec.vertices import VertexSettings
@@ -225,3 +231,36 @@ def _changed(plan: Plan, recorded: RecordedPlan, names: list[str]) -> list[str]:
         if differences:
             found.append(f"{plan.name_of(name)} has other {' and '.join(differences)} than before")
     return found
+
+
+def record_of(plan: Plan) -> RecordedPlan:
+    """Return what is to be written down of a plan."""
+    pipeline = plan.pipeline
+    return RecordedPlan(
+        vertices={
+            name: RecordedVertex(
+                name=plan.name_of(name), kind=vertex.kind, essence=essence_of(vertex)
+            )
+            for name, vertex in pipeline.vertices.items()
+        },
+        reduces={
+            name: RecordedReduce.of(vertex.reduce)
+            for name, vertex in pipeline.vertices.items()
+            if vertex.reduce is not None
+        },
+        edges=[(edge.source, edge.target) for edge in pipeline.edges],
+        queries=[_recorded_query(pipeline, query) for query in plan.queries],
+    )
+
+
+def _recorded_query(pipeline: PipelineSettings, query: Query) -> RecordedQuery:
+    return RecordedQuery(
+        name=query.name,
+        vertices=list(query.vertices),
+        operators=list(query.operators),
+        sources=[name for name in query.vertices if pipeline.vertices[name].source is not None],
+        reads=[str(output) for output in query.reads],
+        writes=[str(output) for output in query.writes],
+        has_lane=query.has_lane,
+        shuffle_partitions=query.shuffle_partitions if query.stateful else None,
+    )

@@ -1,6 +1,7 @@
 """The executor's side: reads the segments of a partition, and adds the watermark columns.
 
-Rows that do not fit the query's columns do not come this far: see drifted.py and unfit.py.
+Rejected rows, which do not fit the columns of the query, do not come this far: see
+rejected_judge.py and rejected_stage.py.
 """
 
 from __future__ import annotations
@@ -14,17 +15,17 @@ from pyspark.sql.datasource import InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from holdfast.dataflow.source.drifted import read_drifted
 from holdfast.dataflow.source.options import SourceOptions
-from holdfast.dataflow.source.place import Place, read_sealed
-from holdfast.dataflow.source.schema import EVENT_TIME, WATERMARK_COLUMNS, fitter
-from holdfast.dataflow.source.unfit import (
+from holdfast.dataflow.source.quiver_location import Place, read_sealed
+from holdfast.dataflow.source.rejected_judge import read_drifted
+from holdfast.dataflow.source.rejected_stage import (
     StagedFile,
     StagedName,
     letters,
     sentence,
     staging_folder,
 )
+from holdfast.dataflow.source.schema import EVENT_TIME, WATERMARK_COLUMNS, fitter
 from holdfast.errors import BadInput
 from holdfast.quiver.ledger.outcome import Position
 from holdfast.quiver.read.scan import TimeRange

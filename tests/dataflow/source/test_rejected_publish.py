@@ -24,8 +24,8 @@ from tests.dataflow.source.drifting import (
     staged,
 )
 
-from holdfast.dataflow.source import dead_letters
-from holdfast.dataflow.source.dead_letters import CONFIG, SetAsideCount, set_aside_totals
+from holdfast.dataflow.source import rejected_publish as dead_letters
+from holdfast.dataflow.source.rejected_publish import CONFIG, SetAsideCount, set_aside_totals
 from holdfast.quiver import Quiver
 
 WORDS = pa.array(["1", "many", "3", "more"])

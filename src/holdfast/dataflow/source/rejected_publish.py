@@ -35,10 +35,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from holdfast.dataflow.durable_file import replace_durably
+from holdfast.dataflow.base.durable_file import replace_durably
 from holdfast.dataflow.source.checkpoint import Checkpoint
 from holdfast.dataflow.source.options import SourceOptions
-from holdfast.dataflow.source.unfit import (
+from holdfast.dataflow.source.rejected_stage import (
     FOLDER,
     LETTER_FIELDS,
     SCHEMA,

@@ -4,7 +4,7 @@ A task cannot write dead letters itself: it may run twice, its batch may be run 
 may read its source twice in one batch. So it leaves a file beside the checkpoint, whose name says
 which rows it read, and which is there as a whole or not at all. Whoever reads the same rows again
 replaces it by the same letters, or removes it if all of them fit now. The driver takes the letters
-from there when the batch is committed (dead_letters.py).
+from there when the batch is committed (rejected_publish.py).
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from holdfast.dataflow.durable_file import sync_folder
-from holdfast.dataflow.sink.json_rows import as_json
+from holdfast.dataflow.base.durable_file import sync_folder
+from holdfast.dataflow.base.json_rows import as_json
 from holdfast.dataflow.source.checkpoint import Checkpoint
-from holdfast.dataflow.source.fitting import UNFIT, Misfit, cast
 from holdfast.dataflow.source.options import SourceOptions
+from holdfast.dataflow.source.rejected_judge import UNFIT, Misfit, cast
 from holdfast.dataflow.source.schema import spark_type
 from holdfast.errors import BadInput
 from holdfast.quiver import Position
