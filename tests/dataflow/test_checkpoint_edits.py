@@ -19,7 +19,7 @@ from holdfast.dataflow.driver.checkpoint_edits import (
     mend_moved,
     settle_copies,
 )
-from holdfast.dataflow.sink.records import BatchRecords, Record
+from holdfast.dataflow.sink.records import BatchRecord, BatchRecords
 from holdfast.dataflow.source.checkpoint import Checkpoint
 from holdfast.dataflow.source.offset import Offset
 from holdfast.dataflow.source.remembered import recall_start, remember_start
@@ -79,7 +79,7 @@ def test_a_batch_is_the_same_however_often_its_plan_has_a_source(tmp_path: Path)
     checkpoint = Checkpoint(str(tmp_path))
     offsets(tmp_path, 0, line("a"), line("b"))
     records = BatchRecords(tmp_path, "query", checkpoint)
-    records.record(0, Record(checkpoint.span(0)))
+    records.record(0, BatchRecord(checkpoint.span(0)))
     arrange_offsets(tmp_path, ["b", "a", "c", "b"])
     assert records.judge(0, checkpoint.span(0)) == "again"
     arrange_offsets(tmp_path, ["b"])

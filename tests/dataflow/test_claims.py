@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import pytest
 from pydantic import ValidationError
 
-from holdfast.dataflow.watermark.bounds import Reach, Statement, bound_of
+from holdfast.dataflow.watermark.bounds import EventTimeReport, Reach, bound_of
 from holdfast.dataflow.watermark.claims import (
     END_OF_TIME_US,
     NOTHING_CLAIMED_US,
@@ -21,13 +21,13 @@ NOW = int(datetime(2026, 5, 1, 10, tzinfo=UTC).timestamp()) * SECOND
 DELAY = WatermarkSettings(max_delay=10.0)
 
 
-def flowing(newest_s: float, pending_s: float | None = None) -> Statement:
+def flowing(newest_s: float, pending_s: float | None = None) -> EventTimeReport:
     pending_us = None if pending_s is None else NOW + int(pending_s * SECOND)
-    return Statement(pending_us, NOW + int(newest_s * SECOND), False, NOW + 60 * SECOND)
+    return EventTimeReport(pending_us, NOW + int(newest_s * SECOND), False, NOW + 60 * SECOND)
 
 
-def idle(clock_s: float) -> Statement:
-    return Statement(None, NOW, True, NOW + int(clock_s * SECOND), int(clock_s * SECOND))
+def idle(clock_s: float) -> EventTimeReport:
+    return EventTimeReport(None, NOW, True, NOW + int(clock_s * SECOND), int(clock_s * SECOND))
 
 
 def seconds(claimed_us: int) -> float:
@@ -74,7 +74,7 @@ def test_a_gateway_may_be_released_and_that_is_counted() -> None:
 
 def test_a_gateway_that_said_nothing_yet_holds_everything() -> None:
     claims = Claims(DELAY)
-    unheard = Statement(None, None, False, NOW)
+    unheard = EventTimeReport(None, None, False, NOW)
     claim = claims.update({"one": flowing(30), "two": unheard})
     assert claim.us == NOTHING_CLAIMED_US
     assert claim.holds[0].gateway == "two"
@@ -90,14 +90,14 @@ def test_an_older_event_counts_until_the_claim_passed_it() -> None:
 
 
 def test_an_event_from_the_future_moves_nothing_beyond_the_clock() -> None:
-    said = Statement(None, NOW + 280 * SECOND, False, NOW)
+    said = EventTimeReport(None, NOW + 280 * SECOND, False, NOW)
     assert bound_of(said, DELAY.max_delay_us, Reach()).us == NOW - 10 * SECOND
 
 
 def test_a_pause_in_history_is_only_as_long_as_it_took() -> None:
     """A source reads events of last year, and stops for a moment: they go on where they were."""
     year_us = 365 * 24 * 3600 * SECOND
-    paused = Statement(None, NOW, True, NOW + year_us, 12 * SECOND)
+    paused = EventTimeReport(None, NOW, True, NOW + year_us, 12 * SECOND)
     assert seconds(bound_of(paused, DELAY.max_delay_us, Reach()).us or 0) == 2
     for_long = paused._replace(quiet_us=year_us)
     reach = Reach(NOW + 5 * SECOND, 60 * SECOND)
@@ -105,7 +105,7 @@ def test_a_pause_in_history_is_only_as_long_as_it_took() -> None:
 
 
 def test_an_idle_gateway_without_events_follows_the_others() -> None:
-    empty = Statement(None, None, True, NOW + 100 * SECOND, 90 * SECOND)
+    empty = EventTimeReport(None, None, True, NOW + 100 * SECOND, 90 * SECOND)
     assert bound_of(empty, DELAY.max_delay_us, Reach()) == (None, "unheard")
     claims = Claims(DELAY, reach=Reach(None, 30 * SECOND))
     assert seconds(claims.update({"one": flowing(30), "two": empty}).us) == 20
@@ -119,7 +119,7 @@ def test_pipelines_that_write_there_replace_the_delay() -> None:
 
 
 def test_claims_are_whole_milliseconds() -> None:
-    said = Statement(NOW + 1999, NOW + 60 * SECOND, False, NOW + 60 * SECOND)
+    said = EventTimeReport(NOW + 1999, NOW + 60 * SECOND, False, NOW + 60 * SECOND)
     assert Claims(DELAY).update({"one": said}).us == NOW + 1000
 
 

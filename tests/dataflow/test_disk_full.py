@@ -17,7 +17,7 @@ from tests.dataflow.quivers import fill
 from holdfast.dataflow.base.durable_file import is_disk_full
 from holdfast.dataflow.compiler.places import Places
 from holdfast.dataflow.driver.failures import failed
-from holdfast.dataflow.driver.keeper import Keeper
+from holdfast.dataflow.driver.keeper import PipelineKeeper
 from holdfast.dataflow.driver.run import PipelineRun
 from holdfast.dataflow.driver.settings import SparkSettings
 from holdfast.dataflow.spec import Pipeline, PipelineSettings
@@ -57,7 +57,7 @@ def test_a_pipeline_without_room_says_so_and_is_begun_again(
 ) -> None:
     stop, states = threading.Event(), []
     settings = SparkSettings(restart_min=0.001, restart_max=0.001)
-    keeper = Keeper(
+    keeper = PipelineKeeper(
         "stats", PipelineSettings.model_construct(), Places(tmp_path, tmp_path), settings, stop
     )
 

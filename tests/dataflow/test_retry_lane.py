@@ -14,7 +14,7 @@ from tests.patience import PATIENCE_S
 
 from holdfast.dataflow.compiler.lane import Lane
 from holdfast.dataflow.compiler.places import EVENT_TIME, SINK_CONFIG, SLOT
-from holdfast.dataflow.compiler.python import FAILED_TYPE, LANE_TYPE, Call, Run
+from holdfast.dataflow.compiler.python import FAILED_TYPE, LANE_TYPE, Call, FunctionRun
 from holdfast.dataflow.driver.redrive import redrive
 from holdfast.dataflow.spec.vertices import LaneSettings, RetrySettings
 from holdfast.quiver import Quiver
@@ -215,7 +215,7 @@ def calling(function: Any, vertex: str = "v", *, attempts: int = 2, tries: int =
 
 def run(rows: list[dict[str, Any]], *calls: Call, batch: int = 3) -> list[dict[str, Any]]:
     given_rows = pa.RecordBatch.from_pylist(rows, pa.schema([*COLUMNS, *SYSTEM]))
-    out = Run(calls, pa.schema([*COLUMNS, *SYSTEM]), batch)(iter([given_rows]))
+    out = FunctionRun(calls, pa.schema([*COLUMNS, *SYSTEM]), batch)(iter([given_rows]))
     return [row for one in out for row in one.to_pylist()]
 
 

@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tests.dataflow.compiler.rows import at, rows, seconds
 
-from holdfast.dataflow.kit import Bench
+from holdfast.dataflow.kit import PipelineHarness
 from holdfast.dataflow.source.checkpoint import Checkpoint
 from holdfast.dataflow.spec import Pipeline
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-MakeBench = Callable[[Pipeline], Bench]
+Make = Callable[[Pipeline], PipelineHarness]
 Row = dict[str, Any]
 
 # A machine that does something else besides takes minutes for what is seconds of work.
@@ -35,22 +35,22 @@ LANE = {"attempts": 2, "interval": "0s"}
 
 
 @pytest.fixture
-def bench(spark: SparkSession, tmp_path: Path) -> MakeBench:
-    return lambda pipeline: Bench(pipeline, tmp_path, session=spark)
+def bench(spark: SparkSession, tmp_path: Path) -> Make:
+    return lambda pipeline: PipelineHarness(pipeline, tmp_path, session=spark)
 
 
 def started(**watermark: Any) -> Pipeline:
     return Pipeline(shuffle_partitions=1, **watermark).source("events", quiver="q")
 
 
-def windows(bench: Bench, sink: str, *columns: str) -> Counter[tuple[Any, ...]]:
+def windows(bench: PipelineHarness, sink: str, *columns: str) -> Counter[tuple[Any, ...]]:
     """Return the results of a sink: where each window begins, and some columns."""
     return Counter(
         (seconds(row["window_start"]), *(row[name] for name in columns)) for row in bench.rows(sink)
     )
 
 
-def numbers(bench: Bench, sink: str) -> list[int]:
+def numbers(bench: PipelineHarness, sink: str) -> list[int]:
     return sorted(row["number"] for row in bench.rows(sink))
 
 
@@ -83,7 +83,7 @@ def counted(call: Callable[[Row], Row], **watermark: Any) -> Pipeline:
 
 
 @pytest.mark.slow
-def test_a_row_that_comes_again_finds_its_window_open(bench: MakeBench, tmp_path: Path) -> None:
+def test_a_row_that_comes_again_finds_its_window_open(bench: Make, tmp_path: Path) -> None:
     """Holes H2 and H5 of Numaflow: it holds the watermark, and what came later costs it nothing.
 
     Every run is a driver of its own: what is between two runs survives a restart.
@@ -102,7 +102,7 @@ def test_a_row_that_comes_again_finds_its_window_open(bench: MakeBench, tmp_path
 
 
 @slow
-def test_a_row_that_is_held_too_long_is_late(bench: MakeBench, tmp_path: Path) -> None:
+def test_a_row_that_is_held_too_long_is_late(bench: Make, tmp_path: Path) -> None:
     one = bench(counted(until(tmp_path / "up"), max_hold="0s"))
     one.feed("events", rows((1.0, "a", 1), (2.0, "bad", 2), (25.0, "a", 3)))
     one.run()
@@ -122,7 +122,7 @@ def not_json(row: Row) -> Row:
 
 @slow
 def test_a_bad_row_is_a_dead_letter_in_the_end_and_can_be_sent_again(
-    bench: MakeBench, tmp_path: Path
+    bench: Make, tmp_path: Path
 ) -> None:
     """Numaflow's redrive: a function fails on "not-json", the others go on, it is redelivered."""
     mended = tmp_path / "mended"
@@ -160,7 +160,7 @@ def test_a_bad_row_is_a_dead_letter_in_the_end_and_can_be_sent_again(
 
 
 @slow
-def test_a_closed_pipeline_leaves_nothing_in_its_lane(bench: MakeBench) -> None:
+def test_a_closed_pipeline_leaves_nothing_in_its_lane(bench: Make) -> None:
     """`drain --close` does not wait for pauses: rows are tried as often as they may, at once."""
     one = bench(
         started()
@@ -179,7 +179,7 @@ def test_a_closed_pipeline_leaves_nothing_in_its_lane(bench: MakeBench) -> None:
 
 
 @slow
-def test_a_sink_s_rows_come_again_then_go_to_the_fallback(bench: MakeBench, tmp_path: Path) -> None:
+def test_a_sink_s_rows_come_again_then_go_to_the_fallback(bench: Make, tmp_path: Path) -> None:
     """Numaflow's retry, fallback and onSuccess sinks; `steps: 2` is two attempts, and no third."""
     up, calls = str(tmp_path / "up"), str(tmp_path / "calls")
 
@@ -236,7 +236,7 @@ def both(window: dict[str, Any], key: str | tuple[str, ...] = "key") -> Pipeline
 
 
 @pytest.mark.slow
-def test_a_function_gets_the_rows_that_a_native_window_counts(bench: MakeBench) -> None:
+def test_a_function_gets_the_rows_that_a_native_window_counts(bench: Make) -> None:
     """The same verdict on every row: in time, late, at the end of a window, at the watermark."""
     one = bench(both({"fixed": "10s"}))
     one.feed("events", rows((2.0, "a", 7), (1.0, "a", 3), (10.0, "a", 4), (12.0, "bad", 9)))
@@ -267,7 +267,7 @@ def test_a_function_gets_the_rows_that_a_native_window_counts(bench: MakeBench) 
     ],
 )
 def test_sliding_and_session_windows_of_a_function_are_the_native_ones(
-    bench: MakeBench, window: dict[str, Any], key: str | tuple[str, ...]
+    bench: Make, window: dict[str, Any], key: str | tuple[str, ...]
 ) -> None:
     """A session that a row joins at its very end, one that two runs make, rows late for some."""
     one = bench(both(window, key))
@@ -302,7 +302,7 @@ class Sorter:
 
 
 @slow
-def test_a_process_sorts_two_inputs_by_its_timers(bench: MakeBench) -> None:
+def test_a_process_sorts_two_inputs_by_its_timers(bench: Make) -> None:
     """Numaflow's stream sorter: 58 to 62 s, shuffled over two inputs, come out in order."""
     one = bench(
         started(max_delay="2s")
@@ -326,7 +326,7 @@ def test_a_process_sorts_two_inputs_by_its_timers(bench: MakeBench) -> None:
 
 
 @slow
-def test_results_of_a_function_are_reduced_again(bench: MakeBench) -> None:
+def test_results_of_a_function_are_reduced_again(bench: Make) -> None:
     """Numaflow's keyed 10 s, then not keyed 60 s: 180 in a minute."""
     one = bench(
         started(max_delay="0s")
@@ -347,7 +347,7 @@ def test_results_of_a_function_are_reduced_again(bench: MakeBench) -> None:
 
 
 @slow
-def test_an_input_that_stops_does_not_hold_the_others(bench: MakeBench) -> None:
+def test_an_input_that_stops_does_not_hold_the_others(bench: Make) -> None:
     """Numaflow's idle source: two inputs give 20 a window; one stops, and it is 10, not nothing."""
     one = bench(
         started(max_delay="0s")
@@ -369,7 +369,7 @@ def test_an_input_that_stops_does_not_hold_the_others(bench: MakeBench) -> None:
 
 
 @slow
-def test_the_watermark_of_every_edge_only_moves_forward(bench: MakeBench, tmp_path: Path) -> None:
+def test_the_watermark_of_every_edge_only_moves_forward(bench: Make, tmp_path: Path) -> None:
     """Numaflow's in -> cat1 -> cat2, each edge in a quiver, and columns that are never null."""
     one = bench(
         started(max_delay="1s")
@@ -407,7 +407,7 @@ def endless(row: Row) -> Row:
 
 @slow
 def test_a_function_that_never_ends_or_returns_the_wrong_type_costs_one_row(
-    bench: MakeBench,
+    bench: Make,
 ) -> None:
     one = bench(
         started()
@@ -433,7 +433,7 @@ def slow_reducer(window: Row, rows: list[Row]) -> Any:
 
 @slow
 def test_a_window_whose_function_never_ends_or_returns_the_wrong_type_is_set_aside(
-    bench: MakeBench,
+    bench: Make,
 ) -> None:
     one = bench(
         started(max_delay="0s")

@@ -22,7 +22,7 @@ from holdfast.dataflow.sink import files_writer
 from holdfast.dataflow.sink.files_writer import FilesWriter
 from holdfast.dataflow.sink.options import parse_sink_options
 from holdfast.dataflow.sink.quiver_writer import QuiverWriter, producer_name
-from holdfast.dataflow.sink.records import KEPT_MAX, BatchRecords, Record
+from holdfast.dataflow.sink.records import KEPT_MAX, BatchRecord, BatchRecords
 from holdfast.dataflow.sink.writers import BatchWriter
 from holdfast.dataflow.source.checkpoint import Checkpoint
 from holdfast.errors import BadConfig, UnknownPosition
@@ -147,7 +147,7 @@ def test_a_crash_between_record_and_append_is_made_good(tmp_path: Path) -> None:
     sink = Sink("quiver", tmp_path)
     sink.plan(0, 10)
     records = sink.quiver_records()
-    records.record(0, Record([[], [{"end": 10}]], is_sure=False))
+    records.record(0, BatchRecord([[], [{"end": 10}]], is_sure=False))
     sink.write(0, [1, 2])
     assert sink.contents() == [1, 2]
 
@@ -155,7 +155,7 @@ def test_a_crash_between_record_and_append_is_made_good(tmp_path: Path) -> None:
 def test_a_range_that_was_recorded_and_not_appended_may_become_another(tmp_path: Path) -> None:
     sink = Sink("quiver", tmp_path)
     records = sink.quiver_records()
-    records.record(0, Record([[], [{"end": 10}]], is_sure=False))
+    records.record(0, BatchRecord([[], [{"end": 10}]], is_sure=False))
     sink.plan(0, 15)
     sink.write(0, [1, 2, 3])
     sink.write(0, [1, 2, 3])
@@ -236,7 +236,7 @@ def test_records_are_bounded(tmp_path: Path) -> None:
     checkpoint = Checkpoint(str(tmp_path))
     records = BatchRecords(tmp_path, "query", checkpoint)
     for number in range(KEPT_MAX + 5):
-        records.record(number, Record([[], [{"end": number}]]))
+        records.record(number, BatchRecord([[], [{"end": number}]]))
     again = BatchRecords(tmp_path, "query", checkpoint)
     assert (again.of(4), again.last()) == (None, KEPT_MAX + 4)
     assert again.judge(KEPT_MAX, [[], [{"end": KEPT_MAX}]]) == "again"

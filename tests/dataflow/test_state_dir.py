@@ -14,7 +14,7 @@ from tests.patience import PATIENCE_S
 from tests.ports import free_port
 
 from holdfast.dataflow.driver.progress import QueryStatistics, lag_s
-from holdfast.dataflow.driver.state_dir import Request, StateDir
+from holdfast.dataflow.driver.state_dir import DrainRequest, StateDir
 from holdfast.errors import BadConfig, DirectoryLocked, PipelineFailed
 from holdfast.operate.cli.dataflow.display import Display
 from holdfast.operate.cli.dataflow.exposing import exposed
@@ -41,7 +41,7 @@ def test_a_driver_is_asked_and_answers(tmp_path: Path) -> None:
     answers: list[list[dict[str, object]]] = []
     waiting = threading.Thread(target=lambda: answers.append(state.wait_drained()))
     waiting.start()
-    assert state.asked() == Request(close=True)
+    assert state.asked() == DrainRequest(close=True)
     assert state.asked() is None, "it is asked once"
     state.tell_drained([QUERY.to_fields()])
     assert waiting.is_alive(), "it is not over while the driver has the lock"
@@ -57,13 +57,13 @@ def test_what_was_asked_while_it_starts_is_heard_and_what_another_was_asked_is_n
     state, asking = StateDir(tmp_path / "state"), StateDir(tmp_path / "state")
     with state.lock():
         assert asking.ask_to_drain(close=True)
-        assert state.asked() == Request(close=True)
+        assert state.asked() == DrainRequest(close=True)
         assert asking.ask_to_drain(close=True)
     # It died, and whoever asked did, too.
     with state.lock():
         assert state.asked() is None
         assert asking.ask_to_drain(close=False)
-        assert state.asked() == Request(close=False)
+        assert state.asked() == DrainRequest(close=False)
 
 
 def test_nobody_waits_for_ever_for_a_driver_that_does_not_listen(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from tests.dataflow.held import earliest_held_us
 
-from holdfast.dataflow.watermark.bounds import Reach, Statement
+from holdfast.dataflow.watermark.bounds import EventTimeReport, Reach
 from holdfast.dataflow.watermark.claims import Claims, Silence
 from holdfast.dataflow.watermark.settings import WatermarkSettings
 
@@ -41,13 +41,13 @@ class Gateway:
 
     def statement(
         self, position: int, claimed_us: int, clock_us: int, idle_after_us: int
-    ) -> Statement:
+    ) -> EventTimeReport:
         waiting = [e.event_us for e in self.events[position:]]
         is_idle = not waiting and clock_us >= self.appended_us + idle_after_us
         newest = max((e.event_us for e in self.events), default=None)
         in_time = [time_us for time_us in waiting if time_us >= claimed_us]
         quiet_us = clock_us - self.appended_us
-        return Statement(min(in_time, default=None), newest, is_idle, clock_us, quiet_us)
+        return EventTimeReport(min(in_time, default=None), newest, is_idle, clock_us, quiet_us)
 
 
 class Offset(NamedTuple):
@@ -102,7 +102,7 @@ class World:
             min(len(gateway.events), position + limit) if gateway.reachable else position
             for gateway, position in zip(self.gateways, self.start.positions, strict=True)
         )
-        heard: dict[str, Statement | Silence] = {
+        heard: dict[str, EventTimeReport | Silence] = {
             f"gateway {number}": gateway.statement(
                 ends[number],
                 self.claims.claimed_us,

@@ -24,13 +24,13 @@ from holdfast.dataflow.driver import keeper as keeper_module
 from holdfast.dataflow.driver import process as process_module
 from holdfast.dataflow.driver import session as session_module
 from holdfast.dataflow.driver.child import DriverChild
-from holdfast.dataflow.driver.keeper import Keeper
+from holdfast.dataflow.driver.keeper import PipelineKeeper
 from holdfast.dataflow.driver.progress import QueryStatistics
 from holdfast.dataflow.driver.settings import SparkSettings
 from holdfast.dataflow.driver.wire import (
     Access,
     DriverFigures,
-    Orders,
+    DriverOrders,
     PipelineFigures,
     decode_figures,
     encode_figures,
@@ -48,8 +48,10 @@ FIGURES = {"stats": PipelineFigures("running", 2, "", (QUERY,))}
 QUICK = SparkSettings(restart_min=0.01, restart_max=0.04)
 
 
-async def orders() -> Orders:
-    return Orders("gateway.yaml", Access({"buffer": ("grpc://127.0.0.1:1/buffer",)}, "secret"))
+async def orders() -> DriverOrders:
+    return DriverOrders(
+        "gateway.yaml", Access({"buffer": ("grpc://127.0.0.1:1/buffer",)}, "secret")
+    )
 
 
 def playing(program: str, settings: SparkSettings = QUICK) -> DriverChild:
@@ -66,8 +68,10 @@ def is_alive(pid: int) -> bool:
 def test_figures_and_orders_come_through_whole() -> None:
     assert decode_figures(encode_figures(FIGURES)) == FIGURES
     given = asyncio.run(orders())
-    assert Orders.decode(given.encode()) == given
-    assert Orders.decode(Orders("f", None, "http://h").encode()) == Orders("f", None, "http://h")
+    assert DriverOrders.decode(given.encode()) == given
+    assert DriverOrders.decode(DriverOrders("f", None, "http://h").encode()) == DriverOrders(
+        "f", None, "http://h"
+    )
 
 
 def test_every_metric_of_a_driver_has_its_labels() -> None:
@@ -98,7 +102,7 @@ def test_one_that_ends_is_started_again_with_its_orders(tmp_path: Path) -> None:
     asyncio.run(run())
     lines = (tmp_path / "told").read_text().splitlines()
     assert len(lines) >= 3
-    assert Orders.decode(lines[0].encode()) == asyncio.run(orders())
+    assert DriverOrders.decode(lines[0].encode()) == asyncio.run(orders())
 
 
 def test_one_whose_pipelines_have_all_ended_is_not(tmp_path: Path) -> None:
@@ -195,7 +199,7 @@ def test_one_whose_output_somebody_still_holds_is_started_again(
 
 
 def test_it_can_be_stopped_before_its_orders_are_known() -> None:
-    async def never() -> Orders:
+    async def never() -> DriverOrders:
         await asyncio.Event().wait()
         raise AssertionError
 
@@ -256,7 +260,7 @@ def java(monkeypatch: pytest.MonkeyPatch) -> _Java:
     for name, value in {
         "start_session": lambda *_: session,
         "stop_session": lambda _: None,
-        "Keeper": _SilentKeeper,
+        "PipelineKeeper": _SilentKeeper,
         "TELL_EVERY_S": 0.0,
         "STACKS_PATIENCE_S": 0.0,
     }.items():
@@ -337,7 +341,9 @@ def test_a_pipeline_whose_query_cannot_be_stopped_asks_for_another_spark(
     monkeypatch.setattr(keeper_module, "PipelineRun", Run)
     monkeypatch.setattr(keeper_module, "drive", hang)
     places: Any = SimpleNamespace(state_dir=tmp_path)
-    keeper = Keeper("stats", PipelineSettings.model_construct(), places, QUICK, threading.Event())
+    keeper = PipelineKeeper(
+        "stats", PipelineSettings.model_construct(), places, QUICK, threading.Event()
+    )
     assert keeper.complaint(600) == ""
     keeper.start(SimpleNamespace())  # type: ignore[arg-type]
     assert keeper.join(PATIENCE_S)

@@ -13,7 +13,7 @@ from holdfast.dataflow.compiler.places import Places
 from holdfast.dataflow.driver.lineage import lineage_sender
 from holdfast.dataflow.driver.process import keep_stdout, listen, run_pipelines
 from holdfast.dataflow.driver.session_end import end_own_session
-from holdfast.dataflow.driver.wire import Orders
+from holdfast.dataflow.driver.wire import DriverOrders
 from holdfast.errors import HoldfastError
 from holdfast.graph.model import LoggingSettings
 from holdfast.graph.pipelines import load_pipelines
@@ -27,7 +27,7 @@ def main() -> int:
     figures = keep_stdout()
     # What all threads do, in the log: `kill -USR2` of this process, `kill -QUIT` of its Java.
     faulthandler.register(signal.SIGUSR2, all_threads=True)
-    orders = Orders.decode(sys.stdin.buffer.readline())
+    orders = DriverOrders.decode(sys.stdin.buffer.readline())
     handler = logs.set_up(LoggingSettings(format="json", max_lines_per_s=1000))
     stop = threading.Event()
     listen(stop)

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import PurePath
 
 from holdfast.dataflow.driver.child import DriverChild
-from holdfast.dataflow.driver.wire import Orders
+from holdfast.dataflow.driver.wire import DriverOrders
 from holdfast.errors import NotInstalled
 from holdfast.extras import install_command
 from holdfast.graph.loader import Loaded, load
@@ -19,7 +19,7 @@ from holdfast.quiver.control import ask
 DRIVER = (sys.executable, "-m", "holdfast.operate.driver_main")
 
 
-def driver_of(loaded: Loaded, orders: Callable[[], Awaitable[Orders]]) -> DriverChild | None:
+def driver_of(loaded: Loaded, orders: Callable[[], Awaitable[DriverOrders]]) -> DriverChild | None:
     """Return the driver of a file's pipelines; None if nothing is to be run."""
     settings = loaded.graph.settings
     if not settings.pipelines or not settings.spark.run:

@@ -23,8 +23,8 @@ from typing import Any
 
 from holdfast import __version__
 from holdfast.dataflow.driver.child import DriverChild
-from holdfast.dataflow.driver.wire import Access, Orders
 from holdfast.deliver.redrive import VERB as REPLAY_VERB
+from holdfast.dataflow.driver.wire import Access, DriverOrders
 from holdfast.errors import BadConfig, BadInput, HoldfastError
 from holdfast.graph.control import REPLAY_ANSWER_S, SKIP_ANSWER_S, SKIP_VERB
 from holdfast.graph.loader import Loaded
@@ -212,13 +212,13 @@ class Supervisor:
         if self._failure is not None:
             raise BadConfig("a worker could not start", hint="its own lines in the log say why")
 
-    async def _orders(self) -> Orders:
+    async def _orders(self) -> DriverOrders:
         """Return the orders of the driver, when all workers can be asked."""
         await self._are_ready.wait()
         access = await asyncio.to_thread(self._workers.access)
         addresses = await asyncio.to_thread(self._workers.ask_one, 0, "status")
         url = lineage_url(self._loaded.graph, addresses["addresses"])
-        return Orders(self._loaded.document.file, access, url)
+        return DriverOrders(self._loaded.document.file, access, url)
 
     async def _keep(self, number: int, signals: Signals) -> None:
         """Run one worker, again and again."""

@@ -21,7 +21,7 @@ from typing import Any
 
 from holdfast import __version__
 from holdfast.dataflow.driver.child import DriverChild
-from holdfast.dataflow.driver.wire import Orders
+from holdfast.dataflow.driver.wire import DriverOrders
 from holdfast.errors import BadConfig, ConfigFinding
 from holdfast.graph.control import gateway_verbs, on_loop
 from holdfast.graph.loader import Loaded, load
@@ -224,9 +224,9 @@ class GatewayProcess:
         }
         return serve(PurePath(directory), verbs, Seam().clock)
 
-    async def _orders(self) -> Orders:
+    async def _orders(self) -> DriverOrders:
         url = lineage_url(self._loaded.graph, self._gateway.addresses)
-        return Orders(self._loaded.document.file, self._gateway.access, url)
+        return DriverOrders(self._loaded.document.file, self._gateway.access, url)
 
     async def _metrics(self, request: dict[str, Any]) -> dict[str, Any]:
         """Return every figure, for the parent of several workers."""

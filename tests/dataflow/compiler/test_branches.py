@@ -10,28 +10,28 @@ import pytest
 from tests.dataflow.compiler.rows import at, rows
 
 from holdfast.dataflow.driver.session import spark_parser
-from holdfast.dataflow.kit import Bench
+from holdfast.dataflow.kit import PipelineHarness
 from holdfast.dataflow.spec import Pipeline, check
 from holdfast.errors import BadConfig, PipelineFailed
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-MakeBench = Callable[[Pipeline], Bench]
+Make = Callable[[Pipeline], PipelineHarness]
 
 slow = pytest.mark.slow
 
 
 @pytest.fixture
-def bench(spark: SparkSession, tmp_path: Path) -> MakeBench:
-    return lambda pipeline: Bench(pipeline, tmp_path, session=spark)
+def bench(spark: SparkSession, tmp_path: Path) -> Make:
+    return lambda pipeline: PipelineHarness(pipeline, tmp_path, session=spark)
 
 
 def started(**watermark: Any) -> Pipeline:
     return Pipeline(shuffle_partitions=1, **watermark).source("events", quiver="q")
 
 
-def numbers(bench: Bench, sink: str) -> list[int]:
+def numbers(bench: PipelineHarness, sink: str) -> list[int]:
     return sorted(row["number"] for row in bench.rows(sink))
 
 
@@ -46,7 +46,7 @@ def tagged(row: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def test_rows_go_where_their_tags_lead_and_bad_ones_are_set_aside(bench: MakeBench) -> None:
+def test_rows_go_where_their_tags_lead_and_bad_ones_are_set_aside(bench: Make) -> None:
     """Even, odd, not, and; a function that fails; a branch that meets others again."""
     pipeline = (
         started()
@@ -87,7 +87,7 @@ def test_spark_s_parser_finds_what_is_no_sql(spark: SparkSession) -> None:
 
 @slow
 def test_failing_rows_before_a_window_are_set_aside_and_the_others_counted(
-    bench: MakeBench,
+    bench: Make,
 ) -> None:
     def lucky(row: dict[str, Any]) -> bool:
         return bool(row["number"] != 3)
@@ -116,7 +116,9 @@ def refusing(row: dict[str, Any]) -> None:
 
 
 @slow
-def test_a_sink_that_is_a_function_has_retries_a_fallback_and_on_success(bench: MakeBench) -> None:
+def test_a_sink_that_is_a_function_has_retries_a_fallback_and_on_success(
+    bench: Make,
+) -> None:
     pipeline = started().sink(
         refusing,
         name="out",
@@ -137,7 +139,7 @@ def test_a_sink_that_is_a_function_has_retries_a_fallback_and_on_success(bench: 
 
 @slow
 def test_a_sink_that_takes_nothing_leaves_the_batch_to_its_fallback(
-    bench: MakeBench, tmp_path: Path
+    bench: Make, tmp_path: Path
 ) -> None:
     pipeline = started().sink(
         name="out", files="x", retry={"attempts": 2, "interval": "0s"}, fallback={"files": "y"}
@@ -155,7 +157,7 @@ def test_a_sink_that_takes_nothing_leaves_the_batch_to_its_fallback(
 
 
 @slow
-def test_results_used_twice_pass_a_quiver_and_arrive_once(bench: MakeBench) -> None:
+def test_results_used_twice_pass_a_quiver_and_arrive_once(bench: Make) -> None:
     pipeline = (
         started(max_delay="0s")
         .window(fixed="10s")
@@ -176,7 +178,7 @@ def test_results_used_twice_pass_a_quiver_and_arrive_once(bench: MakeBench) -> N
 
 
 @slow
-def test_explode_makes_rows_and_keeps_control_rows(bench: MakeBench) -> None:
+def test_explode_makes_rows_and_keeps_control_rows(bench: Make) -> None:
     pipeline = (
         started(max_delay="0s")
         .flat_map(explode="sequence(1, number)", into="n")
@@ -193,7 +195,7 @@ def test_explode_makes_rows_and_keeps_control_rows(bench: MakeBench) -> None:
 
 
 @slow
-def test_what_is_wrong_names_its_vertex(bench: MakeBench, tmp_path: Path) -> None:
+def test_what_is_wrong_names_its_vertex(bench: Make, tmp_path: Path) -> None:
     one = bench(started().map(add={"x": "nmber + 1"}, name="plus").sink(name="out", files="a"))
     one.feed("events", rows((1.0, "k", 1)))
     with pytest.raises(BadConfig, match=r"plus cannot be run: .*nmber"):
@@ -202,7 +204,7 @@ def test_what_is_wrong_names_its_vertex(bench: MakeBench, tmp_path: Path) -> Non
     fatal = started().map(
         tagged, name="tag", on_failure="fail", returns="number bigint, name string"
     )
-    two = Bench(fatal.sink(name="out", files="a"), tmp_path / "two", session=one._session)
+    two = PipelineHarness(fatal.sink(name="out", files="a"), tmp_path / "two", session=one._session)
     two.feed("events", rows((1.0, "k", 13)))
     with pytest.raises(PipelineFailed, match="tag failed at row 0 of bundle"):
         two.run()
@@ -210,7 +212,7 @@ def test_what_is_wrong_names_its_vertex(bench: MakeBench, tmp_path: Path) -> Non
 
 @slow
 def test_a_closed_pipeline_and_one_with_other_windows_are_refused(
-    bench: MakeBench, tmp_path: Path, spark: SparkSession
+    bench: Make, tmp_path: Path, spark: SparkSession
 ) -> None:
     def windowed(size: str) -> Pipeline:
         return started().window(fixed=size).aggregate("sums", n="count(*)").sink(files="a")
@@ -219,14 +221,14 @@ def test_a_closed_pipeline_and_one_with_other_windows_are_refused(
     one.feed("events", rows((1.0, "k", 1)))
     one.run()
     with pytest.raises(BadConfig, match="of other reduces"):
-        Bench(windowed("20s"), tmp_path, session=spark).run()
+        PipelineHarness(windowed("20s"), tmp_path, session=spark).run()
     one.close()
     with pytest.raises(BadConfig, match="was closed"):
         one.run()
 
 
 @slow
-def test_a_pipeline_without_state_is_written_by_spark_and_goes_on(bench: MakeBench) -> None:
+def test_a_pipeline_without_state_is_written_by_spark_and_goes_on(bench: Make) -> None:
     pipeline = started().filter("number > 1").sink(name="out", files="a")
     one = bench(pipeline)
     for turn in range(3):
@@ -238,7 +240,7 @@ def test_a_pipeline_without_state_is_written_by_spark_and_goes_on(bench: MakeBen
 
 
 @slow
-def test_a_source_without_data_needs_its_columns(bench: MakeBench, tmp_path: Path) -> None:
+def test_a_source_without_data_needs_its_columns(bench: Make, tmp_path: Path) -> None:
     one = bench(started().sink(name="out", files="a"))
     one.advance(at(1))
     with pytest.raises(PipelineFailed, match="columns_are"):
@@ -247,7 +249,7 @@ def test_a_source_without_data_needs_its_columns(bench: MakeBench, tmp_path: Pat
 
 @slow
 def test_a_batch_that_reached_one_of_two_sinks_is_finished_and_counts_once(
-    bench: MakeBench, tmp_path: Path
+    bench: Make, tmp_path: Path
 ) -> None:
     pipeline = (
         started(max_delay="0s")

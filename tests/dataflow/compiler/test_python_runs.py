@@ -18,8 +18,8 @@ from holdfast.dataflow.compiler.python import (
     ALWAYS_LATE_US,
     FAILED_TYPE,
     Call,
+    FunctionRun,
     Kind,
-    Run,
 )
 from holdfast.dataflow.spec.vertices import RetrySettings
 from holdfast.quiver.segments.envelope import TIME_TYPE
@@ -55,7 +55,7 @@ def call(function: Any, kind: Kind = "map", **options: Any) -> Call:
 def run(given: pa.RecordBatch, *calls: Call) -> list[dict[str, Any]]:
     """Return all rows after some calls, the last one's columns."""
     schema = pa.schema([*calls[-1].returns, *SYSTEM])
-    out = list(Run(calls, schema)(iter([given])))
+    out = list(FunctionRun(calls, schema)(iter([given])))
     assert all(one.schema == schema for one in out)
     return [row for one in out for row in one.to_pylist()]
 

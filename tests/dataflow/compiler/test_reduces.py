@@ -10,28 +10,28 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tests.dataflow.compiler.rows import at, rows, seconds
 
-from holdfast.dataflow.kit import Bench
+from holdfast.dataflow.kit import PipelineHarness
 from holdfast.dataflow.spec import Pipeline
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-MakeBench = Callable[[Pipeline], Bench]
+Make = Callable[[Pipeline], PipelineHarness]
 
 # One scenario is in every run of the tests: late rows, side output, watermark at equality.
 slow = pytest.mark.slow
 
 
 @pytest.fixture
-def bench(spark: SparkSession, tmp_path: Path) -> MakeBench:
-    return lambda pipeline: Bench(pipeline, tmp_path, session=spark)
+def bench(spark: SparkSession, tmp_path: Path) -> Make:
+    return lambda pipeline: PipelineHarness(pipeline, tmp_path, session=spark)
 
 
 def started(**watermark: Any) -> Pipeline:
     return Pipeline(shuffle_partitions=1, **watermark).source("events", quiver="q")
 
 
-def windows(bench: Bench, sink: str, *columns: str) -> Counter[tuple[Any, ...]]:
+def windows(bench: PipelineHarness, sink: str, *columns: str) -> Counter[tuple[Any, ...]]:
     """Return the results of a sink: where each window begins, and some columns."""
     return Counter(
         (seconds(row["window_start"]), *(row[name] for name in columns)) for row in bench.rows(sink)
@@ -39,7 +39,7 @@ def windows(bench: Bench, sink: str, *columns: str) -> Counter[tuple[Any, ...]]:
 
 
 @slow
-def test_a_keyed_window_gives_each_key_its_sum(bench: MakeBench) -> None:
+def test_a_keyed_window_gives_each_key_its_sum(bench: Make) -> None:
     """Numaflow's simple-keyed: 1, 2, 3 every second, 10 s: even 20, odd 40."""
     pipeline = (
         started(max_delay="0s")
@@ -66,7 +66,7 @@ def test_a_keyed_window_gives_each_key_its_sum(bench: MakeBench) -> None:
 
 
 @slow
-def test_a_window_without_a_key_sums_everything_and_chains(bench: MakeBench) -> None:
+def test_a_window_without_a_key_sums_everything_and_chains(bench: Make) -> None:
     """Numaflow's keyed 10 s, then not keyed 60 s: 1, 2, 3 a second is 360 a minute."""
     pipeline = (
         started(max_delay="0s")
@@ -87,7 +87,7 @@ def test_a_window_without_a_key_sums_everything_and_chains(bench: MakeBench) -> 
 
 
 @slow
-def test_sliding_windows_over_windows(bench: MakeBench) -> None:
+def test_sliding_windows_over_windows(bench: Make) -> None:
     """Numaflow's 5 s keyed, 10 s not keyed, sliding 60/10: 30, 60, 90, …, 180, never 210."""
     pipeline = (
         started(max_delay="0s")
@@ -109,7 +109,7 @@ def test_sliding_windows_over_windows(bench: MakeBench) -> None:
 
 
 @slow
-def test_sessions_end_after_a_pause_with_and_without_a_key(bench: MakeBench) -> None:
+def test_sessions_end_after_a_pause_with_and_without_a_key(bench: Make) -> None:
     """Numaflow's session: 10 events a second apart, then a pause of 10 s: 5 for each key."""
     pipeline = (
         started(max_delay="0s")
@@ -133,7 +133,7 @@ def test_sessions_end_after_a_pause_with_and_without_a_key(bench: MakeBench) -> 
     assert windows(one, "all_out", "n") == {(b, 10): 1 for b in starts}
 
 
-def test_late_rows_go_their_own_way_and_nothing_is_lost(bench: MakeBench) -> None:
+def test_late_rows_go_their_own_way_and_nothing_is_lost(bench: Make) -> None:
     pipeline = (
         started(max_delay="5s")
         .window(fixed="10s")
@@ -155,7 +155,7 @@ def test_late_rows_go_their_own_way_and_nothing_is_lost(bench: MakeBench) -> Non
 
 
 @slow
-def test_allowed_lateness_keeps_windows_open(bench: MakeBench) -> None:
+def test_allowed_lateness_keeps_windows_open(bench: Make) -> None:
     """Hole H3 of Numaflow: what is within the allowance is counted."""
     pipeline = (
         started(max_delay="5s")
@@ -179,7 +179,7 @@ def test_allowed_lateness_keeps_windows_open(bench: MakeBench) -> None:
 
 
 @slow
-def test_a_second_source_that_never_sends_does_not_hold_the_windows(bench: MakeBench) -> None:
+def test_a_second_source_that_never_sends_does_not_hold_the_windows(bench: Make) -> None:
     pipeline = (
         started(max_delay="0s")
         .source("silent", quiver="r", columns_are="key string, number bigint")
@@ -197,7 +197,7 @@ def test_a_second_source_that_never_sends_does_not_hold_the_windows(bench: MakeB
 
 
 @slow
-def test_the_clock_alone_closes_windows(bench: MakeBench) -> None:
+def test_the_clock_alone_closes_windows(bench: Make) -> None:
     pipeline = (
         started(max_delay="2s")
         .filter("key = 'a'")
@@ -218,7 +218,7 @@ def test_the_clock_alone_closes_windows(bench: MakeBench) -> None:
 
 
 @slow
-def test_an_event_dated_2099_changes_nothing_for_the_others(bench: MakeBench) -> None:
+def test_an_event_dated_2099_changes_nothing_for_the_others(bench: Make) -> None:
     pipeline = (
         started(max_delay="0s")
         .window(fixed="10s")
@@ -238,7 +238,7 @@ def test_an_event_dated_2099_changes_nothing_for_the_others(bench: MakeBench) ->
 
 
 @slow
-def test_a_time_that_is_set_back_makes_a_row_late(bench: MakeBench) -> None:
+def test_a_time_that_is_set_back_makes_a_row_late(bench: Make) -> None:
     pipeline = (
         started(max_delay="0s")
         .map(add={"_event_time": "_event_time + make_interval(0, 0, 0, 0, 0, 0, number)"})
@@ -262,7 +262,7 @@ def spread(window: dict[str, Any], rows: list[dict[str, Any]]) -> dict[str, Any]
 
 
 @slow
-def test_a_function_of_a_window_gets_its_rows_in_order_when_it_closes(bench: MakeBench) -> None:
+def test_a_function_of_a_window_gets_its_rows_in_order_when_it_closes(bench: Make) -> None:
     pipeline = (
         started(max_delay="0s")
         .window(session="5s")

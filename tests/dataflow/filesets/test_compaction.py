@@ -12,7 +12,7 @@ import pytest
 from tests.dataflow.filesets.stores import make_store, write_layer
 
 from holdfast.dataflow.filesets.compaction import Leaf, compact_on_spark, merge_in_parts
-from holdfast.dataflow.filesets.shipping import Part
+from holdfast.dataflow.filesets.shipping import ShippedPart
 from holdfast.store.filesets import Commits, Layer, compact
 from holdfast.store.filesets.compact import compact_run
 from holdfast.store.gc.leases import Job
@@ -48,7 +48,9 @@ def layers_of(store: Store, job: Job, seed: int) -> list[Layer]:
     return [layer.at(seq) for seq, layer in enumerate(layers, 1)]
 
 
-def here(task: Callable[[Part], list[Leaf]], parts: Sequence[Part]) -> Iterator[list[Leaf]]:
+def here(
+    task: Callable[[ShippedPart], list[Leaf]], parts: Sequence[ShippedPart]
+) -> Iterator[list[Leaf]]:
     """Run tasks as Spark does: with what they are sent, and no more."""
     for part in parts:
         yield pickle.loads(pickle.dumps(pickle.loads(pickle.dumps(task))(part)))

@@ -18,7 +18,7 @@ from holdfast.dataflow.data_source import HoldfastDataSource
 from holdfast.dataflow.filesets import reader as reading
 from holdfast.dataflow.filesets.options import parse_file_set_options
 from holdfast.dataflow.filesets.reader import FileSetReader, file_set_schema
-from holdfast.dataflow.filesets.shipping import Part
+from holdfast.dataflow.filesets.shipping import ShippedPart
 from holdfast.errors import BadConfig, BadInput, ObjectMissing, UnknownCommit
 from holdfast.store.filesets import Commits, layer_builder
 from holdfast.store.filesets.file import StoredFile
@@ -91,7 +91,7 @@ def test_content_that_is_not_asked_for_is_not_read(store: Store) -> None:
     commit(store, "all", FILES)
     task, parts = shipped(made(store, "all", columns="path,size"))
     whole = shipped(made(store, "all"))[1]
-    keys = [sum(len(p.keys) for p in some if isinstance(p, Part)) for some in (parts, whole)]
+    keys = [sum(len(p.keys) for p in some if isinstance(p, ShippedPart)) for some in (parts, whole)]
     assert keys[0] < keys[1]
     (first, *_) = task.read(parts[0])
     assert first.schema.names == ["path", "size"]

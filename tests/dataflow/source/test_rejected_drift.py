@@ -18,7 +18,7 @@ from holdfast.dataflow.source.batch import BatchReader
 from holdfast.dataflow.source.options import parse_options
 from holdfast.dataflow.source.partitions import SourcePartition
 from holdfast.dataflow.source.quiver_location import connect
-from holdfast.dataflow.source.rejected_stage import StagedName
+from holdfast.dataflow.source.rejected_stage import RejectedFileName
 from holdfast.dataflow.source.schema import stored_schema
 from holdfast.dataflow.source.stream import StreamReader
 from holdfast.errors import BadConfig, BadInput
@@ -63,7 +63,7 @@ def test_rows_that_fit_go_on_and_the_others_are_staged(tmp_path: Path, seal_each
     assert rows.sort_by("id").column("n").to_pylist() == [1, 2, 3, 5, None, 1, 2]
     again.reader.stop()
     found = [row for path in staged(tmp_path) for row in file_rows(path)]
-    assert {StagedName.parse(path.name).quiver_id for path in staged(tmp_path)} == {quiver_id}
+    assert {RejectedFileName.parse(path.name).quiver_id for path in staged(tmp_path)} == {quiver_id}
     first, second = found
     assert (first["_seq"], first["_row"], first["event_time"]) == (2, 1, at(5))
     assert (first["vertex"], first["attempts"]) == ("events", 0)

@@ -79,21 +79,24 @@ def test_rows_that_fit_go_on_and_the_others_are_named(
 ) -> None:
     batch = pa.record_batch({"n": stored, "beside": list(range(len(stored)))})
     schema = pa.schema([("n", wanted), ("beside", pa.int64()), ("gone", pa.string())])
-    rows, misfits = fit_rows(batch, schema)
+    rows, rejected = fit_rows(batch, schema)
     assert rows.schema == schema
     assert rows.column("n").to_pylist() == fitting
     assert rows.column("beside").to_pylist() == [p for p in range(len(stored)) if p not in unfit]
     assert set(rows.column("gone").to_pylist()) <= {None}
-    assert [misfit.place for misfit in misfits] == unfit
-    assert all((m.column, m.stored, m.wanted) == ("n", stored.type, wanted) for m in misfits)
+    assert [one.row_index for one in rejected] == unfit
+    assert all((m.column, m.stored, m.wanted) == ("n", stored.type, wanted) for m in rejected)
 
 
 def test_a_row_is_told_by_the_first_column_that_does_not_fit() -> None:
     batch = pa.record_batch({"a": ["1", "x", "2"], "b": ["x", "x", "2"]})
-    rows, misfits = fit_rows(batch, pa.schema([("a", pa.int64()), ("b", pa.int64())]))
+    rows, rejected = fit_rows(batch, pa.schema([("a", pa.int64()), ("b", pa.int64())]))
     assert rows.to_pylist() == [{"a": 2, "b": 2}]
-    assert [(misfit.place, misfit.column) for misfit in misfits] == [(0, "b"), (1, "a")]
-    assert str(misfits[1]) == (
+    assert [(one.row_index, one.column) for one in rejected] == [
+        (0, "b"),
+        (1, "a"),
+    ]
+    assert str(rejected[1]) == (
         "column 'a' is string there and int64 in the query, and the value does not fit: "
         "Failed to parse string: 'x' as a scalar of type int64"
     )
@@ -153,16 +156,19 @@ def test_what_fits_and_what_does_not_is_everything_in_order(data: st.DataObject,
     batch = pa.record_batch({"number": list(range(rows)), **drawn})
     fields = [("number", pa.int64()), *((name, data.draw(WANTED)) for name in "ab")]
     wanted = pa.schema(fields)
-    fitted, misfits = fit_rows(batch, wanted)
+    fitted, rejected = fit_rows(batch, wanted)
     fitted.validate(full=True)
-    went_on, stayed = fitted.column("number").to_pylist(), [misfit.place for misfit in misfits]
+    went_on, stayed = (
+        fitted.column("number").to_pylist(),
+        [one.row_index for one in rejected],
+    )
     assert sorted([*went_on, *stayed]) == list(range(rows))
     assert went_on == sorted(went_on)
     assert stayed == sorted(stayed)
     alone = [fit_rows(batch.slice(place, 1), wanted) for place in range(rows)]
     assert [place for place, (_, unfit) in enumerate(alone) if unfit] == stayed
     assert shown([fitted]) == shown([one for one, _ in alone])
-    if not misfits:
+    if not rejected:
         assert shown([fitter(wanted)(batch)]) == shown([fitted])
 
 

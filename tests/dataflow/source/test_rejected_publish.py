@@ -25,7 +25,7 @@ from tests.dataflow.source.drifting import (
 )
 
 from holdfast.dataflow.source import rejected_publish as dead_letters
-from holdfast.dataflow.source.rejected_publish import CONFIG, SetAsideCount, set_aside_totals
+from holdfast.dataflow.source.rejected_publish import CONFIG, RejectedCount, rejected_totals
 from holdfast.quiver import Quiver
 
 WORDS = pa.array(["1", "many", "3", "more"])
@@ -54,7 +54,7 @@ def kill(made: Driver) -> None:
 
 
 def totals(folder: Path) -> dict[str, int]:
-    return dict(set_aside_totals(folder / "checkpoint"))
+    return dict(rejected_totals(folder / "checkpoint"))
 
 
 def test_they_are_written_with_their_batch_and_counted(tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ def test_they_are_written_with_their_batch_and_counted(tmp_path: Path) -> None:
 def test_a_driver_counts_what_was_set_aside_since_it_began(tmp_path: Path) -> None:
     begun(tmp_path)
     for first in (2, 6):
-        count = SetAsideCount(tmp_path / "checkpoint")
+        count = RejectedCount(tmp_path / "checkpoint")
         made = driver(tmp_path)
         made.next()
         count.look()
@@ -346,7 +346,7 @@ def test_rows_that_went_on_and_dead_letters_are_all_rows_each_once(
             kill(made)
             made = driver(folder)
     made.stop()
-    set_aside = letter_ids(folder)
-    assert sorted([*went_on, *set_aside]) == list(range(accepted))
-    assert (set_aside, len(set_aside)) == (sorted(set_aside), unfit)
+    rejected = letter_ids(folder)
+    assert sorted([*went_on, *rejected]) == list(range(accepted))
+    assert (rejected, len(rejected)) == (sorted(rejected), unfit)
     assert totals(folder).get("events", 0) == unfit

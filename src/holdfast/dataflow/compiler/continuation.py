@@ -20,7 +20,7 @@ from holdfast.dataflow.compiler.recorded import (
     RecordedVertex,
     essence_of,
 )
-from holdfast.dataflow.spec.edges import LATE, Edge
+from holdfast.dataflow.spec.edges import LATE, PipelineEdge
 from holdfast.dataflow.spec.pipeline import PipelineSettings
 from holdfast.dataflow.spec.vertices import VertexSettings
 from holdfast.errors import BadConfig
@@ -158,7 +158,7 @@ def _as_recorded(
     ranks, homes = recorded.ranks(), recorded.homes
     last = len(ranks), len(place)
 
-    def key(edge: Edge) -> tuple[int, int]:
+    def key(edge: PipelineEdge) -> tuple[int, int]:
         # A union must have the parts with state in the order of their operators.
         before = {edge.vertex} - ({edge.vertex} if edge.port == LATE else set())
         before |= {name for name in vertices if edge.vertex in renamed.behind(name)}
@@ -177,7 +177,7 @@ def _ordered_state(vertex: VertexSettings, known: RecordedReduce | None) -> Vert
     return vertex.model_copy(update={"reduce": reduce.model_copy(update=update)})
 
 
-def _edge(edge: Edge, identities: Mapping[str, str]) -> Edge:
+def _edge(edge: PipelineEdge, identities: Mapping[str, str]) -> PipelineEdge:
     source = Output(identities[edge.vertex], edge.port)
     return edge.model_copy(update={"source": str(source), "target": identities[edge.target]})
 

@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from holdfast.dataflow.spec.edges import LATE, MAIN, Edge
+from holdfast.dataflow.spec.edges import LATE, MAIN, PipelineEdge
 from holdfast.dataflow.spec.pipeline import PipelineSettings
 
 ASKED = "the pipeline says `durable: true`"
@@ -76,7 +76,7 @@ def components(pipeline: PipelineSettings, cut: Iterable[int]) -> list[frozenset
     return list(dict.fromkeys(frozenset(groups[name]) for name in pipeline.vertices))
 
 
-def reduces_behind(pipeline: PipelineSettings, edge: Edge) -> bool:
+def reduces_behind(pipeline: PipelineSettings, edge: PipelineEdge) -> bool:
     """Whether an edge leads to a reduce."""
     reached = {edge.target, *pipeline.behind(edge.target)}
     return any(pipeline.vertices[name].reduce is not None for name in reached)
@@ -116,7 +116,7 @@ def _used_twice(pipeline: PipelineSettings, cut: set[int], homes: Mapping[str, s
     return found
 
 
-def _in_one_query(pipeline: PipelineSettings, edge: Edge, homes: Mapping[str, str]) -> bool:
+def _in_one_query(pipeline: PipelineSettings, edge: PipelineEdge, homes: Mapping[str, str]) -> bool:
     """Whether an edge leads from a query that has begun to a reduce that has its state in it."""
     home, reached = homes.get(edge.vertex), {edge.target, *pipeline.behind(edge.target)}
     reduces = [name for name in reached if pipeline.vertices[name].reduce is not None]

@@ -7,7 +7,7 @@ from html import escape
 from typing import Any, NamedTuple
 
 from holdfast.dataflow.compiler.plan import Plan, Query
-from holdfast.dataflow.spec.edges import Edge
+from holdfast.dataflow.spec.edges import PipelineEdge
 from holdfast.dataflow.spec.vertices import ReduceSettings, VertexSettings
 
 
@@ -139,7 +139,7 @@ def as_text(plan: Plan) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _tags(edge: Edge) -> str:
+def _tags(edge: PipelineEdge) -> str:
     assert edge.tags is not None
     words = {"or": edge.tags.any_of, "and": edge.tags.all_of, "not": edge.tags.none_of}
     return "; ".join(f"{word} {', '.join(tags)}" for word, tags in words.items() if tags)
@@ -199,7 +199,7 @@ def _frame(name: str, boxes: list[_Box]) -> str:
     )
 
 
-def _arrow(edge: Edge, boxes: dict[str, _Box], *, is_cut: bool) -> str:
+def _arrow(edge: PipelineEdge, boxes: dict[str, _Box], *, is_cut: bool) -> str:
     start, end = boxes[edge.vertex], boxes[edge.target]
     x1, y1 = start.x + BOX_WIDTH, start.y + BOX_HEIGHT // 2
     x2, y2 = end.x, end.y + BOX_HEIGHT // 2

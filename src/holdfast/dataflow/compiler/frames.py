@@ -17,10 +17,21 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import ArrayType, DataType, StringType, StructField, StructType
 
 from holdfast.dataflow.compiler.plan import EVERY, LANE, Output, Plan, Query
-from holdfast.dataflow.compiler.python import ALWAYS_LATE_US, FAILED_DDL, LANE_DDL, Call, Run
+from holdfast.dataflow.compiler.python import (
+    ALWAYS_LATE_US,
+    FAILED_DDL,
+    LANE_DDL,
+    Call,
+    FunctionRun,
+)
 from holdfast.dataflow.compiler.reduces import Reduced, marked, metric, reduce_frame
-from holdfast.dataflow.spec.edges import FAILED, LATE, Edge, TagCondition
-from holdfast.dataflow.spec.vertices import SYSTEM_COLUMNS, FlatMapSettings, MapSettings, Step
+from holdfast.dataflow.spec.edges import FAILED, LATE, PipelineEdge, TagCondition
+from holdfast.dataflow.spec.vertices import (
+    SYSTEM_COLUMNS,
+    FlatMapSettings,
+    FunctionStep,
+    MapSettings,
+)
 from holdfast.dataflow.watermark.drive import DELAY_KEY, claimed, keep_control
 from holdfast.errors import BadConfig
 
@@ -107,7 +118,7 @@ class Frames:
             return set_aside(self.failures(output.vertex))
         return every.where("_failed IS NULL").drop("_failed")
 
-    def _along(self, edge: Edge) -> DataFrame:
+    def _along(self, edge: PipelineEdge) -> DataFrame:
         frame = self.output(Output(edge.vertex, edge.port))
         if edge.tags is None:
             return frame
@@ -131,7 +142,7 @@ class Frames:
         # Results of another reduce.
         return frame.withColumn("_wm_prev", F.lit(None).cast("timestamp"))
 
-    def _sql(self, step: Step, frame: DataFrame) -> DataFrame:
+    def _sql(self, step: FunctionStep, frame: DataFrame) -> DataFrame:
         if isinstance(step, MapSettings):
             return _with_expressions(frame, step)
         if isinstance(step, FlatMapSettings):
@@ -224,7 +235,7 @@ def call_python(
     if "_tags" not in frame.columns:
         system.append(StructField("_tags", ArrayType(StringType())))
     full = StructType([*schema.fields, *system])
-    return frame.mapInArrow(Run(calls, to_arrow_schema(full, timezone="UTC"), batch), full)
+    return frame.mapInArrow(FunctionRun(calls, to_arrow_schema(full, timezone="UTC"), batch), full)
 
 
 def without_system(schema: StructType) -> StructType:

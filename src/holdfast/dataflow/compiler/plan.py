@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from holdfast.dataflow.compiler.cuts import Cut, components, find_cuts
-from holdfast.dataflow.spec.edges import FAILED, LATE, MAIN, Edge
+from holdfast.dataflow.spec.edges import FAILED, LATE, MAIN, PipelineEdge
 from holdfast.dataflow.spec.pipeline import PipelineSettings
 from holdfast.dataflow.spec.vertices import SinkSettings
 
@@ -279,7 +279,7 @@ class _Draft:
                 found.add(name)
         return found
 
-    def _leaving(self, trunk: set[str]) -> list[Edge]:
+    def _leaving(self, trunk: set[str]) -> list[PipelineEdge]:
         """Return the edges from the trunk, or from another query, to vertices behind the trunk."""
         own = [edge for edge in self._edges if edge.vertex in trunk]
         return [edge for edge in (*own, *self._read_edges) if edge.target not in trunk]
@@ -390,7 +390,7 @@ class _Draft:
         return target if is_alone and is_together and is_python else None
 
 
-def _outputs(edges: Iterable[Edge]) -> tuple[Output, ...]:
+def _outputs(edges: Iterable[PipelineEdge]) -> tuple[Output, ...]:
     return tuple(dict.fromkeys(Output(edge.vertex, edge.port) for edge in edges))
 
 

@@ -117,7 +117,7 @@ class _Part(NamedTuple):
         return row
 
 
-class Run:
+class FunctionRun:
     """What one task does with its batches; made in the driver, called in workers."""
 
     def __init__(self, calls: Sequence[Call], schema: pa.Schema, batch: int = 0) -> None:

@@ -89,7 +89,7 @@ def streams(
 def _lane(
     session: SparkSession, plan: Plan, query: Query, places: Places, address: str
 ) -> DataFrame:
-    """Return the rows that come again, as `Run` wants them."""
+    """Return the rows that come again, as `FunctionRun` wants them."""
     columns = _parsed(_LANE, "the retry lane")
     rows = (
         session.readStream.format("holdfast")

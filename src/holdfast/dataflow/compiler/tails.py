@@ -41,7 +41,7 @@ from holdfast.dataflow.compiler.plan import Output, Plan, Query
 from holdfast.dataflow.compiler.python import Call
 from holdfast.dataflow.sink.options import SinkOptions
 from holdfast.dataflow.sink.quiver_writer import RECORDS_DIR
-from holdfast.dataflow.sink.records import BatchRecords, Record
+from holdfast.dataflow.sink.records import BatchRecord, BatchRecords
 from holdfast.dataflow.sink.writers import stream_writer
 from holdfast.dataflow.source.checkpoint import Checkpoint
 from holdfast.dataflow.spec.edges import FAILED
@@ -246,7 +246,7 @@ class Tail:
                 self._place(f"{name}-on_success", sink.on_success, rows, number)
             return
         assert sink.fallback is not None, "BUG: a sink that failed without a fallback"
-        fallbacks.record(number, Record(checkpoint.span(number)))
+        fallbacks.record(number, BatchRecord(checkpoint.span(number)))
         self.counts["fallback", name] += self._place(
             f"{name}-fallback", sink.fallback, rows, number
         )

@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from holdfast.dataflow.driver.session_end import end_session
 from holdfast.dataflow.driver.settings import SparkSettings
-from holdfast.dataflow.driver.wire import DriverFigures, Orders, decode_figures
+from holdfast.dataflow.driver.wire import DriverFigures, DriverOrders, decode_figures
 from holdfast.errors import HoldfastError
 
 # A longer line of its log is cut.
@@ -52,7 +52,7 @@ class DriverChild:
     def __init__(
         self,
         settings: SparkSettings,
-        orders: Callable[[], Awaitable[Orders]],
+        orders: Callable[[], Awaitable[DriverOrders]],
         command: Sequence[str],
     ) -> None:
         self._command = command
@@ -172,7 +172,7 @@ class DriverChild:
             process.send_signal(signal.SIGUSR2)
         await asyncio.sleep(STACKS_PATIENCE_S)
 
-    async def _ordered(self) -> Orders | None:
+    async def _ordered(self) -> DriverOrders | None:
         """Return the orders, when they are known; None if it is to stop before."""
         asking = asyncio.ensure_future(self._orders())
         stopping = asyncio.create_task(self._stopping.wait())

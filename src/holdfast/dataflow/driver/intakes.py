@@ -20,7 +20,7 @@ from pyspark.sql.types import StructType
 from holdfast.dataflow.compiler.places import Places
 from holdfast.dataflow.compiler.plan import Plan
 from holdfast.dataflow.driver.own_server import LOOPBACK
-from holdfast.dataflow.source.intake import SLOT, FilesIntake, GeneratorIntake, Intake
+from holdfast.dataflow.source.intake import SLOT, FilesIntake, GeneratorIntake, SourceIntake
 from holdfast.dataflow.spec.vertices import FileSetSource, SourceSettings
 from holdfast.errors import HoldfastError
 from holdfast.quiver import ColumnExtractor, Quiver, QuiverConfig
@@ -41,7 +41,7 @@ class Intakes:
         self._stack = ExitStack()
         self._stopped = threading.Event()
         self._threads: list[threading.Thread] = []
-        self.intakes: dict[str, Intake] = {}
+        self.intakes: dict[str, SourceIntake] = {}
         # Where sources read what was taken in.
         self.addresses: Mapping[str, str] = {}
         wanted = {
@@ -102,7 +102,7 @@ class Intakes:
             self._threads.append(thread)
             thread.start()
 
-    def _run(self, name: str, intake: Intake) -> None:
+    def _run(self, name: str, intake: SourceIntake) -> None:
         pause_s = 0.0
         while not self._stopped.wait(pause_s):
             try:
@@ -132,7 +132,7 @@ def _fileset_intake(
     source: FileSetSource,
     places: Places,
     kinds: tuple[str, str, pa.Schema | None],
-) -> Intake:
+) -> SourceIntake:
     # Not everybody who runs pipelines has installed what a store needs.
     from holdfast.dataflow.filesets.intake import FileSetIntake
 

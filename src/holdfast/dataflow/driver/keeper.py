@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("holdfast.pipelines")
 
 
-class Keeper:
+class PipelineKeeper:
     """One pipeline, in a thread."""
 
     def __init__(

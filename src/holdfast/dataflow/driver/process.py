@@ -19,7 +19,7 @@ from types import FrameType
 from typing import IO, TYPE_CHECKING
 
 from holdfast.dataflow.compiler.places import Places
-from holdfast.dataflow.driver.keeper import Keeper
+from holdfast.dataflow.driver.keeper import PipelineKeeper
 from holdfast.dataflow.driver.lineage import LineageSender
 from holdfast.dataflow.driver.session import start_session, stop_session
 from holdfast.dataflow.driver.session_end import end_own_session
@@ -94,7 +94,7 @@ def run_pipelines(
 ) -> int:
     """Run all pipelines until they end, or `stop`; return the exit code of the process."""
     keepers = [
-        Keeper(name, pipeline, places, spark, stop, sender)
+        PipelineKeeper(name, pipeline, places, spark, stop, sender)
         for name, (pipeline, places) in pipelines.items()
     ]
     _tell(figures, keepers)
@@ -121,7 +121,7 @@ def run_pipelines(
         stop_session(session)
 
 
-def _join(keepers: Sequence[Keeper]) -> None:
+def _join(keepers: Sequence[PipelineKeeper]) -> None:
     """Wait for all pipelines, for so long; then everything here is killed."""
     give_up_s = time.monotonic() + STOP_PATIENCE_S
     for keeper in keepers:
@@ -129,7 +129,7 @@ def _join(keepers: Sequence[Keeper]) -> None:
             log.error("%s does not stop within %g s: left as it is", keeper.name, STOP_PATIENCE_S)
 
 
-def _tell(figures: IO[bytes], keepers: Sequence[Keeper]) -> None:
+def _tell(figures: IO[bytes], keepers: Sequence[PipelineKeeper]) -> None:
     try:
         figures.write(encode_figures({keeper.name: keeper.figures for keeper in keepers}))
     except OSError:

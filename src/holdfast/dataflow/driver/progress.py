@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from holdfast.dataflow.compiler.tails import Tail
     from holdfast.dataflow.source.checkpoint import Checkpoint
-    from holdfast.dataflow.source.rejected_publish import SetAsideCount
+    from holdfast.dataflow.source.rejected_publish import RejectedCount
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 # What Spark says while it waits for the process that plans. An idle query says so too, but it
@@ -89,7 +89,7 @@ class QueryProgress:
     restarts: Restarts
     checkpoint: Checkpoint
     # Rows of its sources that did not fit.
-    set_aside: SetAsideCount | None = None
+    rejected: RejectedCount | None = None
     clock_s: Callable[[], float] = time.monotonic
     rows_total: int = 0
     # Of the last batch.
@@ -163,14 +163,14 @@ class QueryProgress:
             )
             for name, row in dict(progress["observedMetrics"] or {}).items():
                 self.observed[name] += int(row["rows"] or 0)
-        if self.set_aside is not None:
-            self.set_aside.look()
+        if self.rejected is not None:
+            self.rejected.look()
 
     def statistics(self) -> QueryStatistics:
         """Return a picture of this moment."""
         last = self.spark.lastProgress
         tail = {} if self.tail is None else {".".join(k): n for k, n in self.tail.counts.items()}
-        unfit = {} if self.set_aside is None else self.set_aside.by_vertex
+        unfit = {} if self.rejected is None else self.rejected.by_vertex
         aside = {f"failed.{vertex}": n for vertex, n in unfit.items()}
         operators = last["stateOperators"] if last else []
         batch_s = float(last["batchDuration"]) / 1000 if last else 0.0

@@ -62,7 +62,7 @@ from holdfast.dataflow.driver.state_dir import StateDir
 from holdfast.dataflow.sink.options import SinkOptions
 from holdfast.dataflow.sink.quiver_writer import producer_name
 from holdfast.dataflow.source.checkpoint import Checkpoint
-from holdfast.dataflow.source.rejected_publish import SetAsideCount
+from holdfast.dataflow.source.rejected_publish import RejectedCount
 from holdfast.dataflow.spec.pipeline import PipelineSettings
 from holdfast.errors import BadConfig, DirectoryLocked, HoldfastError, PipelineFailed
 from holdfast.quiver.tools.offline import directory_lock
@@ -268,7 +268,7 @@ class PipelineRun:
         self, query: Query, buffered: dict[Output, Buffered], *, close: bool, once: bool
     ) -> None:
         restarts = Restarts(self.plan.pipeline.worker_attempts)
-        set_aside = SetAsideCount(self._places.checkpoint(query))
+        rejected = RejectedCount(self._places.checkpoint(query))
         while True:
             try:
                 with starting_in_turn(), self._asking():
@@ -281,7 +281,7 @@ class PipelineRun:
                 continue
             checkpoint = Checkpoint(str(self._places.checkpoint(query)))
             self._running.append(
-                QueryProgress(query.name, started, tail, begin, restarts, checkpoint, set_aside)
+                QueryProgress(query.name, started, tail, begin, restarts, checkpoint, rejected)
             )
             self._note_buffers(query, frames, buffered)
             return

@@ -31,7 +31,7 @@ LOCK_PATIENCE_S = 1.0
 _LOCK_POLL_S = 0.02
 
 
-class Request(NamedTuple):
+class DrainRequest(NamedTuple):
     """What somebody asked a driver for."""
 
     close: bool
@@ -103,13 +103,13 @@ class StateDir:
         self._write("drain.json", {"close": close, "driver": driver})
         return True
 
-    def asked(self) -> Request | None:
+    def asked(self) -> DrainRequest | None:
         """Return what somebody asked this driver for, once."""
         fields = self._read("drain.json")
         if fields is None or fields.get("driver") != self._driver:
             return None
         (self.path / "drain.json").unlink(missing_ok=True)
-        return Request(bool(fields.get("close")))
+        return DrainRequest(bool(fields.get("close")))
 
     def tell_drained(self, queries: Sequence[Mapping[str, Any]], error: str = "") -> None:
         """Say what came of draining, while the lock is still held."""

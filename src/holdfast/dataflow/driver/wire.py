@@ -49,7 +49,7 @@ class Access(NamedTuple):
         return Access(addresses, self.token or other.token)
 
 
-class Orders(NamedTuple):
+class DriverOrders(NamedTuple):
     """What the driver has to know."""
 
     # The graph file, as it was named.
@@ -65,7 +65,7 @@ class Orders(NamedTuple):
         return json.dumps({**self._asdict(), "access": access}).encode() + b"\n"
 
     @classmethod
-    def decode(cls, line: bytes) -> Orders:
+    def decode(cls, line: bytes) -> DriverOrders:
         """Return what a line says."""
         fields = json.loads(line)
         access = fields["access"]

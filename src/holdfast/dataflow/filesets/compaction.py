@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from holdfast.dataflow.filesets.shipping import Part, Shipper, absolute
+from holdfast.dataflow.filesets.shipping import ShippedPart, Shipper, absolute
 from holdfast.store.address import ChunkHash, hash_of
 from holdfast.store.chunks import ChunkWriter
 from holdfast.store.filesets import FileSet, Layer
@@ -49,7 +49,9 @@ class Leaf(NamedTuple):
 
 
 # Runs a function on each part, and yields the results in order.
-RunTasks = Callable[[Callable[[Part], list[Leaf]], Sequence[Part]], Iterable[list[Leaf]]]
+RunTasks = Callable[
+    [Callable[[ShippedPart], list[Leaf]], Sequence[ShippedPart]], Iterable[list[Leaf]]
+]
 
 
 def compact_on_spark(
@@ -115,7 +117,7 @@ def _join(files: FileSet, writer: ChunkWriter, builder: LayerBuilder, leaf: Leaf
 
 
 def _run_on_spark(
-    spark: SparkSession, task: Callable[[Part], list[Leaf]], parts: Sequence[Part]
+    spark: SparkSession, task: Callable[[ShippedPart], list[Leaf]], parts: Sequence[ShippedPart]
 ) -> Iterator[list[Leaf]]:
     context = spark.sparkContext
     wave = WAVE_PER_CORE * context.defaultParallelism
@@ -140,7 +142,7 @@ class _Kept(ChunkWriter):
         return address
 
 
-def merge_part(url: str, is_base: bool, part: Part) -> list[Leaf]:
+def merge_part(url: str, is_base: bool, part: ShippedPart) -> list[Leaf]:
     """Return the leaves of the index that some layers make of a range of paths."""
     with Store.open_objects(url) as store:
         files = FileSet(store, part.layers, keys=part.found_keys())

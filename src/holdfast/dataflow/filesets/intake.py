@@ -37,7 +37,7 @@ class FileSetIntake(FilesIntake):
         self._listed: list[str] = []
 
     def take(self, should_stop: Callable[[], bool]) -> int:
-        """See `Intake`."""
+        """See `SourceIntake`."""
         if self._note.get("complete", False):
             return 0
         with (

@@ -25,7 +25,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from holdfast.dataflow.filesets.options import FileSetOptions
-from holdfast.dataflow.filesets.shipping import Part, Shipper, absolute
+from holdfast.dataflow.filesets.shipping import ShippedPart, Shipper, absolute
 from holdfast.dataflow.source.schema import fitter, spark_type
 from holdfast.errors import BadInput
 from holdfast.store.filesets import Commits, FileInfo, FileSet
@@ -187,7 +187,7 @@ class FileSetReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of one part."""
-        if not isinstance(partition, Part):
+        if not isinstance(partition, ShippedPart):
             return  # Spark's own word for "there are none"
         schema = to_arrow_schema(self._schema, timezone="UTC")
         with Store.open_objects(self._options.store) as store:

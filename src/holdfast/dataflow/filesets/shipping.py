@@ -27,7 +27,7 @@ Wanted = Callable[[FileInfo], bool]
 
 
 @dataclass
-class Part(InputPartition):
+class ShippedPart(InputPartition):
     """A range of the paths of a file set, and the keys of all chunks that reading it needs."""
 
     layers: tuple[Layer, ...]
@@ -49,7 +49,7 @@ class Shipper:
 
     def parts(
         self, *, max_files: int, max_bytes: int, content_of: Wanted | None = None
-    ) -> Iterator[Part]:
+    ) -> Iterator[ShippedPart]:
         """Yield neighbouring parts that hold everything; `content_of` says whose content is read.
 
         Without it the index alone is read, and the driver does not open its leaves.
@@ -68,7 +68,7 @@ class Shipper:
                 if is_empty:
                     continue
             keys = self._references.resolve(list(needed))
-            yield Part(self._files.layers, shard.lo, shard.hi, pack_keys(keys.values()))
+            yield ShippedPart(self._files.layers, shard.lo, shard.hi, pack_keys(keys.values()))
 
     def _index_of(self, index: pb.Index, lo: str, hi: str | None) -> Iterator[ChunkHash]:
         """Yield the index chunks that may hold something of a range."""

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pydantic import AwareDatetime, Field, model_validator
 
 from holdfast.dataflow.compiler.places import EVENT_TIME
-from holdfast.dataflow.kit.bench import Bench
+from holdfast.dataflow.kit.harness import PipelineHarness
 from holdfast.dataflow.spec import PipelineSettings
 from holdfast.errors import BadInput
 from holdfast.settings import Settings
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-class Step(Settings):
+class CaseStep(Settings):
     """One thing that happens; exactly one of these."""
 
     feed: dict[str, list[dict[str, Any]]] | None = None
@@ -46,7 +46,7 @@ class Step(Settings):
     """Let it read what is there, and close all windows."""
 
     @model_validator(mode="after")
-    def _is_one_thing(self) -> Step:
+    def _is_one_thing(self) -> CaseStep:
         if len(self.model_fields_set) != 1:
             raise ValueError("give one of feed, advance, run, close")
         return self
@@ -57,7 +57,7 @@ class Case(Settings):
 
     pipeline: str
     """The pipeline that is tested."""
-    steps: list[Step] = Field(min_length=1)
+    steps: list[CaseStep] = Field(min_length=1)
     """What happens, in this order."""
     expect: dict[str, list[dict[str, Any]]] = Field(default_factory=dict)
     """The rows of sinks, in any order; columns that are not named are not compared."""
@@ -72,7 +72,7 @@ class CasesFile(Settings):
     """The tests, by name."""
 
 
-class Outcome(NamedTuple):
+class CaseOutcome(NamedTuple):
     """How a test ended; nothing is wrong if it passed."""
 
     name: str
@@ -85,34 +85,34 @@ def run_case(
     pipelines: Mapping[str, PipelineSettings],
     folder: Path,
     session: SparkSession,
-) -> Outcome:
+) -> CaseOutcome:
     """Run one test in a folder of its own."""
     if case.pipeline not in pipelines:
         raise BadInput(
             f"the test {name!r} is of {case.pipeline!r}, and there is no such pipeline",
             hint=f"there are {', '.join(sorted(pipelines))}",
         )
-    bench = Bench(pipelines[case.pipeline], folder, session=session)
+    harness = PipelineHarness(pipelines[case.pipeline], folder, session=session)
     for step in case.steps:
-        _take(bench, step)
+        _take(harness, step)
     if not any(step.run or step.close for step in case.steps):
-        bench.close()
-    wrong = [line for sink, rows in case.expect.items() for line in _compare(bench, sink, rows)]
+        harness.close()
+    wrong = [line for sink, rows in case.expect.items() for line in _compare(harness, sink, rows)]
     for what, expected in case.counts.items():
-        if bench.counts[what] != expected:
-            wrong.append(f"{what} is {bench.counts[what]}, not {expected}")
-    return Outcome(name, tuple(wrong))
+        if harness.counts[what] != expected:
+            wrong.append(f"{what} is {harness.counts[what]}, not {expected}")
+    return CaseOutcome(name, tuple(wrong))
 
 
-def _take(bench: Bench, step: Step) -> None:
+def _take(harness: PipelineHarness, step: CaseStep) -> None:
     for source, rows in (step.feed or {}).items():
-        bench.feed(source, [{**row, EVENT_TIME: _moment(row.get(EVENT_TIME))} for row in rows])
+        harness.feed(source, [{**row, EVENT_TIME: _moment(row.get(EVENT_TIME))} for row in rows])
     if step.advance is not None:
-        bench.advance(step.advance)
+        harness.advance(step.advance)
     if step.run:
-        bench.run()
+        harness.run()
     if step.close:
-        bench.close()
+        harness.close()
 
 
 def _moment(value: Any) -> datetime:
@@ -125,9 +125,9 @@ def _moment(value: Any) -> datetime:
         ) from None
 
 
-def _compare(bench: Bench, sink: str, expected: list[dict[str, Any]]) -> list[str]:
+def _compare(harness: PipelineHarness, sink: str, expected: list[dict[str, Any]]) -> list[str]:
     columns = sorted({name for row in expected for name in row})
-    found = Counter(_key(row, columns) for row in bench.rows(sink))
+    found = Counter(_key(row, columns) for row in harness.rows(sink))
     wanted = Counter(_key(row, columns) for row in expected)
     missing, more = wanted - found, found - wanted
     if not columns and found:

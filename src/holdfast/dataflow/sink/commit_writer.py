@@ -35,7 +35,7 @@ from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMess
 from holdfast.dataflow.base.json_rows import as_json
 from holdfast.dataflow.base.points import Point, reached
 from holdfast.dataflow.sink.options import SinkOptions
-from holdfast.dataflow.sink.records import KEPT_MAX, BatchRecords, Record
+from holdfast.dataflow.sink.records import KEPT_MAX, BatchRecord, BatchRecords
 from holdfast.dataflow.source.checkpoint import Checkpoint
 from holdfast.errors import BadConfig
 from holdfast.store.filesets import Commit, Commits, FileSetWriter, Layer, Metadata, compact
@@ -54,7 +54,7 @@ _SUFFIX = ".staged"
 
 
 @dataclass
-class StagedFile(WriterCommitMessage):
+class StagedCommitFile(WriterCommitMessage):
     """The rows of one task as a file; without rows there is none."""
 
     rows: int
@@ -113,17 +113,17 @@ class Spool(io.RawIOBase):
 
 def stage_file(
     batches: Iterator[pa.RecordBatch], kind: Format, folder: Path, inline_bytes: int
-) -> StagedFile:
+) -> StagedCommitFile:
     """Return the rows of a task as a file of that format."""
     spool = Spool(folder, inline_bytes)
     try:
         rows = _ENCODERS[kind]((batch for batch in batches if batch.num_rows), spool)
     except BaseException:
         spool.close()
-        StagedFile(0, path=spool.path).discard()
+        StagedCommitFile(0, path=spool.path).discard()
         raise
     spool.close()
-    return StagedFile(rows, bytes(spool.content), spool.path)
+    return StagedCommitFile(rows, bytes(spool.content), spool.path)
 
 
 def sweep(folder: Path) -> None:
@@ -182,7 +182,7 @@ class CommitRecords(BatchRecords):
         self._last, self._sink = last, f"spark/{query_id}"
         super().__init__(checkpoint.folder / RECORDS_DIR, name, checkpoint)
 
-    def _load(self) -> dict[int, Record]:
+    def _load(self) -> dict[int, BatchRecord]:
         if self._last is None:
             return {}
         found = self._last.batch_records.get(self._sink)
@@ -191,9 +191,9 @@ class CommitRecords(BatchRecords):
                 f"the commits before {self._last.name!r} are another query's",
                 hint="use another prefix for this query, or delete those commits",
             )
-        return {int(batch): Record(**record) for batch, record in json.loads(found).items()}
+        return {int(batch): BatchRecord(**record) for batch, record in json.loads(found).items()}
 
-    def with_batch(self, batch: int, record: Record) -> dict[str, bytes]:
+    def with_batch(self, batch: int, record: BatchRecord) -> dict[str, bytes]:
         """Return the records as a commit holds them, with one more."""
         known = {**self._records, batch: record}
         kept = {str(number): known[number]._asdict() for number in sorted(known)[-KEPT_MAX:]}
@@ -220,7 +220,7 @@ class CommitWriter(DataSourceStreamArrowWriter):
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Commit a batch, once."""
-        staged = [one for one in messages if isinstance(one, StagedFile) and one.rows]
+        staged = [one for one in messages if isinstance(one, StagedCommitFile) and one.rows]
         if staged:
             database = self._options.database
             url = database.get_secret_value() if database else None
@@ -233,10 +233,10 @@ class CommitWriter(DataSourceStreamArrowWriter):
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Remove what was staged."""
         for message in messages:
-            if isinstance(message, StagedFile):
+            if isinstance(message, StagedCommitFile):
                 message.discard()
 
-    def _commit(self, store: Store, staged: Sequence[StagedFile], batch: int) -> None:
+    def _commit(self, store: Store, staged: Sequence[StagedCommitFile], batch: int) -> None:
         checkpoint = Checkpoint(self._options.checkpoint)
         query_id, span = checkpoint.require_query_id(), checkpoint.span(batch)
         commits = Commits(store)
@@ -248,7 +248,7 @@ class CommitWriter(DataSourceStreamArrowWriter):
             records.record(batch, known)
         else:
             part = known.parts if known is not None else 0
-            record = Record(span, part + 1)
+            record = BatchRecord(span, part + 1)
             with store.references.open_job(f"{self._options.commit} {query_id}") as job:
                 new = self._layer(store, job, staged, batch, part)
                 self._publish(
@@ -269,7 +269,7 @@ class CommitWriter(DataSourceStreamArrowWriter):
         return last
 
     def _layer(
-        self, store: Store, job: Job, staged: Sequence[StagedFile], batch: int, part: int
+        self, store: Store, job: Job, staged: Sequence[StagedCommitFile], batch: int, part: int
     ) -> Layer:
         known = Metadata(mtime_ns=store.references.seam.clock.wall_ns())
         with FileSetWriter(store, job) as writer:

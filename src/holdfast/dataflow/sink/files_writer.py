@@ -34,7 +34,7 @@ from holdfast.dataflow.base.durable_file import is_disk_full, sync_folder
 from holdfast.dataflow.base.growing_files import Growing, LastBatch, newest_file, write_joined
 from holdfast.dataflow.base.points import Point, reached
 from holdfast.dataflow.sink.options import SinkOptions
-from holdfast.dataflow.sink.records import BatchRecords, Record
+from holdfast.dataflow.sink.records import BatchRecord, BatchRecords
 from holdfast.dataflow.source.checkpoint import Checkpoint
 from holdfast.errors import DiskFull
 
@@ -47,7 +47,7 @@ log = logging.getLogger("holdfast.dataflow")
 
 
 @dataclass
-class StagedFile(WriterCommitMessage):
+class StagedRowFile(WriterCommitMessage):
     """The file of one task; no path if it had no rows."""
 
     path: str = ""
@@ -78,10 +78,10 @@ class FilesWriter(DataSourceStreamArrowWriter):
                 writer.close()
         reached(Point.WRITE, self._options.checkpoint)
         if writer is None:
-            return StagedFile()
+            return StagedRowFile()
         with open(path, "rb") as file:
             os.fsync(file.fileno())
-        return StagedFile(os.path.abspath(path))
+        return StagedRowFile(os.path.abspath(path))
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Publish a batch, once."""
@@ -95,13 +95,13 @@ class FilesWriter(DataSourceStreamArrowWriter):
         part = known.parts if known is not None else 0
         self._folder.mkdir(parents=True, exist_ok=True)
         name = f"part-{query_id}-{batchId:010d}-{part:03d}"
-        staged = [message.path for message in messages if isinstance(message, StagedFile)]
+        staged = [message.path for message in messages if isinstance(message, StagedRowFile)]
         paths = [path for path in staged if path]
         if not self._is_added(query_id, paths, batchId, part):
             self._publish(name, self._as_one(paths))
         sync_folder(self._folder)
         self._discard(paths)
-        records.record(batchId, Record(span, part + 1))
+        records.record(batchId, BatchRecord(span, part + 1))
         reached(Point.SINK_COMMIT, self._options.checkpoint)
         self._sweep()
 
@@ -195,7 +195,7 @@ class FilesWriter(DataSourceStreamArrowWriter):
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Remove what was staged."""
-        staged = [message for message in messages if isinstance(message, StagedFile)]
+        staged = [message for message in messages if isinstance(message, StagedRowFile)]
         self._discard([message.path for message in staged if message.path])
 
     def _discard(self, paths: list[str]) -> None:

@@ -20,7 +20,7 @@ from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMess
 from holdfast.dataflow.base.json_rows import as_json
 from holdfast.dataflow.base.points import Point, reached
 from holdfast.dataflow.sink.options import SinkOptions
-from holdfast.dataflow.sink.records import BatchRecords, Record, Verdict
+from holdfast.dataflow.sink.records import BatchRecord, BatchRecords, BatchVerdict
 from holdfast.dataflow.source.checkpoint import Checkpoint
 from holdfast.dataflow.source.quiver_client import load_config
 from holdfast.dataflow.source.quiver_location import split_address
@@ -155,7 +155,7 @@ class QuiverWriter(DataSourceStreamArrowWriter):
         if known is not None and verdict != "new":
             part = known.parts - (verdict == "again")
         # Before the append: a batch that is in the quiver always has its range recorded.
-        records.record(batch, Record(span, part + 1, is_sure=False))
+        records.record(batch, BatchRecord(span, part + 1, is_sure=False))
         rows = [one for task in staged for one in task.batches()]
         try:
             epoch = batch * PARTS_MAX + part + 1
@@ -167,11 +167,11 @@ class QuiverWriter(DataSourceStreamArrowWriter):
             # It was there before, and not with these rows: the next try must find that out too.
             records.record(batch, known)
             raise records.other_range(batch)
-        records.record(batch, Record(span, part + 1))
+        records.record(batch, BatchRecord(span, part + 1))
 
     def _judge(
         self, records: BatchRecords, batch: int, span: Span
-    ) -> tuple[Verdict, Record | None]:
+    ) -> tuple[BatchVerdict, BatchRecord | None]:
         """Return what a batch is; what was only about to be written may become another."""
         known = records.of(batch)
         if known is not None and not known.is_sure and known.span != span:

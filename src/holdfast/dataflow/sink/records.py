@@ -22,10 +22,10 @@ from holdfast.errors import UnknownPosition
 
 KEPT_MAX = 100
 
-Verdict = Literal["new", "again", "more"]
+BatchVerdict = Literal["new", "again", "more"]
 
 
-class Record(NamedTuple):
+class BatchRecord(NamedTuple):
     """What is known of one batch."""
 
     span: Span
@@ -43,14 +43,14 @@ class BatchRecords:
         self._checkpoint = checkpoint
         self._records = self._load()
 
-    def _load(self) -> dict[int, Record]:
+    def _load(self) -> dict[int, BatchRecord]:
         try:
             found = json.loads(self._path.read_text("utf-8"))
         except FileNotFoundError:
             return {}
-        return {int(batch): Record(**record) for batch, record in found.items()}
+        return {int(batch): BatchRecord(**record) for batch, record in found.items()}
 
-    def of(self, batch: int) -> Record | None:
+    def of(self, batch: int) -> BatchRecord | None:
         """Return what is recorded of a batch."""
         return self._records.get(batch)
 
@@ -58,7 +58,7 @@ class BatchRecords:
         """Return the newest recorded batch."""
         return max(self._records, default=None)
 
-    def judge(self, batch: int, span: Span) -> Verdict:
+    def judge(self, batch: int, span: Span) -> BatchVerdict:
         """Return whether a batch is new, here already, or goes on; raise if it is another.
 
         A batch older than what is remembered is refused: nobody can tell what it covered.
@@ -80,7 +80,7 @@ class BatchRecords:
             "what the sink has; nothing was written",
         )
 
-    def record(self, batch: int, record: Record | None) -> None:
+    def record(self, batch: int, record: BatchRecord | None) -> None:
         """Write down a batch, durably; without a record, that nothing is known of it."""
         if record is None:
             self._records.pop(batch, None)

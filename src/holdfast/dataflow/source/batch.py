@@ -24,9 +24,14 @@ from pyspark.sql.types import StructType
 
 from holdfast.dataflow.source.folder import quiver_id_of, sealed_segments
 from holdfast.dataflow.source.options import SourceOptions
-from holdfast.dataflow.source.partitions import Piece, SourcePartition, read, split
+from holdfast.dataflow.source.partitions import SegmentPiece, SourcePartition, read, split
 from holdfast.dataflow.source.quiver_client import load_config
-from holdfast.dataflow.source.quiver_location import Place, connect, places, with_directory
+from holdfast.dataflow.source.quiver_location import (
+    QuiverLocation,
+    connect,
+    quiver_locations,
+    with_directory,
+)
 from holdfast.dataflow.source.schema import EVENT_TIME, WATERMARK_COLUMNS
 from holdfast.errors import BadConfig
 from holdfast.quiver import Position, Quiver
@@ -58,10 +63,12 @@ class BatchReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         """Return groups of segments that may hold wanted rows."""
-        pieces = [piece for place in places(self._options) for piece in self._pieces(place)]
+        pieces = [
+            piece for place in quiver_locations(self._options) for piece in self._pieces(place)
+        ]
         return [SourcePartition(group) for group in split(pieces, self._options.partition_bytes)]
 
-    def _pieces(self, place: Place) -> Iterator[Piece]:
+    def _pieces(self, place: QuiverLocation) -> Iterator[SegmentPiece]:
         options = self._options
         start = None if options.since_seq is None else Position(options.since_seq)
         end = None if options.until_seq is None else Position(options.until_seq)
@@ -84,7 +91,7 @@ class BatchReader(DataSourceReader):
             if first <= one.last_seq and one.first_seq <= last:
                 begin = max(Position(one.first_seq), start or Position(0))
                 until = min(Position(one.last_seq + 1), end or Position(SEQ_MAX))
-                yield Piece(place, quiver_id, one.name, begin, until, one.size_bytes)
+                yield SegmentPiece(place, quiver_id, one.name, begin, until, one.size_bytes)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of some segments."""

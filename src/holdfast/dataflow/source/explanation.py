@@ -19,7 +19,7 @@ FOLDER = "holdfast"
 _SUFFIX = ".watermark.json"
 
 
-class Explanation:
+class WatermarkExplanation:
     """The note of one stream."""
 
     def __init__(self, checkpoint: Checkpoint, subscriber: str) -> None:

@@ -63,7 +63,7 @@ class Note:
         replace_durably(self._path, json.dumps(self._fields))
 
 
-class Intake(ABC):
+class SourceIntake(ABC):
     """Takes rows into a quiver. One thread at a time."""
 
     def __init__(self, folder: Path, quiver: Quiver) -> None:
@@ -88,7 +88,7 @@ class Intake(ABC):
 # -------------------------------------------------------------------------- files
 
 
-class FilesIntake(Intake):
+class FilesIntake(SourceIntake):
     """Takes the files of a folder, each when it is there; they must not change after that."""
 
     def __init__(
@@ -113,7 +113,7 @@ class FilesIntake(Intake):
         self._done = self._load_done()
 
     def take(self, should_stop: Callable[[], bool]) -> int:
-        """See `Intake`."""
+        """See `SourceIntake`."""
         before = self.rows_total
         while not should_stop() and (name := self._next()) is not None:
             if self._note.get("file", None) != name:
@@ -288,7 +288,7 @@ def _lines(file: Any, count: int) -> list[bytes]:
 # ---------------------------------------------------------------------- generator
 
 
-class GeneratorIntake(Intake):
+class GeneratorIntake(SourceIntake):
     """Makes rows: numbered, with a key, a value and the time they were due."""
 
     def __init__(
@@ -301,7 +301,7 @@ class GeneratorIntake(Intake):
         self._rows = rows
 
     def take(self, should_stop: Callable[[], bool]) -> int:
-        """See `Intake`."""
+        """See `SourceIntake`."""
         before = self.rows_total
         began_s = self._note.get("began_s", None)
         if began_s is None:

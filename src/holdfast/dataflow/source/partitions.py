@@ -16,11 +16,11 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from holdfast.dataflow.source.options import SourceOptions
-from holdfast.dataflow.source.quiver_location import Place, read_sealed
+from holdfast.dataflow.source.quiver_location import QuiverLocation, read_sealed
 from holdfast.dataflow.source.rejected_judge import read_drifted
 from holdfast.dataflow.source.rejected_stage import (
-    StagedFile,
-    StagedName,
+    RejectedFile,
+    RejectedFileName,
     letters,
     sentence,
     staging_folder,
@@ -33,10 +33,10 @@ from holdfast.quiver.read.sealed import SealedRead
 from holdfast.quiver.segments.envelope import TIME_TYPE
 
 
-class Piece(NamedTuple):
+class SegmentPiece(NamedTuple):
     """Some bundles of one sealed segment, to be read by one task."""
 
-    place: Place
+    place: QuiverLocation
     quiver_id: str
     segment: str
     start: Position
@@ -57,7 +57,10 @@ class SourcePartition(InputPartition):
     """What one task reads."""
 
     def __init__(
-        self, pieces: tuple[Piece, ...], claimed: Claimed | None = None, control: bool = False
+        self,
+        pieces: tuple[SegmentPiece, ...],
+        claimed: Claimed | None = None,
+        control: bool = False,
     ) -> None:
         super().__init__(None)
         self.pieces = pieces
@@ -66,10 +69,10 @@ class SourcePartition(InputPartition):
         self.control = control
 
 
-def split(pieces: list[Piece], partition_bytes: int) -> list[tuple[Piece, ...]]:
+def split(pieces: list[SegmentPiece], partition_bytes: int) -> list[tuple[SegmentPiece, ...]]:
     """Return the pieces in groups of about so many bytes, in order."""
-    groups: list[tuple[Piece, ...]] = []
-    group: list[Piece] = []
+    groups: list[tuple[SegmentPiece, ...]] = []
+    group: list[SegmentPiece] = []
     size_bytes = 0
     for piece in pieces:
         if group and size_bytes + piece.size_bytes > partition_bytes:
@@ -105,7 +108,7 @@ class _PieceReader:
     """Reads the stored columns of one piece."""
 
     def __init__(
-        self, piece: Piece, wanted: pa.Schema, options: SourceOptions, times: TimeRange
+        self, piece: SegmentPiece, wanted: pa.Schema, options: SourceOptions, times: TimeRange
     ) -> None:
         self._piece = piece
         self._options = options
@@ -139,29 +142,29 @@ class _PieceReader:
             if staged is not None:
                 staged.discard()
 
-    def _staged(self) -> StagedFile:
+    def _staged(self) -> RejectedFile:
         piece = self._piece
-        name = StagedName(piece.quiver_id, piece.segment, piece.start, piece.end)
-        return StagedFile(staging_folder(self._options), name)
+        name = RejectedFileName(piece.quiver_id, piece.segment, piece.start, piece.end)
+        return RejectedFile(staging_folder(self._options), name)
 
     def _read(self, wanted: SealedRead) -> pa.RecordBatchReader:
         return read_sealed(self._piece.place, wanted, self._options)
 
     def _drifted(
-        self, rows_before: int, staged: StagedFile | None, error: BadInput
+        self, rows_before: int, staged: RejectedFile | None, error: BadInput
     ) -> Iterator[pa.RecordBatch]:
         """Yield those of the rows that are left that fit, and set the others aside."""
         name, piece = self._options.called, self._piece
         where = f"quiver {piece.quiver_id}, segment {piece.segment}, {piece.place.name}"
         for one in read_drifted(self._read, self._wanted, self._columns, rows_before):
-            if one.misfits and staged is None:
+            if one.rejected and staged is None:
                 raise BadInput(
-                    sentence(name, where, one.stored, one.misfits[0]),
+                    sentence(name, where, one.stored, one.rejected[0]),
                     hint="start the query with a wider .schema(…), leave the column out, or name "
                     "with option unfit a directory for rows that do not fit",
                 ) from error
             if staged is not None:
-                staged.add(letters(one.stored, one.misfits, name, where))
+                staged.add(letters(one.stored, one.rejected, name, where))
             yield one.rows
 
 

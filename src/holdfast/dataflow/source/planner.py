@@ -20,15 +20,15 @@ from typing import TypeVar
 
 from holdfast.dataflow.base import points
 from holdfast.dataflow.source.checkpoint import Checkpoint
-from holdfast.dataflow.source.explanation import Explanation
+from holdfast.dataflow.source.explanation import WatermarkExplanation
 from holdfast.dataflow.source.offset import Offset
 from holdfast.dataflow.source.options import SourceOptions
-from holdfast.dataflow.source.partitions import Claimed, Piece, SourcePartition, split
-from holdfast.dataflow.source.quiver_client import Gateway
-from holdfast.dataflow.source.rejected_publish import DeadLetters
+from holdfast.dataflow.source.partitions import Claimed, SegmentPiece, SourcePartition, split
+from holdfast.dataflow.source.quiver_client import QuiverClient
+from holdfast.dataflow.source.rejected_publish import RejectedPublisher
 from holdfast.dataflow.source.remembered import recall_start, remember_start
 from holdfast.dataflow.source.trim import TrimNote, recorded_ends
-from holdfast.dataflow.watermark.bounds import Reach, Statement
+from holdfast.dataflow.watermark.bounds import EventTimeReport, Reach
 from holdfast.dataflow.watermark.claims import END_OF_TIME_US, Claim, Claims, Silence
 from holdfast.errors import DirectoryLocked, Fenced, OwnerGone, UnknownPosition, WrongQuiver
 from holdfast.quiver import Position
@@ -55,7 +55,7 @@ class Planner:
     def __init__(
         self,
         options: SourceOptions,
-        gateways: Sequence[Gateway],
+        gateways: Sequence[QuiverClient],
         checkpoint: Checkpoint | None,
         seam: Seam,
     ) -> None:
@@ -65,7 +65,7 @@ class Planner:
         self._gateways = list(gateways)
         self._checkpoint = checkpoint
         self._explanation = (
-            None if checkpoint is None else Explanation(checkpoint, options.subscriber)
+            None if checkpoint is None else WatermarkExplanation(checkpoint, options.subscriber)
         )
         self._trim_note, self._recorded = None, dict[str, int]()
         if checkpoint is not None and options.on_rewind == "trim":
@@ -73,7 +73,7 @@ class Planner:
             if (query_id := checkpoint.query_id()) is not None:
                 ends = recorded_ends(options.records, query_id, options.subscriber)
                 self._recorded = dict(ends)
-        self._dead_letters = DeadLetters(options) if options.unfit else None
+        self._dead_letters = RejectedPublisher(options) if options.unfit else None
         self._seam = seam
         # How often a gateway was left out of a claim.
         self._released_total = 0
@@ -88,7 +88,7 @@ class Planner:
 
     # ----------------------------------------------------------------- gateways
 
-    def _reached(self) -> dict[str, Gateway]:
+    def _reached(self) -> dict[str, QuiverClient]:
         """Return the gateways that have answered, by quiver; ask the others to."""
         for gateway in self._gateways:
             if gateway.quiver_id is None:
@@ -100,7 +100,7 @@ class Planner:
             )
         return found
 
-    def _try(self, gateway: Gateway, ask: Callable[[], _Answer]) -> _Answer | None:
+    def _try(self, gateway: QuiverClient, ask: Callable[[], _Answer]) -> _Answer | None:
         """Return what a gateway answers; None if it does not."""
         now_s = self._seam.clock.monotonic_s()
         since_us, again_s = self._silent.get(gateway.name, (0, now_s))
@@ -120,7 +120,7 @@ class Planner:
         self._silent.pop(gateway.name, None)
         return answer
 
-    def _answer(self, gateway: Gateway, ask: Callable[[], _Answer]) -> _Answer | None:
+    def _answer(self, gateway: QuiverClient, ask: Callable[[], _Answer]) -> _Answer | None:
         """Return what a gateway answers; None if it does not, unless this run ends.
 
         A run that ends would take silence for the end, and `close` would claim it.
@@ -220,7 +220,7 @@ class Planner:
                 rows_planned += planned.events
         return ends, rows_planned
 
-    def _plan_one(self, gateway: Gateway, seq: int | None, rows: int) -> PlannedRange | None:
+    def _plan_one(self, gateway: QuiverClient, seq: int | None, rows: int) -> PlannedRange | None:
         quiver_id = gateway.reach()
         target = None if self._targets is None else self._targets.get(quiver_id, 0)
         if seq is None or (target is not None and seq >= target):
@@ -251,22 +251,26 @@ class Planner:
         if self._explanation is not None:
             now_us = self._seam.clock.wall_ns() // 1000
             self._explanation.tell(self.claim, self._released_total > 0, now_us)
-        seen = [s.newest_us for s in heard.values() if isinstance(s, Statement) and s.newest_us]
+        seen = [
+            s.newest_us for s in heard.values() if isinstance(s, EventTimeReport) and s.newest_us
+        ]
         return self.claim.us, max(seen, default=0)
 
-    def _reach(self, start: Offset, heard: Mapping[str, Statement | Silence]) -> Reach:
+    def _reach(self, start: Offset, heard: Mapping[str, EventTimeReport | Silence]) -> Reach:
         """Return how far idleness may lead; without it nobody asks."""
         horizon = self._options.horizon
         horizon_us = None if horizon is None else int(horizon * 1e6)
-        if not any(isinstance(said, Statement) and said.idle for said in heard.values()):
+        if not any(isinstance(said, EventTimeReport) and said.idle for said in heard.values()):
             return Reach(None, horizon_us)
         return Reach(self._newest_us(start) or None, horizon_us)
 
-    def _ask(self, gateway: Gateway, offset: Offset, claimed_us: int) -> Statement | Silence:
+    def _ask(
+        self, gateway: QuiverClient, offset: Offset, claimed_us: int
+    ) -> EventTimeReport | Silence:
         seq = None if gateway.quiver_id is None else offset.seqs.get(gateway.quiver_id)
         if seq is not None:
             position = Position(seq)
-            said = self._try(gateway, lambda: gateway.statement(position, claimed_us))
+            said = self._try(gateway, lambda: gateway.report(position, claimed_us))
             if said is not None:
                 return said
         since_us, _ = self._silent.get(gateway.name, (self._seam.clock.wall_ns() // 1000, 0.0))
@@ -305,7 +309,7 @@ class Planner:
         self.acknowledge_committed()
         start = self._with_new_quivers(start)
         reached = self._reached()
-        pieces: list[Piece] = []
+        pieces: list[SegmentPiece] = []
         starts = dict(start.seqs)
         for quiver_id, last in end.seqs.items():
             first = start.seqs.get(quiver_id, last)
@@ -329,7 +333,9 @@ class Planner:
             partitions[0].control = True
         return partitions
 
-    def _pieces(self, gateway: Gateway, first: int, last: int) -> tuple[list[Piece], int]:
+    def _pieces(
+        self, gateway: QuiverClient, first: int, last: int
+    ) -> tuple[list[SegmentPiece], int]:
         """Return what to read of a range, and where that begins."""
         planned = self._ranges.get((gateway.reach(), first, last))
         if planned is None:
@@ -339,12 +345,14 @@ class Planner:
             self._keep(planned, first)
         size_bytes = planned.size_bytes // max(1, len(planned.segments))
         pieces = [
-            Piece(gateway.place, planned.quiver_id, name, planned.start, planned.end, size_bytes)
+            SegmentPiece(
+                gateway.place, planned.quiver_id, name, planned.start, planned.end, size_bytes
+            )
             for name in planned.segments
         ]
         return pieces, planned.start.seq
 
-    def _replan(self, gateway: Gateway, first: int, last: int) -> PlannedRange | None:
+    def _replan(self, gateway: QuiverClient, first: int, last: int) -> PlannedRange | None:
         """Pin a range again, or what is left of it after trimming; None if that is nothing.
 
         The quiver knows which of it was acknowledged, and which was lost and counted.
@@ -417,7 +425,7 @@ class Planner:
                 self._try(gateway, gateway.close)
 
 
-def _rewound(gateway: Gateway, first: int, position: Position) -> UnknownPosition:
+def _rewound(gateway: QuiverClient, first: int, position: Position) -> UnknownPosition:
     return UnknownPosition(
         f"the checkpoint goes back to bundle {first} of {gateway.name}, and everything before "
         f"{position.seq} was processed and acknowledged",

@@ -13,8 +13,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from holdfast.dataflow.source.options import SourceOptions
-from holdfast.dataflow.source.quiver_location import Place, connect, with_directory
-from holdfast.dataflow.watermark.bounds import Statement
+from holdfast.dataflow.source.quiver_location import QuiverLocation, connect, with_directory
+from holdfast.dataflow.watermark.bounds import EventTimeReport
 from holdfast.dataflow.watermark.claims import NOTHING_CLAIMED_US
 from holdfast.errors import BadConfig
 from holdfast.quiver import EventTimeStatement, Position, Quiver, QuiverConfig, Range
@@ -23,10 +23,10 @@ from holdfast.remote import PlannedRange, RemoteCursor
 from holdfast.seam import Seam
 
 
-class Gateway(ABC):
+class QuiverClient(ABC):
     """One quiver, attached as one subscriber when it is first needed. One thread."""
 
-    def __init__(self, place: Place, options: SourceOptions) -> None:
+    def __init__(self, place: QuiverLocation, options: SourceOptions) -> None:
         self.place = place
         self._options = options
         self._quiver_id: str | None = None
@@ -72,7 +72,7 @@ class Gateway(ABC):
         """Acknowledge a range."""
 
     @abstractmethod
-    def known(self, position: Position, claim_us: int) -> EventTimeStatement:
+    def statement(self, position: Position, claim_us: int) -> EventTimeStatement:
         """Return what the quiver states about event time."""
 
     @abstractmethod
@@ -86,13 +86,13 @@ class Gateway(ABC):
             self.commit(position, end)
         return max(position, end)
 
-    def statement(self, position: Position, claim_us: int) -> Statement:
+    def report(self, position: Position, claim_us: int) -> EventTimeReport:
         """Say what waits from a position on; what is older than the claim does not hold it."""
-        known = self.known(position, claim_us)
+        known = self.statement(position, claim_us)
         is_idle = not known.pending_events and known.quiet_s >= self._options.idle_after
         producers_us = _earliest_promise(known, self._options.producers)
         clock_us = known.clock_ns // 1000
-        return Statement(
+        return EventTimeReport(
             pending_us=known.min_event_us,
             newest_us=known.max_event_us,
             idle=is_idle,
@@ -108,10 +108,10 @@ def _earliest_promise(known: EventTimeStatement, producers: Sequence[str]) -> in
     return min(promised) // 1000 if promised else None
 
 
-class LocalGateway(Gateway):
+class LocalQuiverClient(QuiverClient):
     """A quiver in a directory, opened here. A second driver is refused by the directory's lock."""
 
-    def __init__(self, place: Place, options: SourceOptions, seam: Seam) -> None:
+    def __init__(self, place: QuiverLocation, options: SourceOptions, seam: Seam) -> None:
         super().__init__(place, options)
         self._seam = seam
         # What `commit` needs, by where it ends.
@@ -133,24 +133,24 @@ class LocalGateway(Gateway):
         return self._quiver.quiver_id
 
     def position(self) -> Position:
-        """See `Gateway`."""
+        """See `QuiverClient`."""
         return self._cursor.position
 
     def seal(self) -> int:
-        """See `Gateway`."""
+        """See `QuiverClient`."""
         newest_seq = self._quiver.statement().through_seq
         self._quiver.flush()
         return newest_seq + 1
 
     def plan(self, start: Position, max_rows: int, max_bytes: int) -> PlannedRange | None:
-        """See `Gateway`."""
+        """See `QuiverClient`."""
         planned = self._cursor.plan(
             max_events=max_rows, max_bytes=max_bytes, start=start, sealed_only=True
         )
         return None if planned is None else self._keep(planned)
 
     def replan(self, start: Position, end: Position) -> PlannedRange:
-        """See `Gateway`."""
+        """See `QuiverClient`."""
         return self._keep(self._cursor.replan(start, end))
 
     def _keep(self, planned: Range) -> PlannedRange:
@@ -166,7 +166,7 @@ class LocalGateway(Gateway):
         )
 
     def commit(self, start: Position, end: Position) -> None:
-        """See `Gateway`."""
+        """See `QuiverClient`."""
         planned = self._ranges.get(end)
         if planned is None or planned.start != start:
             planned = self._cursor.replan(start, end)
@@ -177,8 +177,8 @@ class LocalGateway(Gateway):
         self._cursor.commit(planned)
         self._ranges = {last: kept for last, kept in self._ranges.items() if last > end}
 
-    def known(self, position: Position, claim_us: int) -> EventTimeStatement:
-        """See `Gateway`."""
+    def statement(self, position: Position, claim_us: int) -> EventTimeStatement:
+        """See `QuiverClient`."""
         return self._quiver.statement(position, claim_us=claim_us)
 
     def close(self) -> None:
@@ -188,7 +188,7 @@ class LocalGateway(Gateway):
             self._quiver.close()
 
 
-class FlightGateway(Gateway):
+class FlightQuiverClient(QuiverClient):
     """A quiver at a server. A driver that attaches later fences this one off."""
 
     _cursor: RemoteCursor
@@ -205,29 +205,29 @@ class FlightGateway(Gateway):
         return self._quiver.quiver_id
 
     def position(self) -> Position:
-        """See `Gateway`."""
+        """See `QuiverClient`."""
         return self._cursor.position
 
     def seal(self) -> int:
-        """See `Gateway`."""
+        """See `QuiverClient`."""
         newest_seq = self._quiver.statement().through_seq
         self._quiver.flush()
         return newest_seq + 1
 
     def plan(self, start: Position, max_rows: int, max_bytes: int) -> PlannedRange | None:
-        """See `Gateway`."""
+        """See `QuiverClient`."""
         return self._cursor.plan(max_events=max_rows, max_bytes=max_bytes, start=start)
 
     def replan(self, start: Position, end: Position) -> PlannedRange:
-        """See `Gateway`."""
+        """See `QuiverClient`."""
         return self._cursor.replan(start, end)
 
     def commit(self, start: Position, end: Position) -> None:
-        """See `Gateway`."""
+        """See `QuiverClient`."""
         self._cursor.commit(self._cursor.replan(start, end))
 
-    def known(self, position: Position, claim_us: int) -> EventTimeStatement:
-        """See `Gateway`."""
+    def statement(self, position: Position, claim_us: int) -> EventTimeStatement:
+        """See `QuiverClient`."""
         return self._quiver.statement(position, claim_us=claim_us)
 
     def close(self) -> None:
@@ -237,9 +237,13 @@ class FlightGateway(Gateway):
             self._cursor.close()
 
 
-def open_gateway(place: Place, options: SourceOptions, seam: Seam) -> Gateway:
-    """Return the gateway for a place; nothing is opened yet."""
-    return FlightGateway(place, options) if place.location else LocalGateway(place, options, seam)
+def open_quiver_client(place: QuiverLocation, options: SourceOptions, seam: Seam) -> QuiverClient:
+    """Return the client for a quiver; nothing is opened yet."""
+    return (
+        FlightQuiverClient(place, options)
+        if place.location
+        else LocalQuiverClient(place, options, seam)
+    )
 
 
 def load_config(reference: str) -> QuiverConfig:

@@ -26,7 +26,7 @@ CONNECTIONS_MAX = 16
 
 
 @dataclass(frozen=True)
-class Place:
+class QuiverLocation:
     """One quiver, for whoever has to find it again in another process."""
 
     # How people call it.
@@ -43,13 +43,13 @@ class Place:
         return bool(self.directory) and os.path.isdir(self.directory)
 
 
-def places(options: SourceOptions) -> Iterator[Place]:
+def quiver_locations(options: SourceOptions) -> Iterator[QuiverLocation]:
     """Yield the quivers that the options name."""
     for path in options.path:
-        yield Place(path, path)
+        yield QuiverLocation(path, path)
     for address in options.quiver:
         location, name = split_address(address)
-        yield Place(address, "", location, name)
+        yield QuiverLocation(address, "", location, name)
 
 
 def split_address(address: str) -> tuple[str, str]:
@@ -70,7 +70,9 @@ def connect(location: str, quiver: str, settings: ClientSettings) -> RemoteQuive
     return RemoteQuiver.open(location, quiver, settings)
 
 
-def read_sealed(place: Place, wanted: SealedRead, options: SourceOptions) -> pa.RecordBatchReader:
+def read_sealed(
+    place: QuiverLocation, wanted: SealedRead, options: SourceOptions
+) -> pa.RecordBatchReader:
     """Return sealed rows, from the files if they are on this machine."""
     if place.is_here and (options.local_reads or not place.location):
         try:
@@ -82,6 +84,6 @@ def read_sealed(place: Place, wanted: SealedRead, options: SourceOptions) -> pa.
     return connect(place.location, place.quiver, options.client).read(wanted)
 
 
-def with_directory(place: Place, quiver: RemoteQuiver) -> Place:
+def with_directory(place: QuiverLocation, quiver: RemoteQuiver) -> QuiverLocation:
     """Return the place as its server describes it."""
     return replace(place, directory=quiver.directory)

@@ -28,15 +28,15 @@ from holdfast.quiver import Position
 from holdfast.quiver.read.sealed import SealedRead
 
 # What Arrow says to values that do not fit a type; running out of memory is none of these.
-UNFIT = (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError)
+CAST_ERRORS = (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError)
 WHY_LETTERS_MAX = 200
 
 
-class Misfit(NamedTuple):
-    """A row that does not fit, by the first of its columns that does not."""
+class RejectedRow(NamedTuple):
+    """A row that does not fit the query, by the first of its columns that does not."""
 
     # Among the rows of its batch.
-    place: int
+    row_index: int
     column: str
     stored: pa.DataType
     wanted: pa.DataType
@@ -51,7 +51,7 @@ class Misfit(NamedTuple):
 
 
 def cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Return a column in another type; raises one of `UNFIT` if a value does not fit it."""
+    """Return a column in another type; raises one of `CAST_ERRORS` if a value does not fit it."""
     if column.type == kind:
         return column
     if column.null_count == len(column):
@@ -62,50 +62,50 @@ def cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
     return pc.cast(column, options=pc.CastOptions(target_type=kind, allow_time_truncate=True))
 
 
-def fit_rows(batch: pa.RecordBatch, wanted: pa.Schema) -> tuple[pa.RecordBatch, list[Misfit]]:
+def fit_rows(batch: pa.RecordBatch, wanted: pa.Schema) -> tuple[pa.RecordBatch, list[RejectedRow]]:
     """Return the rows that fit, in their order, and the others, each with what does not fit.
 
     Columns that the batch lacks are null, those that nobody wants are left out.
     """
     arrays: list[pa.Array] = []
-    misfits: dict[int, Misfit] = {}
+    rejected: dict[int, RejectedRow] = {}
     for field in wanted:
-        place = batch.schema.get_field_index(field.name)
-        if place < 0:
+        index = batch.schema.get_field_index(field.name)
+        if index < 0:
             arrays.append(pa.nulls(batch.num_rows, field.type))
             continue
-        array, unfit = _fit_values(batch.column(place), field)
+        array, failed = _fit_values(batch.column(index), field)
         arrays.append(array)
-        for misfit in unfit:
-            misfits.setdefault(misfit.place, misfit)
+        for rejected_row in failed:
+            rejected.setdefault(rejected_row.row_index, rejected_row)
     fitted = pa.RecordBatch.from_arrays(arrays, schema=wanted)
-    if misfits:
-        fitted = fitted.filter(pa.array([p not in misfits for p in range(batch.num_rows)]))
-    return fitted, [misfits[place] for place in sorted(misfits)]
+    if rejected:
+        fitted = fitted.filter(pa.array([p not in rejected for p in range(batch.num_rows)]))
+    return fitted, [rejected[index] for index in sorted(rejected)]
 
 
-def _fit_values(column: pa.Array, field: pa.Field) -> tuple[pa.Array, Sequence[Misfit]]:
+def _fit_values(column: pa.Array, field: pa.Field) -> tuple[pa.Array, Sequence[RejectedRow]]:
     """Return a column in its wanted type, with nulls where a value does not fit."""
     parts: list[pa.Array] = []
-    misfits: list[Misfit] = []
+    rejected: list[RejectedRow] = []
     left = [(0, len(column))]
     while left:
         first, end = left.pop()
         part = _part(column, first, end)
         try:
             parts.append(cast(part, field.type))
-        except UNFIT as error:
+        except CAST_ERRORS as error:
             if end - first > 1 and not _is_hopeless(error, part):
                 middle = (first + end) // 2
                 left += [(middle, end), (first, middle)]
                 continue
             parts.append(pa.nulls(len(part), field.type))
-            misfits += [
-                Misfit(first + place, field.name, column.type, field.type, _told(error))
-                for place, is_valid in enumerate(part.is_valid().to_pylist())
+            rejected += [
+                RejectedRow(first + index, field.name, column.type, field.type, _told(error))
+                for index, is_valid in enumerate(part.is_valid().to_pylist())
                 if is_valid
             ]
-    return pa.concat_arrays(parts), misfits
+    return pa.concat_arrays(parts), rejected
 
 
 def _told(error: Exception) -> str:
@@ -131,7 +131,7 @@ class Fitted(NamedTuple):
     """Some rows as they are stored, those of them that fit, and why the others do not."""
 
     rows: pa.RecordBatch
-    misfits: Sequence[Misfit]
+    rejected: Sequence[RejectedRow]
     stored: pa.RecordBatch
 
 

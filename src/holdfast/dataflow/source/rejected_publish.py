@@ -16,7 +16,7 @@ end: it is taken once. So what is appended for an E depends on the rows alone, a
 
 The quiver is opened only while that is done. Its lock is also what keeps two drivers apart, if one
 has not ended yet when the next one begins. The note says how many rows there were, for whoever
-wants to know (`set_aside_totals`).
+wants to know (`rejected_totals`).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from holdfast.dataflow.source.rejected_stage import (
     FOLDER,
     LETTER_FIELDS,
     SCHEMA,
-    StagedName,
+    RejectedFileName,
     clear_halves,
     staged_names,
     staging_folder,
@@ -66,7 +66,7 @@ _NOTE_SUFFIX = ".unfit.json"
 log = logging.getLogger("holdfast.dataflow")
 
 
-class DeadLetters:
+class RejectedPublisher:
     """Sets aside what the tasks of one stream found. One thread."""
 
     def __init__(self, options: SourceOptions) -> None:
@@ -142,7 +142,7 @@ class _Letters:
             yield one_batch(letters.take(self._order.slice(first, end - first)))
 
 
-def _is_due(name: StagedName, ends: Mapping[str, int]) -> bool:
+def _is_due(name: RejectedFileName, ends: Mapping[str, int]) -> bool:
     return name.end_seq <= ends.get(name.quiver_id, 0)
 
 
@@ -209,7 +209,7 @@ def _read_note(path: Path) -> dict[str, Any]:
     return note
 
 
-def set_aside_totals(checkpoint: Path) -> Counter[str]:
+def rejected_totals(checkpoint: Path) -> Counter[str]:
     """Return how many rows of a query were ever set aside because they did not fit, by vertex."""
     totals: Counter[str] = Counter()
     for path in (checkpoint / FOLDER).glob(f"*{_NOTE_SUFFIX}"):
@@ -219,14 +219,14 @@ def set_aside_totals(checkpoint: Path) -> Counter[str]:
     return totals
 
 
-class SetAsideCount:
+class RejectedCount:
     """How many rows of a query did not fit since a driver began; for the driver, which asks."""
 
     def __init__(self, checkpoint: Path) -> None:
         self._checkpoint = checkpoint
-        self._before = set_aside_totals(checkpoint)
+        self._before = rejected_totals(checkpoint)
         self.by_vertex: Counter[str] = Counter()
 
     def look(self) -> None:
         """Take in what is new."""
-        self.by_vertex = set_aside_totals(self._checkpoint) - self._before
+        self.by_vertex = rejected_totals(self._checkpoint) - self._before

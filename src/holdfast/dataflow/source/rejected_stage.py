@@ -21,7 +21,7 @@ from holdfast.dataflow.base.durable_file import sync_folder
 from holdfast.dataflow.base.json_rows import as_json
 from holdfast.dataflow.source.checkpoint import Checkpoint
 from holdfast.dataflow.source.options import SourceOptions
-from holdfast.dataflow.source.rejected_judge import UNFIT, Misfit, cast
+from holdfast.dataflow.source.rejected_judge import CAST_ERRORS, RejectedRow, cast
 from holdfast.dataflow.source.schema import spark_type
 from holdfast.errors import BadInput
 from holdfast.quiver import Position
@@ -56,7 +56,7 @@ _FRESH = ".new"
 _SUFFIX = ".arrow"
 
 
-class StagedName(NamedTuple):
+class RejectedFileName(NamedTuple):
     """Which rows a file is about: bundles of one segment, as one task reads them in one batch."""
 
     quiver_id: str
@@ -76,7 +76,7 @@ class StagedName(NamedTuple):
         return self.end.seq + (self.end.row > 0)
 
     @classmethod
-    def parse(cls, file: str) -> StagedName:
+    def parse(cls, file: str) -> RejectedFileName:
         """Return what a name in the folder says."""
         quiver_id, segment, start, end = file.removesuffix(_SUFFIX).split(".")
         first, last = (Position(*map(int, place.split("-"))) for place in (start, end))
@@ -88,13 +88,13 @@ def staging_folder(options: SourceOptions) -> Path:
     return Checkpoint(options.checkpoint).folder / FOLDER / "unfit" / options.subscriber
 
 
-def staged_names(folder: Path) -> list[StagedName]:
+def staged_names(folder: Path) -> list[RejectedFileName]:
     """Return which files there are, in the order of their names."""
     try:
         found = sorted(entry.name for entry in os.scandir(folder))
     except FileNotFoundError:
         return []
-    return [StagedName.parse(name) for name in found if name.endswith(_SUFFIX)]
+    return [RejectedFileName.parse(name) for name in found if name.endswith(_SUFFIX)]
 
 
 def clear_halves(folder: Path) -> None:
@@ -103,10 +103,10 @@ def clear_halves(folder: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-class StagedFile:
+class RejectedFile:
     """The file of one task for one piece, made when the first row does not fit."""
 
-    def __init__(self, folder: Path, name: StagedName) -> None:
+    def __init__(self, folder: Path, name: RejectedFileName) -> None:
         self._path = folder / name.file
         self._fresh = folder / f"{name.file}.{uuid.uuid4().hex}{_FRESH}"
         self._held: list[dict[str, object]] = []
@@ -164,33 +164,35 @@ class StagedFile:
 
 
 def letters(
-    rows: pa.RecordBatch, misfits: Sequence[Misfit], vertex: str, where: str
+    rows: pa.RecordBatch, rejected: Sequence[RejectedRow], vertex: str, where: str
 ) -> Iterator[dict[str, object]]:
     """Yield the dead letters for rows of a batch, which has all its columns and the quiver's."""
     own = rows.select([name for name in rows.schema.names if name not in RESERVED_COLUMNS])
-    for misfit in misfits:
-        row, (seq, number) = own.slice(misfit.place, 1), position(rows, misfit)
+    for rejected_row in rejected:
+        row, (seq, number) = own.slice(rejected_row.row_index, 1), position(rows, rejected_row)
         yield {
             "_seq": seq,
             "_row": number,
             "vertex": vertex,
-            "error": sentence(vertex, where, rows, misfit)[:ERROR_LETTERS_MAX],
+            "error": sentence(vertex, where, rows, rejected_row)[:ERROR_LETTERS_MAX],
             "attempts": 0,
             "row": _shown(row)[:ROW_LETTERS_MAX],
             "payload": _as_stream(row),
-            "event_time": rows.column("_event_time")[misfit.place].value,
+            "event_time": rows.column("_event_time")[rejected_row.row_index].value,
         }
 
 
-def sentence(vertex: str, where: str, rows: pa.RecordBatch, misfit: Misfit) -> str:
+def sentence(vertex: str, where: str, rows: pa.RecordBatch, rejected_row: RejectedRow) -> str:
     """Return in words which row does not fit, and why."""
-    seq, number = position(rows, misfit)
-    return f"{vertex}: row {number} of bundle {seq}: {misfit} [{where}]"
+    seq, number = position(rows, rejected_row)
+    return f"{vertex}: row {number} of bundle {seq}: {rejected_row} [{where}]"
 
 
-def position(rows: pa.RecordBatch, misfit: Misfit) -> tuple[int, int]:
+def position(rows: pa.RecordBatch, rejected_row: RejectedRow) -> tuple[int, int]:
     """Return bundle and row of a row that does not fit."""
-    seq, number = (rows.column(field.name)[misfit.place].as_py() for field in POSITION_FIELDS)
+    seq, number = (
+        rows.column(field.name)[rejected_row.row_index].as_py() for field in POSITION_FIELDS
+    )
     return seq, number
 
 
@@ -211,7 +213,7 @@ def _alone(column: pa.Array) -> pa.Array:
         return column
     try:
         return cast(column, kind)
-    except UNFIT:
+    except CAST_ERRORS:
         return column
 
 

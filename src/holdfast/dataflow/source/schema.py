@@ -9,8 +9,8 @@ import pyarrow.types as kinds
 
 from holdfast.dataflow.source.folder import sealed_segments
 from holdfast.dataflow.source.options import SourceOptions
-from holdfast.dataflow.source.quiver_location import connect, places
-from holdfast.dataflow.source.rejected_judge import UNFIT, cast
+from holdfast.dataflow.source.quiver_location import connect, quiver_locations
+from holdfast.dataflow.source.rejected_judge import CAST_ERRORS, cast
 from holdfast.dataflow.source.remembered import recall, remember
 from holdfast.errors import BadInput, OwnerGone
 from holdfast.quiver.read.scan import TimeRange, scan
@@ -133,7 +133,7 @@ def _local_segments(options: SourceOptions) -> list[Segment]:
 
 def _at_servers(options: SourceOptions) -> Iterable[pa.Schema | None]:
     is_one = len(options.path) + len(options.quiver) == 1
-    for place in places(options):
+    for place in quiver_locations(options):
         if not place.location:
             continue
         quiver = connect(place.location, place.quiver, options.client)
@@ -217,7 +217,7 @@ def fitter(wanted: pa.Schema) -> Callable[[pa.RecordBatch], pa.RecordBatch]:
 def _cast(column: pa.Array, field: pa.Field) -> pa.Array:
     try:
         return cast(column, field.type)
-    except UNFIT as error:
+    except CAST_ERRORS as error:
         raise BadInput(
             f"column {field.name!r} has values of type {column.type} that do not fit "
             f"{field.type}, the type that is wanted: {error}",

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from holdfast.dataflow.source.folder import quiver_id_of, sealed_segments
 from holdfast.dataflow.source.options import SourceOptions
-from holdfast.dataflow.source.quiver_client import Gateway, load_config
-from holdfast.dataflow.source.quiver_location import Place, connect, with_directory
+from holdfast.dataflow.source.quiver_client import QuiverClient, load_config
+from holdfast.dataflow.source.quiver_location import QuiverLocation, connect, with_directory
 from holdfast.errors import DirectoryLocked, NotAllowed, UnknownPosition
 from holdfast.quiver import EventTimeStatement, Position, Quiver
 from holdfast.quiver.read.scan import TimeRange
@@ -24,10 +24,10 @@ from holdfast.seam import Seam
 log = logging.getLogger("holdfast.dataflow")
 
 
-class StoredGateway(Gateway):
+class StoredQuiverClient(QuiverClient):
     """The sealed segments of a quiver, here or at a server, as they are when it is first asked."""
 
-    def __init__(self, place: Place, options: SourceOptions, seam: Seam) -> None:
+    def __init__(self, place: QuiverLocation, options: SourceOptions, seam: Seam) -> None:
         super().__init__(place, options)
         self._seam = seam
         self._segments: Sequence[StoredSegment] = ()
@@ -74,18 +74,18 @@ class StoredGateway(Gateway):
         )
 
     def position(self) -> Position:
-        """See `Gateway`."""
+        """See `QuiverClient`."""
         return Position(self._bounds(self._segments[0])[0] if self._segments else 0)
 
     def seal(self) -> int:
-        """See `Gateway`; nothing comes to what is stored."""
+        """See `QuiverClient`; nothing comes to what is stored."""
         return self._bounds(self._segments[-1])[1] if self._segments else 0
 
     def _beyond(self, position: Position) -> Iterator[StoredSegment]:
         return (one for one in self._segments if self._bounds(one)[1] > position.seq)
 
     def plan(self, start: Position, max_rows: int, max_bytes: int) -> PlannedRange | None:
-        """See `Gateway`."""
+        """See `QuiverClient`."""
         rows = size_bytes = 0
         chosen: list[StoredSegment] = []
         for one in self._beyond(start):
@@ -96,7 +96,7 @@ class StoredGateway(Gateway):
         return self._range(start, Position(self._bounds(chosen[-1])[1]), chosen) if chosen else None
 
     def replan(self, start: Position, end: Position) -> PlannedRange:
-        """See `Gateway`."""
+        """See `QuiverClient`."""
         chosen = [one for one in self._beyond(start) if self._bounds(one)[0] < end.seq]
         if not chosen or chosen[-1].last_seq + 1 < end.seq:
             raise UnknownPosition(
@@ -118,10 +118,10 @@ class StoredGateway(Gateway):
         )
 
     def commit(self, start: Position, end: Position) -> None:
-        """See `Gateway`; nobody has to know."""
+        """See `QuiverClient`; nobody has to know."""
 
-    def known(self, position: Position, claim_us: int) -> EventTimeStatement:
-        """See `Gateway`; of a segment that is not read the earliest event counts, late or not."""
+    def statement(self, position: Position, claim_us: int) -> EventTimeStatement:
+        """See `QuiverClient`; of a segment not read the earliest event counts, late or not."""
         left = list(self._beyond(position))
         earliest = [one.min_event_us for one in left if one.min_event_us is not None]
         newest = [one.max_event_us for one in self._segments if one.max_event_us is not None]

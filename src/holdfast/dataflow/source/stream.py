@@ -40,9 +40,9 @@ from holdfast.dataflow.source.offset import Offset
 from holdfast.dataflow.source.options import SourceOptions
 from holdfast.dataflow.source.partitions import SourcePartition, read
 from holdfast.dataflow.source.planner import Planner
-from holdfast.dataflow.source.quiver_client import open_gateway
-from holdfast.dataflow.source.quiver_location import places
-from holdfast.dataflow.source.stored import StoredGateway
+from holdfast.dataflow.source.quiver_client import open_quiver_client
+from holdfast.dataflow.source.quiver_location import quiver_locations
+from holdfast.dataflow.source.stored import StoredQuiverClient
 from holdfast.errors import BadConfig
 from holdfast.quiver.ledger.subscriber import check_name
 from holdfast.seam import Seam
@@ -82,10 +82,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             options, seam = self._options, Seam()
             checkpoint = Checkpoint(options.checkpoint) if options.checkpoint else None
             gateways = [
-                StoredGateway(place, options, seam)
+                StoredQuiverClient(place, options, seam)
                 if options.stored
-                else open_gateway(place, options, seam)
-                for place in places(options)
+                else open_quiver_client(place, options, seam)
+                for place in quiver_locations(options)
             ]
             self._planner = Planner(options, gateways, checkpoint, seam)
         return self._planner

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Literal, NamedTuple
 
-from holdfast.dataflow.spec.edges import FAILED, LATE, PORTS, Edge
+from holdfast.dataflow.spec.edges import FAILED, LATE, PORTS, PipelineEdge
 from holdfast.dataflow.spec.functions import load_function
 from holdfast.dataflow.spec.pipeline import PipelineSettings
 from holdfast.dataflow.spec.vertices import (
@@ -27,7 +27,7 @@ from holdfast.errors import BadConfig
 TreePath = tuple[str | int, ...]
 
 
-class Finding(NamedTuple):
+class PipelineFinding(NamedTuple):
     """One thing; the path begins at the pipeline."""
 
     path: TreePath
@@ -49,7 +49,7 @@ _MANY_ROWS = re.compile(
 
 def check(
     pipeline: PipelineSettings, *, parse: Parse | None = None, imports: bool = False
-) -> list[Finding]:
+) -> list[PipelineFinding]:
     """Return everything that is wrong or odd; `imports` looks whether functions exist."""
     checker = _Checker(pipeline, parse or plausible)
     found = [*checker.edges(), *checker.vertices(), *checker.targets()]
@@ -95,7 +95,7 @@ class _Checker:
 
     # ---------------------------------------------------------------------- edges
 
-    def edges(self) -> Iterator[Finding]:
+    def edges(self) -> Iterator[PipelineFinding]:
         """Both ends of every edge are there, and fit."""
         seen: set[tuple[str, str]] = set()
         for index, edge in enumerate(self._pipeline.edges):
@@ -103,39 +103,41 @@ class _Checker:
             known = self._pipeline.vertices
             for name in (edge.vertex, edge.target):
                 if name not in known:
-                    yield Finding(at, f"there is no vertex {name!r}", nearest(name, known))
+                    yield PipelineFinding(at, f"there is no vertex {name!r}", nearest(name, known))
             if edge.vertex in known and edge.target in known:
                 yield from self._ends(edge, at)
             if (edge.source, edge.target) in seen:
                 hint = "its rows would come twice; put all tags on one edge"
-                yield Finding(at, f"the edge {edge} is here twice", hint)
+                yield PipelineFinding(at, f"the edge {edge} is here twice", hint)
             seen.add((edge.source, edge.target))
 
-    def _ends(self, edge: Edge, at: TreePath) -> Iterator[Finding]:
+    def _ends(self, edge: PipelineEdge, at: TreePath) -> Iterator[PipelineFinding]:
         source, target = (self._pipeline.vertices[name] for name in (edge.vertex, edge.target))
         if source.kind == "sink":
             hint = "use `on_success` and `fallback` of the sink"
-            yield Finding(at, f"{edge.vertex!r} is a sink: nothing comes out of it", hint)
+            yield PipelineFinding(at, f"{edge.vertex!r} is a sink: nothing comes out of it", hint)
         if target.kind == "source":
-            yield Finding(at, f"{edge.target!r} is a source: nothing goes into it")
+            yield PipelineFinding(at, f"{edge.target!r} is a source: nothing goes into it")
         if edge.port not in PORTS:
-            yield Finding(at, f"there is no output {edge.port!r}", nearest(edge.port, PORTS[1:]))
+            yield PipelineFinding(
+                at, f"there is no output {edge.port!r}", nearest(edge.port, PORTS[1:])
+            )
         elif edge.port == LATE and (source.reduce is None or source.reduce.late != "side_output"):
             hint = "write `late: side_output` in the reduce"
-            yield Finding(at, f"{edge.vertex!r} has no late rows to send", hint)
+            yield PipelineFinding(at, f"{edge.vertex!r} has no late rows to send", hint)
         elif edge.port == FAILED and not source.keeps_failures:
             hint = "only vertices with a Python function and `on_failure: dead_letters` do"
-            yield Finding(at, f"{edge.vertex!r} has no failed rows to send", hint)
+            yield PipelineFinding(at, f"{edge.vertex!r} has no failed rows to send", hint)
 
     # ------------------------------------------------------------------- vertices
 
-    def vertices(self) -> Iterator[Finding]:
+    def vertices(self) -> Iterator[PipelineFinding]:
         """Each vertex by itself."""
         for name, vertex in self._pipeline.vertices.items():
             if vertex.retry_lane is not None and vertex.step and vertex.step.on_failure == "fail":
                 hint = "leave it out, or let the row be a dead letter in the end"
                 path = _at(name, vertex.kind, "retry_lane")
-                yield Finding(path, "a row that ends the query does not come again", hint)
+                yield PipelineFinding(path, "a row that ends the query does not come again", hint)
             if vertex.reduce is not None:
                 yield from self._reduce(name, vertex.reduce)
             if vertex.map is not None:
@@ -148,29 +150,29 @@ class _Checker:
                 yield from self._sql(_at(name, "flat_map", "explode"), vertex.flat_map.explode)
                 yield from self._name(_at(name, "flat_map", "into"), vertex.flat_map.into)
 
-    def _reduce(self, name: str, reduce: ReduceSettings) -> Iterator[Finding]:
+    def _reduce(self, name: str, reduce: ReduceSettings) -> Iterator[PipelineFinding]:
         at = _at(name, "reduce")
         if reduce.window is None and reduce.process is None:
             hint = "add `window: {fixed: 1m}`, or sliding, or session: without it it never ends"
-            yield Finding(at, f"the reduce {name!r} has no window", hint, at_key=True)
+            yield PipelineFinding(at, f"the reduce {name!r} has no window", hint, at_key=True)
         elif reduce.window is not None:
             yield from self._durations((*at, "window"), reduce)
         if len(set(reduce.key)) < len(reduce.key):
-            yield Finding((*at, "key"), "a column stands in the key twice")
+            yield PipelineFinding((*at, "key"), "a column stands in the key twice")
         for index, column in enumerate(reduce.key):
             if column in (*WINDOW_COLUMNS, *SYSTEM_COLUMNS):
-                yield Finding((*at, "key", index), f"{column!r} cannot be a key")
+                yield PipelineFinding((*at, "key", index), f"{column!r} cannot be a key")
         for column, text in reduce.aggregate.items():
             path = (*at, "aggregate", column)
             yield from self._name(path, column, (*WINDOW_COLUMNS, *SETTABLE))
             if column in reduce.key:
-                yield Finding(path, f"{column!r} is a column of the key, too", at_key=True)
+                yield PipelineFinding(path, f"{column!r} is a column of the key, too", at_key=True)
             yield from self._sql(path, text)
         if reduce.late == "side_output" and not self._pipeline.out_of(name, LATE):
             hint = f"add an edge `{name}.late -> …`"
-            yield Finding((*at, "late"), "late rows are sent nowhere", hint)
+            yield PipelineFinding((*at, "late"), "late rows are sent nowhere", hint)
 
-    def _durations(self, at: TreePath, reduce: ReduceSettings) -> Iterator[Finding]:
+    def _durations(self, at: TreePath, reduce: ReduceSettings) -> Iterator[PipelineFinding]:
         window = reduce.window
         assert window is not None
         sliding = window.sliding
@@ -180,26 +182,30 @@ class _Checker:
         for name, length_s in given.items():
             if length_s is not None and abs(round(length_s, 3) - length_s) > _MS_S / 1000:
                 path = (*at, *name.split("."))
-                yield Finding(path, "windows have whole milliseconds", "round it")
+                yield PipelineFinding(path, "windows have whole milliseconds", "round it")
 
-    def _column(self, at: TreePath, column: str, text: str) -> Iterator[Finding]:
+    def _column(self, at: TreePath, column: str, text: str) -> Iterator[PipelineFinding]:
         yield from self._name(at, column)
         if _MANY_ROWS.search(text):
             hint = "use a flat_map: {explode: …, into: …}"
-            yield Finding(at, "this makes many rows of one", hint)
+            yield PipelineFinding(at, "this makes many rows of one", hint)
         yield from self._sql(at, text)
 
-    def _name(self, at: TreePath, column: str, reserved: tuple[str, ...] = ()) -> Iterator[Finding]:
+    def _name(
+        self, at: TreePath, column: str, reserved: tuple[str, ...] = ()
+    ) -> Iterator[PipelineFinding]:
         taken = {*(set(SYSTEM_COLUMNS) - set(SETTABLE)), *reserved}
         if column in taken:
-            yield Finding(at, f"{column!r} is a column of Holdfast's own", "rename it", at_key=True)
+            yield PipelineFinding(
+                at, f"{column!r} is a column of Holdfast's own", "rename it", at_key=True
+            )
 
-    def _sql(self, at: TreePath, text: str) -> Iterator[Finding]:
+    def _sql(self, at: TreePath, text: str) -> Iterator[PipelineFinding]:
         wrong = self._parse(text)
         if wrong is not None:
-            yield Finding(at, f"this is not an SQL expression: {wrong}")
+            yield PipelineFinding(at, f"this is not an SQL expression: {wrong}")
 
-    def functions(self) -> Iterator[Finding]:
+    def functions(self) -> Iterator[PipelineFinding]:
         """Every function that is named can be imported."""
         for name, vertex in self._pipeline.vertices.items():
             settings = vertex.step or vertex.reduce or vertex.sink
@@ -210,11 +216,11 @@ class _Checker:
                 try:
                     load_function(function)
                 except BadConfig as error:
-                    yield Finding(_at(name, vertex.kind, key), error.message, error.hint)
+                    yield PipelineFinding(_at(name, vertex.kind, key), error.message, error.hint)
 
     # -------------------------------------------------------------------- targets
 
-    def targets(self) -> Iterator[Finding]:
+    def targets(self) -> Iterator[PipelineFinding]:
         """No two sinks write to one place: a batch counts once there, whosever it is."""
         seen: dict[str, str] = {}
         for name in self._pipeline.of_kind("sink"):
@@ -228,12 +234,12 @@ class _Checker:
                 if place in seen:
                     message = f"{seen[place]!r} writes to {place!r}, too"
                     path = _at(name, "sink", *([key] if key else []))
-                    yield Finding(path, message, "let one sink have several edges")
+                    yield PipelineFinding(path, message, "let one sink have several edges")
                 seen.setdefault(place, name)
 
     # ---------------------------------------------------------------------- shape
 
-    def shape(self) -> Iterator[Finding]:
+    def shape(self) -> Iterator[PipelineFinding]:
         """What only the whole shows: circles, dead ends, vertices that get nothing."""
         pipeline = self._pipeline
         circle = set(pipeline.vertices) - set(pipeline.ordered())
@@ -243,27 +249,27 @@ class _Checker:
                 *pipeline.behind(edge.target),
             }:
                 hint = "rows that fail are tried again by `retry`; leave this edge out"
-                yield Finding(("edges", index), f"the edge {edge} closes a circle", hint)
+                yield PipelineFinding(("edges", index), f"the edge {edge} closes a circle", hint)
                 break
         yield from self._dead_ends()
         if not circle:
             yield from self._tags()
             yield from self._lateness()
 
-    def _dead_ends(self) -> Iterator[Finding]:
+    def _dead_ends(self) -> Iterator[PipelineFinding]:
         pipeline = self._pipeline
         fed = {name for source in pipeline.of_kind("source") for name in pipeline.behind(source)}
         for name, vertex in pipeline.vertices.items():
             if vertex.kind != "source" and not pipeline.into(name):
                 message = f"nothing leads to {name!r}"
-                yield Finding(_at(name), message, f"add an edge `… -> {name}`", at_key=True)
+                yield PipelineFinding(_at(name), message, f"add an edge `… -> {name}`", at_key=True)
             elif vertex.kind != "source" and name not in fed:
-                yield Finding(_at(name), f"no source reaches {name!r}", at_key=True)
+                yield PipelineFinding(_at(name), f"no source reaches {name!r}", at_key=True)
             if vertex.kind != "sink" and not pipeline.out_of(name, ""):
                 message = f"the rows of {name!r} go nowhere"
-                yield Finding(_at(name), message, f"add an edge `{name} -> …`", at_key=True)
+                yield PipelineFinding(_at(name), message, f"add an edge `{name} -> …`", at_key=True)
 
-    def _tags(self) -> Iterator[Finding]:
+    def _tags(self) -> Iterator[PipelineFinding]:
         for index, edge in enumerate(self._pipeline.edges):
             if edge.tags is not None and not any(
                 _sets_tags(self._pipeline.vertices[name]) and edge.vertex in {name, *behind}
@@ -273,9 +279,9 @@ class _Checker:
             ):
                 message = "no vertex before this edge sets `_tags`"
                 hint = "add a map with `add: {_tags: \"array('…')\"}`"
-                yield Finding(("edges", index), message, hint, "warning")
+                yield PipelineFinding(("edges", index), message, hint, "warning")
 
-    def _lateness(self) -> Iterator[Finding]:
+    def _lateness(self) -> Iterator[PipelineFinding]:
         """Reduces of one query close together, as the most patient one does."""
         reduces = {
             name: vertex.reduce
@@ -287,7 +293,7 @@ class _Checker:
             if one.allowed_lateness < longest:
                 message = f"{name!r} closes its windows {longest:g} s after the watermark"
                 hint = "reduces of one query have one allowed_lateness, the largest"
-                yield Finding(_at(name, "reduce"), message, hint, "warning", at_key=True)
+                yield PipelineFinding(_at(name, "reduce"), message, hint, "warning", at_key=True)
 
 
 def _place_of(target: TargetSettings) -> str | None:

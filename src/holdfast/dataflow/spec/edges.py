@@ -42,7 +42,7 @@ class TagCondition(Settings):
         )
 
 
-class Edge(Settings):
+class PipelineEdge(Settings):
     """Rows go from one vertex to another."""
 
     model_config = ConfigDict(populate_by_name=True)
@@ -79,4 +79,4 @@ def _edge(value: Any) -> Any:
     return {"from": found["source"], "to": found["target"]}
 
 
-WrittenEdge = Annotated[Edge, BeforeValidator(_edge)]
+WrittenEdge = Annotated[PipelineEdge, BeforeValidator(_edge)]

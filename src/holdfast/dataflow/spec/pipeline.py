@@ -8,7 +8,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
-from holdfast.dataflow.spec.edges import Edge, WrittenEdge
+from holdfast.dataflow.spec.edges import PipelineEdge, WrittenEdge
 from holdfast.dataflow.spec.vertices import VertexSettings
 from holdfast.dataflow.watermark.settings import WatermarkSettings
 from holdfast.settings import DurationS, Settings
@@ -53,11 +53,11 @@ class PipelineSettings(Settings):
     worker_attempts: int = Field(default=4, ge=1, le=100)
     """How often in a row a query is begun whose Python process Spark does not see in time."""
 
-    def into(self, vertex: str) -> list[Edge]:
+    def into(self, vertex: str) -> list[PipelineEdge]:
         """Return the edges that lead to a vertex."""
         return [edge for edge in self.edges if edge.target == vertex]
 
-    def out_of(self, vertex: str, port: str | None = None) -> list[Edge]:
+    def out_of(self, vertex: str, port: str | None = None) -> list[PipelineEdge]:
         """Return the edges that begin at a vertex, or at one of its outputs."""
         return [e for e in self.edges if e.vertex == vertex and port in (None, e.port)]
 

@@ -424,7 +424,7 @@ class SinkSettings(TargetSettings):
         return ("quiver", "files", "fileset", "console", "python")
 
 
-Step = MapSettings | FilterSettings | FlatMapSettings
+FunctionStep = MapSettings | FilterSettings | FlatMapSettings
 
 
 class VertexSettings(Settings):
@@ -454,7 +454,7 @@ class VertexSettings(Settings):
         return next(kind for kind in KINDS if getattr(self, kind) is not None)
 
     @property
-    def step(self) -> Step | None:
+    def step(self) -> FunctionStep | None:
         """What it does to rows one by one, if that is what it does."""
         return self.map or self.filter or self.flat_map
 

@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 Reason = Literal["pending", "newest", "idle", "producers", "unheard", "unreachable"]
 
 
-class Statement(NamedTuple):
+class EventTimeReport(NamedTuple):
     """What a gateway holds from a position on, said at one moment. Times are µs since 1970."""
 
     # The earliest event time that waits there: sealed, open, or to be tried again. Events that were
@@ -42,31 +42,31 @@ class Reach(NamedTuple):
     horizon_us: int | None = None
 
 
-def bound_of(statement: Statement, max_delay_us: int, reach: Reach) -> Bound:
-    """Return how far a gateway's own statement lets the watermark go.
+def bound_of(report: EventTimeReport, max_delay_us: int, reach: Reach) -> Bound:
+    """Return how far a gateway's own report lets the watermark go.
 
     Everything that it will accept later and that is older than this is late, by definition.
     """
-    ahead = _ahead(statement, max_delay_us, reach)
-    if statement.pending_us is not None and (ahead.us is None or statement.pending_us < ahead.us):
+    ahead = _ahead(report, max_delay_us, reach)
+    if report.pending_us is not None and (ahead.us is None or report.pending_us < ahead.us):
         # Without anything seen the delay is unknown, and so is what else may still come.
-        return Bound(None if ahead.us is None else statement.pending_us, "pending")
+        return Bound(None if ahead.us is None else report.pending_us, "pending")
     return ahead
 
 
-def _ahead(statement: Statement, max_delay_us: int, reach: Reach) -> Bound:
-    if statement.producers_us is not None:
-        return Bound(statement.producers_us, "producers")
-    newest = [us for us in (statement.newest_us, reach.newest_us) if us is not None]
-    if statement.idle and newest:
-        return Bound(_idle_us(statement, max(newest), max_delay_us, reach), "idle")
-    if statement.newest_us is None:
+def _ahead(report: EventTimeReport, max_delay_us: int, reach: Reach) -> Bound:
+    if report.producers_us is not None:
+        return Bound(report.producers_us, "producers")
+    newest = [us for us in (report.newest_us, reach.newest_us) if us is not None]
+    if report.idle and newest:
+        return Bound(_idle_us(report, max(newest), max_delay_us, reach), "idle")
+    if report.newest_us is None:
         return Bound(None, "unheard")
     # An event dated a little ahead of the clock says nothing about the time of the others.
-    return Bound(min(statement.newest_us, statement.clock_us) - max_delay_us, "newest")
+    return Bound(min(report.newest_us, report.clock_us) - max_delay_us, "newest")
 
 
-def _idle_us(statement: Statement, newest_us: int, max_delay_us: int, reach: Reach) -> int:
+def _idle_us(report: EventTimeReport, newest_us: int, max_delay_us: int, reach: Reach) -> int:
     """Return how far time has come while nothing came.
 
     It goes on with the clock from the newest event in the query, never by a jump: where events are
@@ -74,8 +74,8 @@ def _idle_us(statement: Statement, newest_us: int, max_delay_us: int, reach: Rea
     long as it took. And it goes no further than the windows that may be open: what comes after a
     long pause belongs to windows that nobody has closed.
     """
-    event_us = min(newest_us, statement.clock_us)
-    bounds = [statement.clock_us - max_delay_us, event_us - max_delay_us + statement.quiet_us]
+    event_us = min(newest_us, report.clock_us)
+    bounds = [report.clock_us - max_delay_us, event_us - max_delay_us + report.quiet_us]
     if reach.horizon_us is not None:
         bounds.append(newest_us + reach.horizon_us)
     return min(bounds)

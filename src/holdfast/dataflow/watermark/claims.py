@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
-from holdfast.dataflow.watermark.bounds import Bound, Reach, Statement, bound_of
+from holdfast.dataflow.watermark.bounds import Bound, EventTimeReport, Reach, bound_of
 from holdfast.dataflow.watermark.settings import WatermarkSettings
 
 _MS = 1000
@@ -73,9 +73,9 @@ class Claims:
         """The newest claim."""
         return self._claimed_us
 
-    def update(self, heard: Mapping[str, Statement | Silence]) -> Claim:
+    def update(self, heard: Mapping[str, EventTimeReport | Silence]) -> Claim:
         """Return the claim after every gateway was asked about what lies beyond the batch."""
-        said = [one.newest_us for one in heard.values() if isinstance(one, Statement)]
+        said = [one.newest_us for one in heard.values() if isinstance(one, EventTimeReport)]
         seen = [us for us in (self._reach.newest_us, *said) if us is not None]
         reach = self._reach._replace(newest_us=max(seen, default=None))
         holds = [self._hold(gateway, said, reach) for gateway, said in heard.items()]
@@ -92,7 +92,7 @@ class Claims:
         self._claimed_us = END_OF_TIME_US
         return Claim(self._claimed_us, ())
 
-    def _hold(self, gateway: str, said: Statement | Silence, reach: Reach) -> Hold:
+    def _hold(self, gateway: str, said: EventTimeReport | Silence, reach: Reach) -> Hold:
         if isinstance(said, Silence):
             # Not what it said last: it may have accepted an older event since, and one that is not
             # late, because the claim was held elsewhere.

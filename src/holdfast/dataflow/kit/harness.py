@@ -1,4 +1,4 @@
-"""A bench: a pipeline whose sources are fed by a test, and whose sinks it reads."""
+"""A harness: a pipeline whose sources are fed by a test, and whose sinks it reads."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _POLL_S = 0.05
 Row = Mapping[str, Any]
 
 
-class Bench:
+class PipelineHarness:
     """Runs a pipeline on rows that a test gives it. One thread."""
 
     def __init__(

@@ -12,8 +12,8 @@ from pydantic import ValidationError
 from tests.dataflow.compiler.rows import START, at, rows, seconds
 from tests.dataflow.spec.pipelines import pipeline
 
-from holdfast.dataflow.kit import Bench
-from holdfast.dataflow.kit.cases import Case, CasesFile, Step, _compare, _moment, run_case
+from holdfast.dataflow.kit import Bench, PipelineHarness
+from holdfast.dataflow.kit.cases import Case, CasesFile, CaseStep, _compare, _moment, run_case
 from holdfast.dataflow.spec import Pipeline
 from holdfast.errors import BadInput
 
@@ -24,14 +24,14 @@ SIMPLE = pipeline("a -> z", a="source", z="sink")
 
 
 def test_rows_need_an_event_time(tmp_path: Path) -> None:
-    bench = Bench(SIMPLE, tmp_path)
+    bench = PipelineHarness(SIMPLE, tmp_path)
     with pytest.raises(BadInput, match="no event_time"):
         bench.feed("a", [{"number": 1}])
 
 
 def test_a_bench_touches_nothing_of_the_pipeline_s_own(tmp_path: Path) -> None:
     both = pipeline("a -> z", a="source", z={"sink": {"quiver": "q", "fallback": {"files": "f"}}})
-    bench = Bench(both, tmp_path)
+    bench = PipelineHarness(both, tmp_path)
     source, sink = bench.settings.vertices["a"].source, bench.settings.vertices["z"].sink
     assert source is not None
     assert sink is not None
@@ -42,7 +42,7 @@ def test_a_bench_touches_nothing_of_the_pipeline_s_own(tmp_path: Path) -> None:
 
 
 def test_columns_keep_the_types_of_the_first_rows(tmp_path: Path) -> None:
-    bench = Bench(SIMPLE, tmp_path)
+    bench = PipelineHarness(SIMPLE, tmp_path)
     bench.feed("a", rows((1.0, "k", 1)))
     bench.feed("a", [{"event_time": at(2), "number": None}])
     with bench._quiver("a") as quiver:
@@ -50,7 +50,7 @@ def test_columns_keep_the_types_of_the_first_rows(tmp_path: Path) -> None:
     assert stored == [{"key": "k", "number": 1}, {"key": None, "number": None}]
 
 
-class Told(Bench):
+class Told(PipelineHarness):
     """A bench whose sink has some rows."""
 
     def rows(self, sink: str) -> list[dict[str, Any]]:
@@ -77,7 +77,7 @@ def test_a_time_that_is_none_is_told(value: Any) -> None:
 
 def test_cases_have_a_shape(tmp_path: Path) -> None:
     with pytest.raises(ValidationError):
-        Step.model_validate({"run": True, "close": True})
+        CaseStep.model_validate({"run": True, "close": True})
     with pytest.raises(ValidationError):
         CasesFile.model_validate({"tests": {"x": {"pipeline": "p", "steps": []}}})
     case = Case.model_validate({"pipeline": "p", "steps": [{"close": True}]})
@@ -100,7 +100,7 @@ def test_random_rows_are_in_their_window_or_late_and_never_lost(
         .after("n", "late")
         .sink(name="late", files="b")
     )
-    bench = Bench(counting, tmp_path, session=spark)
+    bench = PipelineHarness(counting, tmp_path, session=spark)
     clock_s, watermark_s = 0.0, float("-inf")
     expected: Counter[float] = Counter()
     late: list[int] = []
@@ -126,3 +126,7 @@ def test_random_rows_are_in_their_window_or_late_and_never_lost(
     assert bench.counts.get("late.n", 0) == len(late)
     assert found.total() + len(late) == 100
     assert late
+
+
+def test_the_former_name_is_still_there() -> None:
+    assert Bench is PipelineHarness
