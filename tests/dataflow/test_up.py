@@ -61,7 +61,7 @@ def test_a_driver_that_is_killed_is_started_again(tmp_path: Path) -> None:
             lambda: gateway.metric("quiver_subscriber_lag_events", "counts.events") == 0,
             "the first batch", gateway.log,
         )  # fmt: skip
-        (driver,) = gateway.processes("drivers.process")
+        (driver,) = gateway.processes("operate.driver_main")
         os.kill(driver, signal.SIGKILL)
         sent += gateway.post(*(lineage("a", "COMPLETE") for _ in range(20)))
         until_spark(
@@ -92,7 +92,7 @@ def test_two_workers_have_one_driver(tmp_path: Path) -> None:
         until_spark(
             lambda: gateway.metric("pipeline_query_batches_total") > 0, "a batch", gateway.log
         )
-        assert len(gateway.processes("drivers.process")) == 1
+        assert len(gateway.processes("operate.driver_main")) == 1
         shares = [
             gateway.metric("quiver_ingest_accepted_events_total", f'core_id="{n}"') for n in (0, 1)
         ]
@@ -110,7 +110,7 @@ def test_a_driver_of_its_own_reads_a_running_gateway(tmp_path: Path) -> None:
     with Beside(tmp_path, tree) as gateway:
         gateway.start()
         sent = gateway.post(*(lineage("a", "COMPLETE") for _ in range(10)))
-        assert gateway.processes("drivers.process") == []
+        assert gateway.processes("operate.driver_main") == []
         ended = gateway.holdfast(
             "dataflow", "run", str(gateway.config), "--once", "--master", "local[1]", "--json"
         )
