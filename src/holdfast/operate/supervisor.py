@@ -23,8 +23,8 @@ from typing import Any
 
 from holdfast import __version__
 from holdfast.dataflow.driver.child import DriverChild
-from holdfast.deliver.redrive import VERB as REPLAY_VERB
 from holdfast.dataflow.driver.wire import Access, DriverOrders
+from holdfast.deliver.redrive import VERB as REPLAY_VERB
 from holdfast.errors import BadConfig, BadInput, HoldfastError
 from holdfast.graph.control import REPLAY_ANSWER_S, SKIP_ANSWER_S, SKIP_VERB
 from holdfast.graph.loader import Loaded
