@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import random
+from collections.abc import Callable
+from pathlib import PurePath
+from typing import cast
 
 import pytest
 from tests.quiver.machine import NO_SEAL, ROOT, SEGMENTS, WAL
@@ -11,11 +15,12 @@ from tests.readers.ledgers import LEDGER
 from tests.readers.setting import StillMachine, append, check_books, drain, keep, sealed
 
 from holdfast.errors import StorageFailed
+from holdfast.quiver.ledger.recovery import recover_ledger
 from holdfast.quiver.points import Point
 from holdfast.quiver.tools.findings import Severity
 from holdfast.quiver.tools.fsck import fsck
 from holdfast.seam import Seam
-from holdfast.seam.disk import PAGE_BYTES
+from holdfast.seam.disk import PAGE_BYTES, Disk
 from holdfast.seam.faulty import Fault, FaultKind
 from holdfast.seam.simulated import SimulatedCrash
 
@@ -98,6 +103,108 @@ def test_a_ledger_that_is_gone_is_told(still: StillMachine) -> None:
     (damage,) = quiver.recovery.damages
     assert damage.source == "ledger"
     assert "subscribers and outcomes are forgotten" in damage.reason
+
+
+def newest_of(still: StillMachine) -> PurePath:
+    return LEDGER / still.disk.list(LEDGER)[-1].name
+
+
+def vanish(still: StillMachine) -> None:
+    still.disk.unlink(newest_of(still), "test")
+
+
+def empty(still: StillMachine) -> None:
+    still.disk.put(newest_of(still), b"")
+
+
+@pytest.mark.parametrize("harm", [vanish, empty])
+@pytest.mark.parametrize("rotated", [False, True])
+def test_a_newest_ledger_file_that_is_gone_is_reported(
+    still: StillMachine,
+    harm: Callable[[StillMachine], None],
+    caplog: pytest.LogCaptureFixture,
+    *,
+    rotated: bool,
+) -> None:
+    """The start believed the file before it, and said nothing."""
+    quiver = still.start()
+    quiver.register("reader")
+    if rotated:
+        quiver._engine.ledger.checkpoint()
+        append(quiver, 10)
+        list(drain(quiver.lease("reader")))
+        still.stop()
+    else:
+        still.stop()
+        acked(still)
+    newest = newest_of(still)
+    harm(still)
+    assert f"ledger/{newest.name}" in errors(still)
+    with caplog.at_level(logging.WARNING, "holdfast.quiver"):
+        quiver = still.start()
+    (damage,) = [one for one in quiver.recovery.damages if one.source.startswith("ledger")]
+    assert damage.source == f"ledger/{newest.name}"
+    assert "missing" in damage.reason
+    assert newest.name in caplog.text
+    assert newest_of(still).name > newest.name, "its number is not used again"
+    check_books(quiver)
+    assert len(list(drain(quiver.lease("reader")))) == 10, "what it said comes again"
+    quiver = still.restart()
+    assert quiver.recovery.damages == [], "it is reported once"
+
+
+def test_a_file_whose_tail_is_torn_is_followed_all_the_same(still: StillMachine) -> None:
+    quiver = still.start()
+    lease = quiver.lease("reader")
+    append(quiver, 10)
+    list(drain(lease))
+    path = newest_of(still)
+    still.kill()
+    still.disk.put(path, still.disk.read(path)[:-13])
+    assert still.start().recovery.ledger_torn_bytes > 0
+    still.stop()
+    gone = newest_of(still)
+    vanish(still)
+    sources = [damage.source for damage in still.start().recovery.damages]
+    assert f"ledger/{gone.name}" in sources
+
+
+@pytest.mark.parametrize("point", [Point.LEDGER_CONTINUE, Point.LEDGER_CONTINUE_SYNC])
+@pytest.mark.parametrize("kind", [FaultKind.KILL_BEFORE, FaultKind.EIO, FaultKind.ENOSPC])
+def test_no_file_is_missed_that_was_not_named_in_the_one_before(
+    still: StillMachine, point: Point, kind: FaultKind
+) -> None:
+    acked(still)
+    with contextlib.suppress(SimulatedCrash):
+        still.start(faults=[Fault(point, kind, times=1_000_000)])
+    still.kill()
+    for seed in range(6):
+        still.disk = still.disk.snapshot().power_loss(random.Random(seed))
+        quiver = still.start()
+        assert quiver.recovery.damages == [], f"seed {seed}"
+        still.kill()
+
+
+def test_a_look_beside_the_owner_does_not_miss_a_file_begun_meanwhile(still: StillMachine) -> None:
+    quiver = still.start()
+    quiver.register("reader")
+    own = {quiver.quiver_id}
+    listed = still.disk.list(LEDGER)
+    quiver._engine.ledger.checkpoint()
+
+    class Late:
+        """Lists what was there before the owner began another file, once."""
+
+        def __init__(self) -> None:
+            self.before = [listed]
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(still.disk, name)
+
+        def list(self, path: PurePath) -> object:
+            return self.before.pop() if self.before else still.disk.list(path)
+
+    assert recover_ledger(cast("Disk", Late()), LEDGER, own).damages == []
 
 
 def test_a_new_quiver_without_a_ledger_is_sound(still: StillMachine) -> None:

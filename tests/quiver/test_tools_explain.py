@@ -275,7 +275,10 @@ def test_the_history_has_every_line_and_filters(machine: Machine) -> None:
     minute = START_NS + 60 * 10**9
     late = history(machine, Filter(since_ns=minute))
     assert {line.subscriber for line in late} == {"alerts", ""}
-    assert [line.change for line in late if not line.subscriber] == [{"verb": "closed", "name": ""}]
+    assert [line.change for line in late if not line.subscriber] == [
+        {"verb": "closed", "name": ""},
+        {"verb": "continued", "name": "", "number": 2},
+    ]
     assert all(line.time_ns == START_NS for line in history(machine, Filter(until_ns=minute)))
 
 

@@ -46,7 +46,7 @@ def begin(
     old = recover(disk)
     seam = Seam(faulty, clock or JumpingClock(NOON_NS), seeded_randomness(old.next_number))
     ledger = Ledger(seam, ROOT, QUIVER_ID, config, old.state)
-    ledger.start(old.next_number, old.files, old.newest)
+    ledger.start(old.next_number, old.files, old.newest, old.last)
     return ledger
 
 

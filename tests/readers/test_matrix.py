@@ -25,12 +25,18 @@ THOROUGH = os.environ.get("HOLDFAST_THOROUGH") == "1"
 
 POINTS = [point for point in Point if point.startswith(("ledger.", "trash."))]
 KILLS = (FaultKind.KILL_BEFORE, FaultKind.KILL_MIDWAY, FaultKind.KILL_AFTER)
-WRITES = (Point.LEDGER_HEADER, Point.LEDGER_CHECKPOINT, Point.LEDGER_WRITE)
+WRITES = (
+    Point.LEDGER_HEADER,
+    Point.LEDGER_CHECKPOINT,
+    Point.LEDGER_WRITE,
+    Point.LEDGER_CONTINUE,
+)
 SYNCS = (
     Point.LEDGER_SYNC,
     Point.LEDGER_HEADER_SYNC,
     Point.LEDGER_CHECKPOINT_SYNC,
     Point.LEDGER_SYNC_DIR,
+    Point.LEDGER_CONTINUE_SYNC,
     Point.TRASH_SYNC_DIR,
 )
 # So many calls of a step are struck, one after the other.

@@ -198,7 +198,7 @@ class Engine:
             subscriber.absent_since_ns = self.clock.wall_ns()
         bounds = self.config.ledger.within(self.config.retention.size_cap_bytes)
         self.ledger = Ledger(self.seam, self.root, self.quiver_id, bounds, old.state, self.reserve)
-        self.ledger.start(old.next_number, old.files, old.newest)
+        self.ledger.start(old.next_number, old.files, old.newest, old.last)
         self.retention = Retention(
             self.seam,
             self.root,

@@ -57,6 +57,8 @@ class Point(StrEnum):
     LEDGER_SYNC_DIR = "ledger.sync_dir"
     LEDGER_WRITE = "ledger.write"
     LEDGER_SYNC = "ledger.sync"
+    LEDGER_CONTINUE = "ledger.continue"
+    LEDGER_CONTINUE_SYNC = "ledger.continue_sync"
     LEDGER_UNDO = "ledger.undo"
     LEDGER_UNLINK = "ledger.unlink"
 
@@ -123,6 +125,8 @@ DESCRIPTIONS: dict[Point, str] = {
     Point.LEDGER_SYNC_DIR: "make a ledger file's name durable",
     Point.LEDGER_WRITE: "write lines of the ledger: acks, drops, pins, registrations",
     Point.LEDGER_SYNC: "sync the ledger: from here on data may be deleted",
+    Point.LEDGER_CONTINUE: "note in a closed ledger file which one follows it",
+    Point.LEDGER_CONTINUE_SYNC: "sync that note",
     Point.LEDGER_UNDO: "cut a failed line off the ledger again",
     Point.LEDGER_UNLINK: "remove a closed ledger file past its time",
     Point.TRASH_MOVE: "move a segment nobody needs into the trash",

@@ -184,8 +184,9 @@ class Ledger:
         next_number: int,
         closed_files: list[tuple[PurePath, int, int]],
         newest: LedgerContent | None = None,
+        last: LedgerContent | None = None,
     ) -> None:
-        """Begin a new file where recovery ended.
+        """Begin a new file where recovery ended, and name it in the last one.
 
         On a full disk it goes on in the newest one, if that holds everything, or waits for the
         first line: what is there can be read meanwhile.
@@ -194,12 +195,28 @@ class Ledger:
         self._closed_files = closed_files
         try:
             self._rotate()
+            if last is not None:
+                self._note_in_last(last)
         except OSError as error:
             if error.errno not in DISK_IS_FULL:
                 raise
             # Unless one was begun that may survive, and hide what another gets now.
             if newest is not None and not self._left:
                 self._resume(newest)
+
+    def _note_in_last(self, last: LedgerContent) -> None:
+        with contextlib.suppress(OSError):
+            self._note_continued(LedgerFile.behind(self._seam.disk, last))
+
+    def _note_continued(self, file: LedgerFile) -> None:
+        """Name the file that is being written in the one before it, and close that."""
+        assert self._file is not None, "BUG: no file after a rotation"
+        try:
+            # Without this line nothing is lost but the notice that a file vanished.
+            with contextlib.suppress(OSError):
+                file.write_continued(self._file.header.number, self._seam.clock.wall_ns())
+        finally:
+            file.close()
 
     def _resume(self, newest: LedgerContent) -> None:
         with contextlib.suppress(OSError):
@@ -444,17 +461,20 @@ class Ledger:
         header = LedgerHeader(self._quiver_id, number, new_salt(self._seam.randomness), now_ns)
         fresh = LedgerFile.begin(self._seam.disk, self._directory, header, self.state.to_fields())
         # Its checkpoint may survive from here on, and would hide what the old file gets later.
-        self._left = True
+        was_left, self._left = self._left, True
         try:
             fresh.make_durable()
         except OSError:
             fresh.abandon()
             raise
         self._left = False
-        if self._file is not None:
-            self._file.close()
-            self._closed_files.append((self._file.path, now_ns, self._file.end))
-        self._file = fresh
+        closed, self._file = self._file, fresh
+        if closed is not None:
+            if was_left:
+                closed.close()
+            else:
+                self._note_continued(closed)
+            self._closed_files.append((closed.path, now_ns, closed.end))
         self._due_s = None
 
     def _remove_old(self) -> None:

@@ -4,6 +4,10 @@ Every file begins with a checkpoint of everything known when it was begun, so re
 newest file that begins soundly and nothing older. A file is closed at `ledger.rotate_bytes`; closed
 files are kept for a while, as the account of what happened. docs/format/ledger.md has the bytes.
 
+The last line of a closed file names the one that continues it, so that a newest file that vanished
+is missed. It is written when the next file is durable: a crash in between leaves no line, never one
+that names a file that was not there.
+
 A line is written at once (kill -9 does not lose it) and synced in batches. Whatever deletes data
 asks for a sync first.
 """
@@ -23,13 +27,22 @@ from typing import Any
 
 from holdfast.quiver import names
 from holdfast.quiver.ledger.outcome import Outcome, Position, Resolution
-from holdfast.quiver.log.frame import NO_WATERMARK, NOTHING, Frame, Totals, encode
+from holdfast.quiver.log.frame import (
+    ALIGNMENT_BYTES,
+    NO_WATERMARK,
+    NOTHING,
+    Frame,
+    Totals,
+    encode,
+)
 from holdfast.quiver.log.header_block import BLOCK_BYTES, decode_block, encode_block
 from holdfast.quiver.log.wal import Hole, walk
 from holdfast.quiver.points import Point
 from holdfast.seam.disk import Disk, Handle, Pages, read_pages, write_all, write_behind
 
 VERSION = 1
+# The verb of the line that names the next file.
+CONTINUED = "continued"
 
 _MAGIC = b"HFLDGR\r\n"
 _FIELDS = struct.Struct("<16sQQq")
@@ -168,6 +181,23 @@ class LedgerFile:
             raise
         return file
 
+    @classmethod
+    def behind(cls, disk: Disk, content: LedgerContent) -> LedgerFile:
+        """Open a file of the last process for one more line, behind whatever it ends with."""
+        handle = disk.reopen(content.path, Point.LEDGER_CONTINUE)
+        file = cls(disk, content.path, content.header, handle)
+        last, file.end = content.items[-1:], len(content.view)
+        # A torn line whose length is known would swallow what begins inside it.
+        torn = last[0].frame if last and isinstance(last[0], Hole) else None
+        begin = max(file.end, torn.end if torn else 0)
+        gap = begin + -begin % ALIGNMENT_BYTES - file.end
+        try:
+            file.end = write_behind(disk, handle, file.end, [bytes(gap)], Point.LEDGER_CONTINUE)
+        except OSError:
+            file.close()
+            raise
+        return file
+
     def make_durable(self) -> None:
         """Put the checkpoint and the file's name on stable storage."""
         self.sync(Point.LEDGER_CHECKPOINT_SYNC)
@@ -190,6 +220,12 @@ class LedgerFile:
         body = json.dumps(change, separators=(",", ":")).encode()
         self._write(LineKind.CHANGE, time_ns, body, Point.LEDGER_WRITE)
         self.lines += 1
+
+    def write_continued(self, number: int, time_ns: int) -> None:
+        """Append, durably, that the file with this number continues this one."""
+        body = json.dumps({"verb": CONTINUED, "name": "", "number": number}).encode()
+        self._write(LineKind.CHANGE, time_ns, body, Point.LEDGER_CONTINUE)
+        self.sync(Point.LEDGER_CONTINUE_SYNC)
 
     def _write(self, kind: LineKind, time_ns: int, body: bytes, at: Point) -> None:
         header, padding = encode(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import PurePath
 
@@ -11,6 +12,7 @@ from holdfast.quiver import names
 from holdfast.quiver.identity import unknown_format
 from holdfast.quiver.ledger.ledger import LedgerState
 from holdfast.quiver.ledger.log import (
+    CONTINUED,
     LedgerContent,
     LineKind,
     decode_resolutions,
@@ -21,7 +23,9 @@ from holdfast.quiver.log.header_block import BLOCK_BYTES, HeaderFault, NewerVers
 from holdfast.quiver.log.quarantine import Damage
 from holdfast.quiver.log.replay import UNREADABLE
 from holdfast.quiver.log.wal import Hole
-from holdfast.seam.disk import Disk
+from holdfast.seam.disk import Disk, Entry
+
+_FORGOTTEN = "outcomes in it are forgotten, and what they resolved comes again"
 
 
 @dataclass
@@ -32,7 +36,9 @@ class RecoveredLedger:
     next_number: int = 1
     # Path, time it was begun, size.
     files: list[tuple[PurePath, int, int]] = field(default_factory=list)
-    # The last file, if it holds everything and is not damaged.
+    # The last file that can be read.
+    last: LedgerContent | None = None
+    # The same, if it holds everything and is not damaged.
     newest: LedgerContent | None = None
     replayed_lines: int = 0
     # Ledger files that cannot be read, with the reason.
@@ -69,7 +75,8 @@ def recover_ledger(disk: Disk, directory: PurePath, own_ids: set[str]) -> Recove
     """Return the state of the ledger in a directory."""
     recovered = RecoveredLedger(LedgerState({}))
     contents: list[LedgerContent] = []
-    for entry in disk.list(directory):
+    entries = disk.list(directory)
+    for entry in entries:
         path, number = directory / entry.name, names.parse_ledger_file(entry.name)
         if number is None:
             recovered.unreadable.append((path, "not a ledger file's name"))
@@ -94,15 +101,42 @@ def recover_ledger(disk: Disk, directory: PurePath, own_ids: set[str]) -> Recove
             continue
         contents.append(content)
         recovered.files.append((path, content.header.created_ns, entry.size_bytes))
-    _replay(recovered, contents)
+    named = _replay(recovered, contents)
+    if named:
+        recovered.next_number = max(recovered.next_number, named + 1)
+        if _is_missing(named, disk, directory, entries, recovered):
+            recovered.newest = None
+            reason = f"it is missing or empty: {_FORGOTTEN}"
+            where = f"{names.LEDGER_DIR}/{names.ledger_file(named)}"
+            recovered.damages.append(Damage(where, reason, 0, 0, None, None))
     return recovered
 
 
-def _replay(recovered: RecoveredLedger, contents: list[LedgerContent]) -> None:
+def _is_missing(
+    number: int,
+    disk: Disk,
+    directory: PurePath,
+    entries: Sequence[Entry],
+    recovered: RecoveredLedger,
+) -> bool:
+    """Whether neither a file that was durable is there, nor one that came after it."""
+    readable = [path for path, _, _ in recovered.files]
+    found = [*readable, *(path for path, _ in recovered.unreadable)]
+    # A running owner may have begun it since the folder was listed.
+    seen = {entry.name for entry in entries}
+    found += [directory / entry.name for entry in disk.list(directory) if entry.name not in seen]
+    numbers = [names.parse_ledger_file(path.name) or 0 for path in found]
+    return all(other < number for other in numbers)
+
+
+def _replay(recovered: RecoveredLedger, contents: list[LedgerContent]) -> int:
+    """Apply the newest checkpoint and what follows; return which file continues the last, or 0."""
     begin = next(
         (place for place in reversed(range(len(contents))) if contents[place].checkpoint), 0
     )
+    named = 0
     for content in contents[begin:]:
+        named = _continued_in(content)
         checkpoint = content.checkpoint
         if checkpoint is not None:
             recovered.state = LedgerState.from_fields(checkpoint)
@@ -121,11 +155,22 @@ def _replay(recovered: RecoveredLedger, contents: list[LedgerContent]) -> None:
                 break
     if begin == len(contents) - 1 and not recovered.damages:
         recovered.newest = contents[begin]
+    recovered.last = contents[-1] if contents else None
+    return named
+
+
+def _continued_in(content: LedgerContent) -> int:
+    """Return the number of the file that continues this one, 0 if its last line names none."""
+    last = content.items[-1] if content.items else None
+    if not isinstance(last, Frame) or last.kind != LineKind.CHANGE:
+        return 0
+    change = json.loads(bytes(last.payload))
+    return int(change["number"]) if change["verb"] == CONTINUED else 0
 
 
 def _damage(content: LedgerContent, hole: Hole) -> Damage:
     name = f"{names.LEDGER_DIR}/{content.path.name}"
-    reason = f"{hole.reason}: outcomes in it are forgotten, and what they resolved comes again"
+    reason = f"{hole.reason}: {_FORGOTTEN}"
     return Damage(name, reason, hole.start, hole.end - hole.start, None, None)
 
 

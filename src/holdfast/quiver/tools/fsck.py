@@ -292,11 +292,12 @@ class _Checks:
                 "again what they had acknowledged since",
             )
         for damage in ledger.damages:
+            what = f"{damage.size_bytes} bytes at {damage.offset} do not match their checksum"
             yield Finding(
                 Severity.ERROR,
                 damage.source,
-                f"{damage.size_bytes} bytes at {damage.offset} do not match their checksum",
-                "outcomes in them are forgotten: readers may get those bundles again",
+                what if damage.size_bytes else "it is missing or empty",
+                "outcomes in it are forgotten: readers may get those bundles again",
             )
         folders = (names.LEDGER_DIR, names.TRASH_DIR)  # older quivers have neither
         had_one = any(self.disk.exists(self.root / name) for name in folders)

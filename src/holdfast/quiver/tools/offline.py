@@ -89,7 +89,7 @@ class Offline:
         self._inventory = inventory
         self.ledger.reserve.find()
         try:
-            self.ledger.start(old.next_number, old.files)
+            self.ledger.start(old.next_number, old.files, last=old.last)
         except OSError as error:
             raise CannotOpen(
                 f"the ledger cannot be written: {error.strerror}",
