@@ -15,7 +15,9 @@ from tests.readers.ledgers import LEDGER
 from tests.readers.setting import StillMachine, append, check_books, drain, keep, sealed
 
 from holdfast.errors import StorageFailed
+from holdfast.quiver.inspect import inspect
 from holdfast.quiver.ledger.recovery import recover_ledger
+from holdfast.quiver.log.header_block import BLOCK_BYTES
 from holdfast.quiver.points import Point
 from holdfast.quiver.tools.findings import Severity
 from holdfast.quiver.tools.fsck import fsck
@@ -301,3 +303,28 @@ def test_a_deletion_whose_sync_failed_is_finished_only_when_the_ledger_says_so_d
         quiver = still.start()
         assert quiver.recovery.damages == [], f"seed {seed}"
         assert len(list(drain(quiver.lease("reader")))) == 3
+
+
+@pytest.mark.parametrize("read", [0, 3, 6])
+def test_a_tail_of_unknown_length_is_named_from_the_first_seq_that_nothing_vouches_for(
+    still: StillMachine, read: int
+) -> None:
+    """It was named from seq 0 on, if the log held nothing before it."""
+    quiver = still.start()
+    for name in ("one", "two"):
+        lease = quiver.lease(name)
+        sealed(quiver, 3, bundles=1)
+        for _ in range(read):
+            if (delivery := lease.poll()) is not None:
+                delivery.ack()
+    quiver.lease("two").close()
+    keep(quiver)  # what both have read is removed
+    (seq,) = append(quiver, 1)
+    still.kill()
+    path = WAL / still.disk.list(WAL)[-1].name
+    still.disk.spoil(path, BLOCK_BYTES, still.disk.file_bytes(path))
+    (seen,) = inspect(still.disk, ROOT).wal_damages
+    quiver = still.start()
+    (damage,) = quiver.recovery.damages
+    assert (damage.first_seq, damage.last_seq) == (seq, None)
+    assert seen.first_seq == seq

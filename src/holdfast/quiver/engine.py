@@ -38,7 +38,14 @@ from holdfast.quiver.keep.keeper import Keeper
 from holdfast.quiver.keep.reserve import Reserve
 from holdfast.quiver.keep.retention import Retention
 from holdfast.quiver.keep.trash import Trash
-from holdfast.quiver.ledger.books import proven, reconcile, vanished, write_off_lost
+from holdfast.quiver.ledger.books import (
+    proven,
+    reconcile,
+    spans_of,
+    vanished,
+    with_known_start,
+    write_off_lost,
+)
 from holdfast.quiver.ledger.ledger import Ledger
 from holdfast.quiver.ledger.outcome import Resolution
 from holdfast.quiver.ledger.recovery import RecoveredLedger, recover_ledger, refuse_newer
@@ -122,6 +129,10 @@ class Engine:
         try:
             self._begin(recovered)
             self.writer.correct(proven(self.ledger, self.shelf, self.writer.accepted))
+            spans = spans_of(self.shelf)
+            self.recovery.damages[:] = [
+                with_known_start(damage, spans, old.state) for damage in self.recovery.damages
+            ]
             self.written_off: list[Resolution] = reconcile(
                 self.ledger,
                 self.shelf,

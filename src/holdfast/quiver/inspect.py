@@ -17,6 +17,7 @@ from pathlib import PurePath
 from holdfast.errors import CannotOpen, Overloaded
 from holdfast.quiver import names
 from holdfast.quiver.identity import FormatFault, Identity, read_identity
+from holdfast.quiver.ledger.books import with_known_start
 from holdfast.quiver.ledger.ledger import LedgerState
 from holdfast.quiver.ledger.recovery import RecoveredLedger, recover_ledger
 from holdfast.quiver.log.buffer import Held
@@ -131,6 +132,8 @@ def _inspect_once(disk: Disk, root: PurePath) -> Inventory:
     replay = Replay(catalog, keeps_payloads=True)
     replay.walk_all(contents)
     sealed = catalog.snapshot()
+    spans = [(s.summary.first_seq, s.summary.last_seq + 1) for s in sealed]
+    spans += [(seq, seq + 1) for seq in replay.bundles]
     return Inventory(
         root=root,
         identity=identity,
@@ -143,7 +146,9 @@ def _inspect_once(disk: Disk, root: PurePath) -> Inventory:
         accepted=_accepted(contents, replay, sealed, ledger.state),
         last_seq=_last_seq(contents, replay, sealed, unreadable),
         torn_bytes=replay.torn_bytes,
-        wal_damages=tuple(damage for _, damage in replay.real_damages()),
+        wal_damages=tuple(
+            with_known_start(damage, spans, ledger.state) for _, damage in replay.real_damages()
+        ),
         ledger=ledger,
         quarantined=tuple(Quarantine(disk, root).damages()),
     )

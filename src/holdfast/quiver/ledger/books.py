@@ -11,11 +11,12 @@ looks like a torn tail that was never accepted. Who has an outcome for a bundle 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from holdfast.quiver.ledger.intervals import IntervalSet
-from holdfast.quiver.ledger.ledger import Ledger, resolution
+from holdfast.quiver.ledger.ledger import Ledger, LedgerState, resolution
 from holdfast.quiver.ledger.outcome import Outcome, Resolution
 from holdfast.quiver.ledger.subscriber import Subscriber
 from holdfast.quiver.log.buffer import Held
@@ -127,6 +128,30 @@ def vanished(written_off: Sequence[Resolution]) -> list[Damage]:
     return list(found.values())
 
 
+def with_known_start(
+    damage: Damage, spans: Iterable[tuple[int, int]], state: LedgerState
+) -> Damage:
+    """Name damage of unknown extent from the first seq on that nothing vouches for.
+
+    The log alone names it from the last bundle on that it read itself, which may be none. What a
+    segment or another file of the log holds was not in it, and what every subscriber has resolved
+    is no loss to any.
+    """
+    if damage.first_seq is None or damage.last_seq is not None or damage.bundles is not None:
+        return damage
+    decided_seq = min((s.high_water_seq for s in state.subscribers.values()), default=0)
+    vouched_for = IntervalSet([(0, decided_seq), *spans])
+    return replace(damage, first_seq=vouched_for.first_missing(damage.first_seq))
+
+
+def spans_of(shelf: Shelf) -> list[tuple[int, int]]:
+    """Return the seqs that can be read, as ranges; a segment counts as a whole."""
+    covered, tail = shelf.snapshot()
+    spans = [(s.summary.first_seq, s.summary.last_seq + 1) for s in covered]
+    # A buffer may reach over a log file that is gone.
+    return [*spans, *IntervalSet((one.seq, one.seq + 1) for held in tail for one in held)]
+
+
 def _write_off(
     subscriber: Subscriber, missing: Totals, shelf: Shelf, damages: Sequence[Damage], now_ns: int
 ) -> list[Resolution]:
@@ -161,13 +186,9 @@ def _empty_ranges(
                     explained_bundles += damage.bundles or 0
     if explained_bundles >= missing.bundles:
         return ranges
-    covered, tail = shelf.snapshot()
-    spans = [(s.summary.first_seq, s.summary.last_seq + 1) for s in covered]
-    # A buffer may reach over a log file that is gone.
-    spans += IntervalSet((one.seq, one.seq + 1) for held in tail for one in held)
     known = {(first, end) for first, end, _ in ranges}
     low = subscriber.start_seq
-    for first, end in sorted(spans):
+    for first, end in sorted(spans_of(shelf)):
         holes = subscriber.resolved.holes(low, max(low, first))
         ranges += [(*hole, NO_LONGER_THERE) for hole in holes if hole not in known]
         low = max(low, end)
