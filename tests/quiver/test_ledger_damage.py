@@ -324,6 +324,11 @@ def test_a_tail_of_unknown_length_is_named_from_the_first_seq_that_nothing_vouch
     path = WAL / still.disk.list(WAL)[-1].name
     still.disk.spoil(path, BLOCK_BYTES, still.disk.file_bytes(path))
     (seen,) = inspect(still.disk, ROOT).wal_damages
+    (found,) = [
+        one for one in fsck(Seam(still.disk, still.clock), ROOT).findings if path.name in one.where
+    ]
+    assert found.seqs == ((seq, seq),)
+    assert "None" not in found.what
     quiver = still.start()
     (damage,) = quiver.recovery.damages
     assert (damage.first_seq, damage.last_seq) == (seq, None)

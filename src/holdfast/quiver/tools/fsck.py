@@ -71,7 +71,10 @@ def wal_damage_findings(inventory: Inventory) -> Iterator[Finding]:
     """Yield the damaged parts of WAL files, with what they cost."""
     for damage in inventory.wal_damages:
         where = f"{names.WAL_DIR}/{damage.source} at byte {damage.offset}"
-        what = f"{damage.reason}: {damage.bundles} bundles, {damage.events} events are lost"
+        lost = f"{damage.bundles} bundles, {damage.events} events are lost"
+        if damage.bundles is None:
+            lost = "bundles whose number is not known may be lost"
+        what = f"{damage.reason}: {lost}"
         act = "the next start sets the bytes aside and records the loss; restore from a backup"
         yield Finding(Severity.ERROR, where, what, act, _seqs(damage))
 
