@@ -20,7 +20,7 @@ from holdfast.dataflow.compiler.plan import make_plan
 from holdfast.dataflow.driver import intakes as intakes_module
 from holdfast.dataflow.driver.intakes import Intakes
 from holdfast.dataflow.source import intake
-from holdfast.dataflow.source.intake import FilesIntake, GeneratorIntake, Note
+from holdfast.dataflow.source.intake import FilesIntake, GeneratorIntake, IntakeNote
 from holdfast.dataflow.spec import Pipeline
 from holdfast.dataflow.spec.vertices import SourceSettings
 from holdfast.errors import BadInput
@@ -134,7 +134,7 @@ def test_a_driver_that_dies_anywhere_takes_every_row_once(
     world.put("b.ndjson", row(1), row(2), "no", row(3))
     world.put("c.ndjson", row(4))
     left = [dies_at]
-    append, write, finish = Quiver.append, Note.write, FilesIntake._finish
+    append, write, finish = Quiver.append, IntakeNote.write, FilesIntake._finish
 
     def dying(work: Callable[..., Any]) -> Callable[..., Any]:
         def wrapped(*given: Any, **named: Any) -> Any:
@@ -148,7 +148,7 @@ def test_a_driver_that_dies_anywhere_takes_every_row_once(
 
     with monkeypatch.context() as patch:
         patch.setattr(Quiver, "append", dying(append))
-        patch.setattr(Note, "write", dying(write))
+        patch.setattr(IntakeNote, "write", dying(write))
         patch.setattr(FilesIntake, "_finish", dying(finish))
         try:
             world.take()

@@ -18,8 +18,8 @@ from holdfast.dataflow.compiler.python import (
     ALWAYS_LATE_US,
     FAILED_TYPE,
     Call,
+    CallKind,
     FunctionRun,
-    Kind,
 )
 from holdfast.dataflow.spec.vertices import RetrySettings
 from holdfast.quiver.segments.envelope import TIME_TYPE
@@ -47,7 +47,7 @@ def batch(*numbers: int, control: bool = False) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist(rows, pa.schema([*COLUMNS, *SYSTEM]))
 
 
-def call(function: Any, kind: Kind = "map", **options: Any) -> Call:
+def call(function: Any, kind: CallKind = "map", **options: Any) -> Call:
     given: dict[str, Any] = {"returns": COLUMNS, "timeout_s": 60.0, "retry": RetrySettings()}
     return Call(vertex="v", kind=kind, function=function, **{**given, **options})
 

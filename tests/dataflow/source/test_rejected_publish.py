@@ -111,9 +111,9 @@ def test_a_batch_without_them_writes_nothing(tmp_path: Path) -> None:
 def dying(monkeypatch: pytest.MonkeyPatch, place: str, *, after: bool) -> Iterator[None]:
     """End the driver at one step, before or after its effect."""
     owner, name = {
-        "begin": (dead_letters._Note, "begin"),
+        "begin": (dead_letters._RejectedNote, "begin"),
         "append": (Quiver, "append"),
-        "finish": (dead_letters._Note, "finish"),
+        "finish": (dead_letters._RejectedNote, "finish"),
         "remove": (Path, "unlink"),
     }[place]
     step: Callable[..., Any] = getattr(owner, name)

@@ -54,7 +54,7 @@ LOOK_EVERY_S = 0.25
 log = logging.getLogger("holdfast.dataflow")
 
 
-class _Bundle(NamedTuple):
+class _LaneBundle(NamedTuple):
     planned: Range
     seq: int
     rows: pa.RecordBatch
@@ -86,7 +86,7 @@ class Lane:
         self._in_waiting, self._in_due = (LaneIndex(q, max_hold_us) for q in (waiting, due))
         self._now_us = now_us
         self._cursor: Cursor = waiting.cursor(MOVER)
-        self._head: _Bundle | None = None
+        self._head: _LaneBundle | None = None
         self._lock = threading.Lock()
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
@@ -128,7 +128,7 @@ class Lane:
                 moved += head.rows.num_rows
         return moved
 
-    def _first(self) -> _Bundle | None:
+    def _first(self) -> _LaneBundle | None:
         """Return the first bundle that waits."""
         if self._head is None:
             planned = self._cursor.plan(max_events=1, start=self._cursor.position)
@@ -138,7 +138,7 @@ class Lane:
                 due_us = pc.max(rows.column("due_us")).as_py() or 0
                 mine = rows.select([name for name in COLUMNS if name in rows.schema.names])
                 assert planned is not None, "BUG: rows of no plan"
-                self._head = _Bundle(planned, bundle.seq, mine, due_us)
+                self._head = _LaneBundle(planned, bundle.seq, mine, due_us)
         return self._head
 
     # -------------------------------------------------------------------- looking
@@ -197,7 +197,7 @@ BATCHES_KEPT = 2
 _COLUMNS = ["_seq", "id", "batch", "failed_us", EVENT_TIME]
 
 
-class _Run:
+class _HeldRun:
     """Some rows by event time, of which those at the front go."""
 
     def __init__(self, rows: pa.Table) -> None:
@@ -216,7 +216,7 @@ class LaneIndex:
         self._max_hold_us = max_hold_us
         self._next_seq = 0
         # By the first event time of each run; the number only decides between equal times.
-        self._runs: list[tuple[int, int, _Run]] = []
+        self._runs: list[tuple[int, int, _HeldRun]] = []
         self._runs_made = 0
         self._ids: dict[int, set[str]] = defaultdict(set)
 
@@ -256,7 +256,7 @@ class LaneIndex:
         if not rows.num_rows:
             return
         self._next_seq = pc.max(rows["_seq"]).as_py() + 1
-        run = _Run(rows)
+        run = _HeldRun(rows)
         heapq.heappush(self._runs, (run.event_us[0], self._runs_made, run))
         self._runs_made += 1
         newest = max(pc.max(rows["batch"]).as_py(), *self._ids, -1)

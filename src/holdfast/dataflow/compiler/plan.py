@@ -50,7 +50,7 @@ _RESERVED = ("buffers", "intakes")
 _NAME_MAX = 48
 
 
-class Buffer(NamedTuple):
+class QueryBuffer(NamedTuple):
     """A quiver between two queries: what one puts out, for all others that use it."""
 
     output: Output
@@ -124,13 +124,13 @@ class Plan:
         return self.identities.get(name, name)
 
     @property
-    def buffers(self) -> tuple[Buffer, ...]:
+    def buffers(self) -> tuple[QueryBuffer, ...]:
         """The quivers between queries."""
         found: dict[Output, str] = {}
         for cut in self.cuts:
             edge = self.pipeline.edges[cut.edge]
             found.setdefault(Output(edge.vertex, edge.port), cut.reason)
-        return tuple(Buffer(output, reason) for output, reason in found.items())
+        return tuple(QueryBuffer(output, reason) for output, reason in found.items())
 
     def query_of(self, vertex: str) -> Query:
         """Return the query that a vertex belongs to."""
@@ -149,7 +149,7 @@ def make_plan(
     groups = components(pipeline, cut)
     names = _names(pipeline, groups, recorded)
     drafts = [
-        _Draft(
+        _QueryDraft(
             pipeline,
             cut,
             group,
@@ -199,8 +199,8 @@ def unused(name: str, taken: Iterable[str]) -> str:
     return made
 
 
-def _in_order(drafts: list[_Draft]) -> list[_Draft]:
-    waiting, ordered = list(drafts), list[_Draft]()
+def _in_order(drafts: list[_QueryDraft]) -> list[_QueryDraft]:
+    waiting, ordered = list(drafts), list[_QueryDraft]()
     while waiting:
         written = {output for draft in ordered for output in draft.writes}
         ready = [draft for draft in waiting if set(draft.reads) <= written]
@@ -210,7 +210,7 @@ def _in_order(drafts: list[_Draft]) -> list[_Draft]:
     return ordered
 
 
-class _Draft:
+class _QueryDraft:
     """Works out one query."""
 
     def __init__(

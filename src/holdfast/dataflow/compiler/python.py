@@ -40,7 +40,7 @@ from holdfast.dataflow.spec.functions import load_function
 from holdfast.dataflow.spec.vertices import SETTABLE, SYSTEM_COLUMNS, LaneSettings, RetrySettings
 from holdfast.quiver.segments.envelope import TIME_TYPE
 
-Kind = Literal["map", "filter", "flat_map", "arrow", "sink"]
+CallKind = Literal["map", "filter", "flat_map", "arrow", "sink"]
 
 # Later than every watermark: a row whose event time was set back is late, whatever its windows.
 ALWAYS_LATE_US = 253402297200_000_000
@@ -88,7 +88,7 @@ class Call:
     """One function of a run."""
 
     vertex: str
-    kind: Kind
+    kind: CallKind
     function: str | Callable[..., Any]
     # The columns it returns, without those of the system.
     returns: pa.Schema
@@ -101,15 +101,15 @@ class Call:
     lane: LaneSettings | None = None
 
 
-class _Part(NamedTuple):
+class _Rows(NamedTuple):
     """Rows, in two parts of equal length: the user's columns, and the system's."""
 
     rows: pa.RecordBatch
     system: pa.RecordBatch
 
-    def take(self, places: Sequence[int]) -> _Part:
+    def take(self, places: Sequence[int]) -> _Rows:
         index = pa.array(places, pa.int64())
-        return _Part(self.rows.take(index), self.system.take(index))
+        return _Rows(self.rows.take(index), self.system.take(index))
 
     def argument(self, place: int) -> dict[str, Any]:
         """Return a row as a function sees it."""
@@ -148,7 +148,7 @@ def _with_tags(batch: pa.RecordBatch) -> pa.RecordBatch:
     return batch.append_column("_tags", pa.nulls(batch.num_rows, pa.list_(pa.string())))
 
 
-def _split(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, _Part, pa.RecordBatch]:
+def _split(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, _Rows, pa.RecordBatch]:
     """Return the rows that are not for functions, those that are, and those that come again.
 
     Not for functions are control rows, and those that failed before.
@@ -165,17 +165,17 @@ def _split(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, _Part, pa.RecordBatch
     if "_lane" in system:
         again = pc.is_valid(mine.column("_lane"))
         lane, mine = mine.filter(again).select(system), mine.filter(pc.invert(again))
-    return passing, _Part(mine.select(names), mine.select(system)), lane
+    return passing, _Rows(mine.select(names), mine.select(system)), lane
 
 
-def _joined(part: _Part) -> pa.RecordBatch:
+def _joined(part: _Rows) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(
         [*part.rows.columns, *part.system.columns],
         names=[*part.rows.schema.names, *part.system.schema.names],
     )
 
 
-class _Failure(NamedTuple):
+class _FailedCall(NamedTuple):
     place: int
     error: str
     attempts: int
@@ -190,12 +190,12 @@ class _Caller:
         self._task = task
         self._numbers = itertools.count()
 
-    def apply(self, part: _Part, lane: pa.RecordBatch) -> tuple[_Part, list[pa.RecordBatch]]:
+    def apply(self, part: _Rows, lane: pa.RecordBatch) -> tuple[_Rows, list[pa.RecordBatch]]:
         """Return what becomes of a part and of rows that come again, and the rows that failed."""
         part, unfit = self._with_lane(part, lane)
         # By the place of its row among all that this task called the function with.
         names = [f"{self._task}.{next(self._numbers)}" for _ in range(part.rows.num_rows)]
-        failures: list[_Failure] = []
+        failures: list[_FailedCall] = []
         if self._call.kind == "arrow":
             done = self._apply_to_batch(part, range(part.rows.num_rows), failures)
         else:
@@ -204,7 +204,7 @@ class _Caller:
             raise FunctionFailed(_sentence(self._call, part, failures[0]))
         return _arrived(done), [self._set_aside(part, failures, names), *unfit]
 
-    def _with_lane(self, part: _Part, lane: pa.RecordBatch) -> tuple[_Part, list[pa.RecordBatch]]:
+    def _with_lane(self, part: _Rows, lane: pa.RecordBatch) -> tuple[_Rows, list[pa.RecordBatch]]:
         """Return a part with the rows that come again here, and those that cannot any more."""
         if not lane.num_rows:
             return part, []
@@ -219,8 +219,8 @@ class _Caller:
             except (*UNFIT, OSError, IndexError) as error:
                 unfit.append(self._no_longer(system, f"its columns changed: {told(error)}"))
                 continue
-            parts.append(_Part(rows, fit_system(_with_columns(system, whole))))
-        return _Part(*(_concat([one[side] for one in parts]) for side in (0, 1))), unfit
+            parts.append(_Rows(rows, fit_system(_with_columns(system, whole))))
+        return _Rows(*(_concat([one[side] for one in parts]) for side in (0, 1))), unfit
 
     def _no_longer(self, system: pa.RecordBatch, error: str) -> pa.RecordBatch:
         attempts = system.column("_lane").field("attempts")[0].as_py()
@@ -229,15 +229,15 @@ class _Caller:
 
     # ------------------------------------------------------------------ row by row
 
-    def _apply_to_rows(self, part: _Part, failures: list[_Failure]) -> _Part:
+    def _apply_to_rows(self, part: _Rows, failures: list[_FailedCall]) -> _Rows:
         made: list[tuple[int, list[dict[str, Any]]]] = []
         for place, row in enumerate(_arguments(part)):
             try:
                 made.append((place, list(self._rows_of(self._tried(dict(row)), row))))
             except GaveUp as gave:
-                failures.append(_Failure(place, gave.error, gave.attempts))
+                failures.append(_FailedCall(place, gave.error, gave.attempts))
             except (TypeError, ValueError) as error:
-                failures.append(_Failure(place, told(error), 1))
+                failures.append(_FailedCall(place, told(error), 1))
         if self._call.kind in ("filter", "sink"):
             return part.take([place for place, rows in made if rows])
         try:
@@ -246,23 +246,23 @@ class _Caller:
             return self._as_part(part, list(self._fit_alone(made, failures)))
 
     def _fit_alone(
-        self, made: list[tuple[int, list[dict[str, Any]]]], failures: list[_Failure]
+        self, made: list[tuple[int, list[dict[str, Any]]]], failures: list[_FailedCall]
     ) -> Iterator[tuple[int, list[dict[str, Any]]]]:
         for place, rows in made:
             try:
                 self._as_batch(rows)
             except UNFIT as error:
-                failures.append(_Failure(place, told(error), 1))
+                failures.append(_FailedCall(place, told(error), 1))
             else:
                 yield place, rows
 
-    def _as_part(self, part: _Part, made: list[tuple[int, list[dict[str, Any]]]]) -> _Part:
+    def _as_part(self, part: _Rows, made: list[tuple[int, list[dict[str, Any]]]]) -> _Rows:
         batch = self._as_batch([row for _, rows in made for row in rows])
         origins = pa.array([place for place, rows in made for _ in rows], pa.int64())
         names = {name for _, rows in made for row in rows for name in row if name in SETTABLE}
         given = batch.select([name for name in SETTABLE if name in names])
         system = _with_columns(part.system.take(origins), given)
-        return _Part(batch.select(self._call.returns.names), system)
+        return _Rows(batch.select(self._call.returns.names), system)
 
     def _rows_of(self, returned: Any, row: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """Yield the rows that a function made of one; raises if it returned something else."""
@@ -285,7 +285,7 @@ class _Caller:
 
     # ------------------------------------------------------------------ in batches
 
-    def _apply_to_batch(self, part: _Part, places: range, failures: list[_Failure]) -> _Part:
+    def _apply_to_batch(self, part: _Rows, places: range, failures: list[_FailedCall]) -> _Rows:
         """Call the function for some rows; if it fails, for each half of them."""
         mine = part.take(list(places))
         try:
@@ -300,12 +300,12 @@ class _Caller:
             halves = [
                 self._apply_to_batch(part, h, failures) for h in (places[:middle], places[middle:])
             ]
-            return _Part(*(_concat([half[side] for half in halves]) for side in (0, 1)))
-        failures += [_Failure(place, error, attempts) for place in places]
+            return _Rows(*(_concat([half[side] for half in halves]) for side in (0, 1)))
+        failures += [_FailedCall(place, error, attempts) for place in places]
         empty = pa.RecordBatch.from_pylist([], self._call.returns)
-        return _Part(empty, mine.system.slice(0, 0))
+        return _Rows(empty, mine.system.slice(0, 0))
 
-    def _fitting(self, returned: Any, given: _Part) -> _Part:
+    def _fitting(self, returned: Any, given: _Rows) -> _Rows:
         if isinstance(returned, pa.Table):
             returned = _concat(
                 returned.to_batches() or [pa.RecordBatch.from_pylist([], returned.schema)]
@@ -314,11 +314,11 @@ class _Caller:
             raise TypeError(f"returned {type(returned).__name__}, not a RecordBatch or a Table")
         rows = fitter(self._call.returns)(returned)
         if returned.num_rows == given.system.num_rows:
-            return _Part(rows, _with_columns(given.system, returned))
+            return _Rows(rows, _with_columns(given.system, returned))
         if not given.system.num_rows:
             raise ValueError("returned rows for none")
         # Nobody knows which row came from which: they have the earliest time of them all.
-        return _Part(rows, _earliest(given.system, returned.num_rows))
+        return _Rows(rows, _earliest(given.system, returned.num_rows))
 
     # -------------------------------------------------------------------- one call
 
@@ -337,7 +337,7 @@ class _Caller:
         return list(returned)
 
     def _set_aside(
-        self, part: _Part, failures: Sequence[_Failure], names: Sequence[str]
+        self, part: _Rows, failures: Sequence[_FailedCall], names: Sequence[str]
     ) -> pa.RecordBatch:
         """Return the rows that failed; those of a sink keep their columns."""
         lost = part.take([failure.place for failure in failures])
@@ -358,10 +358,10 @@ class _Caller:
                 }
             )
         system = _replaced(lost.system, "_failed", pa.array(letters, FAILED_TYPE))
-        return _joined(_Part(lost.rows, system)) if self._call.kind == "sink" else system
+        return _joined(_Rows(lost.rows, system)) if self._call.kind == "sink" else system
 
     def _again(
-        self, part: _Part, place: int, before: dict[str, Any] | None, attempts: int, name: str
+        self, part: _Rows, place: int, before: dict[str, Any] | None, attempts: int, name: str
     ) -> dict[str, Any] | None:
         """Return what a row needs to come again; None if it was tried as often as it may."""
         lane = self._call.lane
@@ -383,7 +383,7 @@ class _Caller:
 # --------------------------------------------------------------------------- columns
 
 
-def _arguments(part: _Part) -> list[dict[str, Any]]:
+def _arguments(part: _Rows) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = part.rows.to_pylist()
     for name in SETTABLE:
         if name in part.system.schema.names:
@@ -392,14 +392,14 @@ def _arguments(part: _Part) -> list[dict[str, Any]]:
     return rows
 
 
-def _lane_of(part: _Part, place: int) -> dict[str, Any] | None:
+def _lane_of(part: _Rows, place: int) -> dict[str, Any] | None:
     if "_lane" not in part.system.schema.names:
         return None
     found: dict[str, Any] | None = part.system.column("_lane")[place].as_py()
     return found
 
 
-def _arrived(part: _Part) -> _Part:
+def _arrived(part: _Rows) -> _Rows:
     """Return rows that came again and were taken as rows like all others."""
     if "_lane" not in part.system.schema.names:
         return part
@@ -408,7 +408,7 @@ def _arrived(part: _Part) -> _Part:
     )
 
 
-def _as_stream(part: _Part, place: int) -> bytes:
+def _as_stream(part: _Rows, place: int) -> bytes:
     """Return a row with its tags as an Arrow stream."""
     row = part.rows.slice(place, 1)
     if "_tags" in part.system.schema.names:
@@ -458,7 +458,7 @@ def _concat(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
     )
 
 
-def _sentence(call: Call, part: _Part, failure: _Failure) -> str:
+def _sentence(call: Call, part: _Rows, failure: _FailedCall) -> str:
     row = part.argument(failure.place)
     where = f" of bundle {row['_seq']}" if "_seq" in row else ""
     place = row.get("_row", failure.place)

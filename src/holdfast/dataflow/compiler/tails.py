@@ -314,7 +314,7 @@ class Tail:
         writer = stream_writer(options)
 
         def stage(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            counter = _Counting(batches)
+            counter = _CountedRows(batches)
             message = pickle.dumps(writer.write(iter(counter)))
             yield pa.record_batch({"message": [message], "rows": [counter.rows]})
 
@@ -324,7 +324,7 @@ class Tail:
         return sum(int(row.rows) for row in staged)
 
 
-class _Counting:
+class _CountedRows:
     def __init__(self, batches: Iterator[pa.RecordBatch]) -> None:
         self.rows = 0
         self._batches = batches

@@ -17,7 +17,7 @@ from contextlib import ExitStack
 
 from holdfast.dataflow.compiler.lane import Lane
 from holdfast.dataflow.compiler.places import SINK_CONFIG, Places
-from holdfast.dataflow.compiler.plan import Buffer, Output, Plan, Query
+from holdfast.dataflow.compiler.plan import Output, Plan, Query, QueryBuffer
 from holdfast.dataflow.driver.own_server import LOOPBACK
 from holdfast.errors import HoldfastError
 from holdfast.quiver import Quiver
@@ -79,7 +79,7 @@ class Buffers:
         max_hold_us = int(self._plan.pipeline.watermark.max_hold * _US)
         self.lanes[query.name] = Lane(waiting, due, written, max_hold_us)
 
-    def _written_by(self, query: Query) -> list[Buffer]:
+    def _written_by(self, query: Query) -> list[QueryBuffer]:
         return [buffer for buffer in self._plan.buffers if buffer.output in query.writes]
 
     # ------------------------------------------------------------------- watching

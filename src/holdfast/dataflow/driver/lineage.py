@@ -36,7 +36,7 @@ _FACETS = "https://openlineage.io/spec/facets"
 _REFUSED = 300
 
 EventType = Literal["START", "RUNNING", "COMPLETE", "FAIL"]
-Fields = dict[str, Any]
+LineageFields = dict[str, Any]
 
 log = logging.getLogger("holdfast.pipelines")
 
@@ -49,12 +49,12 @@ class LineageSender:
         self._headers = {"Content-Type": "application/json"}
         if token is not None:
             self._headers["Authorization"] = f"Bearer {token}"
-        self._waiting: queue.Queue[Fields | None] = queue.Queue(WAITING_MAX)
+        self._waiting: queue.Queue[LineageFields | None] = queue.Queue(WAITING_MAX)
         self._was_told = False
         self._thread = threading.Thread(target=self._run, name="lineage", daemon=True)
         self._thread.start()
 
-    def send(self, event: Fields) -> None:
+    def send(self, event: LineageFields) -> None:
         """Take an event; one too many is left out."""
         try:
             self._waiting.put_nowait(event)
@@ -152,7 +152,7 @@ class RunReporter:
             self._told_s = None
 
     def _tell(self, kind: EventType, error: str = "") -> None:
-        facets: Fields = {}
+        facets: LineageFields = {}
         if error:
             facets["errorMessage"] = _facet(
                 "1-0-1/ErrorMessageRunFacet", message=error, programmingLanguage="PYTHON"
@@ -178,7 +178,7 @@ class RunReporter:
             }
         )
 
-    def _counted(self, output: Fields) -> Fields:
+    def _counted(self, output: LineageFields) -> LineageFields:
         """Return an output with the rows that were written to it."""
         dataset = {key: value for key, value in output.items() if key != "vertex"}
         rows = self._counts.get(f"written.{output['vertex']}")
@@ -188,7 +188,7 @@ class RunReporter:
         return {**dataset, "outputFacets": {"outputStatistics": statistics}}
 
 
-def _facet(schema: str, **fields: Any) -> Fields:
+def _facet(schema: str, **fields: Any) -> LineageFields:
     name = schema.rpartition("/")[2]
     return {
         "_producer": OWN_PRODUCER,
@@ -197,7 +197,7 @@ def _facet(schema: str, **fields: Any) -> Fields:
     }
 
 
-def _inputs(pipeline: PipelineSettings, places: Places) -> Sequence[Fields]:
+def _inputs(pipeline: PipelineSettings, places: Places) -> Sequence[LineageFields]:
     sources = [v.source for v in pipeline.vertices.values() if v.source is not None]
     named = dict.fromkeys(quiver for source in sources for quiver in source.quiver)
     folders = dict.fromkeys(source.files for source in sources if source.files is not None)
@@ -208,7 +208,7 @@ def _inputs(pipeline: PipelineSettings, places: Places) -> Sequence[Fields]:
     ]
 
 
-def _outputs(pipeline: PipelineSettings, places: Places) -> Sequence[Fields]:
+def _outputs(pipeline: PipelineSettings, places: Places) -> Sequence[LineageFields]:
     sinks = {name: v.sink for name, v in pipeline.vertices.items() if v.sink is not None}
     return [
         {"vertex": name, **dataset}
@@ -217,7 +217,7 @@ def _outputs(pipeline: PipelineSettings, places: Places) -> Sequence[Fields]:
     ]
 
 
-def _target(sink: TargetSettings, places: Places) -> Fields | None:
+def _target(sink: TargetSettings, places: Places) -> LineageFields | None:
     if sink.files is not None:
         return _folder(places.base_dir / sink.files)
     if sink.fileset is not None:
@@ -225,7 +225,7 @@ def _target(sink: TargetSettings, places: Places) -> Fields | None:
     return None if sink.quiver is None else _quiver(sink.quiver, places)
 
 
-def _quiver(name: str, places: Places) -> Fields:
+def _quiver(name: str, places: Places) -> LineageFields:
     """Return a quiver as a dataset: by its name in the file, its address, or its directory."""
     if name in places.quivers:
         return {"namespace": "holdfast", "name": name}
@@ -235,10 +235,10 @@ def _quiver(name: str, places: Places) -> Fields:
     return _folder(places.base_dir / name)
 
 
-def _fileset(fileset: FileSetSource | FileSetTarget, places: Places) -> Fields:
+def _fileset(fileset: FileSetSource | FileSetTarget, places: Places) -> LineageFields:
     store = places.store(fileset.store)
     return {"namespace": store if "://" in store else f"file:{store}", "name": fileset.commit}
 
 
-def _folder(path: Path) -> Fields:
+def _folder(path: Path) -> LineageFields:
     return {"namespace": "file", "name": str(path.resolve())}

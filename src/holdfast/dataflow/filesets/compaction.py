@@ -129,7 +129,7 @@ def _run_on_spark(
 # ------------------------------------------------------------------------------ in tasks
 
 
-class _Kept(ChunkWriter):
+class _KeptChunks(ChunkWriter):
     """Stands for the writer of a store where nothing is stored: keeps the chunks."""
 
     def __init__(self) -> None:
@@ -146,7 +146,7 @@ def merge_part(url: str, is_base: bool, part: ShippedPart) -> list[Leaf]:
     """Return the leaves of the index that some layers make of a range of paths."""
     with Store.open_objects(url) as store:
         files = FileSet(store, part.layers, keys=part.found_keys())
-        kept = _Kept()
+        kept = _KeptChunks()
         builder = LayerBuilder(store.chunks, kept, check_collisions=False)
         add_merged(
             builder, files.nodes, files.sources,
@@ -156,7 +156,7 @@ def merge_part(url: str, is_base: bool, part: ShippedPart) -> list[Leaf]:
     return list(_leaves(kept, root)) if root is not None else []
 
 
-def _leaves(kept: _Kept, index: pb.Index) -> Iterator[Leaf]:
+def _leaves(kept: _KeptChunks, index: pb.Index) -> Iterator[Leaf]:
     data, children = kept.chunks.get(_address(index), (None, ()))
     if index.range.level == 1:
         yield Leaf(index.SerializeToString(deterministic=True), data, children)

@@ -7,11 +7,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AwareDatetime, Field, ValidationError
 
-from holdfast.dataflow.source.options import Names
+from holdfast.dataflow.source.options import NameTuple
 from holdfast.errors import BadConfig
 from holdfast.settings import DurationS, Secret, Settings, SizeBytes
 
-Format = Literal["files", "parquet", "arrow", "json"]
+RowsFormat = Literal["files", "parquet", "arrow", "json"]
 
 
 class FileSetOptions(Settings):
@@ -26,13 +26,13 @@ class FileSetOptions(Settings):
     path: str = ""
     """The commit: what stands in `load(…)`."""
 
-    format: Format = "files"
+    format: RowsFormat = "files"
     """`files`: a row per file (path, size, modified, content). Else the rows that are in them."""
 
     glob: str = ""
     """Only files whose path matches; by default all, or all that end as the format does."""
 
-    columns: Names | None = None
+    columns: NameTuple | None = None
     """The columns to read; without it all. Content that is not asked for is not read."""
 
     since: AwareDatetime | None = None

@@ -24,14 +24,14 @@ from holdfast.dataflow.sink.records import BatchRecord, BatchRecords, BatchVerdi
 from holdfast.dataflow.source.checkpoint import Checkpoint
 from holdfast.dataflow.source.quiver_client import load_config
 from holdfast.dataflow.source.quiver_location import split_address
-from holdfast.dataflow.source.trim import Span
+from holdfast.dataflow.source.trim import BatchSpan
 from holdfast.errors import StaleEpoch, TransactionEnded
 from holdfast.quiver import Quiver, Receipt
 from holdfast.remote import RemoteQuiver
 
 
 @dataclass
-class Staged(WriterCommitMessage):
+class StagedRows(WriterCommitMessage):
     """The rows of one task."""
 
     rows: int
@@ -52,7 +52,7 @@ class Staged(WriterCommitMessage):
             Path(self.path).unlink(missing_ok=True)
 
 
-def stage(batches: Iterable[pa.RecordBatch], folder: Path, inline_bytes: int) -> Staged:
+def stage(batches: Iterable[pa.RecordBatch], folder: Path, inline_bytes: int) -> StagedRows:
     """Return the rows of a task, in a file if they are more than `inline_bytes`."""
     kept: list[pa.RecordBatch] = []
     size_bytes = 0
@@ -63,13 +63,13 @@ def stage(batches: Iterable[pa.RecordBatch], folder: Path, inline_bytes: int) ->
         if size_bytes > inline_bytes:
             return _to_file(itertools.chain(kept, remaining), batch.schema, folder)
     if not kept:
-        return Staged(0)
+        return StagedRows(0)
     sink = pa.BufferOutputStream()
     rows = _write(sink, kept, kept[0].schema)
-    return Staged(rows, content=sink.getvalue().to_pybytes())
+    return StagedRows(rows, content=sink.getvalue().to_pybytes())
 
 
-def _to_file(batches: Iterable[pa.RecordBatch], schema: pa.Schema, folder: Path) -> Staged:
+def _to_file(batches: Iterable[pa.RecordBatch], schema: pa.Schema, folder: Path) -> StagedRows:
     folder.mkdir(parents=True, exist_ok=True)
     path = os.path.abspath(folder / f"{uuid.uuid4()}.arrow")
     try:
@@ -78,7 +78,7 @@ def _to_file(batches: Iterable[pa.RecordBatch], schema: pa.Schema, folder: Path)
     except BaseException:
         os.unlink(path)
         raise
-    return Staged(rows, path=path)
+    return StagedRows(rows, path=path)
 
 
 def _write(sink: pa.NativeFile, batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> int:
@@ -123,7 +123,7 @@ class QuiverWriter(DataSourceStreamArrowWriter):
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Append a batch, all or nothing, once."""
-        staged = [one for one in messages if isinstance(one, Staged) and one.rows]
+        staged = [one for one in messages if isinstance(one, StagedRows) and one.rows]
         if staged or self._options.watermark:
             with self._open() as quiver:
                 if staged:
@@ -143,7 +143,7 @@ class QuiverWriter(DataSourceStreamArrowWriter):
         location, name = split_address(self._options.quiver)
         return RemoteQuiver.open(location, name, self._options.client)
 
-    def _append(self, quiver: Quiver | RemoteQuiver, staged: list[Staged], batch: int) -> None:
+    def _append(self, quiver: Quiver | RemoteQuiver, staged: list[StagedRows], batch: int) -> None:
         query_id, span = self._checkpoint.require_query_id(), self._checkpoint.span(batch)
         folder = self._checkpoint.folder / RECORDS_DIR
         name = "-".join(part for part in ("quiver", self._options.name, query_id) if part)
@@ -170,7 +170,7 @@ class QuiverWriter(DataSourceStreamArrowWriter):
         records.record(batch, BatchRecord(span, part + 1))
 
     def _judge(
-        self, records: BatchRecords, batch: int, span: Span
+        self, records: BatchRecords, batch: int, span: BatchSpan
     ) -> tuple[BatchVerdict, BatchRecord | None]:
         """Return what a batch is; what was only about to be written may become another."""
         known = records.of(batch)
@@ -220,5 +220,5 @@ class QuiverWriter(DataSourceStreamArrowWriter):
 
     def _discard(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         for message in messages:
-            if isinstance(message, Staged):
+            if isinstance(message, StagedRows):
                 message.discard()

@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple
 
 from holdfast.dataflow.base.durable_file import replace_durably
 from holdfast.dataflow.source.checkpoint import Checkpoint
-from holdfast.dataflow.source.trim import Span, is_more
+from holdfast.dataflow.source.trim import BatchSpan, is_more
 from holdfast.errors import UnknownPosition
 
 KEPT_MAX = 100
@@ -28,7 +28,7 @@ BatchVerdict = Literal["new", "again", "more"]
 class BatchRecord(NamedTuple):
     """What is known of one batch."""
 
-    span: Span
+    span: BatchSpan
     # How often rows were published under this number: more than once if the batch was trimmed.
     parts: int = 1
     # Its rows are there. Else they are about to be, or were when the driver died.
@@ -58,7 +58,7 @@ class BatchRecords:
         """Return the newest recorded batch."""
         return max(self._records, default=None)
 
-    def judge(self, batch: int, span: Span) -> BatchVerdict:
+    def judge(self, batch: int, span: BatchSpan) -> BatchVerdict:
         """Return whether a batch is new, here already, or goes on; raise if it is another.
 
         A batch older than what is remembered is refused: nobody can tell what it covered.
@@ -92,6 +92,6 @@ class BatchRecords:
         replace_durably(self._path, json.dumps(kept, sort_keys=True))
 
 
-def _each_once(span: Span) -> list[set[str]]:
+def _each_once(span: BatchSpan) -> list[set[str]]:
     """Return a span without what follows from the plan: how often a source is there, and where."""
     return [{json.dumps(line, sort_keys=True) for line in lines} for lines in span]

@@ -43,7 +43,7 @@ _UNFIT = (pa.ArrowException, ValueError, TypeError, OverflowError)
 SUFFIXES = {"ndjson": (".ndjson", ".jsonl", ".json"), "parquet": (".parquet",)}
 
 
-class Note:
+class IntakeNote:
     """How far an intake has come: a small file, replaced as a whole and synced."""
 
     def __init__(self, path: Path) -> None:
@@ -67,7 +67,7 @@ class SourceIntake(ABC):
     """Takes rows into a quiver. One thread at a time."""
 
     def __init__(self, folder: Path, quiver: Quiver) -> None:
-        self._note = Note(folder / "intake.json")
+        self._note = IntakeNote(folder / "intake.json")
         self._quiver = quiver
         self.rows_total = 0
         self.rejected_total = 0

@@ -21,7 +21,7 @@ def _names(value: object) -> object:
     return value
 
 
-Names = Annotated[tuple[str, ...], BeforeValidator(_names)]
+NameTuple = Annotated[tuple[str, ...], BeforeValidator(_names)]
 Paths = Annotated[tuple[LocalPath, ...], BeforeValidator(_names)]
 
 
@@ -31,7 +31,7 @@ class SourceOptions(Settings):
     path: Paths = ()
     """Data directories of quivers that nobody has open (a batch does not mind)."""
 
-    quiver: Names = ()
+    quiver: NameTuple = ()
     """Quivers at Flight servers: `grpc://host:port/name` or `grpc+tls://host:port/name`."""
 
     token: Secret | None = None
@@ -55,7 +55,7 @@ class SourceOptions(Settings):
     slot: str = "events"
     """The slot to read."""
 
-    columns: Names | None = None
+    columns: NameTuple | None = None
     """The columns to read; without it all. Nothing else is read from disk.
 
     With `watermark` the event time comes along in any case.
@@ -134,7 +134,7 @@ class SourceOptions(Settings):
     Only a query without state may be trimmed.
     """
 
-    records: Names = ()
+    records: NameTuple = ()
     """Folders of the batch records of the query's sinks: what these have is processed too."""
 
     quiver_config: str = ""
@@ -155,7 +155,7 @@ class SourceOptions(Settings):
     unreachable: Literal["hold", "release"] = "hold"
     """See WatermarkSettings."""
 
-    producers: Names = ()
+    producers: NameTuple = ()
     """Pipelines that write into the quivers: the watermark is theirs, not `max_delay` behind."""
 
     horizon: DurationS | None = None

@@ -124,7 +124,7 @@ def _is_hopeless(error: Exception, part: pa.Array) -> bool:
     return isinstance(error, pa.ArrowNotImplementedError) and not kinds.is_nested(part.type)
 
 
-Read = Callable[[SealedRead], pa.RecordBatchReader]
+ReadSealed = Callable[[SealedRead], pa.RecordBatchReader]
 
 
 class Fitted(NamedTuple):
@@ -136,7 +136,7 @@ class Fitted(NamedTuple):
 
 
 def read_drifted(
-    read: Read, piece: SealedRead, wanted: pa.Schema, rows_before: int
+    read: ReadSealed, piece: SealedRead, wanted: pa.Schema, rows_before: int
 ) -> Iterator[Fitted]:
     """Yield the rows of a piece but the first ones, as far as they have the wanted columns."""
     positions = read(replace(piece, columns=("_seq", "_row"))).read_all()
@@ -151,7 +151,7 @@ def read_drifted(
             yield Fitted(*fit_rows(rows, wanted), rows)
 
 
-def _stored(read: Read, piece: SealedRead, seqs: Sequence[int]) -> Iterator[pa.RecordBatch]:
+def _stored(read: ReadSealed, piece: SealedRead, seqs: Sequence[int]) -> Iterator[pa.RecordBatch]:
     """Yield some bundles with all columns; in halves, if these have no type in common."""
     if not seqs:
         return

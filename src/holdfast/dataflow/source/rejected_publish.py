@@ -76,7 +76,7 @@ class RejectedPublisher:
         self._folder.mkdir(parents=True, exist_ok=True)
         clear_halves(self._folder)
         self._producer = f"unfit/{options.subscriber}"
-        self._note = _Note(Checkpoint(options.checkpoint), options)
+        self._note = _RejectedNote(Checkpoint(options.checkpoint), options)
 
     def publish(self, ends: Mapping[str, int]) -> None:
         """Set aside all rows of bundles before these, by quiver; costs nothing if there are none.
@@ -165,7 +165,7 @@ def _open_when_free(directory: str) -> Quiver:
 # ------------------------------------------------------------------------------- note
 
 
-class _Note:
+class _RejectedNote:
     """How far a stream's rows are set aside, by quiver: a small file, replaced and synced."""
 
     def __init__(self, checkpoint: Checkpoint, options: SourceOptions) -> None:

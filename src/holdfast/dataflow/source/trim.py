@@ -26,10 +26,10 @@ FOLDER = "holdfast"
 _SUFFIX = ".trimmed.json"
 
 # The sources' offsets, where a batch begins and where it ends, as the offset log has them.
-Span = list[list[dict[str, Any]]]
+BatchSpan = list[list[dict[str, Any]]]
 
 
-def ends_of(span: Span) -> dict[str, Offset]:
+def ends_of(span: BatchSpan) -> dict[str, Offset]:
     """Return where our own sources end in a span, by subscriber."""
     offsets = [Offset.from_fields(line) for line in span[1] if line.get("holdfast") == VERSION]
     return {offset.subscriber: offset for offset in offsets}
@@ -79,7 +79,7 @@ class TrimNote:
         return starts if Offset.from_fields(note["end"]) == end else None
 
 
-def is_more(checkpoint: Checkpoint, known: Span, span: Span) -> bool:
+def is_more(checkpoint: Checkpoint, known: BatchSpan, span: BatchSpan) -> bool:
     """Whether a batch that was trimmed begins exactly where what is known of it ends."""
     had, has = ends_of(known), ends_of(span)
     ours = all(line.get("holdfast") == VERSION for one in (known, span) for line in one[1])

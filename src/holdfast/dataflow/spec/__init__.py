@@ -11,7 +11,7 @@ Nothing here needs Spark.
 """
 
 from holdfast.dataflow.spec.builder import Pipeline
-from holdfast.dataflow.spec.checks import PipelineFinding, TreePath, check
+from holdfast.dataflow.spec.checks import PipelineFinding, PipelinePath, check
 from holdfast.dataflow.spec.pipeline import PipelineSettings
 
-__all__ = ["Pipeline", "PipelineFinding", "PipelineSettings", "TreePath", "check"]
+__all__ = ["Pipeline", "PipelineFinding", "PipelinePath", "PipelineSettings", "check"]

@@ -30,7 +30,7 @@ Tags = Mapping[str, Sequence[str]]
 
 
 @dataclass(frozen=True)
-class _Draft:
+class _PipelineDraft:
     vertices: dict[str, dict[str, Any]] = field(default_factory=dict)
     edges: tuple[dict[str, Any], ...] = ()
     options: dict[str, Any] = field(default_factory=dict)
@@ -56,7 +56,7 @@ class Pipeline:
         """Begin one; the other keywords are those of `watermark:` in a file."""
         options: dict[str, Any] = {"trigger": trigger, "shuffle_partitions": shuffle_partitions}
         options |= {"buffers": dict(buffers or {}), "worker_attempts": worker_attempts}
-        self._draft = _Draft(options={**options, "watermark": watermark})
+        self._draft = _PipelineDraft(options={**options, "watermark": watermark})
 
     # ------------------------------------------------------------------- vertices
 

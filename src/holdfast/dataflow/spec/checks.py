@@ -24,13 +24,13 @@ from holdfast.dataflow.spec.vertices import (
 )
 from holdfast.errors import BadConfig
 
-TreePath = tuple[str | int, ...]
+PipelinePath = tuple[str | int, ...]
 
 
 class PipelineFinding(NamedTuple):
     """One thing; the path begins at the pipeline."""
 
-    path: TreePath
+    path: PipelinePath
     message: str
     hint: str = ""
     severity: Literal["error", "warning"] = "error"
@@ -51,7 +51,7 @@ def check(
     pipeline: PipelineSettings, *, parse: Parse | None = None, imports: bool = False
 ) -> list[PipelineFinding]:
     """Return everything that is wrong or odd; `imports` looks whether functions exist."""
-    checker = _Checker(pipeline, parse or plausible)
+    checker = _PipelineChecker(pipeline, parse or plausible)
     found = [*checker.edges(), *checker.vertices(), *checker.targets()]
     if not any(finding.path[:1] == ("edges",) and finding.severity == "error" for finding in found):
         found += checker.shape()
@@ -84,11 +84,11 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f"did you mean {close[0]!r}?" if close else f"there are {', '.join(names)}"
 
 
-def _at(name: str, *path: str | int) -> TreePath:
+def _at(name: str, *path: str | int) -> PipelinePath:
     return ("vertices", name, *path)
 
 
-class _Checker:
+class _PipelineChecker:
     def __init__(self, pipeline: PipelineSettings, parse: Parse) -> None:
         self._pipeline = pipeline
         self._parse = parse
@@ -99,7 +99,7 @@ class _Checker:
         """Both ends of every edge are there, and fit."""
         seen: set[tuple[str, str]] = set()
         for index, edge in enumerate(self._pipeline.edges):
-            at: TreePath = ("edges", index)
+            at: PipelinePath = ("edges", index)
             known = self._pipeline.vertices
             for name in (edge.vertex, edge.target):
                 if name not in known:
@@ -111,7 +111,7 @@ class _Checker:
                 yield PipelineFinding(at, f"the edge {edge} is here twice", hint)
             seen.add((edge.source, edge.target))
 
-    def _ends(self, edge: PipelineEdge, at: TreePath) -> Iterator[PipelineFinding]:
+    def _ends(self, edge: PipelineEdge, at: PipelinePath) -> Iterator[PipelineFinding]:
         source, target = (self._pipeline.vertices[name] for name in (edge.vertex, edge.target))
         if source.kind == "sink":
             hint = "use `on_success` and `fallback` of the sink"
@@ -172,7 +172,7 @@ class _Checker:
             hint = f"add an edge `{name}.late -> …`"
             yield PipelineFinding((*at, "late"), "late rows are sent nowhere", hint)
 
-    def _durations(self, at: TreePath, reduce: ReduceSettings) -> Iterator[PipelineFinding]:
+    def _durations(self, at: PipelinePath, reduce: ReduceSettings) -> Iterator[PipelineFinding]:
         window = reduce.window
         assert window is not None
         sliding = window.sliding
@@ -184,7 +184,7 @@ class _Checker:
                 path = (*at, *name.split("."))
                 yield PipelineFinding(path, "windows have whole milliseconds", "round it")
 
-    def _column(self, at: TreePath, column: str, text: str) -> Iterator[PipelineFinding]:
+    def _column(self, at: PipelinePath, column: str, text: str) -> Iterator[PipelineFinding]:
         yield from self._name(at, column)
         if _MANY_ROWS.search(text):
             hint = "use a flat_map: {explode: …, into: …}"
@@ -192,7 +192,7 @@ class _Checker:
         yield from self._sql(at, text)
 
     def _name(
-        self, at: TreePath, column: str, reserved: tuple[str, ...] = ()
+        self, at: PipelinePath, column: str, reserved: tuple[str, ...] = ()
     ) -> Iterator[PipelineFinding]:
         taken = {*(set(SYSTEM_COLUMNS) - set(SETTABLE)), *reserved}
         if column in taken:
@@ -200,7 +200,7 @@ class _Checker:
                 at, f"{column!r} is a column of Holdfast's own", "rename it", at_key=True
             )
 
-    def _sql(self, at: TreePath, text: str) -> Iterator[PipelineFinding]:
+    def _sql(self, at: PipelinePath, text: str) -> Iterator[PipelineFinding]:
         wrong = self._parse(text)
         if wrong is not None:
             yield PipelineFinding(at, f"this is not an SQL expression: {wrong}")

@@ -48,7 +48,7 @@ def load_function(function: str | Callable[..., Any]) -> Callable[..., Any]:
     return loaded
 
 
-Function = Annotated[
+UserFunction = Annotated[
     Any,
     BeforeValidator(_function),
     PlainSerializer(function_name, return_type=str),

@@ -6,11 +6,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AwareDatetime, BeforeValidator, Field, model_validator
 
-from holdfast.dataflow.spec.functions import Function
+from holdfast.dataflow.spec.functions import UserFunction
 from holdfast.settings import DurationS, FileSettings, LocalPath, Secret, Settings, SizeBytes
 
-Kind = Literal["source", "map", "filter", "flat_map", "reduce", "sink"]
-KINDS: tuple[Kind, ...] = ("source", "map", "filter", "flat_map", "reduce", "sink")
+VertexKind = Literal["source", "map", "filter", "flat_map", "reduce", "sink"]
+KINDS: tuple[VertexKind, ...] = ("source", "map", "filter", "flat_map", "reduce", "sink")
 # The columns that the rows of a pipeline carry beside their own. A map may set the first two.
 SYSTEM_COLUMNS = ("_event_time", "_tags", "_wm", "_wm_prev", "_control", "_failed", "_lane")
 SETTABLE = ("_event_time", "_tags")
@@ -25,7 +25,7 @@ def _as_list(value: object) -> object:
     return [value] if isinstance(value, str) else value
 
 
-Names = Annotated[list[str], BeforeValidator(_as_list)]
+NameList = Annotated[list[str], BeforeValidator(_as_list)]
 Positive = Annotated[float, Field(gt=0)]
 
 
@@ -73,7 +73,7 @@ class FileSetSource(Settings):
 class SourceSettings(FileSettings):
     """Reads one or more quivers, files of a folder or of a commit, or what a generator makes."""
 
-    quiver: Names = Field(default_factory=list)
+    quiver: NameList = Field(default_factory=list)
     """Data directories, addresses (`grpc://host:port/name`), or quivers of the same file."""
     files: LocalPath | None = None
     """A folder: its files are read once, in order of their names. Move them in as a whole."""
@@ -111,7 +111,7 @@ class SourceSettings(FileSettings):
     """Authorities (PEM) of the servers' certificates."""
     quiver_config: str = ""
     """`module:name` of the QuiverConfig of data directories."""
-    producers: Names = Field(default_factory=list)
+    producers: NameList = Field(default_factory=list)
     """Pipelines that write into the quivers: the watermark follows their promises."""
 
     @model_validator(mode="after")
@@ -160,7 +160,7 @@ class PythonSettings(Settings):
 
     returns: str | None = None
     """Names and types of the columns it returns (`key string, n bigint`); default: as it gets."""
-    keep: Names = Field(default_factory=list)
+    keep: NameList = Field(default_factory=list)
     """Columns that stay as they were, beside those that it returns."""
     timeout: DurationS = Field(default=60.0, gt=0)
     """How long one call may take; one that takes longer has failed."""
@@ -181,9 +181,9 @@ class MapSettings(PythonSettings):
     """The columns of the new row, each an SQL expression."""
     add: dict[str, str] = Field(default_factory=dict)
     """Columns beside those that are there (or instead of them), each an SQL expression."""
-    python: Function | None = None
+    python: UserFunction | None = None
     """A function from a row (dict) to a row; None leaves it out."""
-    arrow: Function | None = None
+    arrow: UserFunction | None = None
     """A function from a RecordBatch to a RecordBatch or a Table."""
 
     @model_validator(mode="after")
@@ -202,7 +202,7 @@ class FilterSettings(PythonSettings):
 
     where: str = ""
     """An SQL expression."""
-    python: Function | None = None
+    python: UserFunction | None = None
     """A function from a row (dict) to true or false."""
 
     @model_validator(mode="before")
@@ -228,7 +228,7 @@ class FlatMapSettings(PythonSettings):
     """An SQL expression of an array: one row for each of its elements …"""
     into: str = "item"
     """… in this column."""
-    python: Function | None = None
+    python: UserFunction | None = None
     """A function from a row (dict) to rows."""
 
     @model_validator(mode="after")
@@ -290,14 +290,14 @@ class ReduceSettings(Settings):
 
     window: WindowSettings | None = None
     """How time is cut."""
-    key: Names = Field(default_factory=list)
+    key: NameList = Field(default_factory=list)
     """Columns: each combination of their values has windows of its own."""
     aggregate: dict[str, str] = Field(default_factory=dict)
     """The columns of the results beside `window_start`, `window_end` and the key, in SQL."""
-    python: Function | None = None
+    python: UserFunction | None = None
     """Instead of it: a function of the window (dict) and its rows (list of dicts, by event time)
     that returns a row, or rows, or None. The rows are kept until their window closes."""
-    process: Function | None = None
+    process: UserFunction | None = None
     """Instead of it, and of a window: a class with `on_row(row, context)` and, if it sets timers,
     `on_timer(time, context)`. Both return a row, or rows, or None; `context` has the `key`, the
     `state` (whatever is put there is kept), the `watermark`, and `set_timer(time)`."""
@@ -399,7 +399,7 @@ class TargetSettings(Settings):
 class SinkSettings(TargetSettings):
     """Writes rows, each batch once."""
 
-    python: Function | None = None
+    python: UserFunction | None = None
     """A function that is called with each row (dict); one that raises has not taken it."""
     timeout: DurationS = Field(default=60.0, gt=0)
     """How long one call may take."""
@@ -449,7 +449,7 @@ class VertexSettings(Settings):
         return self
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> VertexKind:
         """What it is."""
         return next(kind for kind in KINDS if getattr(self, kind) is not None)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-Reason = Literal["pending", "newest", "idle", "producers", "unheard", "unreachable"]
+BoundReason = Literal["pending", "newest", "idle", "producers", "unheard", "unreachable"]
 
 
 class EventTimeReport(NamedTuple):
@@ -30,7 +30,7 @@ class Bound(NamedTuple):
 
     # None: nothing is known yet, so not at all.
     us: int | None
-    reason: Reason
+    reason: BoundReason
 
 
 class Reach(NamedTuple):
