@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -13,12 +14,8 @@ from tests.deliver.virtual import VirtualTimer, watch_threads
 from tests.readers.setting import StillMachine, calm, check_books
 from tests.readers.world import ArmedDisk
 
-from holdfast.deliver.destination import (
-    DeliverySettings,
-    Destination,
-    DestinationStatistics,
-    refuses_all_but_raw_events,
-)
+from holdfast.deliver.context import DeliveryContext, refuses_all_but_raw_events
+from holdfast.deliver.destination import DeliverySettings, Destination, DestinationStatistics
 from holdfast.quiver import Outcome, Quiver, QuiverConfig
 from holdfast.quiver.log.frame import Totals
 from holdfast.seam import Seam
@@ -38,6 +35,13 @@ def key_of(event: Event) -> str:
 
 # Of events in the slot that `append_raw` uses by default.
 EVENTS = Signal("events", Form.RAW, in_raw_slot("events"), order_keys={"name": key_of})
+
+
+@dataclass(frozen=True)
+class FunctionChain:
+    """One function in place of processors."""
+
+    process: Callable[[Any], Event | None]
 
 
 class Stage:
@@ -88,16 +92,16 @@ class Stage:
         """Return a destination, attached."""
         machine, randomness = self.machine, seeded_randomness(7)
         seam = Seam(machine.disk, machine.clock, randomness, self._reached)
-        destination = Destination(
-            name,
-            self.quiver,
-            others.get("exporter", self.backend),
-            settings or DeliverySettings(retention_bytes=None),
-            self.letters,
-            self.paths,
-            seam,
-            others.get("refusal_of", refuses_all_but_raw_events),
+        context = DeliveryContext(
+            name=name,
+            settings=settings or DeliverySettings(retention_bytes=None),
+            make_exporter=lambda: others.get("exporter", self.backend),
+            dead_letters=self.letters,
+            seam=seam,
+            chains=[FunctionChain(one) for one in self.paths],
+            refusal_of=others.get("refusal_of", refuses_all_but_raw_events),
         )
+        destination = Destination(context, self.quiver)
         destination.timer = self.timer
         return destination
 

@@ -15,10 +15,10 @@ from tests.graph.toys import exporter as toy_exporter
 from tests.graph.toys.exporter import DELIVERED, MemoryExporter
 from tests.patience import PATIENCE_S, until_async
 
+from holdfast.deliver import destination
 from holdfast.deliver.destination import Destination
 from holdfast.deliver.exporter import Answer, ExporterContext
 from holdfast.errors import BadConfig, StorageFailed
-from holdfast.graph import delivery
 from holdfast.graph.runtime import Gateway
 from holdfast.signals.event import Event
 
@@ -33,8 +33,8 @@ def nothing_delivered() -> Iterator[None]:
 def test_a_destination_that_cannot_be_made_anew_is_tried_until_it_can(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(delivery, "RESTART_MIN_S", 0.01)
-    monkeypatch.setattr(delivery, "RESTART_MAX_S", 0.01)
+    monkeypatch.setattr(destination, "RESTART_MIN_S", 0.01)
+    monkeypatch.setattr(destination, "RESTART_MAX_S", 0.01)
     whole_run, make = Destination.run, toy_exporter.make
     ended: set[str] = set()
     refusals = 3

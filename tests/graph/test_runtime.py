@@ -18,11 +18,11 @@ from tests.graph.toys.exporter import DELIVERED, REFUSING, MemoryExporter
 from tests.patience import PATIENCE_S, until_async
 
 from holdfast.dead_letters.stored import Selection
+from holdfast.deliver import destination
 from holdfast.deliver.destination import Destination
 from holdfast.deliver.exporter import Answer, ExporterContext
 from holdfast.deliver.redrive import replay_request
 from holdfast.errors import BadConfig, BadInput, CannotOpen
-from holdfast.graph import delivery
 from holdfast.graph.loader import load
 from holdfast.graph.reload import reload
 from holdfast.graph.runtime import Gateway
@@ -236,7 +236,7 @@ def test_a_destination_that_cannot_be_made_leaves_the_others_closed(
 def test_a_delivery_that_ends_by_a_bug_is_begun_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(delivery, "RESTART_MIN_S", 0.01)
+    monkeypatch.setattr(destination, "RESTART_MIN_S", 0.01)
     whole_run = Destination.run
     broken: set[str] = set()
 
@@ -255,7 +255,7 @@ def test_a_delivery_that_ends_by_a_bug_is_begun_again(
             await until_async(lambda: len(DELIVERED.get("right", ())) == 1)
 
     asyncio.run(run())
-    assert "the delivery to left ended; it begins again" in caplog.messages
+    assert "left: the delivery ended because of a bug; restarting it" in caplog.messages
 
 
 def test_a_stop_that_hurries_leaves_what_is_under_way_and_closes(
@@ -576,7 +576,7 @@ def test_what_a_former_worker_left_is_delivered_by_those_that_stay(
         """Leave two events for `left` in the quiver of a second worker."""
         gateway = gateway_of(tmp_path, two, worker=1)
         gateway._open()
-        gateway._make_couriers()
+        gateway._make_destinations()
         quiver = gateway._buffers[0].store.quiver
         for name in ("x", "y"):
             payload = json.dumps(run_event(job=name)).encode()

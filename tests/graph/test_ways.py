@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tests.graph.files import load_text
 
-from holdfast.graph.chains import first_of, follow
+from holdfast.graph.delivery import chain_of
 from holdfast.graph.drawing import as_mermaid, as_text
 from holdfast.graph.model import Graph
 from holdfast.graph.paths import plan
@@ -80,12 +80,11 @@ def test_every_exporter_is_a_destination_with_its_chains(tmp_path: Path) -> None
 
 def test_an_event_takes_the_way_that_lets_it_through(tmp_path: Path) -> None:
     (quiver,) = plan(graph(tmp_path, ROUTED))
-    ways = {
-        one.name: first_of([follow(chain) for chain in one.chains]) for one in quiver.destinations
-    }
+    chains = {one.name: [chain_of(steps) for steps in one.chains] for one in quiver.destinations}
 
     def arrives(payload: bytes) -> set[str]:
-        return {name for name, way in ways.items() if way(event(payload)) is not None}
+        unit = event(payload)
+        return {name for name, some in chains.items() if any(one.process(unit) for one in some)}
 
     assert arrives(b"a thing") == {"left", "all"}
     assert arrives(b"b thing") == {"left", "right", "all"}
@@ -93,7 +92,7 @@ def test_an_event_takes_the_way_that_lets_it_through(tmp_path: Path) -> None:
     assert arrives(b"a secret") == {"all"}
     assert arrives(b"c") == {"all"}
     unchanged = event(b"a")
-    assert ways["left"](unchanged) is unchanged
+    assert chains["left"][0].process(unchanged) is unchanged
 
 
 def test_without_a_quiver_there_is_one_between(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from typing import Any, Self
 from holdfast.dead_letters.letter import Letter
 from holdfast.dead_letters.queue import DeadLetterQueue
 from holdfast.deliver.exporter import ALL_DELIVERED, Answer, Failure, all_failed
-from holdfast.deliver.redrive import VERB, Way, serve_replay
+from holdfast.deliver.redrive import VERB, Send, serve_replay
 from holdfast.quiver.control import serve
 from holdfast.seam.clock import RealClock
 from holdfast.signals.event import Event
@@ -86,8 +86,8 @@ class Gateway:
         return {"addresses": {"another": ["http://127.0.0.1:9"], "ingest": [self.url]}}
 
     def _replay(self, request: dict[str, Any]) -> dict[str, Any]:
-        way_to: Callable[[str], Way | None] = {"marquez": Way(self._send)}.get
-        told: dict[str, Any] = self._run(serve_replay(self.office, request, way_to))
+        sender_to: Callable[[str], Send | None] = {"marquez": self._send}.get
+        told: dict[str, Any] = self._run(serve_replay(self.office, request, sender_to))
         return told
 
     async def _send(self, events: Sequence[Event]) -> Answer:

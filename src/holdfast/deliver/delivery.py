@@ -20,11 +20,10 @@ import contextlib
 import functools
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
 
 from holdfast.dead_letters.letter import Letter
 from holdfast.deliver.breaker import BreakerState
+from holdfast.deliver.context import DeliveryContext
 from holdfast.deliver.exporter import Answer, Exporter, Failure, FailureClass, all_failed
 from holdfast.deliver.feed import Feed
 from holdfast.deliver.judge import Judge, Taken
@@ -32,13 +31,11 @@ from holdfast.deliver.lanes import Lane, Skip
 from holdfast.deliver.points import Point
 from holdfast.deliver.poison import Round
 from holdfast.deliver.sending import Sender
-from holdfast.deliver.settings import DeliverySettings
 from holdfast.deliver.statistics import Counters, Held
 from holdfast.deliver.timer import Bell, Timer
 from holdfast.deliver.window import Decision, Item, TrackedBundle, Window
 from holdfast.errors import HoldfastError, ReaderError
 from holdfast.quiver import Outcome, Position
-from holdfast.seam import Seam
 from holdfast.signals.event import Unit
 
 # Fewer events than this in hand, for every send that may be under way: read more. And while the
@@ -55,52 +52,37 @@ REASON_CHARACTERS_MAX = 200
 # After a wait this long since the last look: is what we hold still wanted?
 LOOK_AGAIN_S = 1.0
 
-Path = Callable[[Any], Unit | None]
-
 _BUSY = Failure(FailureClass.TRANSIENT, "it is busy with other events", code="busy")
 
 log = logging.getLogger("holdfast.deliver")
 
 
-class UndeliveredLetters(Protocol):
-    """Where an event goes that will not be delivered."""
-
-    async def undelivered(self, letters: Sequence[Letter]) -> None:
-        """Store them durably, or raise."""
-
-
-@dataclass(frozen=True)
-class Route:
-    """What a destination is made of."""
-
-    name: str
-    exporter: Exporter
-    settings: DeliverySettings
-    dead_letters: UndeliveredLetters
-    # Ways through processors; see `process`.
-    paths: Sequence[Path]
-    seam: Seam
-
-
 class Delivery:
     """One destination while it is attached."""
 
-    def __init__(self, route: Route, feed: Feed, timer: Timer, counters: Counters) -> None:
-        settings, randomness = route.settings, route.seam.randomness
+    def __init__(
+        self,
+        context: DeliveryContext,
+        exporter: Exporter,
+        feed: Feed,
+        timer: Timer,
+        counters: Counters,
+    ) -> None:
+        settings, randomness = context.settings, context.seam.randomness
         self.window = Window()
         self.lanes: dict[str, Lane] = {}
-        self.judge = Judge(route.name, settings, randomness, counters, self._decide)
+        self.judge = Judge(context.name, settings, randomness, counters, self._decide)
         # What does not take what has to be written, and what it says.
         self.blocked: dict[str, str] = {}
         self.in_flight_events = 0
-        self._route = route
+        self._context = context
         self._settings = settings
-        self._exporter = route.exporter
-        self._reached = route.seam.reached
+        self._exporter = exporter
+        self._reached = context.seam.reached
         self._feed = feed
         self._timer = timer
         self._counters = counters
-        self._sender = Sender(route.exporter, timer, settings.send_timeout_s)
+        self._sender = Sender(exporter, timer, settings.send_timeout_s)
         self._slots = asyncio.Semaphore(settings.parallel_sends)
         self._settling = asyncio.Lock()
         # Rung when something changed that all lanes look at; and when there may be room for more.
@@ -320,7 +302,7 @@ class Delivery:
     def _prepare(self, item: Item) -> bool:
         """Lead an event through the processors; False if it is not to be sent."""
         try:
-            item.ready = process(self._route.paths, item.event)
+            item.ready = self._context.process(item.event)
         except Exception as error:
             self.judge.cannot_process(item, error)
             return False
@@ -366,7 +348,7 @@ class Delivery:
         breaker, before = self.judge.breaker, self.judge.breaker.state
         was_probe = breaker.begin()
         try:
-            if self._route.seam.randomness.random() < 0.5:  # noqa: PLR2004
+            if self._context.seam.randomness.random() < 0.5:  # noqa: PLR2004
                 answer = await self._send([head])
                 is_other_taken = bool(answer.failed) and await self._takes(other)
             else:
@@ -492,8 +474,8 @@ class Delivery:
         due = self.judge.due
         while due:
             some = due[:LETTERS_MAX]
-            letters = [letter_of(item, self._route.name) for item in some]
-            store = functools.partial(self._route.dead_letters.undelivered, letters)
+            letters = [letter_of(item, self._context.name) for item in some]
+            store = functools.partial(self._context.dead_letters.undelivered, letters)
             if not await self._persist("the dead letters do not take it", store):
                 return False
             self._reached(Point.DEAD_LETTER_STORED)
@@ -537,7 +519,7 @@ class Delivery:
                 says = str(error) if isinstance(error, HoldfastError) else type(error).__name__
                 self.blocked[what] = self._counters.last_error = f"{what}: {says}"
                 if failures == 1:
-                    log.warning("%s: %s", self._route.name, self.blocked[what])
+                    log.warning("%s: %s", self._context.name, self.blocked[what])
                 await self._wait(self.judge.backoff.pause_s(failures), self._bell)
             else:
                 self.blocked.pop(what, None)
@@ -547,16 +529,6 @@ class Delivery:
         with contextlib.ExitStack() as stack:
             futures = [stack.enter_context(bell.listening()) for bell in bells]
             await self._timer.wait(futures, timeout_s)
-
-
-def process(paths: Sequence[Path], event: Unit) -> Unit | None:
-    """Return the event as the first path that lets it through gives it; None if none does.
-
-    An event goes to a destination once, however many ways lead there.
-    """
-    if not paths:
-        return event
-    return next((out for path in paths if (out := path(event)) is not None), None)
 
 
 def letter_of(item: Item, destination: str) -> Letter:

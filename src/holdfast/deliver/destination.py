@@ -1,25 +1,31 @@
 """A destination: an exporter, its subscriber, and the task that brings the two together.
 
-    destination = Destination(name, quiver, exporter, settings, dead_letters, paths, seam)
-    task = asyncio.create_task(destination.run())
+    destination = Destination(context, quiver)
+    destination.start()
     …
     await destination.stop(drain_s=10.0)
 
 Making one registers its subscriber and attaches to it, which touches the disk: do it before the
 event loop has other work, and before anything is received. From then on everything accepted waits
-for it. `refusal_of` says why the destination cannot take the units of a signal: it holds them.
+for it.
+
+There are two lives. A `Delivery` lasts from one attachment to the quiver until it ends: somebody
+else attached, or an operator dropped the subscriber. The destination goes on, and attaches again
+when it is resumed. If a bug ends a delivery, exporter and attachment are made once more after a
+pause, so that one destination's bug is not everyone's; progress is in the ledger.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from holdfast.deliver.backoff import Backoff
 from holdfast.deliver.breaker import BreakerState, Cause
-from holdfast.deliver.delivery import Delivery, Path, Route, UndeliveredLetters, process
-from holdfast.deliver.exporter import Answer, Exporter, Failure, FailureClass
+from holdfast.deliver.context import DeliveryContext
+from holdfast.deliver.delivery import Delivery
+from holdfast.deliver.exporter import Answer, Failure, FailureClass
 from holdfast.deliver.feed import Feed
 from holdfast.deliver.judge import NOT_TAKEN
 from holdfast.deliver.settings import DeliverySettings
@@ -27,52 +33,37 @@ from holdfast.deliver.statistics import Counters, DestinationStatistics, State
 from holdfast.deliver.timer import Bell, LoopTimer, Timer
 from holdfast.errors import BadInput, HoldfastError, ReaderError
 from holdfast.quiver import Position, Quiver, Statistics
-from holdfast.seam import Seam
 from holdfast.signals.event import Unit
 from holdfast.signals.registry import signal_named
-from holdfast.signals.signal import RAW_EVENTS, Signal
 
 __all__ = ["DeliverySettings", "Destination", "DestinationStatistics", "State"]
 
 # How long an exporter may take to let go.
 CLOSE_TIMEOUT_S = 5.0
+# Before a delivery that ended because of a bug is restarted: doubles from the first to the second,
+# and is the first again for one that ran longer than the second.
+RESTART_MIN_S = 1.0
+RESTART_MAX_S = 60.0
+# The code of a dead letter that processors keep from the destination when it is sent again.
+FILTERED = "filtered"
 
-_FILTERED = Failure(FailureClass.PERMANENT, "a processor filters it", code="filtered")
+_FILTERED = Failure(FailureClass.PERMANENT, "a processor filters it", code=FILTERED)
 
 log = logging.getLogger("holdfast.deliver")
-
-
-def refuses_all_but_raw_events(signal: Signal) -> str | None:
-    """Say why an exporter that declares nothing cannot take a signal."""
-    if RAW_EVENTS.includes(signal):
-        return None
-    return f"the exporter takes {RAW_EVENTS}, not {signal.name} ({signal.form})"
 
 
 class Destination:
     """Delivers everything in a quiver to one exporter. Used from one event loop."""
 
-    def __init__(
-        self,
-        name: str,
-        quiver: Quiver,
-        exporter: Exporter,
-        settings: DeliverySettings,
-        dead_letters: UndeliveredLetters,
-        paths: Sequence[Path],
-        seam: Seam,
-        refusal_of: Callable[[Signal], str | None] = refuses_all_but_raw_events,
-    ) -> None:
-        self.name = name
-        # By what it waits; a test sets another before `run`.
+    def __init__(self, context: DeliveryContext, quiver: Quiver) -> None:
+        self.name = context.name
+        # By what it waits; a test sets another before it runs.
         self.timer: Timer = LoopTimer()
+        self._context = context
         self._quiver = quiver
-        self._exporter = exporter
-        self._settings = settings
-        self._route = Route(name, exporter, settings, dead_letters, tuple(paths), seam)
-        self._refusal_of = refusal_of
-        self._backoff = Backoff(settings, seam.randomness)
+        self._backoff = Backoff(context.settings, context.seam.randomness)
         self._counters = Counters()
+        self._exporter = context.make_exporter()
         self._feed: Feed | None = self._attach()
         self._delivery: Delivery | None = None
         # Why it is not attached any more.
@@ -80,14 +71,49 @@ class Destination:
         self._bell = Bell()
         self._stopping = False
         self._task: asyncio.Task[None] | None = None
+        self._restarting: asyncio.Task[None] | None = None
 
     def _attach(self) -> Feed:
-        return Feed(self._quiver, self.name, self._settings, self._refusal_of)
+        return Feed(self._quiver, self.name, self._context.settings, self._context.refusal_of)
 
     # --------------------------------------------------------------------- running
 
+    def start(self) -> None:
+        """Deliver until `stop`, whatever happens."""
+        self._restarting = asyncio.create_task(
+            self._run_and_restart(), name=f"destination {self.name}"
+        )
+
+    async def _run_and_restart(self) -> None:
+        pause_s = RESTART_MIN_S
+        while True:
+            started_s = self.timer.now_s()
+            try:
+                await self.run()
+            except Exception as error:
+                self._counters.last_error = f"the delivery ended with {type(error).__name__}"
+                log.exception("%s: the delivery ended because of a bug; restarting it", self.name)
+            if self._stopping:
+                return
+            if self.timer.now_s() - started_s > RESTART_MAX_S:
+                pause_s = RESTART_MIN_S
+            pause_s = await self._make_again(pause_s)
+
+    async def _make_again(self, pause_s: float) -> float:
+        """Make exporter and attachment once more, as often as it takes: the disk may be full."""
+        while True:
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, RESTART_MAX_S)
+            try:
+                self._exporter = await asyncio.to_thread(self._context.make_exporter)
+                self._feed = await asyncio.to_thread(self._attach)
+            except Exception:
+                log.exception("%s: cannot be restarted; trying again", self.name)
+            else:
+                return pause_s
+
     async def run(self) -> None:
-        """Deliver until `stop`."""
+        """Deliver until `stop`; raises what ended it otherwise."""
         self._task = asyncio.get_running_loop().create_task(self._run())
         try:
             await asyncio.wait({self._task})
@@ -104,12 +130,17 @@ class Destination:
         self._bell.ring()
         if self._delivery is not None:
             self._delivery.stop()
-        if self._task is None:
-            await self._detach()
-            return
-        await self.timer.wait({self._task}, drain_s)
-        self._task.cancel()
-        await asyncio.wait({self._task})
+        try:
+            if self._task is None:
+                await self._detach()
+            else:
+                await self.timer.wait({self._task}, drain_s)
+                self._task.cancel()
+                await asyncio.wait({self._task})
+        finally:
+            if self._restarting is not None:
+                self._restarting.cancel()
+                await asyncio.wait({self._restarting})
 
     async def _run(self) -> None:
         try:
@@ -126,7 +157,9 @@ class Destination:
     async def _deliver(self) -> None:
         if self._feed is None:
             self._feed, self._detached_by = self._attach(), None
-        self._delivery = Delivery(self._route, self._feed, self.timer, self._counters)
+        self._delivery = Delivery(
+            self._context, self._exporter, self._feed, self.timer, self._counters
+        )
         await self._delivery.run()
 
     async def _lost_place(self, error: ReaderError) -> None:
@@ -214,11 +247,14 @@ class Destination:
 
     async def _redrive_one(self, delivery: Delivery, event: Unit) -> Failure | None:
         signal = signal_named(event.signal)
-        refusal = f"unknown signal {event.signal!r}" if signal is None else self._refusal_of(signal)
+        if signal is None:
+            refusal: str | None = f"there is no signal {event.signal!r}"
+        else:
+            refusal = self._context.refusal_of(signal)
         if refusal is not None:
             return Failure(FailureClass.PERMANENT, refusal, code=NOT_TAKEN)
         try:
-            ready = process(self._route.paths, event)
+            ready = self._context.process(event)
         except Exception as error:
             reason = f"a processor raised {type(error).__name__}"
             return Failure(FailureClass.PERMANENT, reason, code="processor")
@@ -259,8 +295,8 @@ class Destination:
         )
 
     def _state(self) -> State:
-        running = self._task is not None and not self._task.done()
-        if not running or self._stopping:
+        tasks = (self._task, self._restarting)
+        if self._stopping or all(task is None or task.done() for task in tasks):
             return State.STOPPED
         if self._is_paused():
             return State.PAUSED

@@ -21,61 +21,27 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 from holdfast.dead_letters.letter import Letter
 from holdfast.dead_letters.queue import KEEPER, UNDELIVERED_DIR, DeadLetterQueue
 from holdfast.dead_letters.stored import Selection, StoredLetter, letters_in
+from holdfast.deliver.destination import FILTERED
+from holdfast.deliver.exporter import Answer, Failure, FailureClass
 from holdfast.errors import BadInput
 from holdfast.quiver import Outcome
 from holdfast.seam.clock import Clock, RealClock
-from holdfast.signals.event import Unit
 
 VERB = "dlq_replay"
 # How long one turn works, and how many letters it takes at most.
 TURN_S = 20.0
 TURN_LETTERS = 500
 # What an exporter says that leaves no doubt about the event itself.
-FINAL_FAILURES = frozenset({"permanent", "too_large"})
+FINAL_FAILURES = frozenset({FailureClass.PERMANENT, FailureClass.TOO_LARGE})
 
 
-class SendFailure(Protocol):
-    """Why an event was not taken, as exporters say it."""
-
-    @property
-    def kind(self) -> str:
-        """transient, auth, too_large or permanent."""
-
-    @property
-    def reason(self) -> str:
-        """For people; no secrets, no payload."""
-
-    @property
-    def code(self) -> str:
-        """The same for the same cause."""
-
-
-class SendAnswer(Protocol):
-    """What became of the events of one send."""
-
-    @property
-    def failed(self) -> Mapping[int, SendFailure]:
-        """By index; what is not named was delivered."""
-
-
-Send = Callable[[Sequence[Any]], Awaitable[SendAnswer]]
-
-
-def _as_it_is(event: Unit) -> Unit | None:
-    return event
-
-
-class Way(NamedTuple):
-    """The way to a destination: what its exporter does, behind what its processors do."""
-
-    send: Send
-    # None: the destination does not get this event.
-    process: Callable[[Unit], Unit | None] = _as_it_is
+# Sends one event to a destination, through its processors.
+Send = Callable[[Sequence[Any]], Awaitable[Answer]]
 
 
 @dataclass
@@ -107,7 +73,7 @@ class Replayed:
 
 
 async def redrive(
-    dead_letters: DeadLetterQueue, selection: Selection, way: Way, clock: Clock | None = None
+    dead_letters: DeadLetterQueue, selection: Selection, send: Send, clock: Clock | None = None
 ) -> Replayed:
     """Send the selected undelivered letters, oldest first, until a turn is over."""
     clock = clock or RealClock()
@@ -124,32 +90,29 @@ async def redrive(
             if done.letters >= TURN_LETTERS or clock.monotonic_s() >= turn_ends_s:
                 done.next_seq = stored.id.seq
                 break
-            await _replay_one(dead_letters, stored, way, done)
+            await _replay_one(dead_letters, stored, send, done)
             if done.stopped_by is not None:
                 break
     return done
 
 
 async def _replay_one(
-    dead_letters: DeadLetterQueue, stored: StoredLetter, way: Way, done: Replayed
+    dead_letters: DeadLetterQueue, stored: StoredLetter, send: Send, done: Replayed
 ) -> None:
     letter = stored.letter
     try:
-        original = letter.event()
+        event = letter.event()
     except BadInput:
         done.skipped += 1
         return
-    event = way.process(original)
-    if event is None:
+    failure = (await send([event])).failed.get(0)
+    if failure is not None and failure.code == FILTERED:
         await _resolve(dead_letters, stored, Outcome.FILTERED, "filtered on its way at a replay")
         done.filtered += 1
-        return
-    answer = await way.send([event])
-    failure = answer.failed.get(0)
-    if failure is None:
+    elif failure is None:
         await _resolve(dead_letters, stored, Outcome.ACKED, f"replayed to {letter.destination}")
         done.delivered += 1
-    elif str(failure.kind) in FINAL_FAILURES:
+    elif failure.kind in FINAL_FAILURES:
         await dead_letters.undelivered([_failed_again(letter, failure)])
         attempts = letter.attempts + 1
         reason = f"refused again, filed anew with {attempts} attempts"
@@ -159,7 +122,7 @@ async def _replay_one(
         done.stopped_by = f"{failure.kind}: {failure.reason}"
 
 
-def _failed_again(letter: Letter, failure: SendFailure) -> Letter:
+def _failed_again(letter: Letter, failure: Failure) -> Letter:
     problem = {"rule": failure.code or str(failure.kind), "message": failure.reason}
     return letter.failed_again(str(failure.kind), problem)
 
@@ -201,18 +164,18 @@ def parse_request(request: Mapping[str, Any]) -> Selection:
 async def serve_replay(
     dead_letters: DeadLetterQueue,
     request: Mapping[str, Any],
-    way_to: Callable[[str], Way | None],
+    sender_to: Callable[[str], Send | None],
 ) -> dict[str, Any]:
-    """Serve the verb: `way_to` says how a destination is reached, None if there is none."""
+    """Serve the verb: `sender_to` returns what sends to a destination, None if there is none."""
     selection = parse_request(request)
     assert selection.destination is not None
-    way = way_to(selection.destination)
-    if way is None:
+    send = sender_to(selection.destination)
+    if send is None:
         raise BadInput(
             f"there is no destination {selection.destination!r}"[:200],
             hint="name one of the running graph: `holdfast graph CONFIG` shows them",
         )
-    done = await redrive(dead_letters, selection, way)
+    done = await redrive(dead_letters, selection, send)
     return done.to_fields()
 
 

@@ -26,12 +26,11 @@ from typing import Any, Literal
 from holdfast.dataflow.driver.state_dir import StateDir
 from holdfast.dataflow.driver.wire import Access
 from holdfast.dead_letters.queue import DeadLetterQueue, DeadLettersStatistics
-from holdfast.deliver.exporter import ExporterContext
-from holdfast.deliver.redrive import Way as ReplayWay
-from holdfast.deliver.redrive import serve_replay
+from holdfast.deliver.destination import Destination
+from holdfast.deliver.redrive import Send, serve_replay
 from holdfast.deliver.statistics import DestinationStatistics
 from holdfast.errors import BadInput, HoldfastError
-from holdfast.graph.delivery import Courier, Surroundings
+from holdfast.graph.delivery import delivery_context
 from holdfast.graph.losses import Losses
 from holdfast.graph.model import Graph, Node
 from holdfast.graph.paths import DestinationPlan, QuiverPlan, dead_letters_directory, plan
@@ -98,13 +97,26 @@ class _Stored:
     rejected: Statistics | None = None
 
 
+@dataclass(frozen=True)
+class _Outlet:
+    """A destination of one quiver, and the plan it was made from."""
+
+    plan: DestinationPlan
+    core_id: int
+    destination: Destination
+
+    @property
+    def name(self) -> str:
+        return self.plan.name
+
+
 @dataclass
 class _Buffer:
     """A quiver of the graph while it is open, and what is connected to it."""
 
     plan: QuiverPlan
     store: Store
-    couriers: list[Courier]
+    outlets: list[_Outlet]
     receivers: dict[str, Receiver]
 
 
@@ -119,7 +131,7 @@ class Gateway:
         self._started_s = self._seam.clock.monotonic_s()
         self.taps = Taps(self._seam.clock)
         self._buffers: list[_Buffer] = []
-        self._handlers: list[Courier] = []
+        self._handlers: list[_Outlet] = []
         self._dead_letters: DeadLetterQueue | None = None
         self._serving: Serving | None = None
         self._opened = ExitStack()
@@ -136,7 +148,7 @@ class Gateway:
         self.state = "replaying"
         try:
             await _to_its_end(self._open)
-            await _to_its_end(self._make_couriers)
+            await _to_its_end(self._make_destinations)
             self._is_open = True
             await _to_its_end(self._serve)
             self._tell_policies()
@@ -145,8 +157,8 @@ class Gateway:
         except BaseException:
             await self.stop(0.0)
             raise
-        for courier in self._couriers():
-            courier.start()
+        for outlet in self._outlets():
+            outlet.destination.start()
         self._housekeeping = asyncio.create_task(self._keep_house())
         self.state = "running"
 
@@ -169,13 +181,13 @@ class Gateway:
             return directory
         return directory.with_name(f"{directory.name}-{self.worker:02d}")
 
-    def _make_couriers(self) -> None:
+    def _make_destinations(self) -> None:
         # One by one: if a later one cannot be made, `stop` ends those that were.
         for buffer in self._buffers:
             for one in buffer.plan.destinations:
-                buffer.couriers += self._couriers_of(buffer.plan.name, one)
+                buffer.outlets += self._outlets_of(buffer.plan.name, one)
         for name, node in self.graph.handlers.items():
-            self._handlers += self._couriers_of(HANDLERS, DestinationPlan(name, (node,)))
+            self._handlers += self._outlets_of(HANDLERS, DestinationPlan(name, (node,)))
         self._register_pipelines()
         self._tell_leftovers()
         if self.worker == 0:
@@ -202,32 +214,30 @@ class Gateway:
         self._opened.callback(serving.close)
         log.info("flight: listens on %s", serving.location)
 
-    def _couriers_of(self, quiver: str, one: DestinationPlan) -> list[Courier]:
+    def _outlets_of(self, quiver: str, one: DestinationPlan) -> list[_Outlet]:
         """Return what delivers to a destination: one per quiver that may hold its events."""
-        around = self._surroundings()
+        letters = self._letters()
+        context = delivery_context(one, letters, self.taps, self._seam, self.graph.base_dir)
         if quiver == HANDLERS:
-            return [Courier(one, around.dead_letters.rejected, around)]
+            return [_Outlet(one, 0, Destination(context, letters.rejected))]
         cores = self._buffer(quiver).store.cores
-        return [Courier(one, core.quiver, around, core.core_id) for core in cores]
+        return [_Outlet(one, core.core_id, Destination(context, core.quiver)) for core in cores]
 
-    def _surroundings(self) -> Surroundings:
+    def _letters(self) -> DeadLetterQueue:
         assert self._dead_letters is not None, "BUG: not open"
-        return Surroundings(self._dead_letters, self.taps, self._seam, self._exporter_context)
-
-    def _exporter_context(self, name: str) -> ExporterContext:
-        return ExporterContext(name, self._seam, self.graph.base_dir)
+        return self._dead_letters
 
     def _buffer(self, quiver: str) -> _Buffer:
         return next(buffer for buffer in self._buffers if buffer.plan.name == quiver)
 
-    def _couriers(self) -> Iterator[Courier]:
+    def _outlets(self) -> Iterator[_Outlet]:
         for buffer in self._buffers:
-            yield from buffer.couriers
+            yield from buffer.outlets
         yield from self._handlers
 
     def _tell_leftovers(self) -> None:
         """Say which subscribers hold data back without being in the graph."""
-        self._surroundings().dead_letters.keep_only(self.graph.handlers.keys())
+        self._letters().keep_only(self.graph.handlers.keys())
         pipelines = {reader.subscriber for reader in readers(self.graph)}
         for buffer in self._buffers:
             known = {one.name for one in buffer.plan.destinations} | pipelines
@@ -260,16 +270,15 @@ class Gateway:
 
     def _tell_policies(self) -> None:
         """Say for every destination what happens at its limits, before anything does."""
-        for courier in self._couriers():
-            log.info("destination %s: events wait for %s", courier.name, courier.settings.limits)
+        for outlet in self._outlets():
+            log.info("destination %s: events wait for %s", outlet.name, outlet.plan.delivery.limits)
 
     async def _start_receivers(self, buffer: _Buffer) -> None:
-        assert self._dead_letters is not None, "BUG: not open"
         for node in buffer.plan.receivers:
             context = ReceiverContext(
                 name=node.name,
                 quiver=buffer.store.quiver,
-                dead_letters=self._dead_letters,
+                dead_letters=self._letters(),
                 seam=self._seam,
                 base_dir=self.graph.base_dir,
                 reuse_port=self.graph.settings.workers > 1,
@@ -322,11 +331,14 @@ class Gateway:
             self._housekeeping.cancel()
         try:
             receivers = [one for buffer in self._buffers for one in buffer.receivers.values()]
-            running: list[Receiver | Courier] = [*receivers, *self._couriers()]
+            running: list[Receiver | Destination] = [
+                *receivers,
+                *(outlet.destination for outlet in self._outlets()),
+            ]
             await _all([*(one.stop(drain_s) for one in running), *others])
             self.left_events = await self.lag_events()
         except asyncio.CancelledError:
-            await _all(courier.stop(0.0) for courier in self._couriers())
+            await _all(outlet.destination.stop(0.0) for outlet in self._outlets())
             raise
         finally:
             self._is_open = False
@@ -339,7 +351,7 @@ class Gateway:
     def running(self) -> list[QuiverPlan]:
         """Return what runs now, with the destinations of this moment."""
         return [
-            replace(buffer.plan, destinations=tuple(_plans_of(buffer.couriers)))
+            replace(buffer.plan, destinations=tuple(_plans_of(buffer.outlets)))
             for buffer in self._buffers
         ]
 
@@ -349,17 +361,17 @@ class Gateway:
 
     async def add_destination(self, quiver: str, one: DestinationPlan) -> None:
         """Begin to deliver to a destination, where it was if it is known, else from the oldest."""
-        couriers = await asyncio.to_thread(self._couriers_of, quiver, one)
-        for courier in couriers:
-            courier.start()
-        (self._handlers if quiver == HANDLERS else self._buffer(quiver).couriers).extend(couriers)
+        outlets = await asyncio.to_thread(self._outlets_of, quiver, one)
+        for outlet in outlets:
+            outlet.destination.start()
+        (self._handlers if quiver == HANDLERS else self._buffer(quiver).outlets).extend(outlets)
 
     async def remove_destination(self, quiver: str, name: str) -> None:
         """Stop delivering to a destination; what waits for it is kept."""
-        held = self._handlers if quiver == HANDLERS else self._buffer(quiver).couriers
-        leaving = [courier for courier in held if courier.name == name]
-        await _all(courier.stop(self.graph.settings.drain) for courier in leaving)
-        held[:] = [courier for courier in held if courier.name != name]
+        held = self._handlers if quiver == HANDLERS else self._buffer(quiver).outlets
+        leaving = [outlet for outlet in held if outlet.name == name]
+        await _all(outlet.destination.stop(self.graph.settings.drain) for outlet in leaving)
+        held[:] = [outlet for outlet in held if outlet.name != name]
 
     def reload_receiver(self, quiver: str, node: Node) -> bool:
         """Give a receiver new settings; whether it could take them without a restart."""
@@ -415,7 +427,7 @@ class Gateway:
         return await asyncio.to_thread(self._stored)
 
     def _stored(self) -> _Stored:
-        letters = self._surroundings().dead_letters
+        letters = self._letters()
         return _Stored(
             {one.plan.name: one.store.statistics() for one in self._buffers},
             letters.statistics(),
@@ -429,7 +441,7 @@ class Gateway:
         for buffer in self._buffers:
             name = buffer.plan.name
             counted = {one.core_id: one for one in stored.quivers[name]}
-            for one in buffer.couriers:
+            for one in buffer.outlets:
                 figures = one.destination.statistics(counted.get(one.core_id))
                 yield DestinationFigures(one.name, name, one.core_id, figures)
         for one in self._handlers:
@@ -458,27 +470,27 @@ class Gateway:
             found[one.name] = found.get(one.name, 0) + one.figures.lag_events
         return found
 
-    def _named(self, name: str) -> list[Courier]:
-        found = [courier for courier in self._couriers() if courier.name == name]
+    def _named(self, name: str) -> list[_Outlet]:
+        found = [outlet for outlet in self._outlets() if outlet.name == name]
         if not found:
-            known = ", ".join(sorted({courier.name for courier in self._couriers()}))
+            known = ", ".join(sorted({outlet.name for outlet in self._outlets()}))
             raise BadInput(f"there is no destination {name!r}"[:200], hint=f"known: {known}")
         return found
 
     def pause(self, name: str) -> None:
         """Deliver nothing to a destination until `resume`; events wait for it."""
-        for courier in self._named(name):
-            courier.destination.pause()
+        for outlet in self._named(name):
+            outlet.destination.pause()
 
     def resume(self, name: str) -> None:
         """Go on delivering."""
-        for courier in self._named(name):
-            courier.destination.resume()
+        for outlet in self._named(name):
+            outlet.destination.resume()
 
     async def skip(self, name: str, position: Position, reason: str) -> None:
         """Make a dead letter of the event that holds a destination up, and go on behind it."""
-        couriers = self._named(name)
-        found = [one for one in couriers if one.destination.holds(position)]
+        outlets = self._named(name)
+        found = [one for one in outlets if one.destination.holds(position)]
         if len(found) > 1:
             cores = ", ".join(str(one.core_id) for one in found)
             raise BadInput(
@@ -486,7 +498,7 @@ class Gateway:
                 hint="mend what fails; there is no telling which of them is meant",
             )
         if not found or not await found[0].destination.skip(position, reason):
-            held = [one.destination.statistics().held for one in couriers]
+            held = [one.destination.statistics().held for one in outlets]
             named = ", ".join(f"{one.seq}/{one.row}" for one in held if one is not None)
             raise BadInput(
                 f"event {position.seq}/{position.row} does not hold {name!r} up",
@@ -503,17 +515,17 @@ class Gateway:
         if self._dead_letters is None:
             raise BadInput("the gateway is not open yet", hint="try again in a moment")
 
-        def way_to(name: str) -> ReplayWay | None:
-            couriers = (courier for courier in self._couriers() if courier.name == name)
-            courier = next(couriers, None)
-            return None if courier is None else courier.replay_way()
+        def sender_to(name: str) -> Send | None:
+            found = (one.destination for one in self._outlets() if one.name == name)
+            destination = next(found, None)
+            return None if destination is None else destination.redrive
 
-        return await serve_replay(self._dead_letters, request, way_to)
+        return await serve_replay(self._dead_letters, request, sender_to)
 
 
-def _plans_of(couriers: Iterable[Courier]) -> list[DestinationPlan]:
-    """Return the destinations of couriers; several of one name deliver to the same."""
-    return list({courier.name: courier.plan for courier in couriers}.values())
+def _plans_of(outlets: Iterable[_Outlet]) -> list[DestinationPlan]:
+    """Return the destinations of outlets; several of one name deliver to the same."""
+    return list({outlet.name: outlet.plan for outlet in outlets}.values())
 
 
 def _resident_bytes() -> int:

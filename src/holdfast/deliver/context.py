@@ -1,0 +1,64 @@
+"""What one destination is made of. The graph makes it from a plan, everything in here uses it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from holdfast.dead_letters.letter import Letter
+from holdfast.deliver.exporter import Exporter
+from holdfast.deliver.settings import DeliverySettings
+from holdfast.seam import Seam
+from holdfast.signals.event import Unit
+from holdfast.signals.signal import RAW_EVENTS, Signal
+
+
+class UndeliveredLetters(Protocol):
+    """Where an event goes that will not be delivered."""
+
+    async def undelivered(self, letters: Sequence[Letter]) -> None:
+        """Store them durably, or raise."""
+
+
+class Chain(Protocol):
+    """The processors between a quiver and a destination, in order."""
+
+    def process(self, unit: Any) -> Unit | None:
+        """Return the unit as it leaves them; None: the destination does not get it."""
+
+
+def refuses_all_but_raw_events(signal: Signal) -> str | None:
+    """Say why an exporter that declares nothing cannot take a signal."""
+    if RAW_EVENTS.includes(signal):
+        return None
+    return f"the exporter takes {RAW_EVENTS}, not {signal.name} ({signal.form})"
+
+
+@dataclass(frozen=True)
+class DeliveryContext:
+    """One destination, before it runs."""
+
+    name: str
+    settings: DeliverySettings
+    # Called again when a bug ended the delivery.
+    make_exporter: Callable[[], Exporter]
+    dead_letters: UndeliveredLetters
+    seam: Seam
+    # Several if several paths of the graph lead there; none: no processors.
+    chains: Sequence[Chain] = ()
+    # Why the destination cannot take a signal; None if it can.
+    refusal_of: Callable[[Signal], str | None] = refuses_all_but_raw_events
+
+    def process(self, unit: Unit) -> Unit | None:
+        """Return the unit as the first chain that lets it through gives it; None if none does.
+
+        So it goes to a destination once, however many chains lead there.
+        """
+        if not self.chains:
+            return unit
+        for chain in self.chains:
+            passed = chain.process(unit)
+            if passed is not None:
+                return passed
+        return None
