@@ -106,9 +106,9 @@ def test_a_secret_is_printed_as_the_reference_it_was(loaded: Loaded) -> None:
 def test_every_default_is_filled_in(loaded: Loaded) -> None:
     tree = printed(loaded)
     assert tree["workers"] == 1
-    assert tree["nodes"]["in"]["config"]["limits"] == {"max_body": 1024, "timeout": 2.5}
+    assert tree["nodes"]["in"]["config"]["limits"] == {"max_body": "1KB", "timeout": "2500ms"}
     assert tree["nodes"]["out"]["delivery"]["order"] == "received"
-    assert tree["dead_letters"]["rejected"]["max_size"] > 0
+    assert tree["dead_letters"]["rejected"]["max_size"] == "256MB"
 
 
 def test_the_example_is_printed_and_loaded(tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ def test_print_config_prints_yaml_or_json_that_mean_the_same() -> None:
     as_yaml = yaml.safe_load(run("print_config", EXAMPLE).output)
     as_json = json.loads(run("print_config", EXAMPLE, "--json").output)
     assert as_yaml == as_json
-    assert as_json["nodes"]["marquez"]["delivery"]["retention_time"] == 259200
+    assert as_json["nodes"]["marquez"]["delivery"]["retention_time"] == "3d"
     assert as_json["nodes"]["marquez"]["config"]["url"] == "http://127.0.0.1:5001"
 
 

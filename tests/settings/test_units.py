@@ -10,7 +10,13 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from holdfast.settings import DurationS, Secret, Settings, SizeBytes
-from holdfast.settings.units import parse_duration_s, parse_size_bytes
+from holdfast.settings.units import (
+    IN_UNITS,
+    parse_duration_s,
+    parse_size_bytes,
+    written_duration,
+    written_size,
+)
 
 
 @pytest.mark.parametrize(
@@ -80,3 +86,34 @@ def test_a_secret_is_never_shown() -> None:
     with pytest.raises(ValidationError) as error:
         Toy.model_validate({"token": {"oops": "hunter2"}})
     assert "hunter2" not in str(error.value)
+
+
+@given(st.integers(0, 2**50) | st.integers(0, 2**12).map(lambda count: count * 2**20))
+def test_a_size_is_written_as_it_is_read(size_bytes: int) -> None:
+    assert parse_size_bytes(written_size(size_bytes)) == size_bytes
+
+
+@given(st.floats(0, 1e9) | st.integers(0, 10**7).map(lambda count: count / 1000))
+def test_a_duration_is_written_as_it_is_read(duration_s: float) -> None:
+    assert parse_duration_s(written_duration(duration_s)) == duration_s
+
+
+@pytest.mark.parametrize(
+    ("number", "text"), [(0.0, "0s"), (0.025, "25ms"), (90.0, "90s"), (1209600.0, "14d")]
+)
+def test_durations_are_written_in_the_largest_unit_that_is_whole(number: float, text: str) -> None:
+    assert written_duration(number) == text
+
+
+def test_sizes_are_written_in_the_largest_unit_that_is_whole() -> None:
+    assert [written_size(n) for n in (0, 1000, 2**10, 256 * 2**20)] == [0, 1000, "1KB", "256MB"]
+
+
+def test_dumps_have_numbers_unless_units_are_asked_for() -> None:
+    class Example(Settings):
+        size: SizeBytes = 2**20
+        wait: DurationS | None = 60.0
+
+    assert Example().model_dump(mode="json") == {"size": 2**20, "wait": 60.0}
+    in_units = Example().model_dump(mode="json", context={IN_UNITS: True})
+    assert in_units == {"size": "1MB", "wait": "1m"}

@@ -19,6 +19,7 @@ from holdfast.graph.loader import Loaded
 from holdfast.graph.model import Node
 from holdfast.graph.substitution import escaped
 from holdfast.settings import Secret, Settings
+from holdfast.settings.units import IN_UNITS
 
 MASK = str(Secret("hidden"))
 _LINE_ENDS = re.compile("[\r\x85\u2028\u2029]")
@@ -33,7 +34,7 @@ _SECRET_IN_QUERY = re.compile(
 def printed(loaded: Loaded) -> dict[str, Any]:
     """Return the whole file as plain data."""
     graph = loaded.graph
-    tree = graph.settings.model_dump(mode="json", by_alias=True)
+    tree = graph.settings.model_dump(mode="json", by_alias=True, context={IN_UNITS: True})
     for name, node in graph.nodes.items():
         tree["nodes"][name] = _printed_node(node, tree["nodes"][name])
     for name, node in graph.handlers.items():
@@ -57,7 +58,9 @@ def _printed_node(node: Node, written: dict[str, Any]) -> dict[str, Any]:
 def _settings_of(node: Node) -> dict[str, Any]:
     shown = {"config": _filled_in(node.config)}
     if node.delivery is not None:
-        shown["delivery"] = node.delivery.model_dump(mode="json", by_alias=True)
+        shown["delivery"] = node.delivery.model_dump(
+            mode="json", by_alias=True, context={IN_UNITS: True}
+        )
     return shown
 
 
@@ -70,7 +73,7 @@ def _filled_in(config: Settings) -> dict[str, Any]:
             type(config).model_validate(with_default)
             kept = with_default
     fields = type(config).model_fields
-    shown: dict[str, Any] = config.model_dump(mode="json", by_alias=True)
+    shown: dict[str, Any] = config.model_dump(mode="json", by_alias=True, context={IN_UNITS: True})
     keys = {fields[name].alias or name for name in kept}
     return {key: value for key, value in shown.items() if key in keys}
 

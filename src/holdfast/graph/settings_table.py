@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
+from holdfast.settings.units import written_duration, written_size
+
 REQUIRED = "required"
 _SIZE, _DURATION = "size", "duration"
 _WORDS = {
@@ -105,9 +107,9 @@ class _Table:
             return "" if "default" not in schema else "null"
         kind = self._type(schema)
         if kind.startswith(_SIZE) and isinstance(default, int):
-            return _written_size(default)
+            return str(written_size(default))
         if kind.startswith(_DURATION) and isinstance(default, int | float):
-            return _written_duration(default)
+            return str(written_duration(default))
         return default if isinstance(default, str) else json.dumps(default)
 
 
@@ -123,17 +125,3 @@ def _unit(members: list[dict[str, Any]]) -> str | None:
     if inner and (found := _unit(inner[0]["anyOf"])) is not None:
         return found + null
     return None
-
-
-def _written_size(size_bytes: int) -> str:
-    for unit, factor in (("TB", 2**40), ("GB", 2**30), ("MB", 2**20), ("KB", 2**10)):
-        if size_bytes and size_bytes % factor == 0:
-            return f"{size_bytes // factor}{unit}"
-    return str(size_bytes)
-
-
-def _written_duration(duration_s: float) -> str:
-    for unit, factor in (("d", 86400), ("h", 3600), ("m", 60), ("s", 1)):
-        if duration_s and duration_s % factor == 0:
-            return f"{duration_s / factor:g}{unit}"
-    return f"{duration_s * 1000:g}ms"

@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BeforeValidator, WithJsonSchema
+from pydantic import BeforeValidator, PlainSerializer, SerializationInfo, WithJsonSchema
 
 Number = TypeVar("Number", int, float)
+
+# With this in the context of a dump, sizes and durations are written as people write them. Without
+# it they are numbers: what is stored must not depend on how we write for people.
+IN_UNITS = "in_units"
 
 _NUMBER = r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[A-Za-z]*)"
 _SIZE_UNITS = {"": 1, "b": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
@@ -59,6 +63,38 @@ def parse_duration_s(value: object) -> float:
     return float(found["number"]) * _DURATION_UNITS_S[found["unit"].lower()]
 
 
+def written_size(size_bytes: int) -> int | str:
+    """Return a size as a file has it: `256MB`, or the bytes if they are not round."""
+    for unit, factor in (("TB", 2**40), ("GB", 2**30), ("MB", 2**20), ("KB", 2**10)):
+        if size_bytes and size_bytes % factor == 0:
+            return f"{size_bytes // factor}{unit}"
+    return size_bytes
+
+
+def written_duration(duration_s: float) -> float | str:
+    """Return a duration as a file has it: `14d`, or the seconds if no short text is exact."""
+    if not duration_s:
+        return "0s"
+    for unit, factor in (("d", 86400.0), ("h", 3600.0), ("m", 60.0), ("s", 1.0), ("ms", 1e-3)):
+        text = f"{duration_s / factor:g}{unit}"
+        is_whole = duration_s >= factor and text[: -len(unit)].isdigit()
+        if is_whole and parse_duration_s(text) == duration_s:
+            return text
+    return duration_s
+
+
+def _in_units(context: Any) -> bool:
+    return bool(context and context.get(IN_UNITS))
+
+
+def _dumped_size(size_bytes: int, info: SerializationInfo) -> int | str:
+    return written_size(size_bytes) if _in_units(info.context) else size_bytes
+
+
+def _dumped_duration(duration_s: float, info: SerializationInfo) -> float | str:
+    return written_duration(duration_s) if _in_units(info.context) else duration_s
+
+
 def _not_negative(value: Number, what: str) -> Number:
     if not 0 <= value < math.inf:
         raise ValueError(f"{value!r} is not {what}; it must not be negative")
@@ -68,6 +104,7 @@ def _not_negative(value: Number, what: str) -> Number:
 SizeBytes = Annotated[
     int,
     BeforeValidator(parse_size_bytes),
+    PlainSerializer(_dumped_size),
     WithJsonSchema(
         {
             "anyOf": [
@@ -80,6 +117,7 @@ SizeBytes = Annotated[
 DurationS = Annotated[
     float,
     BeforeValidator(parse_duration_s),
+    PlainSerializer(_dumped_duration),
     WithJsonSchema(
         {
             "anyOf": [
