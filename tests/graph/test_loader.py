@@ -138,6 +138,31 @@ def test_an_error_is_found_at_its_line_and_column(
         assert said[told.index(finding)] == hint
 
 
+def test_mistakes_of_every_kind_are_found_in_one_pass(tmp_path: Path) -> None:
+    text = """\
+    workers: many
+    drain: 30x
+    retries: 3
+    dead_letters:
+      rejected: {max_siz: 1MB}
+      handlers:
+        archive: {type: memroy}
+        log: {type: memory, config: {urll: 1}}
+    nodes:
+      in: {kind: receiver, type: toy, to: [hold, nowhere]}
+      hold: {kind: processor, type: quiver, to: [out, other, small], config: {wal: {max_size: x}}}
+      out: {kind: exporter, type: memory, delivery: {order: random, lanes: 0}}
+      other: {kind: exporter, typ: memory, config: {mark: '${env:NOT_THERE}'}}
+      small: {kind: exporter, type: memory, config: {urll: 2}}
+    pipelines:
+      one: {vertices: {a: {source: {}}}, edges: [a -> b]}
+    """
+    lines = [found.split(" ")[0].split(":")[0] for found in findings(tmp_path, text)]
+    missed = {str(line) for line in (1, 2, 3, 5, 7, 8, 10, 11, 12, 13, 14, 16)} - set(lines)
+    assert missed == set(), findings(tmp_path, text)
+    assert lines.count("12") == 2
+
+
 def test_every_error_is_told_at_once_in_the_order_of_the_file(tmp_path: Path) -> None:
     text = """\
     wrokers: 2

@@ -39,13 +39,17 @@ def check_graph(graph: Graph, document: Document, names: Collection[str]) -> Non
     """Write down everything that is wrong; `names` are those of all nodes, also of wrong ones."""
     checker = _Checker(graph, document, names)
     checker.names_mean_one_thing()
-    checker.connections()
     checker.settings_fit_the_kind()
     checker.addresses()
     checker.directories()
-    if checker.is_whole() and not checker.circles():
-        checker.flow()
-    if not any(found.severity == "error" for found in document.findings):
+    before = document.errors
+    checker.connections()
+    if not checker.is_whole() or checker.circles():
+        return
+    checker.flow()
+    # What only a plan shows. Where the connections are wrong there is none; errors elsewhere in the
+    # file do not matter.
+    if document.errors == before:
         checker.destinations()
 
 

@@ -74,6 +74,11 @@ class Document:
         found = ConfigFinding(self.file, *place, message, hint)
         self.findings.append(found._replace(severity="warning") if is_warning else found)
 
+    @property
+    def errors(self) -> int:
+        """How many of the findings are errors."""
+        return sum(found.severity == "error" for found in self.findings)
+
     def key_place(self, path: TreePath) -> Place:
         """Return where the key of a path stands, or where its value begins if it has none."""
         return self.keys.get(self._written(path)) or self.value_place(path)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,7 +16,7 @@ from holdfast.graph.model import Graph, GraphFile, HandlerSettings, Node, NodeSe
 from holdfast.graph.pipeline_checks import check_beside_gateway, check_pipelines
 from holdfast.graph.registry import Component, Kind, Registry
 from holdfast.graph.substitution import Substitution
-from holdfast.graph.validation import nearest, validated
+from holdfast.graph.validation import nearest, rest_of, validated
 from holdfast.settings import Settings
 
 # One file can have very many; a reader needs the first ones.
@@ -68,8 +68,12 @@ class _Loader:
     def graph(self, file: Path) -> Graph | None:
         """Return the graph, or None if it has no shape at all."""
         settings = validated(GraphFile, self._document.value, self._document, ())
+        is_sound = settings is not None
         if settings is None:
-            self._look_at_configs()
+            # What is wrong does not keep the rest from being checked: all errors in one pass.
+            settings = rest_of(GraphFile, self._document.value, _indivisible)
+            self._look_at_configs(() if settings is None else settings.nodes)
+        if settings is None:
             return None
         nodes = {name: self._node(name, one) for name, one in settings.nodes.items()}
         handlers = {
@@ -79,10 +83,11 @@ class _Loader:
         told = {name: node for name, node in handlers.items() if node is not None}
         graph = Graph(file, settings, known, told)
         # A name whose node is wrong is still a name: nobody needs to hear that it is unknown.
-        check_graph(graph, self._document, names=set(nodes))
+        check_graph(graph, self._document, names=set(self._document.value["nodes"]))
         check_pipelines(settings.pipelines, self._document)
         check_beside_gateway(graph, self._document)
-        return graph if len(known) + len(told) == len(nodes) + len(handlers) else None
+        is_sound = is_sound and len(known) + len(told) == len(nodes) + len(handlers)
+        return graph if is_sound else None
 
     def _node(self, name: str, settings: NodeSettings) -> Node | None:
         at: TreePath = ("nodes", name)
@@ -138,17 +143,28 @@ class _Loader:
             return None
         return validated(model, dict(value), self._document, (*at, "config"))
 
-    def _look_at_configs(self) -> None:
-        """Check the nodes of a file whose shape is wrong elsewhere: all errors at once."""
+    def _look_at_configs(self, others: Collection[str]) -> None:
+        """Check the settings of nodes that are wrong otherwise; others are checked anyway."""
         value = self._document.value
         nodes = value.get("nodes") if isinstance(value, dict) else None
         for name, node in nodes.items() if isinstance(nodes, dict) else ():
-            if not isinstance(node, dict):
+            if name in others or not isinstance(node, dict):
                 continue
             kind, named = node.get("kind"), node.get("type") or node.get("plugin_urn")
             config = {} if node.get("config") is None else node["config"]
             if not (isinstance(kind, str) and isinstance(named, str) and isinstance(config, dict)):
-                continue  # told already
+                continue  # reported already
             component = self._registry.find(kind, named)
             if component is not None:
                 self._config(component, config, ("nodes", name))
+
+
+def _indivisible(path: TreePath) -> TreePath:
+    """Return what an error takes with it: of a node all but its delivery, else its section."""
+    if path[:1] == ("nodes",):
+        return path[:3] if path[2:3] == ("delivery",) else path[:2]
+    if path[:1] == ("pipelines",):
+        return path[:2]
+    if path[:2] == ("dead_letters", "handlers"):
+        return path[:3]
+    return path[:2]

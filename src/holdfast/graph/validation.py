@@ -7,9 +7,10 @@ setting's own check puts them there: they may be secret.
 
 from __future__ import annotations
 
+import copy
 import difflib
 import types
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
@@ -20,6 +21,8 @@ from holdfast.graph.document import Document, Place, TreePath
 from holdfast.settings import FileSettings, Settings
 
 Model = TypeVar("Model", bound=Settings)
+# Each takes every error away that there is; what they leave can have others, but not for long.
+_ROUNDS_MAX = 20
 
 
 def validated(model: type[Model], value: object, document: Document, at: TreePath) -> Model | None:
@@ -35,6 +38,44 @@ def validated(model: type[Model], value: object, document: Document, at: TreePat
                 told.add(found)
                 document.find(*found)
         return None
+
+
+def rest_of(
+    model: type[Model], value: object, indivisible: Callable[[TreePath], TreePath]
+) -> Model | None:
+    """Return what is left of a value without its errors, so that the rest can be checked, too.
+
+    An error takes with it what `indivisible` says of its path. Without a rest there is None.
+    """
+    rest = copy.deepcopy(value)
+    for _ in range(_ROUNDS_MAX):
+        try:
+            return model.model_validate(rest)
+        except ValidationError as error:
+            for details in error.errors(include_url=False, include_input=False):
+                missing = details["type"] == "missing"
+                path = indivisible(details["loc"][:-1] if missing else details["loc"])
+                if not path or not _remove(rest, path):
+                    return None
+    return None
+
+
+def _remove(tree: Any, path: TreePath) -> bool:
+    """Remove what is at a path, or at the nearest one above it; parts that lead nowhere are names
+    of a union's members."""
+    parents: list[tuple[Any, str | int]] = []
+    for part in path:
+        if isinstance(tree, dict) and part in tree:
+            parents.append((tree, part))
+            tree = tree[part]
+        elif isinstance(tree, list):
+            break  # a list without one of its items would mean something else
+    if not parents:
+        # What was removed already, with an error before.
+        return len(path) > 1
+    parent, key = parents[-1]
+    del parent[key]
+    return True
 
 
 def nearest(name: str, known: Iterable[str], what: str) -> str:
