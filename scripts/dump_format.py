@@ -41,7 +41,7 @@ from holdfast.quiver.ledger.subscriber import Subscriber
 from holdfast.quiver.log.frame import HEADER_BYTES, STAGED, Frame, Kind
 from holdfast.quiver.log.wal import HEADER_BYTES as WAL_HEADER_BYTES
 from holdfast.quiver.log.wal import decode_header, walk
-from holdfast.quiver.points import Point
+from holdfast.quiver.points import QuiverPoint
 from holdfast.seam import Seam
 from holdfast.seam.clock import JumpingClock
 from holdfast.seam.disk import Disk
@@ -303,7 +303,7 @@ def damaged_start() -> tuple[SimulatedDisk, Quiver]:
     disk = example_disk().snapshot()
     _with_flipped_bit(disk)
     # What is sound is sealed at once, apart from the hole; the example is the moment before.
-    unsealed = Fault(Point.SEAL_MAKE_DIR, FaultKind.EIO, times=1_000_000)
+    unsealed = Fault(QuiverPoint.SEAL_MAKE_DIR, FaultKind.EIO, times=1_000_000)
     with open_quiver(FaultyDisk(disk, [unsealed], disk.die)) as quiver:
         return disk.snapshot(), quiver
 

@@ -19,7 +19,7 @@ from typing import Any
 import pyarrow as pa
 
 from holdfast.quiver import ColumnExtractor, Quiver, QuiverConfig, Receipt, SegmentConfig
-from holdfast.quiver.points import Point
+from holdfast.quiver.points import QuiverPoint
 from holdfast.seam import Seam
 from holdfast.seam.clock import JumpingClock
 from holdfast.seam.faulty import Fault, FaultKind, FaultyDisk
@@ -158,13 +158,13 @@ def build() -> tuple[SimulatedDisk, dict[str, Any]]:
     disk, clock = SimulatedDisk(), JumpingClock(NOW_NS)
     note, randomness = Recorder(clock), seeded_randomness(2026)
     # Two seals work; the one at close fails, and leaves its bundles and a clean end in the WAL.
-    two_seals = Fault(Point.SEAL_MAKE_DIR, FaultKind.EIO, nth=3, times=ALWAYS)
+    two_seals = Fault(QuiverPoint.SEAL_MAKE_DIR, FaultKind.EIO, nth=3, times=ALWAYS)
     seam = Seam(FaultyDisk(disk, [two_seals], disk.die), clock, randomness)
     with Quiver.open(ROOT, CONFIG, seam=seam) as quiver:
         for append in (first_segment, second_segment, unsealed):
             append(quiver, note)
             clock.jump(60)
-    no_seal = Fault(Point.SEAL_MAKE_DIR, FaultKind.EIO, times=ALWAYS)
+    no_seal = Fault(QuiverPoint.SEAL_MAKE_DIR, FaultKind.EIO, times=ALWAYS)
     seam = Seam(FaultyDisk(disk, [no_seal], disk.die), clock, randomness)
     with Quiver.open(ROOT, CONFIG, seam=seam) as quiver:
         note.append_raw(quiver, [b"after a restart"], producer="edge-2", epoch=3)

@@ -20,7 +20,7 @@ from tests.crash.stage import CONFIG, ROOT, Stage
 from holdfast.errors import HoldfastError, NotAccepted, StaleEpoch
 from holdfast.quiver import AckLevel, Quiver, QuiverConfig, names
 from holdfast.quiver.config import MB
-from holdfast.quiver.points import Point
+from holdfast.quiver.points import QuiverPoint
 from holdfast.seam.faulty import Fault, FaultKind
 from holdfast.seam.simulated import SimulatedCrash, SimulatedDisk
 
@@ -134,8 +134,8 @@ FAILING = Script(
         close,
     ),
     (
-        Fault(Point.WAL_WRITE, FaultKind.SHORT_WRITE, nth=3),
-        Fault(Point.WAL_SYNC, FaultKind.FAILED_SYNC, nth=3),
+        Fault(QuiverPoint.WAL_WRITE, FaultKind.SHORT_WRITE, nth=3),
+        Fault(QuiverPoint.WAL_SYNC, FaultKind.FAILED_SYNC, nth=3),
     ),
 )
 
@@ -148,7 +148,7 @@ def _unclean_store() -> tuple[SimulatedDisk, Journal]:
     """Make a store with a segment, a full buffer that could not be sealed, and an open one."""
     journal = Journal()
     stage = Stage(
-        SimulatedDisk(), [Fault(Point.SEAL_MAKE_DIR, FaultKind.EIO, nth=3, times=1_000_000)]
+        SimulatedDisk(), [Fault(QuiverPoint.SEAL_MAKE_DIR, FaultKind.EIO, nth=3, times=1_000_000)]
     )
     quiver = stage.open()
     for size_bytes in (40, 40):  # two segments: one is going to be damaged

@@ -18,7 +18,7 @@ from tests.patience import PATIENCE_S
 from holdfast.quiver import AckLevel, AppendConfig, Quiver, QuiverConfig, SegmentConfig, WalConfig
 from holdfast.quiver.config import KB, MB
 from holdfast.quiver.log.quarantine import Quarantine
-from holdfast.quiver.points import Point
+from holdfast.quiver.points import QuiverPoint
 from holdfast.seam import Seam
 from holdfast.seam.clock import Clock, JumpingClock
 from holdfast.seam.disk import Handle
@@ -58,7 +58,7 @@ class GatedDisk(FaultyDisk):
             self._faults.append(fault)
 
     def sync(self, handle: Handle, at: str) -> None:
-        if at == Point.WAL_SYNC:
+        if at == QuiverPoint.WAL_SYNC:
             self.reached.set()
             assert self.gate.wait(PATIENCE_S)
         super().sync(handle, at)

@@ -24,7 +24,7 @@ from holdfast.quiver import names
 from holdfast.quiver.log.frame import BUNDLE_KINDS, Frame, Kind
 from holdfast.quiver.log.group import COUNT
 from holdfast.quiver.log.header_block import HeaderFault
-from holdfast.quiver.points import Point
+from holdfast.quiver.points import QuiverPoint
 from holdfast.quiver.segments import manifest
 from holdfast.quiver.segments.data_file import DataFile
 from holdfast.seam.faulty import Fault, FaultKind
@@ -33,8 +33,8 @@ from holdfast.seam.simulated import SimulatedDisk
 THOROUGH = os.environ.get("HOLDFAST_THOROUGH") == "1"
 
 
-@pytest.mark.parametrize("point", list(Point))
-def test_a_page_that_cannot_be_read_any_more_at(point: Point) -> None:
+@pytest.mark.parametrize("point", list(QuiverPoint))
+def test_a_page_that_cannot_be_read_any_more_at(point: QuiverPoint) -> None:
     for script in SCRIPTS:
         times = calls_of(script).get(point, 0)
         for nth in sorted({1, times} - {0} if THOROUGH else {times} - {0}):

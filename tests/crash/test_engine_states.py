@@ -28,7 +28,7 @@ from holdfast.quiver import AckLevel, ProducerConfig, Quiver, names
 from holdfast.quiver.log.frame import BUNDLE_KINDS, Frame
 from holdfast.quiver.log.quarantine import Quarantine
 from holdfast.quiver.log.wal import HEADER_BYTES, decode_header, walk
-from holdfast.quiver.points import Point
+from holdfast.quiver.points import QuiverPoint
 from holdfast.seam.clock import JumpingClock
 from holdfast.seam.faulty import Fault, FaultKind
 from holdfast.seam.simulated import SimulatedCrash, SimulatedDisk
@@ -43,7 +43,7 @@ shapes = st.sampled_from([Shape.RAW, Shape.ARROW, Shape.TWO_SLOTS])
 levels = st.sampled_from([AckLevel.MEMORY, AckLevel.WRITTEN, AckLevel.FSYNCED])
 sizes_bytes = st.sampled_from([40, 3_000, 40_000])
 producers = st.sampled_from(["p", "q"])
-faults = st.sampled_from([(point, kind) for point in Point for kind in kinds_at(point)])
+faults = st.sampled_from([(point, kind) for point in QuiverPoint for kind in kinds_at(point)])
 # None: a power cut that takes all it may. A number: one that leaves some, chosen by this seed.
 endings = st.one_of(st.just("kill"), st.none(), st.integers(0, 1_000))
 # Not `st.randoms`: threads make how many files there are, and so what is drawn, a matter of time.
@@ -182,7 +182,7 @@ class Engine(RuleBasedStateMachine):
 
     @rule(fault=faults, skipped=st.integers(0, 3), times=st.sampled_from([1, 1, 2]), ending=endings)
     def prepare_a_fault(
-        self, fault: tuple[Point, FaultKind], skipped: int, times: int, ending: Ending
+        self, fault: tuple[QuiverPoint, FaultKind], skipped: int, times: int, ending: Ending
     ) -> None:
         self.ending = ending
         at, kind = fault
@@ -205,7 +205,7 @@ class Engine(RuleBasedStateMachine):
 
     @rule(fault=faults, nth=st.integers(1, 3), first=endings, second=endings)
     def meet_a_fault_while_opening(
-        self, fault: tuple[Point, FaultKind], nth: int, first: Ending, second: Ending
+        self, fault: tuple[QuiverPoint, FaultKind], nth: int, first: Ending, second: Ending
     ) -> None:
         disk, promised = self.end(first)
         self.stage = Stage(disk, [Fault(*fault, nth)], self.config, self.clock, self.lives)

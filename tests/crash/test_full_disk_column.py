@@ -20,7 +20,7 @@ from tests.crash.test_matrix import calls_of
 from holdfast.errors import CannotOpen
 from holdfast.quiver import AckLevel, Quiver, names
 from holdfast.quiver.config import MB
-from holdfast.quiver.points import Point
+from holdfast.quiver.points import QuiverPoint
 from holdfast.seam.faulty import Fault, FaultKind
 from holdfast.seam.simulated import SimulatedDisk
 
@@ -30,8 +30,8 @@ ROOM_BYTES = 4 * MB
 IMPATIENT = replace(CONFIG, append=replace(CONFIG.append, timeout_s=0.02))
 
 
-@pytest.mark.parametrize("point", list(Point))
-def test_a_disk_that_stays_full_at(point: Point) -> None:
+@pytest.mark.parametrize("point", list(QuiverPoint))
+def test_a_disk_that_stays_full_at(point: QuiverPoint) -> None:
     for script in SCRIPTS:
         times = calls_of(script).get(point, 0)
         for nth in sorted({1, times} - {0} if THOROUGH else {times} - {0}):
@@ -42,9 +42,9 @@ def test_a_disk_that_stays_full_at(point: Point) -> None:
 def test_the_copies_of_a_first_wal_file_do_not_take_the_room_of_a_seal() -> None:
     """Both wanted what the reserve gave up, and whoever came second never got it."""
     (script,) = (script for script in SCRIPTS if script.name == "fresh")
-    nth = calls_of(script)[Point.WAL_CREATE]
+    nth = calls_of(script)[QuiverPoint.WAL_CREATE]
     for _ in range(8):
-        check_cell(script, Fault(Point.WAL_CREATE, FaultKind.STAYS_FULL, nth), cut=True)
+        check_cell(script, Fault(QuiverPoint.WAL_CREATE, FaultKind.STAYS_FULL, nth), cut=True)
 
 
 def check_cell(script: Script, fault: Fault, *, cut: bool) -> None:

@@ -10,7 +10,7 @@ from tests.crash.stage import Stage, append_in_one_group, check_survivor, opened
 
 from holdfast.errors import CannotOpen, StorageFailed
 from holdfast.quiver import AckLevel
-from holdfast.quiver.points import Point
+from holdfast.quiver.points import QuiverPoint
 from holdfast.seam.faulty import Fault, FaultKind
 from holdfast.seam.simulated import SimulatedCrash, SimulatedDisk
 
@@ -19,7 +19,7 @@ def test_a_directory_whose_creation_was_interrupted_is_made_durable_by_the_next_
     disk = SimulatedDisk()
     for _ in range(2):  # the parent, then the directory itself
         with pytest.raises(CannotOpen):
-            Stage(disk, [Fault(Point.ROOT_SYNC_DIR, FaultKind.EIO)]).open()
+            Stage(disk, [Fault(QuiverPoint.ROOT_SYNC_DIR, FaultKind.EIO)]).open()
     journal = Journal()
     with opened(disk) as quiver:
         journal.append(quiver)
@@ -27,7 +27,7 @@ def test_a_directory_whose_creation_was_interrupted_is_made_durable_by_the_next_
 
 
 def test_whoever_waits_for_a_seal_is_told_at_once_when_the_sealer_dies() -> None:
-    stage = Stage(SimulatedDisk(), [Fault(Point.SEAL_DATA_SYNC, FaultKind.KILL_BEFORE)])
+    stage = Stage(SimulatedDisk(), [Fault(QuiverPoint.SEAL_DATA_SYNC, FaultKind.KILL_BEFORE)])
     quiver = stage.open()
     quiver.append_raw(b"event")
     with pytest.raises(StorageFailed, match="the sealer ended"):
@@ -39,7 +39,7 @@ def test_whoever_waits_for_a_seal_is_told_at_once_when_the_sealer_dies() -> None
 
 def test_a_copy_that_a_failed_sync_made_necessary_outlives_a_kill_and_then_a_power_cut() -> None:
     """The poisoned file still shows the bundle in the page cache, and must not be believed."""
-    stage = Stage(SimulatedDisk(), [Fault(Point.WAL_SYNC, FaultKind.FAILED_SYNC)])
+    stage = Stage(SimulatedDisk(), [Fault(QuiverPoint.WAL_SYNC, FaultKind.FAILED_SYNC)])
     journal = Journal()
     assert journal.append(stage.open()).fate == "acked"
     stage.crash()
@@ -50,8 +50,8 @@ def test_a_repeated_epoch_is_not_acknowledged_on_the_word_of_a_page_cache_that_f
     None
 ):
     faults = [
-        Fault(Point.WAL_SYNC, FaultKind.FAILED_SYNC),
-        Fault(Point.WAL_CREATE, FaultKind.EIO, nth=2),
+        Fault(QuiverPoint.WAL_SYNC, FaultKind.FAILED_SYNC),
+        Fault(QuiverPoint.WAL_CREATE, FaultKind.EIO, nth=2),
     ]
     stage = Stage(SimulatedDisk(), faults)
     journal = Journal()
@@ -66,7 +66,7 @@ def test_what_was_only_written_survives_a_kill_and_a_failed_sync_of_the_next_pro
     journal.append(stage.open(), level=AckLevel.WRITTEN)
     stage.crash()
     disk = stage.disk.kill()
-    again = Stage(disk, [Fault(Point.WAL_HEADER_SYNC, FaultKind.FAILED_SYNC)])
+    again = Stage(disk, [Fault(QuiverPoint.WAL_HEADER_SYNC, FaultKind.FAILED_SYNC)])
     with pytest.raises(CannotOpen):
         again.open()
     check_survivor(disk, journal, AckLevel.WRITTEN)
@@ -77,8 +77,8 @@ def test_an_epoch_refused_and_sent_again_is_stored_once_also_if_the_failed_write
 ):
     """Half of a group was written: the whole first bundle. It could not be cut off again."""
     faults = [
-        Fault(Point.WAL_WRITE, FaultKind.SHORT_WRITE, nth=2),
-        Fault(Point.WAL_UNDO, FaultKind.EIO),
+        Fault(QuiverPoint.WAL_WRITE, FaultKind.SHORT_WRITE, nth=2),
+        Fault(QuiverPoint.WAL_UNDO, FaultKind.EIO),
     ]
     stage = Stage(SimulatedDisk(), faults)
     stage.open()
@@ -101,15 +101,15 @@ def test_an_open_that_is_interrupted_at_its_last_step_leaves_no_thread_running()
         quiver.close()
     threads = threading.active_count()
     with pytest.raises(SimulatedCrash):
-        Stage(disk.kill(), [Fault(Point.TRUNCATE_UNLINK, FaultKind.KILL_BEFORE)]).open()
+        Stage(disk.kill(), [Fault(QuiverPoint.TRUNCATE_UNLINK, FaultKind.KILL_BEFORE)]).open()
     assert threading.active_count() == threads
 
 
 def test_a_file_whose_successor_was_tried_in_vain_does_not_take_what_that_would_cut_off() -> None:
     """The leftover of the try is on disk, and says how far the file before it counts."""
     faults = [
-        Fault(Point.WAL_SYNC_DIR, FaultKind.EIO, nth=2),
-        Fault(Point.TRUNCATE_UNLINK, FaultKind.EIO),
+        Fault(QuiverPoint.WAL_SYNC_DIR, FaultKind.EIO, nth=2),
+        Fault(QuiverPoint.TRUNCATE_UNLINK, FaultKind.EIO),
     ]
     stage = Stage(SimulatedDisk(), faults)
     journal = Journal()

@@ -13,15 +13,15 @@ import pytest
 from tests.crash.scripts import SCRIPTS, Script, run
 from tests.crash.stage import check_survivor, survivors
 
-from holdfast.quiver.points import Point
+from holdfast.quiver.points import QuiverPoint
 from holdfast.seam.faulty import Fault, FaultKind
 
 KILLS = (FaultKind.KILL_BEFORE, FaultKind.KILL_MIDWAY, FaultKind.KILL_AFTER)
-WRITES = [point for point in Point if point.endswith((".write", "_write", ".header"))]
-SYNCS = [point for point in Point if "sync" in point]
+WRITES = [point for point in QuiverPoint if point.endswith((".write", "_write", ".header"))]
+SYNCS = [point for point in QuiverPoint if "sync" in point]
 
 
-def kinds_at(point: Point) -> Iterator[FaultKind]:
+def kinds_at(point: QuiverPoint) -> Iterator[FaultKind]:
     """Return the faults that make sense at a point."""
     for kind in FaultKind:
         if kind in (FaultKind.KILL_MIDWAY, FaultKind.SHORT_WRITE) and point not in WRITES:
@@ -33,7 +33,7 @@ def kinds_at(point: Point) -> Iterator[FaultKind]:
         yield kind
 
 
-CELLS = [pytest.param(p, kind, id=f"{p}-{kind}") for p in Point for kind in kinds_at(p)]
+CELLS = [pytest.param(p, kind, id=f"{p}-{kind}") for p in QuiverPoint for kind in kinds_at(p)]
 
 
 @cache
@@ -45,12 +45,14 @@ def calls_of(script: Script) -> dict[str, int]:
 def test_the_scripts_reach_every_point_and_every_point_is_listed() -> None:
     reached = {at for script in SCRIPTS for at in calls_of(script)}
     # What deletes, and the ledger's own failures, are struck in tests/readers.
-    elsewhere = {p for p in Point if p.startswith(("trash.", "ledger."))} | {Point.RESERVE_UNLINK}
-    assert reached - elsewhere == set(Point) - elsewhere
+    elsewhere = {p for p in QuiverPoint if p.startswith(("trash.", "ledger."))} | {
+        QuiverPoint.RESERVE_UNLINK
+    }
+    assert reached - elsewhere == set(QuiverPoint) - elsewhere
 
 
 @pytest.mark.parametrize(("point", "kind"), CELLS)
-def test_cell(point: Point, kind: FaultKind) -> None:
+def test_cell(point: QuiverPoint, kind: FaultKind) -> None:
     """The last time that a script reaches the point; a fault that does not kill is cut off then."""
     for script in SCRIPTS:
         if times := calls_of(script).get(point, 0):
@@ -59,7 +61,7 @@ def test_cell(point: Point, kind: FaultKind) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("point", "kind"), CELLS)
-def test_rest_of_cell(point: Point, kind: FaultKind) -> None:
+def test_rest_of_cell(point: QuiverPoint, kind: FaultKind) -> None:
     """The first time as well, and a script that goes on after its fault."""
     for script in SCRIPTS:
         times = calls_of(script).get(point, 0)

@@ -24,7 +24,7 @@ from tests.crash.stage import check_survivor, survivors
 from tests.crash.test_matrix import kinds_at
 
 from holdfast.quiver import AckLevel, Quiver
-from holdfast.quiver.points import Point
+from holdfast.quiver.points import QuiverPoint
 from holdfast.seam.faulty import Fault
 from holdfast.seam.simulated import SimulatedDisk
 
@@ -55,7 +55,7 @@ def random_fault(script: Script, choose: random.Random) -> Fault:
     """Return a fault at one of the calls that the script makes."""
     calls = run(script).stage.faulty.calls()
     at = choose.choice(sorted(calls))
-    kind = choose.choice(list(kinds_at(Point(at))))
+    kind = choose.choice(list(kinds_at(QuiverPoint(at))))
     return Fault(at, kind, choose.randint(1, calls[at]), times=choose.choice((1, 1, 3)))
 
 

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from tests.patience import SPARK_PATIENCE_S
 
-from holdfast.dataflow.base.points import Point
+from holdfast.dataflow.base.points import BatchPoint
 from holdfast.dataflow.compiler.places import Places
 from holdfast.dataflow.driver.run import PipelineRun
 from holdfast.dataflow.driver.session import query_session, start_session
@@ -52,7 +52,7 @@ BEGIN_S = 100.0
 _seen: dict[str, int] = {}
 
 
-def trap(point: Point, checkpoint: str) -> None:
+def trap(point: BatchPoint, checkpoint: str) -> None:
     """Wait for the other shapes and kill the session, if this is the moment of this one."""
     cells: dict[str, str] = json.loads(os.environ[CELLS])
     root = Path(cells["root"])
@@ -60,7 +60,7 @@ def trap(point: Point, checkpoint: str) -> None:
     if cells.get(shape) != point or not _is_time(point, Checkpoint(checkpoint)):
         return
     _seen[shape] = _seen.get(shape, 0) + 1
-    if point == Point.ACKNOWLEDGE and _seen[shape] < len(QUIVERS):
+    if point == BatchPoint.ACKNOWLEDGE and _seen[shape] < len(QUIVERS):
         return  # one quiver has been told; before the last one is the worst moment
     (root / f"reached-{shape}").touch()
     give_up_s = time.monotonic() + SPARK_PATIENCE_S
@@ -69,8 +69,8 @@ def trap(point: Point, checkpoint: str) -> None:
     end_session(os.getsid(0))
 
 
-def _is_time(point: Point, checkpoint: Checkpoint) -> bool:
-    if point in (Point.COMMIT_LOG, Point.ACKNOWLEDGE):
+def _is_time(point: BatchPoint, checkpoint: Checkpoint) -> bool:
+    if point in (BatchPoint.COMMIT_LOG, BatchPoint.ACKNOWLEDGE):
         return checkpoint.last_committed() == BATCH
     return checkpoint.last_planned() == BATCH
 

@@ -20,7 +20,7 @@ from tests.dataflow.crashing import CELLS, KINDS, QUIVERS, SHAPES, compiled, dra
 from tests.dataflow.quivers import CONFIG_NAME, at, fill, open_when_free
 from tests.patience import SPARK_PATIENCE_S
 
-from holdfast.dataflow.base.points import TRAP, Point
+from holdfast.dataflow.base.points import TRAP, BatchPoint
 from holdfast.dataflow.compiler.places import Places
 from holdfast.dataflow.spec import Pipeline
 from holdfast.errors import PipelineFailed
@@ -34,8 +34,11 @@ ROOT = Path(__file__).parents[2]
 BUNDLES = [[(5.0 * i + j, "ab"[j % 2], 10 * i + j) for j in range(10)] for i in range(6)]
 # Each shape meets each moment once.
 MATRIX = [
-    {shape: list(Point)[(place + turn) % len(Point)] for place, shape in enumerate(SHAPES)}
-    for turn in range(len(Point))
+    {
+        shape: list(BatchPoint)[(place + turn) % len(BatchPoint)]
+        for place, shape in enumerate(SHAPES)
+    }
+    for turn in range(len(BatchPoint))
 ]
 
 Rows = Counter[tuple[object, ...]]
@@ -50,7 +53,7 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def die(kind: str, root: Path, cells: dict[str, Point]) -> None:
+def die(kind: str, root: Path, cells: dict[str, BatchPoint]) -> None:
     """Run a driver in a session of its own until all its queries are where they have to die."""
     told = json.dumps({"root": str(root), **cells})
     environ = {
@@ -116,7 +119,7 @@ def check(root: Path) -> None:
             assert acked.events == 30, (shape, name)
 
 
-def survive(kind: str, root: Path, cells: dict[str, Point], spark: SparkSession) -> None:
+def survive(kind: str, root: Path, cells: dict[str, BatchPoint], spark: SparkSession) -> None:
     """Let a driver die, and another one go on."""
     die(kind, root, cells)
     run(kind, root, spark)
@@ -135,7 +138,7 @@ def test_a_driver_that_dies_changes_no_result(root: Path, spark: SparkSession) -
 @pytest.mark.parametrize("cells", MATRIX, ids=["-".join(c.values()) for c in MATRIX])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_driver_that_dies_at_any_moment_changes_no_result(
-    kind: str, cells: dict[str, Point], root: Path, spark: SparkSession
+    kind: str, cells: dict[str, BatchPoint], root: Path, spark: SparkSession
 ) -> None:
     survive(kind, root, cells, spark)
 

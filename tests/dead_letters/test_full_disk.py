@@ -14,7 +14,7 @@ from tests.dead_letters.letters import open_office, poison
 
 from holdfast.dead_letters.queue import KEEPER, DeadLetterQueue
 from holdfast.errors import HoldfastError
-from holdfast.quiver.points import Point
+from holdfast.quiver.points import QuiverPoint
 from holdfast.seam.faulty import Fault, FaultKind, FaultyDisk
 from holdfast.seam.simulated import SimulatedDisk
 
@@ -23,8 +23,8 @@ QUICK = {"timeout_s": 0.4}
 # Only after a failure, or damage, or with more data.
 ELSEWHERE = ("quarantine.", "recover.", "wal.undo", "wal.rotate", "ledger.undo", "ledger.unlink",
              "truncate.", "reserve.unlink")  # fmt: skip
-STEPS = [point for point in Point if not point.startswith(ELSEWHERE)]
-IN_MAKE_TEST = (Point.WAL_WRITE, Point.LEDGER_CREATE, Point.SEAL_RENAME)
+STEPS = [point for point in QuiverPoint if not point.startswith(ELSEWHERE)]
+IN_MAKE_TEST = (QuiverPoint.WAL_WRITE, QuiverPoint.LEDGER_CREATE, QuiverPoint.SEAL_RENAME)
 
 
 def file(office: DeadLetterQueue, number: int) -> None:
@@ -63,7 +63,7 @@ def play(disk: FaultyDisk, filed: set[int], settled: set[int]) -> None:
 @pytest.mark.parametrize(
     "at", [pytest.param(p, marks=[] if p in IN_MAKE_TEST else [pytest.mark.slow]) for p in STEPS]
 )
-def test_the_disk_stays_full_from_any_step_on(at: Point) -> None:
+def test_the_disk_stays_full_from_any_step_on(at: QuiverPoint) -> None:
     disk = SimulatedDisk(ROOMY_BYTES)
     faulty = FaultyDisk(disk, [Fault(at, FaultKind.STAYS_FULL)], disk.die)
     filed: set[int] = set()

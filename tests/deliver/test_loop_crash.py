@@ -9,7 +9,7 @@ from tests.deliver.backend import BAD, fails_for
 from tests.deliver.stage import Stage
 
 from holdfast.deliver.destination import DeliverySettings, Destination
-from holdfast.deliver.points import DESCRIPTIONS, Point
+from holdfast.deliver.points import DeliveryPoint
 from holdfast.quiver import Outcome
 from holdfast.seam.simulated import SimulatedCrash
 
@@ -18,7 +18,7 @@ def settings(**values: object) -> DeliverySettings:
     return DeliverySettings.model_validate({"retention_bytes": None, **values})
 
 
-def run_until_killed(stage: Stage, at: Point, nth: int, delivery: DeliverySettings) -> None:
+def run_until_killed(stage: Stage, at: DeliveryPoint, nth: int, delivery: DeliverySettings) -> None:
     """Run a destination until a point is reached for the nth time, and kill it there."""
     left = nth
 
@@ -44,13 +44,13 @@ def run_until_killed(stage: Stage, at: Point, nth: int, delivery: DeliverySettin
 
 
 def test_every_point_is_described_and_reached(stage: Stage) -> None:
-    assert set(DESCRIPTIONS) == set(Point)
+    assert all(point.description for point in DeliveryPoint)
     seen: set[str] = set()
     stage.reached = seen.add
     stage.append_each(b"a", b"bad", b"b")
     stage.backend.otherwise = fails_for({b"bad": BAD})
     stage.deliver_all()
-    assert seen == set(Point)
+    assert seen == set(DeliveryPoint)
 
 
 @pytest.mark.parametrize("order", ["received", "key"])
@@ -59,7 +59,7 @@ def test_killed_when_the_backend_has_it_and_the_ledger_has_not(
     stage: Stage, order: str, nth: int
 ) -> None:
     stage.append_each(b"k:0", b"k:1", b"k:2", b"k:3")
-    run_until_killed(stage, Point.SENT, nth, settings(order=order))
+    run_until_killed(stage, DeliveryPoint.SENT, nth, settings(order=order))
     stage.deliver_all(settings(order=order))
     events = [b"k:0", b"k:1", b"k:2", b"k:3"]
     assert stage.backend.taken == events[:nth] + events[nth - 1 :]
@@ -69,7 +69,7 @@ def test_killed_when_the_backend_has_it_and_the_ledger_has_not(
 @pytest.mark.parametrize("nth", [1, 2, 3])
 def test_killed_when_the_ledger_has_it(stage: Stage, order: str, nth: int) -> None:
     stage.append_each(b"k:0", b"k:1", b"k:2", b"k:3")
-    run_until_killed(stage, Point.COMMITTED, nth, settings(order=order))
+    run_until_killed(stage, DeliveryPoint.COMMITTED, nth, settings(order=order))
     stage.deliver_all(settings(order=order))
     assert stage.backend.taken == [b"k:0", b"k:1", b"k:2", b"k:3"]
 
@@ -77,7 +77,7 @@ def test_killed_when_the_ledger_has_it(stage: Stage, order: str, nth: int) -> No
 def test_killed_inside_a_request_only_its_last_send_comes_again(stage: Stage) -> None:
     stage.backend.max_batch_events = 2
     stage.append(b"a", b"b", b"c", b"d", b"e")
-    run_until_killed(stage, Point.SENT, 2, settings())
+    run_until_killed(stage, DeliveryPoint.SENT, 2, settings())
     stage.deliver_all()
     assert stage.backend.sends == [[b"a", b"b"], [b"c", b"d"], [b"c", b"d"], [b"e"]]
 
@@ -85,7 +85,7 @@ def test_killed_inside_a_request_only_its_last_send_comes_again(stage: Stage) ->
 def test_killed_when_the_letter_is_stored_and_the_ledger_does_not_know(stage: Stage) -> None:
     stage.append_each(b"a", b"bad", b"b", b"c")
     stage.backend.otherwise = fails_for({b"bad": BAD})
-    run_until_killed(stage, Point.DEAD_LETTER_STORED, 1, settings())
+    run_until_killed(stage, DeliveryPoint.DEAD_LETTER_STORED, 1, settings())
     stage.deliver_all()
     assert stage.backend.taken == [b"a", b"b", b"c"]
     assert stage.letters.payloads == [b"bad", b"bad"], "as the letter was"

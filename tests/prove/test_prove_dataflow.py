@@ -12,7 +12,7 @@ from typing import NamedTuple
 import pytest
 from tests.patience import PATIENCE_S
 
-from holdfast.dataflow.base.points import TRAP, Point
+from holdfast.dataflow.base.points import TRAP, BatchPoint
 from holdfast.errors import CheckFailed
 from holdfast.graph.pipelines import load_pipelines
 from holdfast.prove import dataflow
@@ -27,11 +27,11 @@ from holdfast.signals.openlineage.validation import ValidationSettings, Validato
 # A process that leads a session with a child in it, and then comes to a moment of a batch.
 VICTIM = """
 import subprocess, sys
-from holdfast.dataflow.base.points import Point, reached
+from holdfast.dataflow.base.points import BatchPoint, reached
 subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-reached(Point.OFFSETS, "checkpoint")
+reached(BatchPoint.OFFSETS, "checkpoint")
 print("alive", flush=True)
-reached(Point.WRITE, "checkpoint")
+reached(BatchPoint.WRITE, "checkpoint")
 print("still alive", flush=True)
 """
 
@@ -50,14 +50,14 @@ def test_what_is_meant_to_be_refused_is_invalid() -> None:
 
 def test_a_trap_strikes_once(tmp_path: Path) -> None:
     assert take_trap(tmp_path, DRIVER) is None
-    set_trap(tmp_path, DRIVER, Point.WRITE)
-    assert take_trap(tmp_path, DRIVER) == Point.WRITE
+    set_trap(tmp_path, DRIVER, BatchPoint.WRITE)
+    assert take_trap(tmp_path, DRIVER) == BatchPoint.WRITE
     assert take_trap(tmp_path, DRIVER) is None
 
 
 def test_whoever_steps_into_a_trap_dies_with_its_whole_session(tmp_path: Path) -> None:
     environ = {**os.environ, TRAPS: str(tmp_path), TRAP: "holdfast.prove.dataflow_trap:reached"}
-    set_trap(tmp_path, DRIVER, Point.WRITE)
+    set_trap(tmp_path, DRIVER, BatchPoint.WRITE)
     with subprocess.Popen(
         [sys.executable, "-c", VICTIM], env=environ, stdout=subprocess.PIPE, start_new_session=True
     ) as victim:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from holdfast import prove
 from holdfast.prove.quiver import KILL_SITES
-from holdfast.quiver.points import DESCRIPTIONS, Point
+from holdfast.quiver.points import QuiverPoint
 
 
 def test_nothing_answered_is_lost_over_kills_at_random_and_at_points(tmp_path: Path) -> None:
@@ -22,6 +22,6 @@ def test_nothing_answered_is_lost_over_kills_at_random_and_at_points(tmp_path: P
 
 
 def test_every_fault_point_is_listed_with_a_description() -> None:
-    assert [name for name, _ in prove.points("quiver")] == [str(point) for point in Point]
-    assert set(DESCRIPTIONS) == set(Point)
-    assert set(KILL_SITES) <= set(Point)
+    assert [name for name, _ in prove.points("quiver")] == [str(point) for point in QuiverPoint]
+    assert all(point.description for point in QuiverPoint)
+    assert set(KILL_SITES) <= set(QuiverPoint)

@@ -15,7 +15,7 @@ from holdfast.quiver import AckLevel, AppendConfig, Quiver, QuiverConfig, Segmen
 from holdfast.quiver.config import KB, MB
 from holdfast.quiver.log.frame import Frame
 from holdfast.quiver.log.wal import Hole, WalHeader, decode_header, walk
-from holdfast.quiver.points import Point
+from holdfast.quiver.points import QuiverPoint
 from holdfast.seam import Seam
 from holdfast.seam.clock import JumpingClock
 from holdfast.seam.disk import Disk, Handle
@@ -30,7 +30,7 @@ QUARANTINE = ROOT / "quarantine"
 # 2026-01-02 03:04:05.678901 UTC.
 START_NS = 1_767_323_045_678_901_000
 # Keeps the WAL files: nothing gets into a segment.
-NO_SEAL = Fault(Point.SEAL_MAKE_DIR, FaultKind.EIO, times=1_000_000)
+NO_SEAL = Fault(QuiverPoint.SEAL_MAKE_DIR, FaultKind.EIO, times=1_000_000)
 
 
 def quiet(

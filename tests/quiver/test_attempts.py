@@ -11,7 +11,7 @@ from holdfast.quiver import LeaseOptions, Outcome, SubscriberOptions
 from holdfast.quiver.inspect import inspect
 from holdfast.quiver.ledger import subscriber as subscriber_module
 from holdfast.quiver.log.frame import Totals
-from holdfast.quiver.points import Point
+from holdfast.quiver.points import QuiverPoint
 from holdfast.quiver.read.lease import NACK_REASON_CHARS_MAX
 from holdfast.quiver.tools.explain import Fate, explain
 from holdfast.quiver.tools.history import Filter, lines
@@ -139,7 +139,7 @@ def test_by_default_there_is_no_limit(still: StillMachine) -> None:
 
 
 def test_a_nack_that_cannot_be_written_is_told_and_gives_back(still: StillMachine) -> None:
-    quiver = still.start(faults=[Fault(Point.LEDGER_WRITE, FaultKind.EIO, nth=3)])
+    quiver = still.start(faults=[Fault(QuiverPoint.LEDGER_WRITE, FaultKind.EIO, nth=3)])
     append(quiver, 1)
     lease = quiver.lease("reader")
     delivery = must_poll(lease)

@@ -21,7 +21,7 @@ from holdfast.errors import DataLoss, StorageFailed
 from holdfast.quiver import AckLevel, Balance, Outcome, Position, Quiver
 from holdfast.quiver.log.frame import NOTHING, Totals
 from holdfast.quiver.log.header_block import BLOCK_BYTES
-from holdfast.quiver.points import Point
+from holdfast.quiver.points import QuiverPoint
 from holdfast.seam.faulty import Fault, FaultKind
 from holdfast.seam.simulated import SimulatedCrash
 
@@ -193,7 +193,7 @@ def test_an_interrupted_write_off_is_done_again_and_counted_once(still: StillMac
     for kind in (FaultKind.KILL_BEFORE, FaultKind.KILL_MIDWAY, FaultKind.KILL_AFTER):
         still.disk = before.snapshot()
         with pytest.raises(SimulatedCrash):
-            still.start(faults=[Fault(Point.LEDGER_WRITE, kind)])
+            still.start(faults=[Fault(QuiverPoint.LEDGER_WRITE, kind)])
         still.cut_power()
         quiver = still.start()
         assert check_books(quiver)["one"].outcomes[Outcome.DAMAGED] == Totals(1, 1)
@@ -211,7 +211,7 @@ def test_an_open_that_cannot_balance_the_books_leaves_no_thread_and_no_lock_behi
     lose_segment(still, 0)
     before = set(threading.enumerate())
     with pytest.raises((StorageFailed, SimulatedCrash)):
-        still.start(faults=[Fault(Point.LEDGER_WRITE, kind)])
+        still.start(faults=[Fault(QuiverPoint.LEDGER_WRITE, kind)])
     assert set(threading.enumerate()) == before
     if kind is FaultKind.KILL_BEFORE:
         still.kill()
@@ -239,7 +239,7 @@ def test_unsynced_data_that_was_read_after_a_kill_and_then_lost_stays_acked(
     quiver.register("one")
     quiver.append_raw(b"written", level=AckLevel.WRITTEN)
     still.kill()
-    quiver = still.start(faults=[Fault(Point.RECOVER_SYNC, FaultKind.EIO, times=10)])
+    quiver = still.start(faults=[Fault(QuiverPoint.RECOVER_SYNC, FaultKind.EIO, times=10)])
     assert list(drain(quiver.lease("one"))) == [0]
     quiver._engine.ledger.sync()
     quiver = still.restart(power=True)

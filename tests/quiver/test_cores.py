@@ -31,7 +31,7 @@ from holdfast.quiver import (
     WalConfig,
 )
 from holdfast.quiver.config import KB, MB
-from holdfast.quiver.points import Point
+from holdfast.quiver.points import QuiverPoint
 from holdfast.quiver.shares import Claim, fair_share, share_of
 from holdfast.seam import Seam
 from holdfast.seam.clock import JumpingClock
@@ -557,11 +557,13 @@ def test_drained_cores_go_by_themselves(rack: Rack) -> None:
     assert cores.adopted == {}
 
 
-@pytest.mark.parametrize("at", [Point.TRASH_MOVE, Point.TRASH_SYNC_DIR, Point.TRASH_UNLINK])
+@pytest.mark.parametrize(
+    "at", [QuiverPoint.TRASH_MOVE, QuiverPoint.TRASH_SYNC_DIR, QuiverPoint.TRASH_UNLINK]
+)
 @pytest.mark.parametrize("kind", [FaultKind.KILL_BEFORE, FaultKind.KILL_AFTER])
 @pytest.mark.parametrize("power", [False, True])
 def test_a_crash_while_a_drained_core_is_removed_is_made_good(
-    rack: Rack, at: Point, kind: FaultKind, power: bool
+    rack: Rack, at: QuiverPoint, kind: FaultKind, power: bool
 ) -> None:
     cores = started_with_data(rack)
     drain(cores[1])
@@ -580,7 +582,7 @@ def test_a_crash_while_a_drained_core_is_removed_is_made_good(
 def test_a_removal_that_the_disk_refuses_is_made_good_later(rack: Rack) -> None:
     rack.start(2)
     rack.stop()
-    cores = rack.start(1, faults=[Fault(Point.TRASH_MOVE, FaultKind.EIO)])
+    cores = rack.start(1, faults=[Fault(QuiverPoint.TRASH_MOVE, FaultKind.EIO)])
     cores.sweep()
     # It is still there, and counts.
     assert rack.folders() == ["core-00", "core-01", "trash"]

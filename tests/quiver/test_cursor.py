@@ -34,7 +34,7 @@ from holdfast.quiver import (
     SubscriberOptions,
 )
 from holdfast.quiver.log.frame import Totals
-from holdfast.quiver.points import Point
+from holdfast.quiver.points import QuiverPoint
 from holdfast.quiver.segments.batch_cache import READ_CACHE_BYTES
 from holdfast.seam.faulty import Fault, FaultKind
 
@@ -337,7 +337,7 @@ def test_a_stale_cursor_is_fenced_off_whatever_it_says(still: StillMachine) -> N
 
 def test_a_commit_that_cannot_be_recorded_is_told_and_may_be_repeated(still: StillMachine) -> None:
     # The lines before: register, attach, pin.
-    quiver = still.start(faults=[Fault(Point.LEDGER_WRITE, FaultKind.EIO, nth=4)])
+    quiver = still.start(faults=[Fault(QuiverPoint.LEDGER_WRITE, FaultKind.EIO, nth=4)])
     cursor = quiver.cursor("stats")
     append(quiver, 2)
     planned = must_plan(cursor)
@@ -352,7 +352,7 @@ def test_a_commit_that_cannot_be_recorded_is_told_and_may_be_repeated(still: Sti
 def test_a_commit_cut_off_by_a_full_disk_is_recorded_with_the_reserve(
     still: StillMachine, kind: FaultKind
 ) -> None:
-    quiver = still.start(faults=[Fault(Point.LEDGER_WRITE, kind, nth=4)])
+    quiver = still.start(faults=[Fault(QuiverPoint.LEDGER_WRITE, kind, nth=4)])
     cursor = quiver.cursor("stats")
     append(quiver, 2)
     cursor.commit(must_plan(cursor))
@@ -463,8 +463,8 @@ def test_a_planned_range_reads_the_same_rows_after_a_crash(
 
 
 def test_a_plan_that_could_not_be_made_durable_is_not_given(still: StillMachine) -> None:
-    faults = [Fault(Point.LEDGER_SYNC, FaultKind.FAILED_SYNC, nth=3)]  # register, attach, pin
-    faults += [Fault(Point.LEDGER_CREATE, FaultKind.EIO, nth=2)]
+    faults = [Fault(QuiverPoint.LEDGER_SYNC, FaultKind.FAILED_SYNC, nth=3)]  # register, attach, pin
+    faults += [Fault(QuiverPoint.LEDGER_CREATE, FaultKind.EIO, nth=2)]
     quiver = still.start(faults=faults)
     cursor = quiver.cursor("stats")
     append(quiver, 2)

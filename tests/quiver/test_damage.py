@@ -36,7 +36,7 @@ from holdfast.quiver.log.quarantine import Quarantine
 from holdfast.quiver.log.replay import Replay
 from holdfast.quiver.log.wal import HEADER_BYTES as WAL_HEADER_BYTES
 from holdfast.quiver.log.wal import WalHeader, decode_header
-from holdfast.quiver.points import Point
+from holdfast.quiver.points import QuiverPoint
 from holdfast.quiver.segments.catalog import Catalog
 from holdfast.quiver.segments.manifest import VERSION, Summary
 from holdfast.quiver.segments.segment import Segment
@@ -501,15 +501,15 @@ def test_damaged_bytes_are_kept_in_quarantine_with_a_note_however_often_they_are
 @pytest.mark.parametrize(
     "at",
     [
-        Point.QUARANTINE_MAKE_DIR,
-        Point.QUARANTINE_CREATE,
-        Point.QUARANTINE_WRITE,
-        Point.QUARANTINE_SYNC,
-        Point.QUARANTINE_SYNC_DIR,
+        QuiverPoint.QUARANTINE_MAKE_DIR,
+        QuiverPoint.QUARANTINE_CREATE,
+        QuiverPoint.QUARANTINE_WRITE,
+        QuiverPoint.QUARANTINE_SYNC,
+        QuiverPoint.QUARANTINE_SYNC_DIR,
     ],
 )
 def test_a_wal_file_whose_damage_could_not_be_copied_stays_until_it_can(
-    machine: Machine, at: Point
+    machine: Machine, at: QuiverPoint
 ) -> None:
     path = crashed_with(machine, 5)
     machine.flip(path, 8 * (start_of(machine, path, 2) + HEADER_BYTES))
@@ -528,9 +528,9 @@ def test_a_wal_file_whose_damage_could_not_be_copied_stays_until_it_can(
 
 @pytest.mark.parametrize("kind", [FaultKind.KILL_BEFORE, FaultKind.KILL_MIDWAY])
 @pytest.mark.parametrize("nth", [1, 2])
-@pytest.mark.parametrize("at", [Point.QUARANTINE_CREATE, Point.QUARANTINE_WRITE])
+@pytest.mark.parametrize("at", [QuiverPoint.QUARANTINE_CREATE, QuiverPoint.QUARANTINE_WRITE])
 def test_a_crash_while_copying_damage_loses_no_byte_of_it(
-    machine: Machine, at: Point, nth: int, kind: FaultKind
+    machine: Machine, at: QuiverPoint, nth: int, kind: FaultKind
 ) -> None:
     path = crashed_with(machine, 5)
     start = start_of(machine, path, 2)

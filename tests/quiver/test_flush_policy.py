@@ -9,7 +9,7 @@ from tests.patience import until
 from tests.quiver.machine import Machine, WatchedDisk, payloads, quiet
 
 from holdfast.quiver import AckLevel, Quiver
-from holdfast.quiver.points import Point
+from holdfast.quiver.points import QuiverPoint
 
 
 def watched_start(
@@ -24,7 +24,7 @@ def watched_start(
 def log_syncs(disk: WatchedDisk) -> Counter[str]:
     """Return how often the log was synced, by step, without the headers of new files."""
     steps = Counter(at for name, ats in disk.syncs.items() if name.endswith(".wal") for at in ats)
-    del steps[Point.WAL_HEADER_SYNC]
+    del steps[QuiverPoint.WAL_HEADER_SYNC]
     return steps
 
 
@@ -32,7 +32,7 @@ def test_every_fsynced_append_that_comes_alone_is_synced_for_real(machine: Machi
     quiver, disk = watched_start(machine, AckLevel.FSYNCED)
     for n in range(1, 4):
         quiver.append_raw(b"x")
-        assert log_syncs(disk) == {Point.WAL_SYNC: n}
+        assert log_syncs(disk) == {QuiverPoint.WAL_SYNC: n}
     assert quiver.statistics().syncs_total == 3
 
 
@@ -50,7 +50,7 @@ def test_nothing_is_synced_before_the_interval_or_the_size_is_reached(
 def test_the_log_is_synced_when_the_interval_has_passed(machine: Machine) -> None:
     quiver, disk = watched_start(machine, AckLevel.WRITTEN, flush_interval_s=0.01)
     quiver.append_raw(b"x")
-    until(lambda: log_syncs(disk) == {Point.WAL_SYNC: 1})
+    until(lambda: log_syncs(disk) == {QuiverPoint.WAL_SYNC: 1})
 
 
 def test_one_sync_by_interval_covers_everything_written_before_it(machine: Machine) -> None:
@@ -67,7 +67,7 @@ def test_the_log_is_synced_when_a_file_is_full(machine: Machine) -> None:
     quiver.append_raw(bytes(40_000))
     assert log_syncs(disk) == {}
     quiver.append_raw(bytes(40_000))
-    assert log_syncs(disk) == {Point.WAL_ROTATE_SYNC: 1}
+    assert log_syncs(disk) == {QuiverPoint.WAL_ROTATE_SYNC: 1}
     assert quiver.statistics().synced_seq == 0
 
 
@@ -75,14 +75,14 @@ def test_the_log_is_synced_before_its_bundles_are_sealed(machine: Machine) -> No
     quiver, disk = watched_start(machine, AckLevel.WRITTEN)
     quiver.append_raw(b"x")
     quiver.flush()
-    assert log_syncs(disk) == {Point.WAL_SYNC: 1}
+    assert log_syncs(disk) == {QuiverPoint.WAL_SYNC: 1}
 
 
 def test_closing_syncs_what_is_pending(machine: Machine) -> None:
     quiver, disk = watched_start(machine, AckLevel.WRITTEN)
     quiver.append_raw(b"x")
     machine.stop()
-    assert log_syncs(disk) == {Point.WAL_SYNC: 1, Point.WAL_CLOSE_SYNC: 1}
+    assert log_syncs(disk) == {QuiverPoint.WAL_SYNC: 1, QuiverPoint.WAL_CLOSE_SYNC: 1}
     machine.cut_power()
     assert payloads(machine.start()) == {0: [b"x"]}
 
@@ -120,4 +120,4 @@ def test_a_heartbeat_and_a_transaction_are_synced_like_any_append(machine: Machi
     with quiver.transaction() as transaction:
         transaction.append_raw(b"a")
         transaction.append_raw(b"b")
-    assert log_syncs(disk) == {Point.WAL_SYNC: 2}
+    assert log_syncs(disk) == {QuiverPoint.WAL_SYNC: 2}

@@ -22,7 +22,7 @@ from tests.readers.setting import SteppingClock, StillMachine
 from holdfast.errors import DiskFull, NotAccepted, Overloaded
 from holdfast.quiver import AckLevel, Quiver, QuiverConfig, RetentionConfig
 from holdfast.quiver.config import KB, MB
-from holdfast.quiver.points import Point
+from holdfast.quiver.points import QuiverPoint
 from holdfast.seam.simulated import SimulatedDisk
 
 RESERVE = ROOT / "reserve"
@@ -230,7 +230,7 @@ class Scarce:
 
 def test_of_a_group_that_does_not_fit_the_first_ones_are_taken(still: StillMachine) -> None:
     """The disk had room for four of eight, and all of them were refused."""
-    gated = GatedDisk(still.disk, Point.WAL_SYNC)
+    gated = GatedDisk(still.disk, QuiverPoint.WAL_SYNC)
     quiver = still.start(quiet(), through=lambda _: gated)
     outcomes: dict[int, object] = {}
 

@@ -26,7 +26,7 @@ from holdfast.quiver import AckLevel, Quiver
 from holdfast.quiver.identity import read_identity
 from holdfast.quiver.log.wal import SEQ_BLOCK
 from holdfast.quiver.names import wal_file
-from holdfast.quiver.points import Point
+from holdfast.quiver.points import QuiverPoint
 from holdfast.seam.faulty import Fault, FaultKind
 
 FORMAT = ROOT / "FORMAT"
@@ -237,7 +237,7 @@ def test_starts_that_fail_again_and_again_do_not_grow_the_format_file(machine: M
         machine.disk.unlink(path, "test")
     for _ in range(5):
         with pytest.raises(CannotOpen):
-            machine.start(faults=[Fault(Point.WAL_CREATE, FaultKind.EIO)])
+            machine.start(faults=[Fault(QuiverPoint.WAL_CREATE, FaultKind.EIO)])
         machine.kill()
     assert former_ids(machine) == (quiver_id,)
     quiver = machine.start()
@@ -369,8 +369,8 @@ sys.stdin.read()
 
 def test_a_failed_open_lets_go_of_the_directory(machine: Machine) -> None:
     for fault in (
-        Fault(Point.FORMAT_CREATE, FaultKind.EIO),
-        Fault(Point.WAL_HEADER_SYNC, FaultKind.FAILED_SYNC),
+        Fault(QuiverPoint.FORMAT_CREATE, FaultKind.EIO),
+        Fault(QuiverPoint.WAL_HEADER_SYNC, FaultKind.FAILED_SYNC),
     ):
         with pytest.raises(CannotOpen):
             machine.start(faults=[fault])

@@ -18,7 +18,7 @@ from holdfast.quiver import AckLevel, Quiver, Receipt
 from holdfast.quiver.bundle import Encoded
 from holdfast.quiver.log.frame import NO_WATERMARK, Kind
 from holdfast.quiver.log.inbox import Append, Inbox, answer, closed_error
-from holdfast.quiver.points import Point
+from holdfast.quiver.points import QuiverPoint
 from holdfast.seam.clock import RealClock
 from holdfast.seam.faulty import Fault, FaultKind
 from holdfast.seam.simulated import SimulatedCrash
@@ -105,7 +105,7 @@ def test_requests_run_after_the_appends_handed_over_before_them() -> None:
 def test_an_append_nobody_claimed_times_out_as_not_stored_and_is_never_written(
     machine: Machine,
 ) -> None:
-    gated = GatedDisk(machine.disk, Point.WAL_SYNC)
+    gated = GatedDisk(machine.disk, QuiverPoint.WAL_SYNC)
     quiver = machine.start(quiet(timeout_s=0.5 * SCALE), through=lambda _: gated)
     first = in_thread(lambda: quiver.append_raw(b"claimed"))
     assert gated.reached.wait(PATIENCE_S)
@@ -158,7 +158,7 @@ def test_many_event_loops_and_threads_append_at_once_and_all_get_their_own_seq(
 
 
 def test_async_appends_wait_for_room_and_go_on_when_there_is_some(machine: Machine) -> None:
-    gated = GatedDisk(machine.disk, Point.WAL_SYNC)
+    gated = GatedDisk(machine.disk, QuiverPoint.WAL_SYNC)
     quiver = machine.start(quiet(max_pending_bytes=64), through=lambda _: gated)
     done = run_loop(append_many(quiver, "x" * 40, 5))
     assert gated.reached.wait(PATIENCE_S)
@@ -235,7 +235,7 @@ def test_a_loop_that_closed_before_the_answer_does_not_harm_the_others() -> None
 def test_close_answers_what_was_handed_over_and_refuses_what_waits_for_room(
     machine: Machine,
 ) -> None:
-    gated = GatedDisk(machine.disk, Point.WAL_SYNC)
+    gated = GatedDisk(machine.disk, QuiverPoint.WAL_SYNC)
     quiver = machine.start(quiet(max_pending_bytes=64), through=lambda _: gated)
     first = in_thread(lambda: quiver.append_raw(b"a" * 40))
     assert gated.reached.wait(PATIENCE_S)
@@ -281,7 +281,7 @@ def test_the_reader_of_a_closed_inbox_never_sleeps() -> None:
 
 
 def test_what_waits_when_the_writer_dies_is_answered(machine: Machine) -> None:
-    gated = GatedDisk(machine.disk, Point.WAL_SYNC)
+    gated = GatedDisk(machine.disk, QuiverPoint.WAL_SYNC)
     quiver = machine.start(quiet(), through=lambda _: gated)
     appends = [in_thread(lambda: quiver.append_raw(b"x")) for _ in range(3)]
     assert gated.reached.wait(PATIENCE_S)
@@ -298,7 +298,7 @@ def test_what_waits_when_the_writer_dies_is_answered(machine: Machine) -> None:
 def test_a_seal_that_dies_at_close_answers_those_who_wait_for_the_segment(
     machine: Machine,
 ) -> None:
-    quiver = machine.start(faults=[Fault(Point.SEAL_MAKE_DIR, FaultKind.KILL_BEFORE)])
+    quiver = machine.start(faults=[Fault(QuiverPoint.SEAL_MAKE_DIR, FaultKind.KILL_BEFORE)])
     waiting = in_thread(lambda: quiver.append_raw(b"x", level=AckLevel.SEGMENT))
     until(lambda: quiver.statistics().open_bundles == 1)
     with pytest.raises(SimulatedCrash):
@@ -317,8 +317,8 @@ def test_refusing_for_a_long_time_does_not_pile_up_memory(machine: Machine) -> N
 
 def test_refusing_after_the_disk_failed_does_not_pile_up_memory(machine: Machine) -> None:
     failing = [
-        Fault(Point.WAL_SYNC, FaultKind.FAILED_SYNC),
-        Fault(Point.WAL_HEADER_SYNC, FaultKind.EIO, nth=2),
+        Fault(QuiverPoint.WAL_SYNC, FaultKind.FAILED_SYNC),
+        Fault(QuiverPoint.WAL_HEADER_SYNC, FaultKind.EIO, nth=2),
     ]
     quiver = machine.start(faults=failing)
     depth = [traceback_depth(refused_by(quiver)) for _ in range(20)]

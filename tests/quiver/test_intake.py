@@ -14,7 +14,7 @@ from tests.quiver.machine import GatedDisk, Machine, payloads, quiet
 from holdfast.errors import BundleTooLarge, Overloaded, StorageFailed
 from holdfast.quiver import AckLevel, Intake, Quiver, Receipt
 from holdfast.quiver.bundle import OneEvent, encode_raw
-from holdfast.quiver.points import Point
+from holdfast.quiver.points import QuiverPoint
 from holdfast.seam.faulty import Fault, FaultKind
 
 Answers = list["Receipt | BaseException"]
@@ -66,7 +66,7 @@ def test_every_event_is_answered_once_with_its_own_place(machine: Machine) -> No
 
 
 def test_nobody_is_told_before_the_sync(machine: Machine) -> None:
-    gated = GatedDisk(machine.disk, Point.WAL_SYNC)
+    gated = GatedDisk(machine.disk, QuiverPoint.WAL_SYNC)
     quiver = machine.start(through=lambda _: gated)
     answers: Answers = []
 
@@ -83,7 +83,7 @@ def test_nobody_is_told_before_the_sync(machine: Machine) -> None:
 
 
 def test_what_finds_no_room_is_not_handed_over(machine: Machine) -> None:
-    gated = GatedDisk(machine.disk, Point.WAL_SYNC)
+    gated = GatedDisk(machine.disk, QuiverPoint.WAL_SYNC)
     quiver = machine.start(quiet(max_pending_bytes=64), through=lambda _: gated)
     answers: Answers = []
 
@@ -114,7 +114,7 @@ def test_a_closed_quiver_takes_nothing_and_a_large_event_is_refused(machine: Mac
 
 def test_whoever_is_not_answered_in_time_is_told_so_and_only_once(machine: Machine) -> None:
     """The first is being written, nobody has claimed the second: that one is never written."""
-    gated = GatedDisk(machine.disk, Point.WAL_SYNC)
+    gated = GatedDisk(machine.disk, QuiverPoint.WAL_SYNC)
     quiver = machine.start(quiet(timeout_s=0.5 * SCALE), through=lambda _: gated)
     answers: Answers = []
 
@@ -150,7 +150,7 @@ def _appended(quiver: Quiver) -> None:
 
 
 def test_a_failing_disk_is_told_to_everybody_in_the_group(machine: Machine) -> None:
-    quiver = machine.start(faults=[Fault(Point.WAL_WRITE, FaultKind.EIO, times=1)])
+    quiver = machine.start(faults=[Fault(QuiverPoint.WAL_WRITE, FaultKind.EIO, times=1)])
     answers: Answers = []
 
     async def offer() -> None:
@@ -166,7 +166,7 @@ def test_a_failing_disk_is_told_to_everybody_in_the_group(machine: Machine) -> N
 
 
 def test_one_that_fails_to_take_its_answer_costs_no_other(machine: Machine) -> None:
-    gated = GatedDisk(machine.disk, Point.WAL_SYNC)
+    gated = GatedDisk(machine.disk, QuiverPoint.WAL_SYNC)
     quiver = machine.start(through=lambda _: gated)
     answers: Answers = []
     faults: list[str] = []

@@ -15,7 +15,7 @@ from tests.quiver.machine import ROOT, Machine, quiet
 from tests.readers.setting import append, check_books, drain, sealed
 
 from holdfast.quiver import LedgerConfig, QuiverConfig, RetentionConfig
-from holdfast.quiver.points import Point
+from holdfast.quiver.points import QuiverPoint
 from holdfast.seam.faulty import Fault, FaultKind, FaultyDisk
 from holdfast.seam.simulated import SimulatedDisk
 
@@ -61,9 +61,9 @@ def test_an_ack_is_synced_within_the_flush_interval_though_nobody_asks(machine: 
     assert machine.quiver is not None
     lease = machine.quiver.lease("one")
     append(machine.quiver, 1)
-    before = disk.calls().get(Point.LEDGER_SYNC, 0)
+    before = disk.calls().get(QuiverPoint.LEDGER_SYNC, 0)
     assert list(drain(lease)) == [0]
-    disk.wait_reached(Point.LEDGER_SYNC, before + 1)
+    disk.wait_reached(QuiverPoint.LEDGER_SYNC, before + 1)
 
 
 def test_what_was_acked_goes_without_waiting_for_the_next_tick(machine: Machine) -> None:
@@ -72,7 +72,7 @@ def test_what_was_acked_goes_without_waiting_for_the_next_tick(machine: Machine)
     lease = machine.quiver.lease("one")
     sealed(machine.quiver, 1)
     list(drain(lease))
-    disk.wait_reached(Point.TRASH_UNLINK)
+    disk.wait_reached(QuiverPoint.TRASH_UNLINK)
 
 
 def test_looking_after_every_ack_does_not_take_all_the_time(
@@ -106,7 +106,7 @@ def test_looking_after_every_ack_does_not_take_all_the_time(
 def test_a_failing_disk_is_told_once_and_the_work_done_when_it_heals(
     machine: Machine, caplog: pytest.LogCaptureFixture
 ) -> None:
-    fault = Fault(Point.LEDGER_WRITE, FaultKind.EIO, nth=4, times=1_000_000)
+    fault = Fault(QuiverPoint.LEDGER_WRITE, FaultKind.EIO, nth=4, times=1_000_000)
     disk = watch(machine, config(), fault)
     quiver = machine.quiver
     assert quiver is not None
@@ -114,14 +114,14 @@ def test_a_failing_disk_is_told_once_and_the_work_done_when_it_heals(
         lease = quiver.lease("one")  # two lines
         sealed(quiver, 1)
         list(drain(lease))  # the third; the deletion would be the fourth
-        disk.wait_reached(Point.LEDGER_WRITE, 6)
+        disk.wait_reached(QuiverPoint.LEDGER_WRITE, 6)
         assert "the ledger could not be written" in str(quiver.statistics().last_keeper_error)
     told = [r for r in caplog.records if "the keeper failed" in r.message]
     assert len(told) == 1
     assert len(quiver.segments()) == 1
     check_books(quiver)
     disk.heal()
-    disk.wait_reached(Point.TRASH_UNLINK)
+    disk.wait_reached(QuiverPoint.TRASH_UNLINK)
     check_books(quiver)
 
 
@@ -144,14 +144,14 @@ def test_a_bug_in_one_tick_does_not_end_the_keeper(machine: Machine) -> None:
     assert failed.wait(PATIENCE_S)
     append(quiver, 1)
     list(drain(lease))
-    disk.wait_reached(Point.TRASH_UNLINK)
+    disk.wait_reached(QuiverPoint.TRASH_UNLINK)
     assert "BUG: for this test" in str(quiver.statistics().last_keeper_error)
 
 
 def test_the_keeper_does_not_spin_while_the_ledger_cannot_be_synced(machine: Machine) -> None:
     faults = [
-        Fault(Point.LEDGER_SYNC, FaultKind.FAILED_SYNC, nth=3, times=1_000_000),
-        Fault(Point.LEDGER_CREATE, FaultKind.EIO, nth=2, times=1_000_000),
+        Fault(QuiverPoint.LEDGER_SYNC, FaultKind.FAILED_SYNC, nth=3, times=1_000_000),
+        Fault(QuiverPoint.LEDGER_CREATE, FaultKind.EIO, nth=2, times=1_000_000),
     ]
     disk = watch(machine, config(), *faults)
     quiver = machine.quiver
@@ -168,8 +168,8 @@ def test_the_keeper_does_not_spin_while_the_ledger_cannot_be_synced(machine: Mac
     lease = quiver.lease("one")
     append(quiver, 1)
     list(drain(lease))
-    disk.wait_reached(Point.LEDGER_CREATE, 4)
-    attempts = disk.calls()[Point.LEDGER_CREATE]
+    disk.wait_reached(QuiverPoint.LEDGER_CREATE, 4)
+    attempts = disk.calls()[QuiverPoint.LEDGER_CREATE]
     assert ticks > attempts, "ticks go on while the sync is retried at its own pace"
     check_books(quiver)
 

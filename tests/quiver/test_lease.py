@@ -24,7 +24,7 @@ from tests.readers.setting import (
 from holdfast.errors import BadInput, Fenced, StorageFailed, UnknownPosition, UnknownSubscriber
 from holdfast.quiver import Lease, LeaseOptions, Outcome, Quiver
 from holdfast.quiver.log.frame import Totals
-from holdfast.quiver.points import Point
+from holdfast.quiver.points import QuiverPoint
 from holdfast.seam.faulty import Fault, FaultKind
 
 
@@ -218,7 +218,7 @@ def test_a_stale_generation_is_fenced_off_whatever_it_says(still: StillMachine) 
 def test_an_outcome_that_cannot_be_recorded_is_told_and_may_be_said_again(
     still: StillMachine,
 ) -> None:
-    faults = [Fault(Point.LEDGER_WRITE, FaultKind.EIO, nth=3)]  # register, attach, then this
+    faults = [Fault(QuiverPoint.LEDGER_WRITE, FaultKind.EIO, nth=3)]  # register, attach, then this
     quiver = still.start(faults=faults)
     lease = quiver.lease("archive")
     append(quiver, 1)

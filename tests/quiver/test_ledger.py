@@ -23,7 +23,7 @@ from holdfast.quiver.config import KB
 from holdfast.quiver.ledger.ledger import Ledger, LedgerState
 from holdfast.quiver.ledger.outcome import Outcome, Position
 from holdfast.quiver.log.frame import Totals
-from holdfast.quiver.points import Point
+from holdfast.quiver.points import QuiverPoint
 from holdfast.seam.clock import JumpingClock
 from holdfast.seam.faulty import Fault, FaultKind, FaultyDisk
 from holdfast.seam.simulated import SimulatedDisk
@@ -206,7 +206,7 @@ def test_detaching_an_older_generation_leaves_the_newer_one_attached() -> None:
 @pytest.mark.parametrize("kind", [FaultKind.ENOSPC, FaultKind.EIO, FaultKind.SHORT_WRITE])
 def test_a_failed_write_is_undone_and_the_next_one_succeeds(kind: FaultKind) -> None:
     disk = empty_disk()
-    ledger = begin(disk, [Fault(Point.LEDGER_WRITE, kind, nth=2)])
+    ledger = begin(disk, [Fault(QuiverPoint.LEDGER_WRITE, kind, nth=2)])
     ledger.register(subscriber("archive"))
     with pytest.raises(StorageFailed, match="the ledger could not be written"):
         ledger.resolve([line("archive", 0, 1)])
@@ -220,8 +220,8 @@ def test_a_failed_write_is_undone_and_the_next_one_succeeds(kind: FaultKind) -> 
 def test_a_write_that_cannot_even_be_undone_is_left_behind_in_its_file() -> None:
     disk = empty_disk()
     faults = [
-        Fault(Point.LEDGER_WRITE, FaultKind.EIO, nth=2),
-        Fault(Point.LEDGER_UNDO, FaultKind.EIO),
+        Fault(QuiverPoint.LEDGER_WRITE, FaultKind.EIO, nth=2),
+        Fault(QuiverPoint.LEDGER_UNDO, FaultKind.EIO),
     ]
     ledger = begin(disk, faults)
     ledger.register(subscriber("archive"))
@@ -234,7 +234,7 @@ def test_a_write_that_cannot_even_be_undone_is_left_behind_in_its_file() -> None
 
 def test_after_a_failed_sync_everything_is_in_a_new_file() -> None:
     disk = empty_disk()
-    ledger = begin(disk, [Fault(Point.LEDGER_SYNC, FaultKind.FAILED_SYNC, nth=2)])
+    ledger = begin(disk, [Fault(QuiverPoint.LEDGER_SYNC, FaultKind.FAILED_SYNC, nth=2)])
     ledger.register(subscriber("archive"))
     ledger.resolve([line("archive", 0, 3)])
     ledger.sync()
@@ -245,8 +245,8 @@ def test_after_a_failed_sync_everything_is_in_a_new_file() -> None:
 def test_a_descriptor_whose_sync_failed_is_never_synced_again() -> None:
     disk = empty_disk()
     faults = [
-        Fault(Point.LEDGER_SYNC, FaultKind.FAILED_SYNC, nth=2),
-        Fault(Point.LEDGER_CREATE, FaultKind.ENOSPC, nth=2),
+        Fault(QuiverPoint.LEDGER_SYNC, FaultKind.FAILED_SYNC, nth=2),
+        Fault(QuiverPoint.LEDGER_CREATE, FaultKind.ENOSPC, nth=2),
     ]
     ledger = begin(disk, faults)
     ledger.register(subscriber("archive"))
@@ -260,12 +260,12 @@ def test_a_descriptor_whose_sync_failed_is_never_synced_again() -> None:
     assert recover(disk.power_loss()).state == ledger.state
 
 
-@pytest.mark.parametrize("point", [Point.LEDGER_CHECKPOINT_SYNC, Point.LEDGER_SYNC_DIR])
-def test_no_line_follows_in_a_file_that_a_half_begun_one_may_replace(point: Point) -> None:
+@pytest.mark.parametrize("point", [QuiverPoint.LEDGER_CHECKPOINT_SYNC, QuiverPoint.LEDGER_SYNC_DIR])
+def test_no_line_follows_in_a_file_that_a_half_begun_one_may_replace(point: QuiverPoint) -> None:
     disk = empty_disk()
     faults = [
         Fault(point, FaultKind.EIO, nth=2),
-        Fault(Point.LEDGER_UNLINK, FaultKind.EIO),
+        Fault(QuiverPoint.LEDGER_UNLINK, FaultKind.EIO),
     ]
     ledger = begin(disk, faults)
     ledger.register(subscriber("archive"))
@@ -280,7 +280,7 @@ def test_no_line_follows_in_a_file_that_a_half_begun_one_may_replace(point: Poin
 
 def test_a_full_disk_at_the_time_of_rotation_does_not_stop_the_acks() -> None:
     disk = empty_disk()
-    ledger = begin(disk, [Fault(Point.LEDGER_CHECKPOINT, FaultKind.ENOSPC, nth=2, times=5)])
+    ledger = begin(disk, [Fault(QuiverPoint.LEDGER_CHECKPOINT, FaultKind.ENOSPC, nth=2, times=5)])
     ledger.register(subscriber("archive"))
     with pytest.raises(OSError, match="no space"):
         ledger._rotate()
@@ -292,8 +292,8 @@ def test_a_full_disk_at_the_time_of_rotation_does_not_stop_the_acks() -> None:
 def test_a_failed_sync_is_due_again() -> None:
     disk = empty_disk()
     faults = [
-        Fault(Point.LEDGER_SYNC, FaultKind.FAILED_SYNC, nth=2),
-        Fault(Point.LEDGER_CREATE, FaultKind.EIO, nth=2),
+        Fault(QuiverPoint.LEDGER_SYNC, FaultKind.FAILED_SYNC, nth=2),
+        Fault(QuiverPoint.LEDGER_CREATE, FaultKind.EIO, nth=2),
     ]
     ledger = begin(disk, faults)
     ledger.register(subscriber("archive"))
@@ -392,7 +392,7 @@ def test_a_closed_file_that_cannot_be_removed_is_tried_again() -> None:
     disk = empty_disk()
     ledger = begin(
         disk,
-        [Fault(Point.LEDGER_UNLINK, FaultKind.EIO)],
+        [Fault(QuiverPoint.LEDGER_UNLINK, FaultKind.EIO)],
         LedgerConfig(flush_interval_s=3600.0, retain_bytes=0),
     )
     ledger._rotate()
@@ -417,14 +417,14 @@ def test_only_lines_that_wait_are_synced_and_only_when_due() -> None:
     ledger = begin(disk, through=faulty)
     ledger.sync()
     ledger.sync_if_due()
-    assert Point.LEDGER_SYNC not in faulty.calls()
+    assert QuiverPoint.LEDGER_SYNC not in faulty.calls()
     ledger.register(subscriber("archive"))
-    assert faulty.calls()[Point.LEDGER_SYNC] == 1
+    assert faulty.calls()[QuiverPoint.LEDGER_SYNC] == 1
     ledger.resolve([line("archive", 0, 1)])
     ledger.sync_if_due()
-    assert faulty.calls()[Point.LEDGER_SYNC] == 1
+    assert faulty.calls()[QuiverPoint.LEDGER_SYNC] == 1
     ledger.sync()
-    assert faulty.calls()[Point.LEDGER_SYNC] == 2
+    assert faulty.calls()[QuiverPoint.LEDGER_SYNC] == 2
 
 
 def test_a_partial_bundle_keeps_its_place_over_checkpoints() -> None:

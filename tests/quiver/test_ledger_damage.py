@@ -18,7 +18,7 @@ from holdfast.errors import StorageFailed
 from holdfast.quiver.inspect import inspect
 from holdfast.quiver.ledger.recovery import recover_ledger
 from holdfast.quiver.log.header_block import BLOCK_BYTES
-from holdfast.quiver.points import Point
+from holdfast.quiver.points import QuiverPoint
 from holdfast.quiver.tools.findings import Severity
 from holdfast.quiver.tools.fsck import fsck
 from holdfast.seam import Seam
@@ -171,10 +171,10 @@ def test_a_file_whose_tail_is_torn_is_followed_all_the_same(still: StillMachine)
     assert f"ledger/{gone.name}" in sources
 
 
-@pytest.mark.parametrize("point", [Point.LEDGER_CONTINUE, Point.LEDGER_CONTINUE_SYNC])
+@pytest.mark.parametrize("point", [QuiverPoint.LEDGER_CONTINUE, QuiverPoint.LEDGER_CONTINUE_SYNC])
 @pytest.mark.parametrize("kind", [FaultKind.KILL_BEFORE, FaultKind.EIO, FaultKind.ENOSPC])
 def test_no_file_is_missed_that_was_not_named_in_the_one_before(
-    still: StillMachine, point: Point, kind: FaultKind
+    still: StillMachine, point: QuiverPoint, kind: FaultKind
 ) -> None:
     acked(still)
     with contextlib.suppress(SimulatedCrash):
@@ -284,8 +284,10 @@ def test_a_deletion_whose_sync_failed_is_finished_only_when_the_ledger_says_so_d
     still.kill()
     often = 1_000_000
     faults = [
-        Fault(Point.LEDGER_SYNC, FaultKind.FAILED_SYNC, nth=2, times=often),  # attaching needs one
-        Fault(Point.LEDGER_CREATE, FaultKind.EIO, nth=2, times=often),
+        Fault(
+            QuiverPoint.LEDGER_SYNC, FaultKind.FAILED_SYNC, nth=2, times=often
+        ),  # attaching needs one
+        Fault(QuiverPoint.LEDGER_CREATE, FaultKind.EIO, nth=2, times=often),
     ]
     quiver = still.start(faults=faults)
     lease = quiver.lease("reader")
@@ -295,7 +297,7 @@ def test_a_deletion_whose_sync_failed_is_finished_only_when_the_ledger_says_so_d
     assert quiver._engine.ledger.state.deleted_segments
     still.kill()
     with pytest.raises(SimulatedCrash):
-        still.start(faults=[Fault(Point.LEDGER_CREATE, FaultKind.KILL_BEFORE)])
+        still.start(faults=[Fault(QuiverPoint.LEDGER_CREATE, FaultKind.KILL_BEFORE)])
     crashed = still.disk.kill()
     for seed in range(12):
         still.kill()

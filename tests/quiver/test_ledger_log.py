@@ -21,7 +21,7 @@ from holdfast.quiver.ledger.outcome import Outcome, Position, Resolution
 from holdfast.quiver.log.frame import Frame, Totals
 from holdfast.quiver.log.header_block import BLOCK_BYTES, HeaderFault, NewerVersion, encode_block
 from holdfast.quiver.log.wal import Hole
-from holdfast.quiver.points import Point
+from holdfast.quiver.points import QuiverPoint
 from holdfast.seam.faulty import Fault, FaultKind, FaultyDisk
 from holdfast.seam.simulated import SimulatedDisk
 
@@ -109,13 +109,13 @@ def test_a_header_without_a_sound_copy_is_a_fault_and_a_newer_one_is_not() -> No
 @pytest.mark.parametrize(
     "point",
     [
-        Point.LEDGER_CREATE,
-        Point.LEDGER_HEADER,
-        Point.LEDGER_HEADER_SYNC,
-        Point.LEDGER_CHECKPOINT,
+        QuiverPoint.LEDGER_CREATE,
+        QuiverPoint.LEDGER_HEADER,
+        QuiverPoint.LEDGER_HEADER_SYNC,
+        QuiverPoint.LEDGER_CHECKPOINT,
     ],
 )
-def test_a_file_that_cannot_be_begun_leaves_nothing_behind(point: Point) -> None:
+def test_a_file_that_cannot_be_begun_leaves_nothing_behind(point: QuiverPoint) -> None:
     disk = new_disk()
     faulty = FaultyDisk(disk, [Fault(point, FaultKind.ENOSPC)], disk.die)
     with pytest.raises(OSError, match="no space"):
@@ -126,7 +126,7 @@ def test_a_file_that_cannot_be_begun_leaves_nothing_behind(point: Point) -> None
 
 def test_half_a_line_is_cut_off_and_the_next_one_follows() -> None:
     disk = new_disk()
-    faulty = FaultyDisk(disk, [Fault(Point.LEDGER_WRITE, FaultKind.SHORT_WRITE)], disk.die)
+    faulty = FaultyDisk(disk, [Fault(QuiverPoint.LEDGER_WRITE, FaultKind.SHORT_WRITE)], disk.die)
     file = LedgerFile.begin(faulty, LEDGER, HEADER, {})
     with pytest.raises(OSError, match="no space"):
         file.write_resolutions([acked(0)])

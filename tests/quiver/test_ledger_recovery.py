@@ -13,7 +13,7 @@ from holdfast.quiver.ledger.outcome import Outcome
 from holdfast.quiver.ledger.recovery import recover_ledger
 from holdfast.quiver.log.frame import Frame, Totals
 from holdfast.quiver.log.header_block import BLOCK_BYTES, encode_block
-from holdfast.quiver.points import Point
+from holdfast.quiver.points import QuiverPoint
 from holdfast.seam.faulty import Fault, FaultKind
 from holdfast.seam.simulated import SimulatedDisk
 
@@ -185,7 +185,7 @@ def test_lines_of_a_subscriber_that_is_gone_change_nothing(disk: SimulatedDisk) 
 def test_a_file_whose_sync_failed_is_written_again_before_another_process_believes_it() -> None:
     """The kernel forgets a failed sync: the next one said yes, and the lines were nowhere."""
     disk = empty_disk()
-    ledger = begin(disk, [Fault(Point.LEDGER_SYNC, FaultKind.FAILED_SYNC, nth=2)])
+    ledger = begin(disk, [Fault(QuiverPoint.LEDGER_SYNC, FaultKind.FAILED_SYNC, nth=2)])
     ledger.register(subscriber("archive"))
     ledger.resolve([line("archive", 0, 1)])
     disk.fill()  # so that no other file can be begun
@@ -205,7 +205,7 @@ def test_a_file_that_cannot_be_written_again_is_not_gone_on_in() -> None:
     ledger.register(subscriber("archive"))
     disk.fill()
     disk = disk.kill()
-    ledger = begin(disk, [Fault(Point.RECOVER_SYNC, FaultKind.FAILED_SYNC)])
+    ledger = begin(disk, [Fault(QuiverPoint.RECOVER_SYNC, FaultKind.FAILED_SYNC)])
     with pytest.raises(StorageFailed):
         ledger.resolve([line("archive", 0, 1)])
     assert resolved(disk.kill()) == []

@@ -14,7 +14,7 @@ from tests.readers.setting import StillMachine
 
 from holdfast.errors import DiskFull, StaleEpoch
 from holdfast.quiver import ProducerConfig, Quiver, QuiverConfig, Receipt
-from holdfast.quiver.points import Point
+from holdfast.quiver.points import QuiverPoint
 from holdfast.seam.faulty import Fault, FaultKind
 
 HOUR_S = 3600.0
@@ -152,7 +152,7 @@ def test_raw_events_and_batches_of_one_producer_share_its_epochs(machine: Machin
 
 
 def test_an_append_that_failed_is_not_remembered(machine: Machine) -> None:
-    quiver = machine.start(faults=[Fault(Point.WAL_WRITE, FaultKind.ENOSPC)])
+    quiver = machine.start(faults=[Fault(QuiverPoint.WAL_WRITE, FaultKind.ENOSPC)])
     with pytest.raises(DiskFull):
         say(quiver, "p", 1, 1)
     assert not say(quiver, "p", 1, 1).duplicate
@@ -169,7 +169,7 @@ class Group:
         self.quiver = machine.start(through=self._through)
 
     def _through(self, disk: object) -> GatedDisk:
-        self._gated = GatedDisk(disk, Point.WAL_SYNC)  # type: ignore[arg-type]
+        self._gated = GatedDisk(disk, QuiverPoint.WAL_SYNC)  # type: ignore[arg-type]
         return self._gated
 
     def run(self, epochs: list[int]) -> list[Receipt | BaseException]:

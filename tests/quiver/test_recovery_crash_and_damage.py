@@ -12,7 +12,7 @@ from holdfast.errors import CannotOpen, NotAccepted
 from holdfast.quiver import Quiver
 from holdfast.quiver.log.frame import Frame
 from holdfast.quiver.log.wal import HEADER_BYTES
-from holdfast.quiver.points import Point
+from holdfast.quiver.points import QuiverPoint
 from holdfast.seam.faulty import Fault, FaultKind
 from holdfast.seam.simulated import SimulatedCrash
 
@@ -80,7 +80,7 @@ def live(machine: Machine, journal: Journal, name: bytes, randomness: random.Ran
     """Open with some faults, append, flush, and end well or not."""
     faults = [
         Fault(
-            randomness.choice(list(Point)),
+            randomness.choice(list(QuiverPoint)),
             randomness.choice(FAULT_KINDS),
             nth=randomness.randint(1, 4),
             times=randomness.choice([1, 1, 2]),

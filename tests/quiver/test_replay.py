@@ -24,7 +24,7 @@ from tests.quiver.machine import (
 from holdfast.errors import NotAccepted, StaleEpoch, StorageFailed
 from holdfast.quiver import AckLevel, Quiver
 from holdfast.quiver.log import window
-from holdfast.quiver.points import Point
+from holdfast.quiver.points import QuiverPoint
 from holdfast.seam.disk import Handle
 from holdfast.seam.faulty import Fault, FaultKind, FaultyDisk
 from holdfast.seam.simulated import SimulatedCrash
@@ -51,7 +51,7 @@ def test_bundles_that_were_not_sealed_are_recovered(machine: Machine) -> None:
 
 def test_sealed_bundles_are_not_repeated(machine: Machine) -> None:
     """The crash came after the segment was durable, before its WAL file was removed."""
-    quiver = machine.start(faults=[Fault(Point.TRUNCATE_UNLINK, FaultKind.EIO, times=9)])
+    quiver = machine.start(faults=[Fault(QuiverPoint.TRUNCATE_UNLINK, FaultKind.EIO, times=9)])
     for n in range(5):
         quiver.append_raw(b"%d" % n)
     quiver.flush()
@@ -68,7 +68,7 @@ def test_a_segment_that_was_written_but_never_acknowledged_to_the_log_is_not_rep
     machine: Machine,
 ) -> None:
     """Upstream registered it only after a restart, and replayed it as well."""
-    quiver = machine.start(faults=[Fault(Point.SEAL_SYNC_PARENT, FaultKind.KILL_AFTER)])
+    quiver = machine.start(faults=[Fault(QuiverPoint.SEAL_SYNC_PARENT, FaultKind.KILL_AFTER)])
     quiver.append_raw(b"x")
     with pytest.raises((SimulatedCrash, StorageFailed)):
         quiver.flush()
@@ -154,7 +154,7 @@ def test_replayed_bundles_keep_everything_they_were_appended_with(machine: Machi
 
 def test_bundles_between_segments_are_sealed_between_them(machine: Machine) -> None:
     """A segment was lost, its WAL was not: what it held comes back in the middle."""
-    quiver = machine.start(faults=[Fault(Point.TRUNCATE_UNLINK, FaultKind.EIO, times=9)])
+    quiver = machine.start(faults=[Fault(QuiverPoint.TRUNCATE_UNLINK, FaultKind.EIO, times=9)])
     for n in range(3):
         quiver.append_raw(b"%d" % n)
         quiver.flush()
@@ -194,7 +194,7 @@ def test_epochs_are_remembered_over_a_crash(machine: Machine) -> None:
 
 
 def test_a_transaction_that_lost_its_end_in_the_crash_is_dropped_whole(machine: Machine) -> None:
-    quiver = machine.start(faults=[Fault(Point.WAL_WRITE, FaultKind.KILL_MIDWAY, nth=2)])
+    quiver = machine.start(faults=[Fault(QuiverPoint.WAL_WRITE, FaultKind.KILL_MIDWAY, nth=2)])
     quiver.append_raw(b"before")
     transaction = quiver.transaction(producer="t", epoch=1)
     for n in range(6):
@@ -216,22 +216,22 @@ def test_a_transaction_that_lost_its_end_in_the_crash_is_dropped_whole(machine: 
 
 
 RECOVERING = [
-    Point.RECOVER_SYNC,
-    Point.RECOVER_SWEEP,
-    Point.WAL_CREATE,
-    Point.WAL_HEADER,
-    Point.WAL_HEADER_SYNC,
-    Point.WAL_SYNC_DIR,
-    Point.TRUNCATE_UNLINK,
-    Point.TRUNCATE_SYNC_DIR,
-    Point.SEAL_RENAME,
-    Point.SEAL_SYNC_PARENT,
+    QuiverPoint.RECOVER_SYNC,
+    QuiverPoint.RECOVER_SWEEP,
+    QuiverPoint.WAL_CREATE,
+    QuiverPoint.WAL_HEADER,
+    QuiverPoint.WAL_HEADER_SYNC,
+    QuiverPoint.WAL_SYNC_DIR,
+    QuiverPoint.TRUNCATE_UNLINK,
+    QuiverPoint.TRUNCATE_SYNC_DIR,
+    QuiverPoint.SEAL_RENAME,
+    QuiverPoint.SEAL_SYNC_PARENT,
 ]
 
 
 def prepared(machine: Machine) -> dict[int, list[bytes]]:
     """Leave everything recovery has to do: an unfinished seal, sealed files, unsealed ones."""
-    quiver = machine.start(faults=[Fault(Point.TRUNCATE_UNLINK, FaultKind.EIO, times=9)])
+    quiver = machine.start(faults=[Fault(QuiverPoint.TRUNCATE_UNLINK, FaultKind.EIO, times=9)])
     for n in range(3):
         quiver.append_raw(b"%d" % n)
     quiver.flush()
@@ -246,7 +246,7 @@ def prepared(machine: Machine) -> dict[int, list[bytes]]:
 @pytest.mark.parametrize("kind", [FaultKind.KILL_BEFORE, FaultKind.KILL_AFTER])
 @pytest.mark.parametrize("at", RECOVERING)
 def test_a_crash_during_recovery_changes_nothing(
-    machine: Machine, at: Point, kind: FaultKind
+    machine: Machine, at: QuiverPoint, kind: FaultKind
 ) -> None:
     stored = prepared(machine)
     with pytest.raises((SimulatedCrash, StorageFailed)):
@@ -264,7 +264,7 @@ def test_crash_after_crash_at_random_steps_with_random_power_cuts_loses_nothing(
     randomness = random.Random(seed)
     stored = prepared(machine)
     for round_number in range(6):
-        at = randomness.choice([*RECOVERING, Point.WAL_WRITE, Point.WAL_SYNC])
+        at = randomness.choice([*RECOVERING, QuiverPoint.WAL_WRITE, QuiverPoint.WAL_SYNC])
         kind = randomness.choice([FaultKind.KILL_BEFORE, FaultKind.KILL_MIDWAY])
         try:
             quiver = machine.start(faults=[Fault(at, kind, nth=randomness.randint(1, 3))])

@@ -20,7 +20,7 @@ from holdfast.errors import BadInput, Overloaded, StorageFailed
 from holdfast.quiver import LeaseOptions, Outcome, Quiver, RetentionConfig, SubscriberOptions
 from holdfast.quiver.config import KB, MB
 from holdfast.quiver.log.frame import Totals
-from holdfast.quiver.points import Point
+from holdfast.quiver.points import QuiverPoint
 from holdfast.seam.faulty import Fault, FaultKind
 from holdfast.seam.simulated import SimulatedCrash
 
@@ -476,10 +476,16 @@ def test_steady_state_goes_before_age_and_age_before_size(still: StillMachine) -
 
 
 @pytest.mark.parametrize(
-    "point", [Point.TRASH_MOVE, Point.TRASH_SYNC_DIR, Point.TRASH_UNLINK, Point.LEDGER_SYNC]
+    "point",
+    [
+        QuiverPoint.TRASH_MOVE,
+        QuiverPoint.TRASH_SYNC_DIR,
+        QuiverPoint.TRASH_UNLINK,
+        QuiverPoint.LEDGER_SYNC,
+    ],
 )
 def test_a_deletion_that_fails_is_tried_again_and_its_bytes_count_until_then(
-    still: StillMachine, point: Point
+    still: StillMachine, point: QuiverPoint
 ) -> None:
     quiver = still.start()
     lease = quiver.lease("one")
@@ -487,13 +493,15 @@ def test_a_deletion_that_fails_is_tried_again_and_its_bytes_count_until_then(
     list(drain(lease))
     still.stop()
     faults = [Fault(point, FaultKind.EIO, nth=1, times=2)]
-    faults += [Fault(Point.LEDGER_CREATE, FaultKind.EIO, nth=2)]  # a failed sync wants a new file
+    faults += [
+        Fault(QuiverPoint.LEDGER_CREATE, FaultKind.EIO, nth=2)
+    ]  # a failed sync wants a new file
     quiver = still.start(faults=faults)
     for _ in range(3):
         try:
             keep(quiver)
         except StorageFailed:
-            assert point is Point.LEDGER_SYNC
+            assert point is QuiverPoint.LEDGER_SYNC
             assert len(quiver.segments()) == 1
         used = quiver.statistics().used_bytes
         assert used >= still.disk.used_bytes(ROOT) - 64 * KB
@@ -518,9 +526,11 @@ def test_a_segment_somebody_else_removed_is_no_trouble(still: StillMachine) -> N
     assert quiver._engine.retention._trash.left_bytes == 0
 
 
-@pytest.mark.parametrize("point", [Point.TRASH_MOVE, Point.TRASH_UNLINK, Point.LEDGER_WRITE])
+@pytest.mark.parametrize(
+    "point", [QuiverPoint.TRASH_MOVE, QuiverPoint.TRASH_UNLINK, QuiverPoint.LEDGER_WRITE]
+)
 def test_a_disk_that_fails_while_making_room_refuses_appends_and_the_writer_lives_on(
-    still: StillMachine, point: Point
+    still: StillMachine, point: QuiverPoint
 ) -> None:
     quiver = still.start(calm(small(size_cap_policy="drop_oldest"), timeout_s=APPEND_S))
     quiver.register("one")
@@ -561,7 +571,7 @@ def test_a_power_cut_right_after_an_unlink_does_not_bring_dropped_data_back(
 def test_a_segment_goes_only_after_the_outcomes_that_allow_it_are_synced(
     still: StillMachine,
 ) -> None:
-    faults = [Fault(Point.TRASH_MOVE, FaultKind.KILL_BEFORE)]
+    faults = [Fault(QuiverPoint.TRASH_MOVE, FaultKind.KILL_BEFORE)]
     quiver = still.start(faults=faults)
     lease = quiver.lease("one")
     sealed(quiver, 1)

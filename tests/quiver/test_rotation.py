@@ -18,11 +18,16 @@ from holdfast.errors import CannotOpen
 from holdfast.quiver import Quiver
 from holdfast.quiver.log.wal import HEADER_BYTES
 from holdfast.quiver.names import wal_file
-from holdfast.quiver.points import Point
+from holdfast.quiver.points import QuiverPoint
 from holdfast.seam.faulty import Fault, FaultKind
 from holdfast.seam.simulated import SimulatedCrash
 
-CREATING = [Point.WAL_CREATE, Point.WAL_HEADER, Point.WAL_HEADER_SYNC, Point.WAL_SYNC_DIR]
+CREATING = [
+    QuiverPoint.WAL_CREATE,
+    QuiverPoint.WAL_HEADER,
+    QuiverPoint.WAL_HEADER_SYNC,
+    QuiverPoint.WAL_SYNC_DIR,
+]
 KILLS = [FaultKind.KILL_BEFORE, FaultKind.KILL_MIDWAY, FaultKind.KILL_AFTER]
 
 
@@ -121,7 +126,7 @@ def test_a_file_stays_as_long_as_one_of_its_bundles_is_not_sealed(machine: Machi
 def test_a_file_whose_successor_could_not_be_begun_takes_no_more_and_the_next_is_tried_again(
     machine: Machine,
 ) -> None:
-    quiver = machine.start(faults=[Fault(Point.WAL_CREATE, FaultKind.EIO, nth=2)])
+    quiver = machine.start(faults=[Fault(QuiverPoint.WAL_CREATE, FaultKind.EIO, nth=2)])
     quiver.append_raw(b"a")
     quiver.flush()
     quiver.append_raw(b"b")
@@ -137,9 +142,9 @@ def test_a_file_whose_successor_could_not_be_begun_takes_no_more_and_the_next_is
     assert payloads(quiver) == {0: [b"a"], 1: [b"b"]}
 
 
-@pytest.mark.parametrize("at", [Point.TRUNCATE_UNLINK, Point.TRUNCATE_SYNC_DIR])
+@pytest.mark.parametrize("at", [QuiverPoint.TRUNCATE_UNLINK, QuiverPoint.TRUNCATE_SYNC_DIR])
 def test_a_file_that_cannot_be_removed_is_tried_again_with_the_next_segment(
-    machine: Machine, at: Point
+    machine: Machine, at: QuiverPoint
 ) -> None:
     quiver = machine.start(faults=[Fault(at, FaultKind.EIO)])
     for n in range(2):
@@ -150,7 +155,7 @@ def test_a_file_that_cannot_be_removed_is_tried_again_with_the_next_segment(
 
 
 def test_a_file_whose_removal_a_power_cut_undid_is_not_replayed_again(machine: Machine) -> None:
-    quiver = machine.start(faults=[Fault(Point.TRUNCATE_SYNC_DIR, FaultKind.EIO)])
+    quiver = machine.start(faults=[Fault(QuiverPoint.TRUNCATE_SYNC_DIR, FaultKind.EIO)])
     append_sized(quiver, 3)
     quiver.flush()
     until(lambda: quiver.statistics().last_seal_error is not None)
@@ -227,7 +232,7 @@ def append_until_crash(machine: Machine, fault: Fault) -> set[int]:
 @pytest.mark.parametrize("at", CREATING)
 @pytest.mark.parametrize("nth", [1, 2], ids=["at open", "at rotation"])
 def test_a_crash_at_any_step_of_beginning_a_file_loses_and_blocks_nothing(
-    machine: Machine, at: Point, kind: FaultKind, nth: int
+    machine: Machine, at: QuiverPoint, kind: FaultKind, nth: int
 ) -> None:
     quiver = machine.start(faults=[NO_SEAL])
     append_sized(quiver, 2)
@@ -243,7 +248,7 @@ def test_a_crash_at_any_step_of_beginning_a_file_loses_and_blocks_nothing(
 
 @pytest.mark.parametrize("at", CREATING)
 def test_a_start_that_cannot_begin_a_file_is_refused_and_the_next_one_works(
-    machine: Machine, at: Point
+    machine: Machine, at: QuiverPoint
 ) -> None:
     machine.start().append_raw(b"x")
     machine.kill()

@@ -18,12 +18,12 @@ from tests.quiver.machine import ROOT, SEGMENTS, GatedDisk, Machine, quiet
 from holdfast.errors import Overloaded, StorageFailed
 from holdfast.quiver import AckLevel, Quiver, QuiverConfig
 from holdfast.quiver.config import KB, MB
-from holdfast.quiver.points import Point
+from holdfast.quiver.points import QuiverPoint
 from holdfast.seam.disk import Handle
 from holdfast.seam.faulty import Fault, FaultKind, FaultyDisk
 from holdfast.seam.simulated import SimulatedCrash, SimulatedDisk
 
-SEAL_POINTS = [point for point in Point if point.startswith("seal.")]
+SEAL_POINTS = [point for point in QuiverPoint if point.startswith("seal.")]
 FOREVER = 1_000_000
 RESERVE = ROOT / "reserve"
 
@@ -45,7 +45,7 @@ class Watch:
         self.quiver = machine.start(config, through=self._through)
 
     def _through(self, disk: SimulatedDisk) -> GatedDisk:
-        self._gated = GatedDisk(disk, Point.SEAL_MAKE_DIR)
+        self._gated = GatedDisk(disk, QuiverPoint.SEAL_MAKE_DIR)
         self._gated.gate.set()
         return self._gated
 
@@ -136,7 +136,7 @@ def test_a_full_wal_seals_before_the_buffer_is_full(machine: Machine) -> None:
 @pytest.mark.parametrize("kind", [FaultKind.EIO, FaultKind.ENOSPC])
 @pytest.mark.parametrize("point", SEAL_POINTS)
 def test_a_seal_that_fails_is_tried_again_and_stores_nothing_twice(
-    machine: Machine, point: Point, kind: FaultKind
+    machine: Machine, point: QuiverPoint, kind: FaultKind
 ) -> None:
     quiver = machine.start(faults=[Fault(point, kind, times=3)])
     seq = quiver.append(numbers(1, 2)).seq
@@ -158,7 +158,7 @@ def test_the_pause_between_tries_doubles_up_to_its_bound(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = quiet_segments(retry_min_s=1.0, retry_max_s=10.0)
-    quiver = machine.start(config, faults=[Fault(Point.SEAL_RENAME, FaultKind.EIO, times=6)])
+    quiver = machine.start(config, faults=[Fault(QuiverPoint.SEAL_RENAME, FaultKind.EIO, times=6)])
     pauses: list[float] = []
     changed = quiver._engine.sealer._changed
     wait = changed.wait
@@ -179,12 +179,14 @@ class FailingSeals(FaultyDisk):
     """A disk on which no segment gets its name until it is healed."""
 
     def __init__(self, inner: SimulatedDisk) -> None:
-        super().__init__(inner, [Fault(Point.SEAL_RENAME, FaultKind.EIO, times=FOREVER)], inner.die)
+        super().__init__(
+            inner, [Fault(QuiverPoint.SEAL_RENAME, FaultKind.EIO, times=FOREVER)], inner.die
+        )
         self.wal_synced = threading.Event()
 
     def sync(self, handle: Handle, at: str) -> None:
         super().sync(handle, at)
-        if at == Point.WAL_SYNC:
+        if at == QuiverPoint.WAL_SYNC:
             self.wal_synced.set()
 
 
@@ -237,7 +239,7 @@ def test_a_flush_behind_a_failing_seal_does_not_stop_the_appends(
 def test_a_flush_behind_a_busy_sealer_is_answered_when_its_own_buffer_is_sealed(
     machine: Machine,
 ) -> None:
-    gated = GatedDisk(machine.disk, Point.SEAL_RENAME)
+    gated = GatedDisk(machine.disk, QuiverPoint.SEAL_RENAME)
     quiver = machine.start(through=lambda _: gated)
     flushing = []
     for value in range(3):
@@ -295,7 +297,7 @@ def test_whoever_waits_for_a_segment_that_fails_until_the_end_is_told_so(
 
 
 def test_a_segment_whose_parent_sync_failed_is_not_stored_twice(machine: Machine) -> None:
-    quiver = machine.start(faults=[Fault(Point.SEAL_SYNC_PARENT, FaultKind.FAILED_SYNC)])
+    quiver = machine.start(faults=[Fault(QuiverPoint.SEAL_SYNC_PARENT, FaultKind.FAILED_SYNC)])
     quiver.append(numbers(1))
     quiver.flush()
     assert quiver.statistics().seal_failures_total == 1
@@ -307,8 +309,8 @@ def test_a_segment_whose_parent_sync_failed_is_not_stored_twice(machine: Machine
 def test_a_segment_that_could_not_be_taken_back_is_still_read_once(machine: Machine) -> None:
     """The parent sync fails, and so does the rename that would undo the first try."""
     faults = [
-        Fault(Point.SEAL_SYNC_PARENT, FaultKind.FAILED_SYNC),
-        Fault(Point.SEAL_RENAME, FaultKind.EIO, nth=2),
+        Fault(QuiverPoint.SEAL_SYNC_PARENT, FaultKind.FAILED_SYNC),
+        Fault(QuiverPoint.SEAL_RENAME, FaultKind.EIO, nth=2),
     ]
     quiver = machine.start(faults=faults)
     seq = quiver.append(numbers(1, 2)).seq
@@ -327,7 +329,7 @@ def test_a_segment_that_could_not_be_taken_back_is_still_read_once(machine: Mach
 def test_a_crash_between_the_rename_and_the_sync_of_the_parent_loses_and_repeats_nothing(
     machine: Machine, kind: FaultKind, end: str
 ) -> None:
-    quiver = machine.start(faults=[Fault(Point.SEAL_SYNC_PARENT, kind)])
+    quiver = machine.start(faults=[Fault(QuiverPoint.SEAL_SYNC_PARENT, kind)])
     quiver.append(numbers(1, 2))
     with pytest.raises((StorageFailed, SimulatedCrash)):
         quiver.flush()
@@ -343,7 +345,7 @@ def test_a_sealed_segment_is_visible_at_once_also_if_its_wal_cannot_be_removed(
     machine: Machine,
 ) -> None:
     """Upstream forgot to register it, and stored it again after a restart (2c.3)."""
-    fault = Fault(Point.TRUNCATE_UNLINK, FaultKind.EIO, times=FOREVER)
+    fault = Fault(QuiverPoint.TRUNCATE_UNLINK, FaultKind.EIO, times=FOREVER)
     quiver = machine.start(faults=[fault])
     quiver.append(numbers(1))
     quiver.flush()

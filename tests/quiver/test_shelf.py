@@ -20,7 +20,7 @@ from tests.readers.setting import (
 
 from holdfast.quiver import AckLevel, Quiver
 from holdfast.quiver.log.frame import Totals
-from holdfast.quiver.points import Point
+from holdfast.quiver.points import QuiverPoint
 from holdfast.quiver.read.shelf import Shelf
 from holdfast.seam.faulty import Fault, FaultKind
 
@@ -74,7 +74,7 @@ def test_references_come_in_order_and_own_the_numbers_nobody_used(
 @pytest.fixture
 def replayed(still: StillMachine) -> Quiver:
     """A quiver in which the first of two segments was lost, and replayed from its log file."""
-    faults = [Fault(Point.TRUNCATE_UNLINK, FaultKind.EIO, times=1_000_000)]
+    faults = [Fault(QuiverPoint.TRUNCATE_UNLINK, FaultKind.EIO, times=1_000_000)]
     quiver = still.start(faults=faults)
     quiver.register("one")
     sealed(quiver, 2, bundles=3)
@@ -83,7 +83,7 @@ def replayed(still: StillMachine) -> Quiver:
     folder = still.disk.list(SEGMENTS)[0].name
     still.disk.put(SEGMENTS / folder / "manifest", b"garbage")
     # Unsealed, between nothing and a segment, as long as sealing fails.
-    return still.start(faults=[Fault(Point.SEAL_MAKE_DIR, FaultKind.EIO, times=1_000_000)])
+    return still.start(faults=[Fault(QuiverPoint.SEAL_MAKE_DIR, FaultKind.EIO, times=1_000_000)])
 
 
 def test_a_lost_segment_that_is_replayed_lies_in_its_place(replayed: Quiver) -> None:

@@ -13,7 +13,7 @@ from tests.quiver.machine import WAL, GatedDisk, Machine, quiet
 
 from holdfast.errors import BadInput, DiskFull, StorageFailed
 from holdfast.quiver import AckLevel, Quiver, Statistics
-from holdfast.quiver.points import Point
+from holdfast.quiver.points import QuiverPoint
 from holdfast.seam.faulty import Fault, FaultKind
 
 
@@ -80,7 +80,7 @@ def test_a_seal_moves_everything_from_the_buffer_to_the_segments(machine: Machin
 
 
 def test_what_is_being_sealed_is_neither_lost_nor_counted_twice(machine: Machine) -> None:
-    gated = GatedDisk(machine.disk, Point.SEAL_RENAME)
+    gated = GatedDisk(machine.disk, QuiverPoint.SEAL_RENAME)
     quiver = machine.start(through=lambda _: gated)
     quiver.append(numbers(1))
     open_bytes = quiver.statistics().open_bytes
@@ -118,9 +118,9 @@ def test_totals_begin_again_with_each_start_and_gauges_do_not(machine: Machine) 
 
 def test_failures_are_counted_where_they_happen(machine: Machine) -> None:
     faults = [
-        Fault(Point.WAL_WRITE, FaultKind.ENOSPC),
-        Fault(Point.WAL_SYNC, FaultKind.FAILED_SYNC, nth=2),
-        Fault(Point.SEAL_RENAME, FaultKind.EIO, times=2),
+        Fault(QuiverPoint.WAL_WRITE, FaultKind.ENOSPC),
+        Fault(QuiverPoint.WAL_SYNC, FaultKind.FAILED_SYNC, nth=2),
+        Fault(QuiverPoint.SEAL_RENAME, FaultKind.EIO, times=2),
     ]
     quiver = machine.start(faults=faults)
     with pytest.raises(DiskFull):
@@ -139,8 +139,8 @@ def test_failures_are_counted_where_they_happen(machine: Machine) -> None:
 
 def test_a_quiver_that_stopped_accepting_says_so(machine: Machine) -> None:
     faults = [
-        Fault(Point.WAL_SYNC, FaultKind.FAILED_SYNC),
-        Fault(Point.WAL_CREATE, FaultKind.EIO, nth=2, times=1000),
+        Fault(QuiverPoint.WAL_SYNC, FaultKind.FAILED_SYNC),
+        Fault(QuiverPoint.WAL_CREATE, FaultKind.EIO, nth=2, times=1000),
     ]
     quiver = machine.start(faults=faults)
     with pytest.raises(StorageFailed):

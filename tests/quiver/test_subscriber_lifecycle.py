@@ -23,7 +23,7 @@ from holdfast.quiver import Outcome, Quiver, RetentionConfig, SubscriberOptions
 from holdfast.quiver.config import MB
 from holdfast.quiver.keep.orphans import ORPHAN_GRACE_S
 from holdfast.quiver.log.frame import Totals
-from holdfast.quiver.points import Point
+from holdfast.quiver.points import QuiverPoint
 from holdfast.seam.faulty import Fault, FaultKind
 
 START = datetime.fromtimestamp(START_NS / 1e9, UTC)
@@ -128,7 +128,7 @@ def test_a_subscriber_registered_after_deletions_starts_with_what_is_left(
 
 
 def test_a_registration_that_cannot_be_made_durable_is_told(still: StillMachine) -> None:
-    quiver = still.start(faults=[Fault(Point.LEDGER_WRITE, FaultKind.EIO)])
+    quiver = still.start(faults=[Fault(QuiverPoint.LEDGER_WRITE, FaultKind.EIO)])
     with pytest.raises(StorageFailed):
         quiver.register("one")
     assert quiver.subscribers() == ()

@@ -30,7 +30,7 @@ from holdfast.errors import (
 )
 from holdfast.quiver import Outcome, Quiver, control
 from holdfast.quiver.control import ControlServer, Verbs, ask
-from holdfast.quiver.points import Point
+from holdfast.quiver.points import QuiverPoint
 from holdfast.seam.clock import RealClock
 
 
@@ -384,9 +384,9 @@ def test_an_owner_closes_while_tools_are_connected(quiver: Quiver, root: Path) -
         assert read_all(connection) == []
 
 
-@pytest.mark.parametrize("point", [Point.LEDGER_WRITE, Point.LEDGER_SYNC])
+@pytest.mark.parametrize("point", [QuiverPoint.LEDGER_WRITE, QuiverPoint.LEDGER_SYNC])
 def test_an_owner_killed_in_the_middle_of_a_request_is_reported_and_its_data_is_whole(
-    root: Path, point: Point
+    root: Path, point: QuiverPoint
 ) -> None:
     with Quiver.open(root, CONFIG) as quiver:
         fill(quiver)
@@ -398,6 +398,6 @@ def test_an_owner_killed_in_the_middle_of_a_request_is_reported_and_its_data_is_
         account = quiver.balance("archive")
         assert account.holds
         # The line was written, or it was not; it is never half true.
-        done = point == Point.LEDGER_SYNC
+        done = point == QuiverPoint.LEDGER_SYNC
         assert account.pending == ((3, 6) if done else (1, 2))
         assert account.outcomes[Outcome.ACKED] == (3, 6)

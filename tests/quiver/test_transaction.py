@@ -26,7 +26,7 @@ from holdfast.quiver import Quiver, QuiverConfig, Transaction, TransactionConfig
 from holdfast.quiver.bundle import ROWS_MAX
 from holdfast.quiver.config import MB
 from holdfast.quiver.log.transaction import Staging
-from holdfast.quiver.points import Point
+from holdfast.quiver.points import QuiverPoint
 from holdfast.seam.faulty import Fault, FaultKind
 from holdfast.seam.simulated import SimulatedCrash
 
@@ -98,9 +98,9 @@ def test_a_committed_transaction_survives(machine: Machine, end: str) -> None:
 @pytest.mark.parametrize(
     "fault",
     [
-        Fault(Point.WAL_WRITE, FaultKind.KILL_BEFORE),
-        Fault(Point.WAL_WRITE, FaultKind.KILL_MIDWAY),
-        Fault(Point.WAL_SYNC, FaultKind.KILL_BEFORE),
+        Fault(QuiverPoint.WAL_WRITE, FaultKind.KILL_BEFORE),
+        Fault(QuiverPoint.WAL_WRITE, FaultKind.KILL_MIDWAY),
+        Fault(QuiverPoint.WAL_SYNC, FaultKind.KILL_BEFORE),
     ],
     ids=lambda fault: f"{fault.at}-{fault.kind}",
 )
@@ -118,13 +118,13 @@ def test_a_crash_during_the_commit_leaves_all_bundles_or_none(
     quiver = machine.start()
     found = column_of(quiver)
     assert found in ([], [0, 0, 1, 1, 2, 2, 3, 3, 4, 4])
-    assert not (found and fault.kind is FaultKind.KILL_BEFORE and fault.at == Point.WAL_WRITE)
+    assert not (found and fault.kind is FaultKind.KILL_BEFORE and fault.at == QuiverPoint.WAL_WRITE)
 
 
 def test_a_commit_the_disk_refuses_stores_nothing_and_ends_the_transaction(
     machine: Machine,
 ) -> None:
-    quiver = machine.start(faults=[Fault(Point.WAL_WRITE, FaultKind.SHORT_WRITE)])
+    quiver = machine.start(faults=[Fault(QuiverPoint.WAL_WRITE, FaultKind.SHORT_WRITE)])
     transaction = quiver.transaction()
     transaction.append(numbers(1))
     transaction.append(numbers(2))
@@ -386,7 +386,7 @@ def test_a_transaction_larger_than_all_pending_bytes_is_let_in_alone() -> None:
 
 
 def test_a_commit_waits_its_turn_behind_a_group_that_is_being_synced(machine: Machine) -> None:
-    gated = GatedDisk(machine.disk, Point.WAL_SYNC)
+    gated = GatedDisk(machine.disk, QuiverPoint.WAL_SYNC)
     quiver = machine.start(through=lambda _: gated)
     first = threading.Thread(target=quiver.append, args=(numbers(0),))
     first.start()

@@ -18,7 +18,7 @@ from holdfast.quiver.bundle import SLOTS_MAX
 from holdfast.quiver.config import MB
 from holdfast.quiver.log.frame import STAGED, Kind
 from holdfast.quiver.log.wal import HEADER_BYTES, SEQ_BLOCK, decode_header, walk
-from holdfast.quiver.points import Point
+from holdfast.quiver.points import QuiverPoint
 
 # Round trips.
 
@@ -239,7 +239,7 @@ def test_a_file_is_left_when_its_block_of_numbers_is_used_up(machine: Machine) -
 
 
 def test_appends_that_wait_together_share_one_write_and_one_sync(machine: Machine) -> None:
-    gated = GatedDisk(machine.disk, Point.WAL_SYNC)
+    gated = GatedDisk(machine.disk, QuiverPoint.WAL_SYNC)
     quiver = machine.start(through=lambda _: gated)
     first = in_thread(lambda: quiver.append_raw(b"first"))
     assert gated.reached.wait(PATIENCE_S)
@@ -250,8 +250,8 @@ def test_appends_that_wait_together_share_one_write_and_one_sync(machine: Machin
         waiting.result(PATIENCE_S)
     statistics = quiver.statistics()
     assert (statistics.appends_total, statistics.groups_total, statistics.syncs_total) == (21, 2, 2)
-    assert gated.calls()[Point.WAL_WRITE] == 2
-    assert gated.calls()[Point.WAL_SYNC] == 2
+    assert gated.calls()[QuiverPoint.WAL_WRITE] == 2
+    assert gated.calls()[QuiverPoint.WAL_SYNC] == 2
 
 
 def test_many_producers_at_once_lose_and_double_nothing(machine: Machine) -> None:

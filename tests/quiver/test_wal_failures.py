@@ -11,7 +11,7 @@ from holdfast.errors import CannotOpen, DiskFull, NotAccepted, Overloaded, Stora
 from holdfast.quiver import AckLevel, Quiver
 from holdfast.quiver.config import KB, MB
 from holdfast.quiver.names import wal_file
-from holdfast.quiver.points import Point
+from holdfast.quiver.points import QuiverPoint
 from holdfast.seam.faulty import Fault, FaultKind, FaultyDisk
 from holdfast.seam.simulated import SimulatedDisk
 
@@ -52,7 +52,7 @@ def reopened(machine: Machine) -> list[list[bytes]]:
 def test_a_failed_write_is_undone_and_certainly_not_stored(
     machine: Machine, kind: FaultKind, error: type[NotAccepted]
 ) -> None:
-    quiver = machine.start(faults=[Fault(Point.WAL_WRITE, kind, nth=2)])
+    quiver = machine.start(faults=[Fault(QuiverPoint.WAL_WRITE, kind, nth=2)])
     quiver.append_raw(b"before")
     refused = refusal(quiver)
     assert isinstance(refused, error)
@@ -70,7 +70,9 @@ def test_a_failed_write_takes_nothing_back_that_was_acknowledged_as_written(
     machine: Machine,
 ) -> None:
     """Undoing it cuts the file, and syncs what stays."""
-    quiver = machine.start(quiet(AckLevel.WRITTEN), faults=[Fault(Point.WAL_WRITE, ENOSPC, nth=2)])
+    quiver = machine.start(
+        quiet(AckLevel.WRITTEN), faults=[Fault(QuiverPoint.WAL_WRITE, ENOSPC, nth=2)]
+    )
     quiver.append_raw(b"written")
     assert refusal(quiver).stored == "no"
     assert quiver.statistics().synced_seq == 0
@@ -78,7 +80,7 @@ def test_a_failed_write_takes_nothing_back_that_was_acknowledged_as_written(
 
 
 def test_a_transaction_whose_write_fails_half_way_leaves_nothing(machine: Machine) -> None:
-    quiver = machine.start(faults=[Fault(Point.WAL_WRITE, SHORT_WRITE)])
+    quiver = machine.start(faults=[Fault(QuiverPoint.WAL_WRITE, SHORT_WRITE)])
     transaction = quiver.transaction()
     for _ in range(5):
         transaction.append_raw(bytes(1000))
@@ -89,30 +91,36 @@ def test_a_transaction_whose_write_fails_half_way_leaves_nothing(machine: Machin
     assert reopened(machine) == [[b"after"]]
 
 
-@pytest.mark.parametrize("at", [Point.WAL_UNDO, Point.WAL_UNDO_SYNC])
+@pytest.mark.parametrize("at", [QuiverPoint.WAL_UNDO, QuiverPoint.WAL_UNDO_SYNC])
 def test_a_failed_write_that_cannot_be_undone_is_left_behind_with_its_file(
-    machine: Machine, at: Point
+    machine: Machine, at: QuiverPoint
 ) -> None:
     watched = WatchedDisk(
-        machine.disk, [Fault(Point.WAL_WRITE, SHORT_WRITE, nth=3), Fault(at, EIO)]
+        machine.disk, [Fault(QuiverPoint.WAL_WRITE, SHORT_WRITE, nth=3), Fault(at, EIO)]
     )
     quiver = machine.start(quiet(AckLevel.WRITTEN), through=lambda _: watched)
     quiver.append_raw(b"first")
     quiver.append_raw(b"second")
     assert refusal(quiver).stored == "no", "the next file says how far this one counts"
     quiver.append_raw(b"after", level=AckLevel.FSYNCED)
-    assert watched.syncs[wal_file(1)] == [Point.WAL_HEADER_SYNC] + (
-        [Point.WAL_UNDO_SYNC] if at is Point.WAL_UNDO_SYNC else []
+    assert watched.syncs[wal_file(1)] == [QuiverPoint.WAL_HEADER_SYNC] + (
+        [QuiverPoint.WAL_UNDO_SYNC] if at is QuiverPoint.WAL_UNDO_SYNC else []
     ), "never synced again"
     assert reopened(machine) == [[b"first"], [b"second"], [b"after"]]
 
 
 @pytest.mark.parametrize(
-    "at", [Point.WAL_CREATE, Point.WAL_HEADER, Point.WAL_HEADER_SYNC, Point.WAL_SYNC_DIR]
+    "at",
+    [
+        QuiverPoint.WAL_CREATE,
+        QuiverPoint.WAL_HEADER,
+        QuiverPoint.WAL_HEADER_SYNC,
+        QuiverPoint.WAL_SYNC_DIR,
+    ],
 )
 @pytest.mark.parametrize("kind", [EIO, ENOSPC])
 def test_a_new_file_that_cannot_be_begun_refuses_the_append_and_the_next_tries_again(
-    machine: Machine, at: Point, kind: FaultKind
+    machine: Machine, at: QuiverPoint, kind: FaultKind
 ) -> None:
     # On a full disk the reserve is tried, too.
     quiver = machine.start(faults=[Fault(at, kind, nth=2, times=1 + (kind is ENOSPC))])
@@ -128,7 +136,7 @@ def test_a_new_file_that_cannot_be_begun_refuses_the_append_and_the_next_tries_a
 def test_a_failed_sync_poisons_the_file_and_its_frames_are_written_once_to_the_next(
     machine: Machine,
 ) -> None:
-    watched = WatchedDisk(machine.disk, [Fault(Point.WAL_SYNC, FAILED_SYNC, nth=2)])
+    watched = WatchedDisk(machine.disk, [Fault(QuiverPoint.WAL_SYNC, FAILED_SYNC, nth=2)])
     quiver = machine.start(through=lambda _: watched)
     quiver.append_raw(b"durable")
     seq = quiver.append_raw(b"rescued").seq
@@ -141,14 +149,16 @@ def test_a_failed_sync_poisons_the_file_and_its_frames_are_written_once_to_the_n
     quiver.append_raw(b"later")
     assert len(machine.wal(0).frames) == 2, "never appended to again"
     assert watched.syncs[wal_file(1)] == [
-        Point.WAL_HEADER_SYNC, Point.WAL_SYNC, Point.WAL_SYNC,
+        QuiverPoint.WAL_HEADER_SYNC, QuiverPoint.WAL_SYNC, QuiverPoint.WAL_SYNC,
     ], "the second failed, and there was no third"  # fmt: skip
     assert reopened(machine) == [[b"durable"], [b"rescued"], [b"later"]]
 
 
 def test_a_failed_sync_rescues_everything_that_was_not_synced_before(machine: Machine) -> None:
     """Also what had been acknowledged as written, a transaction, and an unclaimed heartbeat."""
-    quiver = machine.start(quiet(AckLevel.WRITTEN), faults=[Fault(Point.WAL_SYNC, FAILED_SYNC)])
+    quiver = machine.start(
+        quiet(AckLevel.WRITTEN), faults=[Fault(QuiverPoint.WAL_SYNC, FAILED_SYNC)]
+    )
     quiver.append_raw(b"a")
     with quiver.transaction() as transaction:
         transaction.append_raw(b"b")
@@ -161,7 +171,7 @@ def test_a_failed_sync_rescues_everything_that_was_not_synced_before(machine: Ma
 
 def test_rescued_bundles_are_not_doubled_by_kill(machine: Machine) -> None:
     """The page cache still has the first copy."""
-    quiver = machine.start(faults=[Fault(Point.WAL_SYNC, FAILED_SYNC)])
+    quiver = machine.start(faults=[Fault(QuiverPoint.WAL_SYNC, FAILED_SYNC)])
     quiver.append_raw(b"x")
     machine.kill()
     quiver = machine.start()
@@ -172,7 +182,7 @@ def test_rescued_bundles_are_not_doubled_by_kill(machine: Machine) -> None:
 
 def test_a_failed_sync_when_a_full_file_is_left_is_rescued(machine: Machine) -> None:
     quiver = machine.start(
-        quiet(AckLevel.WRITTEN), faults=[Fault(Point.WAL_ROTATE_SYNC, FAILED_SYNC)]
+        quiet(AckLevel.WRITTEN), faults=[Fault(QuiverPoint.WAL_ROTATE_SYNC, FAILED_SYNC)]
     )
     quiver.append_raw(bytes(40_000))
     quiver.append_raw(b"x" * 40_000, level=AckLevel.FSYNCED)
@@ -180,7 +190,9 @@ def test_a_failed_sync_when_a_full_file_is_left_is_rescued(machine: Machine) -> 
 
 
 def test_a_failed_sync_before_a_seal_is_rescued(machine: Machine) -> None:
-    quiver = machine.start(quiet(AckLevel.WRITTEN), faults=[Fault(Point.WAL_SYNC, FAILED_SYNC)])
+    quiver = machine.start(
+        quiet(AckLevel.WRITTEN), faults=[Fault(QuiverPoint.WAL_SYNC, FAILED_SYNC)]
+    )
     quiver.append_raw(b"x")
     quiver.flush()
     assert len(quiver.segments()) == 1
@@ -190,15 +202,15 @@ def test_a_failed_sync_before_a_seal_is_rescued(machine: Machine) -> None:
 @pytest.mark.parametrize(
     "second",
     [
-        Fault(Point.WAL_HEADER_SYNC, FAILED_SYNC, nth=2),
-        Fault(Point.WAL_CREATE, ENOSPC, nth=2, times=2),
-        Fault(Point.WAL_HEADER, EIO, nth=2),
-        Fault(Point.WAL_HEADER, SHORT_WRITE, nth=2, times=2),
+        Fault(QuiverPoint.WAL_HEADER_SYNC, FAILED_SYNC, nth=2),
+        Fault(QuiverPoint.WAL_CREATE, ENOSPC, nth=2, times=2),
+        Fault(QuiverPoint.WAL_HEADER, EIO, nth=2),
+        Fault(QuiverPoint.WAL_HEADER, SHORT_WRITE, nth=2, times=2),
     ],
     ids=lambda fault: f"{fault.at}-{fault.kind}",
 )
 def test_a_second_failure_stops_accepting_and_says_maybe(machine: Machine, second: Fault) -> None:
-    first = Fault(Point.WAL_SYNC, FAILED_SYNC, nth=2)
+    first = Fault(QuiverPoint.WAL_SYNC, FAILED_SYNC, nth=2)
     quiver = machine.start(faults=[first, second])
     quiver.append_raw(b"before")
     assert refusal(quiver).stored == "maybe"
@@ -221,8 +233,8 @@ def test_after_a_second_failure_no_file_of_the_log_is_synced_again_also_not_at_c
     machine: Machine,
 ) -> None:
     failing = [
-        Fault(Point.WAL_SYNC, FAILED_SYNC),
-        Fault(Point.WAL_HEADER_SYNC, FAILED_SYNC, nth=2),
+        Fault(QuiverPoint.WAL_SYNC, FAILED_SYNC),
+        Fault(QuiverPoint.WAL_HEADER_SYNC, FAILED_SYNC, nth=2),
     ]
     watched = WatchedDisk(machine.disk, failing)
     quiver = machine.start(through=lambda _: watched)
@@ -231,18 +243,20 @@ def test_after_a_second_failure_no_file_of_the_log_is_synced_again_also_not_at_c
     refusal(quiver)
     machine.stop()
     # No sync of the ledger failed: it says as ever that it was closed in order.
-    before["0000000000000001.log"].append(Point.LEDGER_SYNC)
+    before["0000000000000001.log"].append(QuiverPoint.LEDGER_SYNC)
     assert watched.syncs == before
 
 
 def test_a_ledger_whose_sync_fails_at_close_is_left_for_a_new_one(machine: Machine) -> None:
-    watched = WatchedDisk(machine.disk, [Fault(Point.LEDGER_SYNC, FAILED_SYNC, nth=2)])
+    watched = WatchedDisk(machine.disk, [Fault(QuiverPoint.LEDGER_SYNC, FAILED_SYNC, nth=2)])
     quiver = machine.start(through=lambda _: watched)
     quiver.register("reader")
     first = list(watched.syncs["0000000000000001.log"])
     quiver.append_raw(b"one")
     machine.stop()
-    assert watched.syncs["0000000000000001.log"] == [*first, Point.LEDGER_SYNC], "synced again"
+    assert watched.syncs["0000000000000001.log"] == [*first, QuiverPoint.LEDGER_SYNC], (
+        "synced again"
+    )
     assert watched.syncs["0000000000000002.log"]
     machine.cut_power()
     quiver = machine.start()
@@ -252,8 +266,8 @@ def test_a_ledger_whose_sync_fails_at_close_is_left_for_a_new_one(machine: Machi
 
 def test_a_second_failure_answers_those_who_wait_for_a_segment(machine: Machine) -> None:
     failing = [
-        Fault(Point.WAL_SYNC, FAILED_SYNC, nth=2),
-        Fault(Point.WAL_HEADER_SYNC, FAILED_SYNC, nth=2),
+        Fault(QuiverPoint.WAL_SYNC, FAILED_SYNC, nth=2),
+        Fault(QuiverPoint.WAL_HEADER_SYNC, FAILED_SYNC, nth=2),
     ]
     quiver = machine.start(faults=failing)
     waiting = in_thread(lambda: quiver.append_raw(b"x", level=AckLevel.SEGMENT))
@@ -271,7 +285,7 @@ def test_a_second_failure_answers_those_who_wait_for_a_segment(machine: Machine)
 def test_an_append_acknowledged_in_memory_whose_write_failed_is_carried_into_the_next_group(
     machine: Machine,
 ) -> None:
-    quiver = machine.start(faults=[Fault(Point.WAL_WRITE, ENOSPC)])
+    quiver = machine.start(faults=[Fault(QuiverPoint.WAL_WRITE, ENOSPC)])
     carried = quiver.append_raw(b"carried", level=AckLevel.MEMORY).seq
     until(lambda: quiver.statistics().write_failures_total == 1)
     later = quiver.append_raw(b"later").seq
@@ -281,7 +295,7 @@ def test_an_append_acknowledged_in_memory_whose_write_failed_is_carried_into_the
 
 def test_a_carried_append_is_tried_again_without_another_append(machine: Machine) -> None:
     quiver = machine.start(
-        quiet(AckLevel.MEMORY, flush_interval_s=0.0), faults=[Fault(Point.WAL_WRITE, ENOSPC)]
+        quiet(AckLevel.MEMORY, flush_interval_s=0.0), faults=[Fault(QuiverPoint.WAL_WRITE, ENOSPC)]
     )
     quiver.append_raw(b"carried")
     until(lambda: quiver.statistics().synced_seq == 0)
@@ -289,7 +303,7 @@ def test_a_carried_append_is_tried_again_without_another_append(machine: Machine
 
 
 def test_a_carried_append_is_written_by_a_clean_close(machine: Machine) -> None:
-    quiver = machine.start(faults=[Fault(Point.WAL_WRITE, ENOSPC)])
+    quiver = machine.start(faults=[Fault(QuiverPoint.WAL_WRITE, ENOSPC)])
     quiver.append_raw(b"carried", level=AckLevel.MEMORY)
     until(lambda: quiver.statistics().write_failures_total == 1)
     machine.stop()
@@ -301,7 +315,7 @@ def test_a_full_disk_does_not_fill_the_memory_with_appends_acknowledged_in_memor
 ) -> None:
     """Once one write has failed, the next appends wait for theirs, and are refused."""
     full = FaultyDisk(
-        machine.disk, [Fault(Point.WAL_WRITE, ENOSPC, times=FOREVER)], machine.disk.die
+        machine.disk, [Fault(QuiverPoint.WAL_WRITE, ENOSPC, times=FOREVER)], machine.disk.die
     )
     quiver = machine.start(quiet(AckLevel.MEMORY), through=lambda _: full)
     carried = quiver.append_raw(b"carried").seq
@@ -317,7 +331,7 @@ def test_a_full_disk_does_not_fill_the_memory_with_appends_acknowledged_in_memor
 
 
 def test_a_repeat_of_a_carried_append_is_not_stored_twice(machine: Machine) -> None:
-    quiver = machine.start(faults=[Fault(Point.WAL_WRITE, ENOSPC)])
+    quiver = machine.start(faults=[Fault(QuiverPoint.WAL_WRITE, ENOSPC)])
     first = quiver.append_raw(b"x", producer="p", epoch=1, level=AckLevel.MEMORY)
     until(lambda: quiver.statistics().write_failures_total == 1)
     repeat = quiver.append_raw(b"x", producer="p", epoch=1)
@@ -328,7 +342,7 @@ def test_a_repeat_of_a_carried_append_is_not_stored_twice(machine: Machine) -> N
 def test_a_repeat_of_a_carried_append_is_refused_when_the_write_fails_again(
     machine: Machine,
 ) -> None:
-    quiver = machine.start(faults=[Fault(Point.WAL_WRITE, ENOSPC, times=2)])
+    quiver = machine.start(faults=[Fault(QuiverPoint.WAL_WRITE, ENOSPC, times=2)])
     gated = quiver.append_raw(b"x", producer="p", epoch=1, level=AckLevel.MEMORY)
     until(lambda: quiver.statistics().write_failures_total > 0)
     outcomes: list[object] = []
@@ -404,7 +418,7 @@ def test_a_disk_that_becomes_read_only_refuses_appends_and_loses_nothing(machine
 def test_the_wal_at_its_cap_makes_appends_wait_for_the_sealer(machine: Machine) -> None:
     config = quiet(max_size_bytes=64 * KB, timeout_s=APPEND_S)
     no_seal = FaultyDisk(
-        machine.disk, [Fault(Point.SEAL_MAKE_DIR, EIO, times=FOREVER)], machine.disk.die
+        machine.disk, [Fault(QuiverPoint.SEAL_MAKE_DIR, EIO, times=FOREVER)], machine.disk.die
     )
     quiver = machine.start(config, through=lambda _: no_seal)
     stored, refused = fill(quiver, 10_000)
@@ -423,7 +437,7 @@ def test_a_wal_file_that_could_not_be_removed_does_not_hold_the_cap_for_ever(
 ) -> None:
     """Everything is sealed, only the removal failed once: it is tried again, not waited for."""
     config = quiet(max_size_bytes=64 * KB, timeout_s=PATIENCE_S)
-    quiver = machine.start(config, faults=[Fault(Point.TRUNCATE_UNLINK, EIO)])
+    quiver = machine.start(config, faults=[Fault(QuiverPoint.TRUNCATE_UNLINK, EIO)])
     quiver.append_raw(bytes(60_000))
     quiver.flush()
     until(lambda: quiver.statistics().last_seal_error is not None)
@@ -434,7 +448,7 @@ def test_a_wal_file_that_could_not_be_removed_does_not_hold_the_cap_for_ever(
 def test_a_wal_file_that_can_never_be_removed_is_tried_again_in_peace(machine: Machine) -> None:
     """While the writer waits for room it must neither spin nor beat on a broken disk."""
     broken = FaultyDisk(
-        machine.disk, [Fault(Point.TRUNCATE_UNLINK, EIO, times=FOREVER)], machine.disk.die
+        machine.disk, [Fault(QuiverPoint.TRUNCATE_UNLINK, EIO, times=FOREVER)], machine.disk.die
     )
     config = quiet(max_size_bytes=64 * KB, timeout_s=0.5)
     began_s = machine.clock.monotonic_s()
@@ -442,7 +456,7 @@ def test_a_wal_file_that_can_never_be_removed_is_tried_again_in_peace(machine: M
     quiver.append_raw(bytes(60_000))
     quiver.flush(PATIENCE_S)
     assert isinstance(refusal(quiver), Overloaded)
-    tries = broken.calls()[Point.TRUNCATE_UNLINK]
+    tries = broken.calls()[QuiverPoint.TRUNCATE_UNLINK]
     passed_s = machine.clock.monotonic_s() - began_s
     assert tries < 10 + passed_s / config.segment.retry_max_s
 
@@ -450,7 +464,7 @@ def test_a_wal_file_that_can_never_be_removed_is_tried_again_in_peace(machine: M
 def test_a_file_that_stayed_in_use_does_not_hold_the_cap_for_ever(machine: Machine) -> None:
     """No new file could be begun when the segment was handed over; all that is in it is sealed."""
     config = quiet(max_size_bytes=64 * KB, timeout_s=PATIENCE_S)
-    quiver = machine.start(config, faults=[Fault(Point.WAL_CREATE, EIO, nth=2)])
+    quiver = machine.start(config, faults=[Fault(QuiverPoint.WAL_CREATE, EIO, nth=2)])
     quiver.append_raw(bytes(60_000))
     quiver.flush()
     assert len(machine.wal_paths()) == 1
@@ -461,7 +475,7 @@ def test_a_file_that_stayed_in_use_does_not_hold_the_cap_for_ever(machine: Machi
 
 def test_replay_under_the_smallest_budget_does_not_block_itself(machine: Machine) -> None:
     config = quiet(max_size_bytes=64 * KB, timeout_s=PATIENCE_S)
-    gated = GatedDisk(machine.disk, Point.SEAL_MAKE_DIR)
+    gated = GatedDisk(machine.disk, QuiverPoint.SEAL_MAKE_DIR)
     quiver = machine.start(config, through=lambda _: gated)
     quiver.append_raw(bytes(60_000))
     quiver.append_raw(bytes(60_000))

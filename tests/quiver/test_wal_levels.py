@@ -12,7 +12,7 @@ from tests.quiver.waiting import in_thread
 from holdfast.errors import NotAccepted
 from holdfast.quiver import AckLevel, Quiver
 from holdfast.quiver.config import WalConfig
-from holdfast.quiver.points import Point
+from holdfast.quiver.points import QuiverPoint
 from holdfast.seam.faulty import Fault, FaultKind
 
 
@@ -48,7 +48,7 @@ def test_what_was_written_survives_kill(machine: Machine, level: AckLevel) -> No
 def test_an_append_at_level_memory_is_answered_before_it_is_written_and_lost_by_kill(
     machine: Machine,
 ) -> None:
-    gated = GatedDisk(machine.disk, Point.WAL_WRITE)
+    gated = GatedDisk(machine.disk, QuiverPoint.WAL_WRITE)
     quiver = machine.start(through=lambda _: gated)
     assert quiver.append_raw(b"x", level=AckLevel.MEMORY).seq == 0
     assert not written(machine)
@@ -132,7 +132,7 @@ def test_readers_see_nothing_that_a_power_cut_may_take_back(machine: Machine) ->
 
 
 def test_no_one_in_a_group_is_answered_before_the_own_level_is_reached(machine: Machine) -> None:
-    gated = GatedDisk(machine.disk, Point.WAL_SYNC)
+    gated = GatedDisk(machine.disk, QuiverPoint.WAL_SYNC)
     quiver = machine.start(through=lambda _: gated)
     first = in_thread(lambda: quiver.append_raw(b"first"))
     assert gated.reached.wait(PATIENCE_S)
@@ -163,8 +163,8 @@ def test_a_repeat_at_level_fsynced_is_refused_when_the_first_time_cannot_be_sync
     machine: Machine,
 ) -> None:
     failing = [
-        Fault(Point.WAL_SYNC, FaultKind.FAILED_SYNC),
-        Fault(Point.WAL_CREATE, FaultKind.EIO, nth=2),
+        Fault(QuiverPoint.WAL_SYNC, FaultKind.FAILED_SYNC),
+        Fault(QuiverPoint.WAL_CREATE, FaultKind.EIO, nth=2),
     ]
     quiver = machine.start(faults=failing)
     quiver.append_raw(b"x", producer="p", epoch=1, level=AckLevel.WRITTEN)
@@ -177,7 +177,7 @@ def test_a_repeat_at_level_fsynced_is_refused_when_the_first_time_cannot_be_sync
 def test_a_repeat_at_level_segment_is_answered_only_once_a_segment_holds_the_first_time(
     machine: Machine, handed_over: bool
 ) -> None:
-    gated = GatedDisk(machine.disk, Point.SEAL_RENAME)
+    gated = GatedDisk(machine.disk, QuiverPoint.SEAL_RENAME)
     quiver = machine.start(through=lambda _: gated)
     first = quiver.append_raw(b"x", producer="p", epoch=1)
     if handed_over:
@@ -196,7 +196,7 @@ def test_a_repeat_at_level_segment_is_answered_only_once_a_segment_holds_the_fir
 
 def test_a_repeat_within_a_group_keeps_its_own_level(machine: Machine) -> None:
     """It used to be answered with the append it repeats, at that one's level."""
-    gated = GatedDisk(machine.disk, Point.WAL_SYNC)
+    gated = GatedDisk(machine.disk, QuiverPoint.WAL_SYNC)
     quiver = machine.start(through=lambda _: gated)
     in_thread(lambda: quiver.append_raw(b"first"))
     assert gated.reached.wait(PATIENCE_S)
@@ -245,7 +245,7 @@ def test_a_flush_interval_of_zero_syncs_at_once(machine: Machine) -> None:
 def test_a_sync_that_fails_by_timer_is_rescued_into_another_file(machine: Machine) -> None:
     quiver = machine.start(
         quiet(AckLevel.WRITTEN, flush_interval_s=0.01),
-        faults=[Fault(Point.WAL_SYNC, FaultKind.FAILED_SYNC)],
+        faults=[Fault(QuiverPoint.WAL_SYNC, FaultKind.FAILED_SYNC)],
     )
     quiver.append_raw(b"x")
     until(lambda: quiver.statistics().synced_seq == 0)

@@ -19,7 +19,7 @@ from tests.patience import until
 from tests.quiver.machine import NO_SEAL, SEGMENTS, WAL, Machine, payloads
 from tests.readers.setting import StillMachine, append, check_books, drain, keep
 
-from holdfast.quiver.points import Point
+from holdfast.quiver.points import QuiverPoint
 from holdfast.quiver.tools.backup import backup, restore
 from holdfast.seam import Seam
 from holdfast.seam.faulty import Fault, FaultKind
@@ -82,7 +82,7 @@ def test_files_that_a_start_replayed_go_when_they_are_sealed(still: StillMachine
 
 
 def test_one_file_that_cannot_go_holds_up_no_other(still: StillMachine) -> None:
-    quiver = still.start(faults=[Fault(Point.TRUNCATE_UNLINK, FaultKind.EIO)])
+    quiver = still.start(faults=[Fault(QuiverPoint.TRUNCATE_UNLINK, FaultKind.EIO)])
     append(quiver, 20, size_bytes=10_000)
     assert len(names_in(still, WAL)) > 2
     quiver.flush()

@@ -10,14 +10,14 @@ from __future__ import annotations
 import pytest
 from tests.readers.test_matrix import POINTS, RETENTION, THOROUGH, run, struck
 
-from holdfast.quiver.points import Point
+from holdfast.quiver.points import QuiverPoint
 from holdfast.seam.faulty import Fault, FaultKind
 
 pytestmark = pytest.mark.timeout(1800)
 
 
 @pytest.mark.parametrize("point", POINTS)
-def test_a_page_that_cannot_be_read_any_more_at(point: Point) -> None:
+def test_a_page_that_cannot_be_read_any_more_at(point: QuiverPoint) -> None:
     calls = struck(point)
     for nth in calls if THOROUGH else sorted({calls[0], calls[len(calls) // 2], calls[-1]}):
         for cut in (True, False):

@@ -18,26 +18,26 @@ from tests.readers.world import LARGE_BYTES, World
 
 from holdfast.errors import CannotOpen, HoldfastError
 from holdfast.quiver import AckLevel, RetentionConfig, SubscriberOptions
-from holdfast.quiver.points import Point
+from holdfast.quiver.points import QuiverPoint
 from holdfast.seam.faulty import Fault, FaultKind
 
 THOROUGH = os.environ.get("HOLDFAST_THOROUGH") == "1"
 
-POINTS = [point for point in Point if point.startswith(("ledger.", "trash."))]
+POINTS = [point for point in QuiverPoint if point.startswith(("ledger.", "trash."))]
 KILLS = (FaultKind.KILL_BEFORE, FaultKind.KILL_MIDWAY, FaultKind.KILL_AFTER)
 WRITES = (
-    Point.LEDGER_HEADER,
-    Point.LEDGER_CHECKPOINT,
-    Point.LEDGER_WRITE,
-    Point.LEDGER_CONTINUE,
+    QuiverPoint.LEDGER_HEADER,
+    QuiverPoint.LEDGER_CHECKPOINT,
+    QuiverPoint.LEDGER_WRITE,
+    QuiverPoint.LEDGER_CONTINUE,
 )
 SYNCS = (
-    Point.LEDGER_SYNC,
-    Point.LEDGER_HEADER_SYNC,
-    Point.LEDGER_CHECKPOINT_SYNC,
-    Point.LEDGER_SYNC_DIR,
-    Point.LEDGER_CONTINUE_SYNC,
-    Point.TRASH_SYNC_DIR,
+    QuiverPoint.LEDGER_SYNC,
+    QuiverPoint.LEDGER_HEADER_SYNC,
+    QuiverPoint.LEDGER_CHECKPOINT_SYNC,
+    QuiverPoint.LEDGER_SYNC_DIR,
+    QuiverPoint.LEDGER_CONTINUE_SYNC,
+    QuiverPoint.TRASH_SYNC_DIR,
 )
 # So many calls of a step are struck, one after the other.
 CALLS_MAX = 1000 if THOROUGH else 12
@@ -49,7 +49,7 @@ pytestmark = pytest.mark.timeout(1800)
 RETENTION = RetentionConfig(max_segments=3, max_age_s=600.0, size_cap_policy="drop_oldest")
 
 # Half of an ack, cut off again: otherwise nothing is ever undone.
-BASE_FAULTS = (Fault(Point.LEDGER_WRITE, FaultKind.SHORT_WRITE, nth=6),)
+BASE_FAULTS = (Fault(QuiverPoint.LEDGER_WRITE, FaultKind.SHORT_WRITE, nth=6),)
 
 Step = Callable[[World], object]
 
@@ -150,7 +150,7 @@ STEPS: tuple[Step, ...] = (
 )
 
 
-def kinds_at(point: Point) -> Iterator[FaultKind]:
+def kinds_at(point: QuiverPoint) -> Iterator[FaultKind]:
     """Return the faults that make sense at a step."""
     for kind in FaultKind:
         if kind in (FaultKind.KILL_MIDWAY, FaultKind.SHORT_WRITE) and point not in WRITES:
@@ -189,7 +189,7 @@ def calls() -> dict[str, int]:
         world.close()
 
 
-def struck(point: Point) -> list[int]:
+def struck(point: QuiverPoint) -> list[int]:
     """Return which calls of a step are struck: all, or some over the whole life."""
     times = calls()[point]
     if times <= CALLS_MAX:
@@ -205,17 +205,17 @@ CELLS = [(point, kind) for point in POINTS for kind in kinds_at(point)]
 
 
 @pytest.mark.parametrize(("point", "kind"), CELLS)
-def test_cell(point: Point, kind: FaultKind) -> None:
+def test_cell(point: QuiverPoint, kind: FaultKind) -> None:
     check_calls(point, kind, struck(point)[::2])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("point", "kind"), CELLS)
-def test_rest_of_cell(point: Point, kind: FaultKind) -> None:
+def test_rest_of_cell(point: QuiverPoint, kind: FaultKind) -> None:
     check_calls(point, kind, struck(point)[1::2])
 
 
-def check_calls(point: Point, kind: FaultKind, numbers: Sequence[int]) -> None:
+def check_calls(point: QuiverPoint, kind: FaultKind, numbers: Sequence[int]) -> None:
     for nth in numbers:
         for cut in (True,) if kind in KILLS else (True, False):
             check_cell(Fault(point, kind, nth), cut=cut)

@@ -14,7 +14,7 @@ from tests.readers.world import LARGE_BYTES, NAMES, OPTIONS, RETENTIONS, World
 
 from holdfast.errors import NotAccepted
 from holdfast.quiver import AckLevel, RetentionConfig, SubscriberOptions
-from holdfast.quiver.points import Point
+from holdfast.quiver.points import QuiverPoint
 from holdfast.seam.faulty import FaultKind
 
 THOROUGH = os.environ.get("HOLDFAST_THOROUGH") == "1"
@@ -29,7 +29,9 @@ ENDS = st.sampled_from(["stop", "kill", "forget", "some"])
 SHAPES = st.sampled_from([None, None, *Shape])
 SIZES = st.sampled_from([40, 40, LARGE_BYTES])
 # Those that a process reaches while it runs; how it starts is the matrix's business.
-POINTS = st.sampled_from([p for p in Point if p.startswith(("ledger", "trash", "wal", "seal"))])
+POINTS = st.sampled_from(
+    [p for p in QuiverPoint if p.startswith(("ledger", "trash", "wal", "seal"))]
+)
 ERRORS = st.sampled_from([FaultKind.ENOSPC, FaultKind.EIO, FaultKind.FAILED_SYNC])
 KILLS = st.sampled_from([FaultKind.KILL_BEFORE, FaultKind.KILL_MIDWAY, FaultKind.KILL_AFTER])
 
@@ -175,12 +177,12 @@ class Readers(RuleBasedStateMachine):
         self.world.restart(how, seed, retention)
 
     @rule(at=POINTS, kind=ERRORS, nth=st.integers(1, 3), times=st.integers(1, 3))
-    def let_the_disk_fail(self, at: Point, kind: FaultKind, nth: int, times: int) -> None:
+    def let_the_disk_fail(self, at: QuiverPoint, kind: FaultKind, nth: int, times: int) -> None:
         if not self.world.crashed:
             self.world.arm(at, kind, nth, times)
 
     @rule(at=POINTS, kind=KILLS, nth=st.integers(1, 3))
-    def let_the_process_die(self, at: Point, kind: FaultKind, nth: int) -> None:
+    def let_the_process_die(self, at: QuiverPoint, kind: FaultKind, nth: int) -> None:
         if not self.world.crashed:
             self.world.arm(at, kind, nth, 1)
 

@@ -31,9 +31,9 @@ from holdfast.store.fsck.run import check_and_repair
 from holdfast.store.fsck.scrub import scrub
 from holdfast.store.gc.collector import Collector
 from holdfast.store.gc.leases import Job
-from holdfast.store.gc.points import Point
+from holdfast.store.gc.points import StorePoint
 from holdfast.store.gc.settings import GcSettings
-from holdfast.store.objects.local import Point as Step
+from holdfast.store.objects.local import ObjectPoint
 from holdfast.store.settings import StoreSettings
 from holdfast.store.store import Store
 
@@ -43,16 +43,17 @@ SETTINGS = StoreSettings(
 ROOT = PurePath("/store")
 FILES = {name: {f"{name}/{n}": noise(900 + n, b"%d" % n + name.encode()) for n in range(6)}
          for name in ("before", "during", "half made", "after")}  # fmt: skip
-REBUILDS = [point for point in Point if point.startswith(("gc-rebuild", "gc-set"))]
+REBUILDS = [point for point in StorePoint if point.startswith(("gc-rebuild", "gc-set"))]
 # Of the disk that has the database's file.
-RENAMES = (Point.SET_ASIDE, Point.SET_ASIDE_SYNC)
-MOMENTS = [point for point in Point if point not in REBUILDS]
-QUICK = (Step.WRITE, Step.LINK, Point.PUBLISHING, Point.REMOVING)
+RENAMES = (StorePoint.SET_ASIDE, StorePoint.SET_ASIDE_SYNC)
+MOMENTS = [point for point in StorePoint if point not in REBUILDS]
+QUICK = (ObjectPoint.WRITE, ObjectPoint.LINK, StorePoint.PUBLISHING, StorePoint.REMOVING)
 EVERY_STEP = [
-    pytest.param(at, marks=[] if at in QUICK else [pytest.mark.slow]) for at in [*Step, *MOMENTS]
+    pytest.param(at, marks=[] if at in QUICK else [pytest.mark.slow])
+    for at in [*ObjectPoint, *MOMENTS]
 ]
 EVERY_REBUILD = [
-    pytest.param(at, marks=[] if at is Point.REBUILD_COMMIT else [pytest.mark.slow])
+    pytest.param(at, marks=[] if at is StorePoint.REBUILD_COMMIT else [pytest.mark.slow])
     for at in REBUILDS
 ]
 ROOMY_BYTES = 50_000_000
@@ -111,7 +112,7 @@ class World:
         if point == self.armed:
             self.armed = None
             self.strike(self.disk)
-        if point == Point.PUBLISHING and self.publisher_goes:
+        if point == StorePoint.PUBLISHING and self.publisher_goes:
             self.publisher_goes = False
             raise Gone
 
@@ -192,7 +193,7 @@ def world(folder: Path, at: str, kind: FaultKind, strike: Strike) -> Iterator[Wo
     made.strike = strike
     with made.store:
         made.put("before")
-        if at in (*Step, *RENAMES):
+        if at in (*ObjectPoint, *RENAMES):
             faulty._faults.append(Fault(at, kind, nth=faulty.calls().get(at, 0) + 1))
         else:
             made.armed = at
@@ -304,7 +305,7 @@ def test_a_block_cannot_be_read_from_any_step_of_a_rebuild_on(tmp_path: Path, at
 
 
 def test_a_put_on_a_full_disk_is_told_as_such(tmp_path: Path) -> None:
-    with world(tmp_path, Step.WRITE, FaultKind.STAYS_FULL, fill) as made:
+    with world(tmp_path, ObjectPoint.WRITE, FaultKind.STAYS_FULL, fill) as made:
         with pytest.raises(DiskFull):
             made.put("during")
         assert made.store.references.statistics().leases == ()

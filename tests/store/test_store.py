@@ -22,7 +22,7 @@ from holdfast.errors import (
 from holdfast.seam import Seam
 from holdfast.seam.disk import RealDisk
 from holdfast.seam.faulty import Fault, FaultKind, FaultyDisk
-from holdfast.store.objects.local import LEFTOVER_AGE_S, Point
+from holdfast.store.objects.local import LEFTOVER_AGE_S, ObjectPoint
 from holdfast.store.settings import Chunking, StoreSettings
 from holdfast.store.store import DATABASE_FILE, FORMAT_KEY, Store
 
@@ -198,7 +198,9 @@ def test_leftovers_go_when_a_store_is_opened(tmp_path: Path) -> None:
 
 
 def test_a_disk_that_fails_while_a_store_is_made(tmp_path: Path) -> None:
-    disk = FaultyDisk(RealDisk(), [Fault(Point.SYNC, FaultKind.EIO)], lambda: pytest.fail("dead"))
+    disk = FaultyDisk(
+        RealDisk(), [Fault(ObjectPoint.SYNC, FaultKind.EIO)], lambda: pytest.fail("dead")
+    )
     with pytest.raises(HoldfastError, match="did not take"):
         Store.create(str(tmp_path / "store"), seam=Seam(disk=disk))
     Store.create(str(tmp_path / "store"), seam=Seam(disk=disk)).close()

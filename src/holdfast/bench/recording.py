@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from holdfast.quiver.points import Point
+from holdfast.quiver.points import QuiverPoint
 from holdfast.seam.disk import Handle, RealDisk
 
 if TYPE_CHECKING:
@@ -26,12 +26,12 @@ class RecordingDisk(RealDisk):
     def write(self, handle: Handle, buffers: Sequence[Buffer], at: str) -> int:
         written = super().write(handle, buffers, at)
         self.written_bytes[at.partition(".")[0]] += written
-        if at == Point.WAL_WRITE:
+        if at == QuiverPoint.WAL_WRITE:
             self._group_bytes += written
         return written
 
     def sync(self, handle: Handle, at: str) -> None:
         super().sync(handle, at)
-        if at == Point.WAL_SYNC:
+        if at == QuiverPoint.WAL_SYNC:
             self.groups.append(self._group_bytes)
             self._group_bytes = 0

@@ -28,7 +28,7 @@ from holdfast.deliver.exporter import Answer, Exporter, Failure, FailureClass, a
 from holdfast.deliver.feed import Feed
 from holdfast.deliver.judge import Judge, Taken
 from holdfast.deliver.lanes import Lane, Skip
-from holdfast.deliver.points import Point
+from holdfast.deliver.points import DeliveryPoint
 from holdfast.deliver.poison import Round
 from holdfast.deliver.sending import Sender
 from holdfast.deliver.statistics import Counters, Held
@@ -322,7 +322,7 @@ class Delivery:
             answer = await self._sender.send([item.ready for item in batch if item.ready])
         finally:
             self.in_flight_events -= events
-        self._reached(Point.SENT)
+        self._reached(DeliveryPoint.SENT)
         return answer
 
     # ------------------------------------------------- an event that may be poison
@@ -478,7 +478,7 @@ class Delivery:
             store = functools.partial(self._context.dead_letters.undelivered, letters)
             if not await self._persist("the dead letters do not take it", store):
                 return False
-            self._reached(Point.DEAD_LETTER_STORED)
+            self._reached(DeliveryPoint.DEAD_LETTER_STORED)
             del due[: len(some)]
             for item in some:
                 assert item.verdict is not None, "BUG: a dead letter without a verdict"
@@ -502,7 +502,7 @@ class Delivery:
                 del pieces[:done]
 
         if await self._persist("the ledger cannot be written", write):
-            self._reached(Point.COMMITTED)
+            self._reached(DeliveryPoint.COMMITTED)
 
     async def _persist(self, what: str, work: Callable[[], Awaitable[None]]) -> bool:
         """Do something until it is done; False if it cannot be, and we are stopping."""

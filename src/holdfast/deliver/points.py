@@ -6,19 +6,15 @@ the ledger. `Seam.reached` is called with the value.
 
 from __future__ import annotations
 
-from enum import StrEnum
+from holdfast.seam.points import FaultPoint
 
 
-class Point(StrEnum):
+class DeliveryPoint(FaultPoint):
     """One moment between two effects."""
 
-    SENT = "deliver-sent"
-    DEAD_LETTER_STORED = "deliver-dead-letter-stored"
-    COMMITTED = "deliver-committed"
-
-
-DESCRIPTIONS: dict[Point, str] = {
-    Point.SENT: "the destination has answered, the outcome is not written yet",
-    Point.DEAD_LETTER_STORED: "the dead letter is durable, the outcome is not written yet",
-    Point.COMMITTED: "the outcome is written; a power cut may still take it back",
-}
+    SENT = "deliver-sent", "the destination has answered, the outcome is not written yet"
+    DEAD_LETTER_STORED = (
+        "deliver-dead-letter-stored",
+        "the dead letter is durable, the outcome is not written yet",
+    )
+    COMMITTED = "deliver-committed", "the outcome is written; a power cut may still take it back"

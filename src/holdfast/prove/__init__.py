@@ -7,6 +7,7 @@ from typing import Any
 
 from holdfast.extras import need
 from holdfast.prove.strikes import Progress
+from holdfast.seam.points import FaultPoint
 
 NAMES = {
     "quiver": "kill a process that appends to a quiver; everything it answered must be there",
@@ -51,20 +52,20 @@ def run(
 
 def points(name: str) -> list[tuple[str, str]]:
     """Return the named fault points of a proof, with what happens at each."""
-    if name == "store":
-        from holdfast.store.gc.points import DESCRIPTIONS as STEPS
-
-        return [(str(point), text) for point, text in STEPS.items()]
-    from holdfast.quiver.points import DESCRIPTIONS
+    from holdfast.quiver.points import QuiverPoint
 
     assert name in NAMES, f"BUG: no proof {name}"
-    listed = [(str(point), text) for point, text in DESCRIPTIONS.items()]
+    listed: list[FaultPoint] = list(QuiverPoint)
+    if name == "store":
+        from holdfast.store.gc.points import StorePoint
+
+        listed = list(StorePoint)
     if name == "gateway":
-        from holdfast.deliver.points import DESCRIPTIONS as MOMENTS
+        from holdfast.deliver.points import DeliveryPoint
 
-        listed += [(str(point), text) for point, text in MOMENTS.items()]
+        listed += DeliveryPoint
     if name == "dataflow":
-        from holdfast.dataflow.base.points import DESCRIPTIONS as BATCHES
+        from holdfast.dataflow.base.points import BatchPoint
 
-        listed += [(str(point), text) for point, text in BATCHES.items()]
-    return listed
+        listed += BatchPoint
+    return [(str(point), point.description) for point in listed]

@@ -21,8 +21,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from holdfast.dataflow.base.points import TRAP
-from holdfast.dataflow.base.points import Point as DriverPoint
+from holdfast.dataflow.base.points import TRAP, BatchPoint
 from holdfast.errors import CheckFailed
 from holdfast.graph.loader import load
 from holdfast.graph.pipeline_sources import state_dir
@@ -158,7 +157,7 @@ class DataflowProof:
         """Set a trap; return where it struck, or None if nobody came there in time."""
         self.wait_for_progress()
         victim = self._dice.choice((DRIVER, GATEWAY))
-        sites = tuple(DriverPoint) if victim == DRIVER else GATEWAY_SITES
+        sites = tuple(BatchPoint) if victim == DRIVER else GATEWAY_SITES
         point = str(self._dice.choice(sites))
         set_trap(self._traps, victim, point)
         deadline_s = time.monotonic() + POINT_SECONDS_MAX

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from holdfast.dataflow.base.points import Point
+from holdfast.dataflow.base.points import BatchPoint
 from holdfast.prove.sessions import end_session
 
 # The folder in which traps lie.
@@ -35,7 +35,7 @@ def take_trap(folder: Path, victim: str) -> str | None:
     return point
 
 
-def reached(point: Point, checkpoint: str) -> None:
+def reached(point: BatchPoint, checkpoint: str) -> None:
     """Kill the whole driver if the trap lies here."""
     folder = Path(os.environ[TRAPS])
     try:

@@ -25,7 +25,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from holdfast.deliver.points import Point as DeliverPoint
+from holdfast.deliver.points import DeliveryPoint
 from holdfast.errors import CheckFailed
 from holdfast.graph.loader import load
 from holdfast.graph.paths import plan
@@ -49,7 +49,7 @@ READY_SECONDS_MAX = 30.0
 POINT_SECONDS_MAX = 5.0
 DRAIN_SECONDS_MAX = 120.0
 POLL_SECONDS = 0.02
-KILL_SITES = (*QUIVER_SITES, DeliverPoint.SENT, DeliverPoint.COMMITTED)
+KILL_SITES = (*QUIVER_SITES, DeliveryPoint.SENT, DeliveryPoint.COMMITTED)
 
 
 class ProvenProcess:

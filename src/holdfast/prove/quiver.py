@@ -32,7 +32,7 @@ from holdfast.prove.small_disk import (
 from holdfast.prove.victim import QuiverTask, drain
 from holdfast.quiver import Balance
 from holdfast.quiver.log.frame import NOTHING
-from holdfast.quiver.points import Point
+from holdfast.quiver.points import QuiverPoint
 from holdfast.seam.faulty import FaultKind
 
 CLIENTS = 8
@@ -45,24 +45,24 @@ HUNG_SECONDS = 60.0
 # Steps that every process of this workload reaches. The others (undo, quarantine) need a disk that
 # fails, and belong to the crash matrix of the tests.
 _NEED_A_FAILING_DISK = (
-    Point.WAL_UNDO,
-    Point.WAL_UNDO_SYNC,
-    Point.LEDGER_UNDO,
-    Point.RECOVER_SWEEP,
+    QuiverPoint.WAL_UNDO,
+    QuiverPoint.WAL_UNDO_SYNC,
+    QuiverPoint.LEDGER_UNDO,
+    QuiverPoint.RECOVER_SWEEP,
 )
 KILL_SITES = tuple(
     point
-    for point in Point
+    for point in QuiverPoint
     if point.partition(".")[0] in ("wal", "seal", "truncate", "ledger", "trash", "recover")
     and point not in _NEED_A_FAILING_DISK
 )
 _WRITES = (
-    Point.WAL_WRITE,
-    Point.WAL_HEADER,
-    Point.SEAL_DATA_WRITE,
-    Point.SEAL_MANIFEST_WRITE,
-    Point.LEDGER_WRITE,
-    Point.LEDGER_CHECKPOINT,
+    QuiverPoint.WAL_WRITE,
+    QuiverPoint.WAL_HEADER,
+    QuiverPoint.SEAL_DATA_WRITE,
+    QuiverPoint.SEAL_MANIFEST_WRITE,
+    QuiverPoint.LEDGER_WRITE,
+    QuiverPoint.LEDGER_CHECKPOINT,
 )
 
 
@@ -148,7 +148,7 @@ def _prove(
 
 def _task(
     dice: random.Random,
-    point: Point | None,
+    point: QuiverPoint | None,
     incarnation: int,
     quiver_dir: Path,
     journal_dir: Path,

@@ -31,8 +31,8 @@ from holdfast.prove.store_victim import (
 )
 from holdfast.prove.strikes import RANDOM, Strikes
 from holdfast.store.gc.collector import Collector
-from holdfast.store.gc.points import Point
-from holdfast.store.objects.local import Point as Step
+from holdfast.store.gc.points import StorePoint
+from holdfast.store.objects.local import ObjectPoint
 from holdfast.store.store import Store
 
 ROLES = {
@@ -44,19 +44,25 @@ ROLES = {
     "collector-2": "collector",
 }
 # Which role reaches which points.
-_WRITER_POINTS = (Point.RESERVED, Point.MARKED, Point.PUBLISHING)
-_DELETER_POINTS = (Point.COMMIT_DELETING,)
+_WRITER_POINTS = (StorePoint.RESERVED, StorePoint.MARKED, StorePoint.PUBLISHING)
+_DELETER_POINTS = (StorePoint.COMMIT_DELETING,)
 _COLLECTOR_POINTS = (
-    Point.LEASES_EXPIRED,
-    Point.LEASE_RELEASED,
-    Point.REMOVING,
-    Point.DELETING,
-    Point.OBJECTS_DELETED,
-    Point.FORGOTTEN,
-    Point.SWEPT,
+    StorePoint.LEASES_EXPIRED,
+    StorePoint.LEASE_RELEASED,
+    StorePoint.REMOVING,
+    StorePoint.DELETING,
+    StorePoint.OBJECTS_DELETED,
+    StorePoint.FORGOTTEN,
+    StorePoint.SWEPT,
 )
-_WRITER_STEPS = (Step.CREATE, Step.WRITE, Step.SYNC, Step.LINK, Step.DIR_SYNC)
-_COLLECTOR_STEPS = (Step.DELETE, Step.DELETE_SYNC)
+_WRITER_STEPS = (
+    ObjectPoint.CREATE,
+    ObjectPoint.WRITE,
+    ObjectPoint.SYNC,
+    ObjectPoint.LINK,
+    ObjectPoint.DIR_SYNC,
+)
+_COLLECTOR_STEPS = (ObjectPoint.DELETE, ObjectPoint.DELETE_SYNC)
 # How long a process may take to get to its point.
 POINT_SECONDS_MAX = 20.0
 POLL_SECONDS = 0.02
@@ -64,12 +70,15 @@ POLL_SECONDS = 0.02
 
 def sites_of(role: str, *, is_local: bool) -> list[str]:
     """Return the points that a role reaches."""
-    points: dict[str, tuple[Point, ...]] = {
+    points: dict[str, tuple[StorePoint, ...]] = {
         "writer": _WRITER_POINTS,
         "deleter": _DELETER_POINTS,
         "collector": _COLLECTOR_POINTS,
     }
-    steps: dict[str, tuple[Step, ...]] = {"writer": _WRITER_STEPS, "collector": _COLLECTOR_STEPS}
+    steps: dict[str, tuple[ObjectPoint, ...]] = {
+        "writer": _WRITER_STEPS,
+        "collector": _COLLECTOR_STEPS,
+    }
     found = [str(point) for point in points.get(role, ())]
     return found + ([str(step) for step in steps.get(role, ())] if is_local else [])
 

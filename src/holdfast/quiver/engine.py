@@ -53,7 +53,7 @@ from holdfast.quiver.log.byte_order import check_machine
 from holdfast.quiver.log.quarantine import Damage
 from holdfast.quiver.log.recovery import Recovered, Recovery
 from holdfast.quiver.log.writer import Writer
-from holdfast.quiver.points import Point
+from holdfast.quiver.points import QuiverPoint
 from holdfast.quiver.read.attachment import Attachment
 from holdfast.quiver.read.shelf import Shelf
 from holdfast.quiver.read.wakeup import Signal
@@ -177,10 +177,10 @@ class Engine:
         """Remove what was interrupted, and set aside what cannot be read."""
         with contextlib.suppress(OSError):
             for path in old.interrupted:
-                self.seam.disk.unlink(path, Point.RECOVER_SWEEP)
+                self.seam.disk.unlink(path, QuiverPoint.RECOVER_SWEEP)
             for path, _, _ in old.files[-1:]:
                 # The last process may have left it unsynced; it stays the account of what it did.
-                self.seam.disk.sync_path(path, Point.RECOVER_SYNC)
+                self.seam.disk.sync_path(path, QuiverPoint.RECOVER_SYNC)
         self.recovery.damages += old.damages
         for path, reason in old.unreadable:
             damage = Damage(f"{names.LEDGER_DIR}/{path.name}", reason, 0, 0, None, None)
@@ -375,11 +375,11 @@ def make_folders(disk: Disk, root: PurePath, inside: Iterable[str]) -> None:
     wanted = [*reversed(root.parents), root, *(root / name for name in inside)]
     for folder in (folder for folder in wanted if folder.name):
         if not disk.exists(folder):
-            disk.make_dir(folder, Point.ROOT_MAKE_DIR)
-            disk.sync_dir(folder.parent, Point.ROOT_SYNC_DIR)
+            disk.make_dir(folder, QuiverPoint.ROOT_MAKE_DIR)
+            disk.sync_dir(folder.parent, QuiverPoint.ROOT_SYNC_DIR)
         elif not begun:
             with contextlib.suppress(PermissionError):  # then somebody else made it
-                disk.sync_dir(folder.parent, Point.ROOT_SYNC_DIR)
+                disk.sync_dir(folder.parent, QuiverPoint.ROOT_SYNC_DIR)
 
 
 def take_lock(disk: Disk, root: PurePath) -> Handle:

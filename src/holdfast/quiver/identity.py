@@ -14,7 +14,7 @@ from xxhash import xxh3_64_hexdigest
 
 from holdfast.errors import UnknownFormat
 from holdfast.quiver import names
-from holdfast.quiver.points import Point
+from holdfast.quiver.points import QuiverPoint
 from holdfast.seam.disk import Disk, read_pages, write_file
 
 VERSION = 1
@@ -53,11 +53,11 @@ def write_identity(disk: Disk, root: PurePath, identity: Identity) -> None:
     line = json.dumps(fields, separators=(",", ":")).encode()
     temporary = root / names.FORMAT_TEMPORARY
     if disk.exists(temporary):
-        disk.unlink(temporary, Point.RECOVER_SWEEP)
+        disk.unlink(temporary, QuiverPoint.RECOVER_SWEEP)
     content = line + b"\n" + xxh3_64_hexdigest(line).encode() + b"\n"
     write_file(disk, temporary, [content], "format")
-    disk.rename(temporary, root / names.FORMAT, Point.FORMAT_RENAME)
-    disk.sync_dir(root, Point.FORMAT_SYNC_DIR)
+    disk.rename(temporary, root / names.FORMAT, QuiverPoint.FORMAT_RENAME)
+    disk.sync_dir(root, QuiverPoint.FORMAT_SYNC_DIR)
 
 
 def unknown_format(path: PurePath, found: str) -> UnknownFormat:

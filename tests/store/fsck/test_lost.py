@@ -17,7 +17,7 @@ from holdfast.seam import Seam
 from holdfast.store.fsck.lost import rebuild_database
 from holdfast.store.gc.collector import Collector
 from holdfast.store.gc.database import chunk, commit, edge, meta
-from holdfast.store.gc.points import Point
+from holdfast.store.gc.points import StorePoint
 from holdfast.store.gc.rebuild import RebuildReport
 from holdfast.store.store import Store
 
@@ -173,7 +173,7 @@ def test_setting_aside_goes_on_after_it_was_interrupted(tmp_path: Path) -> None:
         url = damaged.store.url
 
     def die(point: str) -> None:
-        if point == Point.SETTING_ASIDE:
+        if point == StorePoint.SETTING_ASIDE:
             raise Died(point)
 
     with pytest.raises(Died):

@@ -17,7 +17,7 @@ from holdfast.store.gc.commit_rows import commit_object_key
 from holdfast.store.gc.database import chunk, edge
 from holdfast.store.gc.hash_shards import SHARDS_MAX, Shard
 from holdfast.store.gc.plan import FREED, HELD_BY_LAPSED, INTERRUPTED, NEVER_UPLOADED, UNREFERENCED
-from holdfast.store.gc.points import DESCRIPTIONS, Point
+from holdfast.store.gc.points import StorePoint
 from holdfast.store.gc.rate import BURST_S
 from holdfast.store.gc.references import References
 from holdfast.store.gc.settings import DELETE_OBJECTS_MAX
@@ -97,7 +97,7 @@ def test_reserving_a_dying_chunk_takes_a_new_generation_at_once(stage: Stage) ->
     """Race 1: no writer waits for a delete."""
     with stage.references.open_job("j") as job:
         stage.upload(job, b"a")
-    stage.dying.die_at = _moments_until(stage, Point.DELETING)
+    stage.dying.die_at = _moments_until(stage, StorePoint.DELETING)
     with pytest.raises(Died):
         stage.collector().collect()
     (dying,) = stage.rows(chunk)
@@ -117,7 +117,7 @@ def test_the_sequence_that_loses_a_chunk_upstream(stage: Stage) -> None:
     a = stage.references.open_job("a")
     (old,) = stage.references.reserve_chunks(a, [(A, 1)])
     stage.jump(LEASE_S + 1)
-    stage.dying.die_at = _moments_until(stage, Point.REMOVING)
+    stage.dying.die_at = _moments_until(stage, StorePoint.REMOVING)
     with pytest.raises(Died):
         stage.collector().collect()
     b = stage.references.open_job("b")
@@ -168,11 +168,11 @@ def test_the_clock_may_jump(stage: Stage) -> None:
         stage.publish(job, "c", [A])
         assert stage.collector().collect().leases_expired == 0
     stage.delete("c")
-    stage.dying.die_at = _moments_until(stage, Point.REMOVING)
+    stage.dying.die_at = _moments_until(stage, StorePoint.REMOVING)
     with pytest.raises(Died):
         stage.collector().collect()
     stage.jump(-86400)
-    stage.dying.die_at = _moments_until(stage, Point.DELETING)
+    stage.dying.die_at = _moments_until(stage, StorePoint.DELETING)
     with pytest.raises(Died):
         stage.collector().collect()
     stage.check()
@@ -181,14 +181,19 @@ def test_the_clock_may_jump(stage: Stage) -> None:
     stage.check_at_rest()
 
 
-def _moments_until(stage: Stage, point: Point) -> int:
+def _moments_until(stage: Stage, point: StorePoint) -> int:
     """Return how many named moments pass before a collection reaches `point`."""
-    order = [Point.LEASES_EXPIRED, Point.LEASE_RELEASED, Point.REMOVING, Point.DELETING]
+    order = [
+        StorePoint.LEASES_EXPIRED,
+        StorePoint.LEASE_RELEASED,
+        StorePoint.REMOVING,
+        StorePoint.DELETING,
+    ]
     already = len(stage.dying.reached)
     rows = stage.rows(chunk)
-    expected = [Point.REMOVING, Point.DELETING]
+    expected = [StorePoint.REMOVING, StorePoint.DELETING]
     if any(row["removing"] is not None for row in rows):
-        expected = [Point.DELETING]
+        expected = [StorePoint.DELETING]
     if point in expected:
         lapsed = stage.references.statistics().lapsed_leases
         expected = [*(order[:1] if lapsed else []), *([order[1]] * lapsed), *expected]
@@ -233,10 +238,10 @@ def test_a_crash_at_every_step_ends_like_none(stage: Stage) -> None:
     stage.check_at_rest()
     assert [row.name for row in stage.references.commits()] == ["half made", "kept"]
     assert stage.has(hash_of(b"published"))
-    seen = {Point(point) for point in stage.dying.reached}
-    rebuild = {point for point in Point if point.startswith(("gc-rebuild", "gc-set"))}
-    assert seen == set(Point) - rebuild - {Point.REFERRED}
-    assert set(DESCRIPTIONS) == set(Point)
+    seen = {StorePoint(point) for point in stage.dying.reached}
+    rebuild = {point for point in StorePoint if point.startswith(("gc-rebuild", "gc-set"))}
+    assert seen == set(StorePoint) - rebuild - {StorePoint.REFERRED}
+    assert all(point.description for point in StorePoint)
 
 
 def test_a_commit_left_half_made_is_finished(stage: Stage) -> None:

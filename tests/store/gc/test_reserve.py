@@ -14,7 +14,7 @@ from holdfast.seam import Seam
 from holdfast.seam.faulty import Fault, FaultKind, FaultyDisk
 from holdfast.seam.simulated import BLOCK_BYTES, SimulatedCrash, SimulatedDisk
 from holdfast.store.gc.database import Database
-from holdfast.store.gc.reserve import MARGIN_BYTES, SUFFIX, DatabaseReserve, Point
+from holdfast.store.gc.reserve import MARGIN_BYTES, SUFFIX, DatabaseReserve, ReservePoint
 from holdfast.store.gc.settings import GcSettings
 
 DATABASE = PurePath("/store/gc.sqlite")
@@ -72,8 +72,10 @@ def test_what_cannot_come_back_whole_comes_back_as_large_as_there_is_room() -> N
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("at", list(Point))
-def test_whatever_happens_at_a_step_the_next_one_makes_it(at: Point, kind: FaultKind) -> None:
+@pytest.mark.parametrize("at", list(ReservePoint))
+def test_whatever_happens_at_a_step_the_next_one_makes_it(
+    at: ReservePoint, kind: FaultKind
+) -> None:
     disk = small_disk(8_000_000)
     reserve = reserve_on(FaultyDisk(disk, [Fault(at, kind)], disk.die))
     try:

@@ -25,14 +25,16 @@ from holdfast.store.objects.local import (
     TEMPORARY_DIR,
     Leftovers,
     LocalObjects,
-    Point,
+    ObjectPoint,
 )
 
 BEFORE = {f"chunks/{n % 3}/before-{n}": b"%d" % n * 700 for n in range(4)}
 DURING = {f"chunks/{n % 5}/during-{n}": b"%d" % n * 900 for n in range(6)}
 EVERYTHING = {**BEFORE, **DURING}
 
-PUT_STEPS = [step for step in Point if step not in (Point.DELETE, Point.DELETE_SYNC)]
+PUT_STEPS = [
+    step for step in ObjectPoint if step not in (ObjectPoint.DELETE, ObjectPoint.DELETE_SYNC)
+]
 DEATHS = [FaultKind.KILL_BEFORE, FaultKind.KILL_MIDWAY, FaultKind.KILL_AFTER]
 CALLS = [1, 2, 5]
 
@@ -56,7 +58,7 @@ def check_survivors(disk: SimulatedDisk, returned: dict[str, bytes]) -> None:
         assert returned.items() <= found.items(), "something that was put is lost"
 
 
-def faulty(disk: SimulatedDisk, at: Point, kind: FaultKind, nth: int) -> LocalObjects:
+def faulty(disk: SimulatedDisk, at: ObjectPoint, kind: FaultKind, nth: int) -> LocalObjects:
     faults = FaultyDisk(disk, [Fault(at, kind, nth)], disk.die)
     return LocalObjects(ROOT, Seam(disk=faults))
 
@@ -64,7 +66,9 @@ def faulty(disk: SimulatedDisk, at: Point, kind: FaultKind, nth: int) -> LocalOb
 @pytest.mark.parametrize("nth", CALLS)
 @pytest.mark.parametrize("kind", DEATHS)
 @pytest.mark.parametrize("at", PUT_STEPS)
-def test_dying_at_any_step_loses_and_tears_nothing(at: Point, kind: FaultKind, nth: int) -> None:
+def test_dying_at_any_step_loses_and_tears_nothing(
+    at: ObjectPoint, kind: FaultKind, nth: int
+) -> None:
     disk = simulated_disk()
     on_simulated_disk(disk).put_many(items(BEFORE))
     objects = faulty(disk, at, kind, nth)
@@ -86,23 +90,23 @@ def test_every_step_of_a_put_is_reached() -> None:
     objects = LocalObjects(ROOT, Seam(disk=disk))
     objects.put_many(items(DURING))
     objects.delete_many(list(DURING))
-    assert disk.calls().keys() == set(Point)
+    assert disk.calls().keys() == set(ObjectPoint)
 
 
 @pytest.mark.parametrize(
     ("at", "kind"),
     [
         *itertools.product(
-            [step for step in PUT_STEPS if step is not Point.TIDY],
+            [step for step in PUT_STEPS if step is not ObjectPoint.TIDY],
             [FaultKind.EIO, FaultKind.ENOSPC],
         ),
-        (Point.WRITE, FaultKind.SHORT_WRITE),
+        (ObjectPoint.WRITE, FaultKind.SHORT_WRITE),
     ],
 )
-def test_a_failing_step_is_told_and_can_be_repeated(at: Point, kind: FaultKind) -> None:
+def test_a_failing_step_is_told_and_can_be_repeated(at: ObjectPoint, kind: FaultKind) -> None:
     disk = simulated_disk()
     on_simulated_disk(disk).put_many(items(BEFORE))
-    objects = faulty(disk, at, kind, nth=2 if at is not Point.PARENT_SYNC else 1)
+    objects = faulty(disk, at, kind, nth=2 if at is not ObjectPoint.PARENT_SYNC else 1)
     with pytest.raises(StorageFailed if kind is FaultKind.EIO else DiskFull, match=str(ROOT)):
         objects.put_many(items(DURING))
     assert disk.list(ROOT / TEMPORARY_DIR) == [], "what failed leaves nothing behind"
@@ -111,8 +115,8 @@ def test_a_failing_step_is_told_and_can_be_repeated(at: Point, kind: FaultKind) 
     check_survivors(disk, EVERYTHING)
 
 
-@pytest.mark.parametrize("at", list(Point))
-def test_a_disk_that_stays_full_takes_deletes_and_then_puts_again(at: Point) -> None:
+@pytest.mark.parametrize("at", list(ObjectPoint))
+def test_a_disk_that_stays_full_takes_deletes_and_then_puts_again(at: ObjectPoint) -> None:
     """The column "stays full until something is unlinked" of every step."""
     disk = simulated_disk()
     disk.capacity_bytes = 4_000_000
@@ -137,7 +141,7 @@ def test_a_disk_that_stays_full_takes_deletes_and_then_puts_again(at: Point) -> 
 
 @pytest.mark.parametrize("nth", CALLS)
 @pytest.mark.parametrize("at", PUT_STEPS)
-def test_a_block_that_cannot_be_read_is_damage_of_one_object(at: Point, nth: int) -> None:
+def test_a_block_that_cannot_be_read_is_damage_of_one_object(at: ObjectPoint, nth: int) -> None:
     """The column "this block cannot be read" of every step."""
     disk = simulated_disk()
     on_simulated_disk(disk).put_many(items(BEFORE))
@@ -157,8 +161,8 @@ def test_a_block_that_cannot_be_read_is_damage_of_one_object(at: Point, nth: int
     assert contents(disk) == EVERYTHING, "it is replaced as any other"
 
 
-@pytest.mark.parametrize("at", [Point.SYNC, Point.DIR_SYNC, Point.PARENT_SYNC])
-def test_a_failed_sync_is_never_taken_for_a_put(at: Point) -> None:
+@pytest.mark.parametrize("at", [ObjectPoint.SYNC, ObjectPoint.DIR_SYNC, ObjectPoint.PARENT_SYNC])
+def test_a_failed_sync_is_never_taken_for_a_put(at: ObjectPoint) -> None:
     disk = simulated_disk()
     with pytest.raises(HoldfastError):
         faulty(disk, at, FaultKind.FAILED_SYNC, nth=1).put_many(items(DURING))
@@ -169,15 +173,15 @@ def test_what_another_process_named_is_durable_when_we_find_it() -> None:
     """It was killed between link and sync of the folder; we are told that the name exists."""
     disk = simulated_disk()
     with pytest.raises(SimulatedCrash):
-        faulty(disk, Point.DIR_SYNC, FaultKind.KILL_BEFORE, nth=1).put_many(items(DURING))
+        faulty(disk, ObjectPoint.DIR_SYNC, FaultKind.KILL_BEFORE, nth=1).put_many(items(DURING))
     next_one = disk.kill()
     on_simulated_disk(next_one).put_many(items(DURING))
     check_survivors(next_one, DURING)
 
 
-@pytest.mark.parametrize("at", [Point.DELETE, Point.DELETE_SYNC])
+@pytest.mark.parametrize("at", [ObjectPoint.DELETE, ObjectPoint.DELETE_SYNC])
 @pytest.mark.parametrize("kind", DEATHS)
-def test_dying_while_deleting_leaves_objects_whole(at: Point, kind: FaultKind) -> None:
+def test_dying_while_deleting_leaves_objects_whole(at: ObjectPoint, kind: FaultKind) -> None:
     disk = simulated_disk()
     on_simulated_disk(disk).put_many(items(EVERYTHING))
     with pytest.raises(SimulatedCrash):
@@ -200,7 +204,7 @@ def test_leftovers_of_killed_processes_go_at_once() -> None:
     """They stayed for a day, and nobody told of them."""
     disk = simulated_disk()
     with pytest.raises(SimulatedCrash):
-        faulty(disk, Point.SYNC, FaultKind.KILL_BEFORE, nth=1).put_many(items(DURING))
+        faulty(disk, ObjectPoint.SYNC, FaultKind.KILL_BEFORE, nth=1).put_many(items(DURING))
     after = disk.kill()
     objects = on_simulated_disk(after)
     assert list(objects.list("")) == [], "nobody sees them"

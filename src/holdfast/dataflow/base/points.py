@@ -12,34 +12,35 @@ import functools
 import importlib
 import os
 from collections.abc import Callable
-from enum import StrEnum
+
+from holdfast.seam.points import FaultPoint
 
 # `module:name` of a function that is called with the moment and the query's checkpoint folder.
 TRAP = "HOLDFAST_DATAFLOW_TRAP"
 
-Trap = Callable[["Point", str], None]
+Trap = Callable[["BatchPoint", str], None]
 
 
-class Point(StrEnum):
+class BatchPoint(FaultPoint):
     """One moment between two effects."""
 
-    OFFSETS = "dataflow-offsets"
-    WRITE = "dataflow-write"
-    SINK_COMMIT = "dataflow-sink-commit"
-    COMMIT_LOG = "dataflow-commit-log"
-    ACKNOWLEDGE = "dataflow-acknowledge"
+    OFFSETS = (
+        "dataflow-offsets",
+        "the batch's offsets are in the checkpoint, nothing of it is read yet",
+    )
+    WRITE = "dataflow-write", "a task has staged its rows, the sink has not published them"
+    SINK_COMMIT = (
+        "dataflow-sink-commit",
+        "a sink has published the batch, others and the commit log do not have it",
+    )
+    COMMIT_LOG = "dataflow-commit-log", "the commit log may have the batch, no quiver was told"
+    ACKNOWLEDGE = (
+        "dataflow-acknowledge",
+        "the commit log has the batch, the next quiver has not heard of it",
+    )
 
 
-DESCRIPTIONS: dict[Point, str] = {
-    Point.OFFSETS: "the batch's offsets are in the checkpoint, nothing of it is read yet",
-    Point.WRITE: "a task has staged its rows, the sink has not published them",
-    Point.SINK_COMMIT: "a sink has published the batch, others and the commit log do not have it",
-    Point.COMMIT_LOG: "the commit log may have the batch, no quiver was told",
-    Point.ACKNOWLEDGE: "the commit log has the batch, the next quiver has not heard of it",
-}
-
-
-def reached(point: Point, checkpoint: str) -> None:
+def reached(point: BatchPoint, checkpoint: str) -> None:
     """Tell whoever wants to know that a query is at this moment."""
     trap = _trap()
     if trap is not None:

@@ -33,7 +33,7 @@ import pyarrow.parquet as pq
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 
 from holdfast.dataflow.base.json_rows import as_json
-from holdfast.dataflow.base.points import Point, reached
+from holdfast.dataflow.base.points import BatchPoint, reached
 from holdfast.dataflow.sink.options import SinkOptions
 from holdfast.dataflow.sink.records import KEPT_MAX, BatchRecord, BatchRecords
 from holdfast.dataflow.source.checkpoint import Checkpoint
@@ -210,7 +210,7 @@ class CommitWriter(DataSourceStreamArrowWriter):
         """Encode the rows of one task."""
         options = self._options
         staged = stage_file(iterator, options.format, self._staging, options.inline_bytes)
-        reached(Point.WRITE, options.checkpoint)
+        reached(BatchPoint.WRITE, options.checkpoint)
         return staged
 
     @property
@@ -226,7 +226,7 @@ class CommitWriter(DataSourceStreamArrowWriter):
             url = database.get_secret_value() if database else None
             with Store.open(self._options.store, database=url) as store:
                 self._commit(store, staged, batchId)
-        reached(Point.SINK_COMMIT, self._options.checkpoint)
+        reached(BatchPoint.SINK_COMMIT, self._options.checkpoint)
         self.abort(messages, batchId)
         sweep(self._staging)
 

@@ -32,7 +32,7 @@ from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMess
 
 from holdfast.dataflow.base.durable_file import is_disk_full, sync_folder
 from holdfast.dataflow.base.growing_files import Growing, LastBatch, newest_file, write_joined
-from holdfast.dataflow.base.points import Point, reached
+from holdfast.dataflow.base.points import BatchPoint, reached
 from holdfast.dataflow.sink.options import SinkOptions
 from holdfast.dataflow.sink.records import BatchRecord, BatchRecords
 from holdfast.dataflow.source.checkpoint import Checkpoint
@@ -76,7 +76,7 @@ class FilesWriter(DataSourceStreamArrowWriter):
         finally:
             if writer is not None:
                 writer.close()
-        reached(Point.WRITE, self._options.checkpoint)
+        reached(BatchPoint.WRITE, self._options.checkpoint)
         if writer is None:
             return StagedRowFile()
         with open(path, "rb") as file:
@@ -102,7 +102,7 @@ class FilesWriter(DataSourceStreamArrowWriter):
         sync_folder(self._folder)
         self._discard(paths)
         records.record(batchId, BatchRecord(span, part + 1))
-        reached(Point.SINK_COMMIT, self._options.checkpoint)
+        reached(BatchPoint.SINK_COMMIT, self._options.checkpoint)
         self._sweep()
 
     def _publish(self, name: str, paths: list[str]) -> None:

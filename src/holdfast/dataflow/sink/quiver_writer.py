@@ -18,7 +18,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 
 from holdfast.dataflow.base.json_rows import as_json
-from holdfast.dataflow.base.points import Point, reached
+from holdfast.dataflow.base.points import BatchPoint, reached
 from holdfast.dataflow.sink.options import SinkOptions
 from holdfast.dataflow.sink.records import BatchRecord, BatchRecords, BatchVerdict
 from holdfast.dataflow.source.checkpoint import Checkpoint
@@ -114,7 +114,7 @@ class QuiverWriter(DataSourceStreamArrowWriter):
         """Stage the rows of one task."""
         rows = map(as_json, iterator) if self._options.encode == "json" else iterator
         staged = stage(rows, self._staging, self._options.inline_bytes)
-        reached(Point.WRITE, self._options.checkpoint)
+        reached(BatchPoint.WRITE, self._options.checkpoint)
         return staged
 
     @property
@@ -130,7 +130,7 @@ class QuiverWriter(DataSourceStreamArrowWriter):
                     self._append(quiver, staged, batchId)
                 if self._options.watermark:
                     self._promise(quiver, batchId)
-        reached(Point.SINK_COMMIT, self._options.checkpoint)
+        reached(BatchPoint.SINK_COMMIT, self._options.checkpoint)
         self._discard(messages)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803

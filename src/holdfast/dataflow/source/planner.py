@@ -388,7 +388,7 @@ class Planner:
         done = set(end.seqs) <= set(reached)
         for quiver_id, gateway in reached.items():
             if quiver_id in end.seqs:
-                points.reached(points.Point.ACKNOWLEDGE, self._options.checkpoint)
+                points.reached(points.BatchPoint.ACKNOWLEDGE, self._options.checkpoint)
                 acknowledge = partial(gateway.acknowledge, Position(end.seqs[quiver_id]))
                 done = self._try(gateway, acknowledge) is not None and done
         return done

@@ -34,7 +34,7 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from holdfast.dataflow.base.points import Point, reached
+from holdfast.dataflow.base.points import BatchPoint, reached
 from holdfast.dataflow.source.checkpoint import Checkpoint
 from holdfast.dataflow.source.offset import Offset
 from holdfast.dataflow.source.options import SourceOptions
@@ -106,7 +106,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """Plan the next batch; the same offset again if there is nothing to do."""
-        reached(Point.COMMIT_LOG, self._options.checkpoint)
+        reached(BatchPoint.COMMIT_LOG, self._options.checkpoint)
         rows = self._options.max_rows
         if isinstance(limit, ReadMaxRows):
             rows = min(rows, limit.max_rows)
@@ -120,7 +120,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Return what executors read of a batch."""
-        reached(Point.OFFSETS, self._options.checkpoint)
+        reached(BatchPoint.OFFSETS, self._options.checkpoint)
         return self.planner.partitions(Offset.from_fields(start), Offset.from_fields(end))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

@@ -32,7 +32,7 @@ from typing import TypeVar
 from holdfast.quiver import names
 from holdfast.quiver.config import KB, MB
 from holdfast.quiver.log.header_block import BLOCK_BYTES
-from holdfast.quiver.points import Point
+from holdfast.quiver.points import QuiverPoint
 from holdfast.quiver.segments import manifest
 from holdfast.quiver.segments.catalog import Catalog
 from holdfast.seam import Seam
@@ -151,12 +151,12 @@ class Reserve:
                 raise OSError(errno.ENOSPC, "no room for the reserve", str(self._folder))
             self._retry_s = now_s + RETRY_S
             if not self._disk.exists(self._folder):
-                self._disk.make_dir(self._folder, Point.RESERVE_MAKE_DIR)
-                self._disk.sync_dir(self._root, Point.RESERVE_SYNC_DIR)
+                self._disk.make_dir(self._folder, QuiverPoint.RESERVE_MAKE_DIR)
+                self._disk.sync_dir(self._root, QuiverPoint.RESERVE_SYNC_DIR)
             for share, size in wanted.items():
                 if self.holds(share) < size:
                     self._grow(share, size - self.holds(share))
-            self._disk.sync_dir(self._folder, Point.RESERVE_SYNC_DIR)
+            self._disk.sync_dir(self._folder, QuiverPoint.RESERVE_SYNC_DIR)
             self._retry_s = -math.inf
             self.lines_bytes = LEDGER_LINES_BYTES
 
@@ -169,7 +169,7 @@ class Reserve:
             self._retry_s = now_s + RETRY_S
             try:
                 path = self._grow(Share.SEGMENT, size_bytes)
-                self._disk.unlink(path, Point.RESERVE_UNLINK)
+                self._disk.unlink(path, QuiverPoint.RESERVE_UNLINK)
             except OSError:
                 return False
             del self._files[Share.SEGMENT][path]
@@ -185,15 +185,17 @@ class Reserve:
         number = next(n for n in range(1, len(taken) + 2) if _name(share, n) not in taken)
         path = self._folder / _name(share, number)
         with contextlib.suppress(FileNotFoundError):
-            self._disk.unlink(path, Point.RESERVE_UNLINK)  # what could not be taken back before
-        handle = self._disk.create(path, Point.RESERVE_CREATE)
+            self._disk.unlink(
+                path, QuiverPoint.RESERVE_UNLINK
+            )  # what could not be taken back before
+        handle = self._disk.create(path, QuiverPoint.RESERVE_CREATE)
         try:
             for piece in _noise(path, size_bytes):
-                write_all(self._disk, handle, [piece], Point.RESERVE_WRITE)
-            self._disk.sync(handle, Point.RESERVE_SYNC)
+                write_all(self._disk, handle, [piece], QuiverPoint.RESERVE_WRITE)
+            self._disk.sync(handle, QuiverPoint.RESERVE_SYNC)
         except OSError:
             with contextlib.suppress(OSError):
-                self._disk.unlink(path, Point.RESERVE_UNLINK)
+                self._disk.unlink(path, QuiverPoint.RESERVE_UNLINK)
             raise
         finally:
             self._disk.close(handle)
@@ -206,7 +208,7 @@ class Reserve:
             freed = False
             for path in list(self._files[share]):
                 with contextlib.suppress(FileNotFoundError):
-                    self._disk.unlink(path, Point.RESERVE_UNLINK)
+                    self._disk.unlink(path, QuiverPoint.RESERVE_UNLINK)
                 del self._files[share][path]
                 freed = True
             return freed or (share is Share.HEADERS and self._give_up_copies())
@@ -221,7 +223,10 @@ class Reserve:
                 self._single.add(segment.path)
                 with contextlib.suppress(OSError):  # it may be on its way into the trash
                     freed_bytes += manifest.cut_copy(
-                        self._disk, segment.path, Point.RESERVE_UNLINK, Point.RESERVE_SYNC
+                        self._disk,
+                        segment.path,
+                        QuiverPoint.RESERVE_UNLINK,
+                        QuiverPoint.RESERVE_SYNC,
                     )
         if freed_bytes:
             self.lines_bytes = TIGHT_LINES_BYTES

@@ -10,7 +10,7 @@ from pathlib import PurePath
 
 from holdfast.quiver import names
 from holdfast.quiver.keep.reserve import Reserve, Share
-from holdfast.quiver.points import Point
+from holdfast.quiver.points import QuiverPoint
 from holdfast.seam.disk import Disk, remove_tree
 
 
@@ -51,16 +51,16 @@ class Trash:
             if path != target and self._disk.exists(path):
                 self._move(path, target)
             if path != target:
-                self._disk.sync_dir(path.parent, Point.TRASH_SYNC_DIR)
+                self._disk.sync_dir(path.parent, QuiverPoint.TRASH_SYNC_DIR)
             if self._disk.exists(target):
-                remove_tree(self._disk, target, Point.TRASH_UNLINK)
+                remove_tree(self._disk, target, QuiverPoint.TRASH_UNLINK)
         except OSError:
             return
         self._left.pop(path, None)
 
     def _move(self, path: PurePath, target: PurePath) -> None:
         def move() -> None:
-            self._disk.rename(path, target, Point.TRASH_MOVE)
+            self._disk.rename(path, target, QuiverPoint.TRASH_MOVE)
 
         if self._reserve is None:
             move()

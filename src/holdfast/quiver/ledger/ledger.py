@@ -38,7 +38,7 @@ from holdfast.quiver.ledger.subscriber import Pin, Subscriber, SubscriberOptions
 from holdfast.quiver.log.frame import NOTHING, Totals
 from holdfast.quiver.log.producers import LastAppend
 from holdfast.quiver.log.wal import new_salt
-from holdfast.quiver.points import Point
+from holdfast.quiver.points import QuiverPoint
 from holdfast.seam import Seam
 from holdfast.seam.disk import DISK_IS_FULL
 
@@ -433,7 +433,7 @@ class Ledger:
         removed = False
         while self._file is not None and self._closed_files:
             with contextlib.suppress(FileNotFoundError):
-                self._seam.disk.unlink(self._closed_files[0][0], Point.LEDGER_UNLINK)
+                self._seam.disk.unlink(self._closed_files[0][0], QuiverPoint.LEDGER_UNLINK)
             self._closed_files.pop(0)
             removed = True
         return removed
@@ -486,7 +486,7 @@ class Ledger:
             if closed_ns >= oldest_ns and kept_bytes <= self._config.retain_bytes:
                 return
             try:
-                self._seam.disk.unlink(path, Point.LEDGER_UNLINK)
+                self._seam.disk.unlink(path, QuiverPoint.LEDGER_UNLINK)
             except FileNotFoundError:
                 pass
             except OSError:

@@ -37,7 +37,7 @@ from holdfast.quiver.log.frame import (
 )
 from holdfast.quiver.log.header_block import BLOCK_BYTES, decode_block, encode_block
 from holdfast.quiver.log.wal import Hole, walk
-from holdfast.quiver.points import Point
+from holdfast.quiver.points import QuiverPoint
 from holdfast.seam.disk import Disk, Handle, Pages, read_pages, write_all, write_behind
 
 VERSION = 1
@@ -147,13 +147,13 @@ class LedgerFile:
     ) -> LedgerFile:
         """Create a file and write its checkpoint, or leave nothing behind."""
         path = directory / names.ledger_file(header.number)
-        file = cls(disk, path, header, disk.create(path, Point.LEDGER_CREATE))
+        file = cls(disk, path, header, disk.create(path, QuiverPoint.LEDGER_CREATE))
         try:
-            write_all(disk, file._handle, [header.encode()], Point.LEDGER_HEADER)
+            write_all(disk, file._handle, [header.encode()], QuiverPoint.LEDGER_HEADER)
             # Alone, so that a file with more than a header and no sound one is damaged, not torn.
-            disk.sync(file._handle, Point.LEDGER_HEADER_SYNC)
+            disk.sync(file._handle, QuiverPoint.LEDGER_HEADER_SYNC)
             body = json.dumps(checkpoint, separators=(",", ":")).encode()
-            file._write(LineKind.CHECKPOINT, header.created_ns, body, Point.LEDGER_CHECKPOINT)
+            file._write(LineKind.CHECKPOINT, header.created_ns, body, QuiverPoint.LEDGER_CHECKPOINT)
             file._begin = file.end
         except OSError:
             file.abandon()
@@ -169,8 +169,8 @@ class LedgerFile:
         frames = [item for item in content.items if isinstance(item, Frame)]
         if content.checkpoint is None or frames != content.items[: len(frames)]:
             return None
-        disk.rewrite(content.path, content.view[: frames[-1].end], Point.RECOVER_SYNC)
-        handle = disk.reopen(content.path, Point.LEDGER_CREATE)
+        disk.rewrite(content.path, content.view[: frames[-1].end], QuiverPoint.RECOVER_SYNC)
+        handle = disk.reopen(content.path, QuiverPoint.LEDGER_CREATE)
         file = cls(disk, content.path, content.header, handle)
         file.end, file.lines, file._begin = frames[-1].end, len(frames) - 1, frames[0].end
         try:
@@ -184,7 +184,7 @@ class LedgerFile:
     @classmethod
     def behind(cls, disk: Disk, content: LedgerContent) -> LedgerFile:
         """Open a file of the last process for one more line, behind whatever it ends with."""
-        handle = disk.reopen(content.path, Point.LEDGER_CONTINUE)
+        handle = disk.reopen(content.path, QuiverPoint.LEDGER_CONTINUE)
         file = cls(disk, content.path, content.header, handle)
         last, file.end = content.items[-1:], len(content.view)
         # A torn line whose length is known would swallow what begins inside it.
@@ -192,7 +192,9 @@ class LedgerFile:
         begin = max(file.end, torn.end if torn else 0)
         gap = begin + -begin % ALIGNMENT_BYTES - file.end
         try:
-            file.end = write_behind(disk, handle, file.end, [bytes(gap)], Point.LEDGER_CONTINUE)
+            file.end = write_behind(
+                disk, handle, file.end, [bytes(gap)], QuiverPoint.LEDGER_CONTINUE
+            )
         except OSError:
             file.close()
             raise
@@ -200,34 +202,34 @@ class LedgerFile:
 
     def make_durable(self) -> None:
         """Put the checkpoint and the file's name on stable storage."""
-        self.sync(Point.LEDGER_CHECKPOINT_SYNC)
-        self._disk.sync_dir(self.path.parent, Point.LEDGER_SYNC_DIR)
+        self.sync(QuiverPoint.LEDGER_CHECKPOINT_SYNC)
+        self._disk.sync_dir(self.path.parent, QuiverPoint.LEDGER_SYNC_DIR)
 
     def abandon(self) -> None:
         """Take a file back that could not be begun, as far as the disk lets us."""
         self.close()
         with contextlib.suppress(OSError):
-            self._disk.unlink(self.path, Point.LEDGER_UNLINK)
+            self._disk.unlink(self.path, QuiverPoint.LEDGER_UNLINK)
 
     def write_resolutions(self, resolutions: Sequence[Resolution]) -> None:
         """Append lines; on an error the file must be left."""
         body = encode_resolutions(resolutions)
-        self._write(LineKind.RESOLUTIONS, resolutions[0].time_ns, body, Point.LEDGER_WRITE)
+        self._write(LineKind.RESOLUTIONS, resolutions[0].time_ns, body, QuiverPoint.LEDGER_WRITE)
         self.lines += len(resolutions)
 
     def write_change(self, change: dict[str, Any], time_ns: int) -> None:
         """Append a change of the subscribers themselves."""
         body = json.dumps(change, separators=(",", ":")).encode()
-        self._write(LineKind.CHANGE, time_ns, body, Point.LEDGER_WRITE)
+        self._write(LineKind.CHANGE, time_ns, body, QuiverPoint.LEDGER_WRITE)
         self.lines += 1
 
     def write_continued(self, number: int, time_ns: int) -> None:
         """Append, durably, that the file with this number continues this one."""
         body = json.dumps({"verb": CONTINUED, "name": "", "number": number}).encode()
-        self._write(LineKind.CHANGE, time_ns, body, Point.LEDGER_CONTINUE)
-        self.sync(Point.LEDGER_CONTINUE_SYNC)
+        self._write(LineKind.CHANGE, time_ns, body, QuiverPoint.LEDGER_CONTINUE)
+        self.sync(QuiverPoint.LEDGER_CONTINUE_SYNC)
 
-    def _write(self, kind: LineKind, time_ns: int, body: bytes, at: Point) -> None:
+    def _write(self, kind: LineKind, time_ns: int, body: bytes, at: QuiverPoint) -> None:
         header, padding = encode(
             self.header.salt,
             self.end,
@@ -256,14 +258,14 @@ class LedgerFile:
         """Whether to begin another: not for the sake of a large checkpoint alone."""
         return self.end >= max(rotate_bytes, 2 * self._begin)
 
-    def sync(self, at: Point = Point.LEDGER_SYNC) -> None:
+    def sync(self, at: QuiverPoint = QuiverPoint.LEDGER_SYNC) -> None:
         """Put everything written on stable storage. After an error: never again on this file."""
         self._disk.sync(self._handle, at)
         self.synced = self.end
 
     def undo(self) -> None:
         """Cut a failed line off, so that later ones can follow."""
-        self._disk.truncate(self._handle, self.end, Point.LEDGER_UNDO)
+        self._disk.truncate(self._handle, self.end, QuiverPoint.LEDGER_UNDO)
 
     def close(self) -> None:
         """Close the descriptor; syncs nothing."""

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import PurePath
 
 from holdfast.quiver import names
-from holdfast.quiver.points import Point
+from holdfast.quiver.points import QuiverPoint
 from holdfast.seam.disk import Disk, read_pages, write_file
 
 _NOTE = ".json"
@@ -44,9 +44,9 @@ class Quarantine:
         """Move a whole file or directory into quarantine."""
         target = self._free_name(path.name)
         self._note(target, damage)
-        self._disk.rename(path, target, Point.QUARANTINE_MOVE)
-        self._disk.sync_dir(self._folder, Point.QUARANTINE_SYNC_DIR)
-        self._disk.sync_dir(path.parent, Point.QUARANTINE_SYNC_DIR)
+        self._disk.rename(path, target, QuiverPoint.QUARANTINE_MOVE)
+        self._disk.sync_dir(self._folder, QuiverPoint.QUARANTINE_SYNC_DIR)
+        self._disk.sync_dir(path.parent, QuiverPoint.QUARANTINE_SYNC_DIR)
 
     def copy(self, content: memoryview, damage: Damage) -> None:
         """Copy a damaged part of a file; once, however often it is found.
@@ -57,12 +57,12 @@ class Quarantine:
         name = f"{damage.source}@{damage.offset}"
         known = next((path for path in self._numbered(name) if self._holds(path, content)), None)
         if known is not None:
-            self._disk.sync_path(known, Point.QUARANTINE_SYNC)
+            self._disk.sync_path(known, QuiverPoint.QUARANTINE_SYNC)
         else:
             target = self._free_name(name)
             self._note(target, damage)
             write_file(self._disk, target, [content], "quarantine")
-        self._disk.sync_dir(self._folder, Point.QUARANTINE_SYNC_DIR)
+        self._disk.sync_dir(self._folder, QuiverPoint.QUARANTINE_SYNC_DIR)
 
     def used_bytes(self) -> int:
         """Return how much the folder holds."""
@@ -104,8 +104,8 @@ class Quarantine:
 
     def _ready(self) -> None:
         if not self._disk.exists(self._folder):
-            self._disk.make_dir(self._folder, Point.QUARANTINE_MAKE_DIR)
-            self._disk.sync_dir(self._root, Point.QUARANTINE_SYNC_DIR)
+            self._disk.make_dir(self._folder, QuiverPoint.QUARANTINE_MAKE_DIR)
+            self._disk.sync_dir(self._root, QuiverPoint.QUARANTINE_SYNC_DIR)
 
     def _free_name(self, name: str) -> PurePath:
         self._ready()

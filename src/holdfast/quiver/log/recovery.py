@@ -39,7 +39,7 @@ from holdfast.quiver.log.quarantine import Damage, Quarantine
 from holdfast.quiver.log.replay import Replay, WalContent, read_wal_file
 from holdfast.quiver.log.wal import HEADER_BYTES, SEQ_BLOCK, WalHeader
 from holdfast.quiver.log.writer_interface import Start
-from holdfast.quiver.points import Point
+from holdfast.quiver.points import QuiverPoint
 from holdfast.quiver.segments import manifest
 from holdfast.quiver.segments.catalog import Catalog
 from holdfast.quiver.segments.data_file import DAMAGE_ERRORS
@@ -195,7 +195,7 @@ class Recovery:
 
     def _load_segments(self) -> None:
         try:
-            self._disk.sync_dir(self._segments_dir, Point.RECOVER_SYNC)
+            self._disk.sync_dir(self._segments_dir, QuiverPoint.RECOVER_SYNC)
         except OSError:
             self._names_are_durable = False  # then no WAL goes before the next seal has synced it
         found: list[Segment] = []
@@ -400,9 +400,9 @@ class Recovery:
         """Remove a file or a directory; what cannot be removed now is swept next time."""
         try:
             if path.name.endswith(".wal"):
-                self._disk.unlink(path, Point.RECOVER_SWEEP)
+                self._disk.unlink(path, QuiverPoint.RECOVER_SWEEP)
             else:
-                remove_tree(self._disk, path, Point.RECOVER_SWEEP)
+                remove_tree(self._disk, path, QuiverPoint.RECOVER_SWEEP)
         except OSError:
             return
 

@@ -51,7 +51,7 @@ from holdfast.quiver.log.frame import (
 )
 from holdfast.quiver.log.group import Framing, Numbered
 from holdfast.quiver.log.header_block import BLOCK_BYTES, decode_block, encode_block
-from holdfast.quiver.points import Point
+from holdfast.quiver.points import QuiverPoint
 from holdfast.seam.disk import DISK_IS_FULL, Disk, write_all, write_behind
 
 HEADER_BYTES = BLOCK_BYTES
@@ -161,24 +161,24 @@ class WalFile:
         self.end = self.synced = framing.end
         self.holds = self.synced_holds = framing.holds
         self._disk = disk
-        self._handle = disk.create(self.path, Point.WAL_CREATE)
+        self._handle = disk.create(self.path, QuiverPoint.WAL_CREATE)
         try:
             content = [self.header.encode(), *framing.buffers]
-            write_all(disk, self._handle, content, Point.WAL_HEADER)
-            disk.sync(self._handle, Point.WAL_HEADER_SYNC)
-            disk.sync_dir(directory, Point.WAL_SYNC_DIR)
+            write_all(disk, self._handle, content, QuiverPoint.WAL_HEADER)
+            disk.sync(self._handle, QuiverPoint.WAL_HEADER_SYNC)
+            disk.sync_dir(directory, QuiverPoint.WAL_SYNC_DIR)
         except OSError:
             # What stays behind is harmless at the next start; a busy name is not.
             disk.close(self._handle)
             with contextlib.suppress(OSError):
-                disk.unlink(self.path, Point.TRUNCATE_UNLINK)
+                disk.unlink(self.path, QuiverPoint.TRUNCATE_UNLINK)
             raise
 
     def write(self, group: list[Numbered]) -> None:
         """Append the frames of a group; on an error the file's end is unknown until `undo`."""
         framing = self._framing()
         framing.put_all(item.held for item in group)
-        write_behind(self._disk, self._handle, self.end, framing.buffers, Point.WAL_WRITE)
+        write_behind(self._disk, self._handle, self.end, framing.buffers, QuiverPoint.WAL_WRITE)
         self.end, self.holds = framing.end, framing.holds
         self.last_seq = max(self.last_seq, group[-1].held[-1].seq)
 
@@ -186,21 +186,23 @@ class WalFile:
         """Append the frame that marks a clean end."""
         framing = self._framing()
         framing.put_close(next_seq, now_ns)
-        write_behind(self._disk, self._handle, self.end, framing.buffers, Point.WAL_CLOSE_WRITE)
+        write_behind(
+            self._disk, self._handle, self.end, framing.buffers, QuiverPoint.WAL_CLOSE_WRITE
+        )
         self.end = framing.end
 
     def _framing(self) -> Framing:
         return Framing(self.header.salt, self.end, self.synced, self.holds)
 
-    def sync(self, at: Point = Point.WAL_SYNC) -> None:
+    def sync(self, at: QuiverPoint = QuiverPoint.WAL_SYNC) -> None:
         """Put everything written on stable storage. After an error: never again on this file."""
         self._disk.sync(self._handle, at)
         self.synced, self.synced_holds = self.end, self.holds
 
     def undo(self) -> None:
         """Cut a failed write off, durably, so that it cannot come back after a power cut."""
-        self._disk.truncate(self._handle, self.end, Point.WAL_UNDO)
-        self._disk.sync(self._handle, Point.WAL_UNDO_SYNC)
+        self._disk.truncate(self._handle, self.end, QuiverPoint.WAL_UNDO)
+        self._disk.sync(self._handle, QuiverPoint.WAL_UNDO_SYNC)
         self.synced, self.synced_holds = self.end, self.holds
 
     def close(self) -> None:
@@ -249,14 +251,14 @@ class ClosedWalFiles:
                 return
             refusals = [refusal for file in due if (refusal := self._remove(file))]
             # Not for safety (a file that comes back is skipped at replay), but so that it is free.
-            self._disk.sync_dir(self._directory, Point.TRUNCATE_SYNC_DIR)
+            self._disk.sync_dir(self._directory, QuiverPoint.TRUNCATE_SYNC_DIR)
             if refusals:
                 raise OSError(*refusals[0])
 
     def _remove(self, file: tuple[PurePath, int, int]) -> tuple[object, ...] | None:
         """Remove a file; return why it stays (no exception, which keeps frames and all in them)."""
         try:
-            self._disk.unlink(file[0], Point.TRUNCATE_UNLINK)
+            self._disk.unlink(file[0], QuiverPoint.TRUNCATE_UNLINK)
         except FileNotFoundError:
             pass
         except OSError as refusal:

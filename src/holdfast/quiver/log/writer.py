@@ -41,7 +41,7 @@ from holdfast.quiver.log.group import Numbered, Numbering, last_append, needs_sy
 from holdfast.quiver.log.inbox import Append, Inbox, Outcome, Receipt, answer, answer_when_sealed
 from holdfast.quiver.log.wal import SEQ_BLOCK, WalFile, WalHeader, new_salt, write_error
 from holdfast.quiver.log.writer_interface import Counters, Room, Start
-from holdfast.quiver.points import Point
+from holdfast.quiver.points import QuiverPoint
 from holdfast.quiver.read.wakeup import Signal
 from holdfast.quiver.segments.sealer import Sealer
 from holdfast.seam import Seam
@@ -132,7 +132,7 @@ class Writer:
             if error.errno not in DISK_IS_FULL or start.trusted is None:
                 raise
             number, _, _ = start.previous
-            self._disk.sync_path(self._wal_dir / names.wal_file(number), Point.RECOVER_SYNC)
+            self._disk.sync_path(self._wal_dir / names.wal_file(number), QuiverPoint.RECOVER_SYNC)
             self._previous = number, *start.trusted
             self._rotate()
 
@@ -368,7 +368,7 @@ class Writer:
             if not full and self._next_seq <= wal.header.seq_limit:
                 return wal
             if wal.end > wal.synced:
-                self._sync_or_rescue(Point.WAL_ROTATE_SYNC)
+                self._sync_or_rescue(QuiverPoint.WAL_ROTATE_SYNC)
         try:
             self._make_first_file(self._start) if self._start else self._rotate()
         except OSError as error:
@@ -404,7 +404,7 @@ class Writer:
         self._wal, self._wal_is_left, self._start = fresh, False, None
         self._sealer.wal_files.newest_stays = False
 
-    def _sync_or_rescue(self, at: Point = Point.WAL_SYNC) -> None:
+    def _sync_or_rescue(self, at: QuiverPoint = QuiverPoint.WAL_SYNC) -> None:
         wal = self._wal
         assert wal is not None
         started_s = self._clock.monotonic_s()
@@ -577,7 +577,7 @@ class Writer:
             return
         try:
             wal.write_close(self._next_seq, self._clock.wall_ns())
-            wal.sync(Point.WAL_CLOSE_SYNC)
+            wal.sync(QuiverPoint.WAL_CLOSE_SYNC)
         except OSError:
             self.counters.write_failures += 1  # the next start skips a block of numbers instead
         wal.close()

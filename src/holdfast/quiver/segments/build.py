@@ -24,7 +24,7 @@ from holdfast.quiver import names
 from holdfast.quiver.config import QuiverConfig
 from holdfast.quiver.log.buffer import Held
 from holdfast.quiver.log.frame import NO_WATERMARK
-from holdfast.quiver.points import Point
+from holdfast.quiver.points import QuiverPoint
 from holdfast.quiver.segments import manifest
 from holdfast.quiver.segments.bundle_table import BUNDLE_SCHEMA, PLACE_TYPE
 from holdfast.quiver.segments.columns import numbers, texts
@@ -64,11 +64,11 @@ class SegmentBuilder:
         )
         final = self._segments_dir / names.segment_dir(name)
         try:
-            self._disk.make_dir(building, Point.SEAL_MAKE_DIR)
+            self._disk.make_dir(building, QuiverPoint.SEAL_MAKE_DIR)
             summary = self._write_files(building, bundles, segment_seq)
-            self._disk.sync_dir(building, Point.SEAL_SYNC_DIR)
-            self._disk.rename(building, final, Point.SEAL_RENAME)
-            self._disk.sync_dir(self._segments_dir, Point.SEAL_SYNC_PARENT)
+            self._disk.sync_dir(building, QuiverPoint.SEAL_SYNC_DIR)
+            self._disk.rename(building, final, QuiverPoint.SEAL_RENAME)
+            self._disk.sync_dir(self._segments_dir, QuiverPoint.SEAL_SYNC_PARENT)
         except OSError:
             self._take_back(final, building)
             raise
@@ -82,9 +82,9 @@ class SegmentBuilder:
         """
         try:
             if self._disk.exists(final):
-                self._disk.rename(final, building, Point.SEAL_RENAME)
+                self._disk.rename(final, building, QuiverPoint.SEAL_RENAME)
             if self._disk.exists(building):
-                remove_tree(self._disk, building, Point.RECOVER_SWEEP)
+                remove_tree(self._disk, building, QuiverPoint.RECOVER_SWEEP)
         except OSError:
             return
 

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from xxhash import xxh3_64, xxh3_64_hexdigest, xxh3_128_hexdigest
 
 from holdfast.quiver.bundle import RESERVED_METADATA
-from holdfast.quiver.points import Point
+from holdfast.quiver.points import QuiverPoint
 from holdfast.quiver.segments.arrow_types import slices_take_all
 from holdfast.quiver.segments.data_file import MAGIC, pack_schema, split_head
 from holdfast.quiver.segments.manifest import BatchSummary, FileSummary
@@ -64,7 +64,7 @@ class _HashingSink:
 
     def drain(self) -> None:
         """Write what waits."""
-        write_all(self._disk, self._handle, self._waiting, Point.SEAL_DATA_WRITE)
+        write_all(self._disk, self._handle, self._waiting, QuiverPoint.SEAL_DATA_WRITE)
         self._waiting = []
         self._waiting_bytes = 0
 
@@ -107,7 +107,7 @@ class _HashingSink:
 def write_data_file(disk: Disk, path: PurePath, made: GroupTable, compression: str) -> FileSummary:
     """Write and sync one file."""
     schema, codec = _describing_schema(made), None if compression == "none" else compression
-    handle = disk.create(path, Point.SEAL_DATA_CREATE)
+    handle = disk.create(path, QuiverPoint.SEAL_DATA_CREATE)
     try:
         sink = _HashingSink(disk, handle)
         batches: list[BatchSummary] = []
@@ -131,7 +131,7 @@ def write_data_file(disk: Disk, path: PurePath, made: GroupTable, compression: s
                 )
                 start += batch.num_rows
         sink.drain()
-        disk.sync(handle, Point.SEAL_DATA_SYNC)
+        disk.sync(handle, QuiverPoint.SEAL_DATA_SYNC)
     finally:
         disk.close(handle)
     return FileSummary(

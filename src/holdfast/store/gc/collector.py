@@ -43,7 +43,7 @@ from holdfast.store.gc.database import (
 from holdfast.store.gc.hash_shards import Shard
 from holdfast.store.gc.leases import release_references
 from holdfast.store.gc.plan import GcPlan, make_plan
-from holdfast.store.gc.points import Point
+from holdfast.store.gc.points import StorePoint
 from holdfast.store.gc.rate import DeleteRate
 from holdfast.store.gc.references import References
 from holdfast.store.gc.references_sql import CHUNK_KIND, ReferenceSource, lock_rows, take_step
@@ -160,14 +160,14 @@ class Collector:
         removing = self._database.transact(self._mark_removing)
         if removing:
             report.chunks_removed += len(removing)
-            self._seam.reached(Point.REMOVING)
+            self._seam.reached(StorePoint.REMOVING)
             self._delete(self._begin_deleting(report), report)
         return report
 
     def sweep(self) -> SweepReport:
         """Delete objects that no row knows, and that are older than the grace."""
         report = Sweeper(self._database, self._objects, self._rate).sweep(self.shard)
-        self._seam.reached(Point.SWEPT)
+        self._seam.reached(StorePoint.SWEPT)
         return report
 
     def stop(self) -> None:
@@ -191,11 +191,11 @@ class Collector:
         expired, report.leases_lapsed = self._watch.end_those_over()
         report.leases_expired += expired
         if expired:
-            self._seam.reached(Point.LEASES_EXPIRED)
+            self._seam.reached(StorePoint.LEASES_EXPIRED)
         for kind, number in self._database.read(self._ended):
             source = ReferenceSource.numbered(kind, number)
             report.holds_released += release_references(self._database, source, number)
-            self._seam.reached(Point.LEASE_RELEASED)
+            self._seam.reached(StorePoint.LEASE_RELEASED)
 
     def _ended(self, connection: Connection) -> list[tuple[str, int]]:
         asked = select(job.c.kind, job.c.id).where(job.c.ended.is_not(None)).order_by(job.c.id)
@@ -213,11 +213,11 @@ class Collector:
                     self._objects.put_many([(key, [row.record])])
                 except DiskFull:
                     continue  # first of all the disk is to be freed
-                self._seam.reached(Point.COMMIT_PUT)
+                self._seam.reached(StorePoint.COMMIT_PUT)
                 self._confirm(row.id)
             else:
                 self._objects.delete_many([key])
-                self._seam.reached(Point.COMMIT_OBJECT_DELETED)
+                self._seam.reached(StorePoint.COMMIT_OBJECT_DELETED)
                 self._references.end_delete_commit(row.id)
             report.commits_finished += 1
 
@@ -266,7 +266,7 @@ class Collector:
         batch, references = self._database.transact(self._mark_deleting)
         report.references_removed += references
         if batch:
-            self._seam.reached(Point.DELETING)
+            self._seam.reached(StorePoint.DELETING)
         return batch
 
     def _mark_deleting(self, connection: Connection) -> tuple[ChunkSizes, int]:
@@ -330,9 +330,9 @@ class Collector:
             if self._stop.is_set():
                 return  # they are Deleting, and found again
             self._objects.delete_many([key.object_key() for key in part])
-            self._seam.reached(Point.OBJECTS_DELETED)
+            self._seam.reached(StorePoint.OBJECTS_DELETED)
             self._database.transact(partial(self._forget, keys=part))
-            self._seam.reached(Point.FORGOTTEN)
+            self._seam.reached(StorePoint.FORGOTTEN)
             report.objects_deleted += len(part)
             report.bytes_deleted += size_bytes
 

@@ -41,7 +41,7 @@ from holdfast.store.gc.database import (
     meta,
     slices,
 )
-from holdfast.store.gc.points import Point
+from holdfast.store.gc.points import StorePoint
 from holdfast.store.gc.quarantine import META_NAME, hold_garbage
 from holdfast.store.gc.references_sql import (
     COMMIT_KIND,
@@ -151,10 +151,10 @@ class _Rebuild:
         for part in pages(self._objects.list(CHUNK_PREFIX), self._database.settings.batch_rows):
             self._add_chunks(part)
         self._report.superseded = self._database.transact(self._drop_superseded)
-        self._seam.reached(Point.REBUILD_LISTED)
+        self._seam.reached(StorePoint.REBUILD_LISTED)
         for stored in self._objects.list(COMMIT_PREFIX):
             self._add_commit(stored, walk)
-            self._seam.reached(Point.REBUILD_COMMIT)
+            self._seam.reached(StorePoint.REBUILD_COMMIT)
         self._database.transact(self._end)
         return self._report
 

@@ -38,7 +38,7 @@ from holdfast.store.gc.leases import (
     end_lease,
     release_references,
 )
-from holdfast.store.gc.points import Point
+from holdfast.store.gc.points import StorePoint
 from holdfast.store.gc.references_sql import (
     COMMIT_KIND,
     OWN_KINDS,
@@ -168,7 +168,7 @@ class References:
             )
             self.database.give_back(numbers[used:])
             held |= reserved
-            self.seam.reached(Point.RESERVED)
+            self.seam.reached(StorePoint.RESERVED)
         return [held[hash_] for hash_, _ in chunks]
 
     def mark_uploaded(
@@ -191,7 +191,7 @@ class References:
                 partial(self._mark, job=job, uploaded=part, stored_bytes=stored_bytes or {}),
                 spends=False,
             )
-            self.seam.reached(Point.MARKED)
+            self.seam.reached(StorePoint.MARKED)
         return kept
 
     def resolve(self, hashes: Sequence[ChunkHash]) -> dict[ChunkHash, ChunkKey]:
@@ -216,7 +216,7 @@ class References:
         _check_hashes([hash_ for _, hash_ in [*add, *remove]])
         self._check_sources([*add, *remove])
         self.database.transact(lambda connection: self._update(connection, job, add, remove))
-        self.seam.reached(Point.REFERRED)
+        self.seam.reached(StorePoint.REFERRED)
 
     # Commits.
 
@@ -236,7 +236,7 @@ class References:
             return commit_rows.insert_commit(self.database, connection, job.id, given, keys)
 
         published = self.database.transact(publish, spends=False)
-        self.seam.reached(Point.PUBLISHING)
+        self.seam.reached(StorePoint.PUBLISHING)
         return published
 
     def confirm_commit(self, commit_id: CommitId) -> None:
@@ -251,7 +251,7 @@ class References:
         number = self.database.transact(
             lambda connection: commit_rows.begin_delete(self.database, connection, name, lease_id)
         )
-        self.seam.reached(Point.COMMIT_DELETING)
+        self.seam.reached(StorePoint.COMMIT_DELETING)
         return number
 
     def end_delete_commit(self, commit_id: CommitId) -> None:

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from enum import StrEnum
 from pathlib import PurePath
 
 from holdfast.errors import DiskFull
 from holdfast.seam import Seam
 from holdfast.seam.disk import DISK_IS_FULL, write_all
+from holdfast.seam.points import FaultPoint
 
 SUFFIX = ".reserve"
 # Random bytes are made and written in pieces.
@@ -28,15 +28,15 @@ OPEN_BYTES = 1_000_000
 MARGIN_BYTES = 64_000
 
 
-class Point(StrEnum):
+class ReservePoint(FaultPoint):
     """The steps of keeping room, as fault injection names them."""
 
-    CREATE = "reserve.create"
-    WRITE = "reserve.write"
-    SYNC = "reserve.sync"
-    RENAME = "reserve.rename"
-    DIR_SYNC = "reserve.dir_sync"
-    SPEND = "reserve.spend"
+    CREATE = "reserve.create", "create the reserve under a temporary name"
+    WRITE = "reserve.write", "write its bytes"
+    SYNC = "reserve.sync", "sync them, so that the blocks are taken"
+    RENAME = "reserve.rename", "give the reserve its name"
+    DIR_SYNC = "reserve.dir_sync", "make its name durable"
+    SPEND = "reserve.spend", "give the reserve up, because the disk is full"
 
 
 class DatabaseReserve:
@@ -55,7 +55,7 @@ class DatabaseReserve:
         """Give the blocks to whoever needs them now; False if there are none."""
         with self._lock:
             try:
-                self._disk.unlink(self.path, Point.SPEND)
+                self._disk.unlink(self.path, ReservePoint.SPEND)
             except OSError:
                 return False
             self._is_spent = True
@@ -102,19 +102,19 @@ class DatabaseReserve:
                 return
             unfinished = self.path.with_name(f"{self.path.name}.new")
             with contextlib.suppress(FileNotFoundError):
-                self._disk.unlink(unfinished, Point.SPEND)  # of one who was killed
+                self._disk.unlink(unfinished, ReservePoint.SPEND)  # of one who was killed
             with contextlib.suppress(FileNotFoundError):
                 # Too small to keep, and in the way of a larger one.
-                self._disk.unlink(self.path, Point.SPEND)
+                self._disk.unlink(self.path, ReservePoint.SPEND)
             self._is_spent = True
             try:
                 self._write(unfinished, size_bytes)
-                self._disk.rename(unfinished, self.path, Point.RENAME)
+                self._disk.rename(unfinished, self.path, ReservePoint.RENAME)
             except OSError:
                 with contextlib.suppress(OSError):
-                    self._disk.unlink(unfinished, Point.SPEND)
+                    self._disk.unlink(unfinished, ReservePoint.SPEND)
                 raise
-            self._disk.sync_dir(self.path.parent, Point.DIR_SYNC)
+            self._disk.sync_dir(self.path.parent, ReservePoint.DIR_SYNC)
             self._is_spent = size_bytes < self.size_bytes
 
     def _held_bytes(self) -> int:
@@ -124,11 +124,11 @@ class DatabaseReserve:
             return 0
 
     def _write(self, path: PurePath, size_bytes: int) -> None:
-        handle = self._disk.create(path, Point.CREATE)
+        handle = self._disk.create(path, ReservePoint.CREATE)
         try:
             for start in range(0, size_bytes, PIECE_BYTES):
                 piece = self._randomness.randbytes(min(PIECE_BYTES, size_bytes - start))
-                write_all(self._disk, handle, [piece], Point.WRITE)
-            self._disk.sync(handle, Point.SYNC)
+                write_all(self._disk, handle, [piece], ReservePoint.WRITE)
+            self._disk.sync(handle, ReservePoint.SYNC)
         finally:
             self._disk.close(handle)

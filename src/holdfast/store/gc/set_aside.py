@@ -21,7 +21,7 @@ from sqlalchemy import Connection, text
 from holdfast.errors import CannotOpen
 from holdfast.seam import Seam
 from holdfast.store.gc.database import MAKING_TABLES_LOCK, SET_ASIDE, Database, metadata
-from holdfast.store.gc.points import Point
+from holdfast.store.gc.points import StorePoint
 
 # Somebody who is in does not leave within any time that is worth waiting for.
 BUSY_TIMEOUT_S = 1.0
@@ -39,10 +39,10 @@ def set_aside(database: Database, seam: Seam) -> str:
     path = PurePath(str(database.engine.url.database))
     with contextlib.closing(sqlite3.connect(path, BUSY_TIMEOUT_S, isolation_level=None)) as alone:
         _lock_out(alone, str(path))
-    seam.reached(Point.SETTING_ASIDE)
+    seam.reached(StorePoint.SETTING_ASIDE)
     target = path.with_name(f"{path.name}.{suffix}")
-    seam.disk.rename(path, target, Point.SET_ASIDE)
-    seam.disk.sync_dir(path.parent, Point.SET_ASIDE_SYNC)
+    seam.disk.rename(path, target, StorePoint.SET_ASIDE)
+    seam.disk.sync_dir(path.parent, StorePoint.SET_ASIDE_SYNC)
     return str(target)
 
 

@@ -21,13 +21,13 @@ import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from enum import StrEnum
 from pathlib import PurePath
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from holdfast.errors import BadInput, Damaged, DiskFull, ObjectMissing, StorageFailed
 from holdfast.seam import Seam
 from holdfast.seam.disk import DISK_IS_FULL, Entry, Handle, LockHeld, write_all
+from holdfast.seam.points import FaultPoint
 from holdfast.store.objects.objects import ObjectExists, StoredObject, joined
 
 if TYPE_CHECKING:
@@ -58,19 +58,19 @@ class Leftovers(NamedTuple):
     kept_bytes: int = 0
 
 
-class Point(StrEnum):
+class ObjectPoint(FaultPoint):
     """The steps of putting and deleting objects, as fault injection names them."""
 
-    MAKE_DIR = "objects.make_dir"
-    PARENT_SYNC = "objects.parent_sync"
-    CREATE = "objects.create"
-    WRITE = "objects.write"
-    SYNC = "objects.sync"
-    LINK = "objects.link"
-    DIR_SYNC = "objects.dir_sync"
-    TIDY = "objects.tidy"
-    DELETE = "objects.delete"
-    DELETE_SYNC = "objects.delete_sync"
+    MAKE_DIR = "objects.make_dir", "make a folder for objects"
+    PARENT_SYNC = "objects.parent_sync", "make a folder's name durable"
+    CREATE = "objects.create", "create an object under a temporary name"
+    WRITE = "objects.write", "write an object"
+    SYNC = "objects.sync", "sync an object"
+    LINK = "objects.link", "give an object its name"
+    DIR_SYNC = "objects.dir_sync", "make an object's name durable"
+    TIDY = "objects.tidy", "remove a temporary name"
+    DELETE = "objects.delete", "delete an object"
+    DELETE_SYNC = "objects.delete_sync", "make deletions durable"
 
 
 class LocalObjects:
@@ -95,7 +95,7 @@ class LocalObjects:
         self._threads.shutdown()
         if self._mark_lock is not None:
             with contextlib.suppress(OSError):
-                self._disk.unlink(self._lock_path(self._mark), Point.TIDY)
+                self._disk.unlink(self._lock_path(self._mark), ObjectPoint.TIDY)
             self._disk.unlock(self._mark_lock)
             self._mark_lock = None
 
@@ -106,8 +106,8 @@ class LocalObjects:
         )
         try:
             for path in reversed(list(above)):
-                self._disk.make_dir(path, Point.MAKE_DIR)
-                self._disk.sync_dir(path.parent, Point.PARENT_SYNC)
+                self._disk.make_dir(path, ObjectPoint.MAKE_DIR)
+                self._disk.sync_dir(path.parent, ObjectPoint.PARENT_SYNC)
         except OSError as error:
             raise _failed("cannot take a new folder", self._root, error) from error
 
@@ -178,7 +178,7 @@ class LocalObjects:
                     old = dead or entry.modified_ns < oldest_ns
                     (removed if old else kept).append(entry)
                     if old and not dead:
-                        self._disk.unlink(directory / entry.name, Point.TIDY)
+                        self._disk.unlink(directory / entry.name, ObjectPoint.TIDY)
         locks = [one for one in kept if one.name.endswith(LOCK_SUFFIX)]
         return Leftovers(
             len(removed),
@@ -197,9 +197,9 @@ class LocalObjects:
             return False
         try:
             for entry in files:
-                self._disk.unlink(self._root / TEMPORARY_DIR / entry.name, Point.TIDY)
+                self._disk.unlink(self._root / TEMPORARY_DIR / entry.name, ObjectPoint.TIDY)
             with contextlib.suppress(FileNotFoundError):
-                self._disk.unlink(self._lock_path(mark), Point.TIDY)
+                self._disk.unlink(self._lock_path(mark), ObjectPoint.TIDY)
         finally:
             self._disk.unlock(handle)
         return True
@@ -225,11 +225,11 @@ class LocalObjects:
 
     def _unlink(self, path: PurePath) -> None:
         with contextlib.suppress(FileNotFoundError):
-            self._disk.unlink(path, Point.DELETE)
+            self._disk.unlink(path, ObjectPoint.DELETE)
 
     def _sync_deletes(self, directory: PurePath) -> None:
         with contextlib.suppress(FileNotFoundError):
-            self._disk.sync_dir(directory, Point.DELETE_SYNC)
+            self._disk.sync_dir(directory, ObjectPoint.DELETE_SYNC)
 
     # ---------------------------------------------------------------- putting
 
@@ -245,7 +245,7 @@ class LocalObjects:
                 self._write(temporaries, [data for _, data in items])
                 existing = self._link(temporaries, targets)
                 self._at_once(
-                    lambda path: self._disk.sync_dir(path, Point.DIR_SYNC), _parents(targets)
+                    lambda path: self._disk.sync_dir(path, ObjectPoint.DIR_SYNC), _parents(targets)
                 )
             finally:
                 self._tidy(temporaries)
@@ -257,9 +257,9 @@ class LocalObjects:
         handles: list[Handle] = []
         try:
             for path, buffers in zip(paths, contents, strict=True):
-                handles.append(self._disk.create(path, Point.CREATE))
-                write_all(self._disk, handles[-1], buffers, Point.WRITE)
-            self._at_once(lambda handle: self._disk.sync(handle, Point.SYNC), handles)
+                handles.append(self._disk.create(path, ObjectPoint.CREATE))
+                write_all(self._disk, handles[-1], buffers, ObjectPoint.WRITE)
+            self._at_once(lambda handle: self._disk.sync(handle, ObjectPoint.SYNC), handles)
         finally:
             for handle in handles:
                 self._disk.close(handle)
@@ -268,7 +268,7 @@ class LocalObjects:
         existing = []
         for number, (source, target) in enumerate(zip(sources, targets, strict=True)):
             try:
-                self._disk.link(source, target, Point.LINK)
+                self._disk.link(source, target, ObjectPoint.LINK)
             except FileExistsError:
                 # Its bytes were synced before it got the name; the name is synced with ours.
                 existing.append(number)
@@ -277,7 +277,7 @@ class LocalObjects:
     def _tidy(self, paths: Sequence[PurePath]) -> None:
         for path in paths:
             with contextlib.suppress(OSError):  # a leftover costs room and nothing else
-                self._disk.unlink(path, Point.TIDY)
+                self._disk.unlink(path, ObjectPoint.TIDY)
 
     def _make_dirs(self, wanted: Iterable[PurePath]) -> None:
         with self._lock:
@@ -289,9 +289,9 @@ class LocalObjects:
             } - {self._root}
             # One that exists may have been made by a process that was killed before it synced.
             for directory in sorted(new, key=lambda path: len(path.parts)):
-                self._disk.make_dir(directory, Point.MAKE_DIR)
+                self._disk.make_dir(directory, ObjectPoint.MAKE_DIR)
             for parent in _parents(new):
-                self._disk.sync_dir(parent, Point.PARENT_SYNC)
+                self._disk.sync_dir(parent, ObjectPoint.PARENT_SYNC)
             self._known_dirs |= new
 
     def _at_once(self, call: Callable[[Item], None], items: Sequence[Item]) -> None:
