@@ -5,18 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.dataflow.spec.pipelines import pipeline
 
-from holdfast.dataflow.compiler.places import Places
-from holdfast.dataflow.compiler.plan import Plan, make_plan
-from holdfast.dataflow.driver.shared_folders import not_shared, refuse_addresses, unseen
+from holdfast.dataflow.driver.shared_folders import not_shared, refuse_address, unseen
 from holdfast.dataflow.spec import Pipeline
 from holdfast.errors import BadConfig
-
-
-@pytest.fixture
-def plan() -> Plan:
-    return make_plan("p", pipeline("a -> z", a="source", z="sink"))
 
 
 def test_a_folder_counts_as_seen_only_with_what_the_driver_put_there(tmp_path: Path) -> None:
@@ -37,12 +29,10 @@ def test_the_sentence_names_the_host_the_folder_and_what_to_do() -> None:
 
 
 @pytest.mark.parametrize("address", ["s3://bucket/state", "hdfs://name/state", "abfss://c@a/state"])
-def test_a_state_directory_in_an_object_store_is_refused(
-    plan: Plan, tmp_path: Path, address: str
-) -> None:
+def test_a_state_directory_in_an_object_store_is_refused(tmp_path: Path, address: str) -> None:
     with pytest.raises(BadConfig, match="the state directory is an address"):
-        refuse_addresses(plan, Places(Path(address).absolute(), tmp_path))
-    refuse_addresses(plan, Places(tmp_path / "state", tmp_path))
+        refuse_address(Path(address).absolute())
+    refuse_address(tmp_path / "state")
 
 
 def test_a_files_sink_in_an_object_store_is_refused() -> None:

@@ -36,6 +36,23 @@ LEVELS = (
 )
 LEVEL_OF = {package: level for level, packages in enumerate(LEVELS) for package in packages}
 
+# Inside a package: its sub-packages and root modules, from what serves to what is served. Those in
+# one set do not know each other.
+ROOMS: dict[str, tuple[set[str], ...]] = {
+    "dataflow": (
+        {"base", "watermark"},
+        {"spec"},
+        {"source"},
+        {"sink", "filesets"},
+        {"compiler"},
+        {"driver"},
+        {"kit"},
+        # What users and Spark name: nothing inside imports these.
+        {"data_source", "run", "session"},
+        {"__init__"},
+    ),
+}
+
 # The only name that anything inside may take from the package's own front door.
 OPEN_TO_ALL = {"holdfast.__version__"}
 
@@ -73,6 +90,22 @@ def wrong_imports(source: str, module: str) -> list[str]:
     return wrong
 
 
+def wrong_rooms(source: str, module: str) -> list[str]:
+    """Return one line per import by which `module` breaks the order inside its package."""
+    package, room = module.split(".")[1:3]
+    level_of = {name: level for level, names in enumerate(ROOMS[package]) for name in names}
+    if room not in level_of:
+        return [f"{module}: '{room}' has no level yet; give it one in {Path(__file__).name}"]
+    wrong = []
+    for line, name in imports_of(source, package=module.rpartition(".")[0]):
+        parts = name.split(".")
+        if parts[:2] != ["holdfast", package] or len(parts) < 3 or parts[2] == room:
+            continue
+        if level_of.get(parts[2], level_of["__init__"]) >= level_of[room]:
+            wrong.append(f"{module}:{line}: '{package}.{room}' may not import '{name}'")
+    return wrong
+
+
 def module_name(path: Path) -> str:
     return ".".join(path.relative_to(SRC).with_suffix("").parts)
 
@@ -82,6 +115,28 @@ def test_imports_point_one_way() -> None:
     assert paths
     wrong = [line for path in paths for line in wrong_imports(path.read_text(), module_name(path))]
     assert wrong == []
+
+
+@pytest.mark.parametrize("package", ROOMS)
+def test_imports_inside_a_package_point_one_way(package: str) -> None:
+    paths = sorted((SRC / "holdfast" / package).rglob("*.py"))
+    assert paths
+    wrong = [line for path in paths for line in wrong_rooms(path.read_text(), module_name(path))]
+    assert wrong == []
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("holdfast.dataflow.source.stream", "from holdfast.dataflow.sink import records"),
+        ("holdfast.dataflow.sink.records", "from holdfast.dataflow.filesets.options import Names"),
+        ("holdfast.dataflow.driver.run", "from holdfast.dataflow import session"),
+        ("holdfast.dataflow.spec.edges", "def f():\n    from ..source import options"),
+        ("holdfast.dataflow.leftovers", ""),
+    ],
+)
+def test_a_wrong_import_inside_a_package_is_found(module: str, source: str) -> None:
+    assert len(wrong_rooms(source, module)) == 1
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ from holdfast.dataflow.compiler.places import (
     buffer_options,
     target_options,
 )
-from holdfast.dataflow.compiler.plan import PARTITIONS_MIN, Output, Plan, Query, make_plan
+from holdfast.dataflow.compiler.plan import PARTITIONS_MIN, Output, Plan, Query
 from holdfast.dataflow.compiler.recorded import write_record
 from holdfast.dataflow.compiler.sources import Buffered, streams
 from holdfast.dataflow.compiler.tails import Tail, gathered, written
@@ -57,7 +57,7 @@ from holdfast.dataflow.driver.session import (
     require_classic,
     starting_in_turn,
 )
-from holdfast.dataflow.driver.shared_folders import check_shared, refuse_addresses
+from holdfast.dataflow.driver.shared_folders import check_shared, refuse_address
 from holdfast.dataflow.driver.state_dir import StateDir
 from holdfast.dataflow.sink.options import SinkOptions
 from holdfast.dataflow.sink.quiver_writer import producer_name
@@ -120,7 +120,7 @@ class PipelineRun:
         self._ended: list[QueryProgress] = []
         # Queries that were stopped and run on: nobody can start them here again.
         self.not_stopped: list[str] = []
-        refuse_addresses(make_plan(name, pipeline), places)
+        refuse_address(places.state_dir)
         self.state_dir = StateDir(places.state_dir)
         self._lock = self.state_dir.lock()
         self._ports = own_ports(session)

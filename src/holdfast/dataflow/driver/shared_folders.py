@@ -10,7 +10,6 @@ I have put there? One that joins later is not asked; what it cannot open, its ta
 from __future__ import annotations
 
 import os
-import re
 import socket
 import uuid
 from collections.abc import Iterator, Mapping
@@ -25,6 +24,7 @@ from holdfast.dataflow.compiler.plan import Plan
 from holdfast.dataflow.driver.failures import reason_of
 from holdfast.dataflow.spec.vertices import SinkSettings, TargetSettings
 from holdfast.errors import BadConfig, PipelineFailed
+from holdfast.local_path import problem_of
 from holdfast.quiver.names import FORMAT
 
 if TYPE_CHECKING:
@@ -32,21 +32,17 @@ if TYPE_CHECKING:
 
 # So many tasks for each core that Spark knows of: they are short, and each executor is to get one.
 TASKS_PER_CORE = 4
-# pathlib makes `s3:/bucket` of an address.
-_ADDRESS = re.compile(r"(^|/)(s3[an]?|gs|abfss?|wasbs?|hdfs|webhdfs|dbfs|https?|file):/")
 
 
-def refuse_addresses(plan: Plan, places: Places) -> None:
-    """Raise if an address of an object store is where a folder has to be."""
-    written = {f"files of {name}": target.files for name, target in _targets(plan)}
-    for name, path in {"the state directory": str(places.state_dir), **written}.items():
-        if path and _ADDRESS.search(path):
-            raise BadConfig(
-                f"{name} is an address, and has to be a folder",
-                hint="checkpoints and files are synced and renamed: mount storage that can do that "
-                "on all hosts; a `fileset` sink writes to a bucket",
-                path=path,
-            )
+def refuse_address(state_dir: Path) -> None:
+    """Raise if the state directory is an address of an object store; sinks refuse theirs."""
+    problem = problem_of(state_dir)
+    if problem is not None:
+        raise BadConfig(
+            f"the state directory is an address: {problem}",
+            hint="checkpoints are synced and renamed: mount storage that can do that on all hosts",
+            path=str(state_dir),
+        )
 
 
 def check_shared(session: SparkSession, plan: Plan, places: Places) -> None:
