@@ -21,7 +21,7 @@ from tests.deliver.stage import Stage
 
 from holdfast.deliver.destination import DeliverySettings, Destination
 from holdfast.deliver.exporter import Answer, Failure, FailureClass
-from holdfast.deliver.news import News
+from holdfast.deliver.news import DeliveryLog
 from holdfast.signals.event import Event
 
 
@@ -120,7 +120,7 @@ def test_a_destination_that_fails_now_and_then_is_told_of_once_a_minute() -> Non
     log = logging.getLogger("holdfast.deliver")
     log.addHandler(handler)
     try:
-        news = News("backend", DeliverySettings())
+        news = DeliveryLog("backend", DeliverySettings())
         down = Failure(FailureClass.TRANSIENT, "down", code="503")
         for second in range(600):
             news.failed(down, 1, second)
@@ -134,7 +134,7 @@ def test_a_destination_that_fails_now_and_then_is_told_of_once_a_minute() -> Non
 def test_what_is_set_aside_in_between_is_counted_in_the_next_line(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    news = News("backend", DeliverySettings())
+    news = DeliveryLog("backend", DeliverySettings())
     for second in range(100):
         news.set_aside("permanent 400: bad request", second)
     assert [line.partition(",")[0] for line in caplog.messages] == [

@@ -15,7 +15,7 @@ from tests.dead_letters.letters import invalid, open_office, poison
 
 from holdfast.dead_letters.letter import Letter
 from holdfast.dead_letters.queue import KEEPER, UNDELIVERED_DIR, DeadLetterQueue
-from holdfast.dead_letters.stored import LetterId, Selection, letters_in
+from holdfast.dead_letters.stored import LetterId, LetterSelection, letters_in
 from holdfast.deliver import redrive as redrive_module
 from holdfast.deliver.destination import FILTERED
 from holdfast.deliver.exporter import ALL_DELIVERED, Answer, Failure, FailureClass, all_failed
@@ -32,7 +32,7 @@ from holdfast.quiver import Outcome
 from holdfast.seam.simulated import SimulatedDisk
 from holdfast.signals.event import Event
 
-MARQUEZ = Selection(destination="marquez")
+MARQUEZ = LetterSelection(destination="marquez")
 
 
 class Backend:
@@ -59,7 +59,9 @@ def filed(office: DeadLetterQueue) -> list[Letter]:
     return [one.letter for one in letters_in(office.undelivered_quiver, UNDELIVERED_DIR)]
 
 
-def replay(office: DeadLetterQueue, backend: Backend, selection: Selection = MARQUEZ) -> Replayed:
+def replay(
+    office: DeadLetterQueue, backend: Backend, selection: LetterSelection = MARQUEZ
+) -> Replayed:
     return asyncio.run(redrive(office, selection, backend.send))
 
 
@@ -223,7 +225,7 @@ def test_a_letter_without_a_position_is_left(office: DeadLetterQueue) -> None:
 
 
 SELECTIONS = st.builds(
-    Selection,
+    LetterSelection,
     destination=st.text(max_size=10),
     reason=st.none() | st.text(max_size=10),
     since_ns=st.none() | st.integers(0, 2**62),
@@ -235,7 +237,7 @@ SELECTIONS = st.builds(
 
 
 @given(selection=SELECTIONS)
-def test_a_request_says_what_was_meant(selection: Selection) -> None:
+def test_a_request_says_what_was_meant(selection: LetterSelection) -> None:
     assert parse_request({"verb": "dlq_replay", **replay_request(selection)}) == selection
 
 
@@ -276,7 +278,7 @@ def test_serving_a_request(office: DeadLetterQueue) -> None:
 def test_a_selection_finds_what_fits_it(data: st.DataObject) -> None:
     reasons, names = st.sampled_from(["poison", "permanent"]), st.sampled_from(["a", "b"])
     kinds = data.draw(st.lists(st.tuples(reasons, names), max_size=8))
-    chosen = Selection(
+    chosen = LetterSelection(
         destination=data.draw(st.none() | names),
         reason=data.draw(st.none() | reasons),
         seqs=data.draw(st.frozensets(st.integers(0, 8), max_size=3)),
@@ -300,8 +302,8 @@ def test_a_selection_finds_what_fits_it(data: st.DataObject) -> None:
 
 def test_a_selection_by_time(office: DeadLetterQueue) -> None:
     (first, *_) = letters_in(office.undelivered_quiver, UNDELIVERED_DIR)
-    since = Selection(since_ns=first.filed_ns)
-    before = Selection(before_ns=first.filed_ns)
+    since = LetterSelection(since_ns=first.filed_ns)
+    before = LetterSelection(before_ns=first.filed_ns)
     assert len(list(letters_in(office.undelivered_quiver, UNDELIVERED_DIR, since))) == 5
     assert list(letters_in(office.undelivered_quiver, UNDELIVERED_DIR, before)) == []
 

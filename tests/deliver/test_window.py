@@ -13,10 +13,10 @@ from holdfast.deliver.window import (
     BUNDLE_OVERHEAD_BYTES,
     DELIVERED,
     Decision,
+    DeliveryWindow,
     Item,
-    Piece,
+    LedgerLine,
     TrackedBundle,
-    Window,
 )
 from holdfast.quiver import Cursor, Outcome, Position, Range
 from holdfast.quiver.segments.segment import Ref
@@ -44,7 +44,7 @@ def range_of(sizes: list[int]) -> Range:
 
 
 def test_consecutive_bundles_with_the_same_outcome_are_one_piece() -> None:
-    window = Window()
+    window = DeliveryWindow()
     items = window.add(tracked(range_of([1, 2, 1, 3]), {}))
     for item, decision in zip(items, [DELIVERED] * 4 + [DEAD, DEAD], strict=False):
         window.decide(item, decision)
@@ -57,7 +57,7 @@ def test_consecutive_bundles_with_the_same_outcome_are_one_piece() -> None:
 
 
 def test_a_piece_that_was_not_written_is_given_again() -> None:
-    window = Window()
+    window = DeliveryWindow()
     (item,) = window.add(tracked(range_of([1]), {}))
     window.decide(item, DELIVERED)
     pieces = window.pieces()
@@ -67,7 +67,7 @@ def test_a_piece_that_was_not_written_is_given_again() -> None:
 
 
 def test_later_events_of_a_key_wait_for_one_that_is_left_behind() -> None:
-    window = Window()
+    window = DeliveryWindow()
     items = window.add(tracked(range_of([2, 1, 1, 2]), {}))
     for item, key in zip(items, "abcbcb", strict=True):
         item.key = key
@@ -84,7 +84,7 @@ def test_later_events_of_a_key_wait_for_one_that_is_left_behind() -> None:
 
 
 def test_bytes_ahead_are_counted_from_the_oldest_undecided_event() -> None:
-    window = Window()
+    window = DeliveryWindow()
     items = window.add(tracked(range_of([1, 1, 1]), {}))
     each = 10 + BUNDLE_OVERHEAD_BYTES
     assert (window.ahead_bytes, window.pending_events) == (3 * each, 3)
@@ -98,14 +98,14 @@ def test_bytes_ahead_are_counted_from_the_oldest_undecided_event() -> None:
 
 
 def test_a_bundle_that_is_there_already_is_not_taken_twice() -> None:
-    window = Window()
+    window = DeliveryWindow()
     assert len(window.add(tracked(range_of([2, 1]), {}))) == 3
     assert window.add(tracked(range_of([2, 1]), {})) == []
     assert window.pending_events == 3
 
 
 def test_what_others_decided_is_forgotten() -> None:
-    window = Window()
+    window = DeliveryWindow()
     planned = range_of([2, 1, 1])
     items = window.add(tracked(planned, {}))
     window.decide(items[0], DELIVERED)
@@ -116,7 +116,7 @@ def test_what_others_decided_is_forgotten() -> None:
     assert window.pending_events == 1
 
 
-def write(cursor: Cursor, pieces: list[Piece]) -> None:
+def write(cursor: Cursor, pieces: list[LedgerLine]) -> None:
     for piece in pieces:
         outcome, reason = piece.decision
         cursor.commit(
@@ -141,7 +141,7 @@ def test_whatever_is_decided_when_ends_up_in_the_ledger_once(
                 quiver.append_raw([b"x"] * events)
             else:
                 quiver.heartbeat("p", 1)
-        window, expected = Window(), Counter[Outcome]()
+        window, expected = DeliveryWindow(), Counter[Outcome]()
         planned = must_plan(cursor, chance.randint(1, 10))
         waiting = window.add(tracked(planned, cursor.rows_done(planned)))
         while True:

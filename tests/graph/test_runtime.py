@@ -17,7 +17,7 @@ from tests.graph.toys import exporter as toy_exporter
 from tests.graph.toys.exporter import DELIVERED, REFUSING, MemoryExporter
 from tests.patience import PATIENCE_S, until_async
 
-from holdfast.dead_letters.stored import Selection
+from holdfast.dead_letters.stored import LetterSelection
 from holdfast.deliver import destination
 from holdfast.deliver.destination import Destination
 from holdfast.deliver.exporter import Answer, ExporterContext
@@ -391,7 +391,7 @@ def test_the_log_handler_says_why_without_the_payload(
 
 
 def test_dead_letters_are_replayed_to_their_destination_only(tmp_path: Path) -> None:
-    request = replay_request(Selection(destination="left"))
+    request = replay_request(LetterSelection(destination="left"))
 
     async def run() -> None:
         async with running(gateway_of(tmp_path, GRAPH)) as gateway:

@@ -16,7 +16,7 @@ from tests.operate.exposition import parse
 from tests.operate.test_metrics import sample
 from tests.patience import until_async
 
-from holdfast.deliver.statistics import DestinationStatistics, Held
+from holdfast.deliver.statistics import DestinationStatistics, HeldEvent
 from holdfast.graph.runtime import GatewayStatistics
 from holdfast.operate.gateway_metrics import (
     ALL_METRICS,
@@ -98,7 +98,7 @@ def test_workers_stand_under_one_description(told: GatewayStatistics) -> None:
     assert {dict(labels)["worker"] for labels in samples} == {"0", "1"}
 
 
-HELD = Held(seq=12, row=0, code="404", reason="not found", attempts=7, age_s=60.0)
+HELD = HeldEvent(seq=12, row=0, code="404", reason="not found", attempts=7, age_s=60.0)
 
 
 @pytest.mark.parametrize("kind", [ReceiverStatistics, DestinationStatistics])

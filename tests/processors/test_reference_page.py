@@ -21,11 +21,11 @@ MODELS: dict[str, type[Settings]] = {
     "filter": filter_module.Config,
     "condition": match.Condition,
     "route": route.Config,
-    "rule": route.Rule,
+    "rule": route.RouteRule,
     "redact": redact.Config,
     "pattern": redact.Pattern,
     "rename": rename.Config,
-    "rename-rule": rename.Rule,
+    "rename-rule": rename.RenameRule,
     "trim": trim.Config,
 }
 MODULES = {

@@ -7,11 +7,11 @@ import threading
 
 from tests.patience import PATIENCE_S
 
-from holdfast.quiver.read.wakeup import Signal
+from holdfast.quiver.read.wakeup import Wakeup
 
 
 def test_news_that_came_before_the_waiting_began_is_not_waited_for() -> None:
-    signal = Signal()
+    signal = Wakeup()
     seen = signal.version
     signal.notify()
     assert signal.wait(seen, PATIENCE_S) == seen + 1
@@ -19,7 +19,7 @@ def test_news_that_came_before_the_waiting_began_is_not_waited_for() -> None:
 
 
 def test_without_news_waiting_ends_with_its_time() -> None:
-    signal = Signal()
+    signal = Wakeup()
     assert signal.wait(signal.version, 0.01) == 0
     assert signal.wait(signal.version, 0.0) == 0
     assert asyncio.run(signal.wait_async(signal.version, 0.01)) == 0
@@ -27,7 +27,7 @@ def test_without_news_waiting_ends_with_its_time() -> None:
 
 
 def test_every_waiting_thread_and_every_loop_is_woken() -> None:
-    signal = Signal()
+    signal = Wakeup()
     woken: list[int] = []
     ready = threading.Barrier(6)
 
@@ -54,7 +54,7 @@ def test_every_waiting_thread_and_every_loop_is_woken() -> None:
 
 def test_no_news_is_lost_between_looking_and_waiting() -> None:
     """A reader looks, finds nothing, and waits; the data may come in between."""
-    signal, produced, consumed = Signal(), 0, 0
+    signal, produced, consumed = Wakeup(), 0, 0
     rounds = 2_000
 
     def produce() -> None:
@@ -75,7 +75,7 @@ def test_no_news_is_lost_between_looking_and_waiting() -> None:
 
 
 def test_a_loop_that_was_closed_while_it_waited_harms_nobody() -> None:
-    signal = Signal()
+    signal = Wakeup()
     loop = asyncio.new_event_loop()
     task = loop.create_task(signal.wait_async(0, PATIENCE_S))
     loop.run_until_complete(asyncio.sleep(0))
@@ -87,7 +87,7 @@ def test_a_loop_that_was_closed_while_it_waited_harms_nobody() -> None:
 
 
 def test_whoever_gives_up_waiting_is_forgotten() -> None:
-    signal = Signal()
+    signal = Wakeup()
 
     async def give_up() -> None:
         for _ in range(3):
@@ -103,7 +103,7 @@ def test_whoever_gives_up_waiting_is_forgotten() -> None:
 
 def test_a_cancellation_that_meets_the_news_is_not_forgotten() -> None:
     async def run() -> bool:
-        signal = Signal()
+        signal = Wakeup()
         task = asyncio.create_task(signal.wait_async(signal.version, PATIENCE_S))
         await asyncio.sleep(0)
         signal.notify()

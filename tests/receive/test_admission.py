@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.receive.admission import Admission, TokenBucket
+from holdfast.receive.admission import Admission, ClientRate
 from holdfast.receive.responses import Reason, Refused
 
 
@@ -69,7 +69,7 @@ def test_a_bucket_lets_no_more_through_than_its_rate(
     events_per_s: float, burst: int, arrivals: list[tuple[float, int]]
 ) -> None:
     clock = ManualClock()
-    bucket = TokenBucket(events_per_s, burst, clock)
+    bucket = ClientRate(events_per_s, burst, clock)
     passed = largest = 0
     for pause_s, events in arrivals:
         clock.now_s += pause_s
@@ -84,7 +84,7 @@ def test_a_bucket_lets_no_more_through_than_its_rate(
 
 def test_a_bucket_says_when_to_come_again() -> None:
     clock = ManualClock()
-    bucket = TokenBucket(events_per_s=2, burst_events=3, clock=clock)
+    bucket = ClientRate(events_per_s=2, burst_events=3, clock=clock)
     bucket.charge(7)
     assert bucket.wait_s() == pytest.approx(2.5)
     clock.now_s += 2.5

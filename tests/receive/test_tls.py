@@ -27,7 +27,7 @@ from tests.receive.harness import (
 
 from holdfast.errors import BadConfig
 from holdfast.receive.connection import ConnectionSettings
-from holdfast.receive.listening import TlsSettings, server_context
+from holdfast.receive.listening import ListenerTls, server_context
 from holdfast.receive.openlineage import Config
 from holdfast.settings import Secret
 
@@ -83,8 +83,8 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def tls(folder: Path, *, mutual: bool = False) -> TlsSettings:
-    return TlsSettings(
+def tls(folder: Path, *, mutual: bool = False) -> ListenerTls:
+    return ListenerTls(
         cert_file=str(folder / "server.pem"),
         key_file=str(folder / "server.key"),
         client_ca_file=str(folder / "ca.pem") if mutual else None,
@@ -144,16 +144,16 @@ def test_a_handshake_that_does_not_end_is_closed(tmp_path: Path, certificates: P
 
 
 def test_paths_are_relative_to_the_configuration(certificates: Path) -> None:
-    settings = TlsSettings(cert_file="server.pem", key_file="server.key", min_version="1.3")
+    settings = ListenerTls(cert_file="server.pem", key_file="server.key", min_version="1.3")
     context = server_context(settings, certificates)
     assert context.minimum_version is ssl.TLSVersion.TLSv1_3
     assert context.verify_mode is ssl.CERT_NONE
 
 
 def test_a_locked_key_needs_its_password(certificates: Path) -> None:
-    def locked(password: str | None) -> TlsSettings:
+    def locked(password: str | None) -> ListenerTls:
         secret = None if password is None else Secret(password)
-        return TlsSettings(cert_file="locked.pem", key_file="locked.key", key_password=secret)
+        return ListenerTls(cert_file="locked.pem", key_file="locked.key", key_password=secret)
 
     server_context(locked("open sesame"), certificates)
     for password in (None, "wrong"):
@@ -173,5 +173,5 @@ def test_a_locked_key_needs_its_password(certificates: Path) -> None:
 )
 def test_wrong_files_are_a_configuration_error(certificates: Path, files: dict[str, str]) -> None:
     with pytest.raises(BadConfig, match="TLS cannot be set up") as error:
-        server_context(TlsSettings.model_validate(files), certificates)
+        server_context(ListenerTls.model_validate(files), certificates)
     assert "tls." in error.value.hint

@@ -11,7 +11,7 @@ import pytest
 from holdfast.errors import BadConfig
 from holdfast.receive.openlineage_endpoints import forbidden
 from holdfast.receive.responses import Refused
-from holdfast.receive.tokens import ANYBODY, Client, Tokens, TokenSettings, read_token_file
+from holdfast.receive.tokens import ANYBODY, TokenClient, Tokens, TokenSettings, read_token_file
 from holdfast.seam import Seam
 from holdfast.settings import Secret
 from holdfast.signals.openlineage.names import Names, names_of
@@ -189,6 +189,6 @@ def test_no_pattern_matches_control_characters(namespace: str) -> None:
     assert forbidden(client, job_in("own-1")) is None
 
 
-def clients(*settings: TokenSettings) -> list[Client]:
+def clients(*settings: TokenSettings) -> list[TokenClient]:
     tokens = Tokens(settings, Seam())
     return [tokens.client(b"Bearer " + one.token.get_secret_value().encode()) for one in settings]

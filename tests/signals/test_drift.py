@@ -33,7 +33,7 @@ from holdfast.signals.openlineage.facts import (
     Each,
     OneOf,
     Plain,
-    Ref,
+    SchemaRef,
     Shape,
 )
 
@@ -103,7 +103,7 @@ def table_lines(shape: Shape, path: str) -> Iterator[str]:
             yield f"{path}: {sorted(shape)}"
         case Each(inner):
             yield from table_lines(inner, f"{path}{{}}")
-        case Ref(name):
+        case SchemaRef(name):
             yield from table_lines(SHAPES[name], path)
         case Cases(by_type):
             for name, fields in by_type.items():

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.signals.openlineage import pieces, validation
-from holdfast.signals.openlineage.pieces import PIECE_BYTES_MAX, Piece, failures_of, pieces_of
+from holdfast.signals.openlineage.pieces import PIECE_BYTES_MAX, JsonPiece, failures_of, pieces_of
 from holdfast.signals.openlineage.validation import EventKind, ValidationSettings, Validator
 
 BASE = {"_producer": "https://example.com/p", "_schemaURL": "https://example.com/s.json"}
@@ -101,7 +101,7 @@ def listed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     counts: list[int] = []
 
     def count(
-        checker: jsonschema_rs.Validator, piece: Piece, *, only_first: bool
+        checker: jsonschema_rs.Validator, piece: JsonPiece, *, only_first: bool
     ) -> Iterable[jsonschema_rs.ValidationError]:
         found = list(failures_of(checker, piece, only_first=only_first))
         counts.append(len(found))

@@ -55,7 +55,7 @@ class StoredLetter:
 
 
 @dataclass(frozen=True)
-class Selection:
+class LetterSelection:
     """Which letters are meant. What is None, or empty, does not matter."""
 
     destination: str | None = None
@@ -83,18 +83,18 @@ class Selection:
         return seq >= self.from_seq and before_end and (not self.seqs or seq in self.seqs)
 
 
-EVERYTHING = Selection()
+EVERYTHING = LetterSelection()
 
 
 def letters_in(
-    quiver: Quiver, store: str, selection: Selection = EVERYTHING
+    quiver: Quiver, store: str, selection: LetterSelection = EVERYTHING
 ) -> Iterator[StoredLetter]:
     """Yield letters of an open quiver. Those that are resolved meanwhile are passed over."""
     return _letters(_waiting(quiver, selection), quiver.bundle, store, selection)
 
 
 def letters_at(
-    seam: Seam, root: PurePath, store: str, selection: Selection = EVERYTHING
+    seam: Seam, root: PurePath, store: str, selection: LetterSelection = EVERYTHING
 ) -> Iterator[StoredLetter]:
     """Yield letters of an office that somebody else may own, as its files are now."""
     inventory = inspect(seam.disk, root / store)
@@ -105,7 +105,7 @@ def letters_at(
     return _letters(seqs, shelf.bundle, store, selection)
 
 
-def _waiting(quiver: Quiver, selection: Selection) -> Iterator[int]:
+def _waiting(quiver: Quiver, selection: LetterSelection) -> Iterator[int]:
     from_seq = selection.from_seq
     while page := quiver.waiting(KEEPER, from_seq=from_seq, limit=PAGE_LETTERS):
         yield from page
@@ -116,7 +116,7 @@ def _letters(
     seqs: Iterator[int],
     bundle_of: Callable[[int], Bundle | None],
     store: str,
-    selection: Selection,
+    selection: LetterSelection,
 ) -> Iterator[StoredLetter]:
     for seq in seqs:
         if selection.end_seq is not None and seq >= selection.end_seq:

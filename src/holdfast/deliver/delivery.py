@@ -27,13 +27,13 @@ from holdfast.deliver.context import DeliveryContext
 from holdfast.deliver.exporter import Answer, Exporter, Failure, FailureClass, all_failed
 from holdfast.deliver.feed import Feed
 from holdfast.deliver.judge import Judge, Taken
-from holdfast.deliver.lanes import Lane, Skip
+from holdfast.deliver.lanes import DeliveryLane, Skip
 from holdfast.deliver.points import DeliveryPoint
 from holdfast.deliver.poison import Round
 from holdfast.deliver.sending import Sender
-from holdfast.deliver.statistics import Counters, Held
+from holdfast.deliver.statistics import DeliveryCounters, HeldEvent
 from holdfast.deliver.timer import Bell, Timer
-from holdfast.deliver.window import Decision, Item, TrackedBundle, Window
+from holdfast.deliver.window import Decision, DeliveryWindow, Item, TrackedBundle
 from holdfast.errors import HoldfastError, ReaderError
 from holdfast.quiver import Outcome, Position
 from holdfast.signals.event import Unit
@@ -66,11 +66,11 @@ class Delivery:
         exporter: Exporter,
         feed: Feed,
         timer: Timer,
-        counters: Counters,
+        counters: DeliveryCounters,
     ) -> None:
         settings, randomness = context.settings, context.seam.randomness
-        self.window = Window()
-        self.lanes: dict[str, Lane] = {}
+        self.window = DeliveryWindow()
+        self.lanes: dict[str, DeliveryLane] = {}
         self.judge = Judge(context.name, settings, randomness, counters, self._decide)
         # What does not take what has to be written, and what it says.
         self.blocked: dict[str, str] = {}
@@ -201,7 +201,7 @@ class Delivery:
             lane = self.lanes.get(item.key)
             if lane is None:
                 batch_events = max(1, self._exporter.max_batch_events)
-                lane = Lane(item.key, batch_events, self._settings.poison)
+                lane = DeliveryLane(item.key, batch_events, self._settings.poison)
                 self.lanes[item.key] = lane
                 self._group.create_task(self._drive(lane))
             lane.add(item)
@@ -217,7 +217,7 @@ class Delivery:
 
     # ---------------------------------------------------------------------- a lane
 
-    async def _drive(self, lane: Lane) -> None:
+    async def _drive(self, lane: DeliveryLane) -> None:
         """Send everything in a lane, then end."""
         while not self._stopping:
             if lane.is_empty:
@@ -238,7 +238,7 @@ class Delivery:
             else:
                 await self._take_turn(lane)
 
-    def _pause_s(self, lane: Lane) -> float | None:
+    def _pause_s(self, lane: DeliveryLane) -> float | None:
         """Return how long a lane may not send; None: until something happens."""
         now_s = self._timer.now_s()
         if self._feed.is_paused:
@@ -250,7 +250,7 @@ class Delivery:
             return None  # or what is repeated might come after what follows it
         return max(0.0, lane.retry_at_s - now_s)
 
-    async def _take_turn(self, lane: Lane) -> None:
+    async def _take_turn(self, lane: DeliveryLane) -> None:
         """Send once from a lane, if nothing came between, and settle what came of it."""
         async with self._slots:
             if self._stopping or self._pause_s(lane) != 0:
@@ -264,7 +264,7 @@ class Delivery:
             # With the slot still taken: so many sends, and no more, are answered and not recorded.
             await self._settle()
 
-    async def _send_batch(self, lane: Lane, batch: Sequence[Item]) -> None:
+    async def _send_batch(self, lane: DeliveryLane, batch: Sequence[Item]) -> None:
         breaker = self.judge.breaker
         was_probe = breaker.begin()
         try:
@@ -276,7 +276,7 @@ class Delivery:
         if was_probe or breaker.state is not before:
             self._bell.ring()
 
-    def _next_batch(self, lane: Lane) -> list[Item]:
+    def _next_batch(self, lane: DeliveryLane) -> list[Item]:
         """Return what to send next; may decide events on the way, and leave nothing to send."""
         alone = self.judge.breaker.state is BreakerState.HALF_OPEN
         limit_events = 1 if alone else lane.limit_events
@@ -327,7 +327,7 @@ class Delivery:
 
     # ------------------------------------------------- an event that may be poison
 
-    def _other_than(self, head: Item, lane: Lane) -> Taken | Item | None:
+    def _other_than(self, head: Item, lane: DeliveryLane) -> Taken | Item | None:
         """Return an event to compare the head of a lane with; None if that is not due, or cannot
         be."""
         in_round = lane.trial.round_of(head.position)
@@ -343,7 +343,7 @@ class Delivery:
             return next((item for item in behind if item.ready or self._prepare(item)), None)
         return None
 
-    async def _send_pair(self, lane: Lane, head: Item, other: Taken | Item) -> None:
+    async def _send_pair(self, lane: DeliveryLane, head: Item, other: Taken | Item) -> None:
         """Send the head and another event, in an order that is drawn by lot; see poison.py."""
         breaker, before = self.judge.breaker, self.judge.breaker.state
         was_probe = breaker.begin()
@@ -361,7 +361,7 @@ class Delivery:
         if was_probe or breaker.state is not before:
             self._bell.ring()
 
-    def _judge_head(self, lane: Lane, head: Item, answer: Answer, now_s: float) -> None:
+    def _judge_head(self, lane: DeliveryLane, head: Item, answer: Answer, now_s: float) -> None:
         self.judge.judge(lane, [head], answer, now_s)
 
     async def _takes(self, other: Taken | Item) -> bool:
@@ -381,7 +381,7 @@ class Delivery:
     # ---------------------------------------------------------------------- by hand
 
     @property
-    def held(self) -> Held | None:
+    def held(self) -> HeldEvent | None:
         """The event that fails for longest, and what is behind it waits for."""
         failing = [lane for lane in self.lanes.values() if lane.failures and lane.head()]
         lane = min(failing, key=lambda one: one.failing_since_s, default=None)
@@ -389,7 +389,9 @@ class Delivery:
         if lane is None or head is None or lane.failure is None:
             return None
         age_s = self._timer.now_s() - lane.failing_since_s
-        return Held(*head.position, lane.failure.code, lane.failure.reason, head.attempts, age_s)
+        return HeldEvent(
+            *head.position, lane.failure.code, lane.failure.reason, head.attempts, age_s
+        )
 
     @property
     def refused(self) -> str | None:
@@ -419,14 +421,14 @@ class Delivery:
             if lane.skip is skip:
                 lane.skip = None
 
-    def _held_at(self, position: Position) -> Lane | None:
+    def _held_at(self, position: Position) -> DeliveryLane | None:
         for lane in self.lanes.values():
             head = lane.head() if lane.failures else None
             if head is not None and head.position == position:
                 return lane
         return None
 
-    async def _skip(self, lane: Lane, skip: Skip) -> None:
+    async def _skip(self, lane: DeliveryLane, skip: Skip) -> None:
         """Set the head of a lane aside; by its own task, so that it is not under way."""
         lane.skip, head = None, lane.head()
         is_held = lane.failures > 0 and head is not None and head.position == skip.position

@@ -29,7 +29,7 @@ from holdfast.deliver.exporter import Answer, Failure, FailureClass
 from holdfast.deliver.feed import Feed
 from holdfast.deliver.judge import NOT_TAKEN
 from holdfast.deliver.settings import DeliverySettings
-from holdfast.deliver.statistics import Counters, DestinationStatistics, State
+from holdfast.deliver.statistics import DeliveryCounters, DestinationStatistics, State
 from holdfast.deliver.timer import Bell, LoopTimer, Timer
 from holdfast.errors import BadInput, HoldfastError, ReaderError
 from holdfast.quiver import Position, Quiver, Statistics
@@ -62,7 +62,7 @@ class Destination:
         self._context = context
         self._quiver = quiver
         self._backoff = Backoff(context.settings, context.seam.randomness)
-        self._counters = Counters()
+        self._counters = DeliveryCounters()
         self._exporter = context.make_exporter()
         self._feed: Feed | None = self._attach()
         self._delivery: Delivery | None = None

@@ -19,7 +19,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
 from holdfast.deliver.settings import DeliverySettings
-from holdfast.deliver.window import DELIVERED, Decision, Item, Piece, TrackedBundle
+from holdfast.deliver.window import DELIVERED, Decision, Item, LedgerLine, TrackedBundle
 from holdfast.errors import UnknownPosition
 from holdfast.quiver import Bundle, Outcome, Quiver, Range
 from holdfast.signals.event import Unit
@@ -91,7 +91,7 @@ class Feed:
                 return loaded
             await self._cursor.arrivals.wait_async(seen, LOOK_EVERY_S)
 
-    async def commit(self, pieces: Sequence[Piece]) -> int:
+    async def commit(self, pieces: Sequence[LedgerLine]) -> int:
         """Write outcomes; return how many of the pieces are written. The rest failed: try again."""
         return await self._in_thread(lambda: self._commit(pieces))
 
@@ -166,7 +166,7 @@ class Feed:
             signal.order_key(settings.key) if settings.order == "key" else None,
         )
 
-    def _commit(self, pieces: Sequence[Piece]) -> int:
+    def _commit(self, pieces: Sequence[LedgerLine]) -> int:
         for done, piece in enumerate(pieces):
             try:
                 self._commit_piece(piece)
@@ -176,7 +176,7 @@ class Feed:
                 return done
         return len(pieces)
 
-    def _commit_piece(self, piece: Piece) -> None:
+    def _commit_piece(self, piece: LedgerLine) -> None:
         spans = [(piece.since, piece.through)]
         while spans:
             since, through = spans.pop()

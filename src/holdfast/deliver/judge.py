@@ -19,12 +19,12 @@ from typing import NamedTuple
 from holdfast.deliver.backoff import Backoff
 from holdfast.deliver.breaker import Breaker, Cause
 from holdfast.deliver.exporter import Answer, Failure, FailureClass
-from holdfast.deliver.lanes import Lane
-from holdfast.deliver.news import News
+from holdfast.deliver.lanes import DeliveryLane
+from holdfast.deliver.news import DeliveryLog
 from holdfast.deliver.poison import is_suspect
 from holdfast.deliver.settings import DeliverySettings
-from holdfast.deliver.statistics import Counters
-from holdfast.deliver.window import DELIVERED, Decision, Item, Verdict
+from holdfast.deliver.statistics import DeliveryCounters
+from holdfast.deliver.window import DELIVERED, DeadLetterReason, Decision, Item
 from holdfast.signals.event import Unit
 
 _REFUSALS = (FailureClass.PERMANENT, FailureClass.TOO_LARGE)
@@ -47,12 +47,12 @@ class Judge:
         name: str,
         settings: DeliverySettings,
         randomness: random.Random,
-        counters: Counters,
+        counters: DeliveryCounters,
         decide: Callable[[Item, Decision], None],
     ) -> None:
         self.breaker = Breaker(settings.breaker_failures, settings.breaker_open_s)
         self.backoff = Backoff(settings, randomness)
-        self.news = News(name, settings)
+        self.news = DeliveryLog(name, settings)
         # Events whose verdicts stand, and whose letters are not stored yet.
         self.due: list[Item] = []
         # The last event that was taken; kept only where events are compared with it.
@@ -61,7 +61,9 @@ class Judge:
         self._counters = counters
         self._decide = decide
 
-    def judge(self, lane: Lane, batch: Sequence[Item], answer: Answer, now_s: float) -> None:
+    def judge(
+        self, lane: DeliveryLane, batch: Sequence[Item], answer: Answer, now_s: float
+    ) -> None:
         """Judge the answer to a send."""
         failed = answer.failed
         self._count(failed)
@@ -92,7 +94,7 @@ class Judge:
         elif failure.kind is FailureClass.AUTH:
             self._alarm(failure, now_s)
 
-    def judge_pair(self, lane: Lane, head: Item, answer: Answer, now_s: float) -> None:
+    def judge_pair(self, lane: DeliveryLane, head: Item, answer: Answer, now_s: float) -> None:
         """Judge the head of a lane after a pair in which the other event was taken."""
         in_round = lane.trial.round_of(head.position)
         self.breaker.succeeded()
@@ -103,21 +105,21 @@ class Judge:
         lane.trial.compared(in_round)
         if lane.trial.is_proven(now_s):
             message = f"it failed {head.attempts} times while others were taken: {failure.reason}"
-            head.verdict = Verdict("poison", failure.code, message)
+            head.verdict = DeadLetterReason("poison", failure.code, message)
             self.due.append(head)
             lane.went_on()
 
-    def skip(self, lane: Lane, head: Item, reason: str, now_s: float) -> None:
+    def skip(self, lane: DeliveryLane, head: Item, reason: str, now_s: float) -> None:
         """Set the head of a lane aside, because somebody said so."""
         assert lane.failure is not None, "BUG: skipped, and did not fail"
         failed = f"it failed {head.attempts} times, last with {lane.failure}"
         message = f"{reason} ({failed if head.attempts else lane.failure.reason})"
-        head.verdict = Verdict("skipped", lane.failure.code, message)
+        head.verdict = DeadLetterReason("skipped", lane.failure.code, message)
         self.due.append(head)
         lane.went_on()
         lane.retry_at_s = now_s
 
-    def cannot_take(self, lane: Lane, head: Item, why: str, now_s: float) -> None:
+    def cannot_take(self, lane: DeliveryLane, head: Item, why: str, now_s: float) -> None:
         """Hold a lane whose head is of a signal that the destination does not take.
 
         It is not sent, so nothing is known of it that could make it a dead letter. Looked at again
@@ -131,7 +133,7 @@ class Judge:
     def cannot_process(self, item: Item, error: Exception) -> None:
         """Note that a processor raised for an event: it can be neither sent nor left out."""
         name = type(error).__name__
-        item.verdict = Verdict("processor", name, f"a processor raised {name}")
+        item.verdict = DeadLetterReason("processor", name, f"a processor raised {name}")
         self._counters.last_error = item.verdict.message
         self.due.append(item)
 
@@ -151,12 +153,14 @@ class Judge:
 
     def _set_aside(self, item: Item, failure: Failure) -> None:
         word = "too_large" if failure.kind is FailureClass.TOO_LARGE else "permanent"
-        item.verdict = Verdict(word, failure.code or word, failure.reason)
+        item.verdict = DeadLetterReason(word, failure.code or word, failure.reason)
         self.due.append(item)
 
     # -------------------------------------------------------------- more than one
 
-    def _refused(self, lane: Lane, batch: Sequence[Item], refused: Mapping[int, Failure]) -> None:
+    def _refused(
+        self, lane: DeliveryLane, batch: Sequence[Item], refused: Mapping[int, Failure]
+    ) -> None:
         if len(batch) == 1:
             # It answers, and what it says is about this event.
             self._set_aside(batch[0], refused[0])
@@ -167,7 +171,7 @@ class Judge:
             lane.shrink(1)
 
     def _wait(
-        self, lane: Lane, batch: Sequence[Item], failed: Mapping[int, Failure], now_s: float
+        self, lane: DeliveryLane, batch: Sequence[Item], failed: Mapping[int, Failure], now_s: float
     ) -> None:
         """Let a lane wait after failures that are about the destination."""
         first = min(failed)

@@ -29,7 +29,7 @@ class Skip:
     done: asyncio.Future[bool]
 
 
-class Lane:
+class DeliveryLane:
     """The events of one key that are not decided, oldest first."""
 
     def __init__(self, key: str, max_batch_events: int, poison: PoisonSettings | None) -> None:

@@ -23,7 +23,7 @@ REMIND_S = 3600.0
 log = logging.getLogger("holdfast.deliver")
 
 
-class Pace:
+class LogPace:
     """Lets one through, and then none for a while."""
 
     def __init__(self, gap_s: float = GAP_S) -> None:
@@ -38,15 +38,15 @@ class Pace:
         return True
 
 
-class News:
+class DeliveryLog:
     """Speaks for one destination."""
 
     def __init__(self, name: str, settings: DeliverySettings) -> None:
         self._name = name
         self._settings = settings
-        self._paces = {cause: Pace() for cause in Cause}
-        self._pace_of_letters = Pace()
-        self._pace_of_refusals = Pace(REMIND_S)
+        self._paces = {cause: LogPace() for cause in Cause}
+        self._pace_of_letters = LogPace()
+        self._pace_of_refusals = LogPace(REMIND_S)
         # Since when it fails, how many sends did, and what of that was told.
         self._since_s: float | None = None
         self._remind_at_s = math.inf

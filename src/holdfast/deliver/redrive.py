@@ -25,7 +25,7 @@ from typing import Any
 
 from holdfast.dead_letters.letter import Letter
 from holdfast.dead_letters.queue import KEEPER, UNDELIVERED_DIR, DeadLetterQueue
-from holdfast.dead_letters.stored import Selection, StoredLetter, letters_in
+from holdfast.dead_letters.stored import LetterSelection, StoredLetter, letters_in
 from holdfast.deliver.destination import FILTERED
 from holdfast.deliver.exporter import Answer, Failure, FailureClass
 from holdfast.errors import BadInput
@@ -73,7 +73,10 @@ class Replayed:
 
 
 async def redrive(
-    dead_letters: DeadLetterQueue, selection: Selection, send: Send, clock: Clock | None = None
+    dead_letters: DeadLetterQueue,
+    selection: LetterSelection,
+    send: Send,
+    clock: Clock | None = None,
 ) -> Replayed:
     """Send the selected undelivered letters, oldest first, until a turn is over."""
     clock = clock or RealClock()
@@ -137,12 +140,12 @@ async def _resolve(
 # ------------------------------------------------------------------ the request
 
 
-def replay_request(selection: Selection) -> dict[str, Any]:
+def replay_request(selection: LetterSelection) -> dict[str, Any]:
     """Return the fields of a request for a replay; `parse_request` reads them."""
     return {**asdict(selection), "seqs": sorted(selection.seqs)}
 
 
-def parse_request(request: Mapping[str, Any]) -> Selection:
+def parse_request(request: Mapping[str, Any]) -> LetterSelection:
     """Return what a request asks for; anything may stand in it."""
     destination = request.get("destination")
     if not isinstance(destination, str):
@@ -150,7 +153,7 @@ def parse_request(request: Mapping[str, Any]) -> Selection:
     reason, seqs = request.get("reason"), request.get("seqs") or []
     if not isinstance(seqs, list) or not (reason is None or isinstance(reason, str)):
         raise BadInput("the request for a replay is malformed", hint="use `holdfast dlq replay`")
-    return Selection(
+    return LetterSelection(
         destination=destination,
         reason=reason,
         since_ns=_number(request.get("since_ns")),

@@ -26,7 +26,7 @@ class State(StrEnum):
 
 
 @dataclass
-class Counters:
+class DeliveryCounters:
     """What a destination did since it was started."""
 
     sends: int = 0
@@ -40,7 +40,7 @@ class Counters:
     last_error: str | None = None
 
 
-class Held(NamedTuple):
+class HeldEvent(NamedTuple):
     """An event that fails again and again, and that others wait for."""
 
     seq: int
@@ -63,7 +63,7 @@ class DestinationStatistics(NamedTuple):
     # With `order: key`: the key that the others have run ahead of as far as they may.
     stuck_key: str | None
     # The event that fails for longest; None if none does.
-    held: Held | None
+    held: HeldEvent | None
     last_error: str | None
     breaker: BreakerState
     breaker_opened_total: int

@@ -24,7 +24,7 @@ from holdfast.signals.event import Unit
 BUNDLE_OVERHEAD_BYTES = 256
 
 
-class Verdict(NamedTuple):
+class DeadLetterReason(NamedTuple):
     """Why an event will not be delivered; final once it is a dead letter."""
 
     # The word of its dead letter: permanent, too_large, poison, skipped, processor.
@@ -61,7 +61,7 @@ class Item:
     # As it left the processors.
     ready: Unit | None = None
     # It will be a dead letter, as soon as that is stored.
-    verdict: Verdict | None = None
+    verdict: DeadLetterReason | None = None
     decision: Decision | None = None
 
     @property
@@ -116,7 +116,7 @@ class TrackedBundle:
 
 
 @dataclass(slots=True)
-class Piece:
+class LedgerLine:
     """One line for the ledger: consecutive events of one range with the same outcome."""
 
     planned: Range
@@ -144,7 +144,7 @@ class Piece:
         )
 
 
-class Window:
+class DeliveryWindow:
     """All bundles from the oldest without an outcome to the newest that was read."""
 
     def __init__(self) -> None:
@@ -210,9 +210,9 @@ class Window:
 
     # ------------------------------------------------------------------ recording
 
-    def pieces(self) -> list[Piece]:
+    def pieces(self) -> list[LedgerLine]:
         """Return what can be written to the ledger now."""
-        pieces: list[Piece] = []
+        pieces: list[LedgerLine] = []
         left_behind: set[str] = set()
         for seq in sorted(self._dirty):
             bundle = self._by_seq[seq]
@@ -224,7 +224,7 @@ class Window:
                     pieces[-1].parts.append((bundle, end))
                 else:
                     part = [(bundle, end)]
-                    pieces.append(Piece(bundle.planned, since, through, decision, part))
+                    pieces.append(LedgerLine(bundle.planned, since, through, decision, part))
         return pieces
 
     def _ready(self, bundle: TrackedBundle, left_behind: set[str]) -> list[Item]:
@@ -246,7 +246,7 @@ class Window:
                 left_behind.add(item.key)
         return ready
 
-    def recorded(self, pieces: Sequence[Piece]) -> None:
+    def recorded(self, pieces: Sequence[LedgerLine]) -> None:
         """Note that pieces are in the ledger."""
         for piece in pieces:
             for bundle, end in piece.parts:

@@ -8,7 +8,7 @@ from pathlib import Path
 from holdfast.errors import BadInput
 from holdfast.graph import quiver_node
 from holdfast.graph.addresses import addresses_in, clash, reaches
-from holdfast.graph.document import Document, Place, TreePath
+from holdfast.graph.document import Document, Location, TreePath
 from holdfast.graph.model import Graph, Node
 from holdfast.graph.paths import (
     Chain,
@@ -61,16 +61,16 @@ class _Checker:
 
     # --------------------------------------------------------------- where things stand
 
-    def _node_place(self, name: str) -> Place:
+    def _node_place(self, name: str) -> Location:
         return self._document.key_place(("nodes", name))
 
-    def _setting_place(self, node: Node, key: str) -> Place:
+    def _setting_place(self, node: Node, key: str) -> Location:
         """Return where a setting of a node is written, or the node if it is a default."""
         at: TreePath = ("nodes", node.name, "config", key)
         written = at in self._document.values
         return self._document.value_place(at) if written else self._node_place(node.name)
 
-    def _arrows(self, node: Node) -> Iterator[tuple[str, Place, str]]:
+    def _arrows(self, node: Node) -> Iterator[tuple[str, Location, str]]:
         """Yield each destination of a node: its port, where it is written, and its name."""
         short = ("nodes", node.name, "to") in self._document.values
         for port_name, port in node.ports.items():
@@ -82,10 +82,10 @@ class _Checker:
             for index, name in enumerate(port.destinations):
                 yield port_name, self._document.value_place((*at, index)), name
 
-    def _error(self, place: Place, message: str, hint: str = "") -> None:
+    def _error(self, place: Location, message: str, hint: str = "") -> None:
         self._document.find(place, message, hint)
 
-    def _warn(self, place: Place, message: str, hint: str = "") -> None:
+    def _warn(self, place: Location, message: str, hint: str = "") -> None:
         self._document.find(place, message, hint, is_warning=True)
 
     # ------------------------------------------------------------------------ single nodes
@@ -107,7 +107,7 @@ class _Checker:
                 seen.add((port, name))
                 self._check_arrow(node, place, name)
 
-    def _check_arrow(self, node: Node, place: Place, name: str) -> None:
+    def _check_arrow(self, node: Node, place: Location, name: str) -> None:
         target = self._graph.nodes.get(name)
         if name not in self._names:
             hint = nearest(name, self._names, "known nodes")
@@ -194,7 +194,7 @@ class _Checker:
             for _, place, name in self._arrows(node):
                 self._check_step(node, place, self._graph.nodes[name])
 
-    def _check_step(self, node: Node, place: Place, target: Node) -> None:
+    def _check_step(self, node: Node, place: Location, target: Node) -> None:
         hint = BEHIND_HINT.format(name=target.name)
         if node.kind == "receiver" and target.kind == "processor" and not target.is_quiver:
             self._error(place, f"the processor {target.name!r} stands before the quiver", hint)
@@ -358,7 +358,7 @@ class _Checker:
 
     # -------------------------------------------------------------------------- resources
 
-    def _listening(self) -> Iterator[tuple[str, tuple[Place, Address]]]:
+    def _listening(self) -> Iterator[tuple[str, tuple[Location, Address]]]:
         admin = self._graph.settings.admin.listen
         if admin is not None:
             place = self._document.value_place(("admin", "listen"))

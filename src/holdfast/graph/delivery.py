@@ -12,7 +12,7 @@ from holdfast.dead_letters.queue import DeadLetterQueue
 from holdfast.deliver.context import DeliveryContext
 from holdfast.deliver.exporter import Exporter, ExporterContext
 from holdfast.deliver.exporters.round_robin import RoundRobin
-from holdfast.graph.paths import DestinationPlan, Step
+from holdfast.graph.paths import ChainStep, DestinationPlan
 from holdfast.graph.taps import Taps
 from holdfast.processors.processor import Processor, Router
 from holdfast.seam import Seam
@@ -38,12 +38,14 @@ class ProcessorChain:
         return passed
 
 
-def chain_of(steps: tuple[Step, ...], tap: Callable[[Unit], None] | None = None) -> ProcessorChain:
+def chain_of(
+    steps: tuple[ChainStep, ...], tap: Callable[[Unit], None] | None = None
+) -> ProcessorChain:
     """Return the chain of a path through the graph."""
     return ProcessorChain(tuple(_function(step) for step in steps), tap)
 
 
-def _function(step: Step) -> Callable[[Any], Unit | None]:
+def _function(step: ChainStep) -> Callable[[Any], Unit | None]:
     if step.port is None:
         return cast("Processor", step.node.processor).process
     router = cast("Router", step.node.processor)

@@ -48,7 +48,7 @@ _SPECIAL_FLOAT = re.compile(r"(?P<infinite>[-+]?\.(inf|Inf|INF))|\.(nan|NaN|NAN)
 _TEXT_TAGS = (None, "!", "tag:yaml.org,2002:str")
 
 
-class Place(NamedTuple):
+class Location(NamedTuple):
     """A place in the file; both count from 1."""
 
     line: int
@@ -61,15 +61,17 @@ class Document:
 
     file: str
     value: Any = None
-    keys: dict[TreePath, Place] = field(default_factory=dict)
-    values: dict[TreePath, Place] = field(default_factory=dict)
+    keys: dict[TreePath, Location] = field(default_factory=dict)
+    values: dict[TreePath, Location] = field(default_factory=dict)
     # Values that are nothing but one `${…}`, as they are written.
     references: dict[TreePath, str] = field(default_factory=dict)
     findings: list[ConfigFinding] = field(default_factory=list)
     # Keys of versions before of which there is a warning.
     old_keys: set[str] = field(default_factory=set)
 
-    def find(self, place: Place, message: str, hint: str = "", *, is_warning: bool = False) -> None:
+    def find(
+        self, place: Location, message: str, hint: str = "", *, is_warning: bool = False
+    ) -> None:
         """Write down a finding."""
         found = ConfigFinding(self.file, *place, message, hint)
         self.findings.append(found._replace(severity="warning") if is_warning else found)
@@ -79,16 +81,16 @@ class Document:
         """How many of the findings are errors."""
         return sum(found.severity == "error" for found in self.findings)
 
-    def key_place(self, path: TreePath) -> Place:
+    def key_place(self, path: TreePath) -> Location:
         """Return where the key of a path stands, or where its value begins if it has none."""
         return self.keys.get(self._written(path)) or self.value_place(path)
 
-    def value_place(self, path: TreePath) -> Place:
+    def value_place(self, path: TreePath) -> Location:
         """Return where the value of a path begins, or of the nearest one above it."""
         path = self._written(path)
         while path and path not in self.values:
             path = path[:-1]
-        return self.values.get(path, Place(1, 1))
+        return self.values.get(path, Location(1, 1))
 
     def below(self, path: TreePath, part: str | int) -> TreePath | None:
         """Return the path of a part, which the file may have under a name of versions before."""
@@ -109,7 +111,9 @@ def read_document(path: Path, substitution: Substitution) -> Document:
         with path.open("rb") as file:
             content = file.read(FILE_BYTES_MAX + 1)
     except OSError as error:
-        document.find(Place(1, 1), f"the file cannot be read: {error.strerror}", "name another one")
+        document.find(
+            Location(1, 1), f"the file cannot be read: {error.strerror}", "name another one"
+        )
         return document
     return parse_document(content, document, substitution)
 
@@ -118,14 +122,14 @@ def parse_document(content: bytes, document: Document, substitution: Substitutio
     """Fill a document from the bytes of a file."""
     if len(content) > FILE_BYTES_MAX:
         hint = "a configuration is smaller; was another file meant?"
-        document.find(Place(1, 1), f"the file is over {FILE_BYTES_MAX} bytes", hint)
+        document.find(Location(1, 1), f"the file is over {FILE_BYTES_MAX} bytes", hint)
         return document
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         before = content[: error.start]
         column = len(before.rpartition(b"\n")[2].decode("utf-8", "replace")) + 1
-        place = Place(before.count(b"\n") + 1, column)
+        place = Location(before.count(b"\n") + 1, column)
         document.find(place, "the file is not UTF-8", "save it as UTF-8")
         return document
     try:
@@ -158,7 +162,7 @@ def resolve(text: str) -> Any:
 
 @dataclass
 class _Scalar:
-    place: Place
+    place: Location
     text: str
     plain: bool
     tag: str | None
@@ -166,14 +170,14 @@ class _Scalar:
 
 @dataclass
 class _Mapping:
-    place: Place
+    place: Location
     entries: list[tuple[_Node, _Node]]
     tag: str | None
 
 
 @dataclass
 class _Sequence:
-    place: Place
+    place: Location
     items: list[_Node]
     tag: str | None
 
@@ -184,7 +188,7 @@ _Node = _Scalar | _Mapping | _Sequence
 class _Stop(Exception):
     """Nothing after this can be understood."""
 
-    def __init__(self, place: Place, message: str, hint: str = "") -> None:
+    def __init__(self, place: Location, message: str, hint: str = "") -> None:
         super().__init__(message)
         self.place = place
         self.message = message
@@ -205,7 +209,7 @@ class _Composer:
         except yaml.reader.ReaderError as error:
             # Found while reading ahead: its position is an index into the text.
             before = self._text[: error.position]
-            place = Place(before.count("\n") + 1, len(before.rpartition("\n")[2]) + 1)
+            place = Location(before.count("\n") + 1, len(before.rpartition("\n")[2]) + 1)
             message = f"the character U+{error.character:04X} is not allowed"
             raise _Stop(place, message, "remove it, or write it with an escape") from None
         except yaml.MarkedYAMLError as error:
@@ -214,14 +218,14 @@ class _Composer:
             raise _Stop(_place(mark), f"not YAML: {error.problem}{context}") from None
         except (ValueError, OverflowError) as error:
             # An escape beyond Unicode, a version with too many digits.
-            raise _Stop(Place(1, 1), f"not YAML: {type(error).__name__}") from None
+            raise _Stop(Location(1, 1), f"not YAML: {type(error).__name__}") from None
 
     def compose(self) -> _Node:
         """Return the root of the only document."""
         next(self._events)  # the stream begins
         begin = next(self._events)
         if isinstance(begin, yaml.StreamEndEvent):
-            raise _Stop(Place(1, 1), "the file is empty", "it needs `nodes:` at least")
+            raise _Stop(Location(1, 1), "the file is empty", "it needs `nodes:` at least")
         root = self._node(next(self._events), 0)
         next(self._events)  # the document ends
         after = next(self._events)
@@ -260,8 +264,8 @@ class _Composer:
             yield key, self._node(next(self._events), depth)
 
 
-def _place(mark: Any) -> Place:
-    return Place(1, 1) if mark is None else Place(mark.line + 1, mark.column + 1)
+def _place(mark: Any) -> Location:
+    return Location(1, 1) if mark is None else Location(mark.line + 1, mark.column + 1)
 
 
 # ----------------------------------------------------------------------- reading

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Hashable, Mapping
 from pathlib import PurePath
 
-from holdfast.deliver.news import Pace
+from holdfast.deliver.news import LogPace
 
 log = logging.getLogger("holdfast.graph")
 
@@ -20,7 +20,7 @@ class Losses:
 
     def __init__(self) -> None:
         self._told: dict[Hashable, Mapping[str, int]] = {}
-        self._paces: dict[Hashable, Pace] = {}
+        self._paces: dict[Hashable, LogPace] = {}
 
     def look(
         self,
@@ -33,7 +33,9 @@ class Losses:
         """Tell what is new; what was lost before the first look is not."""
         told = self._told.setdefault(which, lost_events)
         new = {why: count - told.get(why, 0) for why, count in lost_events.items()}
-        if not any(new.values()) or not self._paces.setdefault(which, Pace()).lets_through(now_s):
+        if not any(new.values()) or not self._paces.setdefault(which, LogPace()).lets_through(
+            now_s
+        ):
             return
         self._told[which] = lost_events
         log.warning(

@@ -22,14 +22,14 @@ DEAD_LETTERS_DIR = "dead_letters"
 
 
 @dataclass(frozen=True)
-class Step:
+class ChainStep:
     """A processor on the way, and the port by which events leave it if its ports differ."""
 
     node: Node
     port: str | None = None
 
 
-Chain = tuple[Step, ...]
+Chain = tuple[ChainStep, ...]
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ def _implicit(graph: Graph) -> QuiverPlan:
 def _walk(graph: Graph, node: Node, chain: Chain, found: _Found) -> None:
     for port_name, port in node.ports.items():
         if node.processor is not None:
-            further = (*chain, Step(node, port_name if node.routes else None))
+            further = (*chain, ChainStep(node, port_name if node.routes else None))
         else:
             further = chain
         behind = [graph.nodes[name] for name in port.destinations]

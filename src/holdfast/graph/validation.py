@@ -17,7 +17,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from holdfast.graph.document import Document, Place, TreePath
+from holdfast.graph.document import Document, Location, TreePath
 from holdfast.settings import FileSettings, Settings
 
 Model = TypeVar("Model", bound=Settings)
@@ -89,7 +89,7 @@ def nearest(name: str, known: Iterable[str], what: str) -> str:
 
 def _finding(
     model: type[BaseModel], details: ErrorDetails, document: Document, at: TreePath
-) -> tuple[Place, str, str]:
+) -> tuple[Location, str, str]:
     kind, loc = details["type"], details["loc"]
     path = _path_of(document, at, loc)
     name = ".".join(str(part) for part in path[len(at) :])

@@ -29,7 +29,7 @@ class Config(Settings):
         return self
 
 
-class Filter:
+class EventFilter:
     """Lets events through by conditions."""
 
     def __init__(self, config: Config) -> None:
@@ -46,6 +46,6 @@ class Filter:
         return event if wanted and not unwanted else None
 
 
-def make(config: Config) -> Filter:
+def make(config: Config) -> EventFilter:
     """Return a filter."""
-    return Filter(config)
+    return EventFilter(config)

@@ -26,7 +26,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from holdfast.processors.document import Path, changed, document_of, places_at
 from holdfast.processors.match import glob
-from holdfast.processors.regex import Substitution, checked_regex
+from holdfast.processors.regex import RegexSubstitution, checked_regex
 from holdfast.processors.secrets import CREDENTIALS, without_assignments, without_credentials
 from holdfast.settings import Settings
 from holdfast.signals.event import Event
@@ -70,7 +70,7 @@ class Pattern(Settings):
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
-        Substitution(self.regex, self.replacement or "")
+        RegexSubstitution(self.regex, self.replacement or "")
         return self
 
 
@@ -104,7 +104,9 @@ class Redact:
         self._paths: list[Path] = [_steps(pointer) for pointer in config.paths]
         self._names = glob(config.names, re.IGNORECASE) if config.names else None
         self._patterns = [
-            Substitution(one.regex, config.marker if one.replacement is None else one.replacement)
+            RegexSubstitution(
+                one.regex, config.marker if one.replacement is None else one.replacement
+            )
             for one in config.patterns
         ]
         # A text without any of these, in lower case, holds nothing that Holdfast itself knows.

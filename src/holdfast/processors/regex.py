@@ -22,7 +22,7 @@ def checked_regex(expression: str) -> str:
     return expression
 
 
-class Substitution:
+class RegexSubstitution:
     """An expression and what takes its place; `\\1` is its first group, `\\0` the whole match."""
 
     def __init__(self, expression: str, replacement: str, *, whole: bool = False) -> None:

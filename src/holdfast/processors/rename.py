@@ -14,7 +14,7 @@ from typing import Annotated, Any, Self
 from pydantic import AfterValidator, Field, model_validator
 
 from holdfast.processors.document import ANY, Path, changed, document_of
-from holdfast.processors.regex import Substitution, checked_regex
+from holdfast.processors.regex import RegexSubstitution, checked_regex
 from holdfast.settings import Settings
 from holdfast.signals.event import Event
 
@@ -59,7 +59,7 @@ PLACES: tuple[Path, ...] = tuple(
 Name = Annotated[str, Field(min_length=1, max_length=1024)]
 
 
-class Rule(Settings):
+class RenameRule(Settings):
     """One of `exact`, `prefix` and `regex`, and what becomes of it."""
 
     exact: Name | None = None
@@ -79,14 +79,14 @@ class Rule(Settings):
         if self.prefix is None and not self.to:
             raise ValueError("a namespace cannot be empty; give `to`")
         if self.regex is not None:
-            Substitution(self.regex, self.to, whole=True)
+            RegexSubstitution(self.regex, self.to, whole=True)
         return self
 
 
 class Config(Settings):
     """New names for namespaces. The first rule that holds decides."""
 
-    namespaces: tuple[Rule, ...] = Field(min_length=1, max_length=RULES_MAX)
+    namespaces: tuple[RenameRule, ...] = Field(min_length=1, max_length=RULES_MAX)
     """Looked at in order."""
 
 
@@ -95,7 +95,7 @@ class Rename:
 
     def __init__(self, config: Config) -> None:
         self._rules = [
-            (rule, Substitution(rule.regex, rule.to, whole=True) if rule.regex else None)
+            (rule, RegexSubstitution(rule.regex, rule.to, whole=True) if rule.regex else None)
             for rule in config.namespaces
         ]
         self._remembered = lru_cache(REMEMBERED_MAX)(self._look_up)

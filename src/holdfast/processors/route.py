@@ -16,7 +16,7 @@ RULES_MAX = 1000
 Port = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,63}$")]
 
 
-class Rule(Condition):
+class RouteRule(Condition):
     """A condition, and the port of the events for which it holds."""
 
     port: Port
@@ -26,14 +26,14 @@ class Rule(Condition):
 class Config(Settings):
     """Where events go. The first rule that holds decides."""
 
-    rules: tuple[Rule, ...] = Field(min_length=1, max_length=RULES_MAX)
+    rules: tuple[RouteRule, ...] = Field(min_length=1, max_length=RULES_MAX)
     """Looked at in order."""
     default: Port | None = None
     """The port of everything else, also of what is no OpenLineage event. None: it goes nowhere,
     and counts as `filtered`."""
 
 
-class Route:
+class EventRouter:
     """Chooses the way out of each event."""
 
     def __init__(self, config: Config) -> None:
@@ -53,6 +53,6 @@ class Route:
         return self._default
 
 
-def make(config: Config) -> Route:
+def make(config: Config) -> EventRouter:
     """Return a router."""
-    return Route(config)
+    return EventRouter(config)

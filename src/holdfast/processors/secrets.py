@@ -27,7 +27,7 @@ _NAME = re.compile(
 )
 
 
-class Credential(NamedTuple):
+class CredentialPattern(NamedTuple):
     """A form that credentials have."""
 
     # A text without this, in lower case, is not looked at.
@@ -37,8 +37,8 @@ class Credential(NamedTuple):
     replacement: str
 
 
-def _credential(needs: str, form: str, replacement: str = "{marker}") -> Credential:
-    return Credential(needs, re.compile(form, re.DOTALL), replacement)
+def _credential(needs: str, form: str, replacement: str = "{marker}") -> CredentialPattern:
+    return CredentialPattern(needs, re.compile(form, re.DOTALL), replacement)
 
 
 CREDENTIALS = (

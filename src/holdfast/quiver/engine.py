@@ -56,7 +56,7 @@ from holdfast.quiver.log.writer import Writer
 from holdfast.quiver.points import QuiverPoint
 from holdfast.quiver.read.attachment import Attachment
 from holdfast.quiver.read.shelf import Shelf
-from holdfast.quiver.read.wakeup import Signal
+from holdfast.quiver.read.wakeup import Wakeup
 from holdfast.quiver.segments.build import SegmentBuilder
 from holdfast.quiver.segments.catalog import Catalog
 from holdfast.quiver.segments.sealer import Lost, Sealer
@@ -86,7 +86,7 @@ class Engine:
         self.seam = seam
         self.catalog = Catalog()
         self.reserve = Reserve(seam, root, self.catalog)
-        self.arrivals = Signal()
+        self.arrivals = Wakeup()
         self._readers: dict[str, Attachment] = {}
         bind_to_process(self)
         check_machine(root)

@@ -60,7 +60,7 @@ from holdfast.quiver.read.event_times import EventTimes
 from holdfast.quiver.read.lease import Lease, LeaseOptions
 from holdfast.quiver.read.scan import OnDamage, Span, TimeRange, scan
 from holdfast.quiver.read.statement import EventTimeStatement
-from holdfast.quiver.read.wakeup import Signal
+from holdfast.quiver.read.wakeup import Wakeup
 from holdfast.quiver.segments.segment import Bundle, Segment
 from holdfast.quiver.segments.table import TableMaker
 from holdfast.quiver.statistics import Statistics, gather
@@ -126,7 +126,7 @@ class Quiver:
         return self._engine.root
 
     @property
-    def arrivals(self) -> Signal:
+    def arrivals(self) -> Wakeup:
         """News: data arrived or was sealed, a subscriber was resumed, or a reader came or went."""
         return self._engine.arrivals
 

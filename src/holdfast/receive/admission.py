@@ -72,7 +72,7 @@ def _busy(message: str) -> Refused:
     return Refused(Reason.BUSY, message, "send it again after the seconds in Retry-After")
 
 
-class TokenBucket:
+class ClientRate:
     """A rate with a burst. May be overdrawn by one batch, which is then paid off before the next.
 
     A batch is only counted once it is read; refusing it then would refuse it for ever if it is

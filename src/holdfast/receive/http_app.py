@@ -39,7 +39,7 @@ from holdfast.receive.responses import (
     send_response,
     wrong_method,
 )
-from holdfast.receive.tokens import Client, Tokens
+from holdfast.receive.tokens import TokenClient, Tokens
 
 # An announced length with more digits than this is too large whatever they are.
 _LENGTH_DIGITS_MAX = 18
@@ -63,7 +63,7 @@ class RequestCounts:
 class HttpRequest:
     """What the headers of one request say."""
 
-    client: Client
+    client: TokenClient
     headers: Sequence[tuple[bytes, bytes]]
     content_type: bytes
     encodings: list[bytes]

@@ -23,7 +23,7 @@ from holdfast.receive.connection import (
     ConnectionSettings,
     FastPath,
 )
-from holdfast.receive.listening import TlsSettings, parse_address, server_context
+from holdfast.receive.listening import ListenerTls, parse_address, server_context
 from holdfast.receive.responses import AsgiApp, Receive, Scope, Send
 
 # How often deadlines are looked at: a fraction of the shortest, within these bounds.
@@ -43,7 +43,7 @@ class HttpServer:
         self,
         app: AsgiApp,
         listen: str,
-        tls: TlsSettings | None = None,
+        tls: ListenerTls | None = None,
         limits: ConnectionSettings | None = None,
         *,
         extra_routes: Mapping[str, AsgiApp] | None = None,

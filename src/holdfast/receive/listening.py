@@ -54,7 +54,7 @@ def _is_address(text: str) -> str:
 AddressText = Annotated[str, AfterValidator(_is_address)]
 
 
-class TlsSettings(Settings):
+class ListenerTls(Settings):
     """TLS for a listening port. Paths are relative to the configuration file."""
 
     cert_file: LocalPath
@@ -69,7 +69,7 @@ class TlsSettings(Settings):
     """The oldest version of TLS that is spoken."""
 
 
-def server_context(tls: TlsSettings, base_dir: Path) -> ssl.SSLContext:
+def server_context(tls: ListenerTls, base_dir: Path) -> ssl.SSLContext:
     """Return the TLS context of a server, or raise `BadConfig`."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     versions = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}

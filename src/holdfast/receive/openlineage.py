@@ -9,7 +9,7 @@ from pydantic import field_validator, model_validator
 
 from holdfast.receive.connection import ConnectionSettings
 from holdfast.receive.http_server import HttpServer
-from holdfast.receive.listening import AddressText, TlsSettings, parse_address
+from holdfast.receive.listening import AddressText, ListenerTls, parse_address
 from holdfast.receive.openlineage_endpoints import openlineage_app
 from holdfast.receive.receiver import Receiver, ReceiverContext, ReceiverStatistics
 from holdfast.receive.request_limits import RequestLimits
@@ -50,7 +50,7 @@ class Config(Settings):
     """Producers that may send; with none (and no `token_file`) anybody may."""
     token_file: LocalPath | None = None
     """A file with more of them, `NAME TOKEN [NAMESPACE …]` in each line."""
-    tls: TlsSettings | None = None
+    tls: ListenerTls | None = None
     """Speak HTTPS."""
     allow_anonymous: bool = False
     """Listen for other machines though anybody may send. Whoever reaches the port can then fill

@@ -29,7 +29,7 @@ from holdfast.receive.openapi import openapi_document
 from holdfast.receive.receiver import ReceiverContext
 from holdfast.receive.request_limits import RequestLimits
 from holdfast.receive.responses import Reason, Refused, Response, json_response, refusal
-from holdfast.receive.tokens import Client, Tokens, TokenSettings
+from holdfast.receive.tokens import TokenClient, Tokens, TokenSettings
 from holdfast.signals.openlineage.names import Names
 from holdfast.signals.openlineage.problem import Problem
 from holdfast.signals.openlineage.validation import ValidationSettings, Verdict
@@ -302,7 +302,7 @@ class DryRun:
         )
 
 
-def forbidden(client: Client, names: Names) -> str | None:
+def forbidden(client: TokenClient, names: Names) -> str | None:
     """Say why an event is not the client's to send; None if it is.
 
     One with a key that stands twice is not: readers differ in which of the two they keep, so that a

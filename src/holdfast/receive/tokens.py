@@ -17,7 +17,7 @@ from pathlib import Path
 from pydantic import Field
 
 from holdfast.errors import BadConfig
-from holdfast.receive.admission import TokenBucket
+from holdfast.receive.admission import ClientRate
 from holdfast.receive.responses import Reason, Refused
 from holdfast.seam import Seam
 from holdfast.settings import Secret, Settings
@@ -46,7 +46,7 @@ class TokenSettings(Settings):
 
 
 @dataclass(frozen=True)
-class Client:
+class TokenClient:
     """Who sent a request."""
 
     # Empty if no tokens are asked for.
@@ -55,12 +55,12 @@ class Client:
     namespaces: tuple[re.Pattern[str], ...] | None = None
     # What its facets may name besides.
     references: tuple[re.Pattern[str], ...] = ()
-    bucket: TokenBucket | None = None
+    bucket: ClientRate | None = None
     # What is stored beside each of its events.
     event_headers: Mapping[str, str] | None = None
 
 
-ANYBODY = Client()
+ANYBODY = TokenClient()
 
 
 class Tokens:
@@ -68,7 +68,7 @@ class Tokens:
 
     def __init__(self, settings: Iterable[TokenSettings], seam: Seam) -> None:
         self._key = seam.randomness.randbytes(_KEY_BYTES)
-        self._clients: dict[bytes, Client] = {}
+        self._clients: dict[bytes, TokenClient] = {}
         for one in settings:
             digest = self._digest(one.token.get_secret_value().encode())
             if digest in self._clients:
@@ -78,7 +78,7 @@ class Tokens:
                 )
             self._clients[digest] = _client(one, seam)
 
-    def client(self, authorization: bytes) -> Client:
+    def client(self, authorization: bytes) -> TokenClient:
         """Return who sends with this `Authorization` header (empty: none); raises `Refused`."""
         if not self._clients:
             return ANYBODY
@@ -135,12 +135,12 @@ def _compiled(patterns: Iterable[str]) -> tuple[re.Pattern[str], ...]:
     return tuple(re.compile(translate(pattern)) for pattern in patterns)
 
 
-def _client(one: TokenSettings, seam: Seam) -> Client:
+def _client(one: TokenSettings, seam: Seam) -> TokenClient:
     patterns = None if "*" in one.namespaces else _compiled(one.namespaces)
     bucket = None
     if one.events_per_s is not None:
-        bucket = TokenBucket(one.events_per_s, one.burst_events, seam.clock)
-    return Client(one.name, patterns, _compiled(one.references), bucket, {"client": one.name})
+        bucket = ClientRate(one.events_per_s, one.burst_events, seam.clock)
+    return TokenClient(one.name, patterns, _compiled(one.references), bucket, {"client": one.name})
 
 
 def _unauthorized(message: str) -> Refused:

@@ -26,8 +26,8 @@ from tests.deliver.exporters.test_files import numbered
 from holdfast.deliver.exporter import Answer, Exporter, FailureClass
 from holdfast.deliver.exporters import file_staging, files
 from holdfast.deliver.exporters.file_journal import (
-    Identity,
-    Journal,
+    FileJournal,
+    JournalIdentity,
     frame_of,
     identity_of,
     name_of,
@@ -284,7 +284,7 @@ def test_a_journal_cut_anywhere_gives_its_first_events(
 ) -> None:
     disk = fresh_disk()
     batch = [event(n, payload) for n, payload in enumerate(payloads)]
-    journal = Journal(disk, BASE / name_of(1), [Identity("q", 7, 0)])
+    journal = FileJournal(disk, BASE / name_of(1), [JournalIdentity("q", 7, 0)])
     ends = [journal.sound_bytes]
     for one in batch:
         journal.append([frame_of(one)])
@@ -299,7 +299,7 @@ def test_a_journal_cut_anywhere_gives_its_first_events(
     assert [(r.identity, bytes(r.payload)) for r in contents.records] == [
         (identity_of(one), one.payload) for one in batch[:whole]
     ]
-    assert contents.remembered == [Identity("q", 7, 0)]
+    assert contents.remembered == [JournalIdentity("q", 7, 0)]
     assert not contents.damaged
 
 
@@ -308,7 +308,7 @@ def test_a_flipped_byte_costs_one_event(data: st.DataObject) -> None:
     disk = fresh_disk()
     # Payloads that look like frames must not lead astray.
     batch = [event(n, b"HFJ1" * data.draw(st.integers(0, 9))) for n in range(4)]
-    journal = Journal(disk, BASE / name_of(1), [])
+    journal = FileJournal(disk, BASE / name_of(1), [])
     start = journal.sound_bytes
     for one in batch:
         journal.append([frame_of(one)])
@@ -328,7 +328,7 @@ def test_a_flipped_byte_costs_one_event(data: st.DataObject) -> None:
 
 def test_of_the_last_batch_nothing_behind_a_gap_counts() -> None:
     disk = fresh_disk()
-    journal = Journal(disk, BASE / name_of(1), [])
+    journal = FileJournal(disk, BASE / name_of(1), [])
     journal.append([frame_of(one) for one in numbered(1, 3)])
     journal.append([frame_of(one) for one in numbered(4, 7)])
     place = disk.read(journal.path).index(b'{"n":6}')

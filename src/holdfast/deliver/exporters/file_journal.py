@@ -37,7 +37,7 @@ _REMEMBERED, _BATCH, _EVENT = 1, 2, 3
 _NAME = re.compile(r"journal-(\d{12})")
 
 
-class Identity(NamedTuple):
+class JournalIdentity(NamedTuple):
     """Which event it is."""
 
     quiver_id: str
@@ -45,17 +45,17 @@ class Identity(NamedTuple):
     row: int
 
 
-class Record(NamedTuple):
+class JournalRecord(NamedTuple):
     """One event as the journal holds it; the payload points into what was read of it."""
 
-    identity: Identity
+    identity: JournalIdentity
     slot: str
     ingestion_ns: int
     headers: dict[str, str]
     payload: memoryview
 
 
-class Records(Sequence[Record]):
+class Records(Sequence[JournalRecord]):
     """The events of a journal, each decoded when it is asked for: there may be very many."""
 
     def __init__(self, whole: memoryview, offsets: Sequence[int]) -> None:
@@ -66,27 +66,27 @@ class Records(Sequence[Record]):
         return len(self._offsets)
 
     @overload
-    def __getitem__(self, index: int) -> Record: ...
+    def __getitem__(self, index: int) -> JournalRecord: ...
     @overload
     def __getitem__(self, index: slice) -> Records: ...
-    def __getitem__(self, index: int | slice) -> Record | Records:
+    def __getitem__(self, index: int | slice) -> JournalRecord | Records:
         if isinstance(index, slice):
             return Records(self._whole, self._offsets[index])
         body = _body_at(self._whole, self._offsets[index])
         assert body is not None, "BUG: the frame was sound before"
         meta = orjson.loads(body.meta)
-        identity = Identity(*meta["at"])
-        return Record(identity, meta["slot"], meta["ns"], meta["headers"], body.payload)
+        identity = JournalIdentity(*meta["at"])
+        return JournalRecord(identity, meta["slot"], meta["ns"], meta["headers"], body.payload)
 
 
 class Contents(NamedTuple):
     """What a journal holds. `damaged`: there are sound frames behind bytes that are not."""
 
-    remembered: list[Identity]
+    remembered: list[JournalIdentity]
     records: Records
     damaged: bool
 
-    def newest_identities(self, count: int) -> list[Identity]:
+    def newest_identities(self, count: int) -> list[JournalIdentity]:
         """Return which events came last, those of earlier journals included."""
         newest = [record.identity for record in self.records[-count:]]
         return [*self.remembered, *newest][-count:]
@@ -95,9 +95,9 @@ class Contents(NamedTuple):
 NOTHING = Contents([], Records(memoryview(b""), []), damaged=False)
 
 
-def identity_of(event: Event) -> Identity:
+def identity_of(event: Event) -> JournalIdentity:
     """Return which event it is."""
-    return Identity(event.quiver_id, *event.position)
+    return JournalIdentity(event.quiver_id, *event.position)
 
 
 def frame_of(event: Event) -> bytes:
@@ -122,10 +122,10 @@ def number_of(name: str) -> int | None:
     return int(found[1]) if found else None
 
 
-class Journal:
+class FileJournal:
     """One journal, open for appending. After a failed call it takes nothing more."""
 
-    def __init__(self, disk: Disk, path: PurePath, remembered: Iterable[Identity]) -> None:
+    def __init__(self, disk: Disk, path: PurePath, remembered: Iterable[JournalIdentity]) -> None:
         self.path = path
         self.events = 0
         self.sealed = False
@@ -178,7 +178,7 @@ def read_journal(disk: Disk, path: PurePath, end: int | None = None) -> Contents
             torn_at = None  # what stands before it was synced
         elif body.kind == _EVENT:
             offsets.append(body.offset)
-    remembered = [Identity(*item) for item in orjson.loads(first.meta)]
+    remembered = [JournalIdentity(*item) for item in orjson.loads(first.meta)]
     return Contents(remembered, Records(whole, offsets[:torn_at]), damaged)
 
 

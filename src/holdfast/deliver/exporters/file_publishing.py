@@ -23,7 +23,7 @@ import orjson
 import pyarrow as pa
 
 from holdfast.deliver.exporters.dialects import one_line
-from holdfast.deliver.exporters.file_journal import Record
+from holdfast.deliver.exporters.file_journal import JournalRecord
 from holdfast.seam.disk import Disk, Handle, write_all
 
 # Payload bytes of one Parquet row group: what is in memory at once.
@@ -57,7 +57,7 @@ class Publisher:
         self._format = file_format
         self._max_total_bytes = max_total_bytes
 
-    def publish(self, records: Sequence[Record], scratch: PurePath) -> None:
+    def publish(self, records: Sequence[JournalRecord], scratch: PurePath) -> None:
         """Write the files that hold these events; a second time changes nothing.
 
         They are put together in the folder `scratch`, which must be on the same disk.
@@ -93,7 +93,7 @@ class Publisher:
                 self._disk.remove_dir(folder, "files.remove.dir")
             folder = folder.parent
 
-    def _write(self, path: PurePath, scratch: PurePath, records: Iterable[Record]) -> None:
+    def _write(self, path: PurePath, scratch: PurePath, records: Iterable[JournalRecord]) -> None:
         make_dirs(self._disk, path.parent)
         temporary = scratch / f"{path.name}{TEMPORARY}"
         if self._disk.exists(temporary):
@@ -111,12 +111,12 @@ class Publisher:
         self._disk.sync_dir(path.parent, "files.publish.sync_dir")
         self._disk.sync_dir(scratch, "files.publish.sync_scratch")
 
-    def _write_lines(self, handle: Handle, records: Iterable[Record]) -> None:
+    def _write_lines(self, handle: Handle, records: Iterable[JournalRecord]) -> None:
         for record in records:
             line = _record_line(record) if self._format.content == "record" else record.payload
             write_all(self._disk, handle, [one_line(bytes(line)), b"\n"], "files.publish.write")
 
-    def _write_parquet(self, handle: Handle, records: Iterable[Record]) -> None:
+    def _write_parquet(self, handle: Handle, records: Iterable[JournalRecord]) -> None:
         import pyarrow.parquet as pq
 
         sink = pa.PythonFile(_Sink(self._disk, handle), mode="w")
@@ -172,7 +172,7 @@ class _Sink:
         """Whoever opened the file closes it."""
 
 
-def _batch(records: Sequence[Record]) -> pa.RecordBatch:
+def _batch(records: Sequence[JournalRecord]) -> pa.RecordBatch:
     columns = [
         [record.identity.quiver_id for record in records],
         [record.identity.seq for record in records],
@@ -186,8 +186,8 @@ def _batch(records: Sequence[Record]) -> pa.RecordBatch:
     return pa.record_batch(arrays, schema=SCHEMA)
 
 
-def _row_groups(records: Iterable[Record]) -> Iterator[Sequence[Record]]:
-    group: list[Record] = []
+def _row_groups(records: Iterable[JournalRecord]) -> Iterator[Sequence[JournalRecord]]:
+    group: list[JournalRecord] = []
     size_bytes = 0
     for record in records:
         if group and size_bytes + len(record.payload) > ROW_GROUP_BYTES:
@@ -199,7 +199,7 @@ def _row_groups(records: Iterable[Record]) -> Iterator[Sequence[Record]]:
         yield group
 
 
-def _record_line(record: Record) -> bytes:
+def _record_line(record: JournalRecord) -> bytes:
     """Return one event with where and when it was received; the event itself as it came."""
     fields = {
         "quiver_id": record.identity.quiver_id,
@@ -226,11 +226,11 @@ def make_dirs(disk: Disk, path: PurePath) -> None:
     disk.sync_dir(path.parent, "files.make_dir.sync")
 
 
-def _received(record: Record) -> datetime:
+def _received(record: JournalRecord) -> datetime:
     return datetime.fromtimestamp(record.ingestion_ns // 1000 / 1e6, UTC)
 
 
-def _partition(record: Record, partition_by: Partitions) -> PurePath:
+def _partition(record: JournalRecord, partition_by: Partitions) -> PurePath:
     if partition_by == "none":
         return PurePath()
     received = _received(record)
@@ -238,7 +238,7 @@ def _partition(record: Record, partition_by: Partitions) -> PurePath:
     return day if partition_by == "day" else day / f"hour={received:%H}"
 
 
-def _name(first: Record, last: Record, ending: str) -> str:
+def _name(first: JournalRecord, last: JournalRecord, ending: str) -> str:
     quiver = re.sub(r"\W", "_", first.identity.quiver_id)[:8]
     start, end = first.identity, last.identity
     return (

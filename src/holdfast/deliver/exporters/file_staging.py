@@ -25,8 +25,8 @@ from pathlib import PurePath
 from holdfast.deliver.exporters.file_journal import (
     NOTHING,
     Contents,
-    Identity,
-    Journal,
+    FileJournal,
+    JournalIdentity,
     Records,
     name_of,
     number_of,
@@ -54,7 +54,7 @@ class FileLimits:
     max_file_age_s: float
 
 
-class Staging:
+class FileStaging:
     """The journals of one exporter and one quiver. All calls block, and may raise OSError."""
 
     def __init__(
@@ -66,12 +66,12 @@ class Staging:
         self._publisher = publisher
         self._limits = limits
         self._lock: Handle | None = None
-        self._journal: Journal | None = None
+        self._journal: FileJournal | None = None
         self._number = 0
         self._newest = 0
         self._began_at_s = 0.0
 
-    def open(self, owner: str) -> set[Identity]:
+    def open(self, owner: str) -> set[JournalIdentity]:
         """Take over what was left behind; return the events that may be sent once more.
 
         Raises `LockHeld` if another process is at work here.
@@ -132,7 +132,7 @@ class Staging:
         self._publish(contents.records)
         self._begin(contents.newest_identities(REMEMBERED_MAX))
 
-    def close(self, in_doubt: set[Identity]) -> None:
+    def close(self, in_doubt: set[JournalIdentity]) -> None:
         """Publish what is there, and remember only the events whose answer nobody heard."""
         journal = self._journal
         if journal is not None:
@@ -187,10 +187,10 @@ class Staging:
             if removed:
                 log.warning("removed %d files, the oldest, for `max_total_size`", len(removed))
 
-    def _begin(self, remembered: list[Identity]) -> None:
+    def _begin(self, remembered: list[JournalIdentity]) -> None:
         """Begin the next journal, and remove all others."""
         self._number += 1
-        journal = Journal(self._disk, self._path(self._number), remembered)
+        journal = FileJournal(self._disk, self._path(self._number), remembered)
         try:
             self._disk.sync_dir(self._folder, "files.journal.sync_dir")
         except OSError:

@@ -24,9 +24,9 @@ from holdfast.deliver.exporter import (
     all_failed,
 )
 from holdfast.deliver.exporters.dialects import is_json
-from holdfast.deliver.exporters.file_journal import Identity, frame_of, identity_of
+from holdfast.deliver.exporters.file_journal import JournalIdentity, frame_of, identity_of
 from holdfast.deliver.exporters.file_publishing import FileFormat, Publisher
-from holdfast.deliver.exporters.file_staging import FileLimits, Staging
+from holdfast.deliver.exporters.file_staging import FileLimits, FileStaging
 from holdfast.deliver.exporters.threads import in_thread
 from holdfast.seam.disk import DISK_IS_FULL, LockHeld
 from holdfast.settings import DurationS, FileSettings, LocalPath, SizeBytes
@@ -101,9 +101,9 @@ class FilesExporter:
         self._config = config
         self._context = context
         self._directory = PurePath(context.base_dir, config.directory)
-        self._staging: Staging | None = None
+        self._staging: FileStaging | None = None
         # Events that are durable here, although nobody heard so: passed over once.
-        self._known: set[Identity] = set()
+        self._known: set[JournalIdentity] = set()
         self._turn = asyncio.Lock()
         self._running: asyncio.Future[None] | None = None
         self._changed = asyncio.Event()
@@ -231,7 +231,7 @@ class FilesExporter:
                 staging.release()
                 raise
 
-    def _staging_of(self, folder_name: str) -> Staging:
+    def _staging_of(self, folder_name: str) -> FileStaging:
         config, seam = self._config, self._context.seam
         file_format = FileFormat(
             config.format, config.content, config.compression, config.partition_by
@@ -239,7 +239,7 @@ class FilesExporter:
         publisher = Publisher(seam.disk, self._directory, file_format, config.max_total_bytes)
         limits = FileLimits(config.max_file_bytes, config.max_file_events, config.max_file_age)
         folder = self._directory / STAGING / folder_name
-        return Staging(seam.disk, seam.clock, folder, publisher, limits)
+        return FileStaging(seam.disk, seam.clock, folder, publisher, limits)
 
     def _folder_name(self, quiver_id: str) -> str:
         return re.sub(r"[^\w-]", "_", self._context.name) + "." + re.sub(r"[^\w-]", "_", quiver_id)

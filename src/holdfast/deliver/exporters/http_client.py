@@ -39,7 +39,7 @@ FAILED_STATUS = 500
 WHOLE_BODY_BYTES = 512 * 1024
 
 
-class TlsSettings(Settings):
+class ClientTls(Settings):
     """Certificates for https."""
 
     ca_file: LocalPath | None = None
@@ -98,7 +98,7 @@ class HttpClientSettings(FileSettings):
     max_response_bytes: SizeBytes = Field(default=2**20, ge=1024)
     """How much of an answer is read."""
 
-    tls: TlsSettings = TlsSettings()
+    tls: ClientTls = ClientTls()
     """Certificates for https."""
 
     proxy: ProxySettings | None = None
@@ -251,7 +251,7 @@ def basic_authorization(username: str, password: str) -> str:
     return "Basic " + base64.b64encode(f"{username}:{password}".encode()).decode("ascii")
 
 
-def _ssl_context(settings: TlsSettings, context: ExporterContext) -> ssl.SSLContext | bool:
+def _ssl_context(settings: ClientTls, context: ExporterContext) -> ssl.SSLContext | bool:
     if settings.ca_file is None and settings.cert_file is None:
         return True  # aiohttp's own, which trusts the authorities of the system
     tls = ssl.create_default_context()

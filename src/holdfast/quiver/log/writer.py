@@ -42,7 +42,7 @@ from holdfast.quiver.log.inbox import Append, Inbox, Outcome, Receipt, answer, a
 from holdfast.quiver.log.wal import SEQ_BLOCK, WalFile, WalHeader, new_salt, write_error
 from holdfast.quiver.log.writer_interface import Counters, Room, Start
 from holdfast.quiver.points import QuiverPoint
-from holdfast.quiver.read.wakeup import Signal
+from holdfast.quiver.read.wakeup import Wakeup
 from holdfast.quiver.segments.sealer import Sealer
 from holdfast.seam import Seam
 from holdfast.seam.disk import DISK_IS_FULL
@@ -64,7 +64,7 @@ class Writer:
         wal_dir: PurePath,
         config: QuiverConfig,
         sealer: Sealer,
-        arrivals: Signal,
+        arrivals: Wakeup,
         reserve: Reserve,
     ) -> None:
         self.counters = Counters()

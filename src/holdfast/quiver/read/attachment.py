@@ -15,7 +15,7 @@ from holdfast.quiver.ledger.outcome import Outcome, Position, Resolution
 from holdfast.quiver.ledger.subscriber import Subscriber
 from holdfast.quiver.log.frame import Totals
 from holdfast.quiver.read.shelf import Shelf
-from holdfast.quiver.read.wakeup import Signal
+from holdfast.quiver.read.wakeup import Wakeup
 from holdfast.quiver.segments.segment import Ref
 from holdfast.seam.clock import Clock
 from holdfast.seam.process import bind_to_process
@@ -26,7 +26,7 @@ class Store(Protocol):
 
     shelf: Shelf
     ledger: Ledger
-    arrivals: Signal
+    arrivals: Wakeup
 
     @property
     def clock(self) -> Clock:
@@ -58,7 +58,7 @@ class Attachment:
         return self._ledger.subscriber(self.name)
 
     @property
-    def arrivals(self) -> Signal:
+    def arrivals(self) -> Wakeup:
         """News: data arrived, the subscriber was resumed, or a reader attached or closed."""
         return self._store.arrivals
 

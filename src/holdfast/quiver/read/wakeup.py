@@ -13,7 +13,7 @@ from holdfast.quiver.log.inbox import resolve_futures
 from holdfast.seam.process import bind_to_process
 
 
-class Signal:
+class Wakeup:
     """Counts news and wakes whoever waits for some."""
 
     def __init__(self) -> None:

@@ -25,7 +25,7 @@ from holdfast.quiver.log.buffer import OpenBuffer
 from holdfast.quiver.log.frame import Totals
 from holdfast.quiver.log.writer import Writer
 from holdfast.quiver.read.shelf import Shelf
-from holdfast.quiver.read.wakeup import Signal
+from holdfast.quiver.read.wakeup import Wakeup
 from holdfast.quiver.segments.build import SegmentBuilder
 from holdfast.quiver.segments.sealer import Sealer
 from holdfast.seam import Seam
@@ -40,7 +40,7 @@ def shelf_of(seam: Seam, inventory: Inventory) -> Shelf:
     builder = SegmentBuilder(seam.disk, inventory.root / names.SEGMENTS_DIR, "", config)
     reserve = Reserve(seam, inventory.root)
     sealer = Sealer(seam, config, builder, inventory.catalog, wal_dir, reserve)
-    writer = Writer(seam, wal_dir, config, sealer, Signal(), reserve)
+    writer = Writer(seam, wal_dir, config, sealer, Wakeup(), reserve)
     buffer = OpenBuffer(seam.clock.monotonic_s())
     for held in inventory.unsealed:
         buffer.add(held)
@@ -82,7 +82,7 @@ class Offline:
     def __init__(self, seam: Seam, inventory: Inventory, quiver_id: str) -> None:
         """Read the ledger, and begin a new file of it."""
         old = inventory.ledger
-        self.arrivals = Signal()
+        self.arrivals = Wakeup()
         self.shelf = shelf_of(seam, inventory)
         self.ledger = Ledger(seam, inventory.root, quiver_id, QuiverConfig().ledger, old.state)
         self._seam = seam

@@ -117,13 +117,15 @@ class Cases:
 
 
 @dataclass(frozen=True)
-class Ref:
+class SchemaRef:
     """A named shape."""
 
     name: str
 
 
-Shape: TypeAlias = "Plain | OneOf | Closed | Each | Cases | Ref | list[Shape] | dict[str, Shape]"
+Shape: TypeAlias = (
+    "Plain | OneOf | Closed | Each | Cases | SchemaRef | list[Shape] | dict[str, Shape]"
+)
 Fields: TypeAlias = "dict[str, Shape]"
 
 S, I, N, B = Plain.STRING, Plain.INTEGER, Plain.NUMBER, Plain.BOOLEAN  # noqa: E741
@@ -188,7 +190,7 @@ _QUALITY: Fields = {
     ),
 }
 _SIZES: Fields = {"rowCount": I, "size": I, "fileCount": I}
-_LINEAGE_FIELDS = Each({"inputs*": [Ref("lineage_input")]})
+_LINEAGE_FIELDS = Each({"inputs*": [SchemaRef("lineage_input")]})
 _OPERAND = Cases({"field": {"field*": S}, "literal": {"value*": S}})
 
 SHAPES: dict[str, Shape] = {
@@ -197,13 +199,13 @@ SHAPES: dict[str, Shape] = {
         "type": S,
         "description": S,
         "ordinal_position": I,
-        "fields": [Ref("schema_field")],
+        "fields": [SchemaRef("schema_field")],
     },
     "subset": Cases(
         {
             "location": {"locations*": [S]},
             "partition": {"partitions*": [{"identifier": S, "dimensions*": OBJECT}]},
-            "binary": {"left*": Ref("subset"), "right*": Ref("subset"), "operator*": S},
+            "binary": {"left*": SchemaRef("subset"), "right*": SchemaRef("subset"), "operator*": S},
             "compare": {"left*": _OPERAND, "right*": _OPERAND, "comparison*": S},
         }
     ),
@@ -229,14 +231,14 @@ SHAPES: dict[str, Shape] = {
             "DATASET": {
                 "namespace*": S,
                 "name*": S,
-                "inputs": [Ref("lineage_input")],
+                "inputs": [SchemaRef("lineage_input")],
                 "fields": _LINEAGE_FIELDS,
             },
             "JOB": {
                 "namespace": S,
                 "name": S,
                 "runId": UUID,
-                "inputs": [Ref("lineage_input")],
+                "inputs": [SchemaRef("lineage_input")],
             },
         },
         together=("namespace", "name"),
@@ -284,7 +286,7 @@ _JOB: dict[str, tuple[str, Fields]] = {
             },
         },
     ),
-    "lineage": ("1-0-0", {"entries*": [Ref("lineage_entry")]}),
+    "lineage": ("1-0-0", {"entries*": [SchemaRef("lineage_entry")]}),
     "ownership": ("1-0-1", {"owners": [{"name*": S, "type": S}]}),
     "sourceCode": ("1-0-1", {"language*": S, "sourceCode*": S}),
     "sourceCodeLocation": (
@@ -343,9 +345,9 @@ _DATASET: dict[str, tuple[str, Fields]] = {
             "previousIdentifier": {"name*": S, "namespace*": S},
         },
     ),
-    "lineage": ("1-0-0", {"inputs": [Ref("lineage_input")], "fields": _LINEAGE_FIELDS}),
+    "lineage": ("1-0-0", {"inputs": [SchemaRef("lineage_input")], "fields": _LINEAGE_FIELDS}),
     "ownership": ("1-0-1", {"owners": [{"name*": S, "type": S}]}),
-    "schema": ("1-2-0", {"fields": [Ref("schema_field")]}),
+    "schema": ("1-2-0", {"fields": [SchemaRef("schema_field")]}),
     "storage": ("1-0-1", {"storageLayer*": S, "fileFormat": S}),
     "symlinks": ("1-0-1", {"identifiers": [{"namespace*": S, "name*": S, "type*": S}]}),
     "tags": ("1-0-0", {"tags": [{**_TAG, "field": S}]}),
@@ -358,11 +360,11 @@ _INPUT: dict[str, tuple[str, Fields]] = {
     ),
     "dataQualityMetrics": ("1-0-3", _QUALITY),
     "inputStatistics": ("1-0-0", _SIZES),
-    "subset": ("1-0-0", {"inputCondition*": Ref("subset")}),
+    "subset": ("1-0-0", {"inputCondition*": SchemaRef("subset")}),
 }
 _OUTPUT: dict[str, tuple[str, Fields]] = {
     "outputStatistics": ("1-0-2", _SIZES),
-    "subset": ("1-0-0", {"outputCondition*": Ref("subset")}),
+    "subset": ("1-0-0", {"outputCondition*": SchemaRef("subset")}),
 }
 
 FACETS: dict[tuple[Slot, str], Facet] = {

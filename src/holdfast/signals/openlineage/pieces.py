@@ -35,7 +35,7 @@ _SOUND_EVENT = {
 _THINGS = {"run": ("run", "job"), "job": ("job",), "dataset": ("dataset",)}
 
 
-class Piece(NamedTuple):
+class JsonPiece(NamedTuple):
     """A part of an event, in its place; everything around it is sound."""
 
     document: dict[str, Any]
@@ -51,15 +51,15 @@ class Piece(NamedTuple):
             return False
 
 
-def pieces_of(document: dict[str, Any], kind: str) -> Iterator[Piece]:
+def pieces_of(document: dict[str, Any], kind: str) -> Iterator[JsonPiece]:
     """Yield the parts of an event of a kind; a small one is a single piece."""
-    whole = Piece(document)
+    whole = JsonPiece(document)
     if whole.is_small:
         yield whole
         return
     rest, sound = dict(document), {name: _SOUND_THINGS[name] for name in _THINGS[kind]}
     around = {**_SOUND_EVENT, **sound}
-    parts: list[Iterator[Piece]] = []
+    parts: list[Iterator[JsonPiece]] = []
     for name in sound:
         thing = document.get(name)
         if isinstance(thing, dict) and isinstance(thing.get("facets"), dict):
@@ -69,33 +69,33 @@ def pieces_of(document: dict[str, Any], kind: str) -> Iterator[Piece]:
         if isinstance(document.get(name), list):
             rest[name] = []
             parts.append(_datasets(around, name, document[name]))
-    yield from itertools.chain([Piece(rest)], *parts)
+    yield from itertools.chain([JsonPiece(rest)], *parts)
 
 
-def _facets(around: dict[str, Any], name: str, facets: dict[str, Any]) -> Iterator[Piece]:
+def _facets(around: dict[str, Any], name: str, facets: dict[str, Any]) -> Iterator[JsonPiece]:
     rest = iter(facets.items())
     while some := dict(itertools.islice(rest, PIECE_PARTS)):
-        piece = Piece({**around, name: {**around[name], "facets": some}})
+        piece = JsonPiece({**around, name: {**around[name], "facets": some}})
         if piece.is_small:
             yield piece
             continue
         for key, facet in some.items():
-            yield Piece({**around, name: {**around[name], "facets": {key: facet}}})
+            yield JsonPiece({**around, name: {**around[name], "facets": {key: facet}}})
 
 
-def _datasets(around: dict[str, Any], name: str, datasets: list[Any]) -> Iterator[Piece]:
+def _datasets(around: dict[str, Any], name: str, datasets: list[Any]) -> Iterator[JsonPiece]:
     for first in range(0, len(datasets), PIECE_PARTS):
         some = datasets[first : first + PIECE_PARTS]
-        piece = Piece({**around, name: some}, first)
+        piece = JsonPiece({**around, name: some}, first)
         if piece.is_small:
             yield piece
             continue
         for place, dataset in enumerate(some):
-            yield Piece({**around, name: [dataset]}, first + place)
+            yield JsonPiece({**around, name: [dataset]}, first + place)
 
 
 def failures_of(
-    checker: jsonschema_rs.Validator, piece: Piece, *, only_first: bool
+    checker: jsonschema_rs.Validator, piece: JsonPiece, *, only_first: bool
 ) -> Iterable[jsonschema_rs.ValidationError]:
     """Return the failures of a piece, or only the first one."""
     if not only_first and piece.is_small:

@@ -27,7 +27,7 @@ from holdfast.signals.openlineage.facts import (
     Fields,
     OneOf,
     Plain,
-    Ref,
+    SchemaRef,
     Shape,
     Slot,
 )
@@ -67,7 +67,7 @@ def schema_of(shape: Shape) -> dict[str, Any]:
             return {**object_schema(fields), "additionalProperties": False}
         case Each(inner):
             return {"type": "object", "additionalProperties": schema_of(inner)}
-        case Ref(name):
+        case SchemaRef(name):
             return {"$ref": f"#/$defs/{name}"}
         case Cases():
             return _cases_schema(shape)

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, NamedTuple
 import click
 
 from holdfast.dead_letters.queue import REJECTED_DIR, UNDELIVERED_DIR
-from holdfast.dead_letters.stored import LetterId, Selection, StoredLetter
+from holdfast.dead_letters.stored import LetterId, LetterSelection, StoredLetter
 from holdfast.deliver.redrive import VERB, replay_request
 from holdfast.errors import BadInput, OwnerGone
 from holdfast.operate.cli.dlq.looking import destination_option, reason_option, store_option
@@ -156,7 +156,7 @@ def replay_command(  # noqa: PLR0913, PLR0917  (its options)
             "it is not clear what to replay",
             hint="name letters, or a --destination, or say --rejected",
         )
-    chosen = Selection(destination=destination, reason=reason, since_ns=as_ns(since))
+    chosen = LetterSelection(destination=destination, reason=reason, since_ns=as_ns(since))
     ids = [LetterId.parse(letter) for letter in letters]
     told: dict[str, Any] = {}
     for one in _undelivered(office, ids, chosen):
@@ -178,7 +178,9 @@ def replay_command(  # noqa: PLR0913, PLR0917  (its options)
         click.echo(f"{what}: {', '.join(figures)}")
 
 
-def _undelivered(office: Place, ids: Sequence[LetterId], chosen: Selection) -> Iterator[Selection]:
+def _undelivered(
+    office: Place, ids: Sequence[LetterId], chosen: LetterSelection
+) -> Iterator[LetterSelection]:
     """Yield what to replay, destination by destination."""
     if chosen.destination is not None:
         yield chosen
@@ -191,7 +193,7 @@ def _undelivered(office: Place, ids: Sequence[LetterId], chosen: Selection) -> I
         yield replace(chosen, destination=destination, seqs=frozenset(seqs))
 
 
-def _replay(office: Place, selection: Selection) -> dict[str, Any]:
+def _replay(office: Place, selection: LetterSelection) -> dict[str, Any]:
     """Ask the gateway to send letters, in as many turns as it takes."""
     total: Counter[str] = Counter()
     while True:
@@ -211,7 +213,7 @@ def _replay(office: Place, selection: Selection) -> dict[str, Any]:
 
 def _submit_valid(
     office: Place,
-    selection: Selection,
+    selection: LetterSelection,
     submitter_for: Callable[[str], Submitter],
     level: str | None,
 ) -> dict[str, Any]:
@@ -273,8 +275,8 @@ def purge_command(  # noqa: PLR0913, PLR0917  (its options)
 ) -> None:
     """Give letters up: LETTERS by name, or by filters. Without --yes it only says what would go."""
     office = Place.find(place, worker)
-    chosen = Selection(destination=destination, reason=reason, before_ns=as_ns(before))
-    if not (letters or everything or store or chosen != Selection()):
+    chosen = LetterSelection(destination=destination, reason=reason, before_ns=as_ns(before))
+    if not (letters or everything or store or chosen != LetterSelection()):
         raise BadInput("it is not clear what to purge", hint="name letters, a filter, or --all")
     ids = [LetterId.parse(letter) for letter in letters]
     # Without their payloads: there may be more letters than memory.
@@ -311,7 +313,7 @@ class _Doomed(NamedTuple):
 
 
 def _planned(
-    office: Place, only: str | None, ids: Sequence[LetterId], chosen: Selection
+    office: Place, only: str | None, ids: Sequence[LetterId], chosen: LetterSelection
 ) -> Iterator[StoredLetter]:
     for store in STORES if only is None else (only,):
         seqs = frozenset(one.seq for one in ids if one.store == store)

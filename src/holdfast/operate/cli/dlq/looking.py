@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 
-from holdfast.dead_letters.stored import LetterId, Selection
+from holdfast.dead_letters.stored import LetterId, LetterSelection
 from holdfast.operate.cli.dlq.place import (
     STORES,
     Place,
@@ -63,7 +63,7 @@ def list_command(
 ) -> None:
     """List letters, oldest first. PLACE is a configuration, a data directory, or theirs."""
     office = Place.find(place, worker)
-    selection = Selection(destination=destination, reason=reason, since_ns=as_ns(since))
+    selection = LetterSelection(destination=destination, reason=reason, since_ns=as_ns(since))
     stores = [store] if store else STORES
     found = heapq.merge(
         *(office.letters(one, selection) for one in stores), key=lambda letter: letter.filed_ns

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from holdfast.dead_letters.queue import KEEPER, REJECTED_DIR, UNDELIVERED_DIR
-from holdfast.dead_letters.stored import LetterId, Selection, StoredLetter, letters_at
+from holdfast.dead_letters.stored import LetterId, LetterSelection, StoredLetter, letters_at
 from holdfast.errors import BadInput, CannotOpen
 from holdfast.graph.loader import load
 from holdfast.graph.model import Graph
@@ -74,7 +74,7 @@ class Place:
             path=str(path),
         )
 
-    def letters(self, store: str, selection: Selection) -> Iterator[StoredLetter]:
+    def letters(self, store: str, selection: LetterSelection) -> Iterator[StoredLetter]:
         """Yield the letters of a store that are meant, oldest first."""
         if not Path(self.office / store).is_dir():
             return iter(())
@@ -82,7 +82,7 @@ class Place:
 
     def letter(self, letter_id: LetterId) -> StoredLetter:
         """Return one letter."""
-        selection = Selection(seqs=frozenset({letter_id.seq}), from_seq=letter_id.seq)
+        selection = LetterSelection(seqs=frozenset({letter_id.seq}), from_seq=letter_id.seq)
         found = next(self.letters(letter_id.store, selection), None)
         if found is None:
             raise BadInput(
