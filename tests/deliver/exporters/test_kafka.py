@@ -103,7 +103,7 @@ def test_a_message_that_is_too_large_stands_alone(cluster: MockKafka) -> None:
     large = event(2, b'"%s"' % (b"x" * 2_000_000))
     (result,) = send(exporter(cluster), [event(1), large, event(3)])
     assert {i: f.kind for i, f in result.failed.items()} == {1: FailureClass.TOO_LARGE}
-    assert "max_message_bytes" in result.failed[1].reason
+    assert "max_message_size" in result.failed[1].reason
     assert len(cluster.messages(2)) == 2
     assert send(exporter(cluster, max_message_bytes="3MB"), [large]) == [Answer()]
 
