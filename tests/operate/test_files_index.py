@@ -11,9 +11,9 @@ from click.testing import CliRunner
 from tests.store.filesets.memory import CHUNKING
 
 from holdfast.operate.cli import cli
+from holdfast.store.chunks.settings import StoreSettings
 from holdfast.store.filesets import Commits, FileSetWriter
 from holdfast.store.gc.settings import GcSettings
-from holdfast.store.settings import StoreSettings
 from holdfast.store.store import Store
 
 PATHS = [f"folder-{n % 7}/file-{n:04}" for n in range(400)]

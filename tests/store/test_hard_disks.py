@@ -23,18 +23,17 @@ from holdfast.seam.disk import RealDisk
 from holdfast.seam.faulty import Fault, FaultKind, FaultyDisk
 from holdfast.seam.holder import monotonic_name
 from holdfast.seam.simulated import SimulatedDisk
+from holdfast.store.chunks.settings import StoreSettings
 from holdfast.store.filesets import Commits, FileSetWriter
 from holdfast.store.fsck.check import LocalEngine
 from holdfast.store.fsck.findings import FindingKind
-from holdfast.store.fsck.lost import rebuild_database
-from holdfast.store.fsck.run import check_and_repair
+from holdfast.store.fsck.run import check_and_repair, rebuild_database
 from holdfast.store.fsck.scrub import scrub
 from holdfast.store.gc.collector import Collector
 from holdfast.store.gc.leases import Job
 from holdfast.store.gc.points import StorePoint
 from holdfast.store.gc.settings import GcSettings
 from holdfast.store.objects.local import ObjectPoint
-from holdfast.store.settings import StoreSettings
 from holdfast.store.store import Store
 
 SETTINGS = StoreSettings(

@@ -22,8 +22,8 @@ from holdfast.errors import (
 from holdfast.seam import Seam
 from holdfast.seam.disk import RealDisk
 from holdfast.seam.faulty import Fault, FaultKind, FaultyDisk
+from holdfast.store.chunks.settings import Chunking, StoreSettings
 from holdfast.store.objects.local import LEFTOVER_AGE_S, ObjectPoint
-from holdfast.store.settings import Chunking, StoreSettings
 from holdfast.store.store import DATABASE_FILE, FORMAT_KEY, Store
 
 

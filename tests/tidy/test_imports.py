@@ -51,6 +51,15 @@ ROOMS: dict[str, tuple[set[str], ...]] = {
         {"data_source", "run", "session"},
         {"__init__"},
     ),
+    "store": (
+        {"objects"},
+        {"gc"},
+        {"chunks"},
+        {"store"},
+        {"filesets"},
+        {"fsck"},
+        {"__init__"},
+    ),
 }
 
 # The only name that anything inside may take from the package's own front door.

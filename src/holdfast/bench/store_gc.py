@@ -19,9 +19,9 @@ from holdfast.bench.store_scale import StoreScale
 from holdfast.errors import CheckFailed
 from holdfast.seam import Seam
 from holdfast.seam.disk import Handle, RealDisk
+from holdfast.store.chunks.settings import Chunking, StoreSettings
 from holdfast.store.filesets import Commits, FileSetWriter
 from holdfast.store.gc.collector import Collector
-from holdfast.store.settings import Chunking, StoreSettings
 from holdfast.store.store import Store
 
 # Chunks as small as they may be: the cost of a chunk is what is measured, not that of its bytes.

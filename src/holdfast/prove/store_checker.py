@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 from holdfast.errors import HoldfastError
 from holdfast.prove.store_journal import CommitHistories, digest_of, read_histories
-from holdfast.store.address import CHUNK_PREFIX
 from holdfast.store.filesets import Commits
 from holdfast.store.gc.commit_rows import COMMIT_PREFIX, commit_object_key
+from holdfast.store.objects.address import CHUNK_PREFIX
 from holdfast.store.objects.objects import Objects, StoredObject
 from holdfast.store.store import Store, StoreFormat
 

@@ -21,10 +21,10 @@ from holdfast.prove.store_journal import StoreJournal, digest_of
 from holdfast.seam import Seam
 from holdfast.seam.disk import RealDisk
 from holdfast.seam.faulty import Fault, FaultKind, FaultyDisk, die_for_real
+from holdfast.store.chunks.settings import Chunking, StoreSettings
 from holdfast.store.filesets import Commits, FileSetWriter
 from holdfast.store.gc.collector import Collector
 from holdfast.store.gc.settings import GcSettings
-from holdfast.store.settings import Chunking, StoreSettings
 from holdfast.store.store import Store
 
 URL = "HOLDFAST_PROVE_STORE"

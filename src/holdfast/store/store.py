@@ -29,12 +29,12 @@ from holdfast.seam import Seam
 from holdfast.seam.process import bind_to_process
 from holdfast.settings import Settings
 from holdfast.store.chunks import ChunkStore
+from holdfast.store.chunks.settings import Chunking, StoreSettings
 from holdfast.store.gc.commit_rows import check_database
 from holdfast.store.gc.references import NoReferences, References
 from holdfast.store.objects import ObjectExists, Objects
 from holdfast.store.objects.local import Leftovers, LocalObjects
 from holdfast.store.objects.remote import SCHEMES, RemoteLimits, RemoteObjects
-from holdfast.store.settings import Chunking, StoreSettings
 
 FORMAT_VERSION = 1
 FORMAT_KEY = "store.json"

@@ -10,8 +10,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from holdfast.store.chunks.settings import Chunking, StoreSettings
 from holdfast.store.filesets import Commits, FileSetWriter, Layer, Metadata
-from holdfast.store.settings import Chunking, StoreSettings
 from holdfast.store.store import Store
 
 # Small chunks, so that a few files have indexes of several levels.

@@ -20,11 +20,11 @@ from holdfast.dataflow.filesets.options import parse_file_set_options
 from holdfast.dataflow.filesets.reader import FileSetReader, file_set_schema
 from holdfast.dataflow.filesets.shipping import ShippedPart
 from holdfast.errors import BadConfig, BadInput, ObjectMissing, UnknownCommit
+from holdfast.store.chunks.settings import StoreSettings
 from holdfast.store.filesets import Commits, layer_builder
-from holdfast.store.filesets.file import StoredFile
+from holdfast.store.filesets.fileset import StoredFile
 from holdfast.store.gc.collector import Collector
 from holdfast.store.gc.settings import GcSettings
-from holdfast.store.settings import StoreSettings
 from holdfast.store.store import Store
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from pathlib import Path
 from blake3 import blake3
 
 from holdfast.store.chunks import ChunkStore
+from holdfast.store.chunks.settings import Chunking, StoreSettings
 from holdfast.store.gc.settings import GcSettings
 from holdfast.store.objects import Objects
-from holdfast.store.settings import Chunking, StoreSettings
 from holdfast.store.store import Store
 
 TINY = Chunking(

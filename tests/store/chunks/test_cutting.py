@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.store.chunks.stage import TINY, noise
 
-from holdfast.store.address import hash_of
-from holdfast.store.chunks.cutting import WINDOW_CHUNKS, cut
-from holdfast.store.settings import Chunking
+from holdfast.store.chunks.settings import Chunking
+from holdfast.store.chunks.writer import WINDOW_CHUNKS, cut
+from holdfast.store.objects.address import hash_of
 
 LOG = b"".join(b"line %d of a log\n" % number for number in range(200_000))
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from tests.store.chunks.stage import TINY, noise
 
 from holdfast.errors import BadInput
-from holdfast.store.address import ChunkHash, hash_of
 from holdfast.store.chunks import ChunkWriter, PackedFile, SmallFiles
-from holdfast.store.settings import Chunking
+from holdfast.store.chunks.settings import Chunking
+from holdfast.store.objects.address import ChunkHash, hash_of
 from holdfast.store.store import Store
 
 
@@ -29,7 +29,7 @@ class Shelf:
         return hash_of(data)
 
     def small_files(self, chunking: Chunking = TINY) -> SmallFiles:
-        return SmallFiles(cast(ChunkWriter, self), chunking)
+        return SmallFiles(cast("ChunkWriter", self), chunking)
 
     def read(self, file: PackedFile) -> bytes:
         return b"".join(

@@ -11,12 +11,12 @@ from tests.store.chunks.stage import TINY, noise, over
 
 from holdfast.errors import BadInput, LeaseLost, StoreUnavailable
 from holdfast.seam.simulated import SimulatedCrash
-from holdfast.store.address import ChunkHash, ChunkKey, hash_of
 from holdfast.store.chunks import writer as writer_module
-from holdfast.store.chunks.cutting import WINDOW_CHUNKS
+from holdfast.store.chunks.settings import INDEX_ROOM_BYTES
+from holdfast.store.chunks.writer import WINDOW_CHUNKS
 from holdfast.store.objects import Objects
+from holdfast.store.objects.address import ChunkHash, ChunkKey, hash_of
 from holdfast.store.objects.faulty import FaultyObjects, ObjectFault, ObjectFaultKind
-from holdfast.store.settings import INDEX_ROOM_BYTES
 from holdfast.store.store import Store
 
 if TYPE_CHECKING:

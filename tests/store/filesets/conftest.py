@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from tests.store.filesets.memory import CHUNKING
 
+from holdfast.store.chunks.settings import StoreSettings
 from holdfast.store.filesets import Commits
 from holdfast.store.gc.leases import Job
-from holdfast.store.settings import StoreSettings
 from holdfast.store.store import Store
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
-from holdfast.store.address import ChunkHash, DataRef, hash_of
 from holdfast.store.chunks import SmallFiles
-from holdfast.store.chunks.cutting import cut
-from holdfast.store.settings import Chunking
+from holdfast.store.chunks.settings import Chunking
+from holdfast.store.chunks.writer import cut
+from holdfast.store.objects.address import ChunkHash, DataRef, hash_of
 from holdfast.store.store import Store
 
 KB = 1024
@@ -90,4 +90,4 @@ class MemoryStore:
 def memory_store(chunking: Chunking = CHUNKING) -> tuple[Store, MemoryChunks]:
     """Return a store in memory, and its chunks to look into."""
     store = MemoryStore(chunking)
-    return cast(Store, store), store.chunks
+    return cast("Store", store), store.chunks

@@ -19,7 +19,7 @@ TAGS = (b"1", b"2")
 State = dict[str, dict[bytes, tuple[bytes, ...]]]
 
 # The memory store needs no job.
-NO_JOB = cast(Job, None)
+NO_JOB = cast("Job", None)
 
 
 class Operation(NamedTuple):

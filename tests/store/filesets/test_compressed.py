@@ -15,8 +15,7 @@ from tests.store.filesets.memory import memory_store
 from tests.store.filesets.operations import NO_JOB, read_all
 
 from holdfast.errors import BadInput, Damaged
-from holdfast.store.filesets import FileSet, FileSetWriter, import_tar
-from holdfast.store.filesets import compressed as compressed_module
+from holdfast.store.filesets import FileSet, FileSetWriter, import_tar, tar_reader
 
 FILES = {"a": b"alpha", "b/c": bytes(range(256)) * 3000}
 PACKERS: dict[str, Callable[[bytes], bytes]] = {
@@ -52,7 +51,7 @@ def test_a_compressed_archive_is_opened(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["gzip", "bzip2", "xz", "zstd"])
 def test_one_in_several_streams_is_whole(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compressed_module, "READ_BYTES", 1000)
+    monkeypatch.setattr(tar_reader, "READ_BYTES", 1000)
     data, pack = archive(), PACKERS[kind]
     assert imported(pack(data[:5000]) + pack(data[5000:])) == FILES
 
@@ -80,6 +79,6 @@ def test_what_is_no_tar_is_called_by_its_name() -> None:
 def test_an_archive_that_asks_for_too_much_memory_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(compressed_module, "XZ_MEMORY_BYTES", 1024 * 1024)
+    monkeypatch.setattr(tar_reader, "XZ_MEMORY_BYTES", 1024 * 1024)
     with pytest.raises(Damaged, match="xz"):
         imported(lzma.compress(archive(), preset=9))

@@ -8,9 +8,9 @@ from hashlib import sha256
 from tests.store.filesets.memory import memory_store
 from tests.store.filesets.operations import NO_JOB, Operation, layer_of, put_all
 
+from holdfast.store.chunks.settings import Chunking
 from holdfast.store.filesets import FileSet, FileSetWriter, Metadata, bloom, export_tar
-from holdfast.store.filesets.index_writer import CUT_DIVISOR, INDEX_MAX_BYTES, INDEX_MIN_BYTES
-from holdfast.store.settings import Chunking
+from holdfast.store.filesets.layer_builder import CUT_DIVISOR, INDEX_MAX_BYTES, INDEX_MIN_BYTES
 
 MB = 1024 * 1024
 # Spelled out: what a new store is made with may change, what it means may not.

@@ -14,12 +14,12 @@ from tests.store.filesets.memory import MemoryChunks, memory_store
 from tests.store.filesets.operations import put_all
 
 from holdfast.errors import BadInput, Damaged
+from holdfast.store.chunks.settings import Chunking
 from holdfast.store.filesets import FileSet, FileSetWriter, Layer, bloom, tag_of
 from holdfast.store.filesets import fileset_pb2 as pb
 from holdfast.store.filesets.cursor import IndexCursor, IndexNodes, lookup
 from holdfast.store.filesets.entry import change_of, pack_entry, parse_node
-from holdfast.store.filesets.index_writer import INDEX_MAX_BYTES, CutRule
-from holdfast.store.settings import Chunking
+from holdfast.store.filesets.layer_builder import INDEX_MAX_BYTES, CutRule
 from holdfast.store.store import Store
 
 MANY = {f"folder-{n % 13:02}/file-{n:05}": b"%d" % n for n in range(1500)}

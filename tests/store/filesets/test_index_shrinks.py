@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from tests.store.filesets.memory import MemoryChunks, memory_store
 from tests.store.filesets.operations import put_all, read_all
 
+from holdfast.store.chunks.settings import INDEX_ROOM_BYTES, KB, Chunking
 from holdfast.store.filesets import FileSet, bloom
 from holdfast.store.filesets import fileset_pb2 as pb
 from holdfast.store.filesets.cursor import IndexNodes
 from holdfast.store.filesets.entry import pack_entry
-from holdfast.store.filesets.index_writer import INDEX_MAX_BYTES
 from holdfast.store.filesets.layer import Layer
+from holdfast.store.filesets.layer_builder import INDEX_MAX_BYTES
 from holdfast.store.filesets.paths import PATH_BYTES_MAX
-from holdfast.store.settings import INDEX_ROOM_BYTES, KB, Chunking
 
 # A name of bytes that are not UTF-8 is four times as long as a text.
 NOT_UTF8 = "\U0010fffe"

@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import select
 from tests.store.chunks.stage import TINY, noise, over
 
-from holdfast.store.address import ChunkHash, ChunkKey
+from holdfast.store.chunks.settings import StoreSettings
 from holdfast.store.filesets import Commits, FileSetWriter
 from holdfast.store.fsck.check import LocalEngine, check
 from holdfast.store.fsck.findings import FsckReport, StoreFinding
@@ -19,7 +19,7 @@ from holdfast.store.fsck.settings import FsckSettings
 from holdfast.store.gc.database import chunk
 from holdfast.store.gc.leases import Job
 from holdfast.store.gc.settings import GcSettings
-from holdfast.store.settings import StoreSettings
+from holdfast.store.objects.address import ChunkHash, ChunkKey
 from holdfast.store.store import Store
 
 _GC = GcSettings(synchronous="off", orphan_grace_s=0.0, reserve_bytes=0)

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from tests.store.fsck.stage import Damaged
 
 from holdfast.errors import StorageFailed
-from holdfast.store.address import ChunkKey
 from holdfast.store.fsck.findings import FindingKind
 from holdfast.store.fsck.scrub import scrub, verify
 from holdfast.store.fsck.settings import FsckSettings
+from holdfast.store.objects.address import ChunkKey
 
 
 def flip(data: bytes, bit: int) -> bytes:

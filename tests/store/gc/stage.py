@@ -16,7 +16,6 @@ from holdfast.errors import ObjectMissing, StoreUnavailable
 from holdfast.seam import Seam
 from holdfast.seam.clock import RealClock
 from holdfast.seam.holder import monotonic_name
-from holdfast.store.address import ChunkHash, ChunkKey, hash_of
 from holdfast.store.gc.collector import Collector
 from holdfast.store.gc.commit_rows import CommitId, commit_object_key, parse_commit_key
 from holdfast.store.gc.database import chunk, commit, edge, job
@@ -25,6 +24,7 @@ from holdfast.store.gc.leases import Job
 from holdfast.store.gc.references import References
 from holdfast.store.gc.settings import GcSettings
 from holdfast.store.gc.watch import DATABASE_CLOCK
+from holdfast.store.objects.address import ChunkHash, ChunkKey, hash_of
 from holdfast.store.objects.objects import ObjectExists, StoredObject
 
 if TYPE_CHECKING:

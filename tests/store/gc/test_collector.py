@@ -11,7 +11,6 @@ from tests.store.gc.stage import LEASE_S, SETTINGS, START_S, Died, Stage, staged
 
 from holdfast.errors import DatabaseLost, StoreUnavailable
 from holdfast.seam import Seam
-from holdfast.store.address import ChunkHash, ChunkKey, hash_of
 from holdfast.store.gc.collector import Collector
 from holdfast.store.gc.commit_rows import commit_object_key
 from holdfast.store.gc.database import chunk, edge
@@ -22,6 +21,7 @@ from holdfast.store.gc.rate import BURST_S
 from holdfast.store.gc.references import References
 from holdfast.store.gc.settings import DELETE_OBJECTS_MAX
 from holdfast.store.gc.transitions import ChunkState, CommitState
+from holdfast.store.objects.address import ChunkHash, ChunkKey, hash_of
 
 A, B, C, D = (hash_of(name) for name in (b"a", b"b", b"c", b"d"))
 

@@ -8,9 +8,9 @@ from sqlalchemy.engine import make_url
 from tests.store.gc.stage import SETTINGS
 
 from holdfast.errors import UnknownFormat
-from holdfast.store.address import ChunkKey, hash_of
 from holdfast.store.gc.database import FORMAT_VERSION, metadata
 from holdfast.store.gc.references import References
+from holdfast.store.objects.address import ChunkKey, hash_of
 
 HASH = hash_of(b"stored long ago")
 DRIVERS = {"sqlite": "sqlite+pysqlite", "postgresql": "postgresql+psycopg"}

@@ -21,12 +21,12 @@ from holdfast.errors import (
     UnknownCommit,
     UnknownFormat,
 )
-from holdfast.store.address import ChunkHash, ChunkKey, hash_of
 from holdfast.store.gc.commit_rows import CommitId, commit_object_key, parse_commit_key
 from holdfast.store.gc.database import chunk, edge, job
 from holdfast.store.gc.references import References
 from holdfast.store.gc.settings import GcSettings
 from holdfast.store.gc.transitions import ChunkState, CommitState
+from holdfast.store.objects.address import ChunkHash, ChunkKey, hash_of
 
 A, B, C = (hash_of(name) for name in (b"a", b"b", b"c"))
 

@@ -13,10 +13,10 @@ from tests.store.gc.stage import LEASE_S, Stage
 
 from holdfast.errors import LeaseLost
 from holdfast.seam.holder import Holder, is_dead, this_process
-from holdfast.store.address import hash_of
 from holdfast.store.gc.database import job
 from holdfast.store.gc.leases import QUARANTINE_JOB
 from holdfast.store.gc.watch import LeaseVerdict
+from holdfast.store.objects.address import hash_of
 
 DAY_S = 86_400.0
 A = hash_of(b"a")

@@ -21,7 +21,6 @@ import pyarrow as pa
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from holdfast.dataflow.filesets.shipping import absolute
-from holdfast.store.address import ChunkHash, ChunkKey
 from holdfast.store.filesets.reachable import Reached, Use, roots_of
 from holdfast.store.fsck.commit_check import CheckedCommits
 from holdfast.store.fsck.compare import compare
@@ -45,6 +44,7 @@ from holdfast.store.fsck.tables import (
 )
 from holdfast.store.gc.references import NoReferences
 from holdfast.store.gc.references_sql import COMMIT_KIND, ReferenceSource
+from holdfast.store.objects.address import ChunkHash, ChunkKey
 from holdfast.store.store import Store
 
 if TYPE_CHECKING:

@@ -62,7 +62,7 @@ class FileSetIntake(FilesIntake):
         return self._opened.exists(name)
 
     def _open(self, name: str) -> BinaryIO:
-        return cast(BinaryIO, self._opened.open(name))
+        return cast("BinaryIO", self._opened.open(name))
 
     @property
     def _opened(self) -> FileSet:

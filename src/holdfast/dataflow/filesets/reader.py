@@ -28,10 +28,10 @@ from holdfast.dataflow.filesets.options import FileSetOptions
 from holdfast.dataflow.filesets.shipping import ShippedPart, Shipper, absolute
 from holdfast.dataflow.source.schema import fitter, spark_type
 from holdfast.errors import BadInput
+from holdfast.store.chunks.settings import StoreSettings
 from holdfast.store.filesets import Commits, FileInfo, FileSet
-from holdfast.store.filesets.file import BUFFER_BYTES, StoredFile
+from holdfast.store.filesets.fileset import BUFFER_BYTES, StoredFile
 from holdfast.store.filesets.glob import compile_glob
-from holdfast.store.settings import StoreSettings
 from holdfast.store.store import Store
 
 SUFFIXES: Mapping[str, tuple[str, ...]] = {
@@ -272,7 +272,7 @@ def _row_format(options: FileSetOptions) -> RowFormat:
 
 def _opened(files: FileSet, file: FileInfo) -> BinaryIO:
     raw = StoredFile(files.reader, file.refs, file.size_bytes)
-    return cast(BinaryIO, io.BufferedReader(raw, buffer_size=BUFFER_BYTES))
+    return cast("BinaryIO", io.BufferedReader(raw, buffer_size=BUFFER_BYTES))
 
 
 def _rows_in(

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import InputPartition
 
-from holdfast.store.address import HASH_BYTES, ChunkHash, ChunkKey
 from holdfast.store.filesets import FileInfo, FileSet, Layer
 from holdfast.store.filesets import fileset_pb2 as pb
+from holdfast.store.objects.address import HASH_BYTES, ChunkHash, ChunkKey
 
 if TYPE_CHECKING:
     from holdfast.store.gc.references import References

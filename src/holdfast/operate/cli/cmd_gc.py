@@ -255,10 +255,10 @@ def serve_command(
 def _collector(
     place: Place, shard_words: str, limits: dict[str, Any]
 ) -> Iterator[tuple[Store, Collector]]:
+    from holdfast.store.chunks.settings import StoreSettings
     from holdfast.store.gc.collector import Collector
     from holdfast.store.gc.hash_shards import Shard
     from holdfast.store.gc.settings import GcSettings
-    from holdfast.store.settings import StoreSettings
     from holdfast.store.store import Store
 
     settings_of = {"grace": "orphan_grace_s"}

@@ -202,7 +202,7 @@ def _repair_damaged(store: Store, findings: Sequence[StoreFinding]) -> RepairRep
 
 
 def _rebuild(place: Place) -> RebuildReport:
-    from holdfast.store.fsck.lost import rebuild_database
+    from holdfast.store.fsck.run import rebuild_database
 
     return rebuild_database(place.url, database=place.database)
 

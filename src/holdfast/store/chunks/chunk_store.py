@@ -7,13 +7,12 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-from holdfast.store.address import ChunkHash, ChunkKey
-from holdfast.store.chunks.cache import ChunkCache
-from holdfast.store.chunks.reader import ChunkReader
+from holdfast.store.chunks.reader import ChunkCache, ChunkReader
+from holdfast.store.chunks.settings import Chunking, StoreSettings
 from holdfast.store.chunks.small_files import SmallFiles
 from holdfast.store.chunks.writer import ChunkWriter
 from holdfast.store.objects import Objects
-from holdfast.store.settings import Chunking, StoreSettings
+from holdfast.store.objects.address import ChunkHash, ChunkKey
 
 if TYPE_CHECKING:
     from holdfast.store.gc.leases import CommitPin, Job

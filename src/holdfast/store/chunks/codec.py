@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 import zstandard
 
 from holdfast.errors import Damaged
-from holdfast.store.address import ChunkKey, hash_of
-from holdfast.store.settings import CHUNK_BYTES_MAX
+from holdfast.store.chunks.settings import CHUNK_BYTES_MAX
+from holdfast.store.objects.address import ChunkKey, hash_of
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

@@ -3,25 +3,62 @@
 A range is never fetched alone. Chunks are small and mostly compressed, so the whole one is fetched,
 checked against its address, kept for the next read, and the range cut out of it. A range that has a
 hash of its own is checked against it, too: the chunk may be sound, and the reference wrong.
+
+Chunks that were read lately are kept in memory, up to a number of bytes (`ChunkCache`).
 """
 
 from __future__ import annotations
 
 import itertools
-from collections import deque
+import threading
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, NamedTuple
 
 from holdfast.errors import BadInput, Damaged, ObjectMissing
-from holdfast.store.address import ChunkHash, ChunkKey, DataRef, hash_of
-from holdfast.store.chunks.cache import ChunkCache
 from holdfast.store.chunks.codec import decode
 from holdfast.store.objects import Objects
+from holdfast.store.objects.address import ChunkHash, ChunkKey, DataRef, hash_of
 
 if TYPE_CHECKING:
     from holdfast.store.gc.leases import CommitPin
     from holdfast.store.gc.references import References
+
+
+class ChunkCache:
+    """The plain bytes of chunks; the one that was not used for longest goes first."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self._chunks: OrderedDict[ChunkHash, bytes] = OrderedDict()
+        self._size_bytes = 0
+        self._lock = threading.Lock()
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes that are held now."""
+        return self._size_bytes
+
+    def get(self, chunk: ChunkHash) -> bytes | None:
+        """Return a chunk if it is here."""
+        with self._lock:
+            data = self._chunks.get(chunk)
+            if data is not None:
+                self._chunks.move_to_end(chunk)
+            return data
+
+    def put(self, chunk: ChunkHash, data: bytes) -> None:
+        """Keep a chunk, if it fits at all."""
+        with self._lock:
+            if chunk in self._chunks or len(data) > self._limit_bytes:
+                return
+            self._chunks[chunk] = data
+            self._size_bytes += len(data)
+            while self._size_bytes > self._limit_bytes:
+                _, dropped = self._chunks.popitem(last=False)
+                self._size_bytes -= len(dropped)
+
 
 # Chunks whose keys are asked for together, and keys that a reader remembers.
 RESOLVE_BATCH = 1000

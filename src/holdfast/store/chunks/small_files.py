@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from blake3 import blake3
 
 from holdfast.errors import BadInput
-from holdfast.store.address import DataRef, hash_of
-from holdfast.store.settings import Chunking
+from holdfast.store.chunks.settings import Chunking
+from holdfast.store.objects.address import DataRef, hash_of
 
 if TYPE_CHECKING:
     from holdfast.store.chunks.writer import ChunkWriter

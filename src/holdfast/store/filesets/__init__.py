@@ -5,10 +5,9 @@ from holdfast.store.filesets.commits import Commit, Commits
 from holdfast.store.filesets.compact import compact
 from holdfast.store.filesets.diff import Difference
 from holdfast.store.filesets.extract import extract
-from holdfast.store.filesets.fileset import FileSet
+from holdfast.store.filesets.fileset import FileSet, PathRange
 from holdfast.store.filesets.info import FileInfo, Metadata, shown_tag, tag_of
 from holdfast.store.filesets.layer import Layer
-from holdfast.store.filesets.path_ranges import PathRange
 from holdfast.store.filesets.put_tree import StoredTree, put_tree
 from holdfast.store.filesets.selection import Selection
 from holdfast.store.filesets.writer import FileSetWriter

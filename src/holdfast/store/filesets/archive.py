@@ -10,9 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from holdfast.errors import BadInput
 from holdfast.seam.names import name_bytes
-from holdfast.store.address import ChunkHash
 from holdfast.store.filesets import header as tar
-from holdfast.store.filesets.compressed import unpacked
 from holdfast.store.filesets.cursor import IndexCursor
 from holdfast.store.filesets.fileset import FileSet
 from holdfast.store.filesets.header import Header
@@ -26,8 +24,15 @@ from holdfast.store.filesets.info import (
     Xattrs,
 )
 from holdfast.store.filesets.paths import after_folder, check_folder, check_path, decode_path
-from holdfast.store.filesets.tar_reader import READ_BLOCK_BYTES, Member, Readable, TarReader
+from holdfast.store.filesets.tar_reader import (
+    READ_BLOCK_BYTES,
+    Member,
+    Readable,
+    TarReader,
+    unpacked,
+)
 from holdfast.store.filesets.writer import FileSetWriter
+from holdfast.store.objects.address import ChunkHash
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from google.protobuf.message import DecodeError
 
 from holdfast.errors import BadInput, Damaged, UnknownCommit, UnknownFormat
-from holdfast.store.address import DataRef
 from holdfast.store.filesets import fileset_pb2 as pb
 from holdfast.store.filesets.compact import LEVEL_FACTOR, Compact, compact
 from holdfast.store.filesets.entry import message_of, ref_of
@@ -22,6 +21,7 @@ from holdfast.store.filesets.fileset import FileSet
 from holdfast.store.filesets.layer import Layer
 from holdfast.store.gc.commit_rows import CommitId, CommitRow, commit_object_key
 from holdfast.store.gc.transitions import CommitState
+from holdfast.store.objects.address import DataRef
 
 if TYPE_CHECKING:
     from holdfast.store.gc.leases import Job

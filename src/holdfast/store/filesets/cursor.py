@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from holdfast.errors import Damaged, ObjectMissing
-from holdfast.store.address import ChunkHash
 from holdfast.store.filesets import bloom
 from holdfast.store.filesets import fileset_pb2 as pb
 from holdfast.store.filesets.entry import IndexNode, parse_node
+from holdfast.store.objects.address import ChunkHash
 
 # Index chunks that a reader keeps parsed: about a quarter of a megabyte each.
 CACHED_NODES = 256

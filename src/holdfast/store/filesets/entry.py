@@ -9,10 +9,10 @@ from zlib import adler32
 
 from google.protobuf.message import DecodeError
 
-from holdfast.store.address import ChunkHash, DataRef
 from holdfast.store.filesets import fileset_pb2 as pb
 from holdfast.store.filesets import header as tar
 from holdfast.store.filesets.algebra import Change, TagChange
+from holdfast.store.objects.address import ChunkHash, DataRef
 
 FileChange = Change[pb.DataRef]
 

@@ -21,7 +21,6 @@ from typing import NamedTuple
 from holdfast.errors import BadInput, Damaged, HoldfastError, ObjectMissing, StoreError
 from holdfast.seam.folders import Dress, Folder, Undone, new_folder
 from holdfast.seam.owners import group_number, is_root, user_number
-from holdfast.store.address import ChunkHash
 from holdfast.store.filesets.cursor import LostRange
 from holdfast.store.filesets.fileset import FileSet
 from holdfast.store.filesets.info import FileInfo, Xattrs
@@ -34,6 +33,7 @@ from holdfast.store.filesets.paths import (
     leads_out,
 )
 from holdfast.store.filesets.selection import OutsideLinks
+from holdfast.store.objects.address import ChunkHash
 
 WRITE_THREADS = 4
 # Files that one thread restores at a time, and their bytes.

@@ -1,20 +1,28 @@
-"""Reads a file set: one layer or several as one tree of files, merged while it is read."""
+"""Reads a file set: one layer or several as one tree of files, merged while it is read.
+
+`cut_shards` cuts it into ranges of paths of about equal work, by what its indexes say of
+themselves: all layers count, not just the first, and only ranges that are too large for a shard are
+opened. `StoredFile` is a file of it, opened: seekable, reading ahead as long as it is read in
+order.
+"""
 
 from __future__ import annotations
 
+import heapq
 import io
 from collections.abc import Iterator, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 from holdfast.errors import BadInput, UnknownPath
+from holdfast.store.chunks import ChunkReader
+from holdfast.store.filesets import fileset_pb2 as pb
+from holdfast.store.filesets.cursor import IndexCursor, IndexNodes
 from holdfast.store.filesets.diff import Diff, Difference
-from holdfast.store.filesets.file import BUFFER_BYTES, StoredFile
 from holdfast.store.filesets.glob import compile_glob, literal_prefix
 from holdfast.store.filesets.info import FileInfo
 from holdfast.store.filesets.layer import Layer
-from holdfast.store.filesets.merge import Merge, files_of, find, merged_file
-from holdfast.store.filesets.path_ranges import PathRange, cut_shards
+from holdfast.store.filesets.merge import Merge, Source, files_of, find, merged_file
 from holdfast.store.filesets.paths import (
     Collisions,
     after_folder,
@@ -27,9 +35,113 @@ from holdfast.store.filesets.sources import open_layers, open_nodes, read_conten
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from holdfast.store.address import ChunkHash, ChunkKey
+    from typing_extensions import Buffer
+
     from holdfast.store.gc.leases import CommitPin
+    from holdfast.store.objects.address import ChunkHash, ChunkKey
     from holdfast.store.store import Store
+
+# What a buffered file asks for at once.
+BUFFER_BYTES = 256 * 1024
+
+
+class StoredFile(io.RawIOBase):
+    """The bytes of a file, read where they are asked for. Wrap it in `io.BufferedReader`."""
+
+    def __init__(self, reader: ChunkReader, refs: Sequence[pb.DataRef], size_bytes: int) -> None:
+        super().__init__()
+        self._reader = reader
+        self._refs = refs
+        self.size_bytes = size_bytes
+        self._at_bytes = 0
+        # What was begun to be read in order, and the part of it that was not given out yet.
+        self._stream: Iterator[bytes] | None = None
+        self._rest = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at_bytes
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        bases = {io.SEEK_SET: 0, io.SEEK_CUR: self._at_bytes, io.SEEK_END: self.size_bytes}
+        at_bytes = bases[whence] + offset
+        if at_bytes < 0:
+            raise BadInput("a file has nothing before its beginning", hint="Seek to 0 or behind.")
+        if at_bytes != self._at_bytes:
+            self._stream, self._rest = None, memoryview(b"")
+            self._at_bytes = at_bytes
+        return at_bytes
+
+    def readinto(self, buffer: Buffer, /) -> int:
+        target = memoryview(buffer).cast("B")
+        if self._at_bytes >= self.size_bytes or not target.nbytes:
+            return 0
+        if self._stream is None:
+            self._stream = read_content(self._reader, self._refs, self._at_bytes, None)
+        while not self._rest.nbytes:
+            self._rest = memoryview(next(self._stream))
+        taken = self._rest[: target.nbytes]
+        target[: taken.nbytes] = taken
+        self._rest = self._rest[taken.nbytes :]
+        self._at_bytes += taken.nbytes
+        return taken.nbytes
+
+    def close(self) -> None:
+        self._stream, self._rest = None, memoryview(b"")
+        super().close()
+
+
+# A range that is larger than this part of a shard is opened.
+_PART = 4
+
+
+class PathRange(NamedTuple):
+    """Paths from `lo` on and before `hi`; None: to the end. The counts are estimates: a file that
+    several layers change counts several times."""
+
+    lo: str
+    hi: str | None
+    files: int = 0
+    size_bytes: int = 0
+
+
+def cut_shards(
+    nodes: IndexNodes, sources: Sequence[Source], *, max_files: int, max_bytes: int
+) -> list[PathRange]:
+    """Return neighbouring ranges that hold everything, each within the bounds, about."""
+    if max_files < 1 or max_bytes < 1:
+        raise BadInput("a shard must hold something", hint="Give bounds of at least 1.")
+    cursors = [IndexCursor(nodes, source.root) for source in sources if source.root is not None]
+    heap = [(cursor.path, number) for number, cursor in enumerate(cursors) if cursor.path]
+    heapq.heapify(heap)
+    shards: list[PathRange] = []
+    lo, files, size_bytes = "", 0, 0
+    while heap:
+        path, number = heap[0]
+        cursor = cursors[number]
+        index = cursor.index
+        count = index.range.num_files if cursor.is_range else int(index.present)
+        if cursor.is_range and (count * _PART > max_files or index.size_bytes * _PART > max_bytes):
+            cursor.descend()
+        else:
+            full = files + count > max_files or size_bytes + index.size_bytes > max_bytes
+            if full and files and path > lo:
+                shards.append(PathRange(lo, path, files, size_bytes))
+                lo, files, size_bytes = path, 0, 0
+            files += count
+            size_bytes += index.size_bytes
+            cursor.advance()
+        if cursor.path is None:
+            heapq.heappop(heap)
+        else:
+            heapq.heapreplace(heap, (cursor.path, number))
+    return [*shards, PathRange(lo, None, files, size_bytes)]
+
 
 SHARD_FILES = 1_000_000
 SHARD_BYTES = 1024 * 1024 * 1024

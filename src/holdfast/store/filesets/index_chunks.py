@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from holdfast.errors import Damaged, ObjectMissing
-from holdfast.store.address import ChunkHash
 from holdfast.store.filesets import fileset_pb2 as pb
 from holdfast.store.filesets.cursor import IndexNodes, lookup
 from holdfast.store.filesets.layer import Layer
 from holdfast.store.filesets.paths import after_folder
+from holdfast.store.objects.address import ChunkHash
 
 
 class IndexChunk(NamedTuple):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from holdfast.errors import BadInput
-from holdfast.store.address import ChunkHash, DataRef
 from holdfast.store.filesets import fileset_pb2 as pb
 from holdfast.store.filesets.entry import message_of, ref_of
+from holdfast.store.objects.address import ChunkHash, DataRef
 
 # Folders that one layer may take away: all of them are held in memory while it is read.
 TOMBSTONES_MAX = 100_000

@@ -14,7 +14,6 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, NamedTuple
 
 from holdfast.seam.folders import FolderEntry
-from holdfast.store.address import DataRef
 from holdfast.store.chunks import ChunkWriter
 from holdfast.store.filesets import algebra
 from holdfast.store.filesets import fileset_pb2 as pb
@@ -32,9 +31,9 @@ from holdfast.store.filesets.folder_reader import (
 from holdfast.store.filesets.info import XATTRS_BYTES_MAX, Metadata, Xattrs
 from holdfast.store.filesets.layer import Layer
 from holdfast.store.filesets.layer_builder import Content, LayerBuilder
-from holdfast.store.filesets.previous_tree import PreviousTree
-from holdfast.store.filesets.seen import SeenWriter
+from holdfast.store.filesets.previous_tree import PreviousTree, SeenWriter
 from holdfast.store.filesets.selection import Selection
+from holdfast.store.objects.address import DataRef
 
 if TYPE_CHECKING:
     from holdfast.store.gc.leases import Job

@@ -13,13 +13,13 @@ from typing import NamedTuple
 from google.protobuf.message import DecodeError
 
 from holdfast.errors import Damaged, ObjectMissing
-from holdfast.store.address import ChunkHash, ChunkKey
 from holdfast.store.chunks.codec import decode
 from holdfast.store.filesets import fileset_pb2 as pb
 from holdfast.store.filesets.commits import Commit, parse_record
 from holdfast.store.filesets.entry import parse_node
 from holdfast.store.filesets.header import damaged
 from holdfast.store.gc.rebuild import Resolve, Walk, WalkedChunk
+from holdfast.store.objects.address import ChunkHash, ChunkKey
 from holdfast.store.objects.objects import Objects
 
 

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from google.protobuf.message import DecodeError
 
-from holdfast.store.address import ChunkHash, DataRef
 from holdfast.store.chunks import ChunkReader
 from holdfast.store.filesets import fileset_pb2 as pb
 from holdfast.store.filesets.algebra import Tombstones
@@ -15,6 +14,7 @@ from holdfast.store.filesets.entry import parse_node, ref_of
 from holdfast.store.filesets.header import damaged
 from holdfast.store.filesets.layer import Layer
 from holdfast.store.filesets.merge import Source
+from holdfast.store.objects.address import ChunkHash, DataRef
 
 
 def open_layers(reader: ChunkReader, layers: Sequence[Layer]) -> list[Source]:

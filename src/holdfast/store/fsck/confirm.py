@@ -23,7 +23,6 @@ from typing import Any
 from sqlalchemy import Connection, case, func, select
 
 from holdfast.errors import Damaged, ObjectMissing
-from holdfast.store.address import ChunkHash, ChunkKey
 from holdfast.store.fsck.commit_check import row_of
 from holdfast.store.fsck.findings import FindingKind, StoreFinding, parse_source
 from holdfast.store.gc.commit_rows import CommitId
@@ -31,6 +30,7 @@ from holdfast.store.gc.database import Database, chunk, edge, slices
 from holdfast.store.gc.references import References
 from holdfast.store.gc.references_sql import CHUNK_KIND, COMMIT_KIND, ReferenceSource, locked_rows
 from holdfast.store.gc.transitions import JobKind
+from holdfast.store.objects.address import ChunkHash, ChunkKey
 from holdfast.store.objects.objects import Objects
 
 

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from holdfast.store.address import ChunkHash, ChunkKey
 from holdfast.store.fsck.tables import FINDINGS
 from holdfast.store.gc.references_sql import CHUNK_KIND, ReferenceSource
+from holdfast.store.objects.address import ChunkHash, ChunkKey
 
 
 class FindingKind(StrEnum):

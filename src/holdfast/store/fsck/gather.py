@@ -9,7 +9,6 @@ from typing import Any
 import pyarrow as pa
 from sqlalchemy import Connection, Select, select, tuple_
 
-from holdfast.store.address import CHUNK_PREFIX, ChunkHash, ChunkKey
 from holdfast.store.filesets.commits import Commit
 from holdfast.store.filesets.reachable import Reached, Use, roots_of, walk_below
 from holdfast.store.fsck.indexes import IndexReader
@@ -19,6 +18,7 @@ from holdfast.store.gc.database import Database, chunk, commit, edge, job
 from holdfast.store.gc.references_sql import COMMIT_KIND, ReferenceSource
 from holdfast.store.gc.sweep import pages
 from holdfast.store.gc.transitions import state_of
+from holdfast.store.objects.address import CHUNK_PREFIX, ChunkHash, ChunkKey
 from holdfast.store.objects.objects import Objects, StoredObject
 
 Columns = dict[str, Sequence[Any]]

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from holdfast.errors import Damaged, ObjectMissing, StorageFailed
-from holdfast.store.address import CHUNK_PREFIX, ChunkHash, ChunkKey
 from holdfast.store.chunks.codec import decode
 from holdfast.store.filesets.reachable import Reached, children_of
 from holdfast.store.fsck.findings import FindingKind, StoreFinding
 from holdfast.store.gc.references import References
+from holdfast.store.objects.address import CHUNK_PREFIX, ChunkHash, ChunkKey
 from holdfast.store.objects.objects import Objects
 
 # Keys that are remembered; then all are forgotten, and asked for again.

@@ -17,7 +17,6 @@ from sqlalchemy import (
     update,
 )
 
-from holdfast.store.address import ChunkHash, ChunkKey
 from holdfast.store.filesets.commits import Commit
 from holdfast.store.filesets.reachable import roots_of
 from holdfast.store.fsck.confirm import of_source, true_counts
@@ -35,6 +34,7 @@ from holdfast.store.gc.references_sql import (
     take_step,
 )
 from holdfast.store.gc.transitions import LOSE, CommitState, JobKind, allows
+from holdfast.store.objects.address import ChunkHash, ChunkKey
 
 
 class Mender:

@@ -27,7 +27,6 @@ from typing import NamedTuple
 from blake3 import blake3
 
 from holdfast.errors import Damaged, HoldfastError, ObjectMissing
-from holdfast.store.address import ChunkKey
 from holdfast.store.chunks.codec import decode
 from holdfast.store.fsck.commit_check import readable, row_of, stored_record
 from holdfast.store.fsck.confirm import Confirm, is_stored, source_exists
@@ -38,6 +37,7 @@ from holdfast.store.fsck.scrub import verify
 from holdfast.store.gc.collector import Collector
 from holdfast.store.gc.commit_rows import CommitId, commit_object_key
 from holdfast.store.gc.references_sql import CHUNK_KIND, COMMIT_KIND
+from holdfast.store.objects.address import ChunkKey
 from holdfast.store.store import Store
 
 QUARANTINE_PREFIX = "quarantine/"

@@ -1,16 +1,23 @@
-"""Check, repair, check again: until nothing is wrong, or nothing more can be done."""
+"""Check, repair, check again: until nothing is wrong, or nothing more can be done.
+
+`rebuild_database` makes a lost database again from the objects of its store.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from holdfast.seam import Seam
+from holdfast.store.chunks.settings import StoreSettings
+from holdfast.store.filesets.reachable import walk_record
 from holdfast.store.fsck.check import CheckEngine, check
 from holdfast.store.fsck.findings import FsckReport, StoreFinding, without_known
 from holdfast.store.fsck.repair import Repair, RepairReport, plan_repair
 from holdfast.store.fsck.settings import FsckSettings
 from holdfast.store.gc.quarantine import release_quarantine
-from holdfast.store.store import Store
+from holdfast.store.gc.rebuild import RebuildReport, rebuild
+from holdfast.store.store import Store, open_objects
 
 
 @dataclass
@@ -51,3 +58,23 @@ def check_and_repair(
         # All that is in use is known, and has its references.
         result.released = release_quarantine(store.references.database)
     return result
+
+
+def rebuild_database(
+    url: str,
+    *,
+    database: str | None = None,
+    settings: StoreSettings | None = None,
+    seam: Seam | None = None,
+) -> RebuildReport:
+    """Fill a database that is gone, empty, or half rebuilt; one that knows chunks is left alone."""
+    used = settings or StoreSettings()
+    with open_objects(url, database=database, settings=used, seam=seam) as found:
+        return rebuild(
+            found.database_url,
+            found.objects,
+            walk_record(found.objects),
+            settings=used.gc,
+            store_id=found.store_id,
+            seam=seam,
+        )

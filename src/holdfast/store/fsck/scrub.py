@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from sqlalchemy import Connection, bindparam, delete, insert, select, update
 
 from holdfast.errors import Damaged, ObjectMissing, StorageFailed
-from holdfast.store.address import CHUNK_PREFIX, ChunkKey
 from holdfast.store.chunks.codec import decode
 from holdfast.store.fsck.check import locate
 from holdfast.store.fsck.confirm import Confirm
@@ -25,6 +24,7 @@ from holdfast.store.fsck.settings import FsckSettings
 from holdfast.store.fsck.tables import PREFIXES
 from holdfast.store.gc.database import Database, chunk, meta
 from holdfast.store.gc.rate import TokenBucket
+from holdfast.store.objects.address import CHUNK_PREFIX, ChunkKey
 from holdfast.store.objects.objects import Objects, StoredObject
 from holdfast.store.store import Store
 

@@ -26,7 +26,6 @@ from sqlalchemy import Connection, Select, bindparam, delete, insert, select, up
 
 from holdfast.errors import DiskFull, UnknownCommit
 from holdfast.seam import Seam
-from holdfast.store.address import ChunkHash, ChunkKey
 from holdfast.store.gc import commit_rows
 from holdfast.store.gc.commit_rows import CommitId, CommitRow, commit_object_key
 from holdfast.store.gc.database import (
@@ -57,6 +56,7 @@ from holdfast.store.gc.transitions import (
     Transition,
 )
 from holdfast.store.gc.watch import LeaseWatch
+from holdfast.store.objects.address import ChunkHash, ChunkKey
 from holdfast.store.objects.objects import Objects
 
 # Chunks whose references are asked for at once.

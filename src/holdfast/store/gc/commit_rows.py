@@ -17,7 +17,6 @@ from sqlalchemy import Connection, RowMapping, Select, insert, select, update
 
 from holdfast.errors import BadInput, CommitExists, UnknownCommit
 from holdfast.seam.holder import this_process
-from holdfast.store.address import ChunkHash, ChunkKey
 from holdfast.store.gc.database import Database, commit, edge, job
 from holdfast.store.gc.references_sql import (
     COMMIT_KIND,
@@ -37,6 +36,7 @@ from holdfast.store.gc.transitions import (
     CommitState,
     JobKind,
 )
+from holdfast.store.objects.address import ChunkHash, ChunkKey
 from holdfast.store.objects.objects import Objects
 
 COMMIT_PREFIX = "commits/"

@@ -12,8 +12,8 @@ from typing import NamedTuple
 from sqlalchemy.sql import ColumnElement
 
 from holdfast.errors import BadInput
-from holdfast.store.address import CHUNK_PREFIX, ChunkHash
 from holdfast.store.gc.database import chunk
+from holdfast.store.objects.address import CHUNK_PREFIX, ChunkHash
 
 # Shards are cut at the first byte of a hash, as the folders of the objects are.
 SHARDS_MAX = 256

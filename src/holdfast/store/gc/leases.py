@@ -18,7 +18,6 @@ from sqlalchemy import Connection, bindparam, select
 from holdfast.errors import LeaseLost, StoreUnavailable
 from holdfast.seam import Seam
 from holdfast.seam.process import bind_to_process
-from holdfast.store.address import ChunkHash, ChunkKey
 from holdfast.store.gc.database import Database, edge, job
 from holdfast.store.gc.references_sql import (
     Reference,
@@ -27,6 +26,7 @@ from holdfast.store.gc.references_sql import (
     remove_references,
 )
 from holdfast.store.gc.transitions import CLOSE, FORGET_JOB, RENEW, WORK, JobKind
+from holdfast.store.objects.address import ChunkHash, ChunkKey
 
 RENEWALS_PER_LEASE = 3
 # The job that holds what a rebuild did not understand (quarantine.py). A repair alone ends it.

@@ -13,7 +13,6 @@ from typing import NamedTuple
 from sqlalchemy import Connection, select
 
 from holdfast.seam.clock import Clock
-from holdfast.store.address import ChunkHash, ChunkKey
 from holdfast.store.gc.database import (
     IS_DYING,
     IS_UNFINISHED,
@@ -27,6 +26,7 @@ from holdfast.store.gc.hash_shards import Shard
 from holdfast.store.gc.references_sql import CHUNK_KIND
 from holdfast.store.gc.transitions import BEGIN_REMOVING
 from holdfast.store.gc.watch import ENDED_BY_COLLECTORS, LeaseWatch
+from holdfast.store.objects.address import ChunkHash, ChunkKey
 
 NEVER_UPLOADED = "reserved, never uploaded"
 UNREFERENCED = "nothing refers to it"

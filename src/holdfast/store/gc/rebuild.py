@@ -1,4 +1,4 @@
-"""A lost database, made anew from what the objects say.
+"""A lost database, rebuilt from what the objects say.
 
 1. Every chunk's object gets a row. Of several generations of a hash the newest is current; the
    others are garbage, and collected later. Its size is that of the object, as stored.
@@ -9,27 +9,40 @@
    whose objects are still on their way.
 
 Until the last step the database says that it is being rebuilt: nobody can open it, and no collector
-starts on half of the references. A rebuild that was interrupted is begun again.
+starts on half of the references. An interrupted rebuild is restarted.
 
 Who made commits knows how to walk them: `walk` is given a commit's record and the stored generation
 of each chunk, and yields every chunk with its children, and the roots as such.
+
+`set_aside` moves a database out of the way that no longer belongs to the objects: an old copy of
+the right one. Nothing in it is changed but a mark, and nothing of it is deleted: on SQLite its file
+gets another name, on PostgreSQL its tables do. A rebuild then begins with an empty one.
+
+No process may continue with the old one: what it stores would be unknown to the new one. Before
+the file moves, the mark refuses every process that opens it, and SQLite shows whether one still has
+it open: it leaves its write-ahead log only if no other connection is. On PostgreSQL the names lead
+to the new tables immediately, and these hold none of the old leases.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from functools import partial
+from pathlib import PurePath
 from typing import NamedTuple
 
-from sqlalchemy import Connection, delete, func, insert, select, update
+from sqlalchemy import Connection, delete, func, insert, select, text, update
 
-from holdfast.errors import BadInput, Damaged, ObjectMissing
+from holdfast.errors import BadInput, CannotOpen, Damaged, ObjectMissing
 from holdfast.seam import Seam
-from holdfast.store.address import CHUNK_PREFIX, ChunkHash, ChunkKey
 from holdfast.store.gc.commit_rows import COMMIT_PREFIX, CommitId, parse_commit_key
 from holdfast.store.gc.database import (
+    MAKING_TABLES_LOCK,
     REBUILD_NUMBER_STEP,
     REBUILDING,
     SET_ASIDE,
@@ -39,6 +52,7 @@ from holdfast.store.gc.database import (
     edge,
     job,
     meta,
+    metadata,
     slices,
 )
 from holdfast.store.gc.points import StorePoint
@@ -52,11 +66,65 @@ from holdfast.store.gc.references_sql import (
     existing,
     locked_rows,
 )
-from holdfast.store.gc.set_aside import set_aside
 from holdfast.store.gc.settings import GcSettings
 from holdfast.store.gc.sweep import pages
 from holdfast.store.gc.transitions import CommitState
+from holdfast.store.objects.address import CHUNK_PREFIX, ChunkHash, ChunkKey
 from holdfast.store.objects.objects import Objects, StoredObject
+
+# Somebody who is in does not leave within any time that is worth waiting for.
+BUSY_TIMEOUT_S = 1.0
+
+
+def set_aside(database: Database, seam: Seam) -> str:
+    """Close a database and move it out of the way; return its new name."""
+    moment = datetime.fromtimestamp(seam.clock.wall_ns() / 1e9, UTC)
+    suffix = f"old_{moment:%Y%m%dT%H%M%S%fZ}"
+    if database.locks_rows:
+        name = database.transact(lambda connection: _rename_tables(connection, suffix.lower()))
+        database.close()
+        return name
+    database.close()
+    path = PurePath(str(database.engine.url.database))
+    with contextlib.closing(sqlite3.connect(path, BUSY_TIMEOUT_S, isolation_level=None)) as alone:
+        _lock_out(alone, str(path))
+    seam.reached(StorePoint.SETTING_ASIDE)
+    target = path.with_name(f"{path.name}.{suffix}")
+    seam.disk.rename(path, target, StorePoint.SET_ASIDE)
+    seam.disk.sync_dir(path.parent, StorePoint.SET_ASIDE_SYNC)
+    return str(target)
+
+
+def _lock_out(alone: sqlite3.Connection, path: str) -> None:
+    """Leave a database in one file that nobody has open, and nobody will open."""
+    marked = "UPDATE gc_meta SET number = ? WHERE name = 'rebuilding'"
+    try:
+        alone.execute(marked, (SET_ASIDE,))
+        [mode] = alone.execute("PRAGMA journal_mode=DELETE").fetchone()
+    except sqlite3.OperationalError:
+        mode = "locked"
+    if mode != "delete":
+        with contextlib.suppress(sqlite3.OperationalError):
+            alone.execute(marked, (0,))
+        raise CannotOpen(
+            "somebody else has the database of references open",
+            hint="stop all commands and services that work with this store, then try again",
+            path=path,
+        )
+
+
+def _rename_tables(connection: Connection, suffix: str) -> str:
+    connection.execute(text(f"SELECT pg_advisory_xact_lock({MAKING_TABLES_LOCK})"))
+    names = sorted(metadata.tables)
+    asked = text(
+        "SELECT indexname FROM pg_indexes "
+        "WHERE schemaname = current_schema() AND tablename = ANY(:names)"
+    )
+    for index in connection.execute(asked, {"names": names}).scalars().all():
+        connection.execute(text(f'ALTER INDEX "{index}" RENAME TO "{index}_{suffix}"'))
+    for name in names:
+        connection.execute(text(f'ALTER TABLE "{name}" RENAME TO "{name}_{suffix}"'))
+    return f"the tables gc_…_{suffix}"
 
 
 class WalkedChunk(NamedTuple):

@@ -24,7 +24,6 @@ from sqlalchemy import Connection, Row, Select, insert, select
 from holdfast.errors import BadInput, ChunkGone
 from holdfast.seam import Seam
 from holdfast.seam.holder import this_process
-from holdfast.store.address import HASH_BYTES, ChunkHash, ChunkKey
 from holdfast.store.gc import commit_rows
 from holdfast.store.gc.commit_rows import CommitId, CommitRow
 from holdfast.store.gc.database import Database, chunk, job, slices
@@ -57,6 +56,7 @@ from holdfast.store.gc.settings import GcSettings
 from holdfast.store.gc.statistics import GcStatistics, gather
 from holdfast.store.gc.transitions import MARK_UPLOADED, JobKind, allows, wins
 from holdfast.store.gc.watch import ENDED_BY_COLLECTORS, LeaseWatch, OpenLease
+from holdfast.store.objects.address import HASH_BYTES, ChunkHash, ChunkKey
 
 # Who refers, in `update_references`: a kind and an id of the caller's choice.
 NamedSource = tuple[str, bytes]

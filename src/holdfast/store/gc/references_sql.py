@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Delete, Update, bindparam, delete, insert, select
 
-from holdfast.store.address import ChunkHash, ChunkKey
 from holdfast.store.gc.database import Database, chunk, edge, slices
 from holdfast.store.gc.transitions import (
     HOLD,
@@ -26,6 +25,7 @@ from holdfast.store.gc.transitions import (
     JobKind,
     Transition,
 )
+from holdfast.store.objects.address import ChunkHash, ChunkKey
 
 CHUNK_KIND = "chunk"
 COMMIT_KIND = "commit"

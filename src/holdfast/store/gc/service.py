@@ -19,7 +19,6 @@ from google.protobuf.message import Message
 from sqlalchemy import Connection, func, select
 
 from holdfast.errors import BadConfig, HoldfastError
-from holdfast.store.address import HASH_BYTES, ChunkHash, ChunkKey
 from holdfast.store.gc import gc_pb2 as pb
 from holdfast.store.gc.collector import Collector
 from holdfast.store.gc.commit_rows import targets_of
@@ -27,6 +26,7 @@ from holdfast.store.gc.database import IS_DYING, chunk, slices
 from holdfast.store.gc.references import References
 from holdfast.store.gc.references_sql import ReferenceSource
 from holdfast.store.gc.sweep import SweepReport
+from holdfast.store.objects.address import HASH_BYTES, ChunkHash, ChunkKey
 
 SERVICE = "holdfast.store.gc.Collector"
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
