@@ -44,7 +44,7 @@ def test_want_of_room_is_known_whoever_says_it(error: Exception) -> None:
     assert is_disk_full(error)
     ended = failed("events", error)
     assert isinstance(ended, PipelineDiskFull)
-    assert "make room" in ended.hint
+    assert "free space" in ended.hint
 
 
 def test_another_error_is_not_for_want_of_room() -> None:

@@ -246,7 +246,7 @@ def test_available_now_does_not_end_without_a_gateway(
     driver(addresses, tmp_path / "c")  # knows the columns from now on
     two.die()
     query = driver(addresses, tmp_path / "c")
-    with pytest.raises(OwnerGone, match="nobody knows what is there"):
+    with pytest.raises(OwnerGone, match="it is not known what is there"):
         query.reader.prepareForTriggerAvailableNow()
     query.stop()
 

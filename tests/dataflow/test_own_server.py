@@ -152,8 +152,8 @@ def some_ports(count: int) -> range:
 @pytest.mark.parametrize(
     ("conf", "told"),
     [
-        ({"ports": "42000"}, "'42000' is no range of ports"),
-        ({"ports": "42000-x"}, "no range of ports"),
+        ({"ports": "42000"}, "'42000' is not a range of ports"),
+        ({"ports": "42000-x"}, "not a range of ports"),
         ({"ports": "42000-42002"}, "42000-42002 is 3 ports, and a pipeline needs 4"),
         ({"ports": "42010-42000"}, "a pipeline needs 4"),
         ({"ports": "80-90"}, "ports are from 1024 to 65535"),

@@ -1,4 +1,4 @@
-"""Queries whose Python process is late are begun again, so often; one that hangs is given up."""
+"""Queries whose Python process is late are restarted a few times; one that hangs is given up."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def test_an_idle_query_and_a_long_batch_are_not_stuck(caplog: pytest.LogCaptureF
             assert stand.stuck() is None
             stand.now_s += LONG_BATCH_S + 1
     assert [record.getMessage() for record in caplog.records] == [
-        "events: its batch still runs, 601 s later"
+        "events: its batch is still running, 601 s later"
     ] * 4
 
 
@@ -184,7 +184,7 @@ def test_a_query_that_ends_by_itself_is_a_failure(monkeypatch: pytest.MonkeyPatc
         wait=lambda timeout_s: True,
         ended_queries=lambda: ["events"],
     )
-    with pytest.raises(PipelineFailed, match="the query events ended, and nobody had asked it to"):
+    with pytest.raises(PipelineFailed, match="query events ended without being asked to"):
         drive(run, threading.Event(), lambda told: None)  # type: ignore[arg-type]
 
 
@@ -209,7 +209,7 @@ def test_a_query_goes_on_though_its_process_came_up_too_late(tmp_path: Path) -> 
     told = json.loads(out)
     assert (told["rows"], told["queries"], told["late"]) == (3, 1, 1)
     assert told["late_again"] == 1 + ATTEMPTS
-    assert "the query events ended: " in told["error"]
+    assert "query events ended: " in told["error"]
     assert "Python worker failed to connect back" in told["error"]
     assert "worker_attempts" in told["hint"]
 
@@ -248,5 +248,5 @@ def test_nobody_waits_for_ever_for_a_query_that_does_not_stop(
         assert run.not_stopped == ["events"]
         released.set()
     (told,) = [record.getMessage() for record in caplog.records]
-    assert told.startswith("events does not stop, it is at: Processing new data; ")
+    assert told.startswith("events did not stop; it is at: Processing new data; ")
     assert "failed to stop within 1000 milliseconds" in told

@@ -70,13 +70,13 @@ def test_nobody_waits_for_ever_for_a_driver_that_does_not_listen(tmp_path: Path)
     state = StateDir(tmp_path / "state")
     with state.lock():
         assert state.ask_to_drain(close=False)
-        with pytest.raises(PipelineFailed, match=r"did not take up the request .* within 0.1 s"):
+        with pytest.raises(PipelineFailed, match=r"did not accept the request .* within 0.1 s"):
             state.wait_drained(patience_s=0.1)
         assert state.asked() is None, "nobody waits for it any more"
 
 
 @pytest.mark.parametrize(
-    ("error", "told"), [("it hurts", "it hurts"), (None, "it ended before")]
+    ("error", "told"), [("it hurts", "it hurts"), (None, "it ended first")]
 )  # fmt: skip
 def test_whoever_asked_hears_that_it_failed(tmp_path: Path, error: str | None, told: str) -> None:
     state = StateDir(tmp_path / "state")

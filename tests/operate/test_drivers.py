@@ -307,7 +307,7 @@ def test_a_driver_that_tells_nothing_any_more_is_replaced(
 
     with caplog.at_level(logging.ERROR, "holdfast.pipelines"):
         asyncio.run(run())
-    told = "the driver of the pipelines has told nothing for 0.2 s, and is killed"
+    told = "the driver of the pipelines has reported nothing for 0.2 s: killing it"
     assert told in caplog.messages
 
 

@@ -72,7 +72,7 @@ def newest_file(folder: Path, query_id: str) -> Growing | None:
         return None  # somebody took it away just now
     except (OSError, pa.ArrowException) as error:
         raise Damaged(
-            f"the newest file of a sink cannot be read, so nobody knows its last batch: {error}",
+            f"the newest file of a sink cannot be read, so its last batch is not known: {error}",
             hint="read what is left of it elsewhere, and move it away: the next batch begins "
             "another file",
             path=str(path),

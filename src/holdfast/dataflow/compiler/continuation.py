@@ -43,10 +43,10 @@ def continued(
 def refusal(name: str, wrong: list[str], state_dir: Path) -> BadConfig:
     """Return the error for a file that the state of a pipeline cannot go on with."""
     return BadConfig(
-        f"the state of {name} cannot go on with this file: {'; '.join(wrong)}",
-        hint="either take that back, or finish with the file as it was: "
+        f"the state of {name} does not fit this file: {'; '.join(wrong)}",
+        hint="either undo that, or finish with the former file: "
         f"`holdfast dataflow drain FILE {name} --close` writes all open windows, then "
-        f"`mv {state_dir} {state_dir}.closed`: the next start goes on behind what was read",
+        f"`mv {state_dir} {state_dir}.closed`: the next start resumes after what was read",
         path=str(state_dir),
     )
 

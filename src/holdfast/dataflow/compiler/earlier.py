@@ -54,7 +54,7 @@ def earlier_record(name: str, pipeline: PipelineSettings, state_dir: Path) -> Re
     if without:
         raise BadConfig(
             f"the plan file of {name} is gone, and {without[0].name} has state",
-            hint="restore `plan.json` in the state directory: without it nobody knows whose it is",
+            hint="restore `plan.json` in the state directory: it alone says whose state it is",
             path=str(state_dir),
         )
     shapes = {folder.name: json.loads((folder / SHAPE).read_text("utf-8")) for folder in folders}

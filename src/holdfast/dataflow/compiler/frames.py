@@ -302,7 +302,7 @@ def _element(frame: DataFrame, expression: str) -> DataType:
     kind = frame.select(F.expr(expression)).schema[0].dataType
     if not isinstance(kind, ArrayType):
         raise BadConfig(
-            f"{expression!r} is no array but {kind.simpleString()}", hint="name an array"
+            f"{expression!r} is {kind.simpleString()}, not an array", hint="name an array"
         )
     return kind.elementType
 

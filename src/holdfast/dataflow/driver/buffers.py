@@ -97,7 +97,7 @@ class Buffers:
             try:
                 self.look()
             except (HoldfastError, OSError) as error:
-                log.warning("nobody knows how much waits between queries: %s", error)
+                log.warning("cannot tell how many rows wait between queries: %s", error)
 
     def look(self) -> None:
         """Let the sources of each query wait, or go on, by how much is behind them."""
@@ -106,7 +106,7 @@ class Buffers:
             path = self._places.wait_file(query)
             waiting = self.waiting_rows(query)
             if waiting > limit.max_rows and not path.exists():
-                log.warning("%s waits: %d rows are behind it", query.name, waiting)
+                log.warning("pausing %s: %d rows wait behind it", query.name, waiting)
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.touch()
             elif waiting <= limit.max_rows * limit.resume:

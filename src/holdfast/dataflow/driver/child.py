@@ -89,7 +89,7 @@ class DriverChild:
             await asyncio.wait([self._keeping], timeout=max(patience_s, HURRY_S))
         finally:
             if not self._keeping.done() and self._process is not None:
-                log.warning("the driver of the pipelines does not end, and is killed")
+                log.warning("the driver of the pipelines did not end: killing it")
                 end_session(self._process.pid)
         await asyncio.wait([self._keeping])
 
@@ -103,7 +103,7 @@ class DriverChild:
             try:
                 code = await self._live()
             except (OSError, HoldfastError) as error:
-                log.error("the driver of the pipelines cannot be started: %s", error)
+                log.error("the driver of the pipelines could not be started: %s", error)
                 code = -1
             if self._stopping.is_set():
                 return
@@ -112,7 +112,7 @@ class DriverChild:
                 return
             if loop.time() - began_s >= self._settings.restart_max:
                 pause_s = self._settings.restart_min
-            log.error("the driver of the pipelines ended with %d; again in %g s", code, pause_s)
+            log.error("the driver of pipelines exited with %d; restarting in %g s", code, pause_s)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):
                     await self._stopping.wait()
@@ -158,7 +158,7 @@ class DriverChild:
             await asyncio.sleep(POLL_S)
             if loop.time() - self._told_s > SILENCE_PATIENCE_S:
                 log.error(
-                    "the driver of the pipelines has told nothing for %g s, and is killed",
+                    "the driver of the pipelines has reported nothing for %g s: killing it",
                     SILENCE_PATIENCE_S,
                 )
                 await self._ask_for_stacks(process)

@@ -49,8 +49,8 @@ def _drive(
         run.wait(LOOK_EVERY_S)
         if (ended := run.ended_queries()) and not stop.is_set():
             raise PipelineFailed(
-                f"the query {ended[0]} ended, and nobody had asked it to",
-                hint="nothing is lost: it goes on where it was when it is started again",
+                f"query {ended[0]} ended without being asked to",
+                hint="no data is lost: restart it, and it resumes where it was",
             )
         tell(run.statistics())
         asked = run.state_dir.asked()

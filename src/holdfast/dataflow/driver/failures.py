@@ -19,24 +19,26 @@ def failed(query: str, error: Exception) -> PipelineFailed:
     reason = reason_of(error)
     if is_disk_full(error):
         return PipelineDiskFull(
-            f"the query {query} ended, because a disk is full: {reason}",
-            hint="make room for its state directory, its sinks and Spark's own files "
-            "(`spark.local.dir`); nothing is lost, it goes on where it was",
+            f"query {query} ended because a disk is full: {reason}",
+            hint="free space for its state directory, its sinks and Spark's own files "
+            "(`spark.local.dir`); no data is lost, it resumes where it was",
         )
-    hint = "nothing is lost: it goes on where it was when it is started again"
+    hint = "no data is lost: restart it, and it resumes where it was"
     if "its columns are not known" in reason:
-        hint = "say what they are with `columns_are` of the source, or start when there is data"
+        hint = "declare them with `columns_are` of the source, or start when there is data"
     elif is_no_worker(error):
-        hint = "is Holdfast's Python there where Spark runs? A machine that is too busy needs more "
-        hint += "`worker_attempts`; nothing is lost"
-    return PipelineFailed(f"the query {query} ended: {reason}", hint=hint)
+        hint = (
+            "check that Holdfast's Python is installed where Spark runs; on a busy machine raise "
+            "`worker_attempts`; no data is lost"
+        )
+    return PipelineFailed(f"query {query} ended: {reason}", hint=hint)
 
 
 def hangs(query: str, waiting_for: str, quiet_s: float) -> PipelineFailed:
     """Return the error of a query that does not come back from what it does."""
     return PipelineFailed(
-        f"the query {query} does not go on since {quiet_s:.0f} s: {waiting_for}",
-        hint="nothing is lost: start it again; does a disk or a gateway that it reads hang?",
+        f"query {query} has made no progress for {quiet_s:.0f} s: {waiting_for}",
+        hint="no data is lost; check that its disk and its gateway respond, then restart it",
     )
 
 

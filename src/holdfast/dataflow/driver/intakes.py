@@ -109,7 +109,7 @@ class Intakes:
                 intake.take(self._stopped.is_set)
                 pause_s = LOOK_EVERY_S
             except (HoldfastError, OSError) as error:
-                log.warning("%s: nothing is taken in: %s", name, error)
+                log.warning("%s: could not take anything in: %s", name, error)
                 pause_s = AFTER_ERROR_S
 
     def stop(self) -> None:

@@ -103,7 +103,7 @@ class PipelineKeeper:
             return
         self.figures = replace(self.figures, state="starting", queries=())
         with PipelineRun(self.name, self._pipeline, self._places, session) as run:
-            log.info("%s is started, %d queries", self.name, len(run.plan.queries))
+            log.info("started %s, %d queries", self.name, len(run.plan.queries))
             self._running = run
             try:
                 end = drive(run, self._stop, self._tell, self._reporter())
@@ -135,5 +135,5 @@ class PipelineKeeper:
         restarts = self.figures.restarts_total + 1
         state: PipelineState = "disk_full" if is_disk_full(error) else "waiting"
         self.figures = replace(self.figures, state=state, error=told, restarts_total=restarts)
-        log.error("%s failed: %s; again in %g s", self.name, told, pause_s)
+        log.error("%s failed: %s; restarting in %g s", self.name, told, pause_s)
         self._stop.wait(pause_s)

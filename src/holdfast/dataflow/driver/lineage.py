@@ -59,7 +59,7 @@ class LineageSender:
         try:
             self._waiting.put_nowait(event)
         except queue.Full:
-            log.debug("an event about a pipeline is left out: too many wait")
+            log.debug("dropped a lineage event of a pipeline: too many are waiting")
 
     def close(self) -> None:
         """Send what waits, for a moment at most."""
@@ -106,7 +106,7 @@ def lineage_sender(
         return None
     url = gateway_url if settings.to == TO_GATEWAY else settings.to
     if url is None:
-        log.warning("no gateway takes the lineage of the pipelines; name its address in `to`")
+        log.warning("no gateway accepts the pipelines' lineage; set an address in `to`")
         return None
     return LineageSender(url, None if settings.token is None else settings.token.get_secret_value())
 

@@ -132,7 +132,7 @@ class OwnPorts:
         # Not a wrong setting: a driver before this one may still be ending.
         raise PipelineFailed(
             f"no {PORTS_OF_A_SERVER} of the ports {named} are free on {host}",
-            hint=f"a pipeline needs {PORTS_OF_A_RUN}: name more, or end who has them",
+            hint=f"a pipeline needs {PORTS_OF_A_RUN}: allow more, or stop what uses them",
         )
 
     def close(self) -> None:

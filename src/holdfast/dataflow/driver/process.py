@@ -99,7 +99,7 @@ def run_pipelines(
     ]
     _tell(figures, keepers)
     session = start_session(spark.master, spark.conf)
-    log.info("Spark %s runs on %s", session.version, spark.master)
+    log.info("Spark %s is running on %s", session.version, spark.master)
     try:
         for keeper in keepers:
             keeper.start(session)
@@ -126,20 +126,20 @@ def _join(keepers: Sequence[PipelineKeeper]) -> None:
     give_up_s = time.monotonic() + STOP_PATIENCE_S
     for keeper in keepers:
         if not keeper.join(give_up_s - time.monotonic()):
-            log.error("%s does not stop within %g s: left as it is", keeper.name, STOP_PATIENCE_S)
+            log.error("%s did not stop within %g s: abandoned", keeper.name, STOP_PATIENCE_S)
 
 
 def _tell(figures: IO[bytes], keepers: Sequence[PipelineKeeper]) -> None:
     try:
         figures.write(encode_figures({keeper.name: keeper.figures for keeper in keepers}))
     except OSError:
-        log.debug("nobody reads the figures")
+        log.debug("the gateway does not read the statistics")
 
 
 def _tell_stacks(complaints: Sequence[str], session: SparkSession) -> None:
     """Write down what everybody does while Spark hangs: soon nobody will do anything."""
     for complaint in complaints:
-        log.error("%s; Spark is begun again", complaint)
+        log.error("%s; restarting Spark", complaint)
     faulthandler.dump_traceback(all_threads=True)
     java = session.sparkContext._gateway
     if java is not None:

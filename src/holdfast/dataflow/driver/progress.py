@@ -111,7 +111,7 @@ class QueryProgress:
             return
         self.look()
         if self.restarts.may_begin(error, self.batches_total):
-            log.warning("%s is begun again: its Python process did not come up", self.name)
+            log.warning("restarting %s: its Python process did not start in time", self.name)
             self.spark = self.begin()
 
     def is_in_batch(self) -> bool:
@@ -132,8 +132,9 @@ class QueryProgress:
             return (message, quiet_s) if quiet_s > planning_patience_s else None
         if not message.startswith(_RUNNING):
             return None
-        if now_s - self._told_s > LONG_BATCH_S:
-            log.warning("%s: its batch still runs, %.0f s later", self.name, now_s - self._told_s)
+        later_s = now_s - self._told_s
+        if later_s > LONG_BATCH_S:
+            log.warning("%s: its batch is still running, %.0f s later", self.name, later_s)
             self._told_s = now_s
         quiet_s = now_s - self._at_work_s
         if quiet_s > BATCH_PATIENCE_S and not self._is_at_work(has_jobs):

@@ -261,7 +261,7 @@ class PipelineRun:
             one.spark.stop()
         except Py4JJavaError as error:
             doing = one.spark.status["message"]
-            log.error("%s does not stop, it is at: %s; %s", one.name, doing, reason_of(error))
+            log.error("%s did not stop; it is at: %s; %s", one.name, doing, reason_of(error))
             self.not_stopped.append(one.name)
 
     def _start(
@@ -277,7 +277,7 @@ class PipelineRun:
             except PipelineFailed as error:
                 if not restarts.may_begin(error):
                     raise
-                log.warning("%s is begun again: %s", query.name, error.message)
+                log.warning("restarting %s: %s", query.name, error.message)
                 continue
             checkpoint = Checkpoint(str(self._places.checkpoint(query)))
             self._running.append(
@@ -382,7 +382,7 @@ class PipelineRun:
         if self.state_dir.is_closed:
             raise BadConfig(
                 "the pipeline was closed: all its windows are written",
-                hint=f"`mv {state} {state}.closed`: the next start goes on behind what was read",
+                hint=f"`mv {state} {state}.closed`: the next start resumes after what was read",
                 path=str(state),
             )
         recorded = recorded_plan(name, pipeline, state)

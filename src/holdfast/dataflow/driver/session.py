@@ -121,7 +121,7 @@ def stop_session(session: SparkSession) -> None:
     stopping.start()
     stopping.join(STOP_PATIENCE_S)
     if stopping.is_alive():
-        log.warning("Spark does not stop within %g s, and is killed", STOP_PATIENCE_S)
+        log.warning("Spark did not stop within %g s: killing it", STOP_PATIENCE_S)
     if java is None or is_submitted():
         return
     process: subprocess.Popen[bytes] = java.proc

@@ -29,7 +29,7 @@ def parse_ports(text: str) -> range:
         return range(0)
     first, dash, last = text.partition("-")
     if not (dash and first.isdecimal() and last.isdecimal()):
-        raise ValueError(f"{text!r} is no range of ports; write 42000-42015")
+        raise ValueError(f"{text!r} is not a range of ports; write 42000-42015")
     ports = range(int(first), int(last) + 1)
     if int(first) < _PORT_MIN or int(last) > _PORT_MAX:
         raise ValueError(f"ports are from {_PORT_MIN} to {_PORT_MAX}, not {text}")

@@ -125,16 +125,16 @@ class StateDir:
             if time.monotonic() > give_up_s and (self.path / "drain.json").exists():
                 (self.path / "drain.json").unlink(missing_ok=True)
                 raise PipelineFailed(
-                    f"the driver did not take up the request to drain within {patience_s:g} s",
-                    hint="its own log says what it does; stop it if it hangs: nothing is lost",
+                    f"the driver did not accept the request to drain within {patience_s:g} s",
+                    hint="its log says what it is doing; stop it if it hangs: no data is lost",
                     path=str(self.path),
                 )
             time.sleep(ASKED_POLL_S)
         told = self._read("drained.json")
         if told is None or told["error"]:
             raise PipelineFailed(
-                f"the driver did not drain: {told['error'] if told else 'it ended before'}",
-                hint="nothing is lost: ask again, its own log says more",
+                f"the driver did not drain: {told['error'] if told else 'it ended first'}",
+                hint="no data is lost: ask again; its log says more",
                 path=str(self.path),
             )
         queries: list[dict[str, Any]] = told["queries"]

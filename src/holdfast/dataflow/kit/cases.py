@@ -89,7 +89,7 @@ def run_case(
     """Run one test in a folder of its own."""
     if case.pipeline not in pipelines:
         raise BadInput(
-            f"the test {name!r} is of {case.pipeline!r}, and there is no such pipeline",
+            f"the test {name!r} names the pipeline {case.pipeline!r}, which does not exist",
             hint=f"there are {', '.join(sorted(pipelines))}",
         )
     harness = PipelineHarness(pipelines[case.pipeline], folder, session=session)
@@ -121,7 +121,7 @@ def _moment(value: Any) -> datetime:
         return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
     except (TypeError, ValueError):
         raise BadInput(
-            f"{value!r} is no event_time", hint="write it as 2026-05-01T10:00:03Z"
+            f"{value!r} is not an event_time", hint="write it as 2026-05-01T10:00:03Z"
         ) from None
 
 

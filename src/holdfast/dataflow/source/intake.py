@@ -237,7 +237,7 @@ class FilesIntake(SourceIntake):
 
     def _row(self, row: object) -> dict[str, Any]:
         if not isinstance(row, dict):
-            raise TypeError("it is no JSON object")
+            raise TypeError("it is not a JSON object")
         for name in self._moments:
             text = row.get(name)
             if isinstance(text, str):

@@ -161,7 +161,7 @@ class _PieceReader:
                 raise BadInput(
                     sentence(name, where, one.stored, one.rejected[0]),
                     hint="start the query with a wider .schema(…), leave the column out, or name "
-                    "with option unfit a directory for rows that do not fit",
+                    "with option unfit a directory for rejected rows",
                 ) from error
             if staged is not None:
                 staged.add(letters(one.stored, one.rejected, name, where))

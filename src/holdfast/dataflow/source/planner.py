@@ -157,7 +157,7 @@ class Planner:
         silent = [gateway.name for gateway in self._gateways if gateway.quiver_id is None]
         if silent:
             raise OwnerGone(
-                f"{', '.join(silent)} does not answer, so nobody knows what is there now",
+                f"{', '.join(silent)} does not answer, so it is not known what is there now",
                 hint="start it, then run again; a query that runs on would wait for it",
             )
         self._targets = {quiver_id: gateway.seal() for quiver_id, gateway in reached.items()}
@@ -318,7 +318,7 @@ class Planner:
             if quiver_id not in reached:
                 raise OwnerGone(
                     f"quiver {quiver_id} has rows of a batch that was begun, and does not answer",
-                    hint="start its gateway; the query goes on when it is started again",
+                    hint="start its gateway, then restart the query",
                 )
             found, starts[quiver_id] = self._pieces(reached[quiver_id], first, last)
             pieces += found
@@ -399,7 +399,7 @@ class Planner:
             try:
                 self._dead_letters.publish(end.seqs)
             except DirectoryLocked as error:
-                log.warning("rows that did not fit have to wait: %s", error)
+                log.warning("rejected rows have to wait: %s", error)
                 return False
         return True
 

@@ -106,7 +106,7 @@ class RejectedPublisher:
         for part, rows in enumerate(letters.parts()):
             if not part:
                 why = rows.column("error")[0].as_py()
-                log.warning("%d rows do not fit and are set aside, first: %s", letters.rows, why)
+                log.warning("%d rows do not fit and are rejected, first: %s", letters.rows, why)
             with contextlib.suppress(StaleEpoch):  # the parts behind it are there, so it is, too
                 quiver.append({SLOT: rows}, producer=producer, epoch=end * PARTS_MAX + part + 1)
 

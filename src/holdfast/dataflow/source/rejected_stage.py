@@ -153,8 +153,7 @@ class RejectedFile:
             return pa.OSFile(str(self._fresh), "wb")
         except FileNotFoundError as error:
             raise BadInput(
-                "a row does not fit the query, and the folder in which it would be set aside is "
-                "not there",
+                "a row does not fit the query, and the folder for rejected rows does not exist",
                 hint="tasks and driver have to share the storage of the checkpoint",
                 path=str(self._path.parent),
             ) from error

@@ -62,7 +62,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if (options.is_range and not options.stored) or options.seal or options.pushdown:
             raise BadConfig(
                 "since_seq, until_seq, seal and pushdown are of a batch",
-                hint="use spark.read; a stream goes on where its subscriber is",
+                hint="use spark.read; a stream resumes where its subscriber is",
             )
         is_folder = options.checkpoint and "://" not in options.checkpoint.removeprefix("file:")
         if options.unfit and not is_folder:

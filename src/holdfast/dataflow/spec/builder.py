@@ -219,4 +219,4 @@ def _free_name(kind: str, taken: Mapping[str, object]) -> str:
 
 
 def _bad(wrong: Sequence[str]) -> BadConfig:
-    return BadConfig(f"the pipeline is wrong: {'; '.join(wrong)}", hint="mend it, and run it again")
+    return BadConfig(f"the pipeline is wrong: {'; '.join(wrong)}", hint="fix it, and run it again")

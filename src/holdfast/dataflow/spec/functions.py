@@ -43,7 +43,7 @@ def load_function(function: str | Callable[..., Any]) -> Callable[..., Any]:
             hint="write module:name; the module must be importable where the pipeline runs",
         ) from error
     if not callable(found):
-        raise BadConfig(f"{function!r} is no function", hint="name something that can be called")
+        raise BadConfig(f"{function!r} is not a function", hint="name something that can be called")
     loaded: Callable[..., Any] = found
     return loaded
 
