@@ -23,9 +23,9 @@ from tests.deliver.backend import (
 from tests.deliver.stage import Stage
 from tests.deliver.tuned import tuned_settings
 
-from holdfast.deliver.breaker import BreakerState
 from holdfast.deliver.destination import DeliverySettings, Destination, State
 from holdfast.deliver.exporter import Answer, Failure, all_failed
+from holdfast.deliver.pacing import BreakerState
 from holdfast.quiver import Outcome
 from holdfast.signals.event import Event
 

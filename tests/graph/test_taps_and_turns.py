@@ -8,8 +8,8 @@ import pytest
 from tests.graph.toys.exporter import DELIVERED, REFUSING, MemoryExporter
 
 from holdfast.deliver.exporters.round_robin import RoundRobin
-from holdfast.graph import taps as module
-from holdfast.graph.taps import Taps
+from holdfast.graph import delivery as module
+from holdfast.graph.delivery import Taps
 from holdfast.quiver import Position
 from holdfast.signals.event import Event
 

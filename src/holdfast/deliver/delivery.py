@@ -22,12 +22,12 @@ import logging
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 
 from holdfast.dead_letters.letter import Letter
-from holdfast.deliver.breaker import BreakerState
 from holdfast.deliver.context import DeliveryContext
 from holdfast.deliver.exporter import Answer, Exporter, Failure, FailureClass, all_failed
 from holdfast.deliver.feed import Feed
 from holdfast.deliver.judge import Judge, Taken
 from holdfast.deliver.lanes import DeliveryLane, Skip
+from holdfast.deliver.pacing import BreakerState
 from holdfast.deliver.points import DeliveryPoint
 from holdfast.deliver.poison import Round
 from holdfast.deliver.sending import Sender
@@ -486,7 +486,7 @@ class Delivery:
                 assert item.verdict is not None, "BUG: a dead letter without a verdict"
                 self._counters.dead_lettered[item.verdict.word] += item.event.rows
                 word, code, message = item.verdict
-                self.judge.news.set_aside(f"{word} {code}: {message}", self._timer.now_s())
+                self.judge.log.set_aside(f"{word} {code}: {message}", self._timer.now_s())
                 reason = ": ".join(item.verdict)[:REASON_CHARACTERS_MAX]
                 self._decide(item, Decision(Outcome.DEAD_LETTERED, reason))
         return True

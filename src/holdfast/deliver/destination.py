@@ -21,13 +21,12 @@ import asyncio
 import logging
 from collections.abc import Sequence
 
-from holdfast.deliver.backoff import Backoff
-from holdfast.deliver.breaker import BreakerState, Cause
 from holdfast.deliver.context import DeliveryContext
 from holdfast.deliver.delivery import Delivery
 from holdfast.deliver.exporter import Answer, Failure, FailureClass
 from holdfast.deliver.feed import Feed
 from holdfast.deliver.judge import NOT_TAKEN
+from holdfast.deliver.pacing import Backoff, BreakerState, Cause
 from holdfast.deliver.settings import DeliverySettings
 from holdfast.deliver.statistics import DeliveryCounters, DestinationStatistics, State
 from holdfast.deliver.timer import Bell, LoopTimer, Timer

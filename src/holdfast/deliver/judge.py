@@ -16,11 +16,10 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from holdfast.deliver.backoff import Backoff
-from holdfast.deliver.breaker import Breaker, Cause
+from holdfast.deliver.delivery_log import DeliveryLog
 from holdfast.deliver.exporter import Answer, Failure, FailureClass
 from holdfast.deliver.lanes import DeliveryLane
-from holdfast.deliver.news import DeliveryLog
+from holdfast.deliver.pacing import Backoff, Breaker, Cause
 from holdfast.deliver.poison import is_suspect
 from holdfast.deliver.settings import DeliverySettings
 from holdfast.deliver.statistics import DeliveryCounters
@@ -52,7 +51,7 @@ class Judge:
     ) -> None:
         self.breaker = Breaker(settings.breaker_failures, settings.breaker_open_s)
         self.backoff = Backoff(settings, randomness)
-        self.news = DeliveryLog(name, settings)
+        self.log = DeliveryLog(name, settings)
         # Events whose verdicts stand, and whose letters are not stored yet.
         self.due: list[Item] = []
         # The last event that was taken; kept only where events are compared with it.
@@ -128,7 +127,7 @@ class Judge:
         lane.failed(Failure(FailureClass.TRANSIENT, why, code=NOT_TAKEN), now_s)
         lane.retry_at_s = now_s + self._settings.retry_max_s
         self._counters.last_error = why
-        self.news.cannot_take(head.position, why, now_s)
+        self.log.cannot_take(head.position, why, now_s)
 
     def cannot_process(self, item: Item, error: Exception) -> None:
         """Note that a processor raised for an event: it can be neither sent nor left out."""
@@ -185,7 +184,7 @@ class Judge:
         lane.retry_at_s = now_s + self.backoff.pause_s(lane.failures, asked_s)
         if len(failed) == len(batch):
             self.breaker.failed(now_s)
-            self.news.failed(failure, lane.failures, now_s)
+            self.log.failed(failure, lane.failures, now_s)
         if not is_suspect(failure):
             return
         if len(batch) == 1:
@@ -196,14 +195,14 @@ class Judge:
 
     def _works(self, now_s: float) -> None:
         self.breaker.succeeded()
-        self.news.worked(now_s)
+        self.log.worked(now_s)
 
     def _alarm(self, auth: Failure, now_s: float) -> None:
         """Stop all sending at once: trying on would lock the account."""
         again_s = self._settings.auth_retry_s
         self.breaker.trip(Cause.AUTH, now_s, again_s)
         what = f"our credentials were refused: {auth.reason}"
-        self.news.stopped(Cause.AUTH, what, again_s, now_s)
+        self.log.stopped(Cause.AUTH, what, again_s, now_s)
 
     def _count(self, failed: Mapping[int, Failure]) -> None:
         for failure in failed.values():

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
-from holdfast.deliver.breaker import BreakerState
+from holdfast.deliver.pacing import BreakerState
 
 
 class State(StrEnum):

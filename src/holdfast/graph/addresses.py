@@ -1,11 +1,14 @@
-"""Whether two addresses mean one place: two listeners that clash, an exporter that calls us."""
+"""The addresses of a gateway: where Flight listens, what clashes, and which exporter calls us."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
+from holdfast.graph.document import TreePath
+from holdfast.graph.model import Graph
 from holdfast.receive.listening import Address
+from holdfast.remote.settings import FlightSettings, split_address
 
 _WILDCARDS = {"0.0.0.0", "::"}
 _LOCAL = {"localhost", "127.0.0.1", "::1"} | _WILDCARDS
@@ -42,3 +45,33 @@ def addresses_in(value: object) -> Iterator[Address]:
             return
         if parts.hostname is not None and port is not None:
             yield Address(parts.hostname, port)
+
+
+def of_worker(settings: FlightSettings, worker: int) -> FlightSettings:
+    """Return the settings of one of several workers."""
+    if worker == 0:
+        return settings
+    host, _, port = settings.listen.rpartition(":")
+    ports = {
+        "listen": f"{host}:{_later(int(port), worker)}",
+        "reader_port": _later(settings.reader_port, worker),
+    }
+    return settings.model_copy(update=ports)
+
+
+def _later(port: int, worker: int) -> int:
+    return port + worker if port else 0
+
+
+def flight_addresses(graph: Graph) -> Iterator[tuple[TreePath, str, Address]]:
+    """Yield where Flight will listen: the setting, its text for that worker, and the address."""
+    flight = graph.settings.flight
+    if flight is None:
+        return
+    for worker in range(graph.settings.workers):
+        settings = of_worker(flight, worker)
+        host, port = split_address(settings.listen)
+        yield ("flight", "listen"), settings.listen, Address(host, port)
+        if settings.reader_port:
+            at: TreePath = ("flight", "reader_port")
+            yield at, f"{host}:{settings.reader_port}", Address(host, settings.reader_port)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from holdfast.errors import BadInput
 from holdfast.graph import quiver_node
-from holdfast.graph.addresses import addresses_in, clash, reaches
+from holdfast.graph.addresses import addresses_in, clash, flight_addresses, reaches
 from holdfast.graph.document import Document, Location, TreePath
 from holdfast.graph.model import Graph, Node
 from holdfast.graph.paths import (
@@ -21,7 +21,6 @@ from holdfast.graph.paths import (
     takes_turns,
 )
 from holdfast.graph.pipeline_sources import named_sources, writers
-from holdfast.graph.ports import flight_addresses
 from holdfast.graph.validation import nearest
 from holdfast.quiver.ledger.subscriber import NAME_PATTERN
 from holdfast.quiver.shares import check_count

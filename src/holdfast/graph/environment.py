@@ -14,11 +14,11 @@ from holdfast.dataflow.driver.java import JAVA_MIN, find_java
 from holdfast.deliver.exporter import ExporterContext
 from holdfast.errors import ConfigFinding, HoldfastError, NotInstalled
 from holdfast.extras import install_command, missing_modules
+from holdfast.graph.addresses import flight_addresses
 from holdfast.graph.document import TreePath
 from holdfast.graph.loader import Loaded
 from holdfast.graph.model import Node
 from holdfast.graph.paths import dead_letters_directory, plan
-from holdfast.graph.ports import flight_addresses
 from holdfast.receive.listening import parse_address
 from holdfast.seam import Seam
 

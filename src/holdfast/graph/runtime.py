@@ -26,18 +26,17 @@ from typing import Any, Literal
 from holdfast.dataflow.driver.state_dir import StateDir
 from holdfast.dataflow.driver.wire import Access
 from holdfast.dead_letters.queue import DeadLetterQueue, DeadLettersStatistics
+from holdfast.deliver.delivery_log import Losses
 from holdfast.deliver.destination import Destination
 from holdfast.deliver.redrive import Send, serve_replay
 from holdfast.deliver.statistics import DestinationStatistics
 from holdfast.errors import BadInput, HoldfastError
-from holdfast.graph.delivery import delivery_context
-from holdfast.graph.losses import Losses
+from holdfast.graph.delivery import Taps, delivery_context
 from holdfast.graph.model import Graph, Node
 from holdfast.graph.paths import DestinationPlan, QuiverPlan, dead_letters_directory, plan
 from holdfast.graph.pipeline_sources import readers, state_dir
 from holdfast.graph.serving import Serving, is_served
 from holdfast.graph.store import Store
-from holdfast.graph.taps import Taps
 from holdfast.quiver import Position, Statistics
 from holdfast.receive.receiver import Receiver, ReceiverContext, ReceiverStatistics
 from holdfast.remote.server import ServerStatistics

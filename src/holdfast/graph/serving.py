@@ -19,9 +19,9 @@ from pathlib import Path
 
 from holdfast.dataflow.driver.wire import Access
 from holdfast.errors import BadConfig
+from holdfast.graph.addresses import of_worker
 from holdfast.graph.model import Graph
 from holdfast.graph.pipeline_sources import reads_own_quivers
-from holdfast.graph.ports import of_worker
 from holdfast.graph.store import Store
 from holdfast.remote import FlightSettings, QuiverServer
 from holdfast.remote.server import ServerStatistics

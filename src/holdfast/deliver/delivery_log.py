@@ -1,17 +1,20 @@
-"""What the log is told of a destination: that it fails, that it works again, what is set aside.
+"""What the log says of a destination: it fails, works again, has set aside or lost events.
 
 An outage is one line at its beginning, which says what happens next, one every `REMIND_S` for as
-long as it lasts, and one at its end, however often is tried. A destination that fails now and then
-is told of once per `GAP_S`, and so are dead letters, with their number.
+long as it lasts, and one at its end, however often it is tried. A destination that fails now and
+then has one line per `GAP_S`, and so have dead letters, with their number. The ledger has every
+single loss, and the metrics their number; the log says that there are any to look for.
 """
 
 from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Hashable, Mapping
+from pathlib import PurePath
 
-from holdfast.deliver.breaker import Cause
 from holdfast.deliver.exporter import Failure
+from holdfast.deliver.pacing import Cause
 from holdfast.deliver.settings import DeliverySettings
 from holdfast.quiver import Position
 
@@ -120,3 +123,37 @@ class DeliveryLog:
 
     def _log(self, level: int, what: str) -> None:
         log.log(level, "%s: %s", self._name, what, extra={"destination": self._name})
+
+
+class Losses:
+    """Compares what destinations lost ever with what was told of it."""
+
+    def __init__(self) -> None:
+        self._told: dict[Hashable, Mapping[str, int]] = {}
+        self._paces: dict[Hashable, LogPace] = {}
+
+    def look(
+        self,
+        which: Hashable,
+        destination: str,
+        lost_events: Mapping[str, int],
+        quiver: PurePath,
+        now_s: float,
+    ) -> None:
+        """Tell what is new; what was lost before the first look is not."""
+        told = self._told.setdefault(which, lost_events)
+        new = {why: count - told.get(why, 0) for why, count in lost_events.items()}
+        if not any(new.values()) or not self._paces.setdefault(which, LogPace()).lets_through(
+            now_s
+        ):
+            return
+        self._told[which] = lost_events
+        log.warning(
+            "%s: lost %d events: %s; see `holdfast quiver ledger %s --subscriber %s`",
+            destination,
+            sum(new.values()),
+            ", ".join(f"{count} {why}" for why, count in new.items() if count),
+            quiver,
+            destination,
+            extra={"destination": destination},
+        )
