@@ -26,7 +26,7 @@ from holdfast.deliver.context import DeliveryContext
 from holdfast.deliver.exporter import Answer, Exporter, Failure, FailureClass, all_failed
 from holdfast.deliver.feed import Feed
 from holdfast.deliver.judge import Judge, Taken
-from holdfast.deliver.lanes import DeliveryLane, Skip
+from holdfast.deliver.lanes import DeliveryLane, Lanes, Skip
 from holdfast.deliver.pacing import BreakerState
 from holdfast.deliver.points import DeliveryPoint
 from holdfast.deliver.poison import Round
@@ -70,8 +70,8 @@ class Delivery:
     ) -> None:
         settings, randomness = context.settings, context.seam.randomness
         self.window = DeliveryWindow()
-        self.lanes: dict[str, DeliveryLane] = {}
-        self.judge = Judge(context.name, settings, randomness, counters, self._decide)
+        self.lanes = Lanes(self.window)
+        self.judge = Judge(context.name, settings, randomness, counters, self.lanes.decide)
         # What does not take what has to be written, and what it says.
         self.blocked: dict[str, str] = {}
         self.in_flight_events = 0
@@ -308,7 +308,7 @@ class Delivery:
             return False
         if item.ready is None:
             self._counters.filtered += item.event.rows
-            self._decide(item, Decision(Outcome.FILTERED))
+            self.lanes.decide(item, Decision(Outcome.FILTERED))
             return False
         return True
 
@@ -452,12 +452,6 @@ class Delivery:
             self.judge.forget_decided()
             self._room.ring()
 
-    def _decide(self, item: Item, decision: Decision) -> None:
-        self.window.decide(item, decision)
-        lane = self.lanes.get(item.key)
-        if lane is not None:
-            lane.bell.ring()
-
     # --------------------------------------------------------------------- settling
 
     async def _settle(self) -> None:
@@ -488,7 +482,7 @@ class Delivery:
                 word, code, message = item.verdict
                 self.judge.log.set_aside(f"{word} {code}: {message}", self._timer.now_s())
                 reason = ": ".join(item.verdict)[:REASON_CHARACTERS_MAX]
-                self._decide(item, Decision(Outcome.DEAD_LETTERED, reason))
+                self.lanes.decide(item, Decision(Outcome.DEAD_LETTERED, reason))
         return True
 
     async def _record(self) -> None:

@@ -15,7 +15,7 @@ from holdfast.deliver.exporter import Failure
 from holdfast.deliver.poison import Trial
 from holdfast.deliver.settings import PoisonSettings
 from holdfast.deliver.timer import Bell
-from holdfast.deliver.window import Item
+from holdfast.deliver.window import Decision, DeliveryWindow, Item
 from holdfast.quiver import Position
 
 
@@ -93,3 +93,18 @@ class DeliveryLane:
     def grow(self) -> None:
         """Send twice as many at once again, because a send went through."""
         self.limit_events = min(self._max_batch_events, 2 * self.limit_events)
+
+
+class Lanes(dict[str, DeliveryLane]):
+    """The lanes that have something to send, by key, and the window that their events are in."""
+
+    def __init__(self, window: DeliveryWindow) -> None:
+        super().__init__()
+        self._window = window
+
+    def decide(self, item: Item, decision: Decision) -> None:
+        """Note what became of an event, and wake its lane."""
+        self._window.decide(item, decision)
+        lane = self.get(item.key)
+        if lane is not None:
+            lane.bell.ring()
