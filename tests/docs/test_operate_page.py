@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from pathlib import Path
 
 from holdfast import errors
-from holdfast.operate.cli import COMMANDS
+from holdfast.operate.cli import COMMANDS, EXIT_CODES
 from holdfast.operate.cli.cmd_quiver import command
 
 PAGE = (Path(__file__).parents[2] / "docs" / "operate.md").read_text()
@@ -24,8 +25,12 @@ def test_every_option_on_the_page_exists() -> None:
         assert set(re.findall(r"--[a-z\-]+", rest)) <= known
 
 
-def test_the_exit_codes_are_those_of_the_errors() -> None:
-    codes = {int(code) for code in re.findall(r"^\| (\d+) \|", PAGE, re.MULTILINE)}
-    kinds = [errors.BadInput, errors.Damaged, errors.Overloaded, errors.OwnerGone]
-    raised = {kind.exit_code for kind in [*kinds, errors.CannotOpen]}
-    assert codes == raised | {0, 1}
+def test_the_exit_codes_are_those_of_the_command_line_and_of_the_errors() -> None:
+    rows = re.findall(r"^\| (\d+) \| (.*) \|$", PAGE, re.MULTILINE)
+    assert {int(code): text for code, text in rows} == EXIT_CODES
+    raised = {
+        kind.exit_code
+        for _, kind in inspect.getmembers(errors, inspect.isclass)
+        if issubclass(kind, errors.HoldfastError)
+    }
+    assert raised <= EXIT_CODES.keys()

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
+from click.shell_completion import BashComplete
+from click.testing import CliRunner
 
-from holdfast.operate.cli import COMMANDS
+from holdfast.operate.cli import COMMANDS, cli
+from holdfast.operate.cli.examples import EXAMPLES
+from holdfast.operate.cli.output import counted
 from holdfast.quiver import Quiver
 
 
@@ -38,11 +45,73 @@ def test_help_lists_every_command_without_importing_it() -> None:
         assert name in result.stdout
 
 
+def commands(
+    group: click.Group = cli, path: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    """Yield every command with its path."""
+    context = click.Context(group, info_name=" ".join(("holdfast", *path)))
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None, name
+        if isinstance(command, click.Group):
+            yield from commands(command, (*path, name))
+        else:
+            yield (*path, name), command
+
+
 @pytest.mark.parametrize("name", list(COMMANDS))
 def test_every_command_has_help(name: str) -> None:
-    result = run(name, "--help")
-    assert result.returncode == 0, result.stderr
-    assert "Usage" in result.stdout
+    result = CliRunner().invoke(cli, [name, "--help"])
+    assert result.exit_code == 0, result.output
+    assert "Usage" in result.output
+
+
+def test_every_help_has_an_example_that_can_be_parsed() -> None:
+    found = dict(commands())
+    assert {" ".join(path) for path in found} == EXAMPLES.keys()
+    for path, command in found.items():
+        example = EXAMPLES[" ".join(path)]
+        assert f"holdfast {example}" in (command.epilog or "")
+        words = shlex.split(example.partition(" > ")[0])
+        assert words[: len(path)] == list(path)
+        context = click.Context(command)
+        _, rest, _ = command.make_parser(context).parse_args(words[len(path) :])
+        assert rest == [], example
+
+
+@pytest.mark.parametrize(
+    ("typed", "guess"),
+    [(["quivr"], "'quiver'"), (["quiver", "fsk"], "'fsck'"), (["store", "creat"], "'create'")],
+)
+def test_a_mistyped_command_is_guessed(typed: list[str], guess: str) -> None:
+    result = CliRunner().invoke(cli, typed)
+    assert result.exit_code == 2
+    assert f"Did you mean {guess}" in result.output
+
+
+def test_dead_letters_have_a_short_name() -> None:
+    short, long = (CliRunner().invoke(cli, [name, "--help"]) for name in ("dlq", "dead-letters"))
+    assert short.exit_code == long.exit_code == 0
+    assert short.output.replace(" dlq ", " dead-letters ") == long.output
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_shell_gets_its_completion(shell: str) -> None:
+    result = CliRunner().invoke(cli, ["completion", shell])
+    assert result.exit_code == 0, result.output
+    assert "_HOLDFAST_COMPLETE" in result.output
+
+
+def test_commands_are_completed() -> None:
+    completion = BashComplete(cli, {}, "holdfast", "_HOLDFAST_COMPLETE")
+    assert [item.value for item in completion.get_completions(["quiver"], "sc")] == ["scrub"]
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(0, "0 events"), (1, "1 event"), (2000, "2,000 events")]
+)
+def test_things_are_counted_as_people_say_it(count: int, text: str) -> None:
+    assert counted(count, "event") == text
 
 
 def test_doctor_examines_disk_and_software(tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ def test_warnings_are_told_and_are_no_failure(tmp_path: Path) -> None:
     told = run("validate", str(file))
     assert told.return_value == 0
     assert f"{file}:4:3: warning: nothing leads to 'other'; it is not started" in told.output
-    assert told.output.endswith("0 errors, 1 warnings\n")
+    assert told.output.endswith("0 errors, 1 warning\n")
 
 
 def test_print_config_prints_yaml_or_json_that_mean_the_same() -> None:

@@ -12,6 +12,7 @@ import click
 from holdfast import __version__
 from holdfast.errors import BadConfig, ConfigFinding, HoldfastError
 from holdfast.extras import missing_extra
+from holdfast.operate.cli.groups import CommandGroup
 
 # Command, its module, one line for the help. The order is the order of the help.
 COMMANDS = {
@@ -20,17 +21,21 @@ COMMANDS = {
         "Watch it keep its promise: a gateway, kill -9, a table that adds up.",
     ),
     "up": ("cmd_up", "Run a gateway: receive, hold and deliver, as a graph file says."),
-    "validate": ("cmd_validate", "Check a graph file; everything that is wrong, at once."),
+    "validate": ("cmd_validate", "Check a graph file; all errors in one pass."),
     "print-config": ("cmd_print_config", "Print a graph file with every default filled in."),
     "config": ("cmd_config", "Describe graph files: their JSON Schema."),
     "components": ("cmd_components", "List receivers, processors and exporters."),
     "graph": ("cmd_graph", "Draw a graph file as text or as a Mermaid chart."),
+    "processors": ("cmd_processors", "Try the processors of a graph file on events."),
     "destination": ("cmd_destination", "Look at the destinations of a gateway; pause, resume."),
     "tap": ("cmd_tap", "Look at events on their way to a destination, live."),
     "quiver": ("cmd_quiver", "Look into a data directory, check it, change it, copy it."),
     "explain": ("cmd_explain", "Say what became of a bundle or a run, from receipt to outcome."),
     "lineage": ("cmd_lineage", "Check OpenLineage events without sending them anywhere."),
-    "dlq": ("cmd_dlq", "Look at dead letters: correct them, try them again, give them up."),
+    "dead-letters": (
+        "cmd_dlq",
+        "Look at dead letters: correct them, send them again, give them up. Also: dlq.",
+    ),
     "dataflow": ("cmd_dataflow", "Run pipelines on Spark: sources, maps, windows, sinks."),
     "store": ("cmd_store", "Make a store for files; check it, repair it, look at its totals."),
     "files": ("cmd_files", "Keep versions of files in a store: put, get, ls, diff, tar."),
@@ -38,21 +43,27 @@ COMMANDS = {
     "prove": ("cmd_prove", "Prove durability on this machine's disk, with real kills."),
     "bench": ("cmd_bench", "Measure speed on this machine."),
     "doctor": ("cmd_doctor", "Say what this machine has, and what it lacks."),
+    "completion": ("cmd_completion", "Print what a shell needs to complete commands."),
 }
 
 
-class LazyGroup(click.Group):
+# Other names of commands.
+ALIASES = {"dlq": "dead-letters"}
+
+
+class LazyGroup(CommandGroup):
     """A group whose commands are imported only when one is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names in the order of the table."""
         return list(COMMANDS)
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+    def find(self, name: str) -> click.Command | None:
         """Import a command's module."""
-        if cmd_name not in COMMANDS:
+        name = ALIASES.get(name, name)
+        if name not in COMMANDS:
             return None
-        module = importlib.import_module(f"holdfast.operate.cli.{COMMANDS[cmd_name][0]}")
+        module = importlib.import_module(f"holdfast.operate.cli.{COMMANDS[name][0]}")
         command: click.Command = module.command
         return command
 
@@ -62,7 +73,24 @@ class LazyGroup(click.Group):
             formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+# What every command ends with; docs/operate.md has the same table.
+EXIT_CODES = {
+    0: "done, and nothing is lost",
+    1: "it failed, or found nothing",
+    2: "the command cannot be understood; nothing was changed",
+    3: "a check failed",
+    65: "bytes or bundles are lost or about to be; the command did its work and says which",
+    75: "not now: the owner is gone, busy or at its limit; try again",
+    77: "not allowed: a token or a right is missing",
+    78: "the directory cannot be opened, the configuration is wrong, or an extra is not installed",
+    130: "interrupted",
+}
+_EPILOG = "\b\nExit codes:\n" + "\n".join(f"{code:5}  {text}" for code, text in EXIT_CODES.items())
+
+
+@click.group(
+    cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]}, epilog=_EPILOG
+)
 @click.version_option(__version__, prog_name="holdfast")
 def cli() -> None:
     """Holdfast keeps every event it accepted."""

@@ -6,10 +6,11 @@ import click
 
 from holdfast.graph.registry import Registry
 from holdfast.graph.schema import graph_schema
+from holdfast.operate.cli.groups import CommandGroup
 from holdfast.operate.cli.output import json_option, print_json
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def command() -> None:
     """Describe graph files."""
 

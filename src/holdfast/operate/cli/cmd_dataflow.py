@@ -13,10 +13,10 @@ from holdfast.operate.cli.dataflow.looking import (
 from holdfast.operate.cli.dataflow.redriving import redrive_command
 from holdfast.operate.cli.dataflow.replaying import replay_command
 from holdfast.operate.cli.dataflow.running import drain_command, run_command, test_command
-from holdfast.operate.cli.groups import InThisOrder
+from holdfast.operate.cli.groups import CommandGroup
 
 
-@click.group(cls=InThisOrder)
+@click.group(cls=CommandGroup)
 def command() -> None:
     """Run pipelines on Spark: sources, maps, windows and sinks, each event counted once."""
 

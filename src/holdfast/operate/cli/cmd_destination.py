@@ -10,10 +10,11 @@ import click
 from holdfast.errors import BadInput
 from holdfast.graph.control import SKIP_VERB
 from holdfast.operate.cli.gateway_options import ask_gateway, where_argument
+from holdfast.operate.cli.groups import CommandGroup
 from holdfast.operate.cli.output import json_option, print_json, print_table, size
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def command() -> None:
     """Look at the destinations of a running gateway; pause, resume, skip what fails."""
 

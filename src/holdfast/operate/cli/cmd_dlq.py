@@ -6,10 +6,10 @@ import click
 
 from holdfast.operate.cli.dlq.changing import fix_command, purge_command, replay_command
 from holdfast.operate.cli.dlq.looking import list_command, show_command
-from holdfast.operate.cli.groups import InThisOrder
+from holdfast.operate.cli.groups import CommandGroup
 
 
-@click.group(cls=InThisOrder)
+@click.group(cls=CommandGroup)
 def command() -> None:
     """Look at dead letters, correct them, try them again, give them up.
 

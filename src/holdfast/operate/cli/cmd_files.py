@@ -5,10 +5,10 @@ from __future__ import annotations
 import click
 
 from holdfast.operate.cli.files import changing, index, looking, moving, putting
-from holdfast.operate.cli.groups import InThisOrder
+from holdfast.operate.cli.groups import CommandGroup
 
 
-@click.group(cls=InThisOrder)
+@click.group(cls=CommandGroup)
 def command() -> None:
     """Keep versions of files: look at commits, bring files in, take them out, compare them.
 

@@ -14,7 +14,7 @@ import click
 
 from holdfast.errors import BadConfig, BadInput
 from holdfast.operate.cli.files.place import Place, leftover_rows, place_options
-from holdfast.operate.cli.groups import InThisOrder
+from holdfast.operate.cli.groups import CommandGroup
 from holdfast.operate.cli.output import (
     Command,
     json_option,
@@ -46,7 +46,7 @@ _grace_option: Callable[[Command], Command] = click.option(
 )
 
 
-@click.group(cls=InThisOrder)
+@click.group(cls=CommandGroup)
 def command() -> None:
     """Collect chunks that nothing refers to.
 

@@ -10,13 +10,14 @@ from typing import BinaryIO
 import click
 
 from holdfast.errors import BadInput
-from holdfast.operate.cli.output import json_option, print_json
+from holdfast.operate.cli.groups import CommandGroup
+from holdfast.operate.cli.output import counted, json_option, print_json
 from holdfast.signals.openlineage.json_text import elements_of
 from holdfast.signals.openlineage.problem import Problem
 from holdfast.signals.openlineage.validation import ValidationSettings, Validator, Verdict
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def command() -> None:
     """Look at OpenLineage events."""
 
@@ -124,6 +125,6 @@ def _tell_summary(found: list[_Found], level: str) -> None:
     counts = Counter("valid" if each.verdict.ok else "invalid" for each in found)
     warnings = sum(bool(each.verdict.warnings) for each in found)
     click.echo(
-        f"{len(found)} events at level {level}: {counts['valid']} valid,"
+        f"{counted(len(found), 'event')} at level {level}: {counts['valid']} valid,"
         f" {counts['invalid']} invalid, {warnings} with warnings"
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from holdfast.operate.cli import cmd_quiver_metrics
-from holdfast.operate.cli.groups import InThisOrder
+from holdfast.operate.cli.groups import CommandGroup
 from holdfast.operate.cli.quiver.account import ledger_command
 from holdfast.operate.cli.quiver.changing import drop_subscriber_command, replay_command
 from holdfast.operate.cli.quiver.checking import fsck_command, scrub_command
@@ -13,7 +13,7 @@ from holdfast.operate.cli.quiver.copying import backup_command, restore_command,
 from holdfast.operate.cli.quiver.looking import cat_command, list_command, show_command
 
 
-@click.group(cls=InThisOrder)
+@click.group(cls=CommandGroup)
 def command() -> None:
     """Look into a data directory, check it, change it, copy it.
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import click
 
 from holdfast.operate.cli.files.place import Place, place_options
-from holdfast.operate.cli.groups import InThisOrder
+from holdfast.operate.cli.groups import CommandGroup
 from holdfast.operate.cli.output import json_option, print_json, print_table, size
 from holdfast.operate.cli.store_checking import fsck_command, rebuild_command, scrub_command
 
 
-@click.group(cls=InThisOrder)
+@click.group(cls=CommandGroup)
 def command() -> None:
     """Make a store, look at its totals, check and repair it.
 

@@ -9,14 +9,14 @@ from holdfast.graph.environment import caps_beyond_disks, missing_packages
 from holdfast.graph.loader import load
 from holdfast.operate.cli import finding_line
 from holdfast.operate.cli.gateway_options import config_argument
-from holdfast.operate.cli.output import json_option, print_json
+from holdfast.operate.cli.output import counted, json_option, print_json
 
 
 @click.command()
 @config_argument
 @json_option
 def command(config: str, as_json: bool) -> int:
-    """Check CONFIG and say everything that is wrong with it, each with its line and column.
+    """Check CONFIG and report everything that is wrong with it in one pass, with line and column.
 
     Environment variables and files that it refers to are looked up. A package that it needs and
     that is not installed here is a warning; `holdfast up --check` looks at the whole machine. Ends
@@ -35,5 +35,5 @@ def command(config: str, as_json: bool) -> int:
             click.echo(finding_line(found))
         errors = sum(found.severity == "error" for found in findings)
         warnings = len(findings) - errors
-        click.echo(f"{config}: {errors} errors, {warnings} warnings")
+        click.echo(f"{config}: {counted(errors, 'error')}, {counted(warnings, 'warning')}")
     return 0 if ok else BadConfig.exit_code

@@ -80,6 +80,11 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() or c in "\n\t" else f"\\u{ord(c):04x}" for c in text)
 
 
+def counted(count: int, noun: str) -> str:
+    """Return a number of things: `1 event`, `2 events`."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
 def short_hash(hash_: bytes) -> str | None:
     """Return enough of a hash to know it by; JSON has all of it."""
     return f"{hash_.hex()[:16]}…" if hash_ else None

@@ -19,7 +19,7 @@ from holdfast.operate.cli.dataflow.arguments import (
     name_argument,
     state_option,
 )
-from holdfast.operate.cli.output import json_option, print_json
+from holdfast.operate.cli.output import counted, json_option, print_json
 
 
 @click.command("validate")
@@ -44,7 +44,9 @@ def validate_command(config: str, imports: bool, spark: bool, as_json: bool) -> 
         for found in findings:
             click.echo(finding_line(found))
         errors = sum(found.severity == "error" for found in findings)
-        click.echo(f"{config}: {errors} errors, {len(findings) - errors} warnings")
+        click.echo(
+            f"{config}: {counted(errors, 'error')}, {counted(len(findings) - errors, 'warning')}"
+        )
     return 0 if ok else BadConfig.exit_code
 
 

@@ -27,7 +27,7 @@ from holdfast.operate.cli.dlq.place import (
 )
 from holdfast.operate.cli.dlq.submission import Submitter
 from holdfast.operate.cli.dlq.telling import echo_verdict
-from holdfast.operate.cli.output import json_option, print_json, print_table, size
+from holdfast.operate.cli.output import counted, json_option, print_json, print_table, size
 from holdfast.operate.cli.quiver.options import Directory, as_ns, time_option
 from holdfast.quiver import Outcome
 from holdfast.signals.openlineage.validation import Validator
@@ -111,7 +111,8 @@ def _checked(payload: bytes, validator: Validator) -> bytes:
     if not verdict.ok:
         first = verdict.errors[0]
         raise BadInput(
-            f"{len(verdict.errors)} errors, the first at {first.pointer or '/'}: {first.message}",
+            f"{counted(len(verdict.errors), 'error')}, the first at {first.pointer or '/'}:"
+            f" {first.message}",
             hint="`holdfast lineage lint FILE` shows them all",
         )
     return payload
@@ -337,4 +338,4 @@ def _may_ask() -> bool:
 
 
 def _confirmed(planned: Sequence[_Doomed]) -> bool:
-    return click.confirm(f"Give {len(planned)} letters up for good?")
+    return click.confirm(f"Give up {counted(len(planned), 'dead letter')} for good?")

@@ -14,6 +14,7 @@ from holdfast.operate.cli.files.place import (
     place_options,
     shown_path,
 )
+from holdfast.operate.cli.groups import CommandGroup
 from holdfast.operate.cli.output import (
     json_option,
     print_json,
@@ -31,7 +32,7 @@ _CHUNK_COLUMNS = ("layer", "level", "kind", "entries", "files", "size", "chunk",
 _ENTRY_COLUMNS = ("layer", "operation", "bytes", "refs", "tags")
 
 
-@click.group("index")
+@click.group("index", cls=CommandGroup)
 def index_group() -> None:
     """Look into the indexes of a commit."""
 

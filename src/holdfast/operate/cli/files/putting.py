@@ -26,7 +26,7 @@ from holdfast.operate.cli.files.place import (
     status,
 )
 from holdfast.operate.cli.files.tags import tag_option
-from holdfast.operate.cli.output import json_option, printable
+from holdfast.operate.cli.output import counted, json_option, printable
 from holdfast.seam.names import stored_name
 
 if TYPE_CHECKING:
@@ -178,7 +178,7 @@ def _put_folder(store: Store, asked: _Put) -> tuple[Commit, FolderReport, dict[s
                 selection=asked.selection,
             )
         if tree.lost_files:
-            click.echo(f"read {tree.lost_files} files that the store had lost", err=True)
+            click.echo(f"read {counted(tree.lost_files, 'file')} that the store had lost", err=True)
         made = commits.create(
             job, asked.name, [tree.layer], parent=parent, message=asked.message, seen=tree.seen
         )
