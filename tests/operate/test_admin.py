@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 
 from holdfast.operate.admin import AdminApp
-from holdfast.operate.metrics import Record
+from holdfast.operate.metrics import Sample
 
 
 class Watched:
@@ -21,8 +21,8 @@ class Watched:
     async def not_ready(self) -> list[str]:
         return list(self._reasons)
 
-    async def records(self) -> list[Record]:
-        return [Record("gateway.process.uptime_seconds", {"worker": "0"}, 1.5)]
+    async def records(self) -> list[Sample]:
+        return [Sample("gateway.process.uptime_seconds", {"worker": "0"}, 1.5)]
 
 
 def ask(path: str, *reasons: str, method: str = "GET") -> tuple[int, dict[bytes, bytes], bytes]:

@@ -19,7 +19,7 @@ from tests.quiver.reading import acknowledge, reject
 
 from holdfast.operate.cli import main
 from holdfast.operate.cli.quiver.account import TABLE_LINES
-from holdfast.operate.cli.quiver.progress import Pace
+from holdfast.operate.cli.quiver.progress import ThrottledProgress
 from holdfast.quiver import Quiver
 from holdfast.quiver.inspect import Inventory, inspect
 from holdfast.seam.disk import Disk
@@ -226,7 +226,7 @@ class FakeTime:
 def test_the_pace_keeps_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
     monkeypatch.setattr("holdfast.operate.cli.quiver.progress.time", FakeTime(slept))
-    with Pace("work", 10_000_000, max_mb_s=2.0, quiet=True) as pace:
+    with ThrottledProgress("work", 10_000_000, max_mb_s=2.0, quiet=True) as pace:
         pace(4_000_000)
         pace(1_000_000)
     assert slept == [2.0, 0.5]

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from holdfast.operate.gateway_metrics import render_records
-from holdfast.operate.metrics import CONTENT_TYPE, Record
+from holdfast.operate.metrics import CONTENT_TYPE, Sample
 from holdfast.receive.responses import Receive, Response, Scope, Send, json_response, send_response
 
 OK = 200
@@ -21,20 +21,20 @@ NOT_ALLOWED = 405
 UNAVAILABLE = 503
 
 
-class Watched(Protocol):
+class WatchedGateway(Protocol):
     """What the port tells of: one gateway, or several workers."""
 
     async def not_ready(self) -> Sequence[str]:
         """Return why senders should not be sent here; empty if they should."""
 
-    async def records(self) -> Sequence[Record]:
+    async def records(self) -> Sequence[Sample]:
         """Return every figure."""
 
 
 class AdminApp:
     """The ASGI app of the port."""
 
-    def __init__(self, watched: Watched) -> None:
+    def __init__(self, watched: WatchedGateway) -> None:
         self._watched = watched
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -95,7 +95,7 @@ class Reckoning:
         return sound and len(self.accounts) > 0
 
 
-class Journal:
+class GrowingJournal:
     """The names in one file of a process that is still writing it."""
 
     def __init__(self, directory: Path, pattern: str) -> None:
@@ -129,8 +129,8 @@ class Play:
         self._lives = 0
         self._config = directory / "gateway.yaml"
         self._config.write_text(self._graph_file())
-        self._accepted = Journal(directory, "client.journal")
-        self._arrived = {name: Journal(directory, f"*.{name}") for name in self._ports}
+        self._accepted = GrowingJournal(directory, "client.journal")
+        self._arrived = {name: GrowingJournal(directory, f"*.{name}") for name in self._ports}
         self._counting = Counting(directory, self._config, self._admin)
         self._keeping = Keeping(directory) if can_keep() else None
 

@@ -30,7 +30,7 @@ SYNC_SLOW_MS = 20.0
 SPARK_SERIES = "4.3"
 
 
-class Finding(NamedTuple):
+class MachineFinding(NamedTuple):
     """One thing that was looked at."""
 
     name: str
@@ -39,80 +39,84 @@ class Finding(NamedTuple):
     advice: str = ""
 
 
-def examine(directory: Path) -> list[Finding]:
+def examine(directory: Path) -> list[MachineFinding]:
     """Look at everything, writing only into a temporary folder below `directory`."""
     findings = [*_software(), _java(), _spark(), *_extras(), *_disk(directory)]
     return [f._replace(advice="") if f.health == "ok" else f for f in findings]
 
 
-def _software() -> Iterator[Finding]:
-    yield Finding("holdfast", "ok", __version__)
+def _software() -> Iterator[MachineFinding]:
+    yield MachineFinding("holdfast", "ok", __version__)
     good = sys.version_info[:2] >= PYTHON_MIN
-    yield Finding("python", "ok" if good else "fail", platform.python_version(), "3.11 or newer")
+    yield MachineFinding(
+        "python", "ok" if good else "fail", platform.python_version(), "3.11 or newer"
+    )
     known = sys.platform == "linux"
     advice = "Linux is the reference; elsewhere only the embedded Quiver is supported"
-    yield Finding("system", "ok" if known else "warn", platform.platform(terse=True), advice)
+    yield MachineFinding("system", "ok" if known else "warn", platform.platform(terse=True), advice)
     good = byte_order.machine_order() == byte_order.NEEDED
     advice = "data directories are for little-endian machines"
-    yield Finding("byte order", "ok" if good else "fail", byte_order.machine_order(), advice)
+    yield MachineFinding("byte order", "ok" if good else "fail", byte_order.machine_order(), advice)
     for package in ("pyarrow", "xxhash"):
-        yield Finding(package, "ok", importlib.metadata.version(package))
+        yield MachineFinding(package, "ok", importlib.metadata.version(package))
 
 
-def _extras() -> Iterator[Finding]:
+def _extras() -> Iterator[MachineFinding]:
     for extra in MODULES:
         if extra == "spark":
             continue  # has a line of its own
         missing = missing_modules(extra)
         found = f"missing: {', '.join(missing)}" if missing else "installed"
         health: Health = "warn" if missing else "ok"
-        yield Finding(f"extra {extra}", health, found, install_command(extra))
+        yield MachineFinding(f"extra {extra}", health, found, install_command(extra))
 
 
-def _java() -> Finding:
+def _java() -> MachineFinding:
     java = find_java()
     if java is None:
         advice = f"only pipelines on Spark need it: {install_command('spark')}"
-        return Finding("java", "warn", "none", advice)
+        return MachineFinding("java", "warn", "none", advice)
     found = f"{java.version} from {java.origin} ({java.executable})"
-    return Finding("java", "ok" if java.is_good else "warn", found, f"{JAVA_MIN} or newer")
+    return MachineFinding("java", "ok" if java.is_good else "warn", found, f"{JAVA_MIN} or newer")
 
 
-def _spark() -> Finding:
+def _spark() -> MachineFinding:
     """Say which Spark there is: the watermark rests on its internals, so not any will do."""
     if importlib.util.find_spec("pyspark") is None:
         advice = f"only pipelines need it: {install_command('spark')}"
-        return Finding("spark", "warn", "none", advice)
+        return MachineFinding("spark", "warn", "none", advice)
     version = importlib.metadata.version("pyspark")
     health: Health = "ok" if version.startswith(f"{SPARK_SERIES}.") else "warn"
     advice = f"pipelines are tested on {SPARK_SERIES} alone: {install_command('spark')}"
-    return Finding("spark", health, version, advice)
+    return MachineFinding("spark", health, version, advice)
 
 
-def _disk(directory: Path) -> Iterator[Finding]:
+def _disk(directory: Path) -> Iterator[MachineFinding]:
     if not directory.is_dir() or not os.access(directory, os.W_OK):
-        yield Finding("disk", "fail", f"{directory} is not writable", "name another with --dir")
+        yield MachineFinding(
+            "disk", "fail", f"{directory} is not writable", "name another with --dir"
+        )
         return
     disk = RealDisk()
     free_bytes = disk.free_bytes(directory)
     health: Health = "ok" if free_bytes >= FREE_BYTES_LOW else "warn"
-    yield Finding("free space", health, f"{free_bytes / 1e9:.1f} GB in {directory}")
+    yield MachineFinding("free space", health, f"{free_bytes / 1e9:.1f} GB in {directory}")
     with tempfile.TemporaryDirectory(prefix="holdfast-doctor-", dir=directory) as temporary:
         sync_ms = _sync_ms(disk, PurePath(temporary))
         speed: Health = "ok" if sync_ms <= SYNC_SLOW_MS else "warn"
         advice = "every acknowledgement waits for one sync"
-        yield Finding("sync", speed, f"{sync_ms:.2f} ms (median)", advice)
+        yield MachineFinding("sync", speed, f"{sync_ms:.2f} ms (median)", advice)
         yield _quiver(PurePath(temporary) / "quiver")
 
 
-def _quiver(folder: PurePath) -> Finding:
+def _quiver(folder: PurePath) -> MachineFinding:
     try:
         with Quiver.open(folder) as quiver:
             quiver.append_raw(b"hello")
             quiver.flush()
     except HoldfastError as error:
-        return Finding("quiver", "fail", error.message, error.hint)
-    return Finding("quiver", "ok", "opened, appended, sealed, closed")
+        return MachineFinding("quiver", "fail", error.message, error.hint)
+    return MachineFinding("quiver", "ok", "opened, appended, sealed, closed")
 
 
 def _sync_ms(disk: RealDisk, folder: PurePath) -> float:

@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 from holdfast.dead_letters.queue import StoreStatistics
 from holdfast.deliver.statistics import State
 from holdfast.graph.runtime import DestinationFigures, GatewayStatistics
-from holdfast.operate.metrics import METRICS, Described, Labels, Record, exposition, records
+from holdfast.operate.metrics import METRICS, Described, Labels, Sample, exposition, records
 from holdfast.operate.pipeline_metrics import PIPELINE_METRICS
 
 Rows = Iterable[tuple[Labels, float]]
@@ -391,20 +391,20 @@ ALL_METRICS: tuple[Described, ...] = (*GATEWAY_METRICS, *PIPELINE_METRICS, *METR
 COUNTERS = frozenset(metric.name for metric in ALL_METRICS if metric.type == "counter")
 
 
-def gateway_records(gateway: GatewayStatistics) -> list[Record]:
+def gateway_records(gateway: GatewayStatistics) -> list[Sample]:
     """Return every figure of a gateway process and of its quivers."""
     worker = {"worker": str(gateway.worker)}
     own = [
-        Record(metric.name, {**worker, **labels}, value)
+        Sample(metric.name, {**worker, **labels}, value)
         for metric in GATEWAY_METRICS
         for labels, value in metric.read(gateway)
     ]
     return [*own, *records(gateway.quivers)]
 
 
-def render_records(told: Iterable[Record]) -> str:
+def render_records(told: Iterable[Sample]) -> str:
     """Return the records of one or several gateways as Prometheus' text."""
-    by_name: dict[str, list[Record]] = {}
+    by_name: dict[str, list[Sample]] = {}
     for record in told:
         by_name.setdefault(record.name, []).append(record)
     together = (record for same in by_name.values() for record in same)

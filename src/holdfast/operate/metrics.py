@@ -56,7 +56,7 @@ class Metric(NamedTuple):
     labels: tuple[str, ...] = ()
 
 
-class Record(NamedTuple):
+class Sample(NamedTuple):
     """One figure of one quiver."""
 
     name: str
@@ -454,7 +454,7 @@ def prometheus_name(name: str) -> str:
     return name.replace(".", "_")
 
 
-def records(statistics_by_quiver: StatisticsByQuiver) -> Iterator[Record]:
+def records(statistics_by_quiver: StatisticsByQuiver) -> Iterator[Sample]:
     """Yield every figure of every quiver, metric by metric.
 
     The keys name the quivers; a value is one quiver's statistics, or those of several cores.
@@ -468,7 +468,7 @@ def records(statistics_by_quiver: StatisticsByQuiver) -> Iterator[Record]:
         for name, statistics in quivers:
             common = {"quiver": name, "core_id": str(statistics.core_id)}
             for labels, value in metric.read(statistics):
-                yield Record(metric.name, {**common, **labels}, value)
+                yield Sample(metric.name, {**common, **labels}, value)
 
 
 def render(statistics_by_quiver: StatisticsByQuiver) -> str:
@@ -476,7 +476,7 @@ def render(statistics_by_quiver: StatisticsByQuiver) -> str:
     return exposition(METRICS, records(statistics_by_quiver))
 
 
-def exposition(metrics: Iterable[Described], told: Iterable[Record]) -> str:
+def exposition(metrics: Iterable[Described], told: Iterable[Sample]) -> str:
     """Return records in Prometheus' text format; those of one name stand together."""
     lines: list[str] = []
     described = {metric.name: metric for metric in metrics}

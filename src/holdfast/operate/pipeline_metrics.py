@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple, get_args
 
 from holdfast.dataflow.driver.progress import QueryStatistics
 from holdfast.dataflow.driver.wire import DriverFigures, PipelineFigures, PipelineState
-from holdfast.operate.metrics import Labels, Record
+from holdfast.operate.metrics import Labels, Sample
 
 Rows = Iterable[tuple[Labels, float]]
 _Read = Callable[[DriverFigures], Rows]
@@ -158,10 +158,10 @@ PIPELINE_METRICS: tuple[PipelineMetric, ...] = (
 )  # fmt: skip
 
 
-def driver_records(driver: DriverFigures) -> list[Record]:
+def driver_records(driver: DriverFigures) -> list[Sample]:
     """Return every figure of a driver and its pipelines."""
     return [
-        Record(metric.name, dict(labels), float(value))
+        Sample(metric.name, dict(labels), float(value))
         for metric in PIPELINE_METRICS
         for labels, value in metric.read(driver)
     ]

@@ -14,7 +14,7 @@ import socket
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from holdfast.graph.model import StatsdSettings
-from holdfast.operate.metrics import Record
+from holdfast.operate.metrics import Sample
 from holdfast.receive.listening import parse_address
 
 # Fits into one Ethernet frame, also over IPv6.
@@ -39,13 +39,13 @@ class StatsdLines:
         self._sent: dict[Key, float] = {}
         self._begin = 0
 
-    def take_as_sent(self, records: Iterable[Record]) -> None:
+    def take_as_sent(self, records: Iterable[Sample]) -> None:
         """Begin here: what was counted before is history."""
         for record in records:
             if record.name in self._counters:
                 self._sent[_key(record)] = record.value
 
-    def datagrams(self, records: Sequence[Record]) -> list[bytes]:
+    def datagrams(self, records: Sequence[Sample]) -> list[bytes]:
         """Return what to send now; what is returned counts as sent."""
         found: list[bytes] = []
         current: list[bytes] = []
@@ -69,7 +69,7 @@ class StatsdLines:
         self._begin = 0
         return [*found, b"\n".join(current)] if current else found
 
-    def _line(self, record: Record) -> bytes | None:
+    def _line(self, record: Sample) -> bytes | None:
         """Return one line, or None if there is nothing new to say."""
         value, kind = record.value, "g"
         if record.name in self._counters:
@@ -94,7 +94,7 @@ class Statsd:
         self,
         settings: StatsdSettings,
         counters: Iterable[str],
-        records: Callable[[], Awaitable[Sequence[Record]]],
+        records: Callable[[], Awaitable[Sequence[Sample]]],
     ) -> None:
         self._settings = settings
         self._lines = StatsdLines(settings, counters)
@@ -133,7 +133,7 @@ class Statsd:
                 connection.sendto(datagram, address)
 
 
-def _key(record: Record) -> Key:
+def _key(record: Sample) -> Key:
     return record.name, tuple(record.labels.items())
 
 

@@ -29,7 +29,7 @@ from holdfast.errors import BadConfig, BadInput, HoldfastError
 from holdfast.graph.control import REPLAY_ANSWER_S, SKIP_ANSWER_S, SKIP_VERB
 from holdfast.graph.loader import Loaded
 from holdfast.graph.serving import ACCESS_VERB
-from holdfast.operate.metrics import Record
+from holdfast.operate.metrics import Sample
 from holdfast.operate.pipeline_driver import driver_of, lineage_url
 from holdfast.operate.pipeline_metrics import driver_records
 from holdfast.operate.sd_notify import Notifier
@@ -86,17 +86,17 @@ class Workers:
             reasons += [f"worker {number}: {reason}" for reason in told]
         return reasons
 
-    async def records(self) -> Sequence[Record]:
+    async def records(self) -> Sequence[Sample]:
         """Return every figure of all workers that answer, and of the driver beside them."""
         records = await asyncio.to_thread(self._records)
         return records if self.driver is None else [*records, *driver_records(self.driver.figures)]
 
-    def _records(self) -> list[Record]:
-        found: list[Record] = []
+    def _records(self) -> list[Sample]:
+        found: list[Sample] = []
         for number in range(len(self._directories)):
             with contextlib.suppress(HoldfastError):
                 told = self.ask_one(number, "metrics")["records"]
-                found += [Record(*record) for record in told]
+                found += [Sample(*record) for record in told]
         return found
 
     def verbs(self) -> Verbs:

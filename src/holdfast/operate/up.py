@@ -28,10 +28,10 @@ from holdfast.graph.loader import Loaded, load
 from holdfast.graph.reload import reload
 from holdfast.graph.runtime import Gateway
 from holdfast.operate import logs
-from holdfast.operate.admin import AdminApp, Watched
+from holdfast.operate.admin import AdminApp, WatchedGateway
 from holdfast.operate.gateway_metrics import COUNTERS, gateway_records
 from holdfast.operate.interpreter import leave_alone_what_is_here
-from holdfast.operate.metrics import Record
+from holdfast.operate.metrics import Sample
 from holdfast.operate.pipeline_driver import driver_of, lineage_url
 from holdfast.operate.pipeline_metrics import driver_records
 from holdfast.operate.sd_notify import Notifier
@@ -88,7 +88,7 @@ class GatewayWatch:
         """Return why senders should not be sent here."""
         return await self._gateway.not_ready()
 
-    async def records(self) -> Sequence[Record]:
+    async def records(self) -> Sequence[Sample]:
         """Return every figure."""
         records = gateway_records(await self._gateway.statistics())
         return (
@@ -129,7 +129,7 @@ class Signals:
 
 
 @contextlib.asynccontextmanager
-async def observed(loaded: Loaded, watched: Watched) -> AsyncIterator[None]:
+async def observed(loaded: Loaded, watched: WatchedGateway) -> AsyncIterator[None]:
     """Serve the admin port, and push to statsd, while something runs."""
     settings = loaded.graph.settings
     async with contextlib.AsyncExitStack() as held:

@@ -17,7 +17,7 @@ from holdfast.operate.cli.output import (
     size,
 )
 from holdfast.operate.cli.quiver.options import Directory
-from holdfast.operate.cli.quiver_places import Place, dead_letters_at, quivers_at
+from holdfast.operate.cli.quiver_places import NamedQuiver, dead_letters_at, quivers_at
 from holdfast.quiver.inspect import Inventory, inspect
 from holdfast.quiver.tools.explain import Explanation, Fate, explain
 from holdfast.quiver.tools.search import Match, search
@@ -71,12 +71,12 @@ class _Found:
         return {"matches": told, "explanations": [asdict(story) for story in self.stories]}
 
 
-def _places(seam: Seam, where: PurePath) -> list[Place]:
+def _places(seam: Seam, where: PurePath) -> list[NamedQuiver]:
     """Return the quiver in a directory, those under a root, or all of a gateway's."""
-    return [*quivers_at(seam, where), *dead_letters_at(seam, where)] or [Place("", where)]
+    return [*quivers_at(seam, where), *dead_letters_at(seam, where)] or [NamedQuiver("", where)]
 
 
-def _look(seam: Seam, place: Place, what: str, is_text: bool, limit: int) -> _Found:
+def _look(seam: Seam, place: NamedQuiver, what: str, is_text: bool, limit: int) -> _Found:
     inventory = inspect(seam.disk, place.directory)
     matches: list[Match] = []
     if what.isdecimal() and not is_text:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from holdfast.errors import BadConfig, BadInput
-from holdfast.operate.cli.files.place import Place, leftover_rows, place_options
+from holdfast.operate.cli.files.place import ChosenStore, leftover_rows, place_options
 from holdfast.operate.cli.groups import CommandGroup
 from holdfast.operate.cli.output import (
     Command,
@@ -59,7 +59,7 @@ def command() -> None:
 @place_options
 @_shard_option
 @json_option
-def plan_command(place: Place, shard_words: str, as_json: bool) -> None:
+def plan_command(place: ChosenStore, shard_words: str, as_json: bool) -> None:
     """Say what would go now, and why; nothing is changed."""
     with _collector(place, shard_words, {}) as (_, collector):
         plan = collector.plan()
@@ -99,7 +99,7 @@ def plan_command(place: Place, shard_words: str, as_json: bool) -> None:
 @click.option("--sweep/--no-sweep", default=True, help="Look for objects without a row, too.")
 @json_option
 def run_command(
-    place: Place, shard_words: str, sweep: bool, as_json: bool, **limits: object
+    place: ChosenStore, shard_words: str, sweep: bool, as_json: bool, **limits: object
 ) -> None:
     """Collect until nothing is left to collect."""
     with (
@@ -136,7 +136,7 @@ def run_command(
 @command.command("status")
 @place_options
 @json_option
-def status_command(place: Place, as_json: bool) -> None:
+def status_command(place: ChosenStore, as_json: bool) -> None:
     """Show chunks by state, leases, commits, and what collectors did."""
     with place.open() as store:
         found = store.references.statistics()
@@ -179,7 +179,7 @@ def status_command(place: Place, as_json: bool) -> None:
 @click.option("-y", "--yes", is_flag=True, help="End it though its process may be at work.")
 @place_options
 @json_option
-def end_lease_command(number: int, yes: bool, place: Place, as_json: bool) -> None:
+def end_lease_command(number: int, yes: bool, place: ChosenStore, as_json: bool) -> None:
     """End a lease that `gc status` shows, so that what it holds can be collected.
 
     One whose process is certainly dead is ended without a question. Any other may be at work: its
@@ -216,7 +216,7 @@ def end_lease_command(number: int, yes: bool, place: Place, as_json: bool) -> No
 @click.option("--tls-certificate", type=click.Path(path_type=Path))
 @json_option
 def serve_command(
-    place: Place,
+    place: ChosenStore,
     shard_words: str,
     listen: str,
     token_file: Path | None,
@@ -253,7 +253,7 @@ def serve_command(
 
 @contextmanager
 def _collector(
-    place: Place, shard_words: str, limits: dict[str, Any]
+    place: ChosenStore, shard_words: str, limits: dict[str, Any]
 ) -> Iterator[tuple[Store, Collector]]:
     from holdfast.store.chunks.settings import StoreSettings
     from holdfast.store.gc.collector import Collector

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from holdfast.operate.cli.files.place import Place, place_options
+from holdfast.operate.cli.files.place import ChosenStore, place_options
 from holdfast.operate.cli.groups import CommandGroup
 from holdfast.operate.cli.output import json_option, print_json, print_table, size
 from holdfast.operate.cli.store_checking import fsck_command, rebuild_command, scrub_command
@@ -22,7 +22,7 @@ def command() -> None:
 @command.command("create")
 @place_options
 @json_option
-def create_command(place: Place, as_json: bool) -> None:
+def create_command(place: ChosenStore, as_json: bool) -> None:
     """Make a new store, and its database."""
     with place.create() as store:
         if as_json:
@@ -34,7 +34,7 @@ def create_command(place: Place, as_json: bool) -> None:
 @command.command("info")
 @place_options
 @json_option
-def info_command(place: Place, as_json: bool) -> None:
+def info_command(place: ChosenStore, as_json: bool) -> None:
     """Say what a store holds, by state of its chunks; `files ls` lists its commits."""
     with place.open() as store:
         found = store.references.statistics()

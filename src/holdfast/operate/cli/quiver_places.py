@@ -14,14 +14,14 @@ from holdfast.seam import Seam
 from holdfast.seam.disk import Disk
 
 
-class Place(NamedTuple):
+class NamedQuiver(NamedTuple):
     """The directory of a quiver; the name is for whoever has several."""
 
     name: str
     directory: PurePath
 
 
-def quivers_at(seam: Seam, where: PurePath) -> list[Place]:
+def quivers_at(seam: Seam, where: PurePath) -> list[NamedQuiver]:
     """Return the quivers of a graph file, of a data directory, under a root; none: look here."""
     disk = seam.disk
     if Path(where).is_file():
@@ -39,7 +39,7 @@ def quivers_at(seam: Seam, where: PurePath) -> list[Place]:
     ]
 
 
-def dead_letters_at(seam: Seam, where: PurePath) -> list[Place]:
+def dead_letters_at(seam: Seam, where: PurePath) -> list[NamedQuiver]:
     """Return the quivers of dead letters, of all workers, of a graph file or a data directory."""
     is_file = Path(where).is_file()
     letters = (
@@ -47,13 +47,15 @@ def dead_letters_at(seam: Seam, where: PurePath) -> list[Place]:
     )
     offices = [letters, *sorted(letters.parent.glob(f"{letters.name}-[0-9][0-9]"))]
     places = [
-        Place(f"{office.name}/{store}", PurePath(office) / store)
+        NamedQuiver(f"{office.name}/{store}", PurePath(office) / store)
         for office in offices
         for store in STORES
     ]
     return [place for place in places if seam.disk.exists(place.directory)]
 
 
-def _cores(disk: Disk, name: str, root: PurePath) -> list[Place]:
+def _cores(disk: Disk, name: str, root: PurePath) -> list[NamedQuiver]:
     found = core_ids(disk, root) if disk.exists(root) else []
-    return [Place(f"{name}/{names.core_dir(one)}", root / names.core_dir(one)) for one in found]
+    return [
+        NamedQuiver(f"{name}/{names.core_dir(one)}", root / names.core_dir(one)) for one in found
+    ]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from holdfast.errors import BadInput, Damaged, DatabaseLost
-from holdfast.operate.cli.files.place import Place, leftover_rows, place_options, progress
+from holdfast.operate.cli.files.place import ChosenStore, leftover_rows, place_options, progress
 from holdfast.operate.cli.output import (
     json_option,
     print_json,
@@ -57,7 +57,7 @@ _repair_option = click.option("--repair", is_flag=True, help="Repair what was fo
 @_report_option
 @json_option
 def fsck_command(
-    place: Place,
+    place: ChosenStore,
     repair: bool,
     also_scrub: bool,
     engine: str,
@@ -101,7 +101,7 @@ def fsck_command(
 @_report_option
 @json_option
 def scrub_command(
-    place: Place,
+    place: ChosenStore,
     max_mb_s: float | None,
     restart: bool,
     repair: bool,
@@ -138,7 +138,7 @@ def scrub_command(
 @click.command("rebuild")
 @place_options
 @json_option
-def rebuild_command(place: Place, as_json: bool) -> int:
+def rebuild_command(place: ChosenStore, as_json: bool) -> int:
     """Make the database anew from the store's objects, if it is lost, or an old copy.
 
     An old one is set aside, not deleted; one that is up to date is left alone.
@@ -201,7 +201,7 @@ def _repair_damaged(store: Store, findings: Sequence[StoreFinding]) -> RepairRep
     return Repair(store).execute(plan_repair(findings))
 
 
-def _rebuild(place: Place) -> RebuildReport:
+def _rebuild(place: ChosenStore) -> RebuildReport:
     from holdfast.store.fsck.run import rebuild_database
 
     return rebuild_database(place.url, database=place.database)

@@ -19,7 +19,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 POLL_S = 0.2
 
 
-class Watched(Protocol):
+class WatchedPipelines(Protocol):
     """What knows how a pipeline goes."""
 
     @property
@@ -28,7 +28,7 @@ class Watched(Protocol):
 
 
 @contextlib.contextmanager
-def exposed(listen: str | None, name: str, watched: Watched) -> Iterator[None]:
+def exposed(listen: str | None, name: str, watched: WatchedPipelines) -> Iterator[None]:
     """Serve the figures of one pipeline, if an address is given."""
     if listen is None:
         yield
@@ -53,7 +53,7 @@ def exposed(listen: str | None, name: str, watched: Watched) -> Iterator[None]:
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
-    def __init__(self, address: tuple[str, int], name: str, watched: Watched) -> None:
+    def __init__(self, address: tuple[str, int], name: str, watched: WatchedPipelines) -> None:
         self.name = name
         self.watched = watched
         super().__init__(address, _Handler)

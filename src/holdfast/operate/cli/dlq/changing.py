@@ -20,7 +20,7 @@ from holdfast.errors import BadInput, OwnerGone
 from holdfast.operate.cli.dlq.looking import destination_option, reason_option, store_option
 from holdfast.operate.cli.dlq.place import (
     STORES,
-    Place,
+    DeadLetterTarget,
     level_option,
     place_argument,
     worker_option,
@@ -67,7 +67,7 @@ def fix_command(  # noqa: PLR0913, PLR0917  (its options)
 
     Without --file your editor is opened. Nothing is submitted before it is valid.
     """
-    office = Place.find(place, worker)
+    office = DeadLetterTarget.find(place, worker)
     stored = office.letter(LetterId.parse(letter))
     if stored.id.store == UNDELIVERED_DIR and not everywhere:
         raise BadInput(
@@ -151,7 +151,7 @@ def replay_command(  # noqa: PLR0913, PLR0917  (its options)
     An undelivered letter goes to the destination that did not take it, out of order, through the
     running gateway. A rejected one is checked again and submitted as a new event.
     """
-    office = Place.find(place, worker)
+    office = DeadLetterTarget.find(place, worker)
     if sum([bool(letters), rejected, destination is not None]) != 1:
         raise BadInput(
             "it is not clear what to replay",
@@ -180,7 +180,7 @@ def replay_command(  # noqa: PLR0913, PLR0917  (its options)
 
 
 def _undelivered(
-    office: Place, ids: Sequence[LetterId], chosen: LetterSelection
+    office: DeadLetterTarget, ids: Sequence[LetterId], chosen: LetterSelection
 ) -> Iterator[LetterSelection]:
     """Yield what to replay, destination by destination."""
     if chosen.destination is not None:
@@ -194,7 +194,7 @@ def _undelivered(
         yield replace(chosen, destination=destination, seqs=frozenset(seqs))
 
 
-def _replay(office: Place, selection: LetterSelection) -> dict[str, Any]:
+def _replay(office: DeadLetterTarget, selection: LetterSelection) -> dict[str, Any]:
     """Ask the gateway to send letters, in as many turns as it takes."""
     total: Counter[str] = Counter()
     while True:
@@ -213,7 +213,7 @@ def _replay(office: Place, selection: LetterSelection) -> dict[str, Any]:
 
 
 def _submit_valid(
-    office: Place,
+    office: DeadLetterTarget,
     selection: LetterSelection,
     submitter_for: Callable[[str], Submitter],
     level: str | None,
@@ -275,7 +275,7 @@ def purge_command(  # noqa: PLR0913, PLR0917  (its options)
     as_json: bool,
 ) -> None:
     """Give letters up: LETTERS by name, or by filters. Without --yes it only says what would go."""
-    office = Place.find(place, worker)
+    office = DeadLetterTarget.find(place, worker)
     chosen = LetterSelection(destination=destination, reason=reason, before_ns=as_ns(before))
     if not (letters or everything or store or chosen != LetterSelection()):
         raise BadInput("it is not clear what to purge", hint="name letters, a filter, or --all")
@@ -314,7 +314,7 @@ class _Doomed(NamedTuple):
 
 
 def _planned(
-    office: Place, only: str | None, ids: Sequence[LetterId], chosen: LetterSelection
+    office: DeadLetterTarget, only: str | None, ids: Sequence[LetterId], chosen: LetterSelection
 ) -> Iterator[StoredLetter]:
     for store in STORES if only is None else (only,):
         seqs = frozenset(one.seq for one in ids if one.store == store)

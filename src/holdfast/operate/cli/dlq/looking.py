@@ -14,7 +14,7 @@ import click
 from holdfast.dead_letters.stored import LetterId, LetterSelection
 from holdfast.operate.cli.dlq.place import (
     STORES,
-    Place,
+    DeadLetterTarget,
     level_option,
     place_argument,
     worker_option,
@@ -62,7 +62,7 @@ def list_command(
     as_json: bool,
 ) -> None:
     """List letters, oldest first. PLACE is a configuration, a data directory, or theirs."""
-    office = Place.find(place, worker)
+    office = DeadLetterTarget.find(place, worker)
     selection = LetterSelection(destination=destination, reason=reason, since_ns=as_ns(since))
     stores = [store] if store else STORES
     found = heapq.merge(
@@ -92,7 +92,7 @@ def show_command(
     place: Path, letter: str, level: str | None, raw: bool, worker: int, as_json: bool
 ) -> None:
     """Show one letter, such as `rejected/12`: why, from where, its payload, and today's verdict."""
-    office = Place.find(place, worker)
+    office = DeadLetterTarget.find(place, worker)
     stored = office.letter(LetterId.parse(letter))
     payload = stored.letter.payload
     if raw:

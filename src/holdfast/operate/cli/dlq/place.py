@@ -43,7 +43,7 @@ level_option: Callable[[Command], Command] = click.option(
 
 
 @dataclass(frozen=True)
-class Place:
+class DeadLetterTarget:
     """An office, and the gateway it belongs to."""
 
     # Holds the two stores.
@@ -55,7 +55,7 @@ class Place:
     graph: Graph | None
 
     @classmethod
-    def find(cls, path: Path, worker: int) -> Place:
+    def find(cls, path: Path, worker: int) -> DeadLetterTarget:
         """Return what a user named."""
         if path.is_file():
             graph = load(path).graph

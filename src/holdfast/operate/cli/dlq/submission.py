@@ -10,7 +10,7 @@ from pathlib import PurePath
 from typing import Any, Self
 
 from holdfast.errors import BadInput, CannotOpen, NotAccepted, OwnerGone
-from holdfast.operate.cli.dlq.place import Place
+from holdfast.operate.cli.dlq.place import DeadLetterTarget
 from holdfast.quiver import Quiver, QuiverConfig, RetentionConfig, SegmentConfig
 from holdfast.quiver.inspect import require_quiver
 from holdfast.receive.openlineage import Config as OpenLineageConfig
@@ -35,7 +35,9 @@ class Submitter:
         self._quiver: Quiver | None = None
 
     @classmethod
-    def to(cls, place: Place, url: str | None, quiver: PurePath | None, receiver: str) -> Submitter:
+    def to(
+        cls, place: DeadLetterTarget, url: str | None, quiver: PurePath | None, receiver: str
+    ) -> Submitter:
         """Return the way to a gateway: the URL given, the receiver if it runs, or its quiver."""
         if url is not None:
             if not url.startswith(("http://", "https://")):
@@ -76,7 +78,7 @@ class Submitter:
             self._quiver.close()
 
 
-def _address(status: dict[str, Any], place: Place, receiver: str) -> str:
+def _address(status: dict[str, Any], place: DeadLetterTarget, receiver: str) -> str:
     """Return where a running gateway takes OpenLineage events: the same receiver, or any."""
     workers = status.get("workers")
     told = workers[0] if isinstance(workers, list) and workers else status

@@ -13,7 +13,7 @@ from holdfast.errors import BadInput
 from holdfast.operate.cli.files.looking import commit_fields
 from holdfast.operate.cli.files.place import (
     STORED_PATH,
-    Place,
+    ChosenStore,
     opened_job,
     opened_parent,
     place_options,
@@ -77,7 +77,7 @@ def copy_command(
     target: str,
     new_name: str,
     message: str,
-    place: Place,
+    place: ChosenStore,
     as_json: bool,
 ) -> None:
     """Copy a file or a folder within a commit, by reference; the result is a new commit."""
@@ -112,7 +112,7 @@ def remove_command(
     tag: bytes | None,
     yes: bool,
     message: str,
-    place: Place,
+    place: ChosenStore,
     as_json: bool,
 ) -> None:
     """Make a commit without some paths; without any PATH, delete the commit itself.
@@ -199,7 +199,7 @@ def commit_command(
     new_name: str,
     sources: Sequence[str],
     message: str,
-    place: Place,
+    place: ChosenStore,
     as_json: bool,
 ) -> None:
     """Give commits another name, or lay several on top of each other; no content is copied."""
@@ -235,7 +235,7 @@ def _on_top(store: Store, job: Job, files: FileSet) -> Layer:
 @place_options
 @json_option
 def compact_command(
-    commit: str, new_name: str, whole: bool, engine: str, place: Place, as_json: bool
+    commit: str, new_name: str, whole: bool, engine: str, place: ChosenStore, as_json: bool
 ) -> None:
     """Make a commit with the same files in fewer layers, which is read faster."""
     from holdfast.store.filesets import Commits

@@ -9,7 +9,7 @@ import click
 
 from holdfast.operate.cli.files.place import (
     STORED_PATH,
-    Place,
+    ChosenStore,
     opened_commit,
     place_options,
     shown_path,
@@ -52,7 +52,7 @@ def index_group() -> None:
 @place_options
 @json_option
 def show_command(
-    commit: str, path: str, lowest_level: int, limit: int, place: Place, as_json: bool
+    commit: str, path: str, lowest_level: int, limit: int, place: ChosenStore, as_json: bool
 ) -> None:
     """List the index chunks of each layer, from the root down, with the paths they span.
 

@@ -12,7 +12,7 @@ import click
 from holdfast.errors import BadInput
 from holdfast.operate.cli.files.place import (
     STORED_PATH,
-    Place,
+    ChosenStore,
     opened_commit,
     place_options,
     shown_path,
@@ -36,7 +36,7 @@ def list_command(
     path: str,
     recursive: bool,
     pattern: str | None,
-    place: Place,
+    place: ChosenStore,
     as_json: bool,
 ) -> None:
     """List a folder of a commit; without one, the commits themselves."""
@@ -100,7 +100,7 @@ def cat_command(
     offset_bytes: int,
     size_bytes: int | None,
     tag: bytes | None,
-    place: Place,
+    place: ChosenStore,
 ) -> None:
     """Write a file, or a range of its bytes, to the standard output."""
     with place.open() as store, opened_commit(store, commit) as files:
@@ -114,7 +114,7 @@ def cat_command(
 @click.argument("path", type=STORED_PATH)
 @place_options
 @json_option
-def tags_command(commit: str, path: str, place: Place, as_json: bool) -> None:
+def tags_command(commit: str, path: str, place: ChosenStore, as_json: bool) -> None:
     """List the tags of a file in the order of their content: text, #NUMBER, or 0xHEX."""
     from holdfast.store.filesets import shown_tag
 
@@ -138,7 +138,7 @@ _MARKS = {"added": "+", "removed": "-", "content": "M", "metadata": "m"}
 @click.option("--limit", type=click.IntRange(min=1), default=10_000, show_default=True)
 @place_options
 @json_option
-def diff_command(old: str, new: str, limit: int, place: Place, as_json: bool) -> None:
+def diff_command(old: str, new: str, limit: int, place: ChosenStore, as_json: bool) -> None:
     """Say what differs between two commits: + added, - removed, M content, m metadata."""
     with (
         place.open() as store,
@@ -171,7 +171,7 @@ def _difference_fields(one: Difference) -> dict[str, object]:
 @click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True)
 @place_options
 @json_option
-def log_command(commit: str, limit: int, place: Place, as_json: bool) -> None:
+def log_command(commit: str, limit: int, place: ChosenStore, as_json: bool) -> None:
     """List a commit, its parent, and so on, as far as they still exist."""
     from holdfast.store.filesets import Commits
 

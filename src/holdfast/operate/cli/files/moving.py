@@ -12,9 +12,9 @@ import click
 from holdfast.operate.cli.files.changing import added, message_option, tell
 from holdfast.operate.cli.files.place import (
     INCOMPLETE_EXIT_CODE,
+    ChosenStore,
     CountedReader,
     CountedWriter,
-    Place,
     opened_commit,
     outside_links_option,
     place_options,
@@ -82,7 +82,7 @@ def _restoring_options(command: Callable[..., int]) -> Callable[..., int]:
 @place_options
 @json_option
 def get_command(
-    commit: str, target: Path, folder: str, how: Restoring, place: Place, as_json: bool
+    commit: str, target: Path, folder: str, how: Restoring, place: ChosenStore, as_json: bool
 ) -> int:
     """Restore a commit into a folder, checking every byte; nothing is written outside of it.
 
@@ -124,7 +124,7 @@ def export_command(
     archive: str,
     folder: str,
     index: bool,
-    place: Place,
+    place: ChosenStore,
     as_json: bool,
 ) -> None:
     """Write a commit as a tar archive; - is the standard output."""
@@ -162,7 +162,7 @@ def import_command(
     parent: str | None,
     keep_outside_links: bool,
     message: str,
-    place: Place,
+    place: ChosenStore,
     as_json: bool,
 ) -> None:
     """Store a tar archive as a commit; - is the standard input. Paths that lead out are refused."""

@@ -51,7 +51,7 @@ _database_option: Callable[[Command], Command] = click.option(
 
 
 @dataclass(frozen=True)
-class Place:
+class ChosenStore:
     """The store that a command was told."""
 
     url: str
@@ -75,7 +75,7 @@ def place_options(command: Callable[..., Result]) -> Callable[..., Result]:
 
     @functools.wraps(command)
     def with_place(url: str, database: str | None, **others: object) -> Result:
-        return command(place=Place(url, database), **others)
+        return command(place=ChosenStore(url, database), **others)
 
     return _store_option(_database_option(with_place))
 

@@ -15,8 +15,8 @@ from holdfast.errors import BadInput
 from holdfast.operate.cli.files.changing import added, message_option, tell
 from holdfast.operate.cli.files.place import (
     INCOMPLETE_EXIT_CODE,
+    ChosenStore,
     CountedReader,
-    Place,
     opened_job,
     opened_parent,
     outside_links_option,
@@ -118,7 +118,7 @@ class _Put:
 @message_option
 @place_options
 @json_option
-def put_command(place: Place, as_json: bool, **options: Any) -> int:
+def put_command(place: ChosenStore, as_json: bool, **options: Any) -> int:
     """Store a file or a folder as a commit.
 
     A folder becomes all that the commit holds. With --into, or if SOURCE is a file, it comes beside

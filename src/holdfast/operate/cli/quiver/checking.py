@@ -10,7 +10,7 @@ import click
 from holdfast.errors import Damaged
 from holdfast.operate.cli.output import json_option, print_json, print_table, size
 from holdfast.operate.cli.quiver.options import directory_argument
-from holdfast.operate.cli.quiver.progress import Pace
+from holdfast.operate.cli.quiver.progress import ThrottledProgress
 from holdfast.quiver.tools.findings import Finding, Report
 from holdfast.quiver.tools.fsck import fsck
 from holdfast.quiver.tools.scrub import scrub, total_bytes
@@ -34,7 +34,7 @@ def scrub_command(directory: PurePath, max_mb_s: float | None, as_json: bool) ->
     """Compare every byte with its checksum. Changes nothing; exits with 65 on errors."""
     disk = Seam().disk
     total = total_bytes(disk, directory) if disk.exists(directory) else 0
-    with Pace("scrub", total, max_mb_s=max_mb_s, quiet=as_json) as pace:
+    with ThrottledProgress("scrub", total, max_mb_s=max_mb_s, quiet=as_json) as pace:
         report = scrub(disk, directory, pace)
     done = f"{report.files:,} files, {size(report.size_bytes)} read"
     return tell_report(report, done, as_json=as_json)

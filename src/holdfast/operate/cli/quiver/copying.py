@@ -18,7 +18,7 @@ from holdfast.operate.cli.quiver.options import (
     directory_argument,
     target_argument,
 )
-from holdfast.operate.cli.quiver.progress import Pace
+from holdfast.operate.cli.quiver.progress import ThrottledProgress
 from holdfast.quiver.tools.backup import Copied, backup, restore
 from holdfast.quiver.tools.findings import Finding, Severity
 from holdfast.quiver.tools.salvage import salvage
@@ -86,11 +86,11 @@ def salvage_command(
 @contextmanager
 def _paced(
     what: str, directory: PurePath, max_mb_s: float | None, *, quiet: bool
-) -> Iterator[tuple[Seam, Pace]]:
+) -> Iterator[tuple[Seam, ThrottledProgress]]:
     seam = Seam()
     # Everything is read twice: copied and read back, or checked and copied.
     total = 2 * total_bytes(seam.disk, directory)
-    with Pace(what, total, max_mb_s=max_mb_s, quiet=quiet) as pace:
+    with ThrottledProgress(what, total, max_mb_s=max_mb_s, quiet=quiet) as pace:
         yield seam, pace
 
 

@@ -10,7 +10,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from holdfast.operate.cli.consoles import stderr
 
 
-class Pace:
+class ThrottledProgress:
     """Told of every piece of work in bytes: shows how far it is, and slows it down if asked to."""
 
     def __init__(self, what: str, total_bytes: int, *, max_mb_s: float | None, quiet: bool) -> None:
