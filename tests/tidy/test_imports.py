@@ -29,6 +29,7 @@ LEVELS = (
     {"processors", "receive", "deliver", "handoff", "node", "dataflow", "deadletter"},
     {"graph"},
     {"console", "prove", "bench"},
+    {"demo"},
     # `operate` holds the CLI, which starts everything else: it stands alone on top.
     {"operate"},
     # `holdfast/__init__.py` and `holdfast/__main__.py`: the doors of the house.

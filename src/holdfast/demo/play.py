@@ -20,11 +20,11 @@ from pathlib import Path
 
 import yaml
 
+from holdfast.demo.counting import PIPELINES, Counting, PipelineScene
+from holdfast.demo.keeping import Keeping, Kept, can_keep
 from holdfast.errors import CheckFailed
 from holdfast.graph.loader import load
 from holdfast.graph.paths import plan
-from holdfast.operate.demo_counting import PIPELINES, Counting, PipelineScene
-from holdfast.operate.demo_store import Keeping, Kept, can_keep
 from holdfast.prove.gateway import free_ports
 from holdfast.prove.journal import whole_lines
 from holdfast.quiver import Balance, Quiver
@@ -208,7 +208,7 @@ class Play:
             self._start_backend(name)
         self._start_gateway()
         url, journal = f"http://127.0.0.1:{self._port}", str(self._directory / "client.journal")
-        client = self._start("client", "holdfast.operate.demo_producer", url, journal)
+        client = self._start("client", "holdfast.demo.producer", url, journal)
         assert client.stdout is not None
         self.scene.client = client.stdout.readline().decode().strip()
 

@@ -16,8 +16,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from holdfast.dataflow.driver.java import find_java
+from holdfast.demo.keeping import COUNTS, STORE, can_keep
 from holdfast.errors import CheckFailed
-from holdfast.operate.demo_store import COUNTS, STORE, can_keep
 
 LOOK_EVERY_S = 0.5
 CLOSE_SECONDS_MAX = 300.0

@@ -1,6 +1,6 @@
 """The producer of the demo: OpenLineage's own client, unmodified, that emits the runs of some jobs.
 
-Run as `python -m holdfast.operate.demo_producer URL JOURNAL`; it ends after SIGTERM, with the event
+Run as `python -m holdfast.demo.producer URL JOURNAL`; it ends after SIGTERM, with the event
 it is at. One line per event that the client reports as sent: `A <run id>-<event type>`. The client
 repeats what fails, so the same event may reach the gateway more than once; that is its own doing.
 Without openlineage-python (it is not among Holdfast's dependencies) the same events are posted by
