@@ -84,7 +84,7 @@ def test_a_bucket_lets_no_more_through_than_its_rate(
 
 def test_a_bucket_says_when_to_come_again() -> None:
     clock = ManualClock()
-    bucket = ClientRate(events_per_s=2, burst_events=3, clock=clock)
+    bucket = ClientRate(per_s=2, burst=3, clock=clock)
     bucket.charge(7)
     assert bucket.wait_s() == pytest.approx(2.5)
     clock.now_s += 2.5

@@ -10,7 +10,7 @@ announce large bodies and send nothing could keep everybody else out.
 from __future__ import annotations
 
 from holdfast.receive.responses import Reason, Refused
-from holdfast.seam.clock import Clock
+from holdfast.seam.rate import TokenBucket
 
 
 class Admission:
@@ -72,19 +72,12 @@ def _busy(message: str) -> Refused:
     return Refused(Reason.BUSY, message, "send it again after the seconds in Retry-After")
 
 
-class ClientRate:
-    """A rate with a burst. May be overdrawn by one batch, which is then paid off before the next.
+class ClientRate(TokenBucket):
+    """How fast one producer may send. May be overdrawn by one batch.
 
     A batch is only counted once it is read; refusing it then would refuse it for ever if it is
     larger than the burst.
     """
-
-    def __init__(self, events_per_s: float, burst_events: float, clock: Clock) -> None:
-        self._events_per_s = events_per_s
-        self._burst_events = burst_events
-        self._clock = clock
-        self._balance = burst_events
-        self._as_of_s = clock.monotonic_s()
 
     def hold_to_rate(self) -> None:
         """Count one event, or raise `Refused`."""
@@ -97,15 +90,3 @@ class ClientRate:
                 retry_after_s=wait_s,
             )
         self.charge(1)
-
-    def wait_s(self) -> float:
-        """Return how long until one event may come; 0 if now."""
-        now_s = self._clock.monotonic_s()
-        earned = (now_s - self._as_of_s) * self._events_per_s
-        self._balance = min(self._burst_events, self._balance + earned)
-        self._as_of_s = now_s
-        return max(0.0, (1.0 - self._balance) / self._events_per_s)
-
-    def charge(self, events: int) -> None:
-        """Count events that came."""
-        self._balance -= events

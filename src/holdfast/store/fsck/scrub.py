@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from sqlalchemy import Connection, bindparam, delete, insert, select, update
 
 from holdfast.errors import Damaged, ObjectMissing, StorageFailed
+from holdfast.seam.rate import TokenBucket
 from holdfast.store.chunks.codec import decode
 from holdfast.store.fsck.check import locate
 from holdfast.store.fsck.confirm import Confirm
@@ -23,7 +24,6 @@ from holdfast.store.fsck.findings import FindingKind, StoreFinding
 from holdfast.store.fsck.settings import FsckSettings
 from holdfast.store.fsck.tables import PREFIXES
 from holdfast.store.gc.database import Database, chunk, meta
-from holdfast.store.gc.rate import TokenBucket
 from holdfast.store.objects.address import CHUNK_PREFIX, ChunkKey
 from holdfast.store.objects.objects import Objects, StoredObject
 from holdfast.store.store import Store
@@ -102,7 +102,7 @@ class _ScrubRun:
         self._stop = stop
         self._tell = tell
         rate, clock = settings.scrub_bytes_per_s, store.references.seam.clock
-        self._rate = TokenBucket(rate, clock) if rate else None
+        self._rate = TokenBucket(rate, rate, clock) if rate else None
         self._report = ScrubReport()
         self._damaged: dict[str, StoreFinding] = {}
         # Sizes of objects that were read since the last save, and are whole.

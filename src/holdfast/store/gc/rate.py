@@ -1,8 +1,4 @@
-"""A limit on objects and bytes per second, kept by two buckets of tokens.
-
-A bucket fills at its rate and holds one second's worth. Whoever takes more than it holds leaves a
-debt and waits it out before the next, so that one large batch is paid for like many small ones.
-"""
+"""A limit on the objects and bytes that are deleted per second, each kept by a bucket of tokens."""
 
 from __future__ import annotations
 
@@ -10,26 +6,10 @@ import threading
 from collections.abc import Callable
 
 from holdfast.seam.clock import Clock
+from holdfast.seam.rate import TokenBucket
 
+# What may be deleted in one go: as much as the rate allows in this time.
 BURST_S = 1.0
-
-
-class TokenBucket:
-    """Tokens that come at a rate."""
-
-    def __init__(self, per_s: float, clock: Clock) -> None:
-        self._per_s = per_s
-        self._clock = clock
-        self._tokens = per_s * BURST_S
-        self._filled_s = clock.monotonic_s()
-
-    def take(self, tokens: float) -> float:
-        """Take tokens, and return for how many seconds to wait before using them."""
-        now_s = self._clock.monotonic_s()
-        gained = (now_s - self._filled_s) * self._per_s
-        self._tokens = min(self._per_s * BURST_S, self._tokens + gained) - tokens
-        self._filled_s = now_s
-        return max(0.0, -self._tokens / self._per_s)
 
 
 class DeleteRate:
@@ -42,18 +22,18 @@ class DeleteRate:
         clock: Clock,
         wait: Callable[[float], object],
     ) -> None:
-        self._objects = TokenBucket(objects_per_s, clock) if objects_per_s else None
-        self._bytes = TokenBucket(bytes_per_s, clock) if bytes_per_s else None
+        self._objects = _bucket(objects_per_s, clock) if objects_per_s else None
+        self._bytes = _bucket(bytes_per_s, clock) if bytes_per_s else None
         self._burst_objects = max(1, int(objects_per_s * BURST_S)) if objects_per_s else None
         self._wait = wait
         self._lock = threading.Lock()
 
     def batch(self, objects: int) -> int:
-        """Return how many objects to delete with one request, if there are so many."""
+        """Return how many objects to delete with one request, if there are that many."""
         return objects if self._burst_objects is None else min(objects, self._burst_objects)
 
     def wait_for(self, objects: int, size_bytes: int) -> None:
-        """Wait until so much may be deleted."""
+        """Wait until this much may be deleted."""
         with self._lock:
             wait_s = max(
                 self._objects.take(objects) if self._objects else 0.0,
@@ -61,3 +41,7 @@ class DeleteRate:
             )
         if wait_s > 0:
             self._wait(wait_s)
+
+
+def _bucket(per_s: float, clock: Clock) -> TokenBucket:
+    return TokenBucket(per_s, per_s * BURST_S, clock)
