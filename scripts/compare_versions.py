@@ -33,7 +33,7 @@ CONTENDERS = ("before", "after", "control")
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the benchmarks: module, function, the module of its scale, and changes of that."""
+    """A part of the benchmarks: module, function, the name of its scale, and changes of that."""
 
     module: str
     function: str
@@ -43,29 +43,31 @@ class Section:
 
 # Less than the benchmarks themselves measure: more rounds tell more than more bytes.
 SECTIONS = {
-    "recovery": Section("quiver_recovery", "measure_recovery", "scale", {"recovery_mb": (96,)}),
+    "recovery": Section(
+        "quiver_recovery", "measure_recovery", "QUIVER_FULL", {"recovery_mb": (96,)}
+    ),
     "deliver": Section(
         "quiver_delivery",
         "measure_throughput",
-        "scale",
+        "QUIVER_FULL",
         {"deliver_mb": 100, "deliver_bundles": 5_000},
     ),
     "append": Section(
         "quiver_append",
         "measure_append",
-        "scale",
+        "QUIVER_FULL",
         {"burst_batches_each": 16, "sustained_batches_each": 32},
     ),
-    "small_append": Section("quiver_small", "measure_small", "scale", {"small_each": 300}),
-    "accept": Section("gateway_accept", "measure_accept", "gateway_scale", {"seconds": 2.0}),
+    "small_append": Section("quiver_small", "measure_small", "QUIVER_FULL", {"small_each": 300}),
+    "accept": Section("gateway_accept", "measure_accept", "GATEWAY_FULL", {"seconds": 2.0}),
     "forward": Section(
         "gateway_forward",
         "measure_forward",
-        "gateway_scale",
+        "GATEWAY_FULL",
         {"backlog_events": 4_000, "seconds": 1.0},
     ),
     "backup": Section(
-        "store_backup", "measure_backup", "store_scale", {"corpus_bytes": 100 * 1024 * 1024}
+        "store_backup", "measure_backup", "STORE_FULL", {"corpus_bytes": 100 * 1024 * 1024}
     ),
 }
 
@@ -84,7 +86,7 @@ def measure(sections: Sequence[str], rounds: int, folder: Path) -> dict[str, flo
     for name in sections:
         section = SECTIONS[name]
         module = importlib.import_module(f"holdfast.bench.{section.module}")
-        full = importlib.import_module(f"holdfast.bench.{section.scale}").FULL
+        full = getattr(importlib.import_module("holdfast.bench.scale"), section.scale)
         scale = replace(full, rounds=rounds, **section.changes)
         getattr(module, section.function)(folder / name, scale, figures, lambda told: None)
     return {name: spread.median for name, spread in figures.spreads.items()}

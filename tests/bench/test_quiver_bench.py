@@ -13,7 +13,7 @@ from holdfast import bench
 from holdfast.bench import machine
 from holdfast.bench.load import by_tasks, by_threads, measure
 from holdfast.bench.raw_disk import replay_groups
-from holdfast.bench.scale import QUICK
+from holdfast.bench.scale import QUIVER_QUICK
 from holdfast.bench.workload import raw_event, telemetry_batch
 from holdfast.errors import BadInput
 from holdfast.quiver import QuiverConfig
@@ -49,7 +49,7 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def test_every_promised_figure_is_there_with_its_spread(result: dict[str, Any]) -> None:
     assert result.keys() >= PROMISED
     assert result["spread"].keys() >= PROMISED
-    assert all(spread["rounds"] == QUICK.rounds for spread in result["spread"].values())
+    assert all(spread["rounds"] == QUIVER_QUICK.rounds for spread in result["spread"].values())
 
 
 def test_the_result_is_plain_json(result: dict[str, Any]) -> None:
@@ -73,7 +73,7 @@ def test_no_figure_is_absurd(result: dict[str, Any]) -> None:
     assert 1 <= wal < 1.1
     assert 1 <= seal < 1.5
     assert wal + seal <= result["write_amplification"] < 4
-    assert result["startup_segments"] == QUICK.startup_segments
+    assert result["startup_segments"] == QUIVER_QUICK.startup_segments
     assert result["startup_gb"] > 1.5 * result["startup_half_gb"]
 
 

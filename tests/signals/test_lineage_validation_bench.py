@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import orjson
 
 from holdfast.bench.figures import Figures
 from holdfast.bench.lineage_validation import lineage_event, measure_lineage_validation
+from holdfast.bench.scale import GATEWAY_QUICK
 from holdfast.signals.openlineage import EventKind, ValidationSettings, Validator, Verdict
 
 
@@ -18,10 +22,11 @@ def test_the_events_are_valid_distinct_and_of_the_promised_size() -> None:
         assert 1_800 <= len(event) <= 2_000
 
 
-def test_every_figure_is_there() -> None:
+def test_every_figure_is_there(tmp_path: Path) -> None:
     figures = Figures()
     told: list[str] = []
-    measure_lineage_validation(figures, told.append, events=200, rounds=3)
+    scale = replace(GATEWAY_QUICK, validated_events=200, rounds=3)
+    measure_lineage_validation(tmp_path, scale, figures, told.append)
     assert told
     assert set(figures.spreads) == {
         "parse_events_per_s",

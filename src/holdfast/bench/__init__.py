@@ -29,12 +29,6 @@ def run(
     """
     if name not in NAMES:
         raise BadInput(f"there is no benchmark {name!r}", hint=f"choose one of: {', '.join(NAMES)}")
-    if name == "gateway":
-        from holdfast.bench.gateway import run_gateway as run_it
-    elif name == "dataflow":
-        from holdfast.bench.dataflow import run_dataflow as run_it
-    elif name == "store":
-        from holdfast.bench.store import run_store as run_it
-    else:
-        from holdfast.bench.quiver import run_quiver as run_it
-    return run_it(quick=quick, progress=progress, directory=directory)
+    from holdfast.bench.runner import run_benchmark
+
+    return run_benchmark(name, quick=quick, progress=progress, directory=directory)

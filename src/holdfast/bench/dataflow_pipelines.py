@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.bench.dataflow_clock import TimedRun, batch_times_ms, batches_done, measured
 from holdfast.bench.dataflow_rows import BATCHES, BUNDLE_ROWS, SLOT, SMALL, Stores
-from holdfast.bench.dataflow_scale import DataflowScale
 from holdfast.bench.figures import Figures
 from holdfast.bench.process_tree import TreeStopwatch
 from holdfast.bench.rounds import interleave, percentile
+from holdfast.bench.scale import DataflowScale
 from holdfast.dataflow.compiler.places import Places
 from holdfast.dataflow.driver.run import PipelineRun
 from holdfast.dataflow.spec import Pipeline

@@ -11,10 +11,10 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from holdfast.bench.dataflow_clock import TimedRun, measured
 from holdfast.bench.dataflow_rows import BUNDLE_ROWS, LARGE, SLOT, Stores
-from holdfast.bench.dataflow_scale import DataflowScale
 from holdfast.bench.figures import Figures
 from holdfast.bench.process_tree import TreeStopwatch
 from holdfast.bench.rounds import interleave
+from holdfast.bench.scale import DataflowScale
 from holdfast.errors import CheckFailed
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from holdfast.bench.dataflow_scale import DataflowScale
+from holdfast.bench.scale import DataflowScale
 from holdfast.quiver import ColumnExtractor, Quiver, QuiverConfig
 from holdfast.remote import FlightSettings, QuiverServer
 

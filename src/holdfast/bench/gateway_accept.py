@@ -1,10 +1,16 @@
-"""Accepting: events per second and CPU, at both levels, and against JetStream that syncs too."""
+"""Accepting: events per second and CPU, at both levels, and against JetStream that syncs too.
+
+The peer is NATS JetStream: a durable stream that syncs before it acknowledges, as we do.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import json
+import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -12,11 +18,48 @@ from pathlib import Path
 from typing import Any, Literal
 
 from holdfast.bench.figures import Figures
-from holdfast.bench.gateway_load import Load
-from holdfast.bench.gateway_process import MeasuredGateway, ServerProcess, running
-from holdfast.bench.gateway_scale import GatewayScale
-from holdfast.bench.jetstream import JetStream, nats_server
+from holdfast.bench.gateway_load import STREAM, SUBJECT, Load
+from holdfast.bench.gateway_process import MeasuredGateway, ServerProcess, free_ports, running
 from holdfast.bench.rounds import interleave
+from holdfast.bench.scale import GatewayScale
+
+# Its own retries and heartbeats stay out of the measurement.
+_CONFIG = """
+listen: 127.0.0.1:{port}
+jetstream {{ store_dir: "{folder}", sync_interval: always, max_file_store: 64GB }}
+"""
+
+
+def nats_server() -> str | None:
+    """Return the server's program: beside this interpreter, or on the path."""
+    return shutil.which("nats-server", path=str(Path(sys.executable).parent)) or shutil.which(
+        "nats-server"
+    )
+
+
+class JetStream(ServerProcess):
+    """A server with one stream in files."""
+
+    def __init__(self, folder: Path) -> None:
+        program = nats_server()
+        assert program is not None, "BUG: no nats-server"
+        folder.mkdir(parents=True)
+        (self.port,) = free_ports(1)
+        config = folder / "nats.conf"
+        config.write_text(_CONFIG.format(port=self.port, folder=folder / "data"))
+        super().__init__([program, "-c", str(config)], folder / "log")
+        self.wait_for_port(self.port)
+        asyncio.run(self._make_stream())
+
+    async def _make_stream(self) -> None:
+        import nats
+        from nats.js.api import StorageType
+
+        connection = await nats.connect(f"nats://127.0.0.1:{self.port}")
+        stream = connection.jetstream()
+        await stream.add_stream(name=STREAM, subjects=[SUBJECT], storage=StorageType.FILE)
+        await connection.close()
+
 
 SENDERS = 64
 # Nobody reads here: what was accepted may go again.

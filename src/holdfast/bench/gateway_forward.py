@@ -21,8 +21,8 @@ from holdfast.bench.gateway_process import (
     http_exporter,
     running,
 )
-from holdfast.bench.gateway_scale import GatewayScale
 from holdfast.bench.rounds import interleave, percentile
+from holdfast.bench.scale import GatewayScale
 from holdfast.errors import CheckFailed
 from holdfast.quiver import Quiver
 

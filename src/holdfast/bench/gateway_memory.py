@@ -11,7 +11,7 @@ from holdfast.bench.gateway_accept import run_load
 from holdfast.bench.gateway_forward import fill, post_paced
 from holdfast.bench.gateway_load import EVENT_BYTES, Load
 from holdfast.bench.gateway_process import MeasuredGateway, free_ports, http_exporter, running
-from holdfast.bench.gateway_scale import GatewayScale
+from holdfast.bench.scale import GatewayScale
 
 SENDERS = 16
 

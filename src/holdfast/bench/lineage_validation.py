@@ -12,30 +12,26 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import orjson
 
 from holdfast.bench.figures import Figures
 from holdfast.bench.rounds import interleave
+from holdfast.bench.scale import GatewayScale
 from holdfast.bench.stopwatch import Stopwatch
 from holdfast.signals.openlineage.validation import Validator
-
-ROUNDS = 7
-EVENTS = 5_000
 
 _SPEC = "https://openlineage.io/spec"
 _PRODUCER = "https://github.com/OpenLineage/OpenLineage/tree/1.54.0"
 
 
 def measure_lineage_validation(
-    figures: Figures,
-    progress: Callable[[str], None],
-    *,
-    events: int = EVENTS,
-    rounds: int = ROUNDS,
+    _folder: Path, scale: GatewayScale, figures: Figures, progress: Callable[[str], None]
 ) -> None:
     """Add `validation_vs_parse`, and how many events are parsed and validated per second."""
+    events, rounds = scale.validated_events, scale.rounds
     progress(f"validation: {events} events of 1.9 kB, {rounds} rounds")
     payloads = [lineage_event(number) for number in range(events)]
     check = Validator().parse_and_check

@@ -1,19 +1,54 @@
-"""Load: many producers that append one thing after the other, each waiting for its answer."""
+"""Load: many producers that append one thing after the other, each waiting for its answer.
+
+`RecordingDisk` is a real disk that notes what it was asked to write: the groups of the WAL, and all
+bytes. It names the steps in words, as every version does: the same measurement runs on older ones
+(scripts/compare_versions.py).
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from holdfast.bench.recording import RecordingDisk
 from holdfast.bench.rounds import percentile
 from holdfast.bench.stopwatch import Stopwatch
 from holdfast.quiver import Quiver, QuiverConfig, Statistics
 from holdfast.seam import Seam
+from holdfast.seam.disk import Handle, RealDisk
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+
+class RecordingDisk(RealDisk):
+    """Passes everything on, and counts."""
+
+    def __init__(self) -> None:
+        # Bytes of the WAL that each sync made durable, in order.
+        self.groups: list[int] = []
+        # By the first word of the step ("wal", "seal", …).
+        self.written_bytes: Counter[str] = Counter()
+        self._group_bytes = 0
+
+    def write(self, handle: Handle, buffers: Sequence[Buffer], at: str) -> int:
+        written = super().write(handle, buffers, at)
+        self.written_bytes[at.partition(".")[0]] += written
+        if at == "wal.write":
+            self._group_bytes += written
+        return written
+
+    def sync(self, handle: Handle, at: str) -> None:
+        super().sync(handle, at)
+        if at == "wal.sync":
+            self.groups.append(self._group_bytes)
+            self._group_bytes = 0
+
 
 PRODUCERS = 64
 

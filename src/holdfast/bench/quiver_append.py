@@ -22,7 +22,7 @@ from holdfast.bench.figures import Figures
 from holdfast.bench.load import Drive, LoadRun, by_tasks, by_threads, measure
 from holdfast.bench.raw_disk import RawRun, replay_groups
 from holdfast.bench.rounds import interleave
-from holdfast.bench.scale import Scale
+from holdfast.bench.scale import QuiverScale
 from holdfast.bench.workload import raw_event, telemetry_batch
 from holdfast.quiver import QuiverConfig, SegmentConfig
 
@@ -47,7 +47,7 @@ class Pair(NamedTuple):
 
 
 def measure_append(
-    folder: Path, scale: Scale, figures: Figures, progress: Callable[[str], None]
+    folder: Path, scale: QuiverScale, figures: Figures, progress: Callable[[str], None]
 ) -> None:
     """Add the figures of this module."""
     progress(f"append: 64 producers, 88 kB batches, {scale.rounds} rounds against the bare disk")

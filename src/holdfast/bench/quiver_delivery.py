@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from holdfast.bench.figures import Figures
 from holdfast.bench.rounds import interleave, percentile
-from holdfast.bench.scale import Scale
+from holdfast.bench.scale import QuiverScale
 from holdfast.bench.stopwatch import Stopwatch
 from holdfast.bench.workload import raw_event, telemetry_batch
 from holdfast.quiver import (
@@ -49,7 +49,7 @@ CAPPED = SubscriberOptions(max_bytes=2 * MB, on_full="drop_oldest")
 
 
 def measure_delivery(
-    folder: Path, scale: Scale, figures: Figures, progress: Callable[[str], None]
+    folder: Path, scale: QuiverScale, figures: Figures, progress: Callable[[str], None]
 ) -> None:
     """Add the figures of this module."""
     measure_throughput(folder / "deliver", scale, figures, progress)
@@ -96,7 +96,7 @@ def _by_lease(quiver: Quiver, name: str) -> int:
 
 
 def measure_throughput(
-    folder: Path, scale: Scale, figures: Figures, progress: Callable[[str], None]
+    folder: Path, scale: QuiverScale, figures: Figures, progress: Callable[[str], None]
 ) -> None:
     """Add how fast a sealed store is read and acknowledged."""
     progress(f"delivery: {scale.deliver_mb} MB by cursor and by lease, {scale.rounds} rounds")
@@ -139,7 +139,7 @@ def measure_throughput(
 # ------------------------------------------------------------------------- idle
 
 
-def _add_idle(folder: Path, scale: Scale, figures: Figures) -> None:
+def _add_idle(folder: Path, scale: QuiverScale, figures: Figures) -> None:
     event = raw_event()
     medians_ms, worst_ms = [], []
     with Quiver.open(folder) as quiver, quiver.lease("waiting", start="latest") as lease:
@@ -176,7 +176,7 @@ def _idle_delay_s(quiver: Quiver, lease: Lease, event: bytes) -> float:
 # ------------------------------------------------------------------------- acks
 
 
-def _add_acks(folder: Path, scale: Scale, figures: Figures) -> None:
+def _add_acks(folder: Path, scale: QuiverScale, figures: Figures) -> None:
     def contend() -> Stopwatch:
         _filled(folder, None, scale.acks)
         options = LeaseOptions(max_in_flight=scale.acks, lease_s=600.0)
@@ -194,7 +194,7 @@ def _add_acks(folder: Path, scale: Scale, figures: Figures) -> None:
     figures.add("ledger_cpu_us_per_ack", (run.cpu_s / scale.acks * 1e6 for run in runs))
 
 
-def _add_replay(folder: Path, scale: Scale, figures: Figures) -> None:
+def _add_replay(folder: Path, scale: QuiverScale, figures: Figures) -> None:
     """A ledger that took very many acknowledgements starts from its last checkpoint."""
     with Quiver.open(folder, QuiverConfig(ledger=LedgerConfig(retain_bytes=1 << 30))) as quiver:
         quiver.register("acks")
@@ -226,7 +226,7 @@ class _Stream:
     cpu_us_per_event: float
 
 
-def _add_streaming(folder: Path, scale: Scale, figures: Figures) -> None:
+def _add_streaming(folder: Path, scale: QuiverScale, figures: Figures) -> None:
     """CPU per event from a producer's batch to a consumer's, with and without the quiver."""
     batch = telemetry_batch()
     rate_per_s = _half_load(folder, batch, scale.stream_batches)
@@ -305,7 +305,7 @@ def _consume_quiver(quiver: Quiver, count: int) -> None:
 # -------------------------------------------------------------------- neighbour
 
 
-def _add_neighbour(folder: Path, scale: Scale, figures: Figures) -> None:
+def _add_neighbour(folder: Path, scale: QuiverScale, figures: Figures) -> None:
     """What a reader that is dead at its cap costs another one."""
     batch = telemetry_batch()
     config = QuiverConfig(segment=SegmentConfig(target_size_bytes=2 * MB))

@@ -17,7 +17,7 @@ from holdfast.bench.figures import Figures
 from holdfast.bench.probe import Opened, probe
 from holdfast.bench.quiver_append import BURST
 from holdfast.bench.rounds import interleave
-from holdfast.bench.scale import Scale
+from holdfast.bench.scale import QuiverScale
 from holdfast.bench.workload import raw_event, telemetry_batch
 from holdfast.errors import CheckFailed
 from holdfast.quiver import AckLevel, Quiver, names
@@ -27,7 +27,7 @@ FRAMES = ("88kb", "2kb")
 
 
 def measure_recovery(
-    folder: Path, scale: Scale, figures: Figures, progress: Callable[[str], None]
+    folder: Path, scale: QuiverScale, figures: Figures, progress: Callable[[str], None]
 ) -> None:
     """Add the figures of this module."""
     sizes = ", ".join(map(str, scale.recovery_mb))

@@ -17,13 +17,13 @@ from holdfast.bench.load import Drive, LoadRun, by_tasks, by_threads, measure
 from holdfast.bench.quiver_append import BURST, SUSTAINED
 from holdfast.bench.raw_disk import RawRun, replay_groups
 from holdfast.bench.rounds import interleave
-from holdfast.bench.scale import Scale
+from holdfast.bench.scale import QuiverScale
 from holdfast.bench.workload import raw_event
 from holdfast.quiver import QuiverConfig
 
 
 def measure_small(
-    folder: Path, scale: Scale, figures: Figures, progress: Callable[[str], None]
+    folder: Path, scale: QuiverScale, figures: Figures, progress: Callable[[str], None]
 ) -> None:
     """Add the figures of this module."""
     progress(f"small appends: 64 producers, one raw 2 kB event each, {scale.rounds} rounds")

@@ -15,7 +15,7 @@ from pathlib import Path
 from holdfast.bench.figures import Figures
 from holdfast.bench.probe import Opened, probe
 from holdfast.bench.rounds import interleave
-from holdfast.bench.scale import Scale
+from holdfast.bench.scale import QuiverScale
 from holdfast.bench.workload import EVENT_BYTES, raw_event
 from holdfast.errors import CheckFailed
 from holdfast.quiver import AckLevel, Quiver, QuiverConfig, RetentionConfig, SegmentConfig
@@ -28,7 +28,7 @@ DISK_RESERVE = 1.25
 
 
 def measure_startup(
-    folder: Path, scale: Scale, figures: Figures, progress: Callable[[str], None]
+    folder: Path, scale: QuiverScale, figures: Figures, progress: Callable[[str], None]
 ) -> None:
     """Add the figures of this module."""
     segments = _affordable_segments(folder, scale)
@@ -66,7 +66,7 @@ def _add(figures: Figures, whole: list[Opened], half: list[Opened]) -> None:
     figures.add("rss_before_open_mb", (o.rss_before_mb for o in whole))
 
 
-def _affordable_segments(folder: Path, scale: Scale) -> int:
+def _affordable_segments(folder: Path, scale: QuiverScale) -> int:
     per_segment = (scale.startup_segment_mb + scale.startup_segment_mb // 2) * MB * DISK_RESERVE
     free_bytes = shutil.disk_usage(folder).free
     return max(1, min(scale.startup_segments, int(free_bytes * 0.9 / per_segment)))

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+MB = 1024 * 1024
+
 
 @dataclass(frozen=True)
-class Scale:
-    """Sizes of all measurements."""
+class QuiverScale:
+    """Sizes of the measurements of the quiver."""
 
     rounds: int
     # Appends of each of the 64 producers.
@@ -28,7 +30,7 @@ class Scale:
     ledger_acks: int
 
 
-FULL = Scale(
+QUIVER_FULL = QuiverScale(
     rounds=7,
     burst_batches_each=32,
     sustained_batches_each=100,
@@ -44,7 +46,7 @@ FULL = Scale(
     ledger_acks=1_000_000,
 )
 
-QUICK = Scale(
+QUIVER_QUICK = QuiverScale(
     rounds=2,
     burst_batches_each=2,
     sustained_batches_each=12,
@@ -59,3 +61,102 @@ QUICK = Scale(
     stream_batches=10,
     ledger_acks=500,
 )
+
+
+@dataclass(frozen=True)
+class GatewayScale:
+    """Sizes of the measurements of the gateway."""
+
+    rounds: int
+    # Of each load.
+    seconds: float
+    idle_events: int
+    backlog_events: int
+    backlog_mb: int
+    # Events per second while a second destination is dead, or absent.
+    neighbour_rate_per_s: float
+    validated_events: int
+
+
+GATEWAY_FULL = GatewayScale(
+    rounds=7,
+    seconds=3.0,
+    idle_events=50,
+    backlog_events=20_000,
+    backlog_mb=2_000,
+    neighbour_rate_per_s=200.0,
+    validated_events=2_000,
+)
+
+GATEWAY_QUICK = GatewayScale(
+    rounds=1,
+    seconds=0.3,
+    idle_events=3,
+    backlog_events=200,
+    backlog_mb=2,
+    neighbour_rate_per_s=50.0,
+    validated_events=50,
+)
+
+
+@dataclass(frozen=True)
+class StoreScale:
+    """Sizes of the measurements of the store."""
+
+    rounds: int
+    # Of the installed environment's files, a sample of about this many bytes.
+    corpus_bytes: int
+    # Of this many files of the corpus, one is edited, one added, one removed for the changed copy.
+    changed_every: int
+    # Files of the large file set, and of the one that shows how a comparison grows.
+    many_files: int
+    fewer_files: int
+    # Files that differ between two commits that are compared.
+    differing_files: int
+    # Files that become garbage, each at least a chunk, and how many times as many live ones there
+    # are beside them for the slope.
+    garbage_chunks: int
+    live_factor: int
+
+
+STORE_FULL = StoreScale(
+    rounds=7,
+    corpus_bytes=400 * MB,
+    changed_every=100,
+    many_files=1_000_000,
+    fewer_files=100_000,
+    differing_files=100,
+    garbage_chunks=6_000,
+    live_factor=4,
+)
+STORE_QUICK = StoreScale(
+    rounds=1,
+    corpus_bytes=4 * MB,
+    changed_every=20,
+    many_files=3_000,
+    fewer_files=600,
+    differing_files=10,
+    garbage_chunks=300,
+    live_factor=2,
+)
+
+
+@dataclass(frozen=True)
+class DataflowScale:
+    """Sizes of the measurements of the dataflow."""
+
+    rounds: int
+    # Rows of the large quiver, for reading alone.
+    rows: int
+    # Rows that go through Python functions.
+    python_rows: int
+    # Micro-batches of each round.
+    batches: int
+    # How long an idle query is watched.
+    idle_s: float
+
+
+DATAFLOW_FULL = DataflowScale(
+    rounds=7, rows=3_000_000, python_rows=200_000, batches=16, idle_s=20.0
+)
+DATAFLOW_QUICK = DataflowScale(rounds=1, rows=60_000, python_rows=20_000, batches=3, idle_s=2.0)

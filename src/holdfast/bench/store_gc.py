@@ -14,8 +14,8 @@ from pathlib import Path, PurePath
 
 from holdfast.bench.figures import Figures
 from holdfast.bench.rounds import interleave
+from holdfast.bench.scale import StoreScale
 from holdfast.bench.stopwatch import Stopwatch
-from holdfast.bench.store_scale import StoreScale
 from holdfast.errors import CheckFailed
 from holdfast.seam import Seam
 from holdfast.seam.disk import Handle, RealDisk

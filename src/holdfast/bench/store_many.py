@@ -8,8 +8,8 @@ from pathlib import Path
 
 from holdfast.bench.figures import Figures
 from holdfast.bench.rounds import interleave
+from holdfast.bench.scale import StoreScale
 from holdfast.bench.stopwatch import Stopwatch
-from holdfast.bench.store_scale import StoreScale
 from holdfast.errors import CheckFailed
 from holdfast.store.filesets import Commits, FileSet, FileSetWriter
 from holdfast.store.store import Store
