@@ -38,7 +38,7 @@ from holdfast.quiver.ledger import log as ledger_log
 from holdfast.quiver.ledger.log import LineKind, decode_resolutions, read_ledger_file
 from holdfast.quiver.ledger.recovery import recover_ledger
 from holdfast.quiver.ledger.subscriber import Subscriber
-from holdfast.quiver.log.frame import HEADER_BYTES, STAGED, Frame, Kind
+from holdfast.quiver.log.frame import HEADER_BYTES, STAGED, Frame, FrameKind
 from holdfast.quiver.log.wal import HEADER_BYTES as WAL_HEADER_BYTES
 from holdfast.quiver.log.wal import decode_header, walk
 from holdfast.quiver.points import QuiverPoint
@@ -279,7 +279,7 @@ def wal_frames() -> str:
         ("offset", "bytes", "kind", "flags", "seq", "synced_through", "producer", "payload")
     ]
     for start, frame in example_frames():
-        kind, flags = Kind(frame.kind).name, "STAGED" if frame.flags & STAGED else "-"
+        kind, flags = FrameKind(frame.kind).name, "STAGED" if frame.flags & STAGED else "-"
         name, payload = frame.producer or "-", f"{len(frame.payload)} bytes"
         sizes = frame.end - start, kind, flags, frame.seq, frame.synced_through
         rows.append((start, *sizes, name, payload))

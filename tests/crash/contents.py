@@ -9,7 +9,7 @@ from enum import StrEnum
 import pyarrow as pa
 
 from holdfast.quiver import AckLevel, Quiver, Receipt, Transaction
-from holdfast.quiver.log.frame import Kind
+from holdfast.quiver.log.frame import FrameKind
 
 Rows = list[dict[str, object]]
 
@@ -26,7 +26,7 @@ class Shape(StrEnum):
     HEARTBEAT = "heartbeat"
 
 
-_KINDS = {Shape.RAW: Kind.RAW, Shape.HEARTBEAT: Kind.CONTROL}
+_KINDS = {Shape.RAW: FrameKind.RAW, Shape.HEARTBEAT: FrameKind.CONTROL}
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,8 @@ class Content:
     size_bytes: int = 40
 
     @property
-    def kind(self) -> Kind:
-        return _KINDS.get(self.shape, Kind.ARROW)
+    def kind(self) -> FrameKind:
+        return _KINDS.get(self.shape, FrameKind.ARROW)
 
     @property
     def filler(self) -> bytes:

@@ -21,7 +21,7 @@ from tests.crash.test_matrix import calls_of
 from tests.quiver.machine import disk_with, take_apart
 
 from holdfast.quiver import names
-from holdfast.quiver.log.frame import BUNDLE_KINDS, Frame, Kind
+from holdfast.quiver.log.frame import BUNDLE_KINDS, Frame, FrameKind
 from holdfast.quiver.log.group import COUNT
 from holdfast.quiver.log.header_block import HeaderFault
 from holdfast.quiver.points import QuiverPoint
@@ -79,7 +79,7 @@ def held_in_log(disk: SimulatedDisk, path: PurePath) -> Iterator[str]:
             tokens[frame.seq] = found[1].decode() if found else frame.producer or ""
         if is_bad(disk, path, start, frame.end):
             # Without its COMMIT a transaction that was not synced is nothing.
-            count = COUNT.unpack_from(frame.payload)[0] if frame.kind == Kind.COMMIT else 1
+            count = COUNT.unpack_from(frame.payload)[0] if frame.kind == FrameKind.COMMIT else 1
             seqs = range(frame.seq - count + 1, frame.seq + 1)
             yield from (tokens[seq] for seq in seqs if seq in tokens)
 

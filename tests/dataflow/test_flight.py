@@ -17,7 +17,7 @@ from holdfast.dataflow.source.explanation import read_explanations
 from holdfast.dataflow.source.quiver_location import connect
 from holdfast.errors import BadConfig, Fenced, OwnerGone
 from holdfast.quiver import Outcome, Quiver
-from holdfast.quiver.log.frame import Kind
+from holdfast.quiver.log.frame import FrameKind
 from holdfast.remote import FlightSettings, QuiverServer
 from holdfast.signals.event import events_of
 
@@ -277,7 +277,7 @@ def test_a_sink_appends_json_over_flight_once(
     planned = cursor.plan()
     assert planned is not None
     bundles = list(cursor.read(planned))
-    assert [bundle.kind for bundle in bundles] == [Kind.RAW] * 2
+    assert [bundle.kind for bundle in bundles] == [FrameKind.RAW] * 2
     # As the loop of a destination takes them.
     events = [event for one in bundles for event in events_of(one, gateway.quiver.quiver_id)]
     assert [json.loads(event.payload)["number"] for event in events] == [1, 2, 3]

@@ -19,7 +19,7 @@ from holdfast.deliver.window import (
     TrackedBundle,
 )
 from holdfast.quiver import Cursor, Outcome, Position, Range
-from holdfast.quiver.segments.segment import Ref
+from holdfast.quiver.segments.segment import BundleRef
 from holdfast.signals.event import Event
 
 DEAD = Decision(Outcome.DEAD_LETTERED, "no")
@@ -39,7 +39,7 @@ def tracked(planned: Range, rows_done: dict[int, int]) -> list[TrackedBundle]:
 
 
 def range_of(sizes: list[int]) -> Range:
-    refs = tuple(Ref(seq, events, 10, 0, seq) for seq, events in enumerate(sizes))
+    refs = tuple(BundleRef(seq, events, 10, 0, seq) for seq, events in enumerate(sizes))
     return Range(Position(0), Position(len(sizes)), sum(sizes), 10 * len(sizes), refs)
 
 

@@ -24,7 +24,7 @@ from holdfast.quiver.log.frame import (
     MAGIC,
     NO_WATERMARK,
     STAGED,
-    Kind,
+    FrameKind,
     producer_part,
 )
 from holdfast.quiver.log.producers import EPOCH_MAX, NAME_BYTES_MAX
@@ -190,7 +190,7 @@ def test_a_gap_in_a_layout_is_noticed() -> None:
 
 
 def test_numbers_on_disk_have_the_names_the_pages_give() -> None:
-    assert named_numbers("frame.md", "kinds") == {kind.name: kind.value for kind in Kind}
+    assert named_numbers("frame.md", "kinds") == {kind.name: kind.value for kind in FrameKind}
     assert named_numbers("frame.md", "flags") == {"STAGED": STAGED}
     assert named_numbers("segment.md", "time flags") == {f.name: f.value for f in TimeFlag}
     assert NO_WATERMARK == -(2**63)
@@ -237,7 +237,7 @@ def test_the_manifest_has_the_fields_the_page_lists(table: str, record: type) ->
 
 def test_format_has_the_fields_the_page_lists() -> None:
     listed = first_column("README.md", "format")
-    assert listed == ["version", *identity.Identity._fields]
+    assert listed == ["version", *identity.QuiverIdentity._fields]
 
 
 def test_columns_have_the_types_the_page_gives() -> None:

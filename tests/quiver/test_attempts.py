@@ -14,7 +14,7 @@ from holdfast.quiver.log.frame import Totals
 from holdfast.quiver.points import QuiverPoint
 from holdfast.quiver.read.lease import NACK_REASON_CHARS_MAX
 from holdfast.quiver.tools.explain import Fate, explain
-from holdfast.quiver.tools.history import Filter, lines
+from holdfast.quiver.tools.history import LineFilter, lines
 from holdfast.seam.faulty import Fault, FaultKind
 
 LIMITED = SubscriberOptions(max_attempts=3)
@@ -57,7 +57,7 @@ def test_reasons_are_told(still: StillMachine) -> None:
     must_poll(lease).nack(reason="x" * 5000)
     told = [
         (line.fields()["what"], line.fields()["first_seq"], line.fields()["reason"])
-        for line in lines(still.disk, inspect(still.disk, ROOT), Filter(seq=0))
+        for line in lines(still.disk, inspect(still.disk, ROOT), LineFilter(seq=0))
         if line.change is not None and line.change["verb"] == "nack"
     ]
     assert told == [

@@ -20,8 +20,8 @@ from holdfast.quiver.bundle import (
     encode_raw,
     read_stream,
 )
-from holdfast.quiver.log.buffer import Held
-from holdfast.quiver.log.frame import NO_WATERMARK, Kind
+from holdfast.quiver.log.buffer import HeldBundle
+from holdfast.quiver.log.frame import NO_WATERMARK, FrameKind
 from holdfast.quiver.segments.segment import held_bundle
 
 LIMIT = 1 << 20
@@ -38,7 +38,7 @@ def test_raw_events_come_back_byte_for_byte_with_their_headers(
     payloads = [payload for payload, _ in given_events]
     headers = [header for _, header in given_events] if with_headers else None
     encoded = encode_raw(slot, payloads, headers, LIMIT)
-    assert (encoded.kind, encoded.events) == (Kind.RAW, len(payloads))
+    assert (encoded.kind, encoded.events) == (FrameKind.RAW, len(payloads))
     rows = raw_rows(encoded, slot)
     assert [payload for payload, _ in rows] == payloads
     wanted = [header or None for header in headers] if headers else [None] * len(payloads)
@@ -47,7 +47,7 @@ def test_raw_events_come_back_byte_for_byte_with_their_headers(
 
 def raw_rows(encoded: Encoded, slot: str) -> list[tuple[bytes, str | None]]:
     """Return the payloads and headers that a reader sees."""
-    held = Held(0, Kind.RAW, 0, NO_WATERMARK, None, 0, encoded.events, encoded.payload)
+    held = HeldBundle(0, FrameKind.RAW, 0, NO_WATERMARK, None, 0, encoded.events, encoded.payload)
     return plain_rows(held_bundle(held).slots[slot])
 
 
@@ -71,7 +71,7 @@ def test_slots_come_back_in_their_order_with_their_rows(slots: dict[str, list[in
     slots["rows"] = [1]
     given_slots = {name: numbers(*values) for name, values in slots.items()}
     encoded = encode_arrow(given_slots, LIMIT)
-    assert encoded.kind == Kind.ARROW
+    assert encoded.kind == FrameKind.ARROW
     assert encoded.events == sum(map(len, slots.values()))
     found = decode_arrow(memoryview(encoded.payload))
     assert [slot.name for slot in found] == list(slots)

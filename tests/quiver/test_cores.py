@@ -32,7 +32,7 @@ from holdfast.quiver import (
 )
 from holdfast.quiver.config import KB, MB
 from holdfast.quiver.points import QuiverPoint
-from holdfast.quiver.shares import Claim, fair_share, share_of
+from holdfast.quiver.shares import CapClaim, fair_share, share_of
 from holdfast.seam import Seam
 from holdfast.seam.clock import JumpingClock
 from holdfast.seam.disk import Disk
@@ -379,14 +379,14 @@ def test_with_backpressure_an_adopted_core_drops_nothing_to_make_room(rack: Rack
 
 
 @st.composite
-def budgets(draw: st.DrawFn) -> tuple[int, list[Claim]]:
+def budgets(draw: st.DrawFn) -> tuple[int, list[CapClaim]]:
     least = draw(st.lists(st.integers(0, 1000), min_size=1, max_size=8))
-    claims = [Claim(low, low + draw(st.integers(0, 2000))) for low in least]
+    claims = [CapClaim(low, low + draw(st.integers(0, 2000))) for low in least]
     return draw(st.integers(0, 5000)), claims
 
 
 @given(budgets())
-def test_shares_never_exceed_the_cap_and_waste_nothing(budget: tuple[int, list[Claim]]) -> None:
+def test_shares_never_exceed_the_cap_and_waste_nothing(budget: tuple[int, list[CapClaim]]) -> None:
     cap, claims = budget
     share = fair_share(cap, claims)
 

@@ -27,7 +27,7 @@ from holdfast.quiver.log.frame import (
     NO_WATERMARK,
     NOTHING,
     Frame,
-    Kind,
+    FrameKind,
     Totals,
     encode,
     frame_bytes,
@@ -66,7 +66,7 @@ def crashed_with(machine: Machine, last: int) -> PurePath:
     return machine.wal_paths()[-1]
 
 
-def start_of(machine: Machine, path: PurePath, seq: int, kind: Kind = Kind.RAW) -> int:
+def start_of(machine: Machine, path: PurePath, seq: int, kind: FrameKind = FrameKind.RAW) -> int:
     """Return where the frame of a bundle (or its COMMIT) begins."""
     wal = take_apart(machine.disk.read(path))
     frames = zip(wal.starts, wal.items, strict=True)
@@ -156,7 +156,7 @@ def test_a_bundle_whose_payload_is_not_what_its_kind_says_is_set_aside(machine: 
     path = crashed_with(machine, 2)
     content = machine.disk.read(path)
     header = decode_header(memoryview(content))
-    for seq, kind in ((3, Kind.RAW), (4, Kind.ARROW)):
+    for seq, kind in ((3, FrameKind.RAW), (4, FrameKind.ARROW)):
         body = b"\xff" * 24
         head, _ = encode(
             header.salt, len(content), kind, seq, 0, len(content), NO_WATERMARK, body, Totals(3, 3)
@@ -268,7 +268,7 @@ def test_a_damaged_commit_of_an_acknowledged_transaction_costs_nothing(machine: 
     quiver.append_raw(b"c")
     machine.kill()
     path = machine.wal_paths()[-1]
-    machine.flip(path, 8 * start_of(machine, path, seqs[-1], Kind.COMMIT))
+    machine.flip(path, 8 * start_of(machine, path, seqs[-1], FrameKind.COMMIT))
     quiver = machine.start()
     assert [events[0] for events in payloads(quiver).values()] == [b"a", b"b", b"c"]
     assert quiver.recovery.damages == []
@@ -296,7 +296,7 @@ def crash_in_transaction(machine: Machine, before: int) -> PurePath:
     append_together(quiver, b"half", b"a transaction")
     machine.kill()
     path = machine.wal_paths()[-1]
-    machine.cut(path, start_of(machine, path, before + 1, Kind.COMMIT))
+    machine.cut(path, start_of(machine, path, before + 1, FrameKind.COMMIT))
     return path
 
 
@@ -327,7 +327,7 @@ def test_a_torn_transaction_stays_out_when_a_frame_of_an_older_file_is_damaged(
     machine.kill()
     path = machine.wal_paths()[-1]
     last = max(frame.seq for frame in machine.wal().frames)
-    machine.cut(path, start_of(machine, path, last, Kind.COMMIT))
+    machine.cut(path, start_of(machine, path, last, FrameKind.COMMIT))
     machine.flip(older, 8 * (start_of(machine, older, 0) + HEADER_BYTES))
     quiver = machine.start()
     assert sorted(payloads(quiver)) == [1, 2]
@@ -342,7 +342,7 @@ def test_a_whole_transaction_behind_a_torn_one_does_not_bring_that_back(machine:
     machine.kill()
     path = machine.wal_paths()[-1]
     machine.flip(path, 8 * start_of(machine, path, torn[0]))
-    machine.flip(path, 8 * start_of(machine, path, torn[-1], Kind.COMMIT))
+    machine.flip(path, 8 * start_of(machine, path, torn[-1], FrameKind.COMMIT))
     quiver = machine.start()
     assert sorted(payloads(quiver)) == whole
     assert quiver.recovery.damages == []
@@ -403,7 +403,7 @@ def test_a_damaged_first_frame_does_not_count_through_all_numbers_ever_sealed(
     for seq in (last + 1, last + 2, last + 3):
         before = Totals(seq - last - 1, 0)
         frame, padding = encode(
-            salt, len(content), Kind.CONTROL, seq, 0, len(content), NO_WATERMARK, b"", before
+            salt, len(content), FrameKind.CONTROL, seq, 0, len(content), NO_WATERMARK, b"", before
         )
         content += frame + padding
     content = content.replace(content[WAL_HEADER_BYTES : WAL_HEADER_BYTES + 8], bytes(8), 1)
@@ -425,7 +425,7 @@ def forged_frames(machine: Machine, path: PurePath) -> list[bytes]:
     salt = decode_header(memoryview(content)).salt
     body = b"forged!!"
     made_up = [
-        b"".join((*encode(guess, 0, Kind.RAW, 1, 0, 0, NO_WATERMARK, body, NOTHING), body))
+        b"".join((*encode(guess, 0, FrameKind.RAW, 1, 0, 0, NO_WATERMARK, body, NOTHING), body))
         for guess in (0, salt ^ 1)
     ]
     with Machine() as other:

@@ -16,8 +16,8 @@ from tests.quiver.machine import WAL, Machine, contents, disk_with, quiet, take_
 from tests.quiver.reading import wal_content
 
 from holdfast.quiver import AckLevel
-from holdfast.quiver.log.buffer import Held
-from holdfast.quiver.log.frame import Frame, Kind
+from holdfast.quiver.log.buffer import HeldBundle
+from holdfast.quiver.log.frame import Frame, FrameKind
 from holdfast.quiver.log.replay import Replay
 from holdfast.quiver.log.wal import HEADER_BYTES, decode_header
 from holdfast.quiver.segments.catalog import Catalog
@@ -40,7 +40,7 @@ class Sample(NamedTuple):
         return self.files[self.path]
 
 
-def as_values(held: Held) -> tuple[object, ...]:
+def as_values(held: HeldBundle) -> tuple[object, ...]:
     return (*held[:-1], bytes(held.content()))
 
 
@@ -99,10 +99,10 @@ def seqs_at(start: int, end: int) -> set[int]:
     """Return the bundles that may be lost when these bytes are."""
     lost: set[int] = set()
     for frame_start, frame in frames_with_starts():
-        if frame_start < end and start < frame.end and frame.kind != Kind.CLOSE:
+        if frame_start < end and start < frame.end and frame.kind != FrameKind.CLOSE:
             # Beyond the last known sync a transaction that is not whole was never acknowledged.
             is_torn = frame_start >= synced_through()
-            is_mark = frame.kind == Kind.COMMIT
+            is_mark = frame.kind == FrameKind.COMMIT
             unit = sample().units[frame.seq]
             lost |= unit if is_torn else set() if is_mark else {frame.seq}
     return lost
@@ -182,7 +182,7 @@ def test_a_wal_file_cut_at_any_point_gives_exactly_its_sound_prefix(size_bytes: 
     size_bytes = HEADER_BYTES + size_bytes % (len(sample().content) - HEADER_BYTES + 1)
     replay = replayed(sample().content[:size_bytes])
     whole = {frame.seq for _, frame in frames_with_starts() if frame.end <= size_bytes}
-    commits = [frame for _, frame in frames_with_starts() if frame.kind == Kind.COMMIT]
+    commits = [frame for _, frame in frames_with_starts() if frame.kind == FrameKind.COMMIT]
     for commit in commits:
         if commit.end > size_bytes:
             whole -= sample().units[commit.seq]

@@ -18,7 +18,7 @@ from xxhash import xxh3_64_hexdigest, xxh3_64_intdigest
 from holdfast.errors import UnknownFormat
 from holdfast.quiver import Quiver, names
 from holdfast.quiver.inspect import inspect
-from holdfast.quiver.log.frame import NO_WATERMARK, NOTHING, Kind, decode, encode
+from holdfast.quiver.log.frame import NO_WATERMARK, NOTHING, FrameKind, decode, encode
 from holdfast.quiver.log.wal import decode_header
 from holdfast.quiver.segments import manifest
 from holdfast.seam import Seam
@@ -115,7 +115,7 @@ def append_frame_of_newer_kind(disk: SimulatedDisk) -> None:
 
 
 def append_frame_with_newer_flag(disk: SimulatedDisk) -> None:
-    append_frame(disk, kind=Kind.CONTROL, flags=0x80)
+    append_frame(disk, kind=FrameKind.CONTROL, flags=0x80)
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ def test_producer_parts_may_grow_and_may_name_no_producer() -> None:
         part += bytes(-len(part) % 8)
         body = part + b"payload"
         header, padding = encode(
-            salt, 0, Kind.RAW, 1, 2, 0, NO_WATERMARK, body, NOTHING, extra_bytes=len(part)
+            salt, 0, FrameKind.RAW, 1, 2, 0, NO_WATERMARK, body, NOTHING, extra_bytes=len(part)
         )
         frame = decode(memoryview(header + body + padding), 0, salt)
         assert (frame.producer, frame.epoch, bytes(frame.payload)) == (producer, 5, b"payload")

@@ -18,7 +18,7 @@ from holdfast.quiver.log.frame import (
     STAGED,
     Frame,
     FrameFault,
-    Kind,
+    FrameKind,
     Totals,
     decode,
     encode,
@@ -34,7 +34,12 @@ OFFSETS = st.integers(0, 64).map(lambda n: 8 * n)
 
 
 def frame_at(
-    offset: int, body: bytes = b"payload", *, seq: int = 7, salt: int = SALT, kind: Kind = Kind.RAW
+    offset: int,
+    body: bytes = b"payload",
+    *,
+    seq: int = 7,
+    salt: int = SALT,
+    kind: FrameKind = FrameKind.RAW,
 ) -> bytes:
     header, padding = encode(salt, offset, kind, seq, 5, 6, NO_WATERMARK, body, NOTHING, 1)
     return header + body + padding
@@ -50,7 +55,7 @@ def decoded(content: bytes, offset: int = 0, salt: int = SALT) -> Frame:
 @given(
     salt=U64,
     offset=OFFSETS,
-    kind=st.sampled_from(Kind),
+    kind=st.sampled_from(FrameKind),
     flags=st.sampled_from([0, STAGED]),
     seq=U64,
     ingestion_ns=I64,
@@ -65,7 +70,7 @@ def test_every_field_comes_back_as_it_was_written(
     *,
     salt: int,
     offset: int,
-    kind: Kind,
+    kind: FrameKind,
     flags: int,
     seq: int,
     ingestion_ns: int,
@@ -119,14 +124,14 @@ def encodable(producer: tuple[str, int]) -> tuple[str, int]:
     return name.encode("utf-8", "replace").decode(), epoch
 
 
-@pytest.mark.parametrize("kind", [Kind.ARROW, Kind.RAW, Kind.CONTROL])
-def test_bundles_count_in_the_totals_after_them(kind: Kind) -> None:
+@pytest.mark.parametrize("kind", [FrameKind.ARROW, FrameKind.RAW, FrameKind.CONTROL])
+def test_bundles_count_in_the_totals_after_them(kind: FrameKind) -> None:
     header, _ = encode(SALT, 0, kind, 0, 0, 0, NO_WATERMARK, b"", Totals(3, 40), 2)
     assert decoded(header).after == Totals(4, 42)
 
 
-@pytest.mark.parametrize("kind", [Kind.COMMIT, Kind.CLOSE])
-def test_marks_do_not_count_in_the_totals_after_them(kind: Kind) -> None:
+@pytest.mark.parametrize("kind", [FrameKind.COMMIT, FrameKind.CLOSE])
+def test_marks_do_not_count_in_the_totals_after_them(kind: FrameKind) -> None:
     header, _ = encode(SALT, 0, kind, 0, 0, 0, NO_WATERMARK, b"", Totals(3, 40))
     assert decoded(header).after == Totals(3, 40)
 

@@ -14,7 +14,7 @@ from tests.quiver.machine import take_apart
 
 from holdfast.errors import StaleEpoch
 from holdfast.quiver import Bundle, Quiver
-from holdfast.quiver.log.frame import STAGED, Kind
+from holdfast.quiver.log.frame import STAGED, FrameKind
 
 GOLDEN = Path(__file__).parent / "golden"
 STORES = sorted(GOLDEN.glob("v*"))
@@ -125,7 +125,7 @@ def test_a_golden_wal_has_frames_of_every_kind(data: Path) -> None:
         for path in sorted(data.glob("wal/*.wal"))
         for frame in take_apart(path.read_bytes()).frames
     ]
-    assert {frame.kind for frame in frames} == set(Kind)
+    assert {frame.kind for frame in frames} == set(FrameKind)
     assert {frame.flags for frame in frames} == {0, STAGED}
 
 

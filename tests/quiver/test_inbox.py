@@ -16,7 +16,7 @@ from tests.quiver.waiting import in_thread, run_loop
 from holdfast.errors import HoldfastError, NotAccepted, Overloaded, QuiverClosed, StorageFailed
 from holdfast.quiver import AckLevel, Quiver, Receipt
 from holdfast.quiver.bundle import Encoded
-from holdfast.quiver.log.frame import NO_WATERMARK, Kind
+from holdfast.quiver.log.frame import NO_WATERMARK, FrameKind
 from holdfast.quiver.log.inbox import Append, Inbox, answer, closed_error
 from holdfast.quiver.points import QuiverPoint
 from holdfast.seam.clock import RealClock
@@ -25,7 +25,7 @@ from holdfast.seam.simulated import SimulatedCrash
 
 
 def make_append(size_bytes: int = 8, loop: asyncio.AbstractEventLoop | None = None) -> Append:
-    bundle = Encoded(Kind.RAW, bytes(size_bytes), 1)
+    bundle = Encoded(FrameKind.RAW, bytes(size_bytes), 1)
     return Append([bundle], AckLevel.FSYNCED, None, 0, NO_WATERMARK, loop)
 
 

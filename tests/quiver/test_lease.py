@@ -671,3 +671,9 @@ def test_the_machines_clock_only_moves_when_a_test_moves_it() -> None:
     assert clock.monotonic_s() - before > 999
     assert clock.wall_ns() == 5 + 1_100_000_000_000
     assert calm().retention.tick_s > 3600
+
+
+def test_a_leased_bundle_can_still_be_imported_by_its_old_name() -> None:
+    from holdfast import quiver
+
+    assert quiver.Delivery is quiver.LeasedBundle

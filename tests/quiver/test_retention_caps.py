@@ -22,7 +22,7 @@ from holdfast.errors import DataLoss, Overloaded
 from holdfast.quiver import LeaseOptions, Outcome, Quiver, SubscriberOptions
 from holdfast.quiver.config import KB, MB
 from holdfast.quiver.log.frame import Totals
-from holdfast.quiver.read.shelf import Shelf
+from holdfast.quiver.read.shelf import ReadableBundles
 
 # Four of these are within a cap of one megabyte, five are not.
 QUARTER_BYTES = 240 * KB
@@ -104,14 +104,14 @@ def test_what_waits_for_a_dead_subscriber_at_its_cap_is_counted_once(
     append(quiver, 5, size_bytes=QUARTER_BYTES)
     keep(quiver)
     counts = 0
-    count = Shelf.waiting
+    count = ReadableBundles.waiting
 
     def counted(*arguments: Any) -> tuple[Totals, int]:
         nonlocal counts
         counts += 1
         return count(*arguments)
 
-    monkeypatch.setattr(Shelf, "waiting", counted)
+    monkeypatch.setattr(ReadableBundles, "waiting", counted)
     for _ in range(20):
         append(quiver, 2, size_bytes=QUARTER_BYTES)
         keep(quiver)

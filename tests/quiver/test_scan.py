@@ -23,7 +23,7 @@ from tests.quiver.machine import START_NS, GatedDisk, Machine, quiet
 
 from holdfast.errors import BadInput
 from holdfast.quiver import AckLevel, ColumnExtractor, Quiver
-from holdfast.quiver.log.buffer import Held, OpenBuffer
+from holdfast.quiver.log.buffer import HeldBundle, OpenBuffer
 
 START = datetime.fromtimestamp(START_NS // 1_000_000_000, UTC)
 
@@ -352,7 +352,7 @@ def test_a_buffer_that_grows_and_is_sealed_during_a_scan_is_not_read_twice(
         shelf = quiver._engine.shelf
         look_at_tail = shelf.tail
 
-        def tail_then_seal(from_seq: int, **which: bool) -> list[list[Held]]:
+        def tail_then_seal(from_seq: int, **which: bool) -> list[list[HeldBundle]]:
             seen = look_at_tail(from_seq, **which)
             quiver.append(numbers(2))
             quiver.flush()

@@ -21,7 +21,7 @@ from tests.quiver.machine import START_NS, Machine, quiet
 
 from holdfast.quiver import Bundle, Quiver
 from holdfast.quiver.config import KB, MB
-from holdfast.quiver.log.frame import Kind
+from holdfast.quiver.log.frame import FrameKind
 from holdfast.seam import Seam
 from holdfast.seam.disk import RealDisk
 
@@ -115,9 +115,9 @@ def test_control_bundles_alone_make_a_segment_with_watermarks_and_no_rows(
     quiver = machine.start()
     found = [bundle for bundle in map(quiver.bundle, seqs) if bundle]
     assert [(b.kind, b.producer, b.watermark_ns, b.slots) for b in found] == [
-        (Kind.CONTROL, "p", -5, {}),
-        (Kind.CONTROL, "p", 0, {}),
-        (Kind.CONTROL, "p", -3, {}),
+        (FrameKind.CONTROL, "p", -5, {}),
+        (FrameKind.CONTROL, "p", 0, {}),
+        (FrameKind.CONTROL, "p", -3, {}),
     ]
     assert quiver.scan().read_all().num_rows == 0
 
@@ -141,10 +141,10 @@ def test_a_bundle_keeps_its_producer_epoch_watermark_and_time(machine: Machine) 
     for _ in range(2):
         bundle = quiver.bundle(seq)
         assert bundle is not None
-        assert described(bundle) == (seq, Kind.ARROW, START_NS, -1, "p", 7)
+        assert described(bundle) == (seq, FrameKind.ARROW, START_NS, -1, "p", 7)
         other = quiver.bundle(plain)
         assert other is not None
-        assert described(other) == (plain, Kind.ARROW, START_NS, None, None, 0)
+        assert described(other) == (plain, FrameKind.ARROW, START_NS, None, None, 0)
         quiver.flush()
 
 

@@ -21,13 +21,13 @@ from tests.readers.setting import (
 from holdfast.quiver import AckLevel, Quiver
 from holdfast.quiver.log.frame import Totals
 from holdfast.quiver.points import QuiverPoint
-from holdfast.quiver.read.shelf import Shelf
+from holdfast.quiver.read.shelf import ReadableBundles
 from holdfast.seam.faulty import Fault, FaultKind
 
 LAYOUTS = st.lists(st.sampled_from(["append", "append", "seal", "crash"]), min_size=1, max_size=12)
 
 
-def shelf_of(quiver: Quiver) -> Shelf:
+def shelf_of(quiver: Quiver) -> ReadableBundles:
     return quiver._engine.shelf
 
 

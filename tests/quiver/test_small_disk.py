@@ -26,7 +26,7 @@ from holdfast.quiver import (
     WalConfig,
 )
 from holdfast.quiver.config import MB
-from holdfast.quiver.read.lease import Delivery
+from holdfast.quiver.read.lease import LeasedBundle
 
 # All defaults but small segments, and appends that do not wait long; the cap is far too large.
 CONFIG = QuiverConfig(
@@ -86,7 +86,7 @@ def small_disk(request: pytest.FixtureRequest) -> Iterator[Path]:
             subprocess.run(["umount", "-l", str(place)], check=True)
 
 
-def is_acked(delivery: Delivery) -> bool:
+def is_acked(delivery: LeasedBundle) -> bool:
     try:
         delivery.ack()
     except StorageFailed:

@@ -11,8 +11,8 @@ from tests.quiver.reading import acknowledge, reject
 from holdfast.quiver import Outcome, Position, QuiverConfig, RetentionConfig
 from holdfast.quiver.config import MB, LedgerConfig
 from holdfast.quiver.inspect import inspect
-from holdfast.quiver.tools.explain import RESOLVED_EARLIER, Explanation, Fate, explain
-from holdfast.quiver.tools.history import Filter, Line, lines
+from holdfast.quiver.tools.explain import RESOLVED_EARLIER, BundleExplanation, Fate, explain
+from holdfast.quiver.tools.history import Line, LineFilter, lines
 from holdfast.quiver.tools.search import search
 
 
@@ -21,7 +21,7 @@ def config(retention: RetentionConfig | None = None) -> QuiverConfig:
     return replace(quiet(), retention=retention or still, ledger=LedgerConfig())
 
 
-def story(machine: Machine, seq: int) -> Explanation:
+def story(machine: Machine, seq: int) -> BundleExplanation:
     return explain(machine.disk, inspect(machine.disk, ROOT), seq)
 
 
@@ -30,8 +30,8 @@ def fate(machine: Machine, seq: int, subscriber: str) -> Fate:
     return found
 
 
-def history(machine: Machine, wanted: Filter | None = None) -> list[Line]:
-    return list(lines(machine.disk, inspect(machine.disk, ROOT), wanted or Filter()))
+def history(machine: Machine, wanted: LineFilter | None = None) -> list[Line]:
+    return list(lines(machine.disk, inspect(machine.disk, ROOT), wanted or LineFilter()))
 
 
 # Where it is.
@@ -268,18 +268,18 @@ def test_the_history_has_every_line_and_filters(machine: Machine) -> None:
         ("archive", True),
         ("alerts", False),
     ]
-    assert len(history(machine, Filter(subscriber="alerts"))) == 4
-    assert len(history(machine, Filter(outcomes=frozenset({Outcome.ACKED})))) == 3
-    assert history(machine, Filter(outcomes=frozenset({Outcome.DROPPED}))) == []
-    assert len(history(machine, Filter(seq=1))) == 1
+    assert len(history(machine, LineFilter(subscriber="alerts"))) == 4
+    assert len(history(machine, LineFilter(outcomes=frozenset({Outcome.ACKED})))) == 3
+    assert history(machine, LineFilter(outcomes=frozenset({Outcome.DROPPED}))) == []
+    assert len(history(machine, LineFilter(seq=1))) == 1
     minute = START_NS + 60 * 10**9
-    late = history(machine, Filter(since_ns=minute))
+    late = history(machine, LineFilter(since_ns=minute))
     assert {line.subscriber for line in late} == {"alerts", ""}
     assert [line.change for line in late if not line.subscriber] == [
         {"verb": "closed", "name": ""},
         {"verb": "continued", "name": "", "number": 2},
     ]
-    assert all(line.time_ns == START_NS for line in history(machine, Filter(until_ns=minute)))
+    assert all(line.time_ns == START_NS for line in history(machine, LineFilter(until_ns=minute)))
 
 
 def test_a_line_has_flat_fields_for_export(machine: Machine) -> None:

@@ -15,10 +15,10 @@ from holdfast.errors import CannotOpen, UnknownFormat
 from holdfast.quiver import Quiver, names
 from holdfast.quiver.backup_marker import BackupMarker, write_marker
 from holdfast.quiver.segments import manifest
-from holdfast.quiver.tools.findings import Finding, Report, Severity, as_ranges
+from holdfast.quiver.tools.findings import QuiverFinding, Report, Severity, as_ranges
 from holdfast.quiver.tools.fsck import fsck
 from holdfast.seam import Seam
-from holdfast.seam.disk import Entry
+from holdfast.seam.disk import DirEntry
 
 LEDGER = ROOT / "ledger"
 
@@ -56,7 +56,7 @@ def newest_ledger(machine: Machine) -> PurePath:
     return LEDGER / machine.disk.list(LEDGER)[-1].name
 
 
-def worst(report: Report) -> Finding:
+def worst(report: Report) -> QuiverFinding:
     return report.findings[0]
 
 
@@ -293,7 +293,7 @@ def test_a_segment_that_goes_while_it_is_looked_at_is_no_trouble(
     path, disk = segment(filled), filled.disk
     real_list = disk.list
 
-    def list_and_remove(folder: PurePath) -> list[Entry]:
+    def list_and_remove(folder: PurePath) -> list[DirEntry]:
         if folder == path and disk.exists(path):
             disk.rename(path, ROOT / "gone", "test")
         return real_list(folder)

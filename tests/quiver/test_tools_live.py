@@ -16,9 +16,9 @@ from holdfast.quiver import Quiver
 from holdfast.quiver.config import KB, LedgerConfig, RetentionConfig, SegmentConfig, WalConfig
 from holdfast.quiver.inspect import inspect
 from holdfast.quiver.tools.explain import explain
-from holdfast.quiver.tools.findings import Finding
+from holdfast.quiver.tools.findings import QuiverFinding
 from holdfast.quiver.tools.fsck import fsck
-from holdfast.quiver.tools.history import Filter, lines
+from holdfast.quiver.tools.history import LineFilter, lines
 from holdfast.quiver.tools.scrub import scrub
 from holdfast.quiver.tools.search import search
 from holdfast.seam import Seam
@@ -99,14 +99,14 @@ def rounds(quiver: Quiver) -> Iterator[int]:
 
 
 def test_fsck_raises_no_false_alarm(busy: Quiver, root: Path) -> None:
-    found: list[Finding] = []
+    found: list[QuiverFinding] = []
     for _ in rounds(busy):
         found += fsck(Seam(), root).findings
     assert found == []
 
 
 def test_scrub_raises_no_false_alarm(busy: Quiver, root: Path) -> None:
-    found: list[Finding] = []
+    found: list[QuiverFinding] = []
     for _ in rounds(busy):
         found += scrub(Seam().disk, root, lambda _: None).findings
     assert found == []
@@ -119,6 +119,6 @@ def test_stories_are_told(busy: Quiver, root: Path) -> None:
         inventory = inspect(disk, root)
         story = explain(disk, inventory, max(0, inventory.last_seq))
         assert {fate.subscriber for fate in story.subscribers} == {"archive", "metrics"}
-        told += sum(1 for _ in lines(disk, inventory, Filter()))
+        told += sum(1 for _ in lines(disk, inventory, LineFilter()))
         next(search(inventory, "event"), None)
     assert told > 0

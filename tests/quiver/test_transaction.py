@@ -25,7 +25,7 @@ from holdfast.errors import (
 from holdfast.quiver import Quiver, QuiverConfig, Transaction, TransactionConfig
 from holdfast.quiver.bundle import ROWS_MAX
 from holdfast.quiver.config import MB
-from holdfast.quiver.log.transaction import Staging
+from holdfast.quiver.log.transaction import OpenTransactions
 from holdfast.quiver.points import QuiverPoint
 from holdfast.seam.faulty import Fault, FaultKind
 from holdfast.seam.simulated import SimulatedCrash
@@ -313,7 +313,7 @@ def test_rows_that_take_no_bytes_use_up_the_budget_too(machine: Machine) -> None
 
 def test_an_untouched_transaction_is_swept_and_its_owner_told() -> None:
     clock = PushedClock()
-    staging = Staging(TransactionConfig(lease_s=60.0), clock)
+    staging = OpenTransactions(TransactionConfig(lease_s=60.0), clock)
     swept, alive = (new_transaction(staging) for _ in range(2))
     swept.append(numbers(1))
     clock.now_s += 40
@@ -331,7 +331,7 @@ def test_an_untouched_transaction_is_swept_and_its_owner_told() -> None:
 
 def test_every_append_renews_the_lease() -> None:
     clock = PushedClock()
-    staging = Staging(TransactionConfig(lease_s=60.0), clock)
+    staging = OpenTransactions(TransactionConfig(lease_s=60.0), clock)
     transaction = new_transaction(staging)
     for _ in range(5):
         clock.now_s += 59
@@ -341,14 +341,14 @@ def test_every_append_renews_the_lease() -> None:
 
 def test_a_transaction_swept_within_a_block_raises_at_its_end() -> None:
     clock = PushedClock()
-    staging = Staging(TransactionConfig(lease_s=60.0), clock)
+    staging = OpenTransactions(TransactionConfig(lease_s=60.0), clock)
     transaction = new_transaction(staging)
     transaction.append(numbers(1))
     with pytest.raises(TransactionEnded), transaction:
         clock.now_s += 61
 
 
-def new_transaction(staging: Staging) -> Transaction:
+def new_transaction(staging: OpenTransactions) -> Transaction:
     def write(bundles: object) -> object:
         raise AssertionError("nothing is committed here")
 
@@ -361,13 +361,13 @@ def test_a_bundle_accepted_the_moment_before_the_commit_is_part_of_it(
     quiver = machine.start()
     transaction = quiver.transaction()
     transaction.append(numbers(1))
-    stage = Staging.stage
+    stage = OpenTransactions.stage
 
-    def stage_and_commit(staging: Staging, *what: Any) -> None:
+    def stage_and_commit(staging: OpenTransactions, *what: Any) -> None:
         stage(staging, *what)
         transaction.commit()
 
-    monkeypatch.setattr(Staging, "stage", stage_and_commit)
+    monkeypatch.setattr(OpenTransactions, "stage", stage_and_commit)
     transaction.append(numbers(2))
     assert transaction.receipt is not None
     assert transaction.receipt.bundles == 2

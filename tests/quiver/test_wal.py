@@ -16,7 +16,7 @@ from holdfast.errors import BadInput
 from holdfast.quiver import AckLevel, Quiver, SegmentConfig
 from holdfast.quiver.bundle import SLOTS_MAX
 from holdfast.quiver.config import MB
-from holdfast.quiver.log.frame import STAGED, Kind
+from holdfast.quiver.log.frame import STAGED, FrameKind
 from holdfast.quiver.log.wal import HEADER_BYTES, SEQ_BLOCK, decode_header, walk
 from holdfast.quiver.points import QuiverPoint
 
@@ -90,13 +90,13 @@ def test_a_file_holds_frames_of_every_kind_with_their_producers_times_and_flags(
     machine.stop()
     frames = machine.wal().frames
     assert [(f.kind, f.seq, f.flags, f.events) for f in frames] == [
-        (Kind.ARROW, 0, 0, 2),
-        (Kind.RAW, 1, 0, 3),
-        (Kind.CONTROL, 2, 0, 0),
-        (Kind.RAW, 3, STAGED, 1),
-        (Kind.RAW, 4, STAGED, 1),
-        (Kind.COMMIT, 4, 0, 0),
-        (Kind.CLOSE, 5, 0, 0),
+        (FrameKind.ARROW, 0, 0, 2),
+        (FrameKind.RAW, 1, 0, 3),
+        (FrameKind.CONTROL, 2, 0, 0),
+        (FrameKind.RAW, 3, STAGED, 1),
+        (FrameKind.RAW, 4, STAGED, 1),
+        (FrameKind.COMMIT, 4, 0, 0),
+        (FrameKind.CLOSE, 5, 0, 0),
     ]
     assert [(f.producer, f.epoch) for f in frames[:4]] == [
         ("p", 7), (None, 0), ("q", 0), ("t", 1),
@@ -196,7 +196,7 @@ def test_reopening_continues_when_the_newest_file_is_empty_and_older_ones_hold_b
         assert payloads(quiver) == {0: [b"x"]}
         machine.stop()
     assert [len(machine.wal(place).frames) for place in (0, 1)] == [2, 1]
-    assert machine.wal(1).frames[0].kind == Kind.CLOSE
+    assert machine.wal(1).frames[0].kind == FrameKind.CLOSE
     assert machine.start().append_raw(b"y").seq == 1
 
 

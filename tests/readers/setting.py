@@ -11,8 +11,8 @@ from tests.quiver.machine import START_NS, Machine, quiet
 from holdfast.quiver import (
     AckLevel,
     Cursor,
-    Delivery,
     Lease,
+    LeasedBundle,
     LedgerConfig,
     Quiver,
     QuiverConfig,
@@ -127,7 +127,7 @@ def sealed(quiver: Quiver, segments: int, bundles: int = 1, size_bytes: int = 10
     return seqs
 
 
-def must_poll(lease: Lease) -> Delivery:
+def must_poll(lease: Lease) -> LeasedBundle:
     """Return the next delivery; there must be one."""
     delivery = lease.poll()
     assert delivery is not None

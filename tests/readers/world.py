@@ -31,8 +31,8 @@ from holdfast.quiver import (
     AckLevel,
     Bundle,
     Cursor,
-    Delivery,
     Lease,
+    LeasedBundle,
     LeaseOptions,
     Outcome,
     Position,
@@ -43,7 +43,7 @@ from holdfast.quiver import (
     SubscriberOptions,
 )
 from holdfast.quiver.config import KB, MB
-from holdfast.quiver.log.frame import Kind
+from holdfast.quiver.log.frame import FrameKind
 from holdfast.seam.faulty import Fault, FaultKind, FaultyDisk
 from holdfast.seam.simulated import SimulatedCrash, SimulatedDisk
 
@@ -142,7 +142,7 @@ class World:
         self.crashed = False
         self.faulty = bool(faults)
         self.readers: dict[str, Lease | Cursor] = {}
-        self.deliveries: list[tuple[str, Delivery]] = []
+        self.deliveries: list[tuple[str, LeasedBundle]] = []
         self.plans: list[tuple[str, Cursor, Range]] = []
         self.disk = ArmedDisk(self.machine.disk, faults)
         config = calm(
@@ -271,7 +271,7 @@ class World:
     def check_bundle(self, bundle: Bundle) -> None:
         """See that a bundle is what was appended under its seq."""
         slots = {slot: batch.to_pylist() for slot, batch in bundle.slots.items()}
-        if bundle.kind == Kind.CONTROL:
+        if bundle.kind == FrameKind.CONTROL:
             if self.damaged and bundle.producer is None:
                 return  # a bundle table that is made anew knows no producers
             token = str(bundle.producer)
@@ -420,14 +420,14 @@ class World:
             else:
                 self._resolve(name, delivery, verb)
 
-    def _note_attempt(self, name: str, delivery: Delivery) -> None:
+    def _note_attempt(self, name: str, delivery: LeasedBundle) -> None:
         """Remember an attempt that is on record: the next one has a higher number."""
         known = self.quiver._engine.ledger.state.subscribers.get(name)
         attempts = {} if known is None else known.attempts
         if name in self.notes and attempts.get(delivery.seq, 0) >= delivery.attempt:
             self.notes[name].attempts[delivery.seq] = delivery.attempt
 
-    def _resolve(self, name: str, delivery: Delivery, verb: str) -> bool:
+    def _resolve(self, name: str, delivery: LeasedBundle, verb: str) -> bool:
         notes = self.notes.get(name, Notes())
         notes.decided.add(delivery.seq)
         decided = delivery.ack() if verb == "ack" else delivery.reject("no")

@@ -24,7 +24,7 @@ from holdfast.quiver import (
 )
 from holdfast.quiver.config import MB
 from holdfast.remote import ClientSettings, FlightSettings, QuiverServer, RemoteQuiver
-from holdfast.remote.orders import Orders
+from holdfast.remote.orders import ServedQuivers
 from holdfast.remote.reader import ReaderService
 from holdfast.remote.reader_process import serve
 
@@ -55,7 +55,7 @@ class ReaderInside:
     pid = None
     starts = 0
 
-    def __init__(self, orders: Orders) -> None:
+    def __init__(self, orders: ServedQuivers) -> None:
         self._orders = orders
         self._service: ReaderService | None = None
 

@@ -21,8 +21,8 @@ from holdfast.errors import Overloaded, OwnerGone, UnknownPosition
 from holdfast.quiver import Position
 from holdfast.remote import ClientSettings, PlannedRange, RemoteCursor, RemoteQuiver
 from holdfast.remote.child import ReaderProcess
-from holdfast.remote.gate import Credential
-from holdfast.remote.orders import Orders
+from holdfast.remote.gate import CallerToken
+from holdfast.remote.orders import ServedQuivers
 from holdfast.remote.reader import Secrets
 from holdfast.seam.clock import RealClock
 
@@ -190,13 +190,16 @@ def test_secrets_are_neither_arguments_nor_environment(tmp_path: Path) -> None:
 
 
 def test_orders_arrive_as_they_were_given() -> None:
-    credentials = (Credential("spark", "ä\n", ("read",)),)
+    credentials = (CallerToken("spark", "ä\n", ("read",)),)
     secrets = Secrets(credentials, ("cert", "key"), "ca")
-    orders = Orders({"main": "/data"}, "127.0.0.1", 5, 3, 1000, secrets)
+    orders = ServedQuivers({"main": "/data"}, "127.0.0.1", 5, 3, 1000, secrets)
     line = orders.encode()
     assert line.count(b"\n") == 1
-    assert Orders.decode(line.decode()) == orders
-    assert Orders.decode(Orders({}, "h", 0, 2, 1, Secrets()).encode().decode()).secrets == Secrets()
+    assert ServedQuivers.decode(line.decode()) == orders
+    assert (
+        ServedQuivers.decode(ServedQuivers({}, "h", 0, 2, 1, Secrets()).encode().decode()).secrets
+        == Secrets()
+    )
 
 
 def test_a_port_that_somebody_took_is_left_for_another(tmp_path: Path) -> None:
@@ -226,7 +229,7 @@ def binds(taken: socket.socket, port: int) -> bool:
 
 
 def test_what_cannot_start_is_tried_again() -> None:
-    orders = Orders({}, "192.0.2.1", 1, 2, 1000, Secrets())
+    orders = ServedQuivers({}, "192.0.2.1", 1, 2, 1000, Secrets())
     reader = ReaderProcess(orders, RealClock(), restart_min_s=0.01, restart_max_s=0.02)
     reader._thread.start()
     try:

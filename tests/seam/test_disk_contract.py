@@ -14,8 +14,8 @@ import pytest
 
 from holdfast.seam.disk import (
     VECTOR_BUFFERS_MAX,
+    DirEntry,
     Disk,
-    Entry,
     Handle,
     LockHeld,
     RealDisk,
@@ -158,7 +158,7 @@ def test_names_are_listed_in_order_with_kind_and_size(place: Place) -> None:
     place.write("a", b"")
     place.write("c/inside", b"1")
     assert [entry._replace(modified_ns=0) for entry in place.disk.list(place.root)] == [
-        Entry("a", False, 0), Entry("b", False, 5), Entry("c", True, 0),
+        DirEntry("a", False, 0), DirEntry("b", False, 5), DirEntry("c", True, 0),
     ]  # fmt: skip
 
 

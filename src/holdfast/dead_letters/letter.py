@@ -22,7 +22,7 @@ import pyarrow as pa
 from holdfast.errors import BadInput
 from holdfast.quiver import Position
 from holdfast.quiver.bundle import decode_arrow, encode_arrow, read_stream
-from holdfast.quiver.log.frame import Kind
+from holdfast.quiver.log.frame import FrameKind
 from holdfast.signals.event import ArrowData, Event, Unit
 from holdfast.signals.registry import signal_of
 
@@ -173,7 +173,7 @@ class Letter:
             payload=self.payload,
             headers=self.headers,
             ingestion_ns=self.received_ns,
-            signal=signal_of(Kind.RAW, (self.slot,)).name,
+            signal=signal_of(FrameKind.RAW, (self.slot,)).name,
         )
 
     def failed_again(

@@ -25,11 +25,14 @@ from holdfast.quiver.log.intake import Intake
 from holdfast.quiver.log.transaction import Transaction
 from holdfast.quiver.quiver import Quiver
 from holdfast.quiver.read.cursor import Cursor, Range
-from holdfast.quiver.read.lease import Delivery, Lease, LeaseOptions
+from holdfast.quiver.read.lease import Lease, LeasedBundle, LeaseOptions
 from holdfast.quiver.read.statement import EventTimeStatement
 from holdfast.quiver.segments.envelope import ColumnExtractor, Extractor, TimeFlag
 from holdfast.quiver.segments.segment import Bundle
 from holdfast.quiver.statistics import Statistics
+
+# The name it had before; programs that import it go on working.
+Delivery = LeasedBundle
 
 __all__ = [
     "AckLevel",
@@ -45,6 +48,7 @@ __all__ = [
     "Intake",
     "Lease",
     "LeaseOptions",
+    "LeasedBundle",
     "LedgerConfig",
     "Outcome",
     "Position",

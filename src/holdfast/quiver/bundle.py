@@ -19,7 +19,7 @@ from typing import NamedTuple, TypeAlias
 import pyarrow as pa
 
 from holdfast.errors import BadInput, BundleTooLarge
-from holdfast.quiver.log.frame import Kind
+from holdfast.quiver.log.frame import FrameKind
 from holdfast.quiver.names import SLOT_PATTERN
 from holdfast.quiver.segments.arrow_types import check_readable, has_dictionary
 from holdfast.quiver.segments.dictionaries import unify
@@ -60,7 +60,7 @@ BundleData: TypeAlias = "pa.RecordBatch | pa.Table | Mapping[str, pa.RecordBatch
 class Encoded(NamedTuple):
     """One bundle ready to be framed."""
 
-    kind: Kind
+    kind: FrameKind
     payload: bytes | pa.Buffer
     events: int
 
@@ -123,7 +123,7 @@ def encode_arrow(data: BundleData, max_bytes: int) -> Encoded:
     if events == 0:
         raise BadInput("the bundle has no rows", hint="append only batches that hold events")
     parts.append(bytes(table) + _TABLE_LENGTH.pack(len(table)))
-    return _checked(Encoded(Kind.ARROW, joined(parts), events), max_bytes)
+    return _checked(Encoded(FrameKind.ARROW, joined(parts), events), max_bytes)
 
 
 def joined(parts: Sequence[pa.Buffer | memoryview | bytes]) -> pa.Buffer:
@@ -306,7 +306,7 @@ def encode_raw(
             raise TypeError("its length is not its size in bytes")
     except TypeError as error:
         raise BadInput(f"a payload is not bytes: {error}", hint="encode it first") from error
-    return _checked(Encoded(Kind.RAW, payload, len(events)), max_bytes)
+    return _checked(Encoded(FrameKind.RAW, payload, len(events)), max_bytes)
 
 
 class OneEvent:
@@ -322,7 +322,7 @@ class OneEvent:
         blob = _header_bytes(header) if header else b""
         lengths = _ONE_EVENT.pack(len(payload), len(blob))
         whole = b"".join((self._head, lengths, payload, blob))
-        return _checked(Encoded(Kind.RAW, whole, 1), self._max_bytes)
+        return _checked(Encoded(FrameKind.RAW, whole, 1), self._max_bytes)
 
 
 def _header_bytes(header: object) -> bytes:
@@ -362,12 +362,12 @@ def decode_raw(payload: memoryview) -> RawEvents:
 def is_readable(kind: int, payload: memoryview) -> bool:
     """Whether the payload has the structure of its kind; says nothing of the Arrow inside."""
     try:
-        if kind == Kind.RAW:
+        if kind == FrameKind.RAW:
             count, name_bytes = _RAW_HEAD.unpack_from(payload)
             lengths_start = _RAW_HEAD.size + name_bytes
             lengths = payload[lengths_start : lengths_start + 8 * count].cast("I")
             return bool(lengths_start + 8 * count + sum(lengths) == len(payload))
-        if kind == Kind.ARROW:
+        if kind == FrameKind.ARROW:
             slots = decode_arrow(payload)
             return bool(slots) and all(len(slot.stream) for slot in slots)
     except (struct.error, ValueError, TypeError):

@@ -40,7 +40,7 @@ from holdfast.quiver.log.inbox import Append
 from holdfast.quiver.log.intake import Intake
 from holdfast.quiver.log.transaction import Transaction
 from holdfast.quiver.quiver import Quiver
-from holdfast.quiver.shares import Claim, check_count, fair_share, share_of
+from holdfast.quiver.shares import CapClaim, check_count, fair_share, share_of
 from holdfast.quiver.statistics import Statistics
 from holdfast.seam import Seam
 from holdfast.seam.disk import Disk
@@ -90,12 +90,12 @@ class Core:
         """Return a picture of this moment."""
         return replace(self.quiver.statistics(), core_id=self.core_id, adopted=self.adopted)
 
-    def claim(self, size_cap_bytes: int) -> Claim:
+    def claim(self, size_cap_bytes: int) -> CapClaim:
         """Return what it needs of the size cap of the root."""
         used_bytes = self.engine.retention.used_bytes()
         # Only with `drop_oldest` can it be made to give back what it holds.
         least_bytes = 0 if self.may_drop else used_bytes
-        return Claim(least_bytes, used_bytes if self.adopted else size_cap_bytes)
+        return CapClaim(least_bytes, used_bytes if self.adopted else size_cap_bytes)
 
     @property
     def may_drop(self) -> bool:

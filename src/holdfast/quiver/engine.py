@@ -6,7 +6,7 @@ stop    refuse new appends, write and seal what was accepted, stop the keeper, c
 
 Locks. Whoever holds one may take those to its right, and none to its left:
 
-    Retention._lock → Lease._lock → Ledger.lock → Shelf._lock, Sealer._lock → Catalog._lock
+  Retention._lock → Lease._lock → Ledger.lock → ReadableBundles._lock, Sealer._lock → Catalog._lock
 
 Under all others (inbox, signal, the conditions of keeper and retention) nothing else is taken. The
 writer holds no lock while it works, but takes those of retention and ledger to make room: so nobody
@@ -35,7 +35,7 @@ from holdfast.quiver import names
 from holdfast.quiver.backup_marker import refuse_backup
 from holdfast.quiver.config import QuiverConfig
 from holdfast.quiver.keep.keeper import Keeper
-from holdfast.quiver.keep.reserve import Reserve
+from holdfast.quiver.keep.reserve import DiskReserve
 from holdfast.quiver.keep.retention import Retention
 from holdfast.quiver.keep.trash import Trash
 from holdfast.quiver.ledger.books import (
@@ -55,7 +55,7 @@ from holdfast.quiver.log.recovery import Recovered, Recovery
 from holdfast.quiver.log.writer import Writer
 from holdfast.quiver.points import QuiverPoint
 from holdfast.quiver.read.attachment import Attachment
-from holdfast.quiver.read.shelf import Shelf
+from holdfast.quiver.read.shelf import ReadableBundles
 from holdfast.quiver.read.wakeup import Wakeup
 from holdfast.quiver.segments.build import SegmentBuilder
 from holdfast.quiver.segments.catalog import Catalog
@@ -85,7 +85,7 @@ class Engine:
         self.config = config
         self.seam = seam
         self.catalog = Catalog()
-        self.reserve = Reserve(seam, root, self.catalog)
+        self.reserve = DiskReserve(seam, root, self.catalog)
         self.arrivals = Wakeup()
         self._readers: dict[str, Attachment] = {}
         bind_to_process(self)
@@ -203,7 +203,7 @@ class Engine:
         self.writer = Writer(
             self.seam, wal_dir, self.config, self.sealer, self.arrivals, self.reserve
         )
-        self.shelf = Shelf(self.catalog, self.sealer, self.writer)
+        self.shelf = ReadableBundles(self.catalog, self.sealer, self.writer)
         for subscriber in old.state.subscribers.values():
             # Whoever was attached died with the last process; from then until now nobody could be.
             subscriber.absent_since_ns = self.clock.wall_ns()

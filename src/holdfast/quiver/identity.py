@@ -20,7 +20,7 @@ from holdfast.seam.disk import Disk, read_pages, write_file
 VERSION = 1
 
 
-class Identity(NamedTuple):
+class QuiverIdentity(NamedTuple):
     """What FORMAT says."""
 
     quiver_id: str
@@ -33,7 +33,7 @@ class FormatFault(Exception):
     """FORMAT is not what was written."""
 
 
-def read_identity(disk: Disk, root: PurePath) -> Identity | None:
+def read_identity(disk: Disk, root: PurePath) -> QuiverIdentity | None:
     """Return the identity, None if there is none yet; raise `FormatFault` if it is damaged."""
     path = root / names.FORMAT
     if not disk.exists(path):
@@ -44,10 +44,10 @@ def read_identity(disk: Disk, root: PurePath) -> Identity | None:
     fields = json.loads(line)
     if fields["version"] != VERSION:
         raise unknown_format(path, f"version {fields['version']}")
-    return Identity(fields["quiver_id"], fields["created_ns"], tuple(fields["former_ids"]))
+    return QuiverIdentity(fields["quiver_id"], fields["created_ns"], tuple(fields["former_ids"]))
 
 
-def write_identity(disk: Disk, root: PurePath, identity: Identity) -> None:
+def write_identity(disk: Disk, root: PurePath, identity: QuiverIdentity) -> None:
     """Write FORMAT durably: all of it, or none."""
     fields = {"version": VERSION, **identity._asdict()}
     line = json.dumps(fields, separators=(",", ":")).encode()

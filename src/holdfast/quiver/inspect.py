@@ -16,11 +16,11 @@ from pathlib import PurePath
 
 from holdfast.errors import CannotOpen, Overloaded
 from holdfast.quiver import names
-from holdfast.quiver.identity import FormatFault, Identity, read_identity
+from holdfast.quiver.identity import FormatFault, QuiverIdentity, read_identity
 from holdfast.quiver.ledger.books import with_known_start
 from holdfast.quiver.ledger.ledger import LedgerState
 from holdfast.quiver.ledger.recovery import RecoveredLedger, recover_ledger
-from holdfast.quiver.log.buffer import Held
+from holdfast.quiver.log.buffer import HeldBundle
 from holdfast.quiver.log.byte_order import check_machine
 from holdfast.quiver.log.frame import Totals
 from holdfast.quiver.log.header_block import HeaderFault, NewerVersion
@@ -53,7 +53,7 @@ class Inventory:
 
     root: PurePath
     # None if FORMAT is missing or damaged.
-    identity: Identity | None
+    identity: QuiverIdentity | None
     # The ids this store has or had, from wherever that is known.
     own_ids: frozenset[str]
     segments: tuple[Segment, ...]
@@ -63,7 +63,7 @@ class Inventory:
     # The readable WAL files of this store, oldest first.
     wal: tuple[WalContent, ...]
     # Accepted bundles that are in no segment yet, in order.
-    unsealed: tuple[Held, ...]
+    unsealed: tuple[HeldBundle, ...]
     # What was ever accepted, as far as is known; and the highest seq anything tells of.
     accepted: Totals
     last_seq: int
@@ -154,7 +154,7 @@ def _inspect_once(disk: Disk, root: PurePath) -> Inventory:
     )
 
 
-def identity_or_none(disk: Disk, root: PurePath) -> Identity | None:
+def identity_or_none(disk: Disk, root: PurePath) -> QuiverIdentity | None:
     """Return what FORMAT says; None if it is missing or damaged."""
     try:
         return read_identity(disk, root)
@@ -162,7 +162,7 @@ def identity_or_none(disk: Disk, root: PurePath) -> Identity | None:
         return None
 
 
-def _own_ids(disk: Disk, root: PurePath, identity: Identity | None) -> set[str]:
+def _own_ids(disk: Disk, root: PurePath, identity: QuiverIdentity | None) -> set[str]:
     if identity is not None:
         return {identity.quiver_id, *identity.former_ids}
     contents, _ = _read_wal(disk, root / names.WAL_DIR)

@@ -49,12 +49,12 @@ from holdfast.quiver.ledger.registration import (
 )
 from holdfast.quiver.ledger.subscriber import SubscriberOptions
 from holdfast.quiver.log.buffer import in_memory
-from holdfast.quiver.log.frame import Kind, Totals
+from holdfast.quiver.log.frame import FrameKind, Totals
 from holdfast.quiver.log.inbox import Append, Receipt
 from holdfast.quiver.log.intake import Intake
 from holdfast.quiver.log.producers import check_producer, check_watermark
 from holdfast.quiver.log.recovery import RecoveryReport
-from holdfast.quiver.log.transaction import Staging, Transaction
+from holdfast.quiver.log.transaction import OpenTransactions, Transaction
 from holdfast.quiver.read.cursor import Cursor, OnDataLoss
 from holdfast.quiver.read.event_times import EventTimes
 from holdfast.quiver.read.lease import Lease, LeaseOptions
@@ -87,7 +87,7 @@ class Quiver:
         self._writer = engine.writer
         self._closing = threading.Lock()
         self._closed = False
-        self._staging = Staging(engine.config.transactions, engine.clock)
+        self._staging = OpenTransactions(engine.config.transactions, engine.clock)
         self._event_times = EventTimes(engine)
         self._control: ControlServer | None = None
         bind_to_process(self)
@@ -213,7 +213,9 @@ class Quiver:
 
     def heartbeat(self, producer: str, watermark_ns: int) -> Receipt:
         """Append a bundle without rows that moves a producer's watermark."""
-        return self._append([Encoded(Kind.CONTROL, b"", 0)], producer, None, watermark_ns, None)
+        return self._append(
+            [Encoded(FrameKind.CONTROL, b"", 0)], producer, None, watermark_ns, None
+        )
 
     def transaction(self, *, producer: str | None = None, epoch: int | None = None) -> Transaction:
         """Begin a transaction: many bundles, all or none."""

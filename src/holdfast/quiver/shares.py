@@ -67,14 +67,14 @@ def share_of(config: QuiverConfig, count: int) -> QuiverConfig:
     )
 
 
-class Claim(NamedTuple):
+class CapClaim(NamedTuple):
     """What one core needs of the size cap: at least this, and at most that."""
 
     least_bytes: int
     most_bytes: int
 
 
-def fair_share(size_cap_bytes: int, claims: Sequence[Claim]) -> int:
+def fair_share(size_cap_bytes: int, claims: Sequence[CapClaim]) -> int:
     """Return the largest share that everyone may have without exceeding the cap together.
 
     A core that already holds more keeps what it has; one that wants less leaves the rest to the

@@ -15,7 +15,7 @@ import threading
 from dataclasses import replace
 
 from holdfast.errors import OwnerGone
-from holdfast.remote.orders import Orders
+from holdfast.remote.orders import ServedQuivers
 from holdfast.seam.clock import Clock
 
 # For a machine that is busy with something else; the process is then started again.
@@ -30,7 +30,7 @@ class ReaderProcess:
     """Keeps one serving process alive."""
 
     def __init__(
-        self, orders: Orders, clock: Clock, restart_min_s: float, restart_max_s: float
+        self, orders: ServedQuivers, clock: Clock, restart_min_s: float, restart_max_s: float
     ) -> None:
         self._orders = orders
         self._wanted_port = orders.port

@@ -24,7 +24,7 @@ _SCHEME = "bearer "
 
 
 @dataclass(frozen=True)
-class Client:
+class Caller:
     """Who calls."""
 
     name: str
@@ -38,11 +38,11 @@ class Client:
             )
 
 
-ANYBODY = Client("anybody", frozenset(ALL_RIGHTS))
+ANYBODY = Caller("anybody", frozenset(ALL_RIGHTS))
 
 
 @dataclass(frozen=True)
-class Credential:
+class CallerToken:
     """One token and whose it is, as the serving process is told it."""
 
     name: str
@@ -53,10 +53,10 @@ class Credential:
 class Gate(flight.ServerMiddlewareFactory):  # type: ignore[misc]
     """Lets calls in. With no credentials, anybody's."""
 
-    def __init__(self, credentials: Iterable[Credential], max_calls: int, key: bytes) -> None:
+    def __init__(self, credentials: Iterable[CallerToken], max_calls: int, key: bytes) -> None:
         super().__init__()
         self._key = key
-        self._clients: dict[bytes, Client] = {}
+        self._clients: dict[bytes, Caller] = {}
         for one in credentials:
             digest = self._digest(one.token)
             if digest in self._clients:
@@ -64,7 +64,7 @@ class Gate(flight.ServerMiddlewareFactory):  # type: ignore[misc]
                     f"the token of {one.name!r} is another client's too",
                     hint="give every client a token of its own",
                 )
-            self._clients[digest] = Client(one.name, frozenset(one.rights))
+            self._clients[digest] = Caller(one.name, frozenset(one.rights))
         self._max_calls = max_calls
         self._lock = threading.Lock()
         self._calls = 0
@@ -117,7 +117,7 @@ class Gate(flight.ServerMiddlewareFactory):  # type: ignore[misc]
             with self._lock:
                 self._waiting -= allowed
 
-    def _client(self, given: list[str]) -> Client:
+    def _client(self, given: list[str]) -> Caller:
         if not self._clients:
             return ANYBODY
         for value in given:
@@ -137,7 +137,7 @@ class Gate(flight.ServerMiddlewareFactory):  # type: ignore[misc]
 class Passed(flight.ServerMiddleware):  # type: ignore[misc]
     """A call that was let in."""
 
-    def __init__(self, gate: Gate, client: Client) -> None:
+    def __init__(self, gate: Gate, client: Caller) -> None:
         super().__init__()
         self.gate = gate
         self.client = client
@@ -147,7 +147,7 @@ class Passed(flight.ServerMiddleware):  # type: ignore[misc]
         self.gate.leave()
 
 
-def client_of(context: flight.ServerCallContext) -> Client:
+def client_of(context: flight.ServerCallContext) -> Caller:
     """Return who makes a call."""
     passed: Passed = context.get_middleware(GATE)
     return passed.client

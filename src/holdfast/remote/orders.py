@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 
-from holdfast.remote.gate import Credential
+from holdfast.remote.gate import CallerToken
 from holdfast.remote.reader import Secrets
 
 
 @dataclass(frozen=True)
-class Orders:
+class ServedQuivers:
     """What the owner wants served."""
 
     directories: dict[str, str]
@@ -25,12 +25,12 @@ class Orders:
         return json.dumps(asdict(self)).encode() + b"\n"
 
     @classmethod
-    def decode(cls, line: str) -> Orders:
+    def decode(cls, line: str) -> ServedQuivers:
         """Return what `encode` gave."""
         fields = json.loads(line)
         given = fields.pop("secrets")
         credentials = tuple(
-            Credential(one["name"], one["token"], tuple(one["rights"]))
+            CallerToken(one["name"], one["token"], tuple(one["rights"]))
             for one in given["credentials"]
         )
         certificate = given["certificate"] and tuple(given["certificate"])

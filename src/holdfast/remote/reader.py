@@ -19,7 +19,7 @@ from pyarrow import flight
 from holdfast.errors import BadInput
 from holdfast.quiver.read.sealed import scan_sealed
 from holdfast.remote.faults import answering, told
-from holdfast.remote.gate import GATE, Credential, Gate, client_of
+from holdfast.remote.gate import GATE, CallerToken, Gate, client_of
 from holdfast.remote.wire import decode_ticket
 from holdfast.seam.disk import Disk
 
@@ -28,7 +28,7 @@ from holdfast.seam.disk import Disk
 class Secrets:
     """What the two processes of a server share: who may call, and the keys of TLS."""
 
-    credentials: tuple[Credential, ...] = ()
+    credentials: tuple[CallerToken, ...] = ()
     # Certificate and key, as PEM.
     certificate: tuple[str, str] | None = None
     client_ca: str | None = None

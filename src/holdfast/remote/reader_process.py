@@ -16,7 +16,7 @@ from pathlib import PurePath
 from typing import TextIO
 
 from holdfast.remote.gate import Gate
-from holdfast.remote.orders import Orders
+from holdfast.remote.orders import ServedQuivers
 from holdfast.remote.ports import require_free
 from holdfast.remote.reader import ReaderService
 from holdfast.seam.disk import RealDisk
@@ -27,7 +27,7 @@ def main(orders_in: TextIO, port_out: TextIO) -> None:
     """Serve until the owner ends."""
     # Ctrl-C at a terminal goes to both; it is the owner who says when this process ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    orders = Orders.decode(orders_in.readline())
+    orders = ServedQuivers.decode(orders_in.readline())
     service = serve(orders)
     port_out.write(f"{service.port}\n")
     port_out.flush()
@@ -36,7 +36,7 @@ def main(orders_in: TextIO, port_out: TextIO) -> None:
     os._exit(0)
 
 
-def serve(orders: Orders) -> ReaderService:
+def serve(orders: ServedQuivers) -> ReaderService:
     """Listen, and answer in threads of its own."""
     require_free(orders.host, orders.port)
     key = system_randomness().randbytes(32)

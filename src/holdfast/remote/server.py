@@ -25,8 +25,8 @@ import pyarrow as pa
 from holdfast.errors import BadConfig
 from holdfast.quiver import Quiver
 from holdfast.remote.child import ReaderProcess
-from holdfast.remote.gate import Credential, Gate
-from holdfast.remote.orders import Orders
+from holdfast.remote.gate import CallerToken, Gate
+from holdfast.remote.orders import ServedQuivers
 from holdfast.remote.owner import OwnerService
 from holdfast.remote.ports import require_free
 from holdfast.remote.reader import Secrets, location
@@ -75,7 +75,7 @@ class QuiverServer:
         key = self._seam.randomness.randbytes(_KEY_BYTES)
         self._gate = Gate(self._secrets.credentials, self._settings.max_calls, key)
         self._service: OwnerService | None = None
-        orders = Orders(
+        orders = ServedQuivers(
             directories={name: str(quiver.directory) for name, quiver in quivers.items()},
             host=self._host,
             port=self._settings.reader_port,
@@ -152,7 +152,7 @@ class QuiverServer:
 
 def _secrets(settings: FlightSettings, base_dir: Path) -> Secrets:
     credentials = tuple(
-        Credential(one.name, one.token.get_secret_value(), one.rights) for one in settings.tokens
+        CallerToken(one.name, one.token.get_secret_value(), one.rights) for one in settings.tokens
     )
     tls = settings.tls
     if tls is None:

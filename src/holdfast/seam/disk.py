@@ -40,7 +40,7 @@ _PIECE_BYTES = 1 << 20
 VECTOR_BUFFERS_MAX = 1024
 
 
-class Entry(NamedTuple):
+class DirEntry(NamedTuple):
     """One name in a directory."""
 
     name: str
@@ -135,7 +135,7 @@ class Disk(Protocol):
     def file_bytes(self, path: PurePath) -> int:
         """Return the length of a file."""
 
-    def list(self, path: PurePath) -> list[Entry]:
+    def list(self, path: PurePath) -> list[DirEntry]:
         """Return the names in a directory, sorted; a missing directory is an error."""
 
     def exists(self, path: PurePath) -> bool:
@@ -154,7 +154,7 @@ class Disk(Protocol):
         """Release a lock."""
 
 
-def entries_of(disk: Disk, path: PurePath) -> list[Entry]:
+def entries_of(disk: Disk, path: PurePath) -> list[DirEntry]:
     """Return the names in a directory; none if it was never made, or goes while we look."""
     try:
         return disk.list(path)
@@ -438,7 +438,7 @@ class RealDisk:
     def file_bytes(self, path: PurePath) -> int:
         return os.stat(path).st_size
 
-    def list(self, path: PurePath) -> list[Entry]:
+    def list(self, path: PurePath) -> list[DirEntry]:
         entries = []
         with os.scandir(path) as scan:
             for item in scan:
@@ -446,10 +446,10 @@ class RealDisk:
                 # A name that goes while we look is not there.
                 with contextlib.suppress(FileNotFoundError):
                     if is_dir:
-                        entries.append(Entry(item.name, True, 0))
+                        entries.append(DirEntry(item.name, True, 0))
                         continue
                     info = item.stat(follow_symlinks=False)
-                    entries.append(Entry(item.name, False, info.st_size, info.st_mtime_ns))
+                    entries.append(DirEntry(item.name, False, info.st_size, info.st_mtime_ns))
         return sorted(entries)
 
     def exists(self, path: PurePath) -> bool:

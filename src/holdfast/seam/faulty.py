@@ -29,7 +29,7 @@ from enum import StrEnum
 from pathlib import PurePath
 from typing import TYPE_CHECKING, NoReturn
 
-from holdfast.seam.disk import Disk, Entry, Handle
+from holdfast.seam.disk import DirEntry, Disk, Handle
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -235,7 +235,7 @@ class FaultyDisk:
     def file_bytes(self, path: PurePath) -> int:
         return self._inner.file_bytes(path)
 
-    def list(self, path: PurePath) -> list[Entry]:
+    def list(self, path: PurePath) -> list[DirEntry]:
         return self._inner.list(path)
 
     def exists(self, path: PurePath) -> bool:

@@ -35,7 +35,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, NoReturn
 
 from holdfast.seam.clock import Clock, RealClock
-from holdfast.seam.disk import PAGE_BYTES, Entry, Handle, LockHeld
+from holdfast.seam.disk import PAGE_BYTES, DirEntry, Handle, LockHeld
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -382,7 +382,7 @@ class SimulatedDisk:
         with self._alive():
             return len(self._file(path).cached)
 
-    def list(self, path: PurePath) -> list[Entry]:
+    def list(self, path: PurePath) -> list[DirEntry]:
         with self._alive():
             return sorted(_entry(name, node) for name, node in self._dir(path).names.items())
 
@@ -553,10 +553,10 @@ def _blocks_bytes(files: Collection[_File], dirs: Collection[_Dir]) -> int:
     return blocks * BLOCK_BYTES
 
 
-def _entry(name: str, node: _File | _Dir) -> Entry:
+def _entry(name: str, node: _File | _Dir) -> DirEntry:
     if isinstance(node, _Dir):
-        return Entry(name, True, 0)
-    return Entry(name, False, len(node.cached), node.modified_ns)
+        return DirEntry(name, True, 0)
+    return DirEntry(name, False, len(node.cached), node.modified_ns)
 
 
 def _surviving(

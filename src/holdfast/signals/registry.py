@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from holdfast.quiver import Extractor
-from holdfast.quiver.log.frame import Kind
+from holdfast.quiver.log.frame import FrameKind
 from holdfast.signals.event import RAW_SIGNAL
 from holdfast.signals.openlineage.signal import OPENLINEAGE
 from holdfast.signals.signal import Form, Signal
 
 # For bundles that no signal below recognises.
-_RAW = Signal(RAW_SIGNAL, Form.RAW, lambda kind, slots: kind is Kind.RAW)
+_RAW = Signal(RAW_SIGNAL, Form.RAW, lambda kind, slots: kind is FrameKind.RAW)
 ROWS = Signal("rows", Form.ARROW, lambda kind, slots: True)
 
 _signals: list[Signal] = [OPENLINEAGE]
@@ -41,7 +41,7 @@ def signal_named(name: str) -> Signal | None:
     return next((signal for signal in all_signals() if signal.name == name), None)
 
 
-def signal_of(kind: Kind, slots: Collection[str]) -> Signal:
+def signal_of(kind: FrameKind, slots: Collection[str]) -> Signal:
     """Return the signal of bundles of a kind with slots of these names."""
     return next(signal for signal in all_signals() if signal.recognise(kind, slots))
 

@@ -19,7 +19,7 @@ from enum import StrEnum
 from typing import Any
 
 from holdfast.quiver import Bundle, Extractor
-from holdfast.quiver.log.frame import Kind
+from holdfast.quiver.log.frame import FrameKind
 from holdfast.signals.event import Unit, arrow_data_of, events_of
 
 
@@ -34,7 +34,7 @@ class Form(StrEnum):
     ARROW = "arrow"
 
 
-Recognise = Callable[[Kind, Collection[str]], bool]
+Recognise = Callable[[FrameKind, Collection[str]], bool]
 # Returns the units of a bundle, given the id of its quiver, the name of the signal, and the first
 # row that is not in the ledger.
 Split = Callable[[Bundle, str, str, int], Sequence[Unit]]
@@ -66,7 +66,7 @@ class Signal:
 
 def in_raw_slot(slot: str) -> Recognise:
     """Return what recognises the raw bundles of a slot."""
-    return lambda kind, slots: kind is Kind.RAW and slot in slots
+    return lambda kind, slots: kind is FrameKind.RAW and slot in slots
 
 
 @dataclass(frozen=True)

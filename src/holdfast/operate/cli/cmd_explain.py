@@ -19,7 +19,7 @@ from holdfast.operate.cli.output import (
 from holdfast.operate.cli.quiver.options import Directory
 from holdfast.operate.cli.quiver_places import NamedQuiver, dead_letters_at, quivers_at
 from holdfast.quiver.inspect import Inventory, inspect
-from holdfast.quiver.tools.explain import Explanation, Fate, explain
+from holdfast.quiver.tools.explain import BundleExplanation, Fate, explain
 from holdfast.quiver.tools.search import Match, search
 from holdfast.seam import Seam
 
@@ -60,7 +60,7 @@ class _Found:
 
     name: str
     inventory: Inventory
-    stories: list[Explanation]
+    stories: list[BundleExplanation]
     matches: list[Match]
     # Whether there is more than was asked for.
     more: bool
@@ -106,7 +106,7 @@ def _tell(what: str, found: list[_Found], limit: int) -> None:
             _tell_story(story)
 
 
-def _tell_story(story: Explanation) -> None:
+def _tell_story(story: BundleExplanation) -> None:
     click.echo()
     click.secho(f"bundle {story.seq} of quiver {story.quiver_id or '(unknown)'}", bold=True)
     click.echo(story.place)

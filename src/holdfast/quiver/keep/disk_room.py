@@ -15,7 +15,7 @@ from pathlib import PurePath
 
 from holdfast.errors import DiskFull
 from holdfast.quiver.config import QuiverConfig
-from holdfast.quiver.keep.reserve import FREE_BYTES_MIN, Share, headers_bytes, segment_bytes
+from holdfast.quiver.keep.reserve import FREE_BYTES_MIN, ReserveShare, headers_bytes, segment_bytes
 from holdfast.quiver.ledger.ledger import Ledger
 from holdfast.seam.disk import Disk
 
@@ -46,12 +46,12 @@ class DiskRoom:
         """Return how large the reserve must be after an append of this size."""
         return sum(self._wanted(size_bytes).values())
 
-    def _wanted(self, size_bytes: int) -> dict[Share, int]:
+    def _wanted(self, size_bytes: int) -> dict[ReserveShare, int]:
         _, to_seal_bytes = self._unsealed_bytes()
         buffer_bytes = min(to_seal_bytes, self._full_buffer_bytes) + size_bytes
-        wanted = {Share.HEADERS: headers_bytes(self._ledger.checkpoint_bytes)}
+        wanted = {ReserveShare.HEADERS: headers_bytes(self._ledger.checkpoint_bytes)}
         if buffer_bytes:
-            wanted[Share.SEGMENT] = segment_bytes(buffer_bytes, self._full_buffer_bytes)
+            wanted[ReserveShare.SEGMENT] = segment_bytes(buffer_bytes, self._full_buffer_bytes)
         return wanted
 
     def make_reserve(self, size_bytes: int = 0) -> None:

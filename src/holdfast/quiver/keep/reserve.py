@@ -66,7 +66,7 @@ _SHIFT_BYTES = 521
 Result = TypeVar("Result")
 
 
-class Share(StrEnum):
+class ReserveShare(StrEnum):
     """What a part of the reserve is kept for."""
 
     HEADERS = "headers"
@@ -93,7 +93,7 @@ def _sealed(buffer_bytes: int) -> int:
     return buffer_bytes + buffer_bytes // 8 + SEGMENT_OVERHEAD_BYTES
 
 
-class Reserve:
+class DiskReserve:
     """The files of the reserve. Safe to use from many threads."""
 
     def __init__(self, seam: Seam, root: PurePath, catalog: Catalog | None = None) -> None:
@@ -107,7 +107,7 @@ class Reserve:
         self.lines_bytes = LEDGER_LINES_BYTES
         self._folder = root / names.RESERVE_DIR
         self._lock = threading.Lock()
-        self._files: dict[Share, dict[PurePath, int]] = {share: {} for share in Share}
+        self._files: dict[ReserveShare, dict[PurePath, int]] = {share: {} for share in ReserveShare}
         self._clock = seam.clock
         self._retry_s = -math.inf
 
@@ -116,27 +116,27 @@ class Reserve:
         with self._lock:
             for entry in entries_of(self._disk, self._folder):
                 share = names.parse_reserve_file(entry.name)
-                if share in set(Share) and not entry.is_dir:
-                    self._files[Share(share)][self._folder / entry.name] = entry.size_bytes
+                if share in set(ReserveShare) and not entry.is_dir:
+                    self._files[ReserveShare(share)][self._folder / entry.name] = entry.size_bytes
 
     @property
     def held_bytes(self) -> int:
         """Bytes of all its files."""
         return sum(sum(files.values()) for files in self._files.values())
 
-    def holds(self, share: Share) -> int:
+    def holds(self, share: ReserveShare) -> int:
         """Return the bytes of one share."""
         return sum(self._files[share].values())
 
-    def is_short(self, share: Share) -> bool:
+    def is_short(self, share: ReserveShare) -> bool:
         """Whether a share was given up, and is not there again."""
         return not self._files[share]
 
-    def missing_bytes(self, wanted: dict[Share, int]) -> int:
+    def missing_bytes(self, wanted: dict[ReserveShare, int]) -> int:
         """Return how many bytes are missing for shares of these sizes."""
         return sum(max(0, size - self.holds(share)) for share, size in wanted.items())
 
-    def make(self, wanted: dict[Share, int]) -> None:
+    def make(self, wanted: dict[ReserveShare, int]) -> None:
         """Make the shares as large as wanted; an OSError if there is no room, or no disk.
 
         Nothing is written unless all of it fits: a disk that is nearly full is not filled.
@@ -168,11 +168,11 @@ class Reserve:
                 return False
             self._retry_s = now_s + RETRY_S
             try:
-                path = self._grow(Share.SEGMENT, size_bytes)
+                path = self._grow(ReserveShare.SEGMENT, size_bytes)
                 self._disk.unlink(path, QuiverPoint.RESERVE_UNLINK)
             except OSError:
                 return False
-            del self._files[Share.SEGMENT][path]
+            del self._files[ReserveShare.SEGMENT][path]
             self._retry_s = -math.inf
             return True
 
@@ -180,7 +180,7 @@ class Reserve:
         """Something went: the next try may be made at once."""
         self._retry_s = -math.inf
 
-    def _grow(self, share: Share, size_bytes: int) -> PurePath:
+    def _grow(self, share: ReserveShare, size_bytes: int) -> PurePath:
         taken = {path.name for path in self._files[share]}
         number = next(n for n in range(1, len(taken) + 2) if _name(share, n) not in taken)
         path = self._folder / _name(share, number)
@@ -202,7 +202,7 @@ class Reserve:
         self._files[share][path] = size_bytes
         return path
 
-    def give_up(self, share: Share) -> bool:
+    def give_up(self, share: ReserveShare) -> bool:
         """Free the blocks of a share; return whether there were any."""
         with self._lock:
             freed = False
@@ -211,7 +211,7 @@ class Reserve:
                     self._disk.unlink(path, QuiverPoint.RESERVE_UNLINK)
                 del self._files[share][path]
                 freed = True
-            return freed or (share is Share.HEADERS and self._give_up_copies())
+            return freed or (share is ReserveShare.HEADERS and self._give_up_copies())
 
     def _give_up_copies(self) -> bool:
         """Cut some summaries' second copies off; return whether there were any."""
@@ -232,7 +232,7 @@ class Reserve:
             self.lines_bytes = TIGHT_LINES_BYTES
         return freed_bytes > 0
 
-    def lend(self, share: Share, step: Callable[[], Result]) -> Result:
+    def lend(self, share: ReserveShare, step: Callable[[], Result]) -> Result:
         """Do a step; while the disk is full, give up what there is of a share and do it again."""
         while True:
             try:
@@ -256,5 +256,5 @@ def _noise(path: PurePath, size_bytes: int) -> Iterator[memoryview]:
         yield twice[shift : shift + min(_PIECE_BYTES, size_bytes - start)]
 
 
-def _name(share: Share, number: int) -> str:
+def _name(share: ReserveShare, number: int) -> str:
     return names.reserve_file(share, number)

@@ -39,9 +39,9 @@ from holdfast.quiver.ledger.ledger import Ledger, resolution
 from holdfast.quiver.ledger.outcome import Outcome, Resolution
 from holdfast.quiver.ledger.subscriber import Subscriber
 from holdfast.quiver.log.frame import Totals
-from holdfast.quiver.read.shelf import Shelf
+from holdfast.quiver.read.shelf import ReadableBundles
 from holdfast.quiver.segments.catalog import Catalog
-from holdfast.quiver.segments.segment import Ref, Segment
+from holdfast.quiver.segments.segment import BundleRef, Segment
 from holdfast.seam import Seam
 
 # Where no age limit says how long data may wait, `max_segments` lasts for this long.
@@ -91,7 +91,7 @@ class Retention:
         root: PurePath,
         config: QuiverConfig,
         catalog: Catalog,
-        shelf: Shelf,
+        shelf: ReadableBundles,
         ledger: Ledger,
         leased: Callable[[str], Collection[int]],
         unsealed_bytes: Callable[[], tuple[int, int]],
@@ -563,7 +563,7 @@ class Retention:
                 self._lags[key] = Lag(left_bytes, lag.accepted_bytes, subscriber.resolved_totals)
 
     def _add_line(
-        self, lines: list[Resolution], subscriber: Subscriber, ref: Ref, *, too_old: bool
+        self, lines: list[Resolution], subscriber: Subscriber, ref: BundleRef, *, too_old: bool
     ) -> None:
         """Add a bundle that is dropped; consecutive ones share a line."""
         outcome = Outcome.EXPIRED if too_old else Outcome.DROPPED

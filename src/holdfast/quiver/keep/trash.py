@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import PurePath
 
 from holdfast.quiver import names
-from holdfast.quiver.keep.reserve import Reserve, Share
+from holdfast.quiver.keep.reserve import DiskReserve, ReserveShare
 from holdfast.quiver.points import QuiverPoint
 from holdfast.seam.disk import Disk, remove_tree
 
@@ -17,7 +17,7 @@ from holdfast.seam.disk import Disk, remove_tree
 class Trash:
     """Removes segments. One thread at a time."""
 
-    def __init__(self, disk: Disk, root: PurePath, reserve: Reserve | None = None) -> None:
+    def __init__(self, disk: Disk, root: PurePath, reserve: DiskReserve | None = None) -> None:
         self._disk = disk
         self._folder = root / names.TRASH_DIR
         self._reserve = reserve
@@ -65,4 +65,4 @@ class Trash:
         if self._reserve is None:
             move()
         else:
-            self._reserve.lend(Share.HEADERS, move)
+            self._reserve.lend(ReserveShare.HEADERS, move)

@@ -19,10 +19,10 @@ from holdfast.quiver.ledger.intervals import IntervalSet
 from holdfast.quiver.ledger.ledger import Ledger, LedgerState, resolution
 from holdfast.quiver.ledger.outcome import Outcome, Resolution
 from holdfast.quiver.ledger.subscriber import Subscriber
-from holdfast.quiver.log.buffer import Held
+from holdfast.quiver.log.buffer import HeldBundle
 from holdfast.quiver.log.frame import NOTHING, Totals
 from holdfast.quiver.log.quarantine import Damage
-from holdfast.quiver.read.shelf import Shelf
+from holdfast.quiver.read.shelf import ReadableBundles
 
 
 class Balance(NamedTuple):
@@ -43,7 +43,7 @@ class Balance(NamedTuple):
         return total == self.accepted
 
 
-def balance(subscriber: Subscriber, shelf: Shelf) -> Balance:
+def balance(subscriber: Subscriber, shelf: ReadableBundles) -> Balance:
     """Return the account of a subscriber; pending is counted by looking at the data.
 
     The caller holds the ledger's lock. What is appended meanwhile is on neither side.
@@ -60,7 +60,7 @@ def balance(subscriber: Subscriber, shelf: Shelf) -> Balance:
     )
 
 
-def proven(ledger: Ledger, shelf: Shelf, accepted: Totals) -> Totals:
+def proven(ledger: Ledger, shelf: ReadableBundles, accepted: Totals) -> Totals:
     """Return what was accepted at least, by the log or by what the ledger says."""
     for subscriber in ledger.state.subscribers.values():
         found, _ = shelf.waiting(subscriber)
@@ -69,7 +69,7 @@ def proven(ledger: Ledger, shelf: Shelf, accepted: Totals) -> Totals:
     return accepted
 
 
-def write_off_lost(ledger: Ledger, lost: Sequence[tuple[Held, str]], now_ns: int) -> None:
+def write_off_lost(ledger: Ledger, lost: Sequence[tuple[HeldBundle, str]], now_ns: int) -> None:
     """Let bundles that are lost, one by one, have that outcome for all who wait for them."""
     with ledger.lock:
         lines = [
@@ -96,7 +96,7 @@ NO_LONGER_THERE = "no longer there"
 
 
 def reconcile(
-    ledger: Ledger, shelf: Shelf, accepted: Totals, damages: Sequence[Damage], now_ns: int
+    ledger: Ledger, shelf: ReadableBundles, accepted: Totals, damages: Sequence[Damage], now_ns: int
 ) -> list[Resolution]:
     """Write off what is neither resolved nor there; return the lines written."""
     lines: list[Resolution] = []
@@ -144,7 +144,7 @@ def with_known_start(
     return replace(damage, first_seq=vouched_for.first_missing(damage.first_seq))
 
 
-def spans_of(shelf: Shelf) -> list[tuple[int, int]]:
+def spans_of(shelf: ReadableBundles) -> list[tuple[int, int]]:
     """Return the seqs that can be read, as ranges; a segment counts as a whole."""
     covered, tail = shelf.snapshot()
     spans = [(s.summary.first_seq, s.summary.last_seq + 1) for s in covered]
@@ -153,7 +153,11 @@ def spans_of(shelf: Shelf) -> list[tuple[int, int]]:
 
 
 def _write_off(
-    subscriber: Subscriber, missing: Totals, shelf: Shelf, damages: Sequence[Damage], now_ns: int
+    subscriber: Subscriber,
+    missing: Totals,
+    shelf: ReadableBundles,
+    damages: Sequence[Damage],
+    now_ns: int,
 ) -> list[Resolution]:
     """Return lines that resolve the empty ranges; the first carries the count."""
     lines = []
@@ -172,7 +176,7 @@ def _write_off(
 
 
 def _empty_ranges(
-    subscriber: Subscriber, missing: Totals, shelf: Shelf, damages: Sequence[Damage]
+    subscriber: Subscriber, missing: Totals, shelf: ReadableBundles, damages: Sequence[Damage]
 ) -> list[tuple[int, int, str]]:
     """Return where the missing bundles may have been: where something is damaged, or anywhere."""
     ranges: list[tuple[int, int, str]] = []

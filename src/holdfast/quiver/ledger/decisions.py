@@ -12,12 +12,14 @@ from holdfast.quiver.ledger.ledger import resolution
 from holdfast.quiver.ledger.outcome import Outcome, Resolution
 from holdfast.quiver.ledger.subscriber import Subscriber
 from holdfast.quiver.log.frame import NOTHING, Totals
-from holdfast.quiver.read.attachment import Store
-from holdfast.quiver.read.shelf import Shelf
-from holdfast.quiver.segments.segment import Ref
+from holdfast.quiver.read.attachment import ReadableQuiver
+from holdfast.quiver.read.shelf import ReadableBundles
+from holdfast.quiver.segments.segment import BundleRef
 
 
-def waiting_refs(shelf: Shelf, subscriber: Subscriber, from_seq: int = 0) -> Iterator[Ref]:
+def waiting_refs(
+    shelf: ReadableBundles, subscriber: Subscriber, from_seq: int = 0
+) -> Iterator[BundleRef]:
     """Yield the bundles that wait for a subscriber, from a seq on, in order."""
     for ref in shelf.refs(max(from_seq, subscriber.start_seq)):
         if ref.seq not in subscriber.resolved:
@@ -25,7 +27,7 @@ def waiting_refs(shelf: Shelf, subscriber: Subscriber, from_seq: int = 0) -> Ite
 
 
 def resolve_bundles(
-    store: Store, name: str, seqs: Collection[int], outcome: Outcome, reason: str
+    store: ReadableQuiver, name: str, seqs: Collection[int], outcome: Outcome, reason: str
 ) -> Totals:
     """Decide bundles of a subscriber, durably; return what was not decided before.
 
@@ -52,7 +54,7 @@ def resolve_bundles(
     return decided
 
 
-def _refs_of(shelf: Shelf, subscriber: Subscriber, seqs: set[int]) -> Iterator[Ref]:
+def _refs_of(shelf: ReadableBundles, subscriber: Subscriber, seqs: set[int]) -> Iterator[BundleRef]:
     """Yield what waits of some seqs, each with the unused numbers before it."""
     wanted = {seq for seq in seqs if seq >= subscriber.start_seq}
     if not wanted:

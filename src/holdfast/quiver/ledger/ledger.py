@@ -29,7 +29,7 @@ from typing import Any
 from holdfast.errors import BadInput, Fenced, QuiverClosed, StorageFailed, UnknownSubscriber
 from holdfast.quiver import names
 from holdfast.quiver.config import LedgerConfig
-from holdfast.quiver.keep.reserve import TIGHT_LINES_BYTES, Reserve, Share
+from holdfast.quiver.keep.reserve import TIGHT_LINES_BYTES, DiskReserve, ReserveShare
 from holdfast.quiver.ledger.intervals import IntervalSet
 from holdfast.quiver.ledger.log import LedgerContent, LedgerFile, LedgerHeader
 from holdfast.quiver.ledger.outcome import Outcome, Position, Resolution
@@ -153,7 +153,7 @@ class Ledger:
         quiver_id: str,
         config: LedgerConfig,
         state: LedgerState,
-        reserve: Reserve | None = None,
+        reserve: DiskReserve | None = None,
     ) -> None:
         self.state = state
         # Held while the state is read in more than one step.
@@ -165,7 +165,7 @@ class Ledger:
         self._directory = root / names.LEDGER_DIR
         self._quiver_id = quiver_id
         self._config = config
-        self.reserve = reserve or Reserve(seam, root)
+        self.reserve = reserve or DiskReserve(seam, root)
         # Whether the disk was full, and the reserve is not whole again since.
         self._is_short = False
         self._next_number = 1
@@ -404,7 +404,7 @@ class Ledger:
 
     def _rotate_while_short(self, file: LedgerFile) -> LedgerFile:
         """Begin another file while there is room for one; return the one to write to."""
-        self._is_short = self.reserve.is_short(Share.HEADERS)
+        self._is_short = self.reserve.is_short(ReserveShare.HEADERS)
         try:
             self._rotate()
         except OSError as error:
@@ -424,7 +424,7 @@ class Ledger:
                 if error.errno not in DISK_IS_FULL:
                     raise
                 self._is_short = True
-                if not self._give_up_history() and not self.reserve.give_up(Share.HEADERS):
+                if not self._give_up_history() and not self.reserve.give_up(ReserveShare.HEADERS):
                     raise
 
     def _give_up_history(self) -> bool:

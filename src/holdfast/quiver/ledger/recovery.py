@@ -23,7 +23,7 @@ from holdfast.quiver.log.header_block import BLOCK_BYTES, HeaderFault, NewerVers
 from holdfast.quiver.log.quarantine import Damage
 from holdfast.quiver.log.replay import UNREADABLE
 from holdfast.quiver.log.wal import Hole
-from holdfast.seam.disk import Disk, Entry
+from holdfast.seam.disk import DirEntry, Disk
 
 _FORGOTTEN = "outcomes in it are forgotten, and what they resolved comes again"
 
@@ -116,7 +116,7 @@ def _is_missing(
     number: int,
     disk: Disk,
     directory: PurePath,
-    entries: Sequence[Entry],
+    entries: Sequence[DirEntry],
     recovered: RecoveredLedger,
 ) -> bool:
     """Whether neither a file that was durable is there, nor one that came after it."""

@@ -10,7 +10,7 @@ from holdfast.errors import BadInput, UnknownPosition
 from holdfast.quiver.engine import Engine
 from holdfast.quiver.ledger.subscriber import Subscriber, SubscriberOptions, check_name
 from holdfast.quiver.log.frame import NOTHING, Totals
-from holdfast.quiver.read.attachment import Store
+from holdfast.quiver.read.attachment import ReadableQuiver
 
 StartPosition: TypeAlias = "Literal['oldest', 'latest'] | datetime"
 
@@ -47,7 +47,7 @@ def set_options(engine: Engine, name: str, options: SubscriberOptions) -> None:
     engine.ledger.change("options", name, options=asdict(options))
 
 
-def replay_range(store: Store, name: str, first_seq: int, end_seq: int) -> Totals:
+def replay_range(store: ReadableQuiver, name: str, first_seq: int, end_seq: int) -> Totals:
     """Take back the outcomes of a range, so that what is still there is handed out again.
 
     It counts as accepted once more, so that the subscriber's account stays true.

@@ -11,18 +11,18 @@ import pyarrow as pa
 from holdfast.errors import Damaged, HoldfastError
 from holdfast.quiver.bundle import ENVELOPE_BYTES
 from holdfast.quiver.config import SegmentConfig
-from holdfast.quiver.log.frame import HEADER_BYTES, Kind
+from holdfast.quiver.log.frame import HEADER_BYTES, FrameKind
 from holdfast.quiver.log.unread import Unread
 
 if TYPE_CHECKING:
     from holdfast.quiver.log.writer_interface import Room
 
 
-class Held(NamedTuple):
+class HeldBundle(NamedTuple):
     """One accepted bundle, in the bytes that are also in the WAL."""
 
     seq: int
-    kind: Kind
+    kind: FrameKind
     ingestion_ns: int
     watermark_ns: int
     producer: str | None
@@ -38,8 +38,9 @@ class Held(NamedTuple):
 
 
 def in_memory(
-    bundles: Iterable[Held], on_damage: Callable[[Held, Damaged], None] = lambda *_: None
-) -> list[Held]:
+    bundles: Iterable[HeldBundle],
+    on_damage: Callable[[HeldBundle, Damaged], None] = lambda *_: None,
+) -> list[HeldBundle]:
     """Return the bundles with their payloads, without those that can no longer be read."""
     found = []
     for held in bundles:
@@ -58,7 +59,7 @@ class OpenBuffer:
     """
 
     opened_at_s: float
-    bundles: list[Held] = field(default_factory=list)
+    bundles: list[HeldBundle] = field(default_factory=list)
     size_bytes: int = 0
     # A reader waits for it to be sealed.
     is_wanted: bool = False
@@ -66,7 +67,7 @@ class OpenBuffer:
     # asked for level `segment`, and `flush`.
     on_sealed: list[Callable[[HoldfastError | None], None]] = field(default_factory=list)
 
-    def add(self, *bundles: Held) -> None:
+    def add(self, *bundles: HeldBundle) -> None:
         """Take the bundles of whole appends; seqs only grow, readers see all of them or none."""
         assert not self.bundles or bundles[0].seq > self.bundles[-1].seq, "BUG: seqs must grow"
         # Headers and rows count: a million empty bundles are not free, nor are as many null rows.

@@ -57,7 +57,7 @@ _PADDING = [bytes(length) for length in range(ALIGNMENT_BYTES)]
 STAGED = 1
 
 
-class Kind(IntEnum):
+class FrameKind(IntEnum):
     """What a frame's body is. On disk: never renumber."""
 
     ARROW = 1
@@ -68,7 +68,7 @@ class Kind(IntEnum):
 
 
 # The kinds that are bundles.
-BUNDLE_KINDS = (Kind.ARROW, Kind.RAW, Kind.CONTROL)
+BUNDLE_KINDS = (FrameKind.ARROW, FrameKind.RAW, FrameKind.CONTROL)
 
 
 class Totals(NamedTuple):

@@ -13,8 +13,8 @@ import pyarrow as pa
 
 from holdfast.errors import HoldfastError
 from holdfast.quiver.config import AckLevel
-from holdfast.quiver.log.buffer import Held
-from holdfast.quiver.log.frame import NO_WATERMARK, STAGED, Kind, Totals, encode, producer_part
+from holdfast.quiver.log.buffer import HeldBundle
+from holdfast.quiver.log.frame import NO_WATERMARK, STAGED, FrameKind, Totals, encode, producer_part
 from holdfast.quiver.log.inbox import Append, Outcome, Receipt
 from holdfast.quiver.log.producers import LastAppend, Producers
 from holdfast.quiver.log.unread import Unread
@@ -32,7 +32,7 @@ class Numbered:
     """An append with its place in the sequence; followers repeat its (producer, epoch)."""
 
     append: Append
-    held: list[Held]
+    held: list[HeldBundle]
     followers: list[Append] = field(default_factory=list)
     # Whether it is in the open buffer, and counted as accepted.
     published: bool = False
@@ -114,11 +114,11 @@ class Numbering:
         self.repeated.append((append, receipt))
         return True
 
-    def _number(self, append: Append) -> list[Held]:
+    def _number(self, append: Append) -> list[HeldBundle]:
         held = []
         for kind, payload, events in append.bundles:
             held.append(
-                Held(
+                HeldBundle(
                     self.next_seq,
                     kind,
                     self._now_ns,
@@ -144,7 +144,7 @@ class Framing:
         self._salt = salt
         self._synced_through = synced_through
 
-    def put_all(self, appends: Iterable[list[Held]]) -> None:
+    def put_all(self, appends: Iterable[list[HeldBundle]]) -> None:
         """Add the frames of some appends, each with its bundles."""
         for bundles in appends:
             staged = STAGED if len(bundles) > 1 else 0
@@ -153,13 +153,13 @@ class Framing:
             if staged:
                 last = bundles[-1]
                 body = COUNT.pack(len(bundles))
-                self._put(Kind.COMMIT, last.seq, last.ingestion_ns, NO_WATERMARK, body)
+                self._put(FrameKind.COMMIT, last.seq, last.ingestion_ns, NO_WATERMARK, body)
 
     def put_close(self, next_seq: int, now_ns: int) -> None:
         """Add the frame that marks a clean end."""
-        self._put(Kind.CLOSE, next_seq, now_ns, NO_WATERMARK, b"")
+        self._put(FrameKind.CLOSE, next_seq, now_ns, NO_WATERMARK, b"")
 
-    def _put_bundle(self, held: Held, flags: int) -> None:
+    def _put_bundle(self, held: HeldBundle, flags: int) -> None:
         seq, kind, ingestion_ns, watermark_ns, producer, epoch, events, payload = held
         if isinstance(payload, Unread):
             payload = payload.read()
@@ -173,7 +173,7 @@ class Framing:
 
     def _put(
         self,
-        kind: Kind,
+        kind: FrameKind,
         seq: int,
         ingestion_ns: int,
         watermark_ns: int,

@@ -176,7 +176,7 @@ def resolve_futures(futures: list[asyncio.Future[None]]) -> None:
 
 
 @dataclass(frozen=True)
-class Request:
+class WriterRequest:
     """Something else the writer is asked to do, in order with the appends."""
 
     run: Callable[[], None]
@@ -191,7 +191,7 @@ class Inbox:
         self._lock = threading.Lock()
         self._work = threading.Condition(self._lock)
         self._room = threading.Condition(self._lock)
-        self._items: deque[Append | Request] = deque()
+        self._items: deque[Append | WriterRequest] = deque()
         self._pending_bytes = 0
         self._closed_by: NotAccepted | None = None
         self._reader_waits = False
@@ -238,10 +238,10 @@ class Inbox:
         with self._lock:
             if self._closed_by is not None:
                 raise self._closed_by.for_later()
-            self._items.append(Request(run))
+            self._items.append(WriterRequest(run))
             self._work.notify()
 
-    def take(self, max_bytes: int, timeout_s: float | None) -> list[Append | Request]:
+    def take(self, max_bytes: int, timeout_s: float | None) -> list[Append | WriterRequest]:
         """Return what waits, at most `max_bytes` (or one larger append); may be empty."""
         with self._lock:
             patient = self._closed_by is None and (timeout_s is None or timeout_s > 0)
@@ -249,7 +249,7 @@ class Inbox:
                 self._reader_waits = True
                 self._work.wait(timeout_s)
                 self._reader_waits = False
-            taken: list[Append | Request] = []
+            taken: list[Append | WriterRequest] = []
             taken_bytes = 0
             while self._items:
                 head = self._items[0]

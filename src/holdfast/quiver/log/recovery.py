@@ -25,12 +25,12 @@ from holdfast.quiver import names
 from holdfast.quiver.config import QuiverConfig
 from holdfast.quiver.identity import (
     FormatFault,
-    Identity,
+    QuiverIdentity,
     read_identity,
     unknown_format,
     write_identity,
 )
-from holdfast.quiver.keep.reserve import Reserve, Share
+from holdfast.quiver.keep.reserve import DiskReserve, ReserveShare
 from holdfast.quiver.log.buffer import OpenBuffer
 from holdfast.quiver.log.frame import NOTHING, Totals
 from holdfast.quiver.log.header_block import HeaderFault, NewerVersion
@@ -85,7 +85,12 @@ class Recovery:
     """Reads a data directory once, at open."""
 
     def __init__(
-        self, seam: Seam, root: PurePath, config: QuiverConfig, catalog: Catalog, reserve: Reserve
+        self,
+        seam: Seam,
+        root: PurePath,
+        config: QuiverConfig,
+        catalog: Catalog,
+        reserve: DiskReserve,
     ) -> None:
         self.report = RecoveryReport()
         self.quarantine = Quarantine(seam.disk, root)
@@ -123,7 +128,7 @@ class Recovery:
 
     # ------------------------------------------------------------ 1. identity
 
-    def _identify(self, files: Sequence[WalContent], expected_id: str | None) -> Identity:
+    def _identify(self, files: Sequence[WalContent], expected_id: str | None) -> QuiverIdentity:
         """Return who this store is; FORMAT is due where it is missing, damaged or outlived."""
         claims = {content.header.quiver_id for content in files}
         try:
@@ -137,14 +142,14 @@ class Recovery:
             identity = self._new_identity(found, claims)
             self._due.append(
                 lambda: self._reserve.lend(
-                    Share.HEADERS, lambda: write_identity(self._disk, self._root, identity)
+                    ReserveShare.HEADERS, lambda: write_identity(self._disk, self._root, identity)
                 )
             )
         if expected_id is not None and identity.quiver_id != expected_id:
             raise self._wrong_quiver(found or identity, expected_id)
         return identity
 
-    def _wrong_quiver(self, found: Identity, expected_id: str) -> WrongQuiver:
+    def _wrong_quiver(self, found: QuiverIdentity, expected_id: str) -> WrongQuiver:
         if found.quiver_id == expected_id:
             return WrongQuiver(
                 f"quiver {expected_id} has lost its sequence floor and must take a new id",
@@ -158,7 +163,7 @@ class Recovery:
             path=str(self._root),
         )
 
-    def _new_identity(self, found: Identity | None, claims: set[str]) -> Identity:
+    def _new_identity(self, found: QuiverIdentity | None, claims: set[str]) -> QuiverIdentity:
         """Return the id the WAL files agree on, or a new one: then the sequence floor is lost.
 
         Former ids are remembered as long as stored data carries them.
@@ -172,7 +177,7 @@ class Recovery:
             quiver_id = random_uuid(self._seam.randomness)
             self.report.new_identity = True
         former.discard(quiver_id)
-        return Identity(quiver_id, self._seam.clock.wall_ns(), tuple(sorted(former)))
+        return QuiverIdentity(quiver_id, self._seam.clock.wall_ns(), tuple(sorted(former)))
 
     def _segment_claims(self) -> set[str]:
         claims = set()
@@ -334,7 +339,7 @@ class Recovery:
 
     def _number(
         self,
-        identity: Identity,
+        identity: QuiverIdentity,
         files: Sequence[WalContent],
         replayed: tuple[Replay, dict[PurePath, int]],
     ) -> Recovered:

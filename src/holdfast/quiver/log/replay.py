@@ -25,19 +25,19 @@ from typing import NamedTuple
 
 from holdfast.quiver.bundle import is_readable
 from holdfast.quiver.identity import unknown_format
-from holdfast.quiver.log.buffer import Held, in_memory
-from holdfast.quiver.log.frame import BUNDLE_KINDS, NOTHING, STAGED, Frame, Kind, Totals
+from holdfast.quiver.log.buffer import HeldBundle, in_memory
+from holdfast.quiver.log.frame import BUNDLE_KINDS, NOTHING, STAGED, Frame, FrameKind, Totals
 from holdfast.quiver.log.group import COUNT
 from holdfast.quiver.log.quarantine import Damage
 from holdfast.quiver.log.unread import OpenFile, Unread
 from holdfast.quiver.log.wal import HEADER_BYTES, Hole, WalHeader, decode_header
-from holdfast.quiver.log.window import Window, is_begun, walk_file
+from holdfast.quiver.log.window import FileWindow, is_begun, walk_file
 from holdfast.quiver.segments.catalog import Catalog
 from holdfast.seam.disk import Disk, read_pages
 
 UNREADABLE = "the disk cannot read it"
 
-_KINDS = {int(kind): kind for kind in Kind}
+_KINDS = {int(kind): kind for kind in FrameKind}
 
 
 @dataclass(frozen=True)
@@ -49,9 +49,9 @@ class WalContent:
     header: WalHeader
     size_bytes: int
 
-    def window(self, end: int | None = None) -> Window:
+    def window(self, end: int | None = None) -> FileWindow:
         """Return the file to be walked, up to `end`."""
-        return Window(OpenFile(self.disk, self.path), self.size_bytes if end is None else end)
+        return FileWindow(OpenFile(self.disk, self.path), self.size_bytes if end is None else end)
 
     def read(self) -> memoryview:
         """Return the whole file, with zeros for what the disk cannot read."""
@@ -91,7 +91,7 @@ class _Place:
 class _Staged(NamedTuple):
     """A bundle that waits for its COMMIT."""
 
-    held: Held
+    held: HeldBundle
     synced: bool
 
 
@@ -102,7 +102,7 @@ class Replay:
     catalog: Catalog
     # Whether payloads are in memory: for who looks from outside, whose files may go meanwhile.
     keeps_payloads: bool = False
-    bundles: dict[int, Held] = field(default_factory=dict)
+    bundles: dict[int, HeldBundle] = field(default_factory=dict)
     damages: list[tuple[WalContent, Damage]] = field(default_factory=list)
     torn_bytes: int = 0
     skipped_bundles: int = 0
@@ -118,7 +118,7 @@ class Replay:
     sound_through: int = 0
     sound_holds: Totals = NOTHING
     # What stands beyond `synced_through` of any file, by append.
-    copied: list[list[Held]] = field(default_factory=list)
+    copied: list[list[HeldBundle]] = field(default_factory=list)
     # Whether it all stands before `sound_through`.
     _copied_is_sound: bool = True
     _torn: bool = False
@@ -194,7 +194,7 @@ class Replay:
         self._end_run()
         return self._last_in_file
 
-    def _items(self, window: Window, salt: int) -> tuple[list[Frame | Hole], set[int]]:
+    def _items(self, window: FileWindow, salt: int) -> tuple[list[Frame | Hole], set[int]]:
         """Return what a file holds, and which of its payloads are not what their kinds say."""
         items: list[Frame | Hole] = []
         unlike: set[int] = set()
@@ -204,7 +204,7 @@ class Replay:
                     item = replace(item, reason=UNREADABLE)  # noqa: PLW2901
             elif item.kind in BUNDLE_KINDS and not is_readable(item.kind, item.payload):
                 unlike.add(len(items))
-            elif item.kind == Kind.COMMIT or (
+            elif item.kind == FrameKind.COMMIT or (
                 self.keeps_payloads and not self.catalog.covers(item.seq)
             ):
                 item = item._replace(payload=memoryview(bytes(item.payload)))  # noqa: PLW2901
@@ -219,9 +219,9 @@ class Replay:
             raise unknown_format(place.file.path, f"a frame with flags {frame.flags:#04x}")
         if kind in BUNDLE_KINDS:
             self._take_bundle(frame, place)
-        elif kind == Kind.COMMIT:
+        elif kind == FrameKind.COMMIT:
             self._commit(frame, place)
-        elif kind == Kind.CLOSE:
+        elif kind == FrameKind.CLOSE:
             self._end_run()
             self.closed_at_seq = frame.seq
         else:
@@ -243,12 +243,12 @@ class Replay:
         self._end_run()
         self._accept([held], synced=frame.end <= place.synced_through)
 
-    def _held(self, frame: Frame, place: _Place) -> Held:
+    def _held(self, frame: Frame, place: _Place) -> HeldBundle:
         payload: memoryview | Unread = frame.payload
         if not self.keeps_payloads:
             salt, size_bytes = place.file.header.salt, len(frame.payload)
             payload = Unread(place.open_file, salt, place.start, frame.end, size_bytes)
-        return Held(
+        return HeldBundle(
             frame.seq,
             _KINDS[frame.kind],
             frame.ingestion_ns,
@@ -259,7 +259,7 @@ class Replay:
             payload,
         )
 
-    def _accept(self, bundles: Sequence[Held], *, synced: bool) -> None:
+    def _accept(self, bundles: Sequence[HeldBundle], *, synced: bool) -> None:
         fresh = [held for held in bundles if self._is_fresh(held)]
         if fresh and not synced:
             fresh = in_memory(fresh)
@@ -267,7 +267,7 @@ class Replay:
             self.copied.append(fresh)
             self._copied_is_sound &= not self._torn
 
-    def _is_fresh(self, held: Held) -> bool:
+    def _is_fresh(self, held: HeldBundle) -> bool:
         if held.seq not in self._seen:
             self._seen.add(held.seq)
             self._accepted_bundles += 1
@@ -419,4 +419,4 @@ def _header_of(item: Frame | Hole) -> Frame | None:
 
 def _last_before(following: Frame) -> int:
     """Return the highest seq that can stand before this frame."""
-    return following.seq if following.kind == Kind.COMMIT else following.seq - 1
+    return following.seq if following.kind == FrameKind.COMMIT else following.seq - 1

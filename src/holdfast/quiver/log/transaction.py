@@ -29,7 +29,7 @@ from holdfast.seam.clock import Clock
 from holdfast.seam.process import bind_to_process
 
 
-class Staging:
+class OpenTransactions:
     """The budget and the leases of all open transactions."""
 
     def __init__(self, config: TransactionConfig, clock: Clock) -> None:
@@ -100,7 +100,10 @@ class Transaction:
     """Bundles that become durable together. Use as a context manager, or commit yourself."""
 
     def __init__(
-        self, staging: Staging, max_bundle_bytes: int, write: Callable[[list[Encoded]], Receipt]
+        self,
+        staging: OpenTransactions,
+        max_bundle_bytes: int,
+        write: Callable[[list[Encoded]], Receipt],
     ) -> None:
         self.bundles: list[Encoded] = []
         self.staged_bytes = 0

@@ -39,7 +39,7 @@ from pathlib import PurePath
 
 from holdfast.errors import DiskFull, NotAccepted, StorageFailed
 from holdfast.quiver import names
-from holdfast.quiver.log.buffer import Held
+from holdfast.quiver.log.buffer import HeldBundle
 from holdfast.quiver.log.frame import (
     ALIGNMENT_BYTES,
     NOTHING,
@@ -147,7 +147,7 @@ class WalFile:
     """The WAL file being appended to. One thread only."""
 
     def __init__(
-        self, disk: Disk, directory: PurePath, header: WalHeader, copied: Sequence[list[Held]]
+        self, disk: Disk, directory: PurePath, header: WalHeader, copied: Sequence[list[HeldBundle]]
     ) -> None:
         """Create the file with copies of some appends and make it durable, or leave nothing behind.
 

@@ -23,7 +23,7 @@ from holdfast.quiver.log.wal import Hole, WalHeader
 WINDOW_BYTES = 1 << 20
 
 
-class Window:
+class FileWindow:
     """What is seen of a file at the moment, up to `end`."""
 
     def __init__(self, file: OpenFile, end: int) -> None:
@@ -57,7 +57,7 @@ class Window:
         return any(first < end and start < last for first, last in self.unreadable)
 
 
-def walk_file(window: Window, salt: int) -> Iterator[Frame | Hole]:
+def walk_file(window: FileWindow, salt: int) -> Iterator[Frame | Hole]:
     """Yield everything after the header, as `walk` does; payloads are there until the next item."""
     offset = FILE_HEADER_BYTES
     while offset < window.end:
@@ -79,7 +79,7 @@ def walk_file(window: Window, salt: int) -> Iterator[Frame | Hole]:
             offset = frame.end
 
 
-def is_begun(window: Window, header: WalHeader) -> bool:
+def is_begun(window: FileWindow, header: WalHeader) -> bool:
     """Whether the creation of a file was finished: all its copies are there, or more is."""
     end = FILE_HEADER_BYTES + header.copied_bytes
     if window.end != end:
@@ -87,7 +87,7 @@ def is_begun(window: Window, header: WalHeader) -> bool:
     return all(isinstance(item, Frame) for item in walk_file(window, header.salt))
 
 
-def _next_header(window: Window, offset: int, salt: int) -> int:
+def _next_header(window: FileWindow, offset: int, salt: int) -> int:
     while offset + HEADER_BYTES <= window.end:
         window.show(offset, HEADER_BYTES)
         found = find_next(window.view, offset - window.base, salt, window.base)

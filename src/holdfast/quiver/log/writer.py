@@ -34,13 +34,13 @@ from pathlib import PurePath
 from holdfast.errors import DiskFull, HoldfastError, NotAccepted, StorageFailed
 from holdfast.quiver import names
 from holdfast.quiver.config import AckLevel, QuiverConfig
-from holdfast.quiver.keep.reserve import Reserve, Share
-from holdfast.quiver.log.buffer import Held, OpenBuffer
+from holdfast.quiver.keep.reserve import DiskReserve, ReserveShare
+from holdfast.quiver.log.buffer import HeldBundle, OpenBuffer
 from holdfast.quiver.log.frame import NOTHING, Totals
 from holdfast.quiver.log.group import Numbered, Numbering, last_append, needs_sync, parts
 from holdfast.quiver.log.inbox import Append, Inbox, Outcome, Receipt, answer, answer_when_sealed
 from holdfast.quiver.log.wal import SEQ_BLOCK, WalFile, WalHeader, new_salt, write_error
-from holdfast.quiver.log.writer_interface import Counters, Room, Start
+from holdfast.quiver.log.writer_interface import Room, Start, WriterCounters
 from holdfast.quiver.points import QuiverPoint
 from holdfast.quiver.read.wakeup import Wakeup
 from holdfast.quiver.segments.sealer import Sealer
@@ -65,9 +65,9 @@ class Writer:
         config: QuiverConfig,
         sealer: Sealer,
         arrivals: Wakeup,
-        reserve: Reserve,
+        reserve: DiskReserve,
     ) -> None:
-        self.counters = Counters()
+        self.counters = WriterCounters()
         self.inbox = Inbox(config.append.max_pending_bytes, seam.clock)
         self.buffer = OpenBuffer(seam.clock.monotonic_s())
         # Everything up to this seq is on stable storage; readers see no further.
@@ -377,7 +377,9 @@ class Writer:
         assert self._wal is not None
         return self._wal
 
-    def _rotate(self, copied: Sequence[list[Held]] = (), counted: Sequence[Held] = ()) -> None:
+    def _rotate(
+        self, copied: Sequence[list[HeldBundle]] = (), counted: Sequence[HeldBundle] = ()
+    ) -> None:
         """Leave the current file, which is synced or poisoned, and begin the next with copies.
 
         `counted` are those of the copies that were counted as accepted.
@@ -396,7 +398,7 @@ class Writer:
             created_ns=self._clock.wall_ns(),
         )
         fresh = self._reserve.lend(
-            Share.HEADERS, lambda: WalFile(self._disk, self._wal_dir, header, copied)
+            ReserveShare.HEADERS, lambda: WalFile(self._disk, self._wal_dir, header, copied)
         )
         if self._wal is not None:
             self._wal.close()
@@ -592,8 +594,5 @@ class Writer:
         self._fail(failure)
         self.inbox.close(failure)
         for item in self.inbox.take(1 << 62, 0.0):
-            if isinstance(item, Append):
-                answer([(item, error)])
-            else:
-                item.run()
+            answer([(item, error)]) if isinstance(item, Append) else item.run()
         self._sealer.close(None)

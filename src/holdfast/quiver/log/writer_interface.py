@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from holdfast.errors import NotAccepted
-from holdfast.quiver.log.buffer import Held, OpenBuffer
+from holdfast.quiver.log.buffer import HeldBundle, OpenBuffer
 from holdfast.quiver.log.frame import Totals
 from holdfast.quiver.log.producers import Producers
 from holdfast.seam.clock import Clock
 
 
 @dataclass
-class Counters:
+class WriterCounters:
     """What the writer did so far. Written by its thread only."""
 
     appends: int = 0
@@ -32,7 +32,7 @@ class Counters:
     stall_seconds_max: float = 0.0
     blocked_seconds: float = 0.0
 
-    def count(self, appends: int, bundles: Sequence[Held]) -> int:
+    def count(self, appends: int, bundles: Sequence[HeldBundle]) -> int:
         """Count a group; at once, because the writer's time per append is short."""
         events = sum([held.events for held in bundles])
         self.appends += appends
@@ -72,7 +72,7 @@ class Start:
     # Number of the newest WAL file of the last process, how far it counts, what it holds there.
     previous: tuple[int, int, Totals]
     # What the old files hold, but not on stable storage for certain.
-    copied: list[list[Held]]
+    copied: list[list[HeldBundle]]
     # How far the newest file may count if there is no room for copies, and what it holds there.
     trusted: tuple[int, Totals] | None
     # What the quiver ever accepted.

@@ -14,17 +14,17 @@ from holdfast.quiver.ledger.ledger import Ledger
 from holdfast.quiver.ledger.outcome import Outcome, Position, Resolution
 from holdfast.quiver.ledger.subscriber import Subscriber
 from holdfast.quiver.log.frame import Totals
-from holdfast.quiver.read.shelf import Shelf
+from holdfast.quiver.read.shelf import ReadableBundles
 from holdfast.quiver.read.wakeup import Wakeup
-from holdfast.quiver.segments.segment import Ref
+from holdfast.quiver.segments.segment import BundleRef
 from holdfast.seam.clock import Clock
 from holdfast.seam.process import bind_to_process
 
 
-class Store(Protocol):
+class ReadableQuiver(Protocol):
     """What readers need of the quiver they read."""
 
-    shelf: Shelf
+    shelf: ReadableBundles
     ledger: Ledger
     arrivals: Wakeup
 
@@ -42,7 +42,7 @@ class Store(Protocol):
 class Attachment:
     """A subscriber in use by one reader."""
 
-    def __init__(self, store: Store, name: str, resumed: int | None = None) -> None:
+    def __init__(self, store: ReadableQuiver, name: str, resumed: int | None = None) -> None:
         self.name = name
         self._store = store
         self._ledger = store.ledger
@@ -109,7 +109,7 @@ class Attachment:
         self._ledger.resolve([line])
         self._store.freed()
 
-    def _damaged(self, ref: Ref, reason: str) -> None:
+    def _damaged(self, ref: BundleRef, reason: str) -> None:
         """Record that a bundle cannot be read any more, unless it is resolved."""
         with self._ledger.lock:
             subscriber = self.subscriber

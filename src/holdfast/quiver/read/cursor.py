@@ -27,9 +27,9 @@ from holdfast.errors import BadInput, Damaged, DataLoss, UnknownPosition
 from holdfast.quiver.ledger.intervals import IntervalSet
 from holdfast.quiver.ledger.outcome import Outcome, Position
 from holdfast.quiver.log.frame import NOTHING, Totals
-from holdfast.quiver.read.attachment import Attachment, Store
+from holdfast.quiver.read.attachment import Attachment, ReadableQuiver
 from holdfast.quiver.read.shelf import SEQ_MAX
-from holdfast.quiver.segments.segment import Bundle, Ref
+from holdfast.quiver.segments.segment import Bundle, BundleRef
 
 OnDataLoss = Literal["fail", "count"]
 
@@ -42,14 +42,14 @@ class Range:
     end: Position
     events: int
     size_bytes: int
-    refs: tuple[Ref, ...]
+    refs: tuple[BundleRef, ...]
 
 
 class Cursor(Attachment):
     """Reads a subscriber's data in order. One thread at a time."""
 
     def __init__(
-        self, store: Store, name: str, on_data_loss: OnDataLoss, resumed: int | None = None
+        self, store: ReadableQuiver, name: str, on_data_loss: OnDataLoss, resumed: int | None = None
     ) -> None:
         if on_data_loss not in ("fail", "count"):
             raise BadInput(f"on_data_loss is {on_data_loss!r}", hint="use 'fail' or 'count'")
@@ -133,7 +133,9 @@ class Cursor(Attachment):
             self._planned = planned.end
             return planned
 
-    def _pinned(self, start: Position, end: Position, refs: list[Ref], durable: bool) -> Range:
+    def _pinned(
+        self, start: Position, end: Position, refs: list[BundleRef], durable: bool
+    ) -> Range:
         now_ns = self._ledger.steady.now_ns()
         self._ledger.change("pin", self.name, first_seq=start.seq, end_seq=end.seq, since_ns=now_ns)
         if durable:
@@ -143,8 +145,8 @@ class Cursor(Attachment):
 
     def _collect(
         self, start: Position, max_events: int, max_bytes: int, sealed_only: bool = False
-    ) -> list[Ref]:
-        refs: list[Ref] = []
+    ) -> list[BundleRef]:
+        refs: list[BundleRef] = []
         events, size_bytes = 0, 0
         resolved = self.subscriber.resolved
         for ref in self._store.shelf.refs(start.seq, sealed_only=sealed_only):
@@ -251,7 +253,7 @@ class Cursor(Attachment):
                 "the rest was read, and may be committed; accept_losses() goes on to the next plan",
             )
 
-    def _readable(self, ref: Ref) -> Bundle | None:
+    def _readable(self, ref: BundleRef) -> Bundle | None:
         """Return a bundle if it can be read, and record it as damaged if not."""
         bundle = self._store.shelf.bundle(ref.seq)
         try:
@@ -320,7 +322,7 @@ class Cursor(Attachment):
             position = self.subscriber.position
             self._handed = {key: seq for key, seq in self._handed.items() if key[1] > position}
 
-    def _require_handed_out(self, planned: Range, refs: Sequence[Ref], end: Position) -> None:
+    def _require_handed_out(self, planned: Range, refs: Sequence[BundleRef], end: Position) -> None:
         """Refuse to resolve what `read` began to hand out, and did not."""
         through = self._handed.get((planned.start, planned.end), SEQ_MAX)
         wanted = [ref.seq for ref in refs if ref.seq < end.seq or end.row]
@@ -331,7 +333,7 @@ class Cursor(Attachment):
                 hint=f"read the range again, or commit it through=Position({unread[0]})",
             )
 
-    def _begin(self, refs: Sequence[Ref], since: Position, start: Position) -> Position:
+    def _begin(self, refs: Sequence[BundleRef], since: Position, start: Position) -> Position:
         """Return where a commit in the middle of a range begins, with the unused numbers before."""
         ref = refs[0] if refs and refs[0].seq == since.seq else None
         if since.row:
@@ -344,7 +346,7 @@ class Cursor(Attachment):
             return since
         return since if ref is None else max(start, Position(ref.owned_from))
 
-    def _counts(self, refs: Sequence[Ref], end: Position) -> Totals:
+    def _counts(self, refs: Sequence[BundleRef], end: Position) -> Totals:
         """Return what a commit of these bundles up to `end` newly resolves."""
         subscriber = self.subscriber
         bundles, events = 0, 0
@@ -364,7 +366,7 @@ class Cursor(Attachment):
                 events += end.row - done
         return Totals(bundles, events)
 
-    def _check_row(self, ref: Ref, row: int, done: int) -> None:
+    def _check_row(self, ref: BundleRef, row: int, done: int) -> None:
         if not done <= row < ref.events:
             raise UnknownPosition(
                 f"event {row} of bundle {ref.seq}, which has {ref.events} and {done} committed",
@@ -391,5 +393,5 @@ def _not_planned(start: Position, end: Position, why: str) -> UnknownPosition:
     )
 
 
-def _seq_of(ref: Ref) -> int:
+def _seq_of(ref: BundleRef) -> int:
     return ref.seq

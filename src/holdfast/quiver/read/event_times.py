@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from holdfast.errors import Damaged
 from holdfast.quiver.engine import Engine
 from holdfast.quiver.ledger.outcome import Position
-from holdfast.quiver.log.buffer import Held
+from holdfast.quiver.log.buffer import HeldBundle
 from holdfast.quiver.log.frame import NO_WATERMARK
 from holdfast.quiver.read.statement import EventTimeStatement
 from holdfast.quiver.segments.envelope import TimeFlag
@@ -71,14 +71,14 @@ class Found(NamedTuple):
 
 
 @dataclass
-class Tail:
+class BufferTimes:
     """What was learnt of one buffer that is not sealed yet."""
 
     through_seq: int = -1
     events: int = 0
     pieces: list[Times] = field(default_factory=list)
 
-    def add(self, fresh: Sequence[Held], pieces: Iterable[Times]) -> None:
+    def add(self, fresh: Sequence[HeldBundle], pieces: Iterable[Times]) -> None:
         """Take over its newest bundles."""
         self.through_seq = fresh[-1].seq
         self.events += sum(held.events for held in fresh)
@@ -98,7 +98,7 @@ class EventTimes:
         self._tables = TableMaker(engine.config)
         # By segment_seq; and by the first seq of a buffer.
         self._found: dict[int, Found] = {}
-        self._tails: dict[int, Tail] = {}
+        self._tails: dict[int, BufferTimes] = {}
         self._max_us: int | None = None
         self._quiet_since_ns = engine.clock.wall_ns()
         # The oldest is forgotten first, beyond `producers.max_count`.
@@ -137,7 +137,7 @@ class EventTimes:
 
     # ----------------------------------------------------------------- learning
 
-    def _learn(self, segments: Sequence[Segment], tail: Sequence[list[Held]]) -> None:
+    def _learn(self, segments: Sequence[Segment], tail: Sequence[list[HeldBundle]]) -> None:
         """Take note of what is new since the last time, and forget what is gone."""
         known = {segment.summary.segment_seq for segment in segments}
         # The newest first: then the older ones rarely have to be looked into.
@@ -148,7 +148,7 @@ class EventTimes:
         self._found = {seq: found for seq, found in self._found.items() if seq in known}
         tails, self._tails = self._tails, {}
         for bundles in tail:
-            known_tail = self._tails[bundles[0].seq] = tails.get(bundles[0].seq) or Tail()
+            known_tail = self._tails[bundles[0].seq] = tails.get(bundles[0].seq) or BufferTimes()
             first = bisect.bisect_right(bundles, known_tail.through_seq, key=_seq_of)
             if fresh := bundles[first:]:
                 known_tail.add(fresh, self._learn_bundles(fresh))
@@ -161,7 +161,7 @@ class EventTimes:
             if producer.watermark_ns is not None:
                 self._promised(name, producer.watermark_ns)
 
-    def _learn_bundles(self, fresh: Sequence[Held]) -> Iterator[Times]:
+    def _learn_bundles(self, fresh: Sequence[HeldBundle]) -> Iterator[Times]:
         for held in fresh:
             self._quiet_since_ns = max(self._quiet_since_ns, held.ingestion_ns)
             if held.producer is not None and held.watermark_ns != NO_WATERMARK:
@@ -207,7 +207,7 @@ class EventTimes:
     # ----------------------------------------------------------------- counting
 
     def _pending(
-        self, segments: Sequence[Segment], tail: Sequence[list[Held]], position: Position
+        self, segments: Sequence[Segment], tail: Sequence[list[HeldBundle]], position: Position
     ) -> int:
         """Return how many events there are beyond a position."""
         events = 0
@@ -308,7 +308,7 @@ def _pending_in(segment: Segment, position: Position) -> int:
     return int(behind + max(0, cut - position.row))
 
 
-def _pending_of(bundles: Sequence[Held], position: Position) -> int:
+def _pending_of(bundles: Sequence[HeldBundle], position: Position) -> int:
     first = bisect.bisect_left(bundles, position.seq, key=_seq_of)
     events = sum(held.events for held in bundles[first:])
     if first < len(bundles) and bundles[first].seq == position.seq:
@@ -316,7 +316,7 @@ def _pending_of(bundles: Sequence[Held], position: Position) -> int:
     return events
 
 
-def _seq_of(held: Held) -> int:
+def _seq_of(held: HeldBundle) -> int:
     return held.seq
 
 

@@ -26,8 +26,8 @@ from holdfast.errors import BadInput, Damaged, NotAccepted, UnknownPosition
 from holdfast.quiver.ledger.outcome import Outcome, Position
 from holdfast.quiver.ledger.subscriber import Subscriber
 from holdfast.quiver.log.frame import Totals
-from holdfast.quiver.read.attachment import Attachment, Store
-from holdfast.quiver.segments.segment import Bundle, Ref
+from holdfast.quiver.read.attachment import Attachment, ReadableQuiver
+from holdfast.quiver.segments.segment import Bundle, BundleRef
 
 Order = Literal["fifo", "newest_first"]
 
@@ -60,14 +60,14 @@ class LeaseOptions:
 
 @dataclass
 class _InFlight:
-    ref: Ref
+    ref: BundleRef
     attempt: int
     handed_out_s: float
     lapses_s: float
     delivery: int
 
 
-class Delivery:
+class LeasedBundle:
     """One bundle in somebody's hands."""
 
     def __init__(self, lease: Lease, bundle: Bundle, flight: _InFlight) -> None:
@@ -109,13 +109,13 @@ class Delivery:
 class Lease(Attachment):
     """Hands out single bundles. Safe to use from many threads."""
 
-    def __init__(self, store: Store, name: str, options: LeaseOptions) -> None:
+    def __init__(self, store: ReadableQuiver, name: str, options: LeaseOptions) -> None:
         super().__init__(store, name)
         self._options = options
         self._lock = threading.RLock()
         self._flights: dict[int, _InFlight] = {}
         # Given back: reference and attempts so far; and when each is due, earliest first.
-        self._given_back: dict[int, tuple[Ref, int]] = {}
+        self._given_back: dict[int, tuple[BundleRef, int]] = {}
         self._retries: list[tuple[float, int]] = []
         self._deliveries = 0
         self._begin()
@@ -125,7 +125,7 @@ class Lease(Attachment):
         subscriber = self.subscriber
         self._reopened = subscriber.reopened
         # What was looked up and not handed out yet, the next one last.
-        self._ahead: list[Ref] = []
+        self._ahead: list[BundleRef] = []
         # Everything from here on was never looked at, and (newest first) everything before that.
         self._next_seq = subscriber.position.seq
         if self._options.order == "newest_first":
@@ -134,19 +134,19 @@ class Lease(Attachment):
 
     # --------------------------------------------------------------- handing out
 
-    def __iter__(self) -> Iterator[Delivery]:
+    def __iter__(self) -> Iterator[LeasedBundle]:
         while not self._closed:
             delivery = self.poll(timeout_s=1.0)
             if delivery is not None:
                 yield delivery
 
-    async def __aiter__(self) -> AsyncIterator[Delivery]:
+    async def __aiter__(self) -> AsyncIterator[LeasedBundle]:
         while not self._closed:
             delivery = await self.poll_async(timeout_s=1.0)
             if delivery is not None:
                 yield delivery
 
-    def poll(self, timeout_s: float = 0.0) -> Delivery | None:
+    def poll(self, timeout_s: float = 0.0) -> LeasedBundle | None:
         """Return the next delivery; None if there is none within `timeout_s`."""
         clock = self._store.clock
         deadline_s = clock.monotonic_s() + timeout_s
@@ -159,7 +159,7 @@ class Lease(Attachment):
             self._store.arrivals.wait(seen, min(remaining_s, self._patience_s()))
         return None
 
-    async def poll_async(self, timeout_s: float = 0.0) -> Delivery | None:
+    async def poll_async(self, timeout_s: float = 0.0) -> LeasedBundle | None:
         """As `poll`, awaitable."""
         clock = self._store.clock
         deadline_s = clock.monotonic_s() + timeout_s
@@ -185,7 +185,7 @@ class Lease(Attachment):
         """How many deliveries are out."""
         return len(self._flights)
 
-    def _next(self) -> Delivery | None:
+    def _next(self) -> LeasedBundle | None:
         with self._lock:
             if self._closed:
                 return None
@@ -204,7 +204,7 @@ class Lease(Attachment):
                     return delivery
             return None
 
-    def _choose(self) -> tuple[Ref, int] | None:
+    def _choose(self) -> tuple[BundleRef, int] | None:
         """Return the next bundle to hand out and how often it was, skipping what is resolved."""
         subscriber = self.subscriber
         resolved = subscriber.resolved
@@ -253,7 +253,7 @@ class Lease(Attachment):
             self._older_than = ahead[0].seq if ahead else start_seq
         return bool(ahead)
 
-    def _hand_out(self, ref: Ref, attempts: int) -> Delivery | None:
+    def _hand_out(self, ref: BundleRef, attempts: int) -> LeasedBundle | None:
         bundle = self._store.shelf.bundle(ref.seq)
         if bundle is None:
             return None  # dropped since it was looked up; the ledger has it
@@ -273,7 +273,7 @@ class Lease(Attachment):
         lapses_s = now_s + self._options.lease_s
         flight = _InFlight(ref, attempts + 1, now_s, lapses_s, self._deliveries)
         self._flights[ref.seq] = flight
-        return Delivery(self, bundle, flight)
+        return LeasedBundle(self, bundle, flight)
 
     def _take_back_lapsed(self) -> None:
         now_s = self._store.clock.monotonic_s()
@@ -294,7 +294,9 @@ class Lease(Attachment):
         told = reason[:NACK_REASON_CHARS_MAX]
         self._ledger.change("nack", self.name, seq=seq, attempt=flight.attempt, reason=told)
 
-    def _has_no_attempt_left(self, ref: Ref, attempts: int, most: int | None, reason: str) -> bool:
+    def _has_no_attempt_left(
+        self, ref: BundleRef, attempts: int, most: int | None, reason: str
+    ) -> bool:
         """Whether a bundle was handed out often enough; then it becomes a dead letter."""
         if most is None or attempts < most:
             return False
@@ -329,7 +331,9 @@ class Lease(Attachment):
         self._store.arrivals.notify()
         return True
 
-    def _decide(self, subscriber: Subscriber, ref: Ref, outcome: Outcome, reason: str) -> None:
+    def _decide(
+        self, subscriber: Subscriber, ref: BundleRef, outcome: Outcome, reason: str
+    ) -> None:
         """Write an outcome, unless there is one; inside the ledger's lock."""
         if ref.seq not in subscriber.resolved:
             counts = Totals(1, ref.events - subscriber.partial.get(ref.seq, 0))
@@ -338,7 +342,7 @@ class Lease(Attachment):
         self._flights.pop(ref.seq, None)
         self._given_back.pop(ref.seq, None)
 
-    def _out(self, seq: int) -> Ref:
+    def _out(self, seq: int) -> BundleRef:
         """Return what was handed out, and may have been given back since."""
         if seq in self._flights:
             return self._flights[seq].ref

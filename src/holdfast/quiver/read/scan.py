@@ -141,7 +141,7 @@ def _never(_: Segment) -> bool:
 
 
 @dataclass(frozen=True)
-class Part:
+class StoredRows:
     """Some stored rows of the slot: their schema, and how to read them."""
 
     schema: pa.Schema
@@ -167,7 +167,7 @@ def scan(  # noqa: PLR0913  (what to read, and what to do where it cannot be)
     """
     segments = [s for s in segments if span.overlaps(s.summary.first_seq, s.summary.last_seq)]
     slot = slot or _only_slot(segments, tail, on_damage)
-    parts: list[Part] = []
+    parts: list[StoredRows] = []
     for segment in segments:
         forgive = _forgiving(segment, on_damage, was_removed)
         parts += _segment_parts(segment, slot, times, forgive, span)
@@ -179,7 +179,7 @@ def scan(  # noqa: PLR0913  (what to read, and what to do where it cannot be)
 
 
 def _batches(
-    parts: Sequence[Part], schema: pa.Schema, times: TimeRange, span: Span
+    parts: Sequence[StoredRows], schema: pa.Schema, times: TimeRange, span: Span
 ) -> Iterator[pa.RecordBatch]:
     for part in parts:
         for batch in part.read():
@@ -233,7 +233,7 @@ def _only_slot(segments: Sequence[Segment], tail: Sequence[GroupTable], on_damag
 
 def _segment_parts(
     segment: Segment, slot: str, times: TimeRange, forgive: Forgive, span: Span
-) -> Iterator[Part]:
+) -> Iterator[StoredRows]:
     rows = span.kept(segment)
     for number, file in enumerate(segment.files):
         summary = file.summary
@@ -252,7 +252,7 @@ def _segment_parts(
                 for batch in _read(file, kept, forgive):
                     yield from _opaque_parts(batch, slot)
             elif kept:
-                yield Part(file.schema, lambda f=file, k=kept: _read(f, k, forgive))  # type: ignore[misc]
+                yield StoredRows(file.schema, lambda f=file, k=kept: _read(f, k, forgive))  # type: ignore[misc]
         except Damaged:
             if not forgive():
                 raise
@@ -282,19 +282,19 @@ def _read(file: DataFile, places: Sequence[int], forgive: Forgive) -> Iterator[p
             yield batch
 
 
-def _tail_parts(made: GroupTable, slot: str) -> Iterator[Part]:
+def _tail_parts(made: GroupTable, slot: str) -> Iterator[StoredRows]:
     if made.group.kind == OPAQUE:
         yield from _opaque_parts(one_batch(made.table), slot)
     elif made.group.slot == slot:
         batch = one_batch(made.table)
-        yield Part(batch.schema, lambda: iter([batch]))
+        yield StoredRows(batch.schema, lambda: iter([batch]))
 
 
-def _opaque_parts(batch: pa.RecordBatch, slot: str) -> Iterator[Part]:
+def _opaque_parts(batch: pa.RecordBatch, slot: str) -> Iterator[StoredRows]:
     rows = pa.Table.from_batches([batch.filter(pc.equal(batch.column("slot"), slot))])
     for place in range(rows.num_rows):
         own = _unwrap(rows.slice(place, 1))
-        yield Part(own.schema, lambda b=own: iter([b]))  # type: ignore[misc]
+        yield StoredRows(own.schema, lambda b=own: iter([b]))  # type: ignore[misc]
 
 
 def _unwrap(row: pa.Table) -> pa.RecordBatch:

@@ -22,7 +22,7 @@ from holdfast.quiver.ledger.outcome import Position
 from holdfast.quiver.read.scan import OnDamage, Span, TimeRange, scan
 from holdfast.quiver.segments import manifest
 from holdfast.quiver.segments.data_file import DAMAGE_ERRORS
-from holdfast.quiver.segments.segment import Ref, Segment
+from holdfast.quiver.segments.segment import BundleRef, Segment
 from holdfast.seam.disk import Disk
 
 
@@ -33,10 +33,10 @@ def names_between(segments: Sequence[Segment], start: Position, end: Position) -
     return [segment.path.name for segment in wanted]
 
 
-def all_sealed(segments: Sequence[Segment], refs: Sequence[Ref]) -> bool:
+def all_sealed(segments: Sequence[Segment], refs: Sequence[BundleRef]) -> bool:
     """Whether these segments, in order, hold all of these bundles."""
 
-    def holds(ref: Ref) -> bool:
+    def holds(ref: BundleRef) -> bool:
         place = bisect_right(segments, ref.seq, key=lambda s: s.summary.first_seq) - 1
         return place >= 0 and ref.seq <= segments[place].summary.last_seq
 

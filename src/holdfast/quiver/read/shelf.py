@@ -13,19 +13,19 @@ from collections.abc import Callable, Iterator, Sequence
 
 from holdfast.errors import Damaged
 from holdfast.quiver.ledger.subscriber import Subscriber
-from holdfast.quiver.log.buffer import Held
+from holdfast.quiver.log.buffer import HeldBundle
 from holdfast.quiver.log.frame import NOTHING, Totals
 from holdfast.quiver.log.writer import Writer
 from holdfast.quiver.segments.catalog import Catalog
 from holdfast.quiver.segments.sealer import Sealer
-from holdfast.quiver.segments.segment import Bundle, Ref, Segment, SegmentIndex, held_bundle
+from holdfast.quiver.segments.segment import Bundle, BundleRef, Segment, SegmentIndex, held_bundle
 
 SEQ_MAX = 2**63 - 1
 # Bundle tables kept as Python lists; one is some MB for a segment of tiny bundles.
 INDEXES_MAX = 8
 
 
-class Shelf:
+class ReadableBundles:
     """All readable bundles. Safe to use from many threads."""
 
     def __init__(self, catalog: Catalog, sealer: Sealer, writer: Writer) -> None:
@@ -35,7 +35,7 @@ class Shelf:
         self._indexes: OrderedDict[int, SegmentIndex] = OrderedDict()
         self._lock = threading.Lock()
 
-    def tail(self, from_seq: int = 0, *, synced_only: bool = True) -> list[list[Held]]:
+    def tail(self, from_seq: int = 0, *, synced_only: bool = True) -> list[list[HeldBundle]]:
         """Return the bundles from a seq on that are not in segments, by buffer, oldest first."""
         # What is not counted yet is not read: it could be resolved before it was accepted.
         newest_seq = self.newest_seq() if synced_only else SEQ_MAX
@@ -54,14 +54,14 @@ class Shelf:
 
     def snapshot(
         self, from_seq: int = 0, *, synced_only: bool = True
-    ) -> tuple[tuple[Segment, ...], list[list[Held]]]:
+    ) -> tuple[tuple[Segment, ...], list[list[HeldBundle]]]:
         """Return segments and tail such that no bundle is in both and none is missed."""
         # The tail first: a buffer sealed in between is then in the catalog as well, and left out.
         tail = self.tail(from_seq, synced_only=synced_only)
         segments = self._catalog.snapshot()
         return segments, [held for held in tail if not _overlaps(held, segments)]
 
-    def refs(self, from_seq: int, *, sealed_only: bool = False) -> Iterator[Ref]:
+    def refs(self, from_seq: int, *, sealed_only: bool = False) -> Iterator[BundleRef]:
         """Yield the readable bundles from a seq on, in order, up to the first not sealed."""
         end = from_seq
         for part in self._parts(from_seq):
@@ -73,9 +73,9 @@ class Shelf:
                 yield ref
                 end = ref.seq + 1
 
-    def refs_back(self, before_seq: int) -> Iterator[Ref]:
+    def refs_back(self, before_seq: int) -> Iterator[BundleRef]:
         """Yield the readable bundles before a seq, newest first."""
-        newer: Ref | None = None
+        newer: BundleRef | None = None
         for part in reversed(self._parts(0)):
             places, ref_at = self._look_into(part, 0, before_seq)
             for place in reversed(places):
@@ -90,21 +90,21 @@ class Shelf:
         """Return a seq that no bundle which can be read exceeds."""
         return min(self._writer.published[0], self._writer.synced_seq)
 
-    def _parts(self, from_seq: int) -> list[Segment | list[Held]]:
+    def _parts(self, from_seq: int) -> list[Segment | list[HeldBundle]]:
         """Return segments and buffers that may hold anything from a seq on, in order."""
         segments, tail = self.snapshot(from_seq)
         first = max(0, bisect.bisect_right(segments, from_seq, key=_first_seq) - 1)
         if first < len(segments) and segments[first].summary.last_seq < from_seq:
             first += 1
-        parts: list[Segment | list[Held]] = [*segments[first:], *tail]
+        parts: list[Segment | list[HeldBundle]] = [*segments[first:], *tail]
         if segments and tail and tail[0][0].seq < segments[-1].summary.last_seq:
             # A damaged segment was replayed from the log, and lies between others.
             parts.sort(key=_first_seq)
         return parts
 
     def _look_into(
-        self, part: Segment | list[Held], from_seq: int, before_seq: int
-    ) -> tuple[range, Callable[[int, int], Ref]]:
+        self, part: Segment | list[HeldBundle], from_seq: int, before_seq: int
+    ) -> tuple[range, Callable[[int, int], BundleRef]]:
         """Return the places of a part's bundles between two seqs, and what makes references."""
         if isinstance(part, list):
             first = bisect.bisect_left(part, from_seq, key=_seq_of)
@@ -202,7 +202,7 @@ class Shelf:
             return False
         return next(subscriber.resolved.holes(first, end), None) == (first, end)
 
-    def _index_refs(self, segment: Segment) -> list[Ref]:
+    def _index_refs(self, segment: Segment) -> list[BundleRef]:
         try:
             index = self._index(segment)
         except Damaged:
@@ -233,26 +233,26 @@ class Shelf:
         return index
 
 
-def _overlaps(held: Sequence[Held], segments: Sequence[Segment]) -> bool:
+def _overlaps(held: Sequence[HeldBundle], segments: Sequence[Segment]) -> bool:
     """Whether a segment was made of a buffer: it has grown since, or lost its first bundle."""
     place = bisect.bisect_right(segments, held[-1].seq, key=_first_seq) - 1
     return place >= 0 and segments[place].summary.last_seq >= held[0].seq
 
 
-def _seq_of(held: Held) -> int:
+def _seq_of(held: HeldBundle) -> int:
     return held.seq
 
 
-def _first_seq(part: Segment | list[Held]) -> int:
+def _first_seq(part: Segment | list[HeldBundle]) -> int:
     return part[0].seq if isinstance(part, list) else part.summary.first_seq
 
 
-def _no_ref(place: int, owned_from: int) -> Ref:
+def _no_ref(place: int, owned_from: int) -> BundleRef:
     raise AssertionError("BUG: a segment that was removed has no places")
 
 
-def _held_ref(held: Held, owned_from: int) -> Ref:
-    return Ref(held.seq, held.events, len(held.payload), held.ingestion_ns, owned_from)
+def _held_ref(held: HeldBundle, owned_from: int) -> BundleRef:
+    return BundleRef(held.seq, held.events, len(held.payload), held.ingestion_ns, owned_from)
 
 
 def _waits(subscriber: Subscriber, seq: int) -> bool:
@@ -260,7 +260,7 @@ def _waits(subscriber: Subscriber, seq: int) -> bool:
 
 
 def _add_unresolved(
-    subscriber: Subscriber, refs: Sequence[Ref], total: Totals, size_bytes: int
+    subscriber: Subscriber, refs: Sequence[BundleRef], total: Totals, size_bytes: int
 ) -> tuple[Totals, int]:
     for ref in refs:
         if _waits(subscriber, ref.seq):

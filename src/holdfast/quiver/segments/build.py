@@ -22,7 +22,7 @@ from xxhash import xxh3_64_hexdigest
 
 from holdfast.quiver import names
 from holdfast.quiver.config import QuiverConfig
-from holdfast.quiver.log.buffer import Held
+from holdfast.quiver.log.buffer import HeldBundle
 from holdfast.quiver.log.frame import NO_WATERMARK
 from holdfast.quiver.points import QuiverPoint
 from holdfast.quiver.segments import manifest
@@ -52,7 +52,7 @@ class SegmentBuilder:
         self._config = config
         self._attempts = itertools.count(1)
 
-    def build(self, bundles: Sequence[Held], segment_seq: int) -> Segment:
+    def build(self, bundles: Sequence[HeldBundle], segment_seq: int) -> Segment:
         """Seal `bundles`; on an error nothing is visible, and the temporary files are removed."""
         building = self._segments_dir / names.building_dir(segment_seq, next(self._attempts))
         name = names.SegmentName(
@@ -89,7 +89,7 @@ class SegmentBuilder:
             return
 
     def _write_files(
-        self, building: PurePath, bundles: Sequence[Held], segment_seq: int
+        self, building: PurePath, bundles: Sequence[HeldBundle], segment_seq: int
     ) -> Summary:
         places: Places = []
         files: list[FileSummary] = []
@@ -110,7 +110,7 @@ class SegmentBuilder:
 
     def _summarize(
         self,
-        bundles: Sequence[Held],
+        bundles: Sequence[HeldBundle],
         segment_seq: int,
         files: Sequence[FileSummary],
         bundle_table: pa.Buffer,
@@ -148,7 +148,7 @@ def _note_places(places: Places, group: Group, file: int) -> None:
         row += count
 
 
-def _bundle_table(bundles: Sequence[Held], places: Places) -> pa.Buffer:
+def _bundle_table(bundles: Sequence[HeldBundle], places: Places) -> pa.Buffer:
     """Return the bundle table as the bytes of an Arrow file."""
     places.sort()
     columns = [[place[number] for place in places] for number in (2, 3, 4)]
@@ -178,11 +178,11 @@ def _bundle_table(bundles: Sequence[Held], places: Places) -> pa.Buffer:
     return sink.getvalue()
 
 
-def _watermark(held: Held) -> int | None:
+def _watermark(held: HeldBundle) -> int | None:
     return None if held.watermark_ns == NO_WATERMARK else held.watermark_ns
 
 
-def _producers(bundles: Sequence[Held]) -> dict[str, ProducerSummary]:
+def _producers(bundles: Sequence[HeldBundle]) -> dict[str, ProducerSummary]:
     newest: dict[str, ProducerSummary] = {}
     for held in bundles:
         if held.producer is None:

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 
 from holdfast.errors import Damaged
 from holdfast.quiver.bundle import read_stream
-from holdfast.quiver.log.frame import Kind
+from holdfast.quiver.log.frame import FrameKind
 from holdfast.quiver.segments.manifest import FileSummary, Summary
 from holdfast.quiver.segments.rows import ARROW, OPAQUE, RAW
 
@@ -42,7 +42,7 @@ BUNDLE_SCHEMA = pa.schema(
     ]
 )
 
-_KINDS = {ARROW: Kind.ARROW, RAW: Kind.RAW}
+_KINDS = {ARROW: FrameKind.ARROW, RAW: FrameKind.RAW}
 
 
 class RowFile(Protocol):
@@ -66,7 +66,7 @@ class _Place(NamedTuple):
 class _Found:
     """What the rows tell about one bundle."""
 
-    kind: Kind
+    kind: FrameKind
     ingestion_us: int
     events: int = 0
     places: list[_Place] = field(default_factory=list)
@@ -169,9 +169,9 @@ def _add_missing(summary: Summary, found: dict[int, _Found], gaps: Sequence[_Gap
     time_us = summary.min_ingestion_ns // 1000
     for seq, gap in itertools.islice(_free(summary, found, gaps), summary.bundles - len(found)):
         if gap is None:
-            found[seq] = _Found(Kind.CONTROL, time_us)
+            found[seq] = _Found(FrameKind.CONTROL, time_us)
         else:
-            found[seq] = _Found(Kind.RAW, time_us, events, [gap.place])
+            found[seq] = _Found(FrameKind.RAW, time_us, events, [gap.place])
             events = 0
     for gap in gaps:
         for seq in found if events else ():

@@ -18,8 +18,8 @@ import pyarrow.compute as pc
 from xxhash import xxh3_128_hexdigest
 
 from holdfast.quiver.bundle import ENVELOPE_BYTES, decode_arrow, decode_raw, joined, read_stream
-from holdfast.quiver.log.buffer import Held
-from holdfast.quiver.log.frame import Kind
+from holdfast.quiver.log.buffer import HeldBundle
+from holdfast.quiver.log.frame import FrameKind
 from holdfast.quiver.segments.columns import constant, texts
 from holdfast.quiver.segments.dictionaries import unify
 from holdfast.quiver.segments.envelope import TIME_TYPE
@@ -29,7 +29,7 @@ NO_HEADERS = memoryview(b"")
 RAW_FIELDS = (pa.field("payload", pa.binary()), pa.field("headers", pa.string()))
 
 
-class Share(NamedTuple):
+class BundleRows(NamedTuple):
     """What one bundle has in a group."""
 
     seq: int
@@ -83,7 +83,7 @@ class Group:
 
     slot: str
     kind: str
-    shares: list[Share] = field(default_factory=list)
+    shares: list[BundleRows] = field(default_factory=list)
     # arrow only: one IPC stream per share.
     streams: list[memoryview] = field(default_factory=list)
     # raw and opaque: one of each per row.
@@ -110,22 +110,22 @@ class Group:
             yield [len(stream) // max(1, share.rows) + ENVELOPE_BYTES] * share.rows
 
 
-def group_bundles(bundles: Sequence[Held], max_groups: int) -> list[Group]:
+def group_bundles(bundles: Sequence[HeldBundle], max_groups: int) -> list[Group]:
     """Sort bundles into at most `max_groups` groups, the last of them opaque if need be."""
     groups: dict[tuple[str, str], Group] = {}
     for held in bundles:
         payload = held.content()
-        if held.kind == Kind.RAW:
+        if held.kind == FrameKind.RAW:
             events = decode_raw(payload)
             group = _group(groups, events.slot, RAW, "")
-            group.shares.append(Share(held.seq, held.ingestion_ns, 0, 0, len(events.lengths)))
+            group.shares.append(BundleRows(held.seq, held.ingestion_ns, 0, 0, len(events.lengths)))
             group.payloads.add(events.lengths, events.payloads)
             group.headers.add(events.header_lengths, events.headers)
-        elif held.kind == Kind.ARROW:
+        elif held.kind == FrameKind.ARROW:
             first_row = 0
             for index, (name, stream, rows) in enumerate(decode_arrow(payload)):
                 group = _group(groups, name, ARROW, _schema_key(stream))
-                group.shares.append(Share(held.seq, held.ingestion_ns, index, first_row, rows))
+                group.shares.append(BundleRows(held.seq, held.ingestion_ns, index, first_row, rows))
                 group.streams.append(stream)
                 first_row += rows
     ordered = sorted(groups.values(), key=lambda group: -len(group.shares))
@@ -149,7 +149,7 @@ def _schema_key(stream: memoryview) -> str:
 
 def make_opaque(groups: Iterable[Group]) -> Group:
     """Return one group that keeps the bytes of all, in the order of their positions."""
-    rows: list[tuple[Share, str, str, memoryview, memoryview]] = []
+    rows: list[tuple[BundleRows, str, str, memoryview, memoryview]] = []
     for group in groups:
         if group.kind == ARROW:
             for share, stream in zip(group.shares, group.streams, strict=True):
@@ -187,7 +187,7 @@ def group_table(group: Group) -> pa.Table:
     return pa.Table.from_arrays(columns, schema=pa.schema(fields))
 
 
-def position_columns(shares: Sequence[Share]) -> tuple[pa.Array, pa.Array, pa.Array]:
+def position_columns(shares: Sequence[BundleRows]) -> tuple[pa.Array, pa.Array, pa.Array]:
     """Return `_seq`, `_row` and `_ingestion_time` of a group's rows."""
     seqs, rows, times = array("q"), array("i"), array("q")
     counting = array("i", range(max((share.rows for share in shares), default=0)))

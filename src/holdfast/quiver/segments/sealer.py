@@ -16,8 +16,8 @@ from pathlib import PurePath
 
 from holdfast.errors import HoldfastError, Overloaded, StorageFailed
 from holdfast.quiver.config import QuiverConfig
-from holdfast.quiver.keep.reserve import Reserve, Share
-from holdfast.quiver.log.buffer import Held, OpenBuffer, in_memory
+from holdfast.quiver.keep.reserve import DiskReserve, ReserveShare
+from holdfast.quiver.log.buffer import HeldBundle, OpenBuffer, in_memory
 from holdfast.quiver.log.unread import Unread
 from holdfast.quiver.log.wal import ClosedWalFiles
 from holdfast.quiver.segments.build import SegmentBuilder
@@ -26,7 +26,7 @@ from holdfast.quiver.segments.segment import Segment
 from holdfast.seam import Seam
 
 # A bundle that is lost, and why.
-Lost = tuple[Held, str]
+Lost = tuple[HeldBundle, str]
 
 
 @dataclass
@@ -48,7 +48,7 @@ class Sealer:
         builder: SegmentBuilder,
         catalog: Catalog,
         wal_dir: PurePath,
-        reserve: Reserve,
+        reserve: DiskReserve,
     ) -> None:
         self.counters = SealCounters()
         self.last_error: str | None = None
@@ -211,7 +211,8 @@ class Sealer:
         if not bundles:
             return None
         return self._reserve.lend(
-            Share.SEGMENT, lambda: self._builder.build(bundles, self._catalog.next_segment_seq())
+            ReserveShare.SEGMENT,
+            lambda: self._builder.build(bundles, self._catalog.next_segment_seq()),
         )
 
     def _failed(self, error: OSError) -> None:

@@ -18,8 +18,8 @@ from xxhash import xxh3_64_hexdigest
 from holdfast.errors import Damaged
 from holdfast.quiver import names
 from holdfast.quiver.bundle import decode_arrow, one_batch, read_stream
-from holdfast.quiver.log.buffer import Held
-from holdfast.quiver.log.frame import NO_WATERMARK, Kind
+from holdfast.quiver.log.buffer import HeldBundle
+from holdfast.quiver.log.frame import NO_WATERMARK, FrameKind
 from holdfast.quiver.segments.bundle_table import BUNDLE_SCHEMA, rebuild
 from holdfast.quiver.segments.data_file import DAMAGE_ERRORS, DataFile, MappedFile, unreadable
 from holdfast.quiver.segments.manifest import FileSummary, Summary
@@ -31,7 +31,7 @@ _BLOCK_BYTES = 4096
 log = logging.getLogger("holdfast.quiver")
 
 
-class Ref(NamedTuple):
+class BundleRef(NamedTuple):
     """What a reader needs to know of a bundle before reading it."""
 
     seq: int
@@ -57,9 +57,9 @@ class SegmentIndex:
             zip(*(flat.field(i).to_pylist() for i in range(flat.type.num_fields)), strict=True)
         )
 
-    def ref(self, place: int, owned_from: int) -> Ref:
+    def ref(self, place: int, owned_from: int) -> BundleRef:
         """Return the reference to the bundle at a place."""
-        return Ref(
+        return BundleRef(
             self.seqs[place],
             self._events[place],
             self._sizes_bytes[place],
@@ -83,7 +83,7 @@ class Bundle:
     """One bundle as it was appended. Its content is read when it is first asked for."""
 
     seq: int
-    kind: Kind
+    kind: FrameKind
     ingestion_ns: int
     watermark_ns: int | None
     producer: str | None
@@ -113,7 +113,7 @@ class Bundle:
     @cached_property
     def payloads(self) -> list[bytes]:
         """The events of a raw bundle as bytes."""
-        assert self.kind == Kind.RAW, "only raw bundles have payloads"
+        assert self.kind == FrameKind.RAW, "only raw bundles have payloads"
         (batch,) = self.slots.values()
         payloads: list[bytes] = batch.column("payload").to_pylist()
         return payloads
@@ -186,7 +186,7 @@ class Segment:
         places = index.places(place)
         return Bundle(
             seq,
-            Kind(kind),
+            FrameKind(kind),
             ingestion_ns,
             watermark_ns,
             producer,
@@ -203,7 +203,7 @@ class Segment:
         return slots
 
 
-def held_bundle(held: Held) -> Bundle:
+def held_bundle(held: HeldBundle) -> Bundle:
     """Return a bundle that is not sealed yet."""
     return Bundle(
         held.seq,
@@ -217,8 +217,8 @@ def held_bundle(held: Held) -> Bundle:
     )
 
 
-def _held_slots(held: Held) -> dict[str, pa.RecordBatch]:
-    if held.kind == Kind.ARROW:
+def _held_slots(held: HeldBundle) -> dict[str, pa.RecordBatch]:
+    if held.kind == FrameKind.ARROW:
         streams = decode_arrow(held.content())
         return {name: read_stream(stream) for name, stream, _ in streams}
     return {

@@ -9,13 +9,13 @@ import pyarrow as pa
 
 from holdfast.quiver.bundle import RESERVED_COLUMNS, one_batch
 from holdfast.quiver.config import QuiverConfig
-from holdfast.quiver.log.buffer import Held
+from holdfast.quiver.log.buffer import HeldBundle
 from holdfast.quiver.segments.dictionaries import unify
 from holdfast.quiver.segments.envelope import TIME_TYPE, Extractor, extract, read_times
 from holdfast.quiver.segments.rows import (
     OPAQUE,
+    BundleRows,
     Group,
-    Share,
     group_bundles,
     group_table,
     make_opaque,
@@ -42,7 +42,7 @@ class TableMaker:
         self.opaque_rows = 0
         self._config = config
 
-    def tables(self, bundles: Sequence[Held]) -> Iterator[GroupTable]:
+    def tables(self, bundles: Sequence[HeldBundle]) -> Iterator[GroupTable]:
         """Yield the groups of some bundles, at most `segment.max_files`."""
         for group in group_bundles(bundles, self._config.segment.max_files):
             try:
@@ -83,7 +83,7 @@ class TableMaker:
         return self._extract_shares(extractor, group.shares, one_batch(rows))
 
     def _extract_shares(
-        self, extractor: Extractor, shares: Sequence[Share], rows: pa.RecordBatch
+        self, extractor: Extractor, shares: Sequence[BundleRows], rows: pa.RecordBatch
     ) -> pa.RecordBatch:
         """Return what the extractor finds; where it fails, ask for one half and the other.
 

@@ -23,10 +23,10 @@ from holdfast.quiver import names
 from holdfast.quiver.backup_marker import VERSION, BackupMarker, CopiedFile, write_marker
 from holdfast.quiver.config import AckLevel
 from holdfast.quiver.engine import make_folders
-from holdfast.quiver.identity import Identity, write_identity
+from holdfast.quiver.identity import QuiverIdentity, write_identity
 from holdfast.quiver.ledger.ledger import LedgerState
 from holdfast.quiver.ledger.log import LedgerFile, LedgerHeader
-from holdfast.quiver.log.buffer import Held
+from holdfast.quiver.log.buffer import HeldBundle
 from holdfast.quiver.log.frame import NO_WATERMARK, NOTHING, Totals
 from holdfast.quiver.log.group import Numbered
 from holdfast.quiver.log.inbox import Append
@@ -80,7 +80,7 @@ def check_apart(source: PurePath, target: PurePath) -> None:
 class Assembly:
     """A data directory in the making."""
 
-    def __init__(self, seam: Seam, root: PurePath, identity: Identity) -> None:
+    def __init__(self, seam: Seam, root: PurePath, identity: QuiverIdentity) -> None:
         """Begin in an empty directory."""
         self.root = root
         self.identity = identity
@@ -151,7 +151,7 @@ class Assembly:
     # ---------------------------------------------------------------------- WAL
 
     def write_wal(
-        self, bundles: Iterable[Held], total: Totals, accepted: Totals, seq_limit: int
+        self, bundles: Iterable[HeldBundle], total: Totals, accepted: Totals, seq_limit: int
     ) -> None:
         """Write bundles, `total` of them, into WAL files; `accepted` is what was, ever."""
         before = accepted.plus(-total.bundles, -total.events)

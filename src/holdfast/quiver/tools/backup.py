@@ -28,7 +28,7 @@ from typing import Any
 from holdfast.errors import CannotOpen, Damaged, HoldfastError, Overloaded
 from holdfast.quiver import names
 from holdfast.quiver.backup_marker import CopiedFile, read_marker, refuse_backup
-from holdfast.quiver.identity import Identity
+from holdfast.quiver.identity import QuiverIdentity
 from holdfast.quiver.inspect import Inventory, inspect, require_quiver
 from holdfast.quiver.ledger.ledger import LedgerState
 from holdfast.quiver.ledger.log import read_ledger_file
@@ -38,7 +38,7 @@ from holdfast.quiver.log.wal import SEQ_BLOCK
 from holdfast.quiver.segments.segment import Segment
 from holdfast.quiver.tools.assemble import Assembly, OnRead, check_apart, hash_file
 from holdfast.quiver.tools.changes import ask_owner, balances
-from holdfast.quiver.tools.findings import Finding
+from holdfast.quiver.tools.findings import QuiverFinding
 from holdfast.quiver.tools.offline import directory_lock, require_identity
 from holdfast.quiver.tools.scrub import scrub
 from holdfast.seam import Seam
@@ -64,7 +64,7 @@ class Copied:
     files: int = 0
     size_bytes: int = 0
     # Damage that was in the original already: copied as it was, byte by byte.
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[QuiverFinding] = field(default_factory=list)
     # The accounts of all subscribers in the copy.
     balances: list[dict[str, Any]] = field(default_factory=list)
 
@@ -245,7 +245,7 @@ def restore(seam: Seam, source: PurePath, target: PurePath, on_read: OnRead) -> 
     _verify(seam.disk, source, marker.files, on_read)
     inventory = inspect(seam.disk, source)
     old = require_identity(inventory)
-    identity = Identity(
+    identity = QuiverIdentity(
         random_uuid(seam.randomness),
         seam.clock.wall_ns(),
         tuple(sorted({old.quiver_id, *old.former_ids})),

@@ -45,7 +45,7 @@ class Fate:
 
 
 @dataclass
-class Explanation:
+class BundleExplanation:
     """The story of one bundle."""
 
     quiver_id: str | None
@@ -56,7 +56,7 @@ class Explanation:
     subscribers: list[Fate]
 
 
-def explain(disk: Disk, inventory: Inventory, seq: int) -> Explanation:
+def explain(disk: Disk, inventory: Inventory, seq: int) -> BundleExplanation:
     """Return the story of the bundle with this number."""
     story = _Story(seq)
     for content in ledger_files(disk, inventory):
@@ -67,7 +67,7 @@ def explain(disk: Disk, inventory: Inventory, seq: int) -> Explanation:
             story.take(line)
     place, receipt = _find(inventory, seq, story)
     identity = inventory.identity
-    return Explanation(
+    return BundleExplanation(
         identity.quiver_id if identity else None, seq, place, receipt, list(story.fates.values())
     )
 

@@ -19,7 +19,7 @@ class Severity(StrEnum):
     NOTE = "note"
 
 
-class Finding(NamedTuple):
+class QuiverFinding(NamedTuple):
     """One thing that is not as it should be."""
 
     severity: Severity
@@ -34,7 +34,7 @@ class Finding(NamedTuple):
 class Report:
     """What was checked, and what was found."""
 
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[QuiverFinding] = field(default_factory=list)
     files: int = 0
     size_bytes: int = 0
 

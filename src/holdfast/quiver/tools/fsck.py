@@ -21,9 +21,9 @@ from holdfast.quiver.log.quarantine import Damage
 from holdfast.quiver.log.wal import HEADER_BYTES
 from holdfast.quiver.segments.segment import Segment
 from holdfast.quiver.tools.changes import ask_owner, balances
-from holdfast.quiver.tools.findings import Finding, Report, Severity
+from holdfast.quiver.tools.findings import QuiverFinding, Report, Severity
 from holdfast.seam import Seam
-from holdfast.seam.disk import Disk, Entry, entries_of
+from holdfast.seam.disk import DirEntry, Disk, entries_of
 
 _KNOWN_NAMES = {
     names.FORMAT,
@@ -60,14 +60,14 @@ def fsck(seam: Seam, root: PurePath) -> Report:
     return report
 
 
-def format_findings(inventory: Inventory) -> Iterator[Finding]:
+def format_findings(inventory: Inventory) -> Iterator[QuiverFinding]:
     """Yield what is wrong with FORMAT."""
     if inventory.identity is None:
         act = "the next start writes it again from the write-ahead log, if that agrees on an id"
-        yield Finding(Severity.ERROR, names.FORMAT, "it is missing or damaged", act)
+        yield QuiverFinding(Severity.ERROR, names.FORMAT, "it is missing or damaged", act)
 
 
-def wal_damage_findings(inventory: Inventory) -> Iterator[Finding]:
+def wal_damage_findings(inventory: Inventory) -> Iterator[QuiverFinding]:
     """Yield the damaged parts of WAL files, with what they cost."""
     for damage in inventory.wal_damages:
         where = f"{names.WAL_DIR}/{damage.source} at byte {damage.offset}"
@@ -76,12 +76,12 @@ def wal_damage_findings(inventory: Inventory) -> Iterator[Finding]:
             lost = "bundles whose number is not known may be lost"
         what = f"{damage.reason}: {lost}"
         act = "the next start sets the bytes aside and records the loss; restore from a backup"
-        yield Finding(Severity.ERROR, where, what, act, _seqs(damage))
+        yield QuiverFinding(Severity.ERROR, where, what, act, _seqs(damage))
 
 
 def _check_balances(
     accounts: list[dict[str, Any]], owner: dict[str, Any] | None
-) -> Iterator[Finding]:
+) -> Iterator[QuiverFinding]:
     for account in accounts:
         if account["holds"]:
             continue
@@ -93,7 +93,7 @@ def _check_balances(
         repair = "the next start records what is missing as damaged"
         if owner is not None:
             repair = "restart the owner, which records what is missing as damaged; and report it"
-        yield Finding(
+        yield QuiverFinding(
             Severity.ERROR,
             f"subscriber {account['subscriber']}",
             f"accepted is not the sum of outcomes and pending: {missing['bundles']} bundles, "
@@ -109,7 +109,7 @@ class _Checks:
     inventory: Inventory
     owner: dict[str, Any] | None
 
-    def all(self) -> Iterator[Finding]:
+    def all(self) -> Iterator[QuiverFinding]:
         yield from self._root_names()
         yield from self._backup()
         yield from self._wal()
@@ -120,32 +120,32 @@ class _Checks:
         yield from self._leftovers()
         yield from self._quarantine()
 
-    def _list(self, folder: str) -> list[Entry]:
+    def _list(self, folder: str) -> list[DirEntry]:
         return entries_of(self.disk, self.root / folder)
 
     # -------------------------------------------------------------------- root
 
-    def _root_names(self) -> Iterator[Finding]:
+    def _root_names(self) -> Iterator[QuiverFinding]:
         for entry in self.disk.list(self.root):
             if entry.name == names.FORMAT_TEMPORARY:
-                yield Finding(
+                yield QuiverFinding(
                     Severity.NOTE, entry.name, "it was being written", "the next start removes it"
                 )
             elif entry.name not in _KNOWN_NAMES:
-                yield Finding(
+                yield QuiverFinding(
                     Severity.NOTE, entry.name, "no name of a quiver's", "it is left alone; move it"
                 )
 
-    def _backup(self) -> Iterator[Finding]:
+    def _backup(self) -> Iterator[QuiverFinding]:
         if not self.disk.exists(self.root / names.BACKUP):
             return
         try:
             marker = read_marker(self.disk, self.root)
         except Damaged as damage:
-            yield Finding(Severity.ERROR, names.BACKUP, damage.message, damage.hint)
+            yield QuiverFinding(Severity.ERROR, names.BACKUP, damage.message, damage.hint)
             return
         if not marker.complete:
-            yield Finding(
+            yield QuiverFinding(
                 Severity.ERROR,
                 names.BACKUP,
                 "the copy was interrupted",
@@ -154,26 +154,28 @@ class _Checks:
 
     # --------------------------------------------------------------------- WAL
 
-    def _wal(self) -> Iterator[Finding]:
+    def _wal(self) -> Iterator[QuiverFinding]:
         for file in self.inventory.wal_files:
             where = f"{names.WAL_DIR}/{file.name}"
             if names.parse_wal_file(file.name) is None:
-                yield Finding(Severity.WARNING, where, "not a WAL file's name", _SET_ASIDE)
+                yield QuiverFinding(Severity.WARNING, where, "not a WAL file's name", _SET_ASIDE)
             elif file.fault is not None and file.size_bytes <= HEADER_BYTES:
                 if self.owner is None:
-                    yield Finding(
+                    yield QuiverFinding(
                         Severity.NOTE, where, "it was being made", "the next start removes it"
                     )
             elif file.fault is not None:
                 what = f"it cannot be read: {file.fault}"
-                yield Finding(Severity.ERROR, where, what, _SALVAGE)
+                yield QuiverFinding(Severity.ERROR, where, what, _SALVAGE)
         own = {content.path.name for content in self.inventory.wal}
         for file in self.inventory.wal_files:
             if file.fault is None and file.name not in own:
                 what = "it belongs to another quiver"
-                yield Finding(Severity.WARNING, f"{names.WAL_DIR}/{file.name}", what, _SET_ASIDE)
+                yield QuiverFinding(
+                    Severity.WARNING, f"{names.WAL_DIR}/{file.name}", what, _SET_ASIDE
+                )
         if not self.inventory.wal and self.inventory.segments:
-            yield Finding(
+            yield QuiverFinding(
                 Severity.ERROR,
                 names.WAL_DIR,
                 "no WAL file is readable: nobody knows which numbers were given out",
@@ -182,7 +184,7 @@ class _Checks:
             )
 
         if self.inventory.torn_bytes and self.owner is None:
-            yield Finding(
+            yield QuiverFinding(
                 Severity.NOTE,
                 names.WAL_DIR,
                 f"{self.inventory.torn_bytes} bytes at the end were never acknowledged",
@@ -191,19 +193,19 @@ class _Checks:
 
     # ---------------------------------------------------------------- segments
 
-    def _segment_names(self) -> Iterator[Finding]:
+    def _segment_names(self) -> Iterator[QuiverFinding]:
         for entry in self._list(names.SEGMENTS_DIR):
             where = f"{names.SEGMENTS_DIR}/{entry.name}"
             if names.is_building_dir(entry.name):
                 if self.owner is None:
                     what = "a segment that was being built; its bundles are in the WAL"
-                    yield Finding(Severity.NOTE, where, what, "the next start removes it")
+                    yield QuiverFinding(Severity.NOTE, where, what, "the next start removes it")
             elif names.parse_segment_dir(entry.name) is None:
-                yield Finding(Severity.WARNING, where, "not a segment's name", _SET_ASIDE)
+                yield QuiverFinding(Severity.WARNING, where, "not a segment's name", _SET_ASIDE)
         for name in self.inventory.unreadable:
             parsed = names.parse_segment_dir(name)
             assert parsed is not None, "BUG: only segments are listed as unreadable"
-            yield Finding(
+            yield QuiverFinding(
                 Severity.ERROR,
                 f"{names.SEGMENTS_DIR}/{name}",
                 f"the manifest cannot be read: {parsed.bundles} bundles, {parsed.events} events",
@@ -211,25 +213,27 @@ class _Checks:
                 ((parsed.first_seq, parsed.last_seq),),
             )
 
-    def _segments(self) -> Iterator[Finding]:
+    def _segments(self) -> Iterator[QuiverFinding]:
         deleted = self.inventory.ledger.state.deleted_segments
         for segment in self.inventory.segments:
             summary, where = segment.summary, f"{names.SEGMENTS_DIR}/{segment.path.name}"
             seqs = ((summary.first_seq, summary.last_seq),)
             if names.segment_dir(summary.name) != segment.path.name:
                 what = "its name and its manifest disagree"
-                yield Finding(Severity.ERROR, where, what, _SALVAGE, seqs)
+                yield QuiverFinding(Severity.ERROR, where, what, _SALVAGE, seqs)
             if summary.quiver_id not in self.inventory.own_ids:
                 what = f"it belongs to quiver {summary.quiver_id}"
-                yield Finding(Severity.WARNING, where, what, _SET_ASIDE, seqs)
+                yield QuiverFinding(Severity.WARNING, where, what, _SET_ASIDE, seqs)
             if summary.segment_seq in deleted:
                 if self.owner is None:
                     what = "the ledger says that it was deleted, and a power cut brought it back"
-                    yield Finding(Severity.NOTE, where, what, "the next start removes it", seqs)
+                    yield QuiverFinding(
+                        Severity.NOTE, where, what, "the next start removes it", seqs
+                    )
             else:
                 yield from self._files(segment)
 
-    def _files(self, segment: Segment) -> Iterator[Finding]:
+    def _files(self, segment: Segment) -> Iterator[QuiverFinding]:
         summary, where = segment.summary, f"{names.SEGMENTS_DIR}/{segment.path.name}"
         sizes = {entry.name: entry.size_bytes for entry in self._list(where)}
         seqs = ((summary.first_seq, summary.last_seq),)
@@ -238,7 +242,7 @@ class _Checks:
             if found == file.size_bytes or not self.disk.exists(segment.path):
                 continue
             what = f"it has {found} bytes, not {file.size_bytes}"
-            yield Finding(
+            yield QuiverFinding(
                 Severity.ERROR,
                 f"{where}/{file.name}",
                 "it is missing" if found is None else what,
@@ -246,7 +250,7 @@ class _Checks:
                 seqs,
             )
         if sizes.pop(names.BUNDLES, None) is None and self.disk.exists(segment.path):
-            yield Finding(
+            yield QuiverFinding(
                 Severity.WARNING,
                 f"{where}/{names.BUNDLES}",
                 "it is missing; readers are served from the rows, without producers",
@@ -255,15 +259,15 @@ class _Checks:
             )
         sizes.pop(names.MANIFEST, None)
         for name in sizes:
-            yield Finding(
+            yield QuiverFinding(
                 Severity.NOTE, f"{where}/{name}", "no file of this segment", "it is never read"
             )
 
-    def _overlaps(self) -> Iterator[Finding]:
+    def _overlaps(self) -> Iterator[QuiverFinding]:
         segments = self.inventory.segments
         for one, two in itertools.pairwise(segments):
             if two.summary.first_seq <= one.summary.last_seq:
-                yield Finding(
+                yield QuiverFinding(
                     Severity.ERROR,
                     f"{names.SEGMENTS_DIR}/{two.path.name}",
                     f"it has seqs that {one.path.name} has too",
@@ -274,7 +278,7 @@ class _Checks:
         for entry in self._list(names.SEGMENTS_DIR):
             parsed = names.parse_segment_dir(entry.name)
             if parsed is not None and entry.name not in known and self.owner is None:
-                yield Finding(
+                yield QuiverFinding(
                     Severity.WARNING,
                     f"{names.SEGMENTS_DIR}/{entry.name}",
                     "another segment has the same seqs, and is read instead",
@@ -284,10 +288,10 @@ class _Checks:
 
     # ------------------------------------------------------------------ ledger
 
-    def _ledger(self) -> Iterator[Finding]:
+    def _ledger(self) -> Iterator[QuiverFinding]:
         ledger = self.inventory.ledger
         for path, reason in ledger.unreadable:
-            yield Finding(
+            yield QuiverFinding(
                 Severity.ERROR,
                 f"{names.LEDGER_DIR}/{path.name}",
                 f"it cannot be read: {reason}",
@@ -296,7 +300,7 @@ class _Checks:
             )
         for damage in ledger.damages:
             what = f"{damage.size_bytes} bytes at {damage.offset} do not match their checksum"
-            yield Finding(
+            yield QuiverFinding(
                 Severity.ERROR,
                 damage.source,
                 what if damage.size_bytes else "it is missing or empty",
@@ -305,14 +309,14 @@ class _Checks:
         folders = (names.LEDGER_DIR, names.TRASH_DIR)  # older quivers have neither
         had_one = any(self.disk.exists(self.root / name) for name in folders)
         if had_one and not ledger.files and self.inventory.accepted.bundles:
-            yield Finding(
+            yield QuiverFinding(
                 Severity.ERROR,
                 names.LEDGER_DIR,
                 "there is no ledger that can be read, although bundles were accepted",
                 "the next start knows no subscribers; restore the files if they were moved away",
             )
         if ledger.torn_bytes and self.owner is None:
-            yield Finding(
+            yield QuiverFinding(
                 Severity.NOTE,
                 names.LEDGER_DIR,
                 f"{ledger.torn_bytes} bytes at the end were being written",
@@ -321,21 +325,21 @@ class _Checks:
 
     # --------------------------------------------------------------- the rest
 
-    def _leftovers(self) -> Iterator[Finding]:
+    def _leftovers(self) -> Iterator[QuiverFinding]:
         for entry in self._list(names.TRASH_DIR):
             if self.owner is None:
                 where = f"{names.TRASH_DIR}/{entry.name}"
                 what = "a segment that was being removed"
-                yield Finding(Severity.NOTE, where, what, "the next start removes it")
+                yield QuiverFinding(Severity.NOTE, where, what, "the next start removes it")
 
-    def _quarantine(self) -> Iterator[Finding]:
+    def _quarantine(self) -> Iterator[QuiverFinding]:
         for damage in self.inventory.quarantined:
             what = f"set aside: {damage.reason}"
             if damage.bundles:
                 what += f" ({damage.bundles} bundles, {damage.events} events)"
             where = f"{names.QUARANTINE_DIR}/ {damage.source}"
             act = f"{_SALVAGE}; remove it when you are done"
-            yield Finding(Severity.WARNING, where, what, act, _seqs(damage))
+            yield QuiverFinding(Severity.WARNING, where, what, act, _seqs(damage))
 
 
 def _seqs(damage: Damage) -> tuple[tuple[int, int], ...]:

@@ -100,7 +100,7 @@ class Line(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Filter:
+class LineFilter:
     """Which lines are wanted; None is all."""
 
     subscriber: str | None = None
@@ -147,7 +147,7 @@ def lines_of(content: LedgerContent) -> Iterator[Line]:
             yield Line(name, item.ingestion_ns, None, json.loads(bytes(item.payload)))
 
 
-def lines(disk: Disk, inventory: Inventory, wanted: Filter) -> Iterator[Line]:
+def lines(disk: Disk, inventory: Inventory, wanted: LineFilter) -> Iterator[Line]:
     """Yield the wanted lines of all files."""
     for content in ledger_files(disk, inventory):
         yield from (line for line in lines_of(content) if wanted.wants(line))

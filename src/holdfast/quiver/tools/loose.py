@@ -30,7 +30,7 @@ from holdfast.quiver.log.frame import (
     NOTHING,
     STAGED,
     FrameFault,
-    Kind,
+    FrameKind,
     decode,
 )
 from holdfast.quiver.log.replay import WalContent
@@ -241,7 +241,7 @@ def _find_salt(view: memoryview) -> int | None:
     last = len(view) - HEADER_BYTES
     for offset in range(WAL_HEADER_BYTES, last + 1, ALIGNMENT_BYTES):
         # Most places are sorted out by these two bytes.
-        if not Kind.ARROW <= view[offset + 8] <= Kind.CLOSE or view[offset + 9] > STAGED:
+        if not FrameKind.ARROW <= view[offset + 8] <= FrameKind.CLOSE or view[offset + 9] > STAGED:
             continue
         salt = _U64.unpack_from(view, offset)[0] ^ MAGIC
         try:

@@ -16,15 +16,15 @@ from holdfast.errors import CannotOpen, DirectoryLocked
 from holdfast.quiver import names
 from holdfast.quiver.backup_marker import refuse_backup
 from holdfast.quiver.config import QuiverConfig
-from holdfast.quiver.identity import Identity
+from holdfast.quiver.identity import QuiverIdentity
 from holdfast.quiver.inspect import Inventory, inspect
-from holdfast.quiver.keep.reserve import Reserve
+from holdfast.quiver.keep.reserve import DiskReserve
 from holdfast.quiver.keep.retention import Retention
 from holdfast.quiver.ledger.ledger import Ledger
 from holdfast.quiver.log.buffer import OpenBuffer
 from holdfast.quiver.log.frame import Totals
 from holdfast.quiver.log.writer import Writer
-from holdfast.quiver.read.shelf import Shelf
+from holdfast.quiver.read.shelf import ReadableBundles
 from holdfast.quiver.read.wakeup import Wakeup
 from holdfast.quiver.segments.build import SegmentBuilder
 from holdfast.quiver.segments.sealer import Sealer
@@ -33,12 +33,12 @@ from holdfast.seam.clock import Clock
 from holdfast.seam.disk import LockHeld
 
 
-def shelf_of(seam: Seam, inventory: Inventory) -> Shelf:
+def shelf_of(seam: Seam, inventory: Inventory) -> ReadableBundles:
     """Return a shelf with what a directory held when it was looked at."""
     # A writer and a sealer that are never started: nothing is added, nothing goes.
     config, wal_dir = QuiverConfig(), inventory.root / names.WAL_DIR
     builder = SegmentBuilder(seam.disk, inventory.root / names.SEGMENTS_DIR, "", config)
-    reserve = Reserve(seam, inventory.root)
+    reserve = DiskReserve(seam, inventory.root)
     sealer = Sealer(seam, config, builder, inventory.catalog, wal_dir, reserve)
     writer = Writer(seam, wal_dir, config, sealer, Wakeup(), reserve)
     buffer = OpenBuffer(seam.clock.monotonic_s())
@@ -48,7 +48,7 @@ def shelf_of(seam: Seam, inventory: Inventory) -> Shelf:
     writer.synced_seq = inventory.last_seq
     writer.accepted = inventory.accepted
     writer.published = (inventory.last_seq, inventory.accepted)
-    return Shelf(inventory.catalog, sealer, writer)
+    return ReadableBundles(inventory.catalog, sealer, writer)
 
 
 @contextmanager
@@ -136,7 +136,7 @@ def offline(seam: Seam, root: PurePath) -> Iterator[Offline]:
             held.ledger.close()
 
 
-def require_identity(inventory: Inventory) -> Identity:
+def require_identity(inventory: Inventory) -> QuiverIdentity:
     """Return who a quiver is, as FORMAT says."""
     if inventory.identity is None:
         raise CannotOpen(

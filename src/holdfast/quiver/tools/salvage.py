@@ -17,15 +17,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import PurePath
 
 from holdfast.quiver import names
-from holdfast.quiver.identity import Identity
+from holdfast.quiver.identity import QuiverIdentity
 from holdfast.quiver.inspect import inspect
 from holdfast.quiver.ledger.ledger import LedgerState
-from holdfast.quiver.log.buffer import Held
+from holdfast.quiver.log.buffer import HeldBundle
 from holdfast.quiver.log.frame import NOTHING, Totals
 from holdfast.quiver.log.wal import SEQ_BLOCK
 from holdfast.quiver.tools.assemble import Assembly, OnRead, check_apart
 from holdfast.quiver.tools.backup import fenced
-from holdfast.quiver.tools.findings import Finding, Severity
+from holdfast.quiver.tools.findings import QuiverFinding, Severity
 from holdfast.quiver.tools.offline import shelf_of
 from holdfast.quiver.tools.wreck import DamagedRange, Wreck, totals
 from holdfast.seam import Seam
@@ -47,7 +47,7 @@ class Salvaged:
     # As far as is known: names and headers that are lost themselves tell nothing.
     lost: Totals = NOTHING
     subscribers: list[str] = field(default_factory=list)
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[QuiverFinding] = field(default_factory=list)
 
 
 def salvage(seam: Seam, source: PurePath, target: PurePath, on_read: OnRead) -> Salvaged:
@@ -55,7 +55,9 @@ def salvage(seam: Seam, source: PurePath, target: PurePath, on_read: OnRead) -> 
     check_apart(source, target)
     wreck = Wreck(seam.disk, source, on_read)
     inventory, now_ns = wreck.inventory, seam.clock.wall_ns()
-    identity = Identity(random_uuid(seam.randomness), now_ns, tuple(sorted(inventory.own_ids)))
+    identity = QuiverIdentity(
+        random_uuid(seam.randomness), now_ns, tuple(sorted(inventory.own_ids))
+    )
     result = _count(wreck, Salvaged(identity.quiver_id))
     assembly = Assembly(seam, target, identity)
     for segment in wreck.whole:
@@ -69,7 +71,7 @@ def salvage(seam: Seam, source: PurePath, target: PurePath, on_read: OnRead) -> 
     return result
 
 
-def _bundles(wreck: Wreck) -> Iterator[Held]:
+def _bundles(wreck: Wreck) -> Iterator[HeldBundle]:
     for damaged in wreck.damaged:
         yield from (held for held, _ in wreck.bundles_of(damaged))
     yield from wreck.log

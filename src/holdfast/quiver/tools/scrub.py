@@ -20,7 +20,7 @@ from holdfast.quiver.log.wal import HEADER_BYTES
 from holdfast.quiver.segments import manifest
 from holdfast.quiver.segments.data_file import DataFile
 from holdfast.quiver.segments.segment import Segment
-from holdfast.quiver.tools.findings import Finding, Report, Severity, as_ranges
+from holdfast.quiver.tools.findings import QuiverFinding, Report, Severity, as_ranges
 from holdfast.quiver.tools.fsck import format_findings, wal_damage_findings
 from holdfast.seam.disk import Disk, entries_of, read_pages
 
@@ -60,7 +60,7 @@ def scrub(disk: Disk, root: PurePath, on_read: OnRead) -> Report:
         what = "the manifest cannot be read, so nothing in it can be checked"
         act = "`holdfast quiver salvage` reads what it can"
         where = f"{names.SEGMENTS_DIR}/{name}"
-        report.findings.append(Finding(Severity.ERROR, where, what, act))
+        report.findings.append(QuiverFinding(Severity.ERROR, where, what, act))
     return report
 
 
@@ -79,7 +79,7 @@ class _Scrub:
 
     # ------------------------------------------------------------- log files
 
-    def wal(self, inventory: Inventory) -> Iterator[Finding]:
+    def wal(self, inventory: Inventory) -> Iterator[QuiverFinding]:
         # Every frame was hashed when the directory was inspected.
         for content in inventory.wal:
             self._count(content.size_bytes)
@@ -91,9 +91,9 @@ class _Scrub:
                 self._done()
                 what = f"it cannot be read: {file.fault}"
                 act = "`holdfast quiver salvage` reads its frames into a new quiver"
-                yield Finding(Severity.ERROR, f"{names.WAL_DIR}/{file.name}", what, act)
+                yield QuiverFinding(Severity.ERROR, f"{names.WAL_DIR}/{file.name}", what, act)
 
-    def ledger(self, inventory: Inventory) -> Iterator[Finding]:
+    def ledger(self, inventory: Inventory) -> Iterator[QuiverFinding]:
         for path, _, _ in inventory.ledger.files:
             where = f"{names.LEDGER_DIR}/{path.name}"
             try:
@@ -112,22 +112,22 @@ class _Scrub:
                 if not isinstance(item, Frame) and item is not items[-1]:
                     what = f"{item.end - item.start} bytes at {item.start}: {item.reason}"
                     act = "outcomes in them are forgotten: readers may get those bundles again"
-                    yield Finding(Severity.ERROR, where, what, act)
+                    yield QuiverFinding(Severity.ERROR, where, what, act)
         for path, reason in inventory.ledger.unreadable:
             yield _unreadable_ledger(f"{names.LEDGER_DIR}/{path.name}", reason)
 
-    def _one_copy(self, where: str, path: PurePath) -> Iterator[Finding]:
+    def _one_copy(self, where: str, path: PurePath) -> Iterator[QuiverFinding]:
         try:
             head = read_pages(self._disk, path, HEADER_BYTES).view
         except FileNotFoundError:
             return  # removed since it was read
         if sound_copies(head) == 1:
             what = "one of the two copies of its header is damaged"
-            yield Finding(Severity.WARNING, where, what, _ONE_COPY)
+            yield QuiverFinding(Severity.WARNING, where, what, _ONE_COPY)
 
     # ---------------------------------------------------------------- segments
 
-    def segment(self, segment: Segment) -> list[Finding]:
+    def segment(self, segment: Segment) -> list[QuiverFinding]:
         """Return what is damaged in one segment; nothing if it was removed meanwhile."""
         findings = [*self._manifest(segment), *self._table(segment)]
         try:
@@ -137,19 +137,23 @@ class _Scrub:
             assert not self._disk.exists(segment.path), "BUG: only what is gone has no bundle table"
         return findings if self._disk.exists(segment.path) else []
 
-    def _manifest(self, segment: Segment) -> Iterator[Finding]:
+    def _manifest(self, segment: Segment) -> Iterator[QuiverFinding]:
         where = f"{names.SEGMENTS_DIR}/{segment.path.name}/{names.MANIFEST}"
         try:
             data = bytes(read_pages(self._disk, segment.path / names.MANIFEST).view)
         except OSError as error:
-            yield Finding(Severity.ERROR, where, f"it cannot be read: {error.strerror}", _RESTORE)
+            yield QuiverFinding(
+                Severity.ERROR, where, f"it cannot be read: {error.strerror}", _RESTORE
+            )
             return
         self._count(len(data))
         self._done()
         if manifest.sound_copies(data) == 1:
-            yield Finding(Severity.WARNING, where, "one of its two copies is damaged", _ONE_COPY)
+            yield QuiverFinding(
+                Severity.WARNING, where, "one of its two copies is damaged", _ONE_COPY
+            )
 
-    def _table(self, segment: Segment) -> Iterator[Finding]:
+    def _table(self, segment: Segment) -> Iterator[QuiverFinding]:
         where = f"{names.SEGMENTS_DIR}/{segment.path.name}/{names.BUNDLES}"
         summary = segment.summary
         try:
@@ -157,11 +161,11 @@ class _Scrub:
         except Damaged:
             what = "it is damaged; readers are served from the rows, without producers"
             seqs = ((summary.first_seq, summary.last_seq),)
-            yield Finding(Severity.WARNING, where, what, "restore it from a backup", seqs)
+            yield QuiverFinding(Severity.WARNING, where, what, "restore it from a backup", seqs)
         self._count(summary.size_bytes - sum(file.size_bytes for file in summary.files))
         self._done()
 
-    def _data_file(self, segment: Segment, file: DataFile) -> Iterator[Finding]:
+    def _data_file(self, segment: Segment, file: DataFile) -> Iterator[QuiverFinding]:
         where = f"{names.SEGMENTS_DIR}/{segment.path.name}/{file.summary.name}"
         number = segment.files.index(file)
         self._done()
@@ -174,7 +178,7 @@ class _Scrub:
                 what = damage.message.removeprefix("a segment file ")
                 what = f"{what} (record batch {index}, rows {first_row} to "
                 what += f"{first_row + batch.rows - 1})"
-                yield Finding(Severity.ERROR, where, what, _RESTORE, seqs)
+                yield QuiverFinding(Severity.ERROR, where, what, _RESTORE, seqs)
             self._count(batch.length)
             first_row, read_bytes = first_row + batch.rows, read_bytes + batch.length
         self._count(file.summary.size_bytes - read_bytes)
@@ -182,12 +186,12 @@ class _Scrub:
             file.check_frame()
         except Damaged as damage:
             what = damage.message.removeprefix("a segment file ")
-            yield Finding(Severity.WARNING, where, what, _FRAME)
+            yield QuiverFinding(Severity.WARNING, where, what, _FRAME)
 
 
-def _unreadable_ledger(where: str, reason: str) -> Finding:
+def _unreadable_ledger(where: str, reason: str) -> QuiverFinding:
     act = "readers may get again what they had acknowledged since the file before it"
-    return Finding(Severity.ERROR, where, f"it cannot be read: {reason}", act)
+    return QuiverFinding(Severity.ERROR, where, f"it cannot be read: {reason}", act)
 
 
 def _seqs_of_rows(

@@ -13,8 +13,8 @@ from holdfast.errors import BadInput, Damaged
 from holdfast.quiver import names
 from holdfast.quiver.bundle import Encoded, encode_arrow, encode_raw
 from holdfast.quiver.inspect import inspect
-from holdfast.quiver.log.buffer import Held
-from holdfast.quiver.log.frame import BODY_BYTES_MAX, NO_WATERMARK, Kind, Totals
+from holdfast.quiver.log.buffer import HeldBundle
+from holdfast.quiver.log.frame import BODY_BYTES_MAX, NO_WATERMARK, FrameKind, Totals
 from holdfast.quiver.log.header_block import HeaderFault, NewerVersion
 from holdfast.quiver.log.replay import Replay, WalContent, read_wal_file
 from holdfast.quiver.log.wal import HEADER_BYTES
@@ -22,9 +22,9 @@ from holdfast.quiver.segments import manifest
 from holdfast.quiver.segments.catalog import Catalog
 from holdfast.quiver.segments.segment import Bundle, Segment
 from holdfast.quiver.tools.assemble import OnRead
-from holdfast.quiver.tools.findings import Finding, Severity
+from holdfast.quiver.tools.findings import QuiverFinding, Severity
 from holdfast.quiver.tools.loose import LooseSegment, headless_content
-from holdfast.seam.disk import Disk, Entry, entries_of, read_pages
+from holdfast.seam.disk import DirEntry, Disk, entries_of, read_pages
 
 
 @dataclass
@@ -43,7 +43,7 @@ class Wreck:
         self.whole: list[Segment] = []
         self.damaged: list[DamagedRange] = []
         # What was left out, and why.
-        self.findings: list[Finding] = []
+        self.findings: list[QuiverFinding] = []
         self._disk = disk
         self._root = root
         self._on_read = on_read
@@ -52,7 +52,7 @@ class Wreck:
         # What the log holds beyond the whole segments, in order.
         self.log = [self.replay.bundles[seq] for seq in sorted(self.replay.bundles)]
 
-    def _list(self, folder: str) -> Iterator[tuple[PurePath, str, Entry]]:
+    def _list(self, folder: str) -> Iterator[tuple[PurePath, str, DirEntry]]:
         """Yield what is in a folder: its path, and the name it had before any quarantine."""
         path = self._root / folder
         for entry in entries_of(self._disk, path):
@@ -72,7 +72,7 @@ class Wreck:
         where = str(path.relative_to(self._root))
         seqs = () if name is None else ((name.first_seq, name.last_seq),)
         act = "look for it in a backup, or ask its producers to send it again"
-        self.findings.append(Finding(severity, where, what, act, seqs))
+        self.findings.append(QuiverFinding(severity, where, what, act, seqs))
 
     # ---------------------------------------------------------------- segments
 
@@ -172,7 +172,7 @@ class Wreck:
 
     # ------------------------------------------------------------------ bundles
 
-    def bundles_of(self, damaged: DamagedRange) -> Iterator[tuple[Held, bool]]:
+    def bundles_of(self, damaged: DamagedRange) -> Iterator[tuple[HeldBundle, bool]]:
         """Yield what can be read of damaged segments, and whether checksums say that it is right.
 
         Each bundle comes once; what the log holds too is taken from there.
@@ -187,25 +187,29 @@ class Wreck:
                     yield held, not isinstance(segment, LooseSegment)
 
 
-def totals(bundles: list[Held]) -> Totals:
+def totals(bundles: list[HeldBundle]) -> Totals:
     """Return how many bundles and events these are."""
     return Totals(len(bundles), sum(held.events for held in bundles))
 
 
-def _readable(segment: Segment) -> Iterator[Held]:
+def _readable(segment: Segment) -> Iterator[HeldBundle]:
     """Yield the bundles of a segment that can be read whole."""
     if isinstance(segment, LooseSegment):
         segment = segment.again()  # what it reads is forgotten with it
     events = sum(segment.bundle_table.column("events").to_pylist())
     for bundle in segment.bundles():
-        if bundle.kind == Kind.CONTROL and bundle.events == 0 and events < segment.summary.events:
+        if (
+            bundle.kind == FrameKind.CONTROL
+            and bundle.events == 0
+            and events < segment.summary.events
+        ):
             continue  # where rows are missing nobody knows that this never had any
         held = _held(bundle)
         if held is not None:
             yield held
 
 
-def _held(bundle: Bundle) -> Held | None:
+def _held(bundle: Bundle) -> HeldBundle | None:
     """Return a bundle as it was appended; None if it cannot be had whole."""
     try:
         encoded = _encode(bundle)
@@ -213,7 +217,7 @@ def _held(bundle: Bundle) -> Held | None:
         return None
     if encoded.events != bundle.events:
         return None
-    return Held(
+    return HeldBundle(
         bundle.seq,
         bundle.kind,
         bundle.ingestion_ns,
@@ -226,9 +230,9 @@ def _held(bundle: Bundle) -> Held | None:
 
 
 def _encode(bundle: Bundle) -> Encoded:
-    if bundle.kind == Kind.CONTROL:
-        return Encoded(Kind.CONTROL, b"", 0)
-    if bundle.kind == Kind.ARROW:
+    if bundle.kind == FrameKind.CONTROL:
+        return Encoded(FrameKind.CONTROL, b"", 0)
+    if bundle.kind == FrameKind.ARROW:
         return encode_arrow(bundle.slots, BODY_BYTES_MAX)
     ((slot, batch),) = bundle.slots.items()
     headers = [None if h is None else json.loads(h) for h in batch.column("headers").to_pylist()]

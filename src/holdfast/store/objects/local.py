@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from holdfast.errors import BadInput, Damaged, DiskFull, ObjectMissing, StorageFailed
 from holdfast.seam import Seam
-from holdfast.seam.disk import DISK_IS_FULL, Entry, Handle, LockHeld, write_all
+from holdfast.seam.disk import DISK_IS_FULL, DirEntry, Handle, LockHeld, write_all
 from holdfast.seam.points import FaultPoint
 from holdfast.store.objects.objects import ObjectExists, StoredObject, joined
 
@@ -162,11 +162,11 @@ class LocalObjects:
         """Remove temporary files that killed processes left; say what was found."""
         directory = self._root / TEMPORARY_DIR
         oldest_ns = self._clock.wall_ns() - int(LEFTOVER_AGE_S * 1e9)
-        removed: list[Entry] = []
-        kept: list[Entry] = []
+        removed: list[DirEntry] = []
+        kept: list[DirEntry] = []
         # Whatever is wrong with a leftover is no reason not to work.
         with contextlib.suppress(OSError):
-            by_mark: dict[str, list[Entry]] = {}
+            by_mark: dict[str, list[DirEntry]] = {}
             for entry in self._disk.list(directory):
                 named = _OWN_NAME.fullmatch(entry.name)
                 by_mark.setdefault(named[1] if named else "", []).append(entry)
@@ -187,7 +187,7 @@ class LocalObjects:
             sum(entry.size_bytes for entry in kept),
         )
 
-    def _remove_of(self, mark: str, files: Sequence[Entry]) -> bool:
+    def _remove_of(self, mark: str, files: Sequence[DirEntry]) -> bool:
         """Remove the files of a process that is dead; False if it is not."""
         if mark == self._mark:
             return False

@@ -25,7 +25,7 @@ from holdfast.operate.cli.quiver.parquet import write_parquet
 from holdfast.quiver import Outcome
 from holdfast.quiver.inspect import Inventory, inspect
 from holdfast.quiver.tools.changes import balances
-from holdfast.quiver.tools.history import Filter, Line, lines
+from holdfast.quiver.tools.history import Line, LineFilter, lines
 from holdfast.seam import Seam
 
 # Lines that a table shows when nobody says how many.
@@ -85,7 +85,7 @@ def ledger_command(  # noqa: PLR0913, PLR0917  (its options)
     if balance:
         return _tell_balance(seam, inventory, subscriber, as_json=as_json)
     kinds = frozenset(Outcome[name.upper()] for name in outcomes) if outcomes else None
-    wanted = Filter(subscriber, kinds, seq, as_ns(since), as_ns(until))
+    wanted = LineFilter(subscriber, kinds, seq, as_ns(since), as_ns(until))
     found: Iterable[Line] = lines(seam.disk, inventory, wanted)
     if limit is not None:
         found = deque(found, maxlen=limit)

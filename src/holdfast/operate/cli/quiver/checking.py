@@ -11,7 +11,7 @@ from holdfast.errors import Damaged
 from holdfast.operate.cli.output import json_option, print_json, print_table, size
 from holdfast.operate.cli.quiver.options import directory_argument
 from holdfast.operate.cli.quiver.progress import ThrottledProgress
-from holdfast.quiver.tools.findings import Finding, Report
+from holdfast.quiver.tools.findings import QuiverFinding, Report
 from holdfast.quiver.tools.fsck import fsck
 from holdfast.quiver.tools.scrub import scrub, total_bytes
 from holdfast.seam import Seam
@@ -57,7 +57,7 @@ def tell_report(report: Report, done: str, *, as_json: bool) -> int:
     return 0 if report.ok else Damaged.exit_code
 
 
-def print_findings(findings: Sequence[Finding]) -> None:
+def print_findings(findings: Sequence[QuiverFinding]) -> None:
     """Print findings as a table, if there are any."""
     if findings:
         rows = [(f.severity, f.where, f.what, show_ranges(f.seqs), f.next) for f in findings]

@@ -20,7 +20,7 @@ from holdfast.operate.cli.quiver.options import (
 )
 from holdfast.operate.cli.quiver.progress import ThrottledProgress
 from holdfast.quiver.tools.backup import Copied, backup, restore
-from holdfast.quiver.tools.findings import Finding, Severity
+from holdfast.quiver.tools.findings import QuiverFinding, Severity
 from holdfast.quiver.tools.salvage import salvage
 from holdfast.quiver.tools.scrub import total_bytes
 from holdfast.seam import Seam
@@ -112,7 +112,7 @@ def _tell_copy(made: Copied, title: str, *, as_json: bool) -> int:
     return _exit_code(made.findings)
 
 
-def _exit_code(findings: list[Finding]) -> int:
+def _exit_code(findings: list[QuiverFinding]) -> int:
     lost = any(finding.severity is Severity.ERROR for finding in findings)
     return Damaged.exit_code if lost else 0
 
