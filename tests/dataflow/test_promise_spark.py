@@ -129,7 +129,7 @@ def read(folder: Path) -> list[dict[str, Any]]:
     return [row for table in tables for row in table.to_pylist()]
 
 
-def set_aside(root: Path) -> list[int]:
+def rejected_rows(root: Path) -> list[int]:
     """Return the numbers of the rows among the dead letters."""
     found: list[int] = []
     for folder in (root / "state").glob("*/dead_letters"):
@@ -156,7 +156,7 @@ def check(plan: Plan, root: Path, spark: SparkSession) -> None:
     starts = [(row["window_start"], row["key"]) for row in results]
     assert len(set(starts)) == len(starts)  # each window once
     late = [row["number"] for row in read(root / "late")]
-    refused = set_aside(root)
+    refused = rejected_rows(root)
     assert Counter(refused) == Counter(n for n, row in rows.items() if row.is_refused)
     assert len(set(late)) == len(late)
     in_time = [row for n, row in rows.items() if n not in {*late, *refused}]
@@ -178,7 +178,7 @@ def test_a_row_is_counted_or_late_or_refused(spark: SparkSession, tmp_path: Path
     check(SMALL, tmp_path, spark)
     late = [row["number"] for row in read(tmp_path / "late")]
     assert late == [4]  # of 5 s, when both gateways had come to 17 s at least
-    assert set_aside(tmp_path) == [6]
+    assert rejected_rows(tmp_path) == [6]
 
 
 @pytest.mark.slow

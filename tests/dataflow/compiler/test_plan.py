@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from tests.dataflow.spec.pipelines import KINDS, WINDOW, pipeline, pipelines, same
 
-from holdfast.dataflow.compiler.cuts import ASKED, MEETS, SET_ASIDE, USED_TWICE, components
+from holdfast.dataflow.compiler.cuts import ASKED, MEETS, REJECTS, USED_TWICE, components
 from holdfast.dataflow.compiler.explain import explain
 from holdfast.dataflow.compiler.plan import EVERY, LANE, Output, Plan, Query, make_plan
 from holdfast.dataflow.spec import PipelineSettings
@@ -53,7 +53,7 @@ def test_no_edge_is_cut_without_a_need(one: PipelineSettings) -> None:
         edge = one.edges[index]
         if reason == ASKED:
             assert edge.durable
-        elif reason == SET_ASIDE:
+        elif reason == REJECTS:
             assert one.vertices[edge.vertex].sets_aside
             assert any(one.vertices[n].reduce for n in {edge.target, *one.behind(edge.target)})
         elif reason == USED_TWICE:
@@ -212,7 +212,7 @@ def test_a_function_that_sets_rows_aside_is_never_in_the_plan_of_a_reduce() -> N
     """It would be called twice for each row: once for its results, once for what failed."""
     kinds = {"a": "source", "f": "python", "m": "map", "r": "reduce", "y": "sink", "z": "sink"}
     plan = make_plan("p", pipeline("a -> f", "f -> y", "f -> m", "m -> r", "r -> z", **kinds))
-    assert [(cut.edge, cut.reason) for cut in plan.cuts] == [(2, SET_ASIDE)]
+    assert [(cut.edge, cut.reason) for cut in plan.cuts] == [(2, REJECTS)]
     assert [query.vertices for query in plan.queries] == [("a", "f", "y"), ("m", "r", "z")]
     dropping = {**kinds, "f": "dropping"}
     edges = ["a -> f", "f -> m", "m -> r", "r -> z"]
@@ -224,7 +224,7 @@ def test_results_of_a_function_reach_another_reduce_through_a_quiver() -> None:
     called = {"reduce": {"process": same, "returns": "x int", "timer_span": "30s"}}
     kinds = {"a": "source", "r": called, "s": "reduce", "z": "sink"}
     plan = make_plan("p", pipeline("a -> r", "r -> s", "s -> z", **kinds))
-    assert [cut.reason for cut in plan.cuts] == [SET_ASIDE]
+    assert [cut.reason for cut in plan.cuts] == [REJECTS]
     assert [query.horizon_s for query in plan.queries] == [40, 10]
 
 

@@ -19,7 +19,7 @@ from holdfast.errors import BadInput
 ERROR_LETTERS_MAX = 500
 ROW_LETTERS_MAX = 64 * 1024
 # What is raised for values that do not fit their columns.
-UNFIT = (pa.ArrowException, TypeError, ValueError, OverflowError, BadInput)
+ROW_ERRORS = (pa.ArrowException, TypeError, ValueError, OverflowError, BadInput)
 
 Returned = TypeVar("Returned")
 
@@ -76,7 +76,7 @@ def checked(row: Any) -> dict[str, Any]:
 
 
 def as_batch(rows: list[dict[str, Any]], schema: pa.Schema) -> pa.RecordBatch:
-    """Return rows as Arrow; raises one of `UNFIT` if they do not fit."""
+    """Return rows as Arrow; raises one of `ROW_ERRORS` if they do not fit."""
     for row in rows:
         if not row.keys() <= set(schema.names):
             unknown = ", ".join(sorted(map(str, row.keys() - set(schema.names))))

@@ -34,7 +34,7 @@ def continued(
         return make_plan(name, pipeline)
     identities = find_identities(pipeline, recorded)
     plan = make_plan(name, _as_recorded(pipeline, recorded, identities), recorded, identities)
-    wrong = list(_misfits(plan, recorded))
+    wrong = list(_mismatches(plan, recorded))
     if wrong:
         raise refusal(name, wrong, state_dir)
     return plan
@@ -185,7 +185,7 @@ def _edge(edge: PipelineEdge, identities: Mapping[str, str]) -> PipelineEdge:
 # ----------------------------------------------------------------------- checking
 
 
-def _misfits(plan: Plan, recorded: RecordedPlan) -> Iterator[str]:
+def _mismatches(plan: Plan, recorded: RecordedPlan) -> Iterator[str]:
     """Yield what would leave a state, or a place in a source, to nobody or to somebody else."""
     for query in recorded.queries:
         gone = _changed(plan, recorded, query.operators)

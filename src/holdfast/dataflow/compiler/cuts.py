@@ -29,7 +29,7 @@ from holdfast.dataflow.spec.edges import LATE, MAIN, PipelineEdge
 from holdfast.dataflow.spec.pipeline import PipelineSettings
 
 ASKED = "the pipeline says `durable: true`"
-SET_ASIDE = "a function sets rows aside here that may come again, and a reduce is behind"
+REJECTS = "a function sets rows aside here that may come again, and a reduce is behind"
 USED_TWICE = "results of a reduce are used more than once, and once by another reduce"
 APART = "the pipeline has run: a query that has begun takes up no reduce, and no other query"
 MEETS = "its rows meet those of another cut: in one query it would wait for its own watermark"
@@ -50,8 +50,8 @@ def find_cuts(
     for index, edge in enumerate(pipeline.edges):
         if edge.durable:
             reasons[index] = ASKED
-    for index in _set_aside(pipeline):
-        reasons.setdefault(index, SET_ASIDE)
+    for index in _rejecting(pipeline):
+        reasons.setdefault(index, REJECTS)
     for index in _used_twice(pipeline, set(reasons), homes or {}):
         reasons[index] = USED_TWICE
     for index in _apart(pipeline, set(reasons), homes or {}):
@@ -82,7 +82,7 @@ def reduces_behind(pipeline: PipelineSettings, edge: PipelineEdge) -> bool:
     return any(pipeline.vertices[name].reduce is not None for name in reached)
 
 
-def _set_aside(pipeline: PipelineSettings) -> list[int]:
+def _rejecting(pipeline: PipelineSettings) -> list[int]:
     return [
         index
         for index, edge in enumerate(pipeline.edges)

@@ -95,7 +95,7 @@ class Frames:
             return _naming(output.vertex, lambda: self._sql(step, self.rows_into(output.vertex)))
         run = self.run(self._run_of[output.vertex])
         if output.port == FAILED:
-            return set_aside(self.failures(output.vertex).where("_failed.lane IS NULL"))
+            return rejected_rows(self.failures(output.vertex).where("_failed.lane IS NULL"))
         assert output.vertex == self._run_of[output.vertex][-1], "BUG: a run is used in its middle"
         return run.where("_failed IS NULL").drop("_failed", "_lane")
 
@@ -115,7 +115,7 @@ class Frames:
             return self._reduce(output.vertex).results
         every = self.output(Output(output.vertex, EVERY))
         if output.port == FAILED:
-            return set_aside(self.failures(output.vertex))
+            return rejected_rows(self.failures(output.vertex))
         return every.where("_failed IS NULL").drop("_failed")
 
     def _along(self, edge: PipelineEdge) -> DataFrame:
@@ -221,7 +221,7 @@ class Frames:
         return after.withColumns({"_event_time": marked(F.col("_event_time"), self._lateness_ms)})
 
 
-def set_aside(failed: DataFrame, *more: str) -> DataFrame:
+def rejected_rows(failed: DataFrame, *more: str) -> DataFrame:
     """Return rows that failed as they are sent on, or with more of them as they are kept."""
     parts = ("vertex", "error", "attempts", "row", *more)
     return failed.select(*(f"_failed.{part}" for part in parts), "_event_time")

@@ -66,7 +66,7 @@ class Places:
         return self.of_query(query) / "checkpoint"
 
     def dead_letters(self, query: Query) -> Path:
-        """Return the quiver of rows that a query set aside."""
+        """Return the quiver of rows that a query rejected."""
         return self.of_query(query) / "dead_letters"
 
     def lane(self, query: Query, part: str) -> Path:

@@ -2,7 +2,7 @@
 
 Spark hands rows to Python and takes them back once for a whole run, however many functions it has.
 A row that a function does not take (it raises, returns something else than it said, or does not
-end in time) is tried again as often as the pipeline says, and then set aside: it goes on as a row
+end in time) is tried again as often as the pipeline says, and then rejected: it goes on as a row
 whose column `_failed` says what happened, for its branch to pick up. All others go on.
 
 Where the vertex has a retry lane, `_failed` also has everything that the row needs to come again:
@@ -26,7 +26,7 @@ import pyarrow.compute as pc
 from pyspark import TaskContext
 
 from holdfast.dataflow.compiler.calls import (
-    UNFIT,
+    ROW_ERRORS,
     FunctionFailed,
     GaveUp,
     as_batch,
@@ -192,7 +192,7 @@ class _Caller:
 
     def apply(self, part: _Rows, lane: pa.RecordBatch) -> tuple[_Rows, list[pa.RecordBatch]]:
         """Return what becomes of a part and of rows that come again, and the rows that failed."""
-        part, unfit = self._with_lane(part, lane)
+        part, rejected = self._with_lane(part, lane)
         # By the place of its row among all that this task called the function with.
         names = [f"{self._task}.{next(self._numbers)}" for _ in range(part.rows.num_rows)]
         failures: list[_FailedCall] = []
@@ -202,25 +202,25 @@ class _Caller:
             done = self._apply_to_rows(part, failures)
         if failures and self._call.is_fatal:
             raise FunctionFailed(_sentence(self._call, part, failures[0]))
-        return _arrived(done), [self._set_aside(part, failures, names), *unfit]
+        return _arrived(done), [self._rejected(part, failures, names), *rejected]
 
     def _with_lane(self, part: _Rows, lane: pa.RecordBatch) -> tuple[_Rows, list[pa.RecordBatch]]:
         """Return a part with the rows that come again here, and those that cannot any more."""
         if not lane.num_rows:
             return part, []
         mine = lane.filter(pc.equal(lane.column("_lane").field("vertex"), self._call.vertex))
-        parts, unfit = [part], []
+        parts, rejected = [part], []
         fit, fit_system = fitter(part.rows.schema), fitter(part.system.schema)
         for place, kept in enumerate(mine.column("_lane").field("row").to_pylist()):
             system = mine.slice(place, 1)
             try:
                 whole = pa.ipc.open_stream(kept).read_all().to_batches()[0]
                 rows = fit(whole)
-            except (*UNFIT, OSError, IndexError) as error:
-                unfit.append(self._no_longer(system, f"its columns changed: {told(error)}"))
+            except (*ROW_ERRORS, OSError, IndexError) as error:
+                rejected.append(self._no_longer(system, f"its columns changed: {told(error)}"))
                 continue
             parts.append(_Rows(rows, fit_system(_with_columns(system, whole))))
-        return _Rows(*(_concat([one[side] for one in parts]) for side in (0, 1))), unfit
+        return _Rows(*(_concat([one[side] for one in parts]) for side in (0, 1))), rejected
 
     def _no_longer(self, system: pa.RecordBatch, error: str) -> pa.RecordBatch:
         attempts = system.column("_lane").field("attempts")[0].as_py()
@@ -242,7 +242,7 @@ class _Caller:
             return part.take([place for place, rows in made if rows])
         try:
             return self._as_part(part, made)
-        except UNFIT:  # some row is; the others go on without it
+        except ROW_ERRORS:  # some row is; the others go on without it
             return self._as_part(part, list(self._fit_alone(made, failures)))
 
     def _fit_alone(
@@ -251,7 +251,7 @@ class _Caller:
         for place, rows in made:
             try:
                 self._as_batch(rows)
-            except UNFIT as error:
+            except ROW_ERRORS as error:
                 failures.append(_FailedCall(place, told(error), 1))
             else:
                 yield place, rows
@@ -293,7 +293,7 @@ class _Caller:
             return self._fitting(returned, mine)
         except GaveUp as gave:
             error, attempts = gave.error, gave.attempts
-        except UNFIT as wrong:
+        except ROW_ERRORS as wrong:
             error, attempts = told(wrong), 1
         if len(places) > 1:
             middle = len(places) // 2
@@ -336,7 +336,7 @@ class _Caller:
             raise TypeError(f"returned {type(returned).__name__}, not rows")
         return list(returned)
 
-    def _set_aside(
+    def _rejected(
         self, part: _Rows, failures: Sequence[_FailedCall], names: Sequence[str]
     ) -> pa.RecordBatch:
         """Return the rows that failed; those of a sink keep their columns."""

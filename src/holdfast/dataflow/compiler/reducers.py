@@ -9,7 +9,7 @@ late is the same, because the column that is marked for Spark is the end of a ro
     session           one group is one key: its sessions are found when a timer goes off
     process           one group is one key: what is kept and when to wake is the function's affair
 
-A function that fails does not end the query: what it was called with is set aside, as in a map. The
+A function that fails does not end the query: what it was called with is rejected, as in a map. The
 state is then what it was before that call.
 """
 
@@ -32,7 +32,7 @@ from pyspark.sql.streaming.stateful_processor import (
 )
 
 from holdfast.dataflow.compiler.calls import (
-    UNFIT,
+    ROW_ERRORS,
     FunctionFailed,
     GaveUp,
     as_batch,
@@ -93,7 +93,7 @@ class Reducer(StatefulProcessor):
             rows = as_batch(returned, pa.schema([*reducing.returns, _TAGS])).to_pylist()
         except GaveUp as gave:
             return [self._failed(gave.error, gave.attempts, given, fixed, when)], True
-        except UNFIT as error:
+        except ROW_ERRORS as error:
             return [self._failed(told(error), 1, given, fixed, when)], True
         return [self._row(fixed, row, when, None) for row in rows], False
 

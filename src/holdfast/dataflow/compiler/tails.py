@@ -26,7 +26,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.datasource import WriterCommitMessage
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from holdfast.dataflow.compiler.frames import Frames, call_python, set_aside, without_system
+from holdfast.dataflow.compiler.frames import Frames, call_python, rejected_rows, without_system
 from holdfast.dataflow.compiler.lane import without
 from holdfast.dataflow.compiler.places import (
     EVENT_TIME,
@@ -141,7 +141,7 @@ class Tail:
             for output in self._query.writes:
                 options = self._buffer_options(output, hold_us)
                 self._write(frames.output(output), options, number)
-            self._set_aside(frames, number)
+            self._keep_rejected(frames, number)
 
     def _buffer_options(self, output: Output, hold_us: int | None) -> SinkOptions:
         address = self._buffers[output]
@@ -175,7 +175,7 @@ class Tail:
                 _keep(frames.run(run), kept)
         return frames
 
-    def _set_aside(self, frames: Frames, number: int) -> None:
+    def _keep_rejected(self, frames: Frames, number: int) -> None:
         """Keep rows that failed in the end and that no edge takes; count those that are dropped."""
         for name in self._query.vertices:
             vertex = self._plan.pipeline.vertices[name]
@@ -188,7 +188,7 @@ class Tail:
             if not vertex.keeps_failures:
                 self.counts["failed", name] += failed.count()
             elif not self._plan.pipeline.out_of(name, FAILED):
-                letters = set_aside(failed, "payload")
+                letters = rejected_rows(failed, "payload")
                 self.counts["failed", name] += self._dead_letters(name, letters, number)
 
     def _dead_letters(self, name: str, failed: DataFrame, number: int) -> int:
@@ -299,7 +299,7 @@ class Tail:
                 f"{name}-fallback", sink.fallback, told, number
             )
         else:
-            letters = set_aside(refused, "payload")
+            letters = rejected_rows(refused, "payload")
             self.counts["failed", name] += self._dead_letters(name, letters, number)
 
     def _place(self, name: str, target: TargetSettings, rows: DataFrame, number: int) -> int:

@@ -88,7 +88,7 @@ class QueryProgress:
     begin: Callable[[], StreamingQuery]
     restarts: Restarts
     checkpoint: Checkpoint
-    # Rows of its sources that did not fit.
+    # Rejected rows of its sources.
     rejected: RejectedCount | None = None
     clock_s: Callable[[], float] = time.monotonic
     rows_total: int = 0
@@ -171,8 +171,8 @@ class QueryProgress:
         """Return a picture of this moment."""
         last = self.spark.lastProgress
         tail = {} if self.tail is None else {".".join(k): n for k, n in self.tail.counts.items()}
-        unfit = {} if self.rejected is None else self.rejected.by_vertex
-        aside = {f"failed.{vertex}": n for vertex, n in unfit.items()}
+        found = {} if self.rejected is None else self.rejected.by_vertex
+        rejected = {f"failed.{vertex}": n for vertex, n in found.items()}
         operators = last["stateOperators"] if last else []
         batch_s = float(last["batchDuration"]) / 1000 if last else 0.0
         watermark = (last["eventTime"] or {}).get("watermark") if last else None
@@ -190,7 +190,7 @@ class QueryProgress:
             state_rows=state_rows,
             state_bytes=sum(int(operator["memoryUsedBytes"]) for operator in operators),
             left_out_total=self.left_out_total,
-            counts={name: n for name, n in {**self.observed, **tail, **aside}.items() if n},
+            counts={name: n for name, n in {**self.observed, **tail, **rejected}.items() if n},
         )
 
 

@@ -39,7 +39,7 @@ BUNDLE_ROWS = 10_000
 # Names of files that are done; more have to be moved away.
 DONE_MAX = 1_000_000
 # What Arrow says to a value that does not fit its column.
-_UNFIT = (pa.ArrowException, ValueError, TypeError, OverflowError)
+_ROW_ERRORS = (pa.ArrowException, ValueError, TypeError, OverflowError)
 SUFFIXES = {"ndjson": (".ndjson", ".jsonl", ".json"), "parquet": (".parquet",)}
 
 
@@ -227,8 +227,8 @@ class FilesIntake(SourceIntake):
             offset += len(line)
         try:
             fitting = self._batch(rows)
-        except _UNFIT:  # one at least; that must not cost the others
-            told = [self._why_unfit(row) for row in rows]
+        except _ROW_ERRORS:  # one at least; that must not cost the others
+            told = [self._why_rejected(row) for row in rows]
             wrong += [(*place, why) for place, why in zip(places, told, strict=True) if why]
             fitting = self._batch([row for row, why in zip(rows, told, strict=True) if not why])
         if wrong:
@@ -245,10 +245,10 @@ class FilesIntake(SourceIntake):
                 row[name] = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
         return row
 
-    def _why_unfit(self, row: dict[str, Any]) -> str:
+    def _why_rejected(self, row: dict[str, Any]) -> str:
         try:
             self._batch([row])
-        except _UNFIT as error:
+        except _ROW_ERRORS as error:
             return str(error)
         return ""
 

@@ -91,7 +91,7 @@ def read(
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a partition as Spark's schema has them; of some times, or as it is said.
 
-    Rows that do not fit the schema are set aside, or an error that names the first of them.
+    Rows that do not fit the schema are rejected, or an error that names the first of them.
     """
     wanted = to_arrow_schema(schema, timezone="UTC")
     fit = fitter(wanted)
@@ -126,7 +126,13 @@ class _PieceReader:
         )
 
     def rows(self) -> Iterator[pa.RecordBatch]:
-        """Yield the rows that fit."""
+        """Yield the rows that fit.
+
+        The fast path casts whole batches, and nobody counts rejected rows on it: the first batch
+        that does not fit raises `BadInput`, and the slow path takes over behind the rows that went
+        on before. The file of rejected rows is published in either case: a task that runs again,
+        and finds that all rows fit now, removes the file that its first run left.
+        """
         staged = self._staged() if self._options.unfit else None
         fit, rows_before = fitter(self._columns), 0
         try:
@@ -153,7 +159,7 @@ class _PieceReader:
     def _drifted(
         self, rows_before: int, staged: RejectedFile | None, error: BadInput
     ) -> Iterator[pa.RecordBatch]:
-        """Yield those of the rows that are left that fit, and set the others aside."""
+        """Yield those of the rows that are left that fit, and stage the others as rejected."""
         name, piece = self._options.called, self._piece
         where = f"quiver {piece.quiver_id}, segment {piece.segment}, {piece.place.name}"
         for one in read_drifted(self._read, self._wanted, self._columns, rows_before):

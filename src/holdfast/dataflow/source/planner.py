@@ -382,7 +382,7 @@ class Planner:
 
         A quiver may be silent, or the dead letters of rows that did not fit may be in use.
         """
-        if not self._are_set_aside(end):
+        if not self._has_kept_rejected(end):
             return False
         reached = self._reached()
         done = set(end.seqs) <= set(reached)
@@ -393,7 +393,7 @@ class Planner:
                 done = self._try(gateway, acknowledge) is not None and done
         return done
 
-    def _are_set_aside(self, end: Offset) -> bool:
+    def _has_kept_rejected(self, end: Offset) -> bool:
         """Keep the rows before an offset that did not fit; False if that cannot be done now."""
         if self._dead_letters is not None:
             try:

@@ -87,7 +87,11 @@ class QuiverClient(ABC):
         return max(position, end)
 
     def report(self, position: Position, claim_us: int) -> EventTimeReport:
-        """Say what waits from a position on; what is older than the claim does not hold it."""
+        """Report what waits from a position on; what is older than the claim does not hold it.
+
+        The quiver states facts; whether it counts as idle, and whose promises hold, is decided
+        here, because it follows from the settings of this pipeline and another one has its own.
+        """
         known = self.statement(position, claim_us)
         is_idle = not known.pending_events and known.quiet_s >= self._options.idle_after
         producers_us = _earliest_promise(known, self._options.producers)

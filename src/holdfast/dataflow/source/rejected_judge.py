@@ -1,4 +1,4 @@
-"""Which rows of a batch fit the columns that a query reads, and which do not.
+"""Which rows of a batch fit the columns that a query reads, and which are rejected.
 
 A column is cast as a whole, and as long as that works nothing else happens. If it does not, it is
 cast in ever smaller parts, down to single values: one value that does not fit costs one row.

@@ -1,4 +1,4 @@
-"""Rows that do not fit, from the files of tasks into the dead-letter quiver, each once.
+"""Rejected rows, from the files of tasks into the dead letter quiver, each once.
 
 This is done in the process that plans, when a batch is committed and before it is acknowledged:
 
@@ -10,9 +10,9 @@ dies behind it appends again what was begun, to the same E, under the same epoch
 answers that it has them. That is so even if Spark forgot the batch in a power cut and the next one
 ends elsewhere: what was begun is finished first, by itself.
 
-Rows of bundles before the last E that is done were set aside, whatever files say: a task that came
-too late may leave one. Two files may be about one row, if a batch was planned anew with another
-end: it is taken once. So what is appended for an E depends on the rows alone, and not on files.
+Rows of bundles before the last E that is done are dead letters, whatever files say: a task that
+came too late may leave one. Two files may be about one row, if a batch was planned anew with
+another end: it is taken once. So what is appended for an E depends on the rows alone, not on files.
 
 The quiver is opened only while that is done. Its lock is also what keeps two drivers apart, if one
 has not ended yet when the next one begins. The note says how many rows there were, for whoever
@@ -67,7 +67,7 @@ log = logging.getLogger("holdfast.dataflow")
 
 
 class RejectedPublisher:
-    """Sets aside what the tasks of one stream found. One thread."""
+    """Makes dead letters of what the tasks of one stream rejected. One thread."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._directory = options.unfit
@@ -79,7 +79,7 @@ class RejectedPublisher:
         self._note = _RejectedNote(Checkpoint(options.checkpoint), options)
 
     def publish(self, ends: Mapping[str, int]) -> None:
-        """Set aside all rows of bundles before these, by quiver; costs nothing if there are none.
+        """Append all rejected rows of bundles before these, by quiver; free if there are none.
 
         Raises `DirectoryLocked` if somebody has the dead letters open for too long.
         """
@@ -166,7 +166,7 @@ def _open_when_free(directory: str) -> Quiver:
 
 
 class _RejectedNote:
-    """How far a stream's rows are set aside, by quiver: a small file, replaced and synced."""
+    """How far rejected rows are dead letters, by quiver: a small file, replaced and synced."""
 
     def __init__(self, checkpoint: Checkpoint, options: SourceOptions) -> None:
         self._path = checkpoint.folder / FOLDER / f"{options.subscriber}{_NOTE_SUFFIX}"
@@ -178,7 +178,7 @@ class _RejectedNote:
         self._quivers = _read_note(self._path).get("quivers", {})
 
     def done(self, quiver_id: str) -> int:
-        """Return before which bundle everything is set aside."""
+        """Return before which bundle all rejected rows are dead letters."""
         return self._quivers.get(quiver_id, {}).get("done", 0)
 
     def begun(self, quiver_id: str) -> int | None:
@@ -210,7 +210,7 @@ def _read_note(path: Path) -> dict[str, Any]:
 
 
 def rejected_totals(checkpoint: Path) -> Counter[str]:
-    """Return how many rows of a query were ever set aside because they did not fit, by vertex."""
+    """Return how many rows of a query were ever rejected by its sources, by vertex."""
     totals: Counter[str] = Counter()
     for path in (checkpoint / FOLDER).glob(f"*{_NOTE_SUFFIX}"):
         note = _read_note(path)
@@ -220,7 +220,7 @@ def rejected_totals(checkpoint: Path) -> Counter[str]:
 
 
 class RejectedCount:
-    """How many rows of a query did not fit since a driver began; for the driver, which asks."""
+    """How many rows of a query were rejected since a driver began; for the driver, which asks."""
 
     def __init__(self, checkpoint: Path) -> None:
         self._checkpoint = checkpoint

@@ -1,4 +1,4 @@
-"""Rows that do not fit a query's columns, on their way from a task to the dead letters: files.
+"""Rejected rows, which do not fit a query's columns, on their way to the dead letters: files.
 
 A task cannot write dead letters itself: it may run twice, its batch may be run again, and a query
 may read its source twice in one batch. So it leaves a file beside the checkpoint, whose name says

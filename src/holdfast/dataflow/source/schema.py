@@ -84,7 +84,7 @@ def stored_schema(options: SourceOptions) -> pa.Schema:
     if stored is not None:
         schema = pa.schema(list(_readable(stored, must=options.columns is not None)))
     if options.unfit and schema is not None and remembered is not None:
-        # The query's state, and rows that were set aside, are of the types it began with.
+        # The query's state, and rejected rows, are of the types it began with.
         schema = _with_new_columns(remembered, schema)
     schema = schema or remembered
     if schema is None:
@@ -105,7 +105,7 @@ def _stored(options: SourceOptions, remembered: pa.Schema | None) -> pa.Schema |
     except BadInput:
         if remembered is None or not options.unfit:
             raise
-        return None  # a column has other values than it had: what does not fit is set aside
+        return None  # a column has other values than it had: what does not fit is rejected
 
 
 def _with_new_columns(known: pa.Schema, found: pa.Schema) -> pa.Schema:

@@ -8,7 +8,7 @@ durable when the driver dies in between:
     (Spark)        writes offsets/N: positions, claim, heartbeat
     partitions     the pieces of exactly that range, planned now or, after a restart, again
     (Spark)        runs the batch, the sink commits it, writes commits/N
-    acknowledge    rows that did not fit become dead letters (rejected_publish.py); then what
+    acknowledge    rejected rows become dead letters (rejected_publish.py); then what
                    commits/N covers is acked: at the next question, at `stop`, or at the next
                    start. Spark's own `commit` comes only when the next batch is planned, and
                    never for the last one; the commit log in the checkpoint says it earlier.

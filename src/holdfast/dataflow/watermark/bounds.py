@@ -1,4 +1,4 @@
-"""What one gateway says about event time, and how far the watermark may go on its account."""
+"""What one gateway reports about event time, and how far the watermark may go on its account."""
 
 from __future__ import annotations
 
