@@ -105,8 +105,8 @@ NO_TOKEN = "cannot start any token while scanning for the next token"
     [
         ("", "1:1 the file is empty"),
         ("# only a comment\n", "1:1 the file is empty"),
-        ("a: 1\na: 2", "2:1 the key 'a' is here twice"),
-        ("x: {a: 1, a: 2}", "1:11 the key 'a' is here twice"),
+        ("a: 1\na: 2", "2:1 duplicate key 'a'"),
+        ("x: {a: 1, a: 2}", "1:11 duplicate key 'a'"),
         ("a: 1\n---\nb: 2", "2:1 a second document begins"),
         ("a: *x", "1:4 there is no anchor 'x'"),
         ("a: &x [*x]", "1:8 there is no anchor 'x'"),

@@ -178,7 +178,7 @@ def test_every_error_is_told_at_once_in_the_order_of_the_file(tmp_path: Path) ->
         "4:51 error there is no key 'listn' here",
         "4:68 error ratio: input should be a valid number, unable to parse string as a number",
         "5:46 error there is no key 'urll' here",
-        "6:3 error the key 'a' is here twice",
+        "6:3 error duplicate key 'a'",
     ]
 
 

@@ -69,7 +69,7 @@ def test_a_source_may_read_what_a_sink_writes_and_a_folder_that_is_there(tmp_pat
     (tmp_path / "there").mkdir()
     text = GRAPH.replace("quiver: buffer, decode: openlineage", "quiver: [own, there, ./later]")
     text = text.replace("again: {sink: {quiver: buffer}}", "again: {sink: {quiver: own}}")
-    assert [m for _, m, _ in findings(tmp_path, text)] == ["nobody reads the quiver 'buffer'"]
+    assert [m for _, m, _ in findings(tmp_path, text)] == ["nothing reads the quiver 'buffer'"]
 
 
 def test_lineage_to_a_gateway_that_takes_none_is_an_error(tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ def test_lineage_to_a_gateway_that_takes_none_is_an_error(tmp_path: Path) -> Non
 def test_a_pipeline_that_is_run_elsewhere_needs_a_quiver_that_is_served(tmp_path: Path) -> None:
     elsewhere = GRAPH + "spark: {run: false}\n"
     assert findings(tmp_path, elsewhere) == [
-        (9, "while the gateway runs, nobody else can use its quiver 'buffer'",
+        (9, "no other process can use the quiver 'buffer' while the gateway runs",
          "add `flight: {}`, and `dataflow run` finds it there"),
     ]  # fmt: skip
     assert findings(tmp_path, elsewhere + "flight: {}\n") == []

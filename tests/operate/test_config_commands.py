@@ -45,7 +45,7 @@ def test_warnings_are_told_and_are_no_failure(tmp_path: Path) -> None:
     )
     told = run("validate", str(file))
     assert told.return_value == 0
-    assert f"{file}:4:3: warning: nothing leads to 'other'; it is not started" in told.output
+    assert f"{file}:4:3: warning: 'other' is not connected, and is not started" in told.output
     assert told.output.endswith("0 errors, 1 warning\n")
 
 

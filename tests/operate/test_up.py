@@ -193,7 +193,7 @@ def test_a_destination_is_paused_tapped_and_resumed_from_outside(
         assert gateway.metric("gateway_destination_state", state="paused") == 1
         nobody = run_cli("destination", "pause", "nobody", str(gateway.config), "--json")
         assert nobody.returncode == 2
-        assert "known: backend" in nobody.stderr
+        assert "destinations of this gateway: backend" in nobody.stderr
         data = str(gateway.folder / "data")
         assert run_cli("destination", "resume", "backend", data).returncode == 0
         until(lambda: backend.jobs == ["waits"], "it goes on")

@@ -102,7 +102,7 @@ class RejectedSettings(_StoreSettings):
     bytes_per_s: SizeBytes = Field(default=4 * MB, ge=1)
     """Bytes per second that are kept, on average."""
     burst_s: DurationS = Field(default=10.0, gt=0)
-    """So many seconds' worth of both may come at once."""
+    """A burst may bring this many seconds' worth of both."""
 
 
 class UndeliveredSettings(_StoreSettings):

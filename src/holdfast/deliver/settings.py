@@ -1,4 +1,4 @@
-"""What a destination may be told: order, limits, and how it takes a no."""
+"""The settings of a destination: order, limits, retries, and when an event is given up."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ class PoisonSettings(FileSettings):
     """When an event that alone makes a destination fail becomes a dead letter."""
 
     attempts: int = Field(default=5, ge=1)
-    """An event that failed so often in a row is tried together with others from then on."""
+    """After this many failures in a row, an event is sent in pairs with others."""
     pairs: int = Field(default=20, ge=10, le=64)
-    """So many times the event must fail while another one, sent right before or after it, is taken;
-    first one that was taken before, which is sent again for that, then as many new ones from behind
-    it. A destination that fails by chance makes a dead letter of a good event with a probability of
-    at most 2 to the power of minus this: one in a million."""
+    """How many times the event must fail while another one, sent right before or after it, is
+    taken; first one that was taken before, which is sent again for that, then as many new ones
+    from behind it. A destination that fails by chance makes a dead letter of a good event with a
+    probability of at most 2 to the power of minus this: one in a million."""
     held_s: DurationS = Field(default=900.0, ge=0)
-    """Nor does it become one before it failed for so long."""
+    """It does not become a dead letter before it has failed for this long."""
 
 
 class DeliverySettings(FileSettings):

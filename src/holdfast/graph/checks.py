@@ -112,9 +112,13 @@ class _Checker:
             hint = nearest(name, self._names, "known nodes")
             self._error(place, f"there is no node {name!r}", hint)
         elif node.kind == "exporter":
-            self._error(place, "nothing comes behind an exporter", "remove its destinations")
+            self._error(place, "an exporter has no destinations", "remove its destinations")
         elif target is not None and target.kind == "receiver":
-            self._error(place, f"{name!r} is a receiver: nothing leads to it", "name an exporter")
+            self._error(
+                place,
+                f"{name!r} is a receiver: it has no input",
+                "name an exporter",
+            )
 
     def settings_fit_the_kind(self) -> None:
         """`delivery` is for exporters, order and cap fit the number of workers."""
@@ -165,7 +169,7 @@ class _Checker:
                 if node.name in {one.name for one in reached(self._graph, self._graph.nodes[name])}
             )
             told.update(circle)
-            message = f"events would go in a circle: {', '.join(circle)}"
+            message = f"these components form a cycle: {', '.join(circle)}"
             place = next(place for _, place, name in self._arrows(node) if name in circle)
             self._error(place, message, "remove one of these connections")
         return bool(told)
@@ -196,12 +200,12 @@ class _Checker:
     def _check_step(self, node: Node, place: Location, target: Node) -> None:
         hint = BEHIND_HINT.format(name=target.name)
         if node.kind == "receiver" and target.kind == "processor" and not target.is_quiver:
-            self._error(place, f"the processor {target.name!r} stands before the quiver", hint)
+            self._error(place, f"the processor {target.name!r} comes before the quiver", hint)
         elif node.kind == "receiver" and target.kind == "exporter":
-            self._error(place, f"{target.name!r} is fed past the quiver", hint)
+            self._error(place, f"{target.name!r} bypasses the quiver", hint)
         elif node.kind == "processor" and target.is_quiver:
             hint = BEHIND_HINT.format(name=node.name)
-            self._error(place, f"{node.name!r} stands before the quiver {target.name!r}", hint)
+            self._error(place, f"{node.name!r} comes before the quiver {target.name!r}", hint)
 
     def _flow_without_quiver(self) -> None:
         receivers = self._graph.of_kind("receiver")
@@ -220,14 +224,14 @@ class _Checker:
         read = {quiver for _, quiver in named_sources(self._graph.settings.pipelines)}
         for node in self._graph.nodes.values():
             if node.kind != "receiver" and not node.is_quiver and node.name not in used:
-                message = f"nothing leads to {node.name!r}; it is not started"
+                message = f"{node.name!r} is not connected, and is not started"
                 self._warn(self._node_place(node.name), message, "connect it, or remove it")
             if node.is_quiver and not node.destinations and node.name not in read:
-                message = f"nobody reads the quiver {node.name!r}"
-                hint = "what it accepts goes by age and size alone; add `to: […]`"
+                message = f"nothing reads the quiver {node.name!r}"
+                hint = "what it accepts is removed by age and size alone; add `to: […]`"
                 self._warn(self._node_place(node.name), message, hint)
             if node.processor is not None and not node.destinations:
-                message = f"nothing comes behind {node.name!r}"
+                message = f"{node.name!r} has no destinations"
                 self._warn(self._node_place(node.name), message, "connect it, or remove it")
         if not self._graph.of_kind("receiver"):
             place = self._document.key_place(("nodes",))
@@ -247,8 +251,8 @@ class _Checker:
                     hint = "a destination has one order; add a second exporter"
                     self._error(self._node_place(one.exporters[0].name), message, hint)
                 if not _exclude_each_other(one.chains):
-                    message = f"several ways lead to {one.name!r}"
-                    hint = "it gets an event as it comes by the first way that lets it through"
+                    message = f"several paths lead to {one.name!r}"
+                    hint = "it gets each event once, by the first path that lets it through"
                     self._warn(self._node_place(one.exporters[0].name), message, hint)
                 self._check_limit(one.exporters[0], quiver.config)
                 if all(node.kind == "exporter" for node in one.exporters):

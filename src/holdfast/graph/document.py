@@ -308,8 +308,8 @@ class _Reader:
                 continue
             if name in found:
                 first = self._document.keys[*path, name]
-                message = f"the key {name!r} is here twice"
-                hint = f"it stands in line {first.line} already"
+                message = f"duplicate key {name!r}"
+                hint = f"it is already in line {first.line}"
                 self._document.find(key.place, message, hint)
                 continue
             self._document.keys[*path, name] = key.place

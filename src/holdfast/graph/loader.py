@@ -51,7 +51,7 @@ def load(
         count = f"{len(errors)} errors" if len(errors) > 1 else "1 error"
         raise BadConfig(
             f"the configuration has {count}",
-            hint="mend it, and look again with `holdfast validate`",
+            hint="fix it, then run `holdfast validate` again",
             path=document.file,
             findings=findings[:FINDINGS_MAX],
         )

@@ -111,7 +111,7 @@ class DeadLettersSection(DeadLettersSettings):
     path: LocalPath | None = None
     """Their directory, relative to the file; by default `dead_letters` in `data_dir`."""
     handlers: dict[Name, HandlerSettings] = Field(default_factory=dict)
-    """Who is told of events that were not accepted; each gets all of them."""
+    """Exporters that are sent the events that were not accepted; each gets all of them."""
 
 
 class AdminSettings(Settings):
@@ -122,27 +122,27 @@ class AdminSettings(Settings):
 
 
 class StatsdSettings(Settings):
-    """The figures of `/metrics`, pushed over UDP."""
+    """The metrics of `/metrics`, pushed over UDP."""
 
     address: AddressText = "127.0.0.1:8125"
     """Where the statsd server listens."""
     interval: DurationS = Field(default=10.0, ge=0.1, le=3600)
-    """How often the figures are sent."""
+    """How often they are sent."""
     labels: Literal["tags", "names"] = "tags"
     """Labels as tags (`|#destination:marquez`), or as parts of the name for servers without."""
     max_packets: int = Field(default=200, ge=1, le=10_000)
-    """Datagrams of one push; figures beyond them wait for the next one."""
+    """Datagrams of one push; metrics beyond them wait for the next one."""
 
 
 class LoggingSettings(Settings):
     """Holdfast's own log, on standard error."""
 
     level: Literal["debug", "info", "warning", "error"] = "info"
-    """The least severity that is told."""
+    """The lowest severity that is logged."""
     format: Literal["auto", "json", "console"] = "auto"
     """Lines of JSON, or for people; `auto` is for people on a terminal only."""
     max_lines_per_s: int = Field(default=100, ge=1, le=100_000)
-    """More lines than this are counted, and not told."""
+    """Lines beyond this are counted, not written."""
     max_line: SizeBytes = Field(default=8192, ge=256, le=1024 * 1024)
     """A longer line is cut."""
 
@@ -153,8 +153,7 @@ class GraphFile(Settings):
     data_dir: LocalPath = "./holdfast_data"
     """The directory for everything durable, relative to the file."""
     workers: int = Field(default=1, ge=1, le=WORKERS_MAX)
-    """So many processes share the ports; each has a quiver of its own, and order is kept within
-    each."""
+    """How many processes share the ports; each has a quiver and keeps its order."""
     drain: DurationS = Field(default=30.0, le=3600)
     """How long a stop waits for requests and deliveries that are under way."""
     admin: AdminSettings = AdminSettings()
@@ -162,7 +161,7 @@ class GraphFile(Settings):
     logging: LoggingSettings = LoggingSettings()
     """Holdfast's own log."""
     statsd: StatsdSettings | None = None
-    """Figures over UDP; by default none."""
+    """Metrics over UDP; off by default."""
     dead_letters: DeadLettersSection = DeadLettersSection()
     """Events that were not accepted, or that a destination will never take."""
     nodes: dict[Name, NodeSettings] = Field(min_length=1)

@@ -52,7 +52,7 @@ def _check_served(graph: Graph, document: Document) -> None:
         return
     for at, _, named in _named(graph):
         if named in owned:
-            message = f"while the gateway runs, nobody else can use its quiver {named!r}"
+            message = f"no other process can use the quiver {named!r} while the gateway runs"
             hint = "add `flight: {}`, and `dataflow run` finds it there"
             document.find(document.value_place(at), message, hint, is_warning=True)
             return

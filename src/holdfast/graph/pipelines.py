@@ -173,7 +173,7 @@ def _told(document: Document) -> tuple[ConfigFinding, ...]:
     if errors:
         raise BadConfig(
             f"the configuration has {f'{errors} errors' if errors > 1 else '1 error'}",
-            hint="mend it, and look again with `holdfast dataflow validate`",
+            hint="fix it, then run `holdfast dataflow validate` again",
             path=document.file,
             findings=findings[:FINDINGS_MAX],
         )

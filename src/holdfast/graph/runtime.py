@@ -293,7 +293,7 @@ class Gateway:
             try:
                 await self._look_for(losses)
             except (HoldfastError, OSError) as error:
-                log.warning("what destinations lost cannot be counted now: %s", error)
+                log.warning("cannot count what destinations lost: %s", error)
             await asyncio.sleep(KEEP_HOUSE_S)
             for buffer in self._buffers:
                 if buffer.store.adopted:
@@ -473,7 +473,10 @@ class Gateway:
         found = [outlet for outlet in self._outlets() if outlet.name == name]
         if not found:
             known = ", ".join(sorted({outlet.name for outlet in self._outlets()}))
-            raise BadInput(f"there is no destination {name!r}"[:200], hint=f"known: {known}")
+            raise BadInput(
+                f"there is no destination {name!r}"[:200],
+                hint=f"destinations of this gateway: {known}",
+            )
         return found
 
     def pause(self, name: str) -> None:
@@ -494,14 +497,14 @@ class Gateway:
             cores = ", ".join(str(one.core_id) for one in found)
             raise BadInput(
                 f"event {position.seq}/{position.row} holds {name!r} up in cores {cores}",
-                hint="mend what fails; there is no telling which of them is meant",
+                hint="fix what fails; it is not clear which of them is meant",
             )
         if not found or not await found[0].destination.skip(position, reason):
             held = [one.destination.statistics().held for one in outlets]
             named = ", ".join(f"{one.seq}/{one.row}" for one in held if one is not None)
             raise BadInput(
                 f"event {position.seq}/{position.row} does not hold {name!r} up",
-                hint=f"what does, by `holdfast destination ls`: {named or 'nothing'}",
+                hint=f"held now, as `holdfast destination ls` shows: {named or 'nothing'}",
             )
 
     def tap(self, name: str, after: int) -> dict[str, Any]:

@@ -105,7 +105,7 @@ def own_token(data_dir: Path) -> str:
             path=str(path),
         ) from error
     if not token:
-        raise BadConfig("the file is empty", hint="remove it: it is made anew", path=str(path))
+        raise BadConfig("the file is empty", hint="remove it; it is created again", path=str(path))
     return token
 
 

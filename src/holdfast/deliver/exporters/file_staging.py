@@ -169,7 +169,11 @@ class FileStaging:
         """Keep a copy of a damaged journal; its sound events are published all the same."""
         path = self._path(self._newest)
         aside = path.with_name(path.name + DAMAGED)
-        log.error("the journal %s is damaged; what is sound goes on, it stays as %s", path, aside)
+        log.error(
+            "the journal %s is damaged; its sound records are used, the damaged file is kept as %s",
+            path,
+            aside,
+        )
         if not self._disk.exists(aside):
             handle = self._disk.create(aside, "files.aside.create")
             try:
