@@ -11,7 +11,6 @@ import contextlib
 import json
 from collections.abc import Iterator
 from pathlib import PurePath
-from types import TracebackType
 from typing import NamedTuple, Self
 
 from pydantic import ValidationError
@@ -148,12 +147,7 @@ class Store:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
 

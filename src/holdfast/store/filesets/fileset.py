@@ -11,7 +11,6 @@ from __future__ import annotations
 import heapq
 import io
 from collections.abc import Iterator, Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 from holdfast.errors import BadInput, UnknownPath
@@ -175,12 +174,7 @@ class FileSet:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
     # What is there.

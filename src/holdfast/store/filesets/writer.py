@@ -13,7 +13,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator
 from pathlib import PurePath
-from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 from holdfast.errors import BadInput
@@ -87,12 +86,7 @@ class FileSetWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._closed = True
         self._writer.close()
 
