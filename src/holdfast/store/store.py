@@ -1,8 +1,8 @@
-"""The door of a store: where its objects lie, which database counts its references.
+"""Opens a store: where its objects are, and which database counts its references.
 
 `store.json` is the first object of a store. It says which format the store has, which id, and how
 its data is cut into chunks; it never changes. The database is part of the store, and knows its id:
-without it nothing could tell what is used, so it is never made anew behind the user's back.
+without it nothing shows what is used, so it is never recreated behind the user's back.
 """
 
 from __future__ import annotations

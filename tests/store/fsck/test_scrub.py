@@ -93,7 +93,7 @@ def test_it_goes_on_where_it_was_stopped_and_remembers_what_it_found(damaged: Da
         if len(done) == 10:
             stop.set()
 
-    interrupted = scrub(damaged.store, stop=stop, tell=tell)
+    interrupted = scrub(damaged.store, stop=stop, progress=tell)
     assert (interrupted.objects, interrupted.complete) == (10, False)
     resumed = scrub(damaged.store)
     assert resumed.complete
@@ -106,7 +106,7 @@ def test_it_goes_on_where_it_was_stopped_and_remembers_what_it_found(damaged: Da
 
 def test_it_can_be_told_to_begin_again(damaged: Damaged) -> None:
     stop = threading.Event()
-    scrub(damaged.store, stop=stop, tell=lambda _: stop.set())
+    scrub(damaged.store, stop=stop, progress=lambda _: stop.set())
     assert scrub(damaged.store, restart=True).objects == len(damaged.known())
 
 
@@ -123,7 +123,7 @@ def test_a_crash_repeats_no_more_than_a_bounded_number_of_objects(damaged: Damag
             raise Died
 
     with pytest.raises(Died):
-        scrub(damaged.store, settings=limits, tell=tell)
+        scrub(damaged.store, settings=limits, progress=tell)
     assert scrub(damaged.store, settings=limits).objects == len(damaged.known()) - 8
 
 

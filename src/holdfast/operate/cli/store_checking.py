@@ -192,7 +192,7 @@ def _scrub(store: Store, max_mb_s: float | None, *, restart: bool) -> ScrubRepor
     rate = int(max_mb_s * BYTES_PER_MB) if max_mb_s else None
     settings = FsckSettings(scrub_bytes_per_s=rate)
     with progress("scrub") as tell, _until_told_to_stop() as stop:
-        return scrub(store, settings=settings, restart=restart, stop=stop, tell=tell)
+        return scrub(store, settings=settings, restart=restart, stop=stop, progress=tell)
 
 
 def _repair_damaged(store: Store, findings: Sequence[StoreFinding]) -> RepairReport:

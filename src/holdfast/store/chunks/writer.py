@@ -148,7 +148,7 @@ class ChunkWriter:
         self._failure: BaseException | None = None
         self._marking = threading.Lock()
         bind_to_process(self)
-        # Whoever waits here is told at once. Weakly, because a job may outlive many writers.
+        # Wakes callers that wait here. Weakly, because a job may outlive many writers.
         this = weakref.ref(self)
         job.on_lost(lambda: _cancel(this()))
 

@@ -121,7 +121,7 @@ class IndexCursor:
     ) -> Iterator[tuple[list[str], list[pb.Index]]]:
         """Yield all that is left, as runs of paths and entries: the quick way through a layer.
 
-        A range that cannot be opened is an error, or is told to `lost` and passed over.
+        A range that cannot be opened is an error, or is given to `lost` and passed over.
         """
         while self.path is not None:
             if self.is_range:

@@ -59,7 +59,8 @@ class Restoring:
 
     `owner` None: as they were if this process is root's. Owners are found by their names where this
     machine knows them, unless `numeric_ids`. `set_id`: set-user-id and set-group-id bits and
-    capabilities are restored, too. `keep_going`: files that fail are told, and the rest restored.
+    capabilities are restored, too. `keep_going`: files that fail are
+    reported, and the rest is restored.
     """
 
     overwrite: bool = False
@@ -107,8 +108,8 @@ def extract(
 
     A file that is there already is an error, or is replaced with `overwrite`; others stay. No file
     has its name before all of it is there. Links that lead out of the folder are made by default,
-    as they were stored; nothing is written through them. `progress` is told, in this thread, how
-    many files and bytes are restored.
+    as they were stored; nothing is written through them. `progress` is called, in this
+    thread, with how many files and bytes are restored.
     """
     below = check_folder(folder)
     try:

@@ -193,7 +193,7 @@ class FolderReader:
                 folder.close()
 
     def open(self, entry: FolderEntry) -> ReadFile | None:
-        """Open a file to be read piece by piece; None, and told, if that cannot be."""
+        """Open a file to be read piece by piece; None, and a line in the report, if not."""
         try:
             return ReadFile(entry, self._folder().open_file(entry.path))
         except OSError as error:
@@ -208,7 +208,7 @@ class FolderReader:
             with self._folder().open_file(entry.path) as file:
                 return file.xattrs()
         except OSError:
-            return ()  # it went, or is told of where its content is read
+            return ()  # it is gone, or is reported where its content is read
 
     def _groups(self) -> Iterator[list[FoundFile]]:
         """Yield what stands in the folder, nothing read yet."""
@@ -311,7 +311,7 @@ class FolderReader:
         ]
 
     def target(self, entry: FolderEntry) -> str | None:
-        """Return where a link leads that is to be stored; None, and told, if it is not."""
+        """Return where a link leads; None, and a line in the report, if it is not stored."""
         try:
             target = self._folder().read_link(entry.path)
         except OSError as error:

@@ -17,7 +17,7 @@ class IndexChunk(NamedTuple):
     """One chunk of an index, as the entry above it says, and what was found when it was opened.
 
     `kind` is that of its entries: 'i' at level 1, 'r' above. `entries` is how many it holds itself;
-    None if it could not be opened, which `fault` tells. Files and `content_bytes` are all below it.
+    None if it could not be opened, as `fault` says. Files and `content_bytes` are all below it.
     """
 
     layer_seq: int
@@ -34,7 +34,7 @@ class IndexChunk(NamedTuple):
 
 
 class LayerEntry(NamedTuple):
-    """What one layer says of a path; None if that cannot be read, which `fault` tells."""
+    """What one layer says of a path; None if that cannot be read, as `fault` says."""
 
     layer_seq: int
     message: pb.Index | None

@@ -153,7 +153,7 @@ def files_of(
 def readable_files(
     nodes: IndexNodes, sources: Sequence[Source], lost: Callable[[LostRange], None]
 ) -> Iterator[tuple[str, pb.Index]]:
-    """Yield what `files_of` does, as far as the index can be read; `lost` is told of the rest."""
+    """Yield what `files_of` does, as far as the index can be read; `lost` gets the rest."""
     if len(sources) == 1 and sources[0].root is not None:
         for paths, indexes in IndexCursor(nodes, sources[0].root).leaf_runs(lost):
             yield from (pair for pair in zip(paths, indexes, strict=True) if pair[1].present)

@@ -79,7 +79,7 @@ def put_tree(
 ) -> StoredTree:
     """Store a folder. `parent` is a pinned file set, kept open until the new commit is made.
 
-    `progress` is told, in this thread, how many files were met and how many bytes were read.
+    `progress` is called, in this thread, with how many files were met and how many bytes were read.
     """
     with store.chunks.writer(job) as writer:
         before = PreviousTree(parent, parent_seen)

@@ -196,7 +196,7 @@ def check(store: Store, engine: CheckEngine, settings: FsckSettings | None = Non
             if one.kind not in NEEDED_BY_COMMITS:
                 continue
             if len(waiting) < limits.findings_max:
-                # An index that is cut off is told twice: it cannot be read, and has another size.
+                # An index that is cut off is found twice: it cannot be read, and has another size.
                 waiting.setdefault((one.kind, one.key), one)
             elif (one.kind, one.key) not in waiting:
                 report.omitted += 1

@@ -112,10 +112,10 @@ def stale_edges(part: Partition) -> pa.Table:
 
 
 def edges_to_nothing(part: Partition, lost: pa.Table) -> pa.Table:
-    """Return references to rows that are gone, unless the chunk is missing and told as such."""
+    """Return references to rows that are gone, unless the chunk is missing and reported as such."""
     gone = _anti(part.edge_to, part.row, KEY)
-    told = _anti(gone, lost, ["hash"])
-    return _edge_findings(FindingKind.LEAKED_EDGE, told, "there is no such chunk")
+    leaked = _anti(gone, lost, ["hash"])
+    return _edge_findings(FindingKind.LEAKED_EDGE, leaked, "there is no such chunk")
 
 
 def missing_edges(part: Partition) -> pa.Table:
@@ -158,8 +158,8 @@ def unwarranted_edges(part: Partition) -> pa.Table:
             _semi(of_chunks, _as_sources(part.walked), SOURCE[1:]),
         ]
     )
-    told = _anti(judged, part.expected, keys)
-    return _edge_findings(FindingKind.LEAKED_EDGE, told, "who is said to refer does not")
+    leaked = _anti(judged, part.expected, keys)
+    return _edge_findings(FindingKind.LEAKED_EDGE, leaked, "who is said to refer does not")
 
 
 def current(part: Partition) -> pa.Table:

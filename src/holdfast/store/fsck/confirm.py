@@ -96,7 +96,7 @@ class Confirm:
         if has_edge(self._database, source, ChunkKey(finding.hash, 0)):
             return None
         if not self._references.resolve([finding.hash]):
-            return None  # a missing chunk, and told as such: there is nothing to refer to
+            return None  # a missing chunk, and reported as such: there is nothing to refer to
         return finding if source_exists(self._references, source) else None
 
     def _counts(self, candidates: Sequence[StoreFinding]) -> dict[ChunkKey, StoreFinding]:

@@ -139,8 +139,8 @@ def without_known(
     found: Sequence[StoreFinding], known: Iterable[StoreFinding]
 ) -> list[StoreFinding]:
     """Return those about chunks of which nothing of the kind is known yet."""
-    told = {(one.kind, one.key) for one in known}
-    return [one for one in found if (one.kind, one.key) not in told]
+    seen = {(finding.kind, finding.key) for finding in known}
+    return [finding for finding in found if (finding.kind, finding.key) not in seen]
 
 
 def to_table(findings: Sequence[StoreFinding]) -> pa.Table:

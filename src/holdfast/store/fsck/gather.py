@@ -108,7 +108,7 @@ def source_facts(
 def object_facts(
     objects: Objects, prefixes: range, batch_rows: int, unknown: Callable[[StoredObject], None]
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the objects of chunks whose hashes begin so; `unknown` is told of other names."""
+    """Yield the objects of chunks whose hashes begin so; `unknown` is called with other names."""
     for prefix in prefixes:
         for page in pages(objects.list(f"{CHUNK_PREFIX}{prefix:02x}/"), batch_rows):
             found = []

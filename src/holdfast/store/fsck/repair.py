@@ -4,9 +4,9 @@ Nothing that may still be somebody's data is deleted. What is damaged is set asi
 `quarantine/` before anything takes its place; objects that nobody knows go only after the
 collector's grace; what is held by a lease, or refers to nothing yet, is not touched at all. Each
 step looks again before it changes anything, so a plan that is old, or was executed already, does no
-harm. What can be mended:
+harm. What can be repaired:
 
-- Of a missing or damaged chunk, the database is told that it is not stored. If another generation
+- Of a missing or damaged chunk, the database records that it is not stored. If another generation
   is whole, it is stored anew from that. If not, the next writer who has the same bytes stores them
   again, and the next repair moves the references there.
 - Rows and references are made to say what commits and chunks say, then counted anew.
@@ -32,7 +32,7 @@ from holdfast.store.fsck.commit_check import readable, row_of, stored_record
 from holdfast.store.fsck.confirm import Confirm, is_stored, source_exists
 from holdfast.store.fsck.findings import NEEDED_BY_COMMITS, FindingKind, StoreFinding, parse_source
 from holdfast.store.fsck.indexes import whole_object
-from holdfast.store.fsck.mend import Mender
+from holdfast.store.fsck.repair_transactions import RepairTransactions
 from holdfast.store.fsck.scrub import verify
 from holdfast.store.gc.collector import Collector
 from holdfast.store.gc.commit_rows import CommitId, commit_object_key
@@ -106,7 +106,7 @@ class Repair:
         self._store = store
         self._objects = store.objects
         self._references = store.references
-        self._mender = Mender(store.references)
+        self._transactions = RepairTransactions(store.references)
         self._confirm = Confirm(store.references, store.objects)
         self.report = RepairReport()
 
@@ -165,7 +165,7 @@ class Repair:
             self._set_aside(key, data)
             self._objects.put(key, [row.record])
         elif of_object is not None and of_object.name == row.name:
-            self._mender.replace_record(number, data)
+            self._transactions.replace_record(number, data)
         return ""
 
     def _write_commit(self, finding: StoreFinding) -> str:
@@ -181,7 +181,7 @@ class Repair:
             return ""
         commit = readable(data, number)
         is_whole = commit is not None and commit.name == finding.commit
-        if commit is not None and is_whole and self._mender.restore_commit(commit, data):
+        if commit is not None and is_whole and self._transactions.restore_commit(commit, data):
             return ""
         self._set_aside(commit_object_key(finding.commit, number), data)
         return ""
@@ -197,13 +197,13 @@ class Repair:
             return self._bring_back(finding)
         except Damaged:
             # The disk cannot read it, so it is not set aside. It stays until a collector takes it.
-            self._mender.lose(key)
+            self._transactions.lose(key)
             return self._store_anew(other)
         if verify(self._objects, key) is None:
-            self._mender.note_size(key, len(damaged))
+            self._transactions.note_size(key, len(damaged))
             return ""
         # First, so that nobody relies on it; then away with it.
-        self._mender.lose(key)
+        self._transactions.lose(key)
         self._set_aside(key.object_key(), damaged)
         return self._store_anew(other)
 
@@ -215,7 +215,7 @@ class Repair:
             return ""
         if self._references.resolve([key.hash]).get(key.hash) != key:
             return ""
-        self._mender.lose(key)
+        self._transactions.lose(key)
         return self._store_anew(whole_object(self._objects, key.hash, but=key))
 
     def _adopt(self, finding: StoreFinding) -> str:
@@ -238,20 +238,20 @@ class Repair:
             if needs_upload:
                 self._objects.put(new.object_key(), [stored])
                 # What a chunk refers to is noted with it, or a collector could take it.
-                children = self._references.resolve(self._mender.children(key.hash))
+                children = self._references.resolve(self._transactions.children(key.hash))
                 self._references.mark_uploaded(job, [(new, sorted(children))])
-            self._mender.move_edges(key.hash)
+            self._transactions.move_edges(key.hash)
         return ""
 
     def _add_edge(self, finding: StoreFinding) -> str:
         source = parse_source(finding.source)
         if source is None or not source_exists(self._references, source):
             return ""
-        stored = self._mender.add_edge(source, finding.hash)
+        stored = self._transactions.add_edge(source, finding.hash)
         return "" if stored else "the chunk is not stored"
 
     def _move_edge(self, finding: StoreFinding) -> str:
-        self._mender.move_edges(finding.hash)
+        self._transactions.move_edges(finding.hash)
         return ""
 
     def _drop_edge(self, finding: StoreFinding) -> str:
@@ -260,11 +260,11 @@ class Repair:
             return ""
         came_back = "nobody" in finding.detail and source.kind in (CHUNK_KIND, COMMIT_KIND)
         if not (came_back and source_exists(self._references, source)):
-            self._mender.drop_edge(source, finding.key)
+            self._transactions.drop_edge(source, finding.key)
         return ""
 
     def _recount(self, finding: StoreFinding) -> str:
-        self._mender.recount([finding.hash])
+        self._transactions.recount([finding.hash])
         return ""
 
     def _sweep(self, finding: StoreFinding) -> str:

@@ -58,10 +58,10 @@ def scrub(
     settings: FsckSettings | None = None,
     restart: bool = False,
     stop: threading.Event | None = None,
-    tell: Callable[[int], None] = lambda _: None,
+    progress: Callable[[int], None] = lambda _: None,
 ) -> ScrubReport:
-    """Read all chunks, or go on with a scrub that was stopped; `tell` is told the bytes done."""
-    run = _ScrubRun(store, settings or FsckSettings(), stop or threading.Event(), tell)
+    """Read all chunks, or resume a stopped scrub; `progress` is called with the bytes done."""
+    run = _ScrubRun(store, settings or FsckSettings(), stop or threading.Event(), progress)
     if restart:
         forget_position(store.references.database)
     return run.run()
@@ -94,13 +94,13 @@ class _ScrubRun:
         store: Store,
         settings: FsckSettings,
         stop: threading.Event,
-        tell: Callable[[int], None],
+        progress: Callable[[int], None],
     ) -> None:
         self._store = store
         self._settings = settings
         self._database = store.references.database
         self._stop = stop
-        self._tell = tell
+        self._progress = progress
         rate, clock = settings.scrub_bytes_per_s, store.references.seam.clock
         self._rate = TokenBucket(rate, rate, clock) if rate else None
         self._report = ScrubReport()
@@ -121,7 +121,7 @@ class _ScrubRun:
             self._verify(stored.key, stored.size_bytes)
             self._report.objects += 1
             self._report.size_bytes += stored.size_bytes
-            self._tell(stored.size_bytes)
+            self._progress(stored.size_bytes)
             done = stored.key
             if number % self._settings.scrub_save_objects == 0:
                 self._save(done)

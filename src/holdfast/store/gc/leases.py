@@ -66,7 +66,7 @@ class StoreLease:
         call()
 
     def lose(self) -> None:
-        """Tell everybody that the lease is lost."""
+        """Notify all holders that the lease is lost."""
         with self._lock:
             if self.lost.is_set():
                 return
@@ -154,7 +154,7 @@ class LeaseKeeper:
             lease.lose()
 
     def renew(self) -> None:
-        """Renew all leases once; tell those that are lost."""
+        """Renew all leases once; notify the holders of those that are lost."""
         with self._lock:
             leases = {lease.id: lease for lease in self._renewed_s}
         asked_s = self._clock.monotonic_s()

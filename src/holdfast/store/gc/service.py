@@ -196,7 +196,7 @@ class GcService:
         return grpc.method_handlers_generic_handler(SERVICE, methods)
 
     def _guarded(self, answer: Callable[[Any, grpc.ServicerContext], Any]) -> Callable[..., Any]:
-        """Let in only who has a token; tell errors as they are."""
+        """Let in only callers with a token; pass errors on as they are."""
 
         def guarded(request: Message, context: grpc.ServicerContext) -> Any:
             if self._tokens and not self._is_known(context):

@@ -1,4 +1,4 @@
-"""Objects as files in a folder, synced before anybody is told that they are there.
+"""Objects as files in a folder, synced before they are reported as stored.
 
 A put goes through five steps: write under a temporary name, sync the bytes, link to the real name
 (which fails if it exists), sync the folder, remove the temporary name. A name is therefore never
@@ -219,7 +219,7 @@ class LocalObjects:
                 except OSError as error:
                     if error.errno in DISK_IS_FULL:
                         raise
-                    # Nothing can be locked here: our files are told by their age.
+                    # Nothing can be locked here: our files are recognised by their age.
                     return self._mark.removeprefix("put-")
             return self._mark
 

@@ -37,7 +37,7 @@ from holdfast.store.gc.transitions import LOSE, CommitState, JobKind, allows
 from holdfast.store.objects.address import ChunkHash, ChunkKey
 
 
-class Mender:
+class RepairTransactions:
     """Changes rows and references so that they say what is true."""
 
     def __init__(self, references: References) -> None:
