@@ -52,6 +52,20 @@ ROOMS: dict[str, tuple[set[str], ...]] = {
         {"data_source", "run", "session"},
         {"__init__"},
     ),
+    "remote": (
+        {"faults", "ports", "sessions", "settings", "wire"},
+        {"connection", "gate", "puts", "stored"},
+        {"client", "reader"},
+        {"orders", "owner"},
+        {"child", "reader_process"},
+        {"server"},
+        {"__init__"},
+    ),
+    "seam": (
+        {"clock", "disk", "holder", "names", "owners", "points", "process", "randomness"},
+        {"faulty", "folders", "rate", "simulated"},
+        {"__init__"},
+    ),
     "store": (
         {"objects"},
         {"gc"},
