@@ -340,7 +340,7 @@ def test_dropping_needs_a_yes_where_nobody_can_be_asked(data: Path, run: Run) ->
     assert refused.code == 2
     assert "7 bundles with 12 events still wait" in refused.err
     unknown = run("quiver", "drop-subscriber", data, "nobody")
-    assert "known are archive, metrics" in unknown.err
+    assert "registered subscribers: archive, metrics" in unknown.err
     with Quiver.open(data, CONFIG) as quiver:
         assert quiver.subscribers() == ("archive", "metrics")
 

@@ -154,7 +154,7 @@ def test_a_subscriber_is_registered_once() -> None:
     ledger.register(subscriber("archive"))
     with pytest.raises(BadInput, match="is registered"):
         ledger.register(subscriber("archive"))
-    with pytest.raises(UnknownSubscriber, match="known are archive"):
+    with pytest.raises(UnknownSubscriber, match="registered subscribers: archive"):
         ledger.subscriber("nobody")
 
 

@@ -240,7 +240,7 @@ def test_drop_subscriber_gives_up_what_waited(quiver: Quiver, root: Path) -> Non
 
 def test_an_error_of_the_owner_is_raised_here(quiver: Quiver, root: Path) -> None:
     fill(quiver)
-    with pytest.raises(UnknownSubscriber, match="known are archive"):
+    with pytest.raises(UnknownSubscriber, match="registered subscribers: archive"):
         ask(root, "drop_subscriber", subscriber="nobody", reason="")
     with pytest.raises(UnknownPosition):
         ask(root, "replay", subscriber="archive", first_seq=2, end_seq=2)

@@ -193,7 +193,7 @@ class ControlServer:
             raise BadInput("the request is not JSON", hint=hint) from None
         verb = request.get("verb") if isinstance(request, dict) else None
         if not isinstance(verb, str) or verb not in self._verbs:
-            hint = f"known are {', '.join(self._verbs)}"
+            hint = f"verbs: {', '.join(self._verbs)}"
             raise BadInput(f"there is no verb {verb!r}"[:200], hint=hint)
         return self._verbs[verb], request
 

@@ -74,7 +74,7 @@ class _OwnerVerbs:
         name, outcome = _text(request, "subscriber"), _text(request, "outcome").upper()
         if outcome not in Outcome.__members__:
             known = ", ".join(one.name.lower() for one in Outcome)
-            raise BadInput(f"there is no outcome {outcome!r}"[:200], hint=f"known are {known}")
+            raise BadInput(f"there is no outcome {outcome!r}"[:200], hint=f"outcomes: {known}")
         reason = _text(request, "reason")
         return resolve_bundles(self._engine, name, seqs, Outcome[outcome], reason)._asdict()
 

@@ -319,7 +319,7 @@ class OwnerService(flight.FlightServerBase):  # type: ignore[misc]
     def _decode(self, body: bytes | pa.Buffer) -> Fields:
         if len(body) > self._settings.max_message:
             raise BadInput(
-                f"a request of {len(body)} bytes", hint="at most max_message bytes are taken"
+                f"a request of {len(body)} bytes", hint="send less, or raise flight.max_message"
             )
         return Fields.decode(memoryview(body))
 
@@ -411,4 +411,5 @@ def _options(fields: Fields) -> SubscriberOptions | None:
     try:
         return SubscriberOptions.from_fields(given)
     except TypeError as error:
-        raise BadInput("'options' has a value of the wrong type", hint="give numbers") from error
+        hint = "max_bytes, max_age_s and max_attempts are numbers, on_full is block or drop_oldest"
+        raise BadInput("'options' has a value of the wrong type", hint=hint) from error

@@ -98,7 +98,9 @@ def _slots(table: pa.Table) -> dict[str, pa.Table]:
     try:
         opened = [pa.ipc.open_stream(stream.as_buffer()).read_all() for stream in streams]
     except (pa.ArrowException, OSError) as error:
-        raise BadInput("a slot is not an Arrow IPC stream", hint="write it as one") from error
+        raise BadInput(
+            "a slot is not an Arrow IPC stream", hint="send each slot as a stream"
+        ) from error
     return dict(zip(names, opened, strict=True))
 
 
@@ -106,4 +108,5 @@ def _column(table: pa.Table, name: str, kind: pa.DataType) -> pa.ChunkedArray:
     try:
         return table.column(name).cast(kind)
     except (KeyError, pa.ArrowException) as error:
-        raise BadInput(f"the put has no column {name!r} of {kind}", hint="see its kind") from error
+        hint = "docs/reference/flight.md lists the columns of each kind of put"
+        raise BadInput(f"the put has no column {name!r} of {kind}", hint=hint) from error

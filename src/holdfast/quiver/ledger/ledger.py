@@ -251,7 +251,7 @@ class Ledger:
         if found is None:
             raise UnknownSubscriber(
                 f"no subscriber {name!r}",
-                hint=f"known are {', '.join(self.state.subscribers) or 'none'}",
+                hint=f"registered subscribers: {', '.join(self.state.subscribers) or 'none'}",
             )
         return found
 

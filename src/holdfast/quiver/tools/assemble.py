@@ -53,7 +53,8 @@ def copying(path: PurePath) -> Iterator[None]:
         kind = DiskFull if error.errno in (errno.ENOSPC, errno.EDQUOT) else StorageFailed
         raise kind(
             f"the copy could not be made: {error.strerror}",
-            hint="what it was made from is untouched; remove the copy, mend that, begin again",
+            hint="the original is untouched; free space or check the disk, remove the copy, and "
+            "start over",
             path=str(path),
         ) from error
 

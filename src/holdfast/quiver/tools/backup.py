@@ -120,7 +120,7 @@ class _OnlineBackup:
             if told is None:
                 raise CannotOpen(
                     "the owner ended while its quiver was copied",
-                    hint="remove the copy and begin again",
+                    hint="remove the copy and start over",
                     path=str(self._target),
                 )
             ledger_file = told["ledger_file"]

@@ -149,7 +149,7 @@ class _Checks:
                 Severity.ERROR,
                 names.BACKUP,
                 "the copy was interrupted",
-                "remove the directory and begin again",
+                "remove the directory and start over",
             )
 
     # --------------------------------------------------------------------- WAL

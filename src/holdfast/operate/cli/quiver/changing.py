@@ -72,7 +72,8 @@ def _account(directory: PurePath, subscriber: str) -> dict[str, Any]:
     accounts = {a["subscriber"]: a for a in balances(seam, inspect(seam.disk, directory))}
     if subscriber not in accounts:
         raise UnknownSubscriber(
-            f"no subscriber {subscriber!r}", hint=f"known are {', '.join(accounts) or 'none'}"
+            f"no subscriber {subscriber!r}",
+            hint=f"registered subscribers: {', '.join(accounts) or 'none'}",
         )
     return accounts[subscriber]
 
