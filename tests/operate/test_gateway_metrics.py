@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from tests.operate.exposition import parse
 from tests.operate.test_metrics import sample
 from tests.patience import until_async
 
+from holdfast.dataflow.driver.progress import QueryStatistics
+from holdfast.dataflow.driver.wire import DriverFigures, PipelineFigures
 from holdfast.deliver.statistics import DestinationStatistics, HeldEvent
 from holdfast.graph.runtime import GatewayStatistics
 from holdfast.operate.gateway_metrics import (
@@ -26,7 +29,12 @@ from holdfast.operate.gateway_metrics import (
     render_records,
 )
 from holdfast.operate.metrics import prometheus_name
+from holdfast.operate.pipeline_metrics import driver_records
 from holdfast.receive.receiver import ReceiverStatistics
+from holdfast.remote.server import ServerStatistics
+
+# The text with its values left out: names, explanations and labels are a promise.
+GOLDEN = Path(__file__).parents[1] / "golden" / "metrics.txt"
 
 # Told by `holdfast destination ls`, and no figures.
 NOT_SHOWN = {"name", "stalled_by", "stuck_key", "last_error", "dead_lettered"}
@@ -134,6 +142,36 @@ def test_counters_are_known_to_statsd() -> None:
     assert "gateway.destination.sent_events_total" in COUNTERS
     assert "gateway.destination.lag_events" not in COUNTERS
     assert "quiver.ingest.accepted_events_total" in COUNTERS
+
+
+def test_the_text_of_a_small_gateway_is_as_it_always_was(told: GatewayStatistics) -> None:
+    first, *rest = told.destinations
+    figures = first.figures._replace(failed={"auth": 1}, dead_lettered_by_reason={"permanent": 1})
+    changed = replace(
+        told,
+        destinations=(replace(first, figures=figures), *rest),
+        flight=ServerStatistics(1, 1, 0, 1, 1),
+    )
+    query = QueryStatistics(
+        "events",
+        True,
+        3,
+        4,
+        0.5,
+        100,
+        12.5,
+        "2026-05-01T10:00:00Z",
+        7.0,
+        2,
+        64,
+        1,
+        {"late.jobs": 5},
+    )
+    driver = DriverFigures(True, 1, {"jobs": PipelineFigures("running", queries=(query,))})
+    text = render_records([*gateway_records(changed), *driver_records(driver)])
+    text = re.sub(r'quiver_id="[^"]+"', 'quiver_id="…"', text)
+    text = re.sub(r"(?m)^([^#].*) \S+$", r"\1 …", text)
+    assert text == GOLDEN.read_text()
 
 
 def test_the_page_names_every_metric(tmp_path: Path) -> None:
