@@ -101,15 +101,15 @@ class Call:
     lane: LaneSettings | None = None
 
 
-class _Rows(NamedTuple):
+class _SplitRows(NamedTuple):
     """Rows, in two parts of equal length: the user's columns, and the system's."""
 
     rows: pa.RecordBatch
     system: pa.RecordBatch
 
-    def take(self, places: Sequence[int]) -> _Rows:
+    def take(self, places: Sequence[int]) -> _SplitRows:
         index = pa.array(places, pa.int64())
-        return _Rows(self.rows.take(index), self.system.take(index))
+        return _SplitRows(self.rows.take(index), self.system.take(index))
 
     def argument(self, place: int) -> dict[str, Any]:
         """Return a row as a function sees it."""
@@ -130,7 +130,7 @@ class FunctionRun:
         """Yield the rows of all batches after all functions."""
         context = TaskContext.get()
         task = f"{self._batch}.{context.partitionId() if context else 0}"
-        callers = [_Caller(call, load_function(call.function), task) for call in self._calls]
+        callers = [_CallRunner(call, load_function(call.function), task) for call in self._calls]
         fit = fitter(self._schema)
         for batch in batches:
             passing, part, lane = _split(_with_tags(batch))
@@ -148,7 +148,7 @@ def _with_tags(batch: pa.RecordBatch) -> pa.RecordBatch:
     return batch.append_column("_tags", pa.nulls(batch.num_rows, pa.list_(pa.string())))
 
 
-def _split(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, _Rows, pa.RecordBatch]:
+def _split(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, _SplitRows, pa.RecordBatch]:
     """Return the rows that are not for functions, those that are, and those that come again.
 
     Not for functions are control rows, and those that failed before.
@@ -165,10 +165,10 @@ def _split(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, _Rows, pa.RecordBatch
     if "_lane" in system:
         again = pc.is_valid(mine.column("_lane"))
         lane, mine = mine.filter(again).select(system), mine.filter(pc.invert(again))
-    return passing, _Rows(mine.select(names), mine.select(system)), lane
+    return passing, _SplitRows(mine.select(names), mine.select(system)), lane
 
 
-def _joined(part: _Rows) -> pa.RecordBatch:
+def _joined(part: _SplitRows) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(
         [*part.rows.columns, *part.system.columns],
         names=[*part.rows.schema.names, *part.system.schema.names],
@@ -181,8 +181,8 @@ class _FailedCall(NamedTuple):
     attempts: int
 
 
-class _Caller:
-    """One function, and one part after the other."""
+class _CallRunner:
+    """Runs one function over the rows of a task, one batch after the other."""
 
     def __init__(self, call: Call, function: Callable[..., Any], task: str = "") -> None:
         self._call = call
@@ -190,7 +190,9 @@ class _Caller:
         self._task = task
         self._numbers = itertools.count()
 
-    def apply(self, part: _Rows, lane: pa.RecordBatch) -> tuple[_Rows, list[pa.RecordBatch]]:
+    def apply(
+        self, part: _SplitRows, lane: pa.RecordBatch
+    ) -> tuple[_SplitRows, list[pa.RecordBatch]]:
         """Return what becomes of a part and of rows that come again, and the rows that failed."""
         part, rejected = self._with_lane(part, lane)
         # By the place of its row among all that this task called the function with.
@@ -204,7 +206,9 @@ class _Caller:
             raise FunctionFailed(_sentence(self._call, part, failures[0]))
         return _arrived(done), [self._rejected(part, failures, names), *rejected]
 
-    def _with_lane(self, part: _Rows, lane: pa.RecordBatch) -> tuple[_Rows, list[pa.RecordBatch]]:
+    def _with_lane(
+        self, part: _SplitRows, lane: pa.RecordBatch
+    ) -> tuple[_SplitRows, list[pa.RecordBatch]]:
         """Return a part with the rows that come again here, and those that cannot any more."""
         if not lane.num_rows:
             return part, []
@@ -219,8 +223,8 @@ class _Caller:
             except (*ROW_ERRORS, OSError, IndexError) as error:
                 rejected.append(self._no_longer(system, f"its columns changed: {told(error)}"))
                 continue
-            parts.append(_Rows(rows, fit_system(_with_columns(system, whole))))
-        return _Rows(*(_concat([one[side] for one in parts]) for side in (0, 1))), rejected
+            parts.append(_SplitRows(rows, fit_system(_with_columns(system, whole))))
+        return _SplitRows(*(_concat([one[side] for one in parts]) for side in (0, 1))), rejected
 
     def _no_longer(self, system: pa.RecordBatch, error: str) -> pa.RecordBatch:
         attempts = system.column("_lane").field("attempts")[0].as_py()
@@ -229,7 +233,7 @@ class _Caller:
 
     # ------------------------------------------------------------------ row by row
 
-    def _apply_to_rows(self, part: _Rows, failures: list[_FailedCall]) -> _Rows:
+    def _apply_to_rows(self, part: _SplitRows, failures: list[_FailedCall]) -> _SplitRows:
         made: list[tuple[int, list[dict[str, Any]]]] = []
         for place, row in enumerate(_arguments(part)):
             try:
@@ -256,13 +260,15 @@ class _Caller:
             else:
                 yield place, rows
 
-    def _as_part(self, part: _Rows, made: list[tuple[int, list[dict[str, Any]]]]) -> _Rows:
+    def _as_part(
+        self, part: _SplitRows, made: list[tuple[int, list[dict[str, Any]]]]
+    ) -> _SplitRows:
         batch = self._as_batch([row for _, rows in made for row in rows])
         origins = pa.array([place for place, rows in made for _ in rows], pa.int64())
         names = {name for _, rows in made for row in rows for name in row if name in SETTABLE}
         given = batch.select([name for name in SETTABLE if name in names])
         system = _with_columns(part.system.take(origins), given)
-        return _Rows(batch.select(self._call.returns.names), system)
+        return _SplitRows(batch.select(self._call.returns.names), system)
 
     def _rows_of(self, returned: Any, row: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """Yield the rows that a function made of one; raises if it returned something else."""
@@ -285,7 +291,9 @@ class _Caller:
 
     # ------------------------------------------------------------------ in batches
 
-    def _apply_to_batch(self, part: _Rows, places: range, failures: list[_FailedCall]) -> _Rows:
+    def _apply_to_batch(
+        self, part: _SplitRows, places: range, failures: list[_FailedCall]
+    ) -> _SplitRows:
         """Call the function for some rows; if it fails, for each half of them."""
         mine = part.take(list(places))
         try:
@@ -300,12 +308,12 @@ class _Caller:
             halves = [
                 self._apply_to_batch(part, h, failures) for h in (places[:middle], places[middle:])
             ]
-            return _Rows(*(_concat([half[side] for half in halves]) for side in (0, 1)))
+            return _SplitRows(*(_concat([half[side] for half in halves]) for side in (0, 1)))
         failures += [_FailedCall(place, error, attempts) for place in places]
         empty = pa.RecordBatch.from_pylist([], self._call.returns)
-        return _Rows(empty, mine.system.slice(0, 0))
+        return _SplitRows(empty, mine.system.slice(0, 0))
 
-    def _fitting(self, returned: Any, given: _Rows) -> _Rows:
+    def _fitting(self, returned: Any, given: _SplitRows) -> _SplitRows:
         if isinstance(returned, pa.Table):
             returned = _concat(
                 returned.to_batches() or [pa.RecordBatch.from_pylist([], returned.schema)]
@@ -314,11 +322,11 @@ class _Caller:
             raise TypeError(f"returned {type(returned).__name__}, not a RecordBatch or a Table")
         rows = fitter(self._call.returns)(returned)
         if returned.num_rows == given.system.num_rows:
-            return _Rows(rows, _with_columns(given.system, returned))
+            return _SplitRows(rows, _with_columns(given.system, returned))
         if not given.system.num_rows:
             raise ValueError("returned rows for none")
         # Nobody knows which row came from which: they have the earliest time of them all.
-        return _Rows(rows, _earliest(given.system, returned.num_rows))
+        return _SplitRows(rows, _earliest(given.system, returned.num_rows))
 
     # -------------------------------------------------------------------- one call
 
@@ -337,7 +345,7 @@ class _Caller:
         return list(returned)
 
     def _rejected(
-        self, part: _Rows, failures: Sequence[_FailedCall], names: Sequence[str]
+        self, part: _SplitRows, failures: Sequence[_FailedCall], names: Sequence[str]
     ) -> pa.RecordBatch:
         """Return the rows that failed; those of a sink keep their columns."""
         lost = part.take([failure.place for failure in failures])
@@ -358,10 +366,10 @@ class _Caller:
                 }
             )
         system = _replaced(lost.system, "_failed", pa.array(letters, FAILED_TYPE))
-        return _joined(_Rows(lost.rows, system)) if self._call.kind == "sink" else system
+        return _joined(_SplitRows(lost.rows, system)) if self._call.kind == "sink" else system
 
     def _again(
-        self, part: _Rows, place: int, before: dict[str, Any] | None, attempts: int, name: str
+        self, part: _SplitRows, place: int, before: dict[str, Any] | None, attempts: int, name: str
     ) -> dict[str, Any] | None:
         """Return what a row needs to come again; None if it was tried as often as it may."""
         lane = self._call.lane
@@ -383,7 +391,7 @@ class _Caller:
 # --------------------------------------------------------------------------- columns
 
 
-def _arguments(part: _Rows) -> list[dict[str, Any]]:
+def _arguments(part: _SplitRows) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = part.rows.to_pylist()
     for name in SETTABLE:
         if name in part.system.schema.names:
@@ -392,14 +400,14 @@ def _arguments(part: _Rows) -> list[dict[str, Any]]:
     return rows
 
 
-def _lane_of(part: _Rows, place: int) -> dict[str, Any] | None:
+def _lane_of(part: _SplitRows, place: int) -> dict[str, Any] | None:
     if "_lane" not in part.system.schema.names:
         return None
     found: dict[str, Any] | None = part.system.column("_lane")[place].as_py()
     return found
 
 
-def _arrived(part: _Rows) -> _Rows:
+def _arrived(part: _SplitRows) -> _SplitRows:
     """Return rows that came again and were taken as rows like all others."""
     if "_lane" not in part.system.schema.names:
         return part
@@ -408,7 +416,7 @@ def _arrived(part: _Rows) -> _Rows:
     )
 
 
-def _as_stream(part: _Rows, place: int) -> bytes:
+def _as_stream(part: _SplitRows, place: int) -> bytes:
     """Return a row with its tags as an Arrow stream."""
     row = part.rows.slice(place, 1)
     if "_tags" in part.system.schema.names:
@@ -458,7 +466,7 @@ def _concat(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
     )
 
 
-def _sentence(call: Call, part: _Rows, failure: _FailedCall) -> str:
+def _sentence(call: Call, part: _SplitRows, failure: _FailedCall) -> str:
     row = part.argument(failure.place)
     where = f" of bundle {row['_seq']}" if "_seq" in row else ""
     place = row.get("_row", failure.place)

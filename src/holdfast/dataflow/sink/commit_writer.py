@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
     from holdfast.store.gc.leases import Job
 
-FileFormat = Literal["parquet", "ndjson"]
+CommittedFormat = Literal["parquet", "ndjson"]
 BLOCK_BYTES = 1024 * 1024
 # Staged files of drivers that died are removed at this age.
 STALE_AFTER_S = 24 * 3600.0
@@ -112,7 +112,7 @@ class Spool(io.RawIOBase):
 
 
 def stage_file(
-    batches: Iterator[pa.RecordBatch], kind: FileFormat, folder: Path, inline_bytes: int
+    batches: Iterator[pa.RecordBatch], kind: CommittedFormat, folder: Path, inline_bytes: int
 ) -> StagedCommitFile:
     """Return the rows of a task as a file of that format."""
     spool = Spool(folder, inline_bytes)
@@ -156,7 +156,7 @@ def _write_lines(batches: Iterator[pa.RecordBatch], spool: Spool) -> int:
     return rows
 
 
-_ENCODERS: dict[FileFormat, Callable[[Iterator[pa.RecordBatch], Spool], int]] = {
+_ENCODERS: dict[CommittedFormat, Callable[[Iterator[pa.RecordBatch], Spool], int]] = {
     "parquet": _write_parquet,
     "ndjson": _write_lines,
 }
