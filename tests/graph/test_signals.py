@@ -191,6 +191,34 @@ def test_an_order_key_belongs_to_a_signal(tmp_path: Path) -> None:
     assert "there is no order key 'hots'; known keys: host, job, root_job, run" in found[0]
 
 
+def test_a_receiver_registers_its_signal_before_its_order_key_is_looked_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "late_receiver.py").write_text(
+        "from holdfast.settings import Settings as Config\n"
+        "from holdfast.signals.registry import register\n"
+        "from holdfast.signals.signal import Form, Signal, in_raw_slot\n"
+        "register(Signal('late', Form.RAW, in_raw_slot('late'), {'hour': str}))\n"
+        "def produces(config): return ('late',)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    path = tmp_path / "graph.yaml"
+    path.write_text(
+        "nodes:\n"
+        "  out: {kind: exporter, type: memory, "
+        "delivery: {order: key, key: hour, signals: [late]}}\n"
+        "  in: {kind: receiver, type: late, to: [out]}\n"
+    )
+    late = Component("late", "receiver", "late_receiver", "")
+    try:
+        graph = load(path, registry=Registry([late, *TOYS])).graph
+    finally:
+        registry.unregister("late")
+        sys.modules.pop("late_receiver", None)
+    assert graph.nodes["out"].delivery is not None
+    assert graph.nodes["out"].delivery.key == "hour"
+
+
 def test_a_signal_without_order_keys_is_delivered_as_received(tmp_path: Path) -> None:
     found = errors(
         tmp_path,

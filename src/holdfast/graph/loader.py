@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -67,6 +68,7 @@ class _Loader:
 
     def graph(self, file: Path) -> Graph | None:
         """Return the graph, or None if it has no shape at all."""
+        self._import_receivers()
         settings = validated(GraphFile, self._document.value, self._document, ())
         is_sound = settings is not None
         if settings is None:
@@ -143,20 +145,31 @@ class _Loader:
             return None
         return validated(model, dict(value), self._document, (*at, "config"))
 
+    def _import_receivers(self) -> None:
+        """Import the receivers, which register their signals: `delivery` may name these."""
+        for _, component, _ in self._found():
+            if component.kind == "receiver":
+                with suppress(ImportError):  # reported with its node
+                    _ = component.code
+
     def _look_at_configs(self, others: Collection[str]) -> None:
         """Check the settings of nodes that are wrong otherwise; others are checked anyway."""
+        for name, component, config in self._found():
+            if name not in others and isinstance(config, dict):
+                self._config(component, config, ("nodes", name))
+
+    def _found(self) -> Iterator[tuple[str, Component, object]]:
+        """Yield the nodes of the file whose type is known, before anything of it is checked."""
         value = self._document.value
         nodes = value.get("nodes") if isinstance(value, dict) else None
         for name, node in nodes.items() if isinstance(nodes, dict) else ():
-            if name in others or not isinstance(node, dict):
+            if not isinstance(node, dict):
                 continue
             kind, named = node.get("kind"), node.get("type") or node.get("plugin_urn")
-            config = {} if node.get("config") is None else node["config"]
-            if not (isinstance(kind, str) and isinstance(named, str) and isinstance(config, dict)):
-                continue  # reported already
-            component = self._registry.find(kind, named)
-            if component is not None:
-                self._config(component, config, ("nodes", name))
+            if isinstance(kind, str) and isinstance(named, str):
+                component = self._registry.find(kind, named)
+                if component is not None:
+                    yield name, component, {} if node.get("config") is None else node["config"]
 
 
 def _indivisible(path: TreePath) -> TreePath:
