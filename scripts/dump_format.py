@@ -31,17 +31,17 @@ from holdfast.quiver import (
     RetentionConfig,
     SegmentConfig,
     SubscriberOptions,
-    names,
 )
-from holdfast.quiver.bundle import decode_arrow, encode_arrow
+from holdfast.quiver.base import names
+from holdfast.quiver.base.bundle import decode_arrow, encode_arrow
+from holdfast.quiver.base.frame import HEADER_BYTES, STAGED, Frame, FrameKind
+from holdfast.quiver.base.points import QuiverPoint
 from holdfast.quiver.ledger import log as ledger_log
 from holdfast.quiver.ledger.log import LineKind, decode_resolutions, read_ledger_file
 from holdfast.quiver.ledger.recovery import recover_ledger
 from holdfast.quiver.ledger.subscriber import Subscriber
-from holdfast.quiver.log.frame import HEADER_BYTES, STAGED, Frame, FrameKind
 from holdfast.quiver.log.wal import HEADER_BYTES as WAL_HEADER_BYTES
 from holdfast.quiver.log.wal import decode_header, walk
-from holdfast.quiver.points import QuiverPoint
 from holdfast.seam import Seam
 from holdfast.seam.clock import JumpingClock
 from holdfast.seam.disk import Disk

@@ -19,7 +19,7 @@ from typing import Any
 import pyarrow as pa
 
 from holdfast.quiver import ColumnExtractor, Quiver, QuiverConfig, Receipt, SegmentConfig
-from holdfast.quiver.points import QuiverPoint
+from holdfast.quiver.base.points import QuiverPoint
 from holdfast.seam import Seam
 from holdfast.seam.clock import JumpingClock
 from holdfast.seam.faulty import Fault, FaultKind, FaultyDisk

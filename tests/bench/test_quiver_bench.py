@@ -17,7 +17,7 @@ from holdfast.bench.scale import QUIVER_QUICK
 from holdfast.bench.workload import raw_event, telemetry_batch
 from holdfast.errors import BadInput
 from holdfast.quiver import QuiverConfig
-from holdfast.quiver.bundle import encode_arrow
+from holdfast.quiver.base.bundle import encode_arrow
 
 PROMISED = {
     "append_vs_disk",

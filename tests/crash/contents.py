@@ -9,7 +9,7 @@ from enum import StrEnum
 import pyarrow as pa
 
 from holdfast.quiver import AckLevel, Quiver, Receipt, Transaction
-from holdfast.quiver.log.frame import FrameKind
+from holdfast.quiver.base.frame import FrameKind
 
 Rows = list[dict[str, object]]
 

@@ -18,9 +18,10 @@ from tests.crash.journal import Entry, Journal
 from tests.crash.stage import CONFIG, ROOT, Stage
 
 from holdfast.errors import HoldfastError, NotAccepted, StaleEpoch
-from holdfast.quiver import AckLevel, Quiver, QuiverConfig, names
-from holdfast.quiver.config import MB
-from holdfast.quiver.points import QuiverPoint
+from holdfast.quiver import AckLevel, Quiver, QuiverConfig
+from holdfast.quiver.base import names
+from holdfast.quiver.base.config import MB
+from holdfast.quiver.base.points import QuiverPoint
 from holdfast.seam.faulty import Fault, FaultKind
 from holdfast.seam.simulated import SimulatedCrash, SimulatedDisk
 

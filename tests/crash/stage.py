@@ -16,9 +16,9 @@ from tests.crash.journal import Entry, Journal
 from tests.patience import PATIENCE_S
 
 from holdfast.quiver import AckLevel, AppendConfig, Quiver, QuiverConfig, SegmentConfig, WalConfig
-from holdfast.quiver.config import KB, MB
+from holdfast.quiver.base.config import KB, MB
+from holdfast.quiver.base.points import QuiverPoint
 from holdfast.quiver.log.quarantine import Quarantine
-from holdfast.quiver.points import QuiverPoint
 from holdfast.seam import Seam
 from holdfast.seam.clock import Clock, JumpingClock
 from holdfast.seam.disk import Handle

@@ -20,11 +20,11 @@ from tests.crash.stage import ROOT, check_survivor, content_of, survivors
 from tests.crash.test_matrix import calls_of
 from tests.quiver.machine import disk_with, take_apart
 
-from holdfast.quiver import names
-from holdfast.quiver.log.frame import BUNDLE_KINDS, Frame, FrameKind
+from holdfast.quiver.base import names
+from holdfast.quiver.base.frame import BUNDLE_KINDS, Frame, FrameKind
+from holdfast.quiver.base.points import QuiverPoint
 from holdfast.quiver.log.group import COUNT
 from holdfast.quiver.log.header_block import HeaderFault
-from holdfast.quiver.points import QuiverPoint
 from holdfast.quiver.segments import manifest
 from holdfast.quiver.segments.data_file import DataFile
 from holdfast.seam.faulty import Fault, FaultKind

@@ -24,11 +24,12 @@ from tests.crash.stage import CONFIG, NOON_NS, ROOT, Stage, append_in_one_group
 from tests.crash.test_matrix import kinds_at
 
 from holdfast.errors import CannotOpen, NotAccepted, StaleEpoch
-from holdfast.quiver import AckLevel, ProducerConfig, Quiver, names
-from holdfast.quiver.log.frame import BUNDLE_KINDS, Frame
+from holdfast.quiver import AckLevel, ProducerConfig, Quiver
+from holdfast.quiver.base import names
+from holdfast.quiver.base.frame import BUNDLE_KINDS, Frame
+from holdfast.quiver.base.points import QuiverPoint
 from holdfast.quiver.log.quarantine import Quarantine
 from holdfast.quiver.log.wal import HEADER_BYTES, decode_header, walk
-from holdfast.quiver.points import QuiverPoint
 from holdfast.seam.clock import JumpingClock
 from holdfast.seam.faulty import Fault, FaultKind
 from holdfast.seam.simulated import SimulatedCrash, SimulatedDisk

@@ -18,9 +18,10 @@ from tests.crash.stage import CONFIG, ROOT, check_survivor, opened, survivors
 from tests.crash.test_matrix import calls_of
 
 from holdfast.errors import CannotOpen
-from holdfast.quiver import AckLevel, Quiver, names
-from holdfast.quiver.config import MB
-from holdfast.quiver.points import QuiverPoint
+from holdfast.quiver import AckLevel, Quiver
+from holdfast.quiver.base import names
+from holdfast.quiver.base.config import MB
+from holdfast.quiver.base.points import QuiverPoint
 from holdfast.seam.faulty import Fault, FaultKind
 from holdfast.seam.simulated import SimulatedDisk
 

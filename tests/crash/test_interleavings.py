@@ -10,7 +10,7 @@ from tests.crash.stage import Stage, append_in_one_group, check_survivor, opened
 
 from holdfast.errors import CannotOpen, StorageFailed
 from holdfast.quiver import AckLevel
-from holdfast.quiver.points import QuiverPoint
+from holdfast.quiver.base.points import QuiverPoint
 from holdfast.seam.faulty import Fault, FaultKind
 from holdfast.seam.simulated import SimulatedCrash, SimulatedDisk
 

@@ -13,7 +13,7 @@ import pytest
 from tests.crash.scripts import SCRIPTS, Script, run
 from tests.crash.stage import check_survivor, survivors
 
-from holdfast.quiver.points import QuiverPoint
+from holdfast.quiver.base.points import QuiverPoint
 from holdfast.seam.faulty import Fault, FaultKind
 
 KILLS = (FaultKind.KILL_BEFORE, FaultKind.KILL_MIDWAY, FaultKind.KILL_AFTER)

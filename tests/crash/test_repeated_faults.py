@@ -24,7 +24,7 @@ from tests.crash.stage import check_survivor, survivors
 from tests.crash.test_matrix import kinds_at
 
 from holdfast.quiver import AckLevel, Quiver
-from holdfast.quiver.points import QuiverPoint
+from holdfast.quiver.base.points import QuiverPoint
 from holdfast.seam.faulty import Fault
 from holdfast.seam.simulated import SimulatedDisk
 

@@ -17,7 +17,7 @@ from holdfast.dataflow.source.explanation import read_explanations
 from holdfast.dataflow.source.quiver_location import connect
 from holdfast.errors import BadConfig, Fenced, OwnerGone
 from holdfast.quiver import Outcome, Quiver
-from holdfast.quiver.log.frame import FrameKind
+from holdfast.quiver.base.frame import FrameKind
 from holdfast.remote import FlightSettings, QuiverServer
 from holdfast.signals.event import events_of
 

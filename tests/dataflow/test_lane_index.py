@@ -12,7 +12,7 @@ from tests.dataflow.held import earliest_held_us
 from holdfast.dataflow.compiler.lane import LaneIndex, without
 from holdfast.dataflow.compiler.places import EVENT_TIME
 from holdfast.quiver import Position, Quiver
-from holdfast.quiver.segments.envelope import TIME_TYPE
+from holdfast.quiver.base.envelope import TIME_TYPE
 
 MAX_HOLD_US = 60
 SCHEMA = pa.schema(

@@ -16,7 +16,7 @@ from holdfast.dataflow.driver.state_dir import StateDir
 from holdfast.errors import BadConfig, BadInput, DirectoryLocked, HoldfastError
 from holdfast.operate.cli import cli
 from holdfast.quiver import Quiver
-from holdfast.quiver.segments.envelope import TIME_TYPE
+from holdfast.quiver.base.envelope import TIME_TYPE
 
 FILE = """
 pipelines:

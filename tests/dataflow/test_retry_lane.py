@@ -18,7 +18,7 @@ from holdfast.dataflow.compiler.python import FAILED_TYPE, LANE_TYPE, Call, Func
 from holdfast.dataflow.driver.redrive import redrive
 from holdfast.dataflow.spec.vertices import LaneSettings, RetrySettings
 from holdfast.quiver import Quiver
-from holdfast.quiver.segments.envelope import TIME_TYPE
+from holdfast.quiver.base.envelope import TIME_TYPE
 
 SECOND = 1_000_000
 ROWS = pa.schema([*LANE_TYPE, pa.field("batch", pa.int64()), pa.field(EVENT_TIME, TIME_TYPE)])

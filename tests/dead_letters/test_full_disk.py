@@ -14,7 +14,7 @@ from tests.dead_letters.letters import open_office, poison
 
 from holdfast.dead_letters.queue import KEEPER, DeadLetterQueue
 from holdfast.errors import HoldfastError
-from holdfast.quiver.points import QuiverPoint
+from holdfast.quiver.base.points import QuiverPoint
 from holdfast.seam.faulty import Fault, FaultKind, FaultyDisk
 from holdfast.seam.simulated import SimulatedDisk
 

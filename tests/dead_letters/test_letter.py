@@ -13,7 +13,7 @@ from holdfast.dead_letters.letter import Letter, parse_position, safe_headers
 from holdfast.dead_letters.queue import ENVELOPE_BYTES
 from holdfast.errors import BadInput
 from holdfast.quiver import Position
-from holdfast.quiver.bundle import encode_raw
+from holdfast.quiver.base.bundle import encode_raw
 from holdfast.signals.event import Event
 
 LONG = "🜁" * 100_000

@@ -17,7 +17,7 @@ from tests.readers.world import ArmedDisk
 from holdfast.deliver.context import DeliveryContext, refuses_all_but_raw_events
 from holdfast.deliver.destination import DeliverySettings, Destination, DestinationStatistics
 from holdfast.quiver import Outcome, Quiver, QuiverConfig
-from holdfast.quiver.log.frame import Totals
+from holdfast.quiver.base.frame import Totals
 from holdfast.seam import Seam
 from holdfast.seam.randomness import seeded_randomness
 from holdfast.seam.simulated import SimulatedDisk

@@ -26,7 +26,7 @@ from holdfast.deliver.exporter import Answer, FailureClass
 from holdfast.deliver.timer import LoopTimer
 from holdfast.errors import BadConfig, BadInput
 from holdfast.quiver import Outcome, Position
-from holdfast.quiver.points import QuiverPoint
+from holdfast.quiver.base.points import QuiverPoint
 from holdfast.seam.faulty import FaultKind
 from holdfast.signals.event import Event
 

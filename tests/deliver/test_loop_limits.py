@@ -19,8 +19,8 @@ from tests.readers.setting import calm, keep
 from holdfast.deliver.destination import DeliverySettings, Destination, State
 from holdfast.errors import Overloaded
 from holdfast.quiver import Outcome
-from holdfast.quiver.config import MB
-from holdfast.quiver.log.frame import Totals
+from holdfast.quiver.base.config import MB
+from holdfast.quiver.base.frame import Totals
 from holdfast.seam.disk import Handle
 from holdfast.seam.faulty import FaultyDisk
 from holdfast.seam.simulated import SimulatedDisk

@@ -12,12 +12,11 @@ from scripts import dump_format
 from scripts.dump_format import DOCS, ROOT, layout, read_field, regenerated, table_rows
 from xxhash import xxh3_64_intdigest
 
-from holdfast.quiver import Quiver, QuiverConfig, SegmentConfig, TimeFlag, identity, names
-from holdfast.quiver.bundle import ROWS_MAX, SLOTS_MAX, decode_arrow, encode_arrow, encode_raw
-from holdfast.quiver.config import FILES_MAX
-from holdfast.quiver.ledger import log as ledger_log
-from holdfast.quiver.log import wal
-from holdfast.quiver.log.frame import (
+from holdfast.quiver import Quiver, QuiverConfig, SegmentConfig, TimeFlag
+from holdfast.quiver.base import identity, names
+from holdfast.quiver.base.bundle import ROWS_MAX, SLOTS_MAX, decode_arrow, encode_arrow, encode_raw
+from holdfast.quiver.base.config import FILES_MAX
+from holdfast.quiver.base.frame import (
     ALIGNMENT_BYTES,
     BODY_BYTES_MAX,
     HEADER_BYTES,
@@ -27,6 +26,8 @@ from holdfast.quiver.log.frame import (
     FrameKind,
     producer_part,
 )
+from holdfast.quiver.ledger import log as ledger_log
+from holdfast.quiver.log import wal
 from holdfast.quiver.log.producers import EPOCH_MAX, NAME_BYTES_MAX
 from holdfast.quiver.log.wal import SEQ_BLOCK, decode_header
 from holdfast.quiver.read.scan import ENVELOPE_SCHEMA

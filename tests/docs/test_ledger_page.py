@@ -12,12 +12,12 @@ from scripts.dump_format import DOCS, layout, read_field, table_rows
 from xxhash import xxh3_64_intdigest
 
 from holdfast.quiver import Outcome, SubscriberOptions
+from holdfast.quiver.base.frame import NO_WATERMARK, Frame
 from holdfast.quiver.keep.retention import REASONS
 from holdfast.quiver.ledger import log as ledger_log
 from holdfast.quiver.ledger.ledger import LedgerState
 from holdfast.quiver.ledger.log import LineKind, decode_resolutions
 from holdfast.quiver.ledger.subscriber import LOSSES_MAX, Subscriber
-from holdfast.quiver.log.frame import NO_WATERMARK, Frame
 
 QUIVER = Path(dump_format.__file__).parents[1] / "src" / "holdfast" / "quiver"
 PAGE = (DOCS / "ledger.md").read_text()

@@ -18,7 +18,7 @@ from holdfast.errors import CannotOpen, DirectoryLocked
 from holdfast.operate.cli.cmd_quiver_metrics import command
 from holdfast.operate.metrics import METRICS, prometheus_name, records, render
 from holdfast.quiver import Cores, Quiver, QuiverConfig, RetentionConfig, Statistics
-from holdfast.quiver.log.frame import Totals
+from holdfast.quiver.base.frame import Totals
 from holdfast.quiver.statistics import SubscriberStatistics
 from holdfast.seam import Seam
 from holdfast.seam.simulated import SimulatedDisk

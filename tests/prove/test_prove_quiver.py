@@ -6,7 +6,7 @@ from pathlib import Path
 
 from holdfast import prove
 from holdfast.prove.quiver import KILL_SITES
-from holdfast.quiver.points import QuiverPoint
+from holdfast.quiver.base.points import QuiverPoint
 
 
 def test_nothing_answered_is_lost_over_kills_at_random_and_at_points(tmp_path: Path) -> None:

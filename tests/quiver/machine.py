@@ -12,10 +12,10 @@ from typing import NamedTuple, Self
 from tests.patience import PATIENCE_S
 
 from holdfast.quiver import AckLevel, AppendConfig, Quiver, QuiverConfig, SegmentConfig, WalConfig
-from holdfast.quiver.config import KB, MB
-from holdfast.quiver.log.frame import Frame
+from holdfast.quiver.base.config import KB, MB
+from holdfast.quiver.base.frame import Frame
+from holdfast.quiver.base.points import QuiverPoint
 from holdfast.quiver.log.wal import Hole, WalHeader, decode_header, walk
-from holdfast.quiver.points import QuiverPoint
 from holdfast.seam import Seam
 from holdfast.seam.clock import JumpingClock
 from holdfast.seam.disk import Disk, Handle

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 
 from holdfast.errors import Damaged
 from holdfast.quiver import Quiver, QuiverConfig, SegmentConfig
-from holdfast.quiver.config import MB
+from holdfast.quiver.base.config import MB
 
 SEALED, EVENTS, EVENT_BYTES = 300, 320, 4000
 CONFIG = QuiverConfig(

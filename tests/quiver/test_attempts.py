@@ -8,10 +8,10 @@ from tests.readers.setting import StillMachine, append, calm, check_books, must_
 
 from holdfast.errors import BadInput, StorageFailed
 from holdfast.quiver import LeaseOptions, Outcome, SubscriberOptions
+from holdfast.quiver.base.frame import Totals
+from holdfast.quiver.base.points import QuiverPoint
 from holdfast.quiver.inspect import inspect
 from holdfast.quiver.ledger import subscriber as subscriber_module
-from holdfast.quiver.log.frame import Totals
-from holdfast.quiver.points import QuiverPoint
 from holdfast.quiver.read.lease import NACK_REASON_CHARS_MAX
 from holdfast.quiver.tools.explain import Fate, explain
 from holdfast.quiver.tools.history import LineFilter, lines

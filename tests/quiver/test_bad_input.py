@@ -15,7 +15,7 @@ from tests.quiver.machine import Machine, quiet
 
 from holdfast.errors import BadInput, BundleTooLarge, QuiverClosed
 from holdfast.quiver import AppendConfig, Quiver, QuiverConfig
-from holdfast.quiver.bundle import ROWS_MAX
+from holdfast.quiver.base.bundle import ROWS_MAX
 
 
 @pytest.fixture

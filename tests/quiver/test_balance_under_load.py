@@ -11,7 +11,7 @@ from tests.patience import PATIENCE_S
 from tests.quiver.machine import Machine, quiet
 
 from holdfast.quiver import AckLevel, Quiver
-from holdfast.quiver.log.frame import Totals
+from holdfast.quiver.base.frame import Totals
 
 
 @pytest.fixture

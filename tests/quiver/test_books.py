@@ -19,9 +19,9 @@ from tests.readers.setting import (
 
 from holdfast.errors import DataLoss, StorageFailed
 from holdfast.quiver import AckLevel, Balance, Outcome, Position, Quiver
-from holdfast.quiver.log.frame import NOTHING, Totals
+from holdfast.quiver.base.frame import NOTHING, Totals
+from holdfast.quiver.base.points import QuiverPoint
 from holdfast.quiver.log.header_block import BLOCK_BYTES
-from holdfast.quiver.points import QuiverPoint
 from holdfast.seam.faulty import Fault, FaultKind
 from holdfast.seam.simulated import SimulatedCrash
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.quiver.batches import numbers, plain_rows
 
 from holdfast.errors import BundleTooLarge
-from holdfast.quiver.bundle import (
+from holdfast.quiver.base.bundle import (
     SLOTS_MAX,
     Encoded,
     check_slot,
@@ -20,8 +20,8 @@ from holdfast.quiver.bundle import (
     encode_raw,
     read_stream,
 )
+from holdfast.quiver.base.frame import NO_WATERMARK, FrameKind
 from holdfast.quiver.log.buffer import HeldBundle
-from holdfast.quiver.log.frame import NO_WATERMARK, FrameKind
 from holdfast.quiver.segments.segment import held_bundle
 
 LIMIT = 1 << 20

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from holdfast.quiver import bundle
-from holdfast.quiver.bundle import decode_arrow, encode_arrow, read_stream
+from holdfast.quiver.base import bundle
+from holdfast.quiver.base.bundle import decode_arrow, encode_arrow, read_stream
 
 PLAIN = pa.record_batch({"a": pa.array([1, None, 3]), "s": pa.array(["x", "", None])})
 NESTED = pa.record_batch({"l": pa.array([[1], [], None]), "d": pa.array([{"x": 1}, None, {}])})

@@ -20,7 +20,7 @@ from holdfast.quiver import (
     TransactionConfig,
     WalConfig,
 )
-from holdfast.quiver.config import AGE_MAX_S, KB, MB, WAIT_MAX_S
+from holdfast.quiver.base.config import AGE_MAX_S, KB, MB, WAIT_MAX_S
 
 INF, NAN = math.inf, math.nan
 

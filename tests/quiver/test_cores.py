@@ -30,8 +30,8 @@ from holdfast.quiver import (
     TransactionConfig,
     WalConfig,
 )
-from holdfast.quiver.config import KB, MB
-from holdfast.quiver.points import QuiverPoint
+from holdfast.quiver.base.config import KB, MB
+from holdfast.quiver.base.points import QuiverPoint
 from holdfast.quiver.shares import CapClaim, fair_share, share_of
 from holdfast.seam import Seam
 from holdfast.seam.clock import JumpingClock

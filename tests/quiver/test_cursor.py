@@ -33,8 +33,8 @@ from holdfast.quiver import (
     RetentionConfig,
     SubscriberOptions,
 )
-from holdfast.quiver.log.frame import Totals
-from holdfast.quiver.points import QuiverPoint
+from holdfast.quiver.base.frame import Totals
+from holdfast.quiver.base.points import QuiverPoint
 from holdfast.quiver.segments.batch_cache import READ_CACHE_BYTES
 from holdfast.seam.faulty import Fault, FaultKind
 

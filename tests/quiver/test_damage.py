@@ -22,7 +22,7 @@ from tests.quiver.reading import wal_content
 
 from holdfast.errors import CannotOpen
 from holdfast.quiver import AckLevel, Quiver
-from holdfast.quiver.log.frame import (
+from holdfast.quiver.base.frame import (
     HEADER_BYTES,
     NO_WATERMARK,
     NOTHING,
@@ -32,11 +32,11 @@ from holdfast.quiver.log.frame import (
     encode,
     frame_bytes,
 )
+from holdfast.quiver.base.points import QuiverPoint
 from holdfast.quiver.log.quarantine import Quarantine
 from holdfast.quiver.log.replay import Replay
 from holdfast.quiver.log.wal import HEADER_BYTES as WAL_HEADER_BYTES
 from holdfast.quiver.log.wal import WalHeader, decode_header
-from holdfast.quiver.points import QuiverPoint
 from holdfast.quiver.segments.catalog import Catalog
 from holdfast.quiver.segments.manifest import VERSION, Summary
 from holdfast.quiver.segments.segment import Segment

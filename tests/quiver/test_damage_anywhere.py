@@ -16,8 +16,8 @@ from tests.quiver.machine import WAL, Machine, contents, disk_with, quiet, take_
 from tests.quiver.reading import wal_content
 
 from holdfast.quiver import AckLevel
+from holdfast.quiver.base.frame import Frame, FrameKind
 from holdfast.quiver.log.buffer import HeldBundle
-from holdfast.quiver.log.frame import Frame, FrameKind
 from holdfast.quiver.log.replay import Replay
 from holdfast.quiver.log.wal import HEADER_BYTES, decode_header
 from holdfast.quiver.segments.catalog import Catalog

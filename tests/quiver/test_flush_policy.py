@@ -9,7 +9,7 @@ from tests.patience import until
 from tests.quiver.machine import Machine, WatchedDisk, payloads, quiet
 
 from holdfast.quiver import AckLevel, Quiver
-from holdfast.quiver.points import QuiverPoint
+from holdfast.quiver.base.points import QuiverPoint
 
 
 def watched_start(

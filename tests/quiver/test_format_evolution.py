@@ -16,9 +16,10 @@ import pytest
 from xxhash import xxh3_64_hexdigest, xxh3_64_intdigest
 
 from holdfast.errors import UnknownFormat
-from holdfast.quiver import Quiver, names
+from holdfast.quiver import Quiver
+from holdfast.quiver.base import names
+from holdfast.quiver.base.frame import NO_WATERMARK, NOTHING, FrameKind, decode, encode
 from holdfast.quiver.inspect import inspect
-from holdfast.quiver.log.frame import NO_WATERMARK, NOTHING, FrameKind, decode, encode
 from holdfast.quiver.log.wal import decode_header
 from holdfast.quiver.segments import manifest
 from holdfast.seam import Seam

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from xxhash import xxh3_64_intdigest
 
-from holdfast.quiver.log.frame import (
+from holdfast.quiver.base.frame import (
     HEADER_BYTES,
     MAGIC,
     NO_WATERMARK,

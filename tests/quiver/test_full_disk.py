@@ -21,8 +21,8 @@ from tests.readers.setting import SteppingClock, StillMachine
 
 from holdfast.errors import DiskFull, NotAccepted, Overloaded
 from holdfast.quiver import AckLevel, Quiver, QuiverConfig, RetentionConfig
-from holdfast.quiver.config import KB, MB
-from holdfast.quiver.points import QuiverPoint
+from holdfast.quiver.base.config import KB, MB
+from holdfast.quiver.base.points import QuiverPoint
 from holdfast.seam.simulated import SimulatedDisk
 
 RESERVE = ROOT / "reserve"

@@ -14,7 +14,7 @@ from tests.quiver.machine import take_apart
 
 from holdfast.errors import StaleEpoch
 from holdfast.quiver import Bundle, Quiver
-from holdfast.quiver.log.frame import STAGED, FrameKind
+from holdfast.quiver.base.frame import STAGED, FrameKind
 
 GOLDEN = Path(__file__).parent / "golden"
 STORES = sorted(GOLDEN.glob("v*"))

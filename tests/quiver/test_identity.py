@@ -23,10 +23,10 @@ from tests.quiver.machine import (
 
 from holdfast.errors import CannotOpen, DirectoryLocked, WrongQuiver
 from holdfast.quiver import AckLevel, Quiver
-from holdfast.quiver.identity import read_identity
+from holdfast.quiver.base.identity import read_identity
+from holdfast.quiver.base.names import wal_file
+from holdfast.quiver.base.points import QuiverPoint
 from holdfast.quiver.log.wal import SEQ_BLOCK
-from holdfast.quiver.names import wal_file
-from holdfast.quiver.points import QuiverPoint
 from holdfast.seam.faulty import Fault, FaultKind
 
 FORMAT = ROOT / "FORMAT"

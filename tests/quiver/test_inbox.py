@@ -15,10 +15,10 @@ from tests.quiver.waiting import in_thread, run_loop
 
 from holdfast.errors import HoldfastError, NotAccepted, Overloaded, QuiverClosed, StorageFailed
 from holdfast.quiver import AckLevel, Quiver, Receipt
-from holdfast.quiver.bundle import Encoded
-from holdfast.quiver.log.frame import NO_WATERMARK, FrameKind
+from holdfast.quiver.base.bundle import Encoded
+from holdfast.quiver.base.frame import NO_WATERMARK, FrameKind
+from holdfast.quiver.base.points import QuiverPoint
 from holdfast.quiver.log.inbox import Append, Inbox, answer, closed_error
-from holdfast.quiver.points import QuiverPoint
 from holdfast.seam.clock import RealClock
 from holdfast.seam.faulty import Fault, FaultKind
 from holdfast.seam.simulated import SimulatedCrash

@@ -13,8 +13,8 @@ from tests.quiver.machine import GatedDisk, Machine, payloads, quiet
 
 from holdfast.errors import BundleTooLarge, Overloaded, StorageFailed
 from holdfast.quiver import AckLevel, Intake, Quiver, Receipt
-from holdfast.quiver.bundle import OneEvent, encode_raw
-from holdfast.quiver.points import QuiverPoint
+from holdfast.quiver.base.bundle import OneEvent, encode_raw
+from holdfast.quiver.base.points import QuiverPoint
 from holdfast.seam.faulty import Fault, FaultKind
 
 Answers = list["Receipt | BaseException"]

@@ -15,7 +15,7 @@ from tests.quiver.machine import ROOT, Machine, quiet
 from tests.readers.setting import append, check_books, drain, sealed
 
 from holdfast.quiver import LedgerConfig, QuiverConfig, RetentionConfig
-from holdfast.quiver.points import QuiverPoint
+from holdfast.quiver.base.points import QuiverPoint
 from holdfast.seam.faulty import Fault, FaultKind, FaultyDisk
 from holdfast.seam.simulated import SimulatedDisk
 

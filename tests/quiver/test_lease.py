@@ -23,8 +23,8 @@ from tests.readers.setting import (
 
 from holdfast.errors import BadInput, Fenced, StorageFailed, UnknownPosition, UnknownSubscriber
 from holdfast.quiver import Lease, LeaseOptions, Outcome, Quiver
-from holdfast.quiver.log.frame import Totals
-from holdfast.quiver.points import QuiverPoint
+from holdfast.quiver.base.frame import Totals
+from holdfast.quiver.base.points import QuiverPoint
 from holdfast.seam.faulty import Fault, FaultKind
 
 

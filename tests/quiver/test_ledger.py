@@ -19,11 +19,11 @@ from tests.readers.ledgers import (
 
 from holdfast.errors import BadInput, Fenced, QuiverClosed, StorageFailed, UnknownSubscriber
 from holdfast.quiver import LedgerConfig
-from holdfast.quiver.config import KB
+from holdfast.quiver.base.config import KB
+from holdfast.quiver.base.frame import Totals
+from holdfast.quiver.base.points import QuiverPoint
 from holdfast.quiver.ledger.ledger import Ledger, LedgerState
 from holdfast.quiver.ledger.outcome import Outcome, Position
-from holdfast.quiver.log.frame import Totals
-from holdfast.quiver.points import QuiverPoint
 from holdfast.seam.clock import JumpingClock
 from holdfast.seam.faulty import Fault, FaultKind, FaultyDisk
 from holdfast.seam.simulated import SimulatedDisk

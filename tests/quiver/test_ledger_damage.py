@@ -15,10 +15,10 @@ from tests.readers.ledgers import LEDGER
 from tests.readers.setting import StillMachine, append, check_books, drain, keep, sealed
 
 from holdfast.errors import StorageFailed
+from holdfast.quiver.base.points import QuiverPoint
 from holdfast.quiver.inspect import inspect
 from holdfast.quiver.ledger.recovery import recover_ledger
 from holdfast.quiver.log.header_block import BLOCK_BYTES
-from holdfast.quiver.points import QuiverPoint
 from holdfast.quiver.tools.findings import Severity
 from holdfast.quiver.tools.fsck import fsck
 from holdfast.seam import Seam

@@ -10,9 +10,9 @@ from tests.quiver.machine import ROOT, Machine, contents, quiet
 from xxhash import xxh3_64_intdigest
 
 from holdfast.errors import UnknownFormat
-from holdfast.quiver import names
+from holdfast.quiver.base import names
+from holdfast.quiver.base.frame import NO_WATERMARK, NOTHING, encode
 from holdfast.quiver.ledger.log import LineKind, decode_header
-from holdfast.quiver.log.frame import NO_WATERMARK, NOTHING, encode
 from holdfast.quiver.log.header_block import BLOCK_BYTES
 from holdfast.seam.simulated import SimulatedDisk
 

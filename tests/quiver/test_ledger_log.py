@@ -8,6 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast.quiver.base.frame import Frame, Totals
+from holdfast.quiver.base.points import QuiverPoint
 from holdfast.quiver.ledger.log import (
     LedgerFile,
     LedgerHeader,
@@ -18,10 +20,8 @@ from holdfast.quiver.ledger.log import (
     read_ledger_file,
 )
 from holdfast.quiver.ledger.outcome import Outcome, Position, Resolution
-from holdfast.quiver.log.frame import Frame, Totals
 from holdfast.quiver.log.header_block import BLOCK_BYTES, HeaderFault, NewerVersion, encode_block
 from holdfast.quiver.log.wal import Hole
-from holdfast.quiver.points import QuiverPoint
 from holdfast.seam.faulty import Fault, FaultKind, FaultyDisk
 from holdfast.seam.simulated import SimulatedDisk
 

@@ -16,7 +16,7 @@ from holdfast.quiver import (
     SegmentConfig,
     SubscriberOptions,
 )
-from holdfast.quiver.config import GB
+from holdfast.quiver.base.config import GB
 from holdfast.quiver.keep.retention import UNLIMITED_S
 from holdfast.quiver.ledger.subscriber import OnFull
 from holdfast.quiver.log.buffer import OpenBuffer

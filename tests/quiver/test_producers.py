@@ -14,7 +14,7 @@ from tests.readers.setting import StillMachine
 
 from holdfast.errors import DiskFull, StaleEpoch
 from holdfast.quiver import ProducerConfig, Quiver, QuiverConfig, Receipt
-from holdfast.quiver.points import QuiverPoint
+from holdfast.quiver.base.points import QuiverPoint
 from holdfast.seam.faulty import Fault, FaultKind
 
 HOUR_S = 3600.0

@@ -8,7 +8,7 @@ from pathlib import PurePath
 
 import pytest
 
-from holdfast.quiver import names
+from holdfast.quiver.base import names
 from holdfast.quiver.log.quarantine import Damage, Quarantine
 from holdfast.seam.simulated import SimulatedDisk
 

@@ -21,7 +21,7 @@ from tests.patience import PATIENCE_S, until
 from tests.quiver import real_damage
 from tests.quiver.real_damage import EVENTS, SEALED
 
-from holdfast.quiver import names
+from holdfast.quiver.base import names
 from holdfast.quiver.segments import manifest
 
 FAILING_MOUNT = str(Path(__file__).with_name("failing_mount.py"))

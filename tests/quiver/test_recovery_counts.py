@@ -7,8 +7,9 @@ from pathlib import PurePath
 import pyarrow as pa
 import pytest
 
-from holdfast.quiver import Quiver, names
-from holdfast.quiver.log.frame import HEADER_BYTES, Frame
+from holdfast.quiver import Quiver
+from holdfast.quiver.base import names
+from holdfast.quiver.base.frame import HEADER_BYTES, Frame
 from holdfast.quiver.log.wal import HEADER_BYTES as WAL_HEADER_BYTES
 from holdfast.quiver.log.wal import decode_header, walk
 from holdfast.seam import Seam

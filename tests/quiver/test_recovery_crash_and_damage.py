@@ -10,9 +10,9 @@ from tests.quiver.machine import WAL, Machine, payloads
 
 from holdfast.errors import CannotOpen, NotAccepted
 from holdfast.quiver import Quiver
-from holdfast.quiver.log.frame import Frame
+from holdfast.quiver.base.frame import Frame
+from holdfast.quiver.base.points import QuiverPoint
 from holdfast.quiver.log.wal import HEADER_BYTES
-from holdfast.quiver.points import QuiverPoint
 from holdfast.seam.faulty import Fault, FaultKind
 from holdfast.seam.simulated import SimulatedCrash
 

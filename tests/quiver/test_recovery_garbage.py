@@ -16,7 +16,7 @@ from tests.quiver.machine import NO_SEAL, ROOT, SEGMENTS, WAL, Machine, contents
 
 from holdfast.errors import Damaged
 from holdfast.quiver import Bundle, Quiver
-from holdfast.quiver.names import parse_segment_dir
+from holdfast.quiver.base.names import parse_segment_dir
 
 # `HOLDFAST_THOROUGH=1` tries fifty times as many examples.
 pytestmark = pytest.mark.timeout(1800)

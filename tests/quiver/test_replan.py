@@ -29,7 +29,7 @@ from holdfast.quiver import (
     SegmentConfig,
     SubscriberOptions,
 )
-from holdfast.quiver.config import MB
+from holdfast.quiver.base.config import MB
 
 
 def seqs(cursor: Cursor, start: Position, end: Position) -> list[int]:

@@ -23,8 +23,8 @@ from tests.quiver.machine import (
 
 from holdfast.errors import NotAccepted, StaleEpoch, StorageFailed
 from holdfast.quiver import AckLevel, Quiver
+from holdfast.quiver.base.points import QuiverPoint
 from holdfast.quiver.log import window
-from holdfast.quiver.points import QuiverPoint
 from holdfast.seam.disk import Handle
 from holdfast.seam.faulty import Fault, FaultKind, FaultyDisk
 from holdfast.seam.simulated import SimulatedCrash

@@ -18,9 +18,9 @@ from tests.readers.setting import (
 
 from holdfast.errors import BadInput, Overloaded, StorageFailed
 from holdfast.quiver import LeaseOptions, Outcome, Quiver, RetentionConfig, SubscriberOptions
-from holdfast.quiver.config import KB, MB
-from holdfast.quiver.log.frame import Totals
-from holdfast.quiver.points import QuiverPoint
+from holdfast.quiver.base.config import KB, MB
+from holdfast.quiver.base.frame import Totals
+from holdfast.quiver.base.points import QuiverPoint
 from holdfast.seam.faulty import Fault, FaultKind
 from holdfast.seam.simulated import SimulatedCrash
 

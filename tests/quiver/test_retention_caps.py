@@ -20,8 +20,8 @@ from tests.readers.setting import (
 
 from holdfast.errors import DataLoss, Overloaded
 from holdfast.quiver import LeaseOptions, Outcome, Quiver, SubscriberOptions
-from holdfast.quiver.config import KB, MB
-from holdfast.quiver.log.frame import Totals
+from holdfast.quiver.base.config import KB, MB
+from holdfast.quiver.base.frame import Totals
 from holdfast.quiver.read.shelf import ReadableBundles
 
 # Four of these are within a cap of one megabyte, five are not.

@@ -9,7 +9,8 @@ import pytest
 from tests.quiver.batches import column_of, data_paths, numbers, quiet_segments
 from tests.quiver.machine import QUARANTINE, ROOT, SEGMENTS, Machine, contents
 
-from holdfast.quiver import Quiver, names
+from holdfast.quiver import Quiver
+from holdfast.quiver.base import names
 from holdfast.quiver.inspect import inspect
 from holdfast.quiver.segments.segment import Segment
 from holdfast.seam.faulty import Fault, FaultKind

@@ -16,9 +16,9 @@ from tests.quiver.machine import (
 
 from holdfast.errors import CannotOpen
 from holdfast.quiver import Quiver
+from holdfast.quiver.base.names import wal_file
+from holdfast.quiver.base.points import QuiverPoint
 from holdfast.quiver.log.wal import HEADER_BYTES
-from holdfast.quiver.names import wal_file
-from holdfast.quiver.points import QuiverPoint
 from holdfast.seam.faulty import Fault, FaultKind
 from holdfast.seam.simulated import SimulatedCrash
 

@@ -15,7 +15,7 @@ from tests.readers.setting import StillMachine, calm, keep, must_plan
 
 from holdfast.errors import BadInput, Damaged, UnknownPosition, WrongQuiver
 from holdfast.quiver import ColumnExtractor, Position, Quiver, QuiverConfig
-from holdfast.quiver.config import MB
+from holdfast.quiver.base.config import MB
 from holdfast.quiver.read.sealed import SealedRead, all_sealed, names_between, scan_sealed
 
 Cell = tuple[int, int, int | None]

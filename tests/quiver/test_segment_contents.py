@@ -20,8 +20,8 @@ from tests.quiver.batches import (
 from tests.quiver.machine import START_NS, Machine, quiet
 
 from holdfast.quiver import Bundle, Quiver
-from holdfast.quiver.config import KB, MB
-from holdfast.quiver.log.frame import FrameKind
+from holdfast.quiver.base.config import KB, MB
+from holdfast.quiver.base.frame import FrameKind
 from holdfast.seam import Seam
 from holdfast.seam.disk import RealDisk
 

@@ -26,9 +26,9 @@ from tests.quiver.machine import SEGMENTS, Machine, contents, disk_with, quiet
 
 from holdfast.errors import Damaged
 from holdfast.quiver import Quiver
-from holdfast.quiver.config import MB
+from holdfast.quiver.base.arrow_types import has_dictionary
+from holdfast.quiver.base.config import MB
 from holdfast.quiver.segments import file as segment_file
-from holdfast.quiver.segments.arrow_types import has_dictionary
 from holdfast.quiver.segments.data_file import MAGIC, split_head
 from holdfast.quiver.segments.manifest import FileSummary, Summary
 from holdfast.quiver.segments.segment import Segment

@@ -13,7 +13,7 @@ from tests.quiver.machine import START_NS, Machine, contents, quiet
 
 from holdfast.errors import BadInput
 from holdfast.quiver import ColumnExtractor, ProducerConfig, Quiver
-from holdfast.quiver.bundle import ROWS_MAX
+from holdfast.quiver.base.bundle import ROWS_MAX
 from holdfast.quiver.segments.segment import Segment
 
 NOW_US = START_NS // 1000

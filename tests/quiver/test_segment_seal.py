@@ -17,8 +17,8 @@ from tests.quiver.machine import ROOT, SEGMENTS, GatedDisk, Machine, quiet
 
 from holdfast.errors import Overloaded, StorageFailed
 from holdfast.quiver import AckLevel, Quiver, QuiverConfig
-from holdfast.quiver.config import KB, MB
-from holdfast.quiver.points import QuiverPoint
+from holdfast.quiver.base.config import KB, MB
+from holdfast.quiver.base.points import QuiverPoint
 from holdfast.seam.disk import Handle
 from holdfast.seam.faulty import Fault, FaultKind, FaultyDisk
 from holdfast.seam.simulated import SimulatedCrash, SimulatedDisk

@@ -19,8 +19,8 @@ from tests.readers.setting import (
 )
 
 from holdfast.quiver import AckLevel, Quiver
-from holdfast.quiver.log.frame import Totals
-from holdfast.quiver.points import QuiverPoint
+from holdfast.quiver.base.frame import Totals
+from holdfast.quiver.base.points import QuiverPoint
 from holdfast.quiver.read.shelf import ReadableBundles
 from holdfast.seam.faulty import Fault, FaultKind
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from tests.quiver.machine import Machine, quiet
 
 from holdfast.quiver import LedgerConfig, Quiver, QuiverConfig, RetentionConfig
-from holdfast.quiver.config import KB, MB
+from holdfast.quiver.base.config import KB, MB
 
 
 def small(size_cap_bytes: int = 4 * MB, ledger: LedgerConfig | None = None) -> QuiverConfig:

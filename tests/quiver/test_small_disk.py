@@ -25,7 +25,7 @@ from holdfast.quiver import (
     SegmentConfig,
     WalConfig,
 )
-from holdfast.quiver.config import MB
+from holdfast.quiver.base.config import MB
 from holdfast.quiver.read.lease import LeasedBundle
 
 # All defaults but small segments, and appends that do not wait long; the cap is far too large.

@@ -13,7 +13,7 @@ from tests.quiver.machine import WAL, GatedDisk, Machine, quiet
 
 from holdfast.errors import BadInput, DiskFull, StorageFailed
 from holdfast.quiver import AckLevel, Quiver, Statistics
-from holdfast.quiver.points import QuiverPoint
+from holdfast.quiver.base.points import QuiverPoint
 from holdfast.seam.faulty import Fault, FaultKind
 
 

@@ -9,10 +9,10 @@ from tests.readers.ledgers import NOON_NS, line, subscriber
 
 from holdfast.errors import BadInput
 from holdfast.quiver import SubscriberOptions
+from holdfast.quiver.base.frame import NOTHING, Totals
 from holdfast.quiver.ledger import subscriber as subscriber_module
 from holdfast.quiver.ledger.outcome import LOSSES, Outcome, Position, Resolution
 from holdfast.quiver.ledger.subscriber import Pin, Subscriber, check_name
-from holdfast.quiver.log.frame import NOTHING, Totals
 
 LINES = st.lists(
     st.builds(

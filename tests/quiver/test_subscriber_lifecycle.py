@@ -20,10 +20,10 @@ from tests.readers.setting import (
 
 from holdfast.errors import BadInput, StorageFailed, UnknownPosition, UnknownSubscriber
 from holdfast.quiver import Outcome, Quiver, RetentionConfig, SubscriberOptions
-from holdfast.quiver.config import MB
+from holdfast.quiver.base.config import MB
+from holdfast.quiver.base.frame import Totals
+from holdfast.quiver.base.points import QuiverPoint
 from holdfast.quiver.keep.orphans import ORPHAN_GRACE_S
-from holdfast.quiver.log.frame import Totals
-from holdfast.quiver.points import QuiverPoint
 from holdfast.seam.faulty import Fault, FaultKind
 
 START = datetime.fromtimestamp(START_NS / 1e9, UTC)

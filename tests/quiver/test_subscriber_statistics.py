@@ -10,7 +10,7 @@ from tests.quiver.machine import SEGMENTS, Machine, quiet
 
 from holdfast.errors import Overloaded
 from holdfast.quiver import AppendConfig, LeaseOptions, Quiver, QuiverConfig, RetentionConfig
-from holdfast.quiver.config import KB, MB
+from holdfast.quiver.base.config import KB, MB
 from holdfast.quiver.statistics import SubscriberStatistics
 
 CALM = RetentionConfig(size_cap_bytes=64 * MB, tick_s=3600.0)

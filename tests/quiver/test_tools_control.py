@@ -29,8 +29,8 @@ from holdfast.errors import (
     UnknownSubscriber,
 )
 from holdfast.quiver import Outcome, Quiver, control
+from holdfast.quiver.base.points import QuiverPoint
 from holdfast.quiver.control import ControlServer, Verbs, ask
-from holdfast.quiver.points import QuiverPoint
 from holdfast.seam.clock import RealClock
 
 

@@ -9,7 +9,7 @@ from tests.quiver.machine import ROOT, SEGMENTS, START_NS, Machine, quiet
 from tests.quiver.reading import acknowledge, reject
 
 from holdfast.quiver import Outcome, Position, QuiverConfig, RetentionConfig
-from holdfast.quiver.config import MB, LedgerConfig
+from holdfast.quiver.base.config import MB, LedgerConfig
 from holdfast.quiver.inspect import inspect
 from holdfast.quiver.tools.explain import RESOLVED_EARLIER, BundleExplanation, Fate, explain
 from holdfast.quiver.tools.history import Line, LineFilter, lines

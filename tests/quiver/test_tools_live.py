@@ -13,7 +13,7 @@ import pytest
 from tests.quiver.owner import CONFIG
 
 from holdfast.quiver import Quiver
-from holdfast.quiver.config import KB, LedgerConfig, RetentionConfig, SegmentConfig, WalConfig
+from holdfast.quiver.base.config import KB, LedgerConfig, RetentionConfig, SegmentConfig, WalConfig
 from holdfast.quiver.inspect import inspect
 from holdfast.quiver.tools.explain import explain
 from holdfast.quiver.tools.findings import QuiverFinding

@@ -24,7 +24,7 @@ from tests.quiver.reading import acknowledge
 
 from holdfast.errors import BadInput, CannotOpen, Fenced, WrongQuiver
 from holdfast.quiver import Outcome, Quiver
-from holdfast.quiver.log.frame import Frame
+from holdfast.quiver.base.frame import Frame
 from holdfast.quiver.log.wal import decode_header, walk
 from holdfast.quiver.segments import manifest
 from holdfast.quiver.tools.findings import Severity

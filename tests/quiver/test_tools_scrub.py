@@ -9,7 +9,8 @@ import pytest
 from tests.quiver.batches import quiet_segments
 from tests.quiver.machine import ROOT, SEGMENTS, Machine, contents
 
-from holdfast.quiver import Quiver, names
+from holdfast.quiver import Quiver
+from holdfast.quiver.base import names
 from holdfast.quiver.ledger.log import read_ledger_file
 from holdfast.quiver.segments import manifest
 from holdfast.quiver.tools.findings import Report, Severity

@@ -23,10 +23,10 @@ from holdfast.errors import (
     TransactionEnded,
 )
 from holdfast.quiver import Quiver, QuiverConfig, Transaction, TransactionConfig
-from holdfast.quiver.bundle import ROWS_MAX
-from holdfast.quiver.config import MB
+from holdfast.quiver.base.bundle import ROWS_MAX
+from holdfast.quiver.base.config import MB
+from holdfast.quiver.base.points import QuiverPoint
 from holdfast.quiver.log.transaction import OpenTransactions
-from holdfast.quiver.points import QuiverPoint
 from holdfast.seam.faulty import Fault, FaultKind
 from holdfast.seam.simulated import SimulatedCrash
 

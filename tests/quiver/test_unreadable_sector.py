@@ -22,9 +22,9 @@ from tests.quiver.machine import (
 
 from holdfast.errors import Damaged
 from holdfast.quiver import Outcome, Quiver
-from holdfast.quiver.config import MB
+from holdfast.quiver.base.config import MB
+from holdfast.quiver.base.frame import Frame
 from holdfast.quiver.inspect import inspect
-from holdfast.quiver.log.frame import Frame
 from holdfast.quiver.segments import file as segment_file
 from holdfast.quiver.segments import manifest
 from holdfast.quiver.segments.segment import Segment

@@ -14,11 +14,11 @@ from tests.quiver.waiting import in_thread
 
 from holdfast.errors import BadInput
 from holdfast.quiver import AckLevel, Quiver, SegmentConfig
-from holdfast.quiver.bundle import SLOTS_MAX
-from holdfast.quiver.config import MB
-from holdfast.quiver.log.frame import STAGED, FrameKind
+from holdfast.quiver.base.bundle import SLOTS_MAX
+from holdfast.quiver.base.config import MB
+from holdfast.quiver.base.frame import STAGED, FrameKind
+from holdfast.quiver.base.points import QuiverPoint
 from holdfast.quiver.log.wal import HEADER_BYTES, SEQ_BLOCK, decode_header, walk
-from holdfast.quiver.points import QuiverPoint
 
 # Round trips.
 

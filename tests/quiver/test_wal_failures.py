@@ -9,9 +9,9 @@ from tests.quiver.waiting import in_thread
 
 from holdfast.errors import CannotOpen, DiskFull, NotAccepted, Overloaded, StorageFailed
 from holdfast.quiver import AckLevel, Quiver
-from holdfast.quiver.config import KB, MB
-from holdfast.quiver.names import wal_file
-from holdfast.quiver.points import QuiverPoint
+from holdfast.quiver.base.config import KB, MB
+from holdfast.quiver.base.names import wal_file
+from holdfast.quiver.base.points import QuiverPoint
 from holdfast.seam.faulty import Fault, FaultKind, FaultyDisk
 from holdfast.seam.simulated import SimulatedDisk
 

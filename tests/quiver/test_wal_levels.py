@@ -11,8 +11,8 @@ from tests.quiver.waiting import in_thread
 
 from holdfast.errors import NotAccepted
 from holdfast.quiver import AckLevel, Quiver
-from holdfast.quiver.config import WalConfig
-from holdfast.quiver.points import QuiverPoint
+from holdfast.quiver.base.config import WalConfig
+from holdfast.quiver.base.points import QuiverPoint
 from holdfast.seam.faulty import Fault, FaultKind
 
 

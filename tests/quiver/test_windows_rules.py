@@ -19,7 +19,7 @@ from tests.patience import until
 from tests.quiver.machine import NO_SEAL, SEGMENTS, WAL, Machine, payloads
 from tests.readers.setting import StillMachine, append, check_books, drain, keep
 
-from holdfast.quiver.points import QuiverPoint
+from holdfast.quiver.base.points import QuiverPoint
 from holdfast.quiver.tools.backup import backup, restore
 from holdfast.seam import Seam
 from holdfast.seam.faulty import Fault, FaultKind

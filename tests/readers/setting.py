@@ -20,7 +20,7 @@ from holdfast.quiver import (
     RetentionConfig,
     SegmentConfig,
 )
-from holdfast.quiver.config import MB
+from holdfast.quiver.base.config import MB
 from holdfast.quiver.ledger.books import Balance
 from holdfast.seam.clock import JumpingClock
 from holdfast.seam.disk import Disk

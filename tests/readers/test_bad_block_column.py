@@ -10,7 +10,7 @@ from __future__ import annotations
 import pytest
 from tests.readers.test_matrix import POINTS, RETENTION, THOROUGH, run, struck
 
-from holdfast.quiver.points import QuiverPoint
+from holdfast.quiver.base.points import QuiverPoint
 from holdfast.seam.faulty import Fault, FaultKind
 
 pytestmark = pytest.mark.timeout(1800)

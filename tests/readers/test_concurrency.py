@@ -37,7 +37,7 @@ from holdfast.quiver import (
     RetentionConfig,
     SubscriberOptions,
 )
-from holdfast.quiver.config import KB, MB
+from holdfast.quiver.base.config import KB, MB
 
 THOROUGH = os.environ.get("HOLDFAST_THOROUGH") == "1"
 BUNDLES = 2_000 if THOROUGH else 200

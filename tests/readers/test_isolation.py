@@ -16,7 +16,7 @@ from tests.readers.setting import (
 
 from holdfast.errors import Overloaded
 from holdfast.quiver import LeaseOptions, Outcome, Quiver, RetentionConfig, SubscriberOptions
-from holdfast.quiver.config import KB, MB
+from holdfast.quiver.base.config import KB, MB
 
 CAP = 2 * MB
 PAYLOAD_BYTES = 100 * KB

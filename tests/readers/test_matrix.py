@@ -18,7 +18,7 @@ from tests.readers.world import LARGE_BYTES, World
 
 from holdfast.errors import CannotOpen, HoldfastError
 from holdfast.quiver import AckLevel, RetentionConfig, SubscriberOptions
-from holdfast.quiver.points import QuiverPoint
+from holdfast.quiver.base.points import QuiverPoint
 from holdfast.seam.faulty import Fault, FaultKind
 
 THOROUGH = os.environ.get("HOLDFAST_THOROUGH") == "1"

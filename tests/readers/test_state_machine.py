@@ -14,7 +14,7 @@ from tests.readers.world import LARGE_BYTES, NAMES, OPTIONS, RETENTIONS, World
 
 from holdfast.errors import NotAccepted
 from holdfast.quiver import AckLevel, RetentionConfig, SubscriberOptions
-from holdfast.quiver.points import QuiverPoint
+from holdfast.quiver.base.points import QuiverPoint
 from holdfast.seam.faulty import FaultKind
 
 THOROUGH = os.environ.get("HOLDFAST_THOROUGH") == "1"

@@ -42,8 +42,8 @@ from holdfast.quiver import (
     RetentionConfig,
     SubscriberOptions,
 )
-from holdfast.quiver.config import KB, MB
-from holdfast.quiver.log.frame import FrameKind
+from holdfast.quiver.base.config import KB, MB
+from holdfast.quiver.base.frame import FrameKind
 from holdfast.seam.faulty import Fault, FaultKind, FaultyDisk
 from holdfast.seam.simulated import SimulatedCrash, SimulatedDisk
 

@@ -17,7 +17,7 @@ from tests.receive.test_admission import ManualClock
 from holdfast.dead_letters.queue import DeadLettersSettings, RejectedSettings
 from holdfast.errors import DiskFull, NotAccepted, Overloaded
 from holdfast.quiver import Receipt
-from holdfast.quiver.config import AckLevel
+from holdfast.quiver.base.config import AckLevel
 from holdfast.receive.openlineage import Config
 from holdfast.receive.request_limits import RequestLimits
 from holdfast.receive.tokens import TokenSettings

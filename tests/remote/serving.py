@@ -22,7 +22,7 @@ from holdfast.quiver import (
     RetentionConfig,
     SegmentConfig,
 )
-from holdfast.quiver.config import MB
+from holdfast.quiver.base.config import MB
 from holdfast.remote import ClientSettings, FlightSettings, QuiverServer, RemoteQuiver
 from holdfast.remote.orders import ServedQuivers
 from holdfast.remote.reader import ReaderService

@@ -28,7 +28,7 @@ from holdfast.errors import (
     WrongQuiver,
 )
 from holdfast.quiver import Outcome, Position, Quiver, SubscriberOptions
-from holdfast.quiver.log.frame import Totals
+from holdfast.quiver.base.frame import Totals
 from holdfast.quiver.read.scan import TimeRange
 from holdfast.quiver.read.sealed import SealedRead, names_between
 from holdfast.remote import PlannedRange, RemoteCursor, RemoteQuiver

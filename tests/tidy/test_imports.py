@@ -188,7 +188,7 @@ def test_a_wrong_import_is_found(module: str, source: str) -> None:
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("holdfast.quiver.log.wal", "from holdfast.quiver.log.frame import MAGIC"),
+        ("holdfast.quiver.log.wal", "from holdfast.quiver.base.frame import MAGIC"),
         ("holdfast.quiver.log.wal", "from . import frame"),
         ("holdfast.quiver.__init__", "from . import frame"),
         ("holdfast.quiver.log.wal", "from holdfast.errors import DiskFull"),

@@ -38,10 +38,10 @@ from holdfast.quiver import (
     SegmentConfig,
     SubscriberOptions,
 )
+from holdfast.quiver.base.frame import Totals
+from holdfast.quiver.base.names import LEDGER_DIR
 from holdfast.quiver.ledger.outcome import Resolution
 from holdfast.quiver.ledger.recovery import recover_ledger
-from holdfast.quiver.log.frame import Totals
-from holdfast.quiver.names import LEDGER_DIR
 from holdfast.seam.disk import RealDisk
 
 MB = 1 << 20

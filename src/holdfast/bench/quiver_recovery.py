@@ -20,7 +20,8 @@ from holdfast.bench.rounds import interleave
 from holdfast.bench.scale import QuiverScale
 from holdfast.bench.workload import raw_event, telemetry_batch
 from holdfast.errors import CheckFailed
-from holdfast.quiver import AckLevel, Quiver, names
+from holdfast.quiver import AckLevel, Quiver
+from holdfast.quiver.base import names
 
 MB = 1_000_000
 FRAMES = ("88kb", "2kb")

@@ -21,8 +21,8 @@ import pyarrow as pa
 
 from holdfast.errors import BadInput
 from holdfast.quiver import Position
-from holdfast.quiver.bundle import decode_arrow, encode_arrow, read_stream
-from holdfast.quiver.log.frame import FrameKind
+from holdfast.quiver.base.bundle import decode_arrow, encode_arrow, read_stream
+from holdfast.quiver.base.frame import FrameKind
 from holdfast.signals.event import ArrowData, Event, Unit
 from holdfast.signals.registry import signal_of
 

@@ -9,7 +9,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from holdfast.errors import BadInput
-from holdfast.quiver.config import (
+from holdfast.quiver.base.config import (
     MB,
     AppendConfig,
     QuiverConfig,

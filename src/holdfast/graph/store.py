@@ -14,7 +14,8 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path, PurePath
 
-from holdfast.quiver import Quiver, QuiverConfig, Statistics, names
+from holdfast.quiver import Quiver, QuiverConfig, Statistics
+from holdfast.quiver.base import names
 from holdfast.quiver.cores import AdoptedQuiver, Core, core_ids
 from holdfast.quiver.engine import cannot_open, make_folders
 from holdfast.quiver.keep.trash import Trash

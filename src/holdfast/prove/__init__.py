@@ -52,7 +52,7 @@ def run(
 
 def points(name: str) -> list[tuple[str, str]]:
     """Return the named fault points of a proof, with what happens at each."""
-    from holdfast.quiver.points import QuiverPoint
+    from holdfast.quiver.base.points import QuiverPoint
 
     assert name in NAMES, f"BUG: no proof {name}"
     listed: list[FaultPoint] = list(QuiverPoint)

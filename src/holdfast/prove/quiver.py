@@ -31,8 +31,8 @@ from holdfast.prove.small_disk import (
 )
 from holdfast.prove.victim import QuiverTask, drain
 from holdfast.quiver import Balance
-from holdfast.quiver.log.frame import NOTHING
-from holdfast.quiver.points import QuiverPoint
+from holdfast.quiver.base.frame import NOTHING
+from holdfast.quiver.base.points import QuiverPoint
 from holdfast.seam.faulty import FaultKind
 
 CLIENTS = 8

@@ -5,7 +5,7 @@ in a named *slot*; its *seq* is given at accept and never used again; a *segment
 set of consecutive bundles, stored as plain Arrow files.
 """
 
-from holdfast.quiver.config import (
+from holdfast.quiver.base.config import (
     AckLevel,
     AppendConfig,
     LedgerConfig,
@@ -16,6 +16,7 @@ from holdfast.quiver.config import (
     TransactionConfig,
     WalConfig,
 )
+from holdfast.quiver.base.envelope import ColumnExtractor, Extractor, TimeFlag
 from holdfast.quiver.cores import Cores
 from holdfast.quiver.ledger.books import Balance
 from holdfast.quiver.ledger.outcome import Outcome, Position
@@ -27,7 +28,6 @@ from holdfast.quiver.quiver import Quiver
 from holdfast.quiver.read.cursor import Cursor, Range
 from holdfast.quiver.read.lease import Lease, LeasedBundle, LeaseOptions
 from holdfast.quiver.read.statement import EventTimeStatement
-from holdfast.quiver.segments.envelope import ColumnExtractor, Extractor, TimeFlag
 from holdfast.quiver.segments.segment import Bundle
 from holdfast.quiver.statistics import Statistics
 

@@ -32,7 +32,7 @@ from typing import Any
 
 from holdfast import errors
 from holdfast.errors import BadInput, CannotOpen, HoldfastError, OwnerGone
-from holdfast.quiver import names
+from holdfast.quiver.base import names
 from holdfast.seam.clock import Clock
 from holdfast.seam.process import bind_to_process
 

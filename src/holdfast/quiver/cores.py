@@ -29,13 +29,13 @@ from pathlib import PurePath
 from typing import NoReturn, Self
 
 from holdfast.errors import CannotOpen, HoldfastError, QuiverClosed
-from holdfast.quiver import names
-from holdfast.quiver.bundle import DEFAULT_SLOT
-from holdfast.quiver.config import AckLevel, QuiverConfig
+from holdfast.quiver.base import names
+from holdfast.quiver.base.bundle import DEFAULT_SLOT
+from holdfast.quiver.base.config import AckLevel, QuiverConfig
+from holdfast.quiver.base.frame import NOTHING
 from holdfast.quiver.engine import cannot_open, make_folders, take_lock
 from holdfast.quiver.keep.trash import Trash
 from holdfast.quiver.ledger.books import balance
-from holdfast.quiver.log.frame import NOTHING
 from holdfast.quiver.log.inbox import Append
 from holdfast.quiver.log.intake import Intake
 from holdfast.quiver.log.transaction import Transaction

@@ -31,9 +31,10 @@ from holdfast.errors import (
     NotAccepted,
     StorageFailed,
 )
-from holdfast.quiver import names
-from holdfast.quiver.backup_marker import refuse_backup
-from holdfast.quiver.config import QuiverConfig
+from holdfast.quiver.base import names
+from holdfast.quiver.base.backup_marker import refuse_backup
+from holdfast.quiver.base.config import QuiverConfig
+from holdfast.quiver.base.points import QuiverPoint
 from holdfast.quiver.keep.keeper import Keeper
 from holdfast.quiver.keep.reserve import DiskReserve
 from holdfast.quiver.keep.retention import Retention
@@ -53,7 +54,6 @@ from holdfast.quiver.log.byte_order import check_machine
 from holdfast.quiver.log.quarantine import Damage
 from holdfast.quiver.log.recovery import Recovered, Recovery
 from holdfast.quiver.log.writer import Writer
-from holdfast.quiver.points import QuiverPoint
 from holdfast.quiver.read.attachment import Attachment
 from holdfast.quiver.read.shelf import ReadableBundles
 from holdfast.quiver.read.wakeup import Wakeup

@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from holdfast.errors import BadInput, HoldfastError, Overloaded
 from holdfast.local_path import problem_of
-from holdfast.quiver.bundle import (
+from holdfast.quiver.base.bundle import (
     DEFAULT_SLOT,
     BundleData,
     Encoded,
@@ -34,7 +34,8 @@ from holdfast.quiver.bundle import (
     encode_raw,
     is_large,
 )
-from holdfast.quiver.config import AckLevel, QuiverConfig, check_level
+from holdfast.quiver.base.config import AckLevel, QuiverConfig, check_level
+from holdfast.quiver.base.frame import FrameKind, Totals
 from holdfast.quiver.control import ControlServer, serve
 from holdfast.quiver.engine import Engine
 from holdfast.quiver.ledger.books import Balance, balance
@@ -49,7 +50,6 @@ from holdfast.quiver.ledger.registration import (
 )
 from holdfast.quiver.ledger.subscriber import SubscriberOptions
 from holdfast.quiver.log.buffer import in_memory
-from holdfast.quiver.log.frame import FrameKind, Totals
 from holdfast.quiver.log.inbox import Append, Receipt
 from holdfast.quiver.log.intake import Intake
 from holdfast.quiver.log.producers import check_producer, check_watermark

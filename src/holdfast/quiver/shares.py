@@ -22,7 +22,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from holdfast.errors import BadInput
-from holdfast.quiver.config import QuiverConfig
+from holdfast.quiver.base.config import QuiverConfig
 
 # Each has three threads and a handful of open files.
 CORES_MAX = 1000

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from holdfast.quiver.base.frame import Totals
 from holdfast.quiver.engine import Engine
 from holdfast.quiver.ledger.books import balance
 from holdfast.quiver.ledger.subscriber import Subscriber
-from holdfast.quiver.log.frame import Totals
 
 
 class SubscriberStatistics(NamedTuple):

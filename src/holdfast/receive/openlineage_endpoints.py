@@ -21,7 +21,7 @@ import orjson
 from holdfast.dead_letters.letter import Letter
 from holdfast.errors import BundleTooLarge
 from holdfast.quiver import Intake, Receipt
-from holdfast.quiver.config import AckLevel
+from holdfast.quiver.base.config import AckLevel
 from holdfast.receive.batches import NotABatch, split_json, split_lines
 from holdfast.receive.checks import Checked, Checks
 from holdfast.receive.http_app import Endpoint, HttpApp, HttpRequest, RequestCounts

@@ -31,12 +31,12 @@ from holdfast.quiver import (
     Receipt,
     SubscriberOptions,
 )
-from holdfast.quiver.bundle import DEFAULT_SLOT, BundleData, Headers, Payloads, one_batch
+from holdfast.quiver.base.bundle import DEFAULT_SLOT, BundleData, Headers, Payloads, one_batch
+from holdfast.quiver.base.dictionaries import unify
 from holdfast.quiver.ledger.registration import StartPosition
 from holdfast.quiver.read.cursor import OnDataLoss
 from holdfast.quiver.read.scan import TimeRange
 from holdfast.quiver.read.sealed import SealedRead
-from holdfast.quiver.segments.dictionaries import unify
 from holdfast.remote.connection import Connection
 from holdfast.remote.settings import ClientSettings
 from holdfast.remote.stored import StoredSegment

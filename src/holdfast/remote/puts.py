@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from holdfast.errors import BadInput, BundleTooLarge
 from holdfast.quiver import Quiver, Receipt
-from holdfast.quiver.bundle import DEFAULT_SLOT
+from holdfast.quiver.base.bundle import DEFAULT_SLOT
 from holdfast.remote.wire import Fields, decode_level
 
 KINDS = ("rows", "raw", "slots")

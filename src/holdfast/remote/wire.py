@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
 from holdfast.errors import BadInput
-from holdfast.quiver.config import AckLevel
+from holdfast.quiver.base.config import AckLevel
 from holdfast.quiver.ledger.outcome import Position
 from holdfast.quiver.log.inbox import Receipt
 from holdfast.quiver.read.scan import TimeRange

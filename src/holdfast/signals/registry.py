@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from holdfast.quiver import Extractor
-from holdfast.quiver.log.frame import FrameKind
+from holdfast.quiver.base.frame import FrameKind
 from holdfast.signals.event import RAW_SIGNAL
 from holdfast.signals.openlineage.signal import OPENLINEAGE
 from holdfast.signals.signal import Form, Signal

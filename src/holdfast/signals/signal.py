@@ -19,7 +19,7 @@ from enum import StrEnum
 from typing import Any
 
 from holdfast.quiver import Bundle, Extractor
-from holdfast.quiver.log.frame import FrameKind
+from holdfast.quiver.base.frame import FrameKind
 from holdfast.signals.event import Unit, arrow_data_of, events_of
 
 

@@ -18,7 +18,7 @@ from holdfast.dataflow.driver.run import PipelineRun
 from holdfast.dataflow.spec import Pipeline
 from holdfast.errors import DirectoryLocked
 from holdfast.quiver import Quiver
-from holdfast.quiver.segments.envelope import TIME_TYPE
+from holdfast.quiver.base.envelope import TIME_TYPE
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

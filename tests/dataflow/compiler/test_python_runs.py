@@ -22,7 +22,7 @@ from holdfast.dataflow.compiler.python import (
     FunctionRun,
 )
 from holdfast.dataflow.spec.vertices import RetrySettings
-from holdfast.quiver.segments.envelope import TIME_TYPE
+from holdfast.quiver.base.envelope import TIME_TYPE
 
 COLUMNS = pa.schema([("key", pa.string()), ("number", pa.int64())])
 SYSTEM = pa.schema(

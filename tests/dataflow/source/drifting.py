@@ -13,7 +13,7 @@ from tests.dataflow.quivers import at, open_when_free
 
 from holdfast.dataflow.source.rejected_publish import CONFIG, SLOT
 from holdfast.quiver import Quiver
-from holdfast.quiver.segments.envelope import TIME_TYPE
+from holdfast.quiver.base.envelope import TIME_TYPE
 
 VERTEX = "events"
 

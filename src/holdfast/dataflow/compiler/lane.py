@@ -42,7 +42,7 @@ from holdfast.dataflow.compiler.places import EVENT_TIME, SLOT
 from holdfast.dataflow.compiler.python import LANE_TYPE
 from holdfast.errors import HoldfastError
 from holdfast.quiver import Cursor, Position, Quiver, Range
-from holdfast.quiver.segments.envelope import TIME_TYPE
+from holdfast.quiver.base.envelope import TIME_TYPE
 
 # Who moves rows, in the one quiver and in the other.
 MOVER = "lane"

@@ -38,7 +38,7 @@ from holdfast.dataflow.compiler.calls import (
 from holdfast.dataflow.source.schema import fitter
 from holdfast.dataflow.spec.functions import load_function
 from holdfast.dataflow.spec.vertices import SETTABLE, SYSTEM_COLUMNS, LaneSettings, RetrySettings
-from holdfast.quiver.segments.envelope import TIME_TYPE
+from holdfast.quiver.base.envelope import TIME_TYPE
 
 CallKind = Literal["map", "filter", "flat_map", "arrow", "sink"]
 

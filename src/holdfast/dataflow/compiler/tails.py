@@ -47,7 +47,7 @@ from holdfast.dataflow.source.checkpoint import Checkpoint
 from holdfast.dataflow.spec.edges import FAILED
 from holdfast.dataflow.spec.vertices import SYSTEM_COLUMNS, SinkSettings, TargetSettings
 from holdfast.errors import HoldfastError
-from holdfast.quiver.bundle import RESERVED_COLUMNS
+from holdfast.quiver.base.bundle import RESERVED_COLUMNS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

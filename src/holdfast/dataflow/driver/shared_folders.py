@@ -25,7 +25,7 @@ from holdfast.dataflow.driver.failures import reason_of
 from holdfast.dataflow.spec.vertices import SinkSettings, TargetSettings
 from holdfast.errors import BadConfig, PipelineFailed
 from holdfast.local_path import problem_of
-from holdfast.quiver.names import FORMAT
+from holdfast.quiver.base.names import FORMAT
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -21,7 +21,7 @@ from holdfast.dataflow.spec import Pipeline, PipelineSettings
 from holdfast.dataflow.spec.vertices import SinkSettings, SourceSettings, TargetSettings
 from holdfast.errors import BadInput, DirectoryLocked
 from holdfast.quiver import Quiver
-from holdfast.quiver.segments.envelope import TIME_TYPE
+from holdfast.quiver.base.envelope import TIME_TYPE
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

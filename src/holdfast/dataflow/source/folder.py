@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import PurePath
 
 from holdfast.errors import Damaged
-from holdfast.quiver import names
+from holdfast.quiver.base import names
 from holdfast.quiver.inspect import identity_or_none, require_quiver
 from holdfast.quiver.segments import manifest
 from holdfast.quiver.segments.rivals import choices

@@ -30,7 +30,7 @@ from holdfast.dataflow.base.durable_file import replace_durably
 from holdfast.dataflow.base.growing_files import may_grow
 from holdfast.errors import BadInput
 from holdfast.quiver import Quiver
-from holdfast.quiver.segments.envelope import TIME_TYPE
+from holdfast.quiver.base.envelope import TIME_TYPE
 
 PRODUCER = "intake"
 SLOT = "events"

@@ -49,7 +49,7 @@ from holdfast.dataflow.source.rejected_stage import (
 )
 from holdfast.errors import DirectoryLocked, StaleEpoch
 from holdfast.quiver import ColumnExtractor, Quiver, QuiverConfig
-from holdfast.quiver.bundle import one_batch
+from holdfast.quiver.base.bundle import one_batch
 
 SLOT = "events"
 # As all dead letters of a pipeline are kept (compiler/places.py).

@@ -25,9 +25,9 @@ from holdfast.dataflow.source.rejected_judge import CAST_ERRORS, RejectedRow, ca
 from holdfast.dataflow.source.schema import spark_type
 from holdfast.errors import BadInput
 from holdfast.quiver import Position
-from holdfast.quiver.bundle import RESERVED_COLUMNS
-from holdfast.quiver.segments.arrow_types import has_dictionary, slices_take_all
-from holdfast.quiver.segments.envelope import TIME_TYPE
+from holdfast.quiver.base.arrow_types import has_dictionary, slices_take_all
+from holdfast.quiver.base.bundle import RESERVED_COLUMNS
+from holdfast.quiver.base.envelope import TIME_TYPE
 
 # What all dead letters of a pipeline have; the time is in the column that their quiver looks at.
 LETTER_FIELDS = (

@@ -13,8 +13,8 @@ from holdfast.dataflow.source.quiver_location import connect, quiver_locations
 from holdfast.dataflow.source.rejected_judge import CAST_ERRORS, cast
 from holdfast.dataflow.source.remembered import recall, remember
 from holdfast.errors import BadInput, OwnerGone
+from holdfast.quiver.base.envelope import TIME_TYPE
 from holdfast.quiver.read.scan import TimeRange, scan
-from holdfast.quiver.segments.envelope import TIME_TYPE
 from holdfast.quiver.segments.rows import OPAQUE
 from holdfast.quiver.segments.segment import Segment
 

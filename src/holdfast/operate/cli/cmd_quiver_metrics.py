@@ -10,8 +10,9 @@ import click
 from holdfast.errors import CannotOpen
 from holdfast.operate.cli.output import json_option, print_json
 from holdfast.operate.metrics import records, render
-from holdfast.quiver import LedgerConfig, Quiver, QuiverConfig, RetentionConfig, Statistics, names
-from holdfast.quiver.config import AGE_MAX_S, WAIT_MAX_S
+from holdfast.quiver import LedgerConfig, Quiver, QuiverConfig, RetentionConfig, Statistics
+from holdfast.quiver.base import names
+from holdfast.quiver.base.config import AGE_MAX_S, WAIT_MAX_S
 from holdfast.quiver.cores import core_ids
 from holdfast.quiver.inspect import inspect
 from holdfast.seam.disk import RealDisk

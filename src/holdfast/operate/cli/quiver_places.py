@@ -8,7 +8,7 @@ from typing import NamedTuple
 from holdfast.dead_letters.stored import STORES
 from holdfast.graph.loader import load
 from holdfast.graph.paths import DEAD_LETTERS_DIR, dead_letters_directory, plan
-from holdfast.quiver import names
+from holdfast.quiver.base import names
 from holdfast.quiver.cores import core_ids
 from holdfast.seam import Seam
 from holdfast.seam.disk import Disk

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import PurePath
 
 from holdfast.errors import DiskFull
-from holdfast.quiver.config import QuiverConfig
+from holdfast.quiver.base.config import QuiverConfig
 from holdfast.quiver.keep.reserve import FREE_BYTES_MIN, ReserveShare, headers_bytes, segment_bytes
 from holdfast.quiver.ledger.ledger import Ledger
 from holdfast.seam.disk import Disk

@@ -7,7 +7,7 @@ import math
 import threading
 from collections.abc import Callable
 
-from holdfast.quiver.config import RetentionConfig
+from holdfast.quiver.base.config import RetentionConfig
 from holdfast.quiver.keep.retention import Retention
 from holdfast.quiver.ledger.ledger import Ledger
 from holdfast.seam.clock import Clock

@@ -11,10 +11,10 @@ import logging
 from collections.abc import Callable
 from pathlib import PurePath
 
-from holdfast.quiver.config import RetentionConfig
+from holdfast.quiver.base.config import RetentionConfig
+from holdfast.quiver.base.frame import Totals
 from holdfast.quiver.ledger.ledger import Ledger
 from holdfast.quiver.ledger.subscriber import Subscriber
-from holdfast.quiver.log.frame import Totals
 from holdfast.seam.clock import Clock
 
 # For so long after a start nobody is given up, and an absence is noted so often in the time to

@@ -29,10 +29,10 @@ from enum import StrEnum
 from pathlib import PurePath
 from typing import TypeVar
 
-from holdfast.quiver import names
-from holdfast.quiver.config import KB, MB
+from holdfast.quiver.base import names
+from holdfast.quiver.base.config import KB, MB
+from holdfast.quiver.base.points import QuiverPoint
 from holdfast.quiver.log.header_block import BLOCK_BYTES
-from holdfast.quiver.points import QuiverPoint
 from holdfast.quiver.segments import manifest
 from holdfast.quiver.segments.catalog import Catalog
 from holdfast.seam import Seam

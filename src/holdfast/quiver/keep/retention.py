@@ -29,8 +29,9 @@ from pathlib import PurePath
 from typing import NamedTuple
 
 from holdfast.errors import HoldfastError, NotAccepted, Overloaded
-from holdfast.quiver import names
-from holdfast.quiver.config import QuiverConfig
+from holdfast.quiver.base import names
+from holdfast.quiver.base.config import QuiverConfig
+from holdfast.quiver.base.frame import Totals
 from holdfast.quiver.keep.disk_room import DiskRoom
 from holdfast.quiver.keep.orphans import Orphans
 from holdfast.quiver.keep.trash import Trash
@@ -38,7 +39,6 @@ from holdfast.quiver.ledger.intervals import IntervalSet
 from holdfast.quiver.ledger.ledger import Ledger, resolution
 from holdfast.quiver.ledger.outcome import Outcome, Resolution
 from holdfast.quiver.ledger.subscriber import Subscriber
-from holdfast.quiver.log.frame import Totals
 from holdfast.quiver.read.shelf import ReadableBundles
 from holdfast.quiver.segments.catalog import Catalog
 from holdfast.quiver.segments.segment import BundleRef, Segment

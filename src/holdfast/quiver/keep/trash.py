@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from pathlib import PurePath
 
-from holdfast.quiver import names
+from holdfast.quiver.base import names
+from holdfast.quiver.base.points import QuiverPoint
 from holdfast.quiver.keep.reserve import DiskReserve, ReserveShare
-from holdfast.quiver.points import QuiverPoint
 from holdfast.seam.disk import Disk, remove_tree
 
 

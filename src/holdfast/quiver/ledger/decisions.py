@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
+from holdfast.quiver.base.frame import NOTHING, Totals
 from holdfast.quiver.ledger.ledger import resolution
 from holdfast.quiver.ledger.outcome import Outcome, Resolution
 from holdfast.quiver.ledger.subscriber import Subscriber
-from holdfast.quiver.log.frame import NOTHING, Totals
 from holdfast.quiver.read.attachment import ReadableQuiver
 from holdfast.quiver.read.shelf import ReadableBundles
 from holdfast.quiver.segments.segment import BundleRef

@@ -25,9 +25,8 @@ from functools import cached_property
 from pathlib import PurePath
 from typing import Any
 
-from holdfast.quiver import names
-from holdfast.quiver.ledger.outcome import Outcome, Position, Resolution
-from holdfast.quiver.log.frame import (
+from holdfast.quiver.base import names
+from holdfast.quiver.base.frame import (
     ALIGNMENT_BYTES,
     NO_WATERMARK,
     NOTHING,
@@ -35,9 +34,10 @@ from holdfast.quiver.log.frame import (
     Totals,
     encode,
 )
+from holdfast.quiver.base.points import QuiverPoint
+from holdfast.quiver.ledger.outcome import Outcome, Position, Resolution
 from holdfast.quiver.log.header_block import BLOCK_BYTES, decode_block, encode_block
 from holdfast.quiver.log.wal import Hole, walk
-from holdfast.quiver.points import QuiverPoint
 from holdfast.seam.disk import Disk, Handle, Pages, read_pages, write_all, write_behind
 
 VERSION = 1

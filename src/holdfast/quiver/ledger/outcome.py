@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import NamedTuple
 
-from holdfast.quiver.log.frame import Totals
+from holdfast.quiver.base.frame import Totals
 
 
 class Outcome(IntEnum):

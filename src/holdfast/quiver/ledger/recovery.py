@@ -8,8 +8,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import PurePath
 
 from holdfast.errors import UnknownFormat
-from holdfast.quiver import names
-from holdfast.quiver.identity import unknown_format
+from holdfast.quiver.base import names
+from holdfast.quiver.base.frame import Frame
+from holdfast.quiver.base.identity import unknown_format
 from holdfast.quiver.ledger.ledger import LedgerState
 from holdfast.quiver.ledger.log import (
     CONTINUED,
@@ -18,7 +19,6 @@ from holdfast.quiver.ledger.log import (
     decode_resolutions,
     read_ledger_file,
 )
-from holdfast.quiver.log.frame import Frame
 from holdfast.quiver.log.header_block import BLOCK_BYTES, HeaderFault, NewerVersion
 from holdfast.quiver.log.quarantine import Damage
 from holdfast.quiver.log.replay import UNREADABLE

@@ -7,9 +7,9 @@ from datetime import datetime
 from typing import Literal, TypeAlias
 
 from holdfast.errors import BadInput, UnknownPosition
+from holdfast.quiver.base.frame import NOTHING, Totals
 from holdfast.quiver.engine import Engine
 from holdfast.quiver.ledger.subscriber import Subscriber, SubscriberOptions, check_name
-from holdfast.quiver.log.frame import NOTHING, Totals
 from holdfast.quiver.read.attachment import ReadableQuiver
 
 StartPosition: TypeAlias = "Literal['oldest', 'latest'] | datetime"

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from holdfast.errors import BadInput
+from holdfast.quiver.base.frame import NOTHING, Totals
 from holdfast.quiver.ledger.intervals import IntervalSet
 from holdfast.quiver.ledger.outcome import LOSSES, Outcome, Position, Resolution
-from holdfast.quiver.log.frame import NOTHING, Totals
 
 OnFull = Literal["block", "drop_oldest"]
 Start = Literal["oldest", "latest"] | int

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import pyarrow as pa
 
 from holdfast.errors import Damaged, HoldfastError
-from holdfast.quiver.bundle import ENVELOPE_BYTES
-from holdfast.quiver.config import SegmentConfig
-from holdfast.quiver.log.frame import HEADER_BYTES, FrameKind
+from holdfast.quiver.base.bundle import ENVELOPE_BYTES
+from holdfast.quiver.base.config import SegmentConfig
+from holdfast.quiver.base.frame import HEADER_BYTES, FrameKind
 from holdfast.quiver.log.unread import Unread
 
 if TYPE_CHECKING:

@@ -12,9 +12,16 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from holdfast.errors import HoldfastError
-from holdfast.quiver.config import AckLevel
+from holdfast.quiver.base.config import AckLevel
+from holdfast.quiver.base.frame import (
+    NO_WATERMARK,
+    STAGED,
+    FrameKind,
+    Totals,
+    encode,
+    producer_part,
+)
 from holdfast.quiver.log.buffer import HeldBundle
-from holdfast.quiver.log.frame import NO_WATERMARK, STAGED, FrameKind, Totals, encode, producer_part
 from holdfast.quiver.log.inbox import Append, Outcome, Receipt
 from holdfast.quiver.log.producers import LastAppend, Producers
 from holdfast.quiver.log.unread import Unread

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from holdfast.errors import HoldfastError, NotAccepted, Overloaded, QuiverClosed
-from holdfast.quiver.bundle import Encoded
-from holdfast.quiver.config import AckLevel
+from holdfast.quiver.base.bundle import Encoded
+from holdfast.quiver.base.config import AckLevel
 from holdfast.seam.clock import Clock
 
 

@@ -12,9 +12,9 @@ import asyncio
 from collections import deque
 
 from holdfast.errors import NotAccepted
-from holdfast.quiver.bundle import Headers, OneEvent
-from holdfast.quiver.config import AckLevel
-from holdfast.quiver.log.frame import NO_WATERMARK
+from holdfast.quiver.base.bundle import Headers, OneEvent
+from holdfast.quiver.base.config import AckLevel
+from holdfast.quiver.base.frame import NO_WATERMARK
 from holdfast.quiver.log.inbox import Append, Inbox, Told
 from holdfast.seam.process import bind_to_process
 

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from holdfast.errors import BadInput, StaleEpoch
-from holdfast.quiver.config import ProducerConfig
-from holdfast.quiver.log.frame import NO_WATERMARK
+from holdfast.quiver.base.config import ProducerConfig
+from holdfast.quiver.base.frame import NO_WATERMARK
 
 EPOCH_MAX = 2**63 - 1
 NAME_BYTES_MAX = 1024

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import PurePath
 
-from holdfast.quiver import names
-from holdfast.quiver.points import QuiverPoint
+from holdfast.quiver.base import names
+from holdfast.quiver.base.points import QuiverPoint
 from holdfast.seam.disk import Disk, read_pages, write_file
 
 _NOTE = ".json"

@@ -21,25 +21,25 @@ from dataclasses import dataclass, field
 from pathlib import PurePath
 
 from holdfast.errors import WrongQuiver
-from holdfast.quiver import names
-from holdfast.quiver.config import QuiverConfig
-from holdfast.quiver.identity import (
+from holdfast.quiver.base import names
+from holdfast.quiver.base.config import QuiverConfig
+from holdfast.quiver.base.frame import NOTHING, Totals
+from holdfast.quiver.base.identity import (
     FormatFault,
     QuiverIdentity,
     read_identity,
     unknown_format,
     write_identity,
 )
+from holdfast.quiver.base.points import QuiverPoint
 from holdfast.quiver.keep.reserve import DiskReserve, ReserveShare
 from holdfast.quiver.log.buffer import OpenBuffer
-from holdfast.quiver.log.frame import NOTHING, Totals
 from holdfast.quiver.log.header_block import HeaderFault, NewerVersion
 from holdfast.quiver.log.producers import LastAppend, Producers
 from holdfast.quiver.log.quarantine import Damage, Quarantine
 from holdfast.quiver.log.replay import Replay, WalContent, read_wal_file
 from holdfast.quiver.log.wal import HEADER_BYTES, SEQ_BLOCK, WalHeader
 from holdfast.quiver.log.writer_interface import Start
-from holdfast.quiver.points import QuiverPoint
 from holdfast.quiver.segments import manifest
 from holdfast.quiver.segments.catalog import Catalog
 from holdfast.quiver.segments.data_file import DAMAGE_ERRORS

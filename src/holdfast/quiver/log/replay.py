@@ -23,10 +23,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import PurePath
 from typing import NamedTuple
 
-from holdfast.quiver.bundle import is_readable
-from holdfast.quiver.identity import unknown_format
+from holdfast.quiver.base.bundle import is_readable
+from holdfast.quiver.base.frame import BUNDLE_KINDS, NOTHING, STAGED, Frame, FrameKind, Totals
+from holdfast.quiver.base.identity import unknown_format
 from holdfast.quiver.log.buffer import HeldBundle, in_memory
-from holdfast.quiver.log.frame import BUNDLE_KINDS, NOTHING, STAGED, Frame, FrameKind, Totals
 from holdfast.quiver.log.group import COUNT
 from holdfast.quiver.log.quarantine import Damage
 from holdfast.quiver.log.unread import OpenFile, Unread

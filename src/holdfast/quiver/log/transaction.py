@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Self
 
 from holdfast.errors import BadInput, Overloaded, TransactionEnded
-from holdfast.quiver.bundle import (
+from holdfast.quiver.base.bundle import (
     DEFAULT_SLOT,
     BundleData,
     Encoded,
@@ -23,7 +23,7 @@ from holdfast.quiver.bundle import (
     encode_arrow,
     encode_raw,
 )
-from holdfast.quiver.config import TransactionConfig
+from holdfast.quiver.base.config import TransactionConfig
 from holdfast.quiver.log.inbox import Receipt
 from holdfast.seam.clock import Clock
 from holdfast.seam.process import bind_to_process

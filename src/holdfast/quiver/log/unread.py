@@ -10,7 +10,7 @@ import weakref
 from pathlib import PurePath
 
 from holdfast.errors import Damaged
-from holdfast.quiver.log.frame import FrameFault, decode
+from holdfast.quiver.base.frame import FrameFault, decode
 from holdfast.seam.disk import CANNOT_BE_READ, PAGE_BYTES, Disk
 
 

@@ -38,9 +38,8 @@ from dataclasses import dataclass, replace
 from pathlib import PurePath
 
 from holdfast.errors import DiskFull, NotAccepted, StorageFailed
-from holdfast.quiver import names
-from holdfast.quiver.log.buffer import HeldBundle
-from holdfast.quiver.log.frame import (
+from holdfast.quiver.base import names
+from holdfast.quiver.base.frame import (
     ALIGNMENT_BYTES,
     NOTHING,
     Frame,
@@ -49,9 +48,10 @@ from holdfast.quiver.log.frame import (
     decode,
     find_next,
 )
+from holdfast.quiver.base.points import QuiverPoint
+from holdfast.quiver.log.buffer import HeldBundle
 from holdfast.quiver.log.group import Framing, Numbered
 from holdfast.quiver.log.header_block import BLOCK_BYTES, decode_block, encode_block
-from holdfast.quiver.points import QuiverPoint
 from holdfast.seam.disk import DISK_IS_FULL, Disk, write_all, write_behind
 
 HEADER_BYTES = BLOCK_BYTES

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from holdfast.quiver.log.frame import (
+from holdfast.quiver.base.frame import (
     ALIGNMENT_BYTES,
     HEADER_BYTES,
     Frame,

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from holdfast.errors import NotAccepted
+from holdfast.quiver.base.frame import Totals
 from holdfast.quiver.log.buffer import HeldBundle, OpenBuffer
-from holdfast.quiver.log.frame import Totals
 from holdfast.quiver.log.producers import Producers
 from holdfast.seam.clock import Clock
 

@@ -10,10 +10,10 @@ from collections.abc import Collection
 from typing import Protocol, Self
 
 from holdfast.errors import Fenced, StorageFailed
+from holdfast.quiver.base.frame import Totals
 from holdfast.quiver.ledger.ledger import Ledger
 from holdfast.quiver.ledger.outcome import Outcome, Position, Resolution
 from holdfast.quiver.ledger.subscriber import Subscriber
-from holdfast.quiver.log.frame import Totals
 from holdfast.quiver.read.shelf import ReadableBundles
 from holdfast.quiver.read.wakeup import Wakeup
 from holdfast.quiver.segments.segment import BundleRef

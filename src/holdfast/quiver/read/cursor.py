@@ -24,9 +24,9 @@ from typing import Literal
 import pyarrow as pa
 
 from holdfast.errors import BadInput, Damaged, DataLoss, UnknownPosition
+from holdfast.quiver.base.frame import NOTHING, Totals
 from holdfast.quiver.ledger.intervals import IntervalSet
 from holdfast.quiver.ledger.outcome import Outcome, Position
-from holdfast.quiver.log.frame import NOTHING, Totals
 from holdfast.quiver.read.attachment import Attachment, ReadableQuiver
 from holdfast.quiver.read.shelf import SEQ_MAX
 from holdfast.quiver.segments.segment import Bundle, BundleRef

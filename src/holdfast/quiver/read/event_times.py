@@ -18,12 +18,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from holdfast.errors import Damaged
+from holdfast.quiver.base.envelope import TimeFlag
+from holdfast.quiver.base.frame import NO_WATERMARK
 from holdfast.quiver.engine import Engine
 from holdfast.quiver.ledger.outcome import Position
 from holdfast.quiver.log.buffer import HeldBundle
-from holdfast.quiver.log.frame import NO_WATERMARK
 from holdfast.quiver.read.statement import EventTimeStatement
-from holdfast.quiver.segments.envelope import TimeFlag
 from holdfast.quiver.segments.rows import OPAQUE
 from holdfast.quiver.segments.segment import Segment
 from holdfast.quiver.segments.table import TableMaker

@@ -23,9 +23,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from holdfast.errors import BadInput, Damaged, NotAccepted, UnknownPosition
+from holdfast.quiver.base.frame import Totals
 from holdfast.quiver.ledger.outcome import Outcome, Position
 from holdfast.quiver.ledger.subscriber import Subscriber
-from holdfast.quiver.log.frame import Totals
 from holdfast.quiver.read.attachment import Attachment, ReadableQuiver
 from holdfast.quiver.segments.segment import Bundle, BundleRef
 

@@ -19,12 +19,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from holdfast.errors import BadInput, Damaged
-from holdfast.quiver.bundle import one_batch, read_stream
+from holdfast.quiver.base.arrow_types import can_be_filtered, has_dictionary
+from holdfast.quiver.base.bundle import one_batch, read_stream
+from holdfast.quiver.base.dictionaries import plain_type
+from holdfast.quiver.base.envelope import TIME_TYPE
 from holdfast.quiver.ledger.outcome import Position
-from holdfast.quiver.segments.arrow_types import can_be_filtered, has_dictionary
 from holdfast.quiver.segments.data_file import DataFile
-from holdfast.quiver.segments.dictionaries import plain_type
-from holdfast.quiver.segments.envelope import TIME_TYPE
 from holdfast.quiver.segments.rows import ARROW, OPAQUE, RAW_FIELDS
 from holdfast.quiver.segments.segment import Segment
 from holdfast.quiver.segments.table import GroupTable

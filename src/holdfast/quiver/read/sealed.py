@@ -16,7 +16,7 @@ from pathlib import PurePath
 import pyarrow as pa
 
 from holdfast.errors import BadInput, Damaged, UnknownPosition, WrongQuiver
-from holdfast.quiver import names
+from holdfast.quiver.base import names
 from holdfast.quiver.inspect import identity_or_none
 from holdfast.quiver.ledger.outcome import Position
 from holdfast.quiver.read.scan import OnDamage, Span, TimeRange, scan

@@ -12,9 +12,9 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 
 from holdfast.errors import Damaged
+from holdfast.quiver.base.frame import NOTHING, Totals
 from holdfast.quiver.ledger.subscriber import Subscriber
 from holdfast.quiver.log.buffer import HeldBundle
-from holdfast.quiver.log.frame import NOTHING, Totals
 from holdfast.quiver.log.writer import Writer
 from holdfast.quiver.segments.catalog import Catalog
 from holdfast.quiver.segments.sealer import Sealer

@@ -20,14 +20,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from xxhash import xxh3_64_hexdigest
 
-from holdfast.quiver import names
-from holdfast.quiver.config import QuiverConfig
+from holdfast.quiver.base import names
+from holdfast.quiver.base.columns import numbers, texts
+from holdfast.quiver.base.config import QuiverConfig
+from holdfast.quiver.base.frame import NO_WATERMARK
+from holdfast.quiver.base.points import QuiverPoint
 from holdfast.quiver.log.buffer import HeldBundle
-from holdfast.quiver.log.frame import NO_WATERMARK
-from holdfast.quiver.points import QuiverPoint
 from holdfast.quiver.segments import manifest
 from holdfast.quiver.segments.bundle_table import BUNDLE_SCHEMA, PLACE_TYPE
-from holdfast.quiver.segments.columns import numbers, texts
 from holdfast.quiver.segments.file import write_data_file
 from holdfast.quiver.segments.manifest import FileSummary, ProducerSummary, Summary
 from holdfast.quiver.segments.rows import OPAQUE, Group

@@ -21,8 +21,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from holdfast.errors import Damaged
-from holdfast.quiver.bundle import read_stream
-from holdfast.quiver.log.frame import FrameKind
+from holdfast.quiver.base.bundle import read_stream
+from holdfast.quiver.base.frame import FrameKind
 from holdfast.quiver.segments.manifest import FileSummary, Summary
 from holdfast.quiver.segments.rows import ARROW, OPAQUE, RAW
 

@@ -26,8 +26,8 @@ import pyarrow as pa
 from xxhash import xxh3_64, xxh3_64_hexdigest
 
 from holdfast.errors import Damaged, StorageFailed
-from holdfast.quiver.bundle import one_batch, without_reserved
-from holdfast.quiver.segments.arrow_types import has_dictionary
+from holdfast.quiver.base.arrow_types import has_dictionary
+from holdfast.quiver.base.bundle import one_batch, without_reserved
 from holdfast.quiver.segments.batch_cache import BatchCache
 from holdfast.quiver.segments.manifest import FileSummary
 from holdfast.seam.disk import CANNOT_BE_READ, Disk

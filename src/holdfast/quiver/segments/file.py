@@ -15,9 +15,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from xxhash import xxh3_64, xxh3_64_hexdigest, xxh3_128_hexdigest
 
-from holdfast.quiver.bundle import RESERVED_METADATA
-from holdfast.quiver.points import QuiverPoint
-from holdfast.quiver.segments.arrow_types import slices_take_all
+from holdfast.quiver.base.arrow_types import slices_take_all
+from holdfast.quiver.base.bundle import RESERVED_METADATA
+from holdfast.quiver.base.points import QuiverPoint
 from holdfast.quiver.segments.data_file import MAGIC, pack_schema, split_head
 from holdfast.quiver.segments.manifest import BatchSummary, FileSummary
 from holdfast.quiver.segments.rows import Group

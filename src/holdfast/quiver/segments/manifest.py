@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from xxhash import xxh3_64_hexdigest
 
-from holdfast.quiver.names import MANIFEST, SegmentName
+from holdfast.quiver.base.names import MANIFEST, SegmentName
 from holdfast.seam.disk import Disk, read_pages
 
 VERSION = 2

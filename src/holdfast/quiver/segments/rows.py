@@ -17,12 +17,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from xxhash import xxh3_128_hexdigest
 
-from holdfast.quiver.bundle import ENVELOPE_BYTES, decode_arrow, decode_raw, joined, read_stream
+from holdfast.quiver.base.bundle import (
+    ENVELOPE_BYTES,
+    decode_arrow,
+    decode_raw,
+    joined,
+    read_stream,
+)
+from holdfast.quiver.base.columns import constant, texts
+from holdfast.quiver.base.dictionaries import unify
+from holdfast.quiver.base.envelope import TIME_TYPE
+from holdfast.quiver.base.frame import FrameKind
 from holdfast.quiver.log.buffer import HeldBundle
-from holdfast.quiver.log.frame import FrameKind
-from holdfast.quiver.segments.columns import constant, texts
-from holdfast.quiver.segments.dictionaries import unify
-from holdfast.quiver.segments.envelope import TIME_TYPE
 
 ARROW, RAW, OPAQUE = "arrow", "raw", "opaque"
 NO_HEADERS = memoryview(b"")

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 
 from holdfast.errors import HoldfastError, Overloaded, StorageFailed
-from holdfast.quiver.config import QuiverConfig
+from holdfast.quiver.base.config import QuiverConfig
 from holdfast.quiver.keep.reserve import DiskReserve, ReserveShare
 from holdfast.quiver.log.buffer import HeldBundle, OpenBuffer, in_memory
 from holdfast.quiver.log.unread import Unread

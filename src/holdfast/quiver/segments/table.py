@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from holdfast.quiver.bundle import RESERVED_COLUMNS, one_batch
-from holdfast.quiver.config import QuiverConfig
+from holdfast.quiver.base.bundle import RESERVED_COLUMNS, one_batch
+from holdfast.quiver.base.config import QuiverConfig
+from holdfast.quiver.base.dictionaries import unify
+from holdfast.quiver.base.envelope import TIME_TYPE, Extractor, extract, read_times
 from holdfast.quiver.log.buffer import HeldBundle
-from holdfast.quiver.segments.dictionaries import unify
-from holdfast.quiver.segments.envelope import TIME_TYPE, Extractor, extract, read_times
 from holdfast.quiver.segments.rows import (
     OPAQUE,
     BundleRows,

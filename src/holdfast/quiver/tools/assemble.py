@@ -19,19 +19,19 @@ from pathlib import PurePath
 from xxhash import xxh3_64
 
 from holdfast.errors import BadInput, Damaged, DiskFull, StorageFailed
-from holdfast.quiver import names
-from holdfast.quiver.backup_marker import VERSION, BackupMarker, CopiedFile, write_marker
-from holdfast.quiver.config import AckLevel
+from holdfast.quiver.base import names
+from holdfast.quiver.base.backup_marker import VERSION, BackupMarker, CopiedFile, write_marker
+from holdfast.quiver.base.config import AckLevel
+from holdfast.quiver.base.frame import NO_WATERMARK, NOTHING, Totals
+from holdfast.quiver.base.identity import QuiverIdentity, write_identity
+from holdfast.quiver.base.points import ToolPoint
 from holdfast.quiver.engine import make_folders
-from holdfast.quiver.identity import QuiverIdentity, write_identity
 from holdfast.quiver.ledger.ledger import LedgerState
 from holdfast.quiver.ledger.log import LedgerFile, LedgerHeader
 from holdfast.quiver.log.buffer import HeldBundle
-from holdfast.quiver.log.frame import NO_WATERMARK, NOTHING, Totals
 from holdfast.quiver.log.group import Numbered
 from holdfast.quiver.log.inbox import Append
 from holdfast.quiver.log.wal import WalFile, WalHeader, new_salt
-from holdfast.quiver.tools.points import ToolPoint
 from holdfast.seam import Seam
 from holdfast.seam.disk import Disk, pieces, remove_tree, write_all
 

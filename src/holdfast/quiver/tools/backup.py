@@ -26,14 +26,14 @@ from pathlib import PurePath
 from typing import Any
 
 from holdfast.errors import CannotOpen, Damaged, HoldfastError, Overloaded
-from holdfast.quiver import names
-from holdfast.quiver.backup_marker import CopiedFile, read_marker, refuse_backup
-from holdfast.quiver.identity import QuiverIdentity
+from holdfast.quiver.base import names
+from holdfast.quiver.base.backup_marker import CopiedFile, read_marker, refuse_backup
+from holdfast.quiver.base.frame import Totals
+from holdfast.quiver.base.identity import QuiverIdentity
 from holdfast.quiver.inspect import Inventory, inspect, require_quiver
 from holdfast.quiver.ledger.ledger import LedgerState
 from holdfast.quiver.ledger.log import read_ledger_file
 from holdfast.quiver.ledger.recovery import recover_ledger
-from holdfast.quiver.log.frame import Totals
 from holdfast.quiver.log.wal import SEQ_BLOCK
 from holdfast.quiver.segments.segment import Segment
 from holdfast.quiver.tools.assemble import Assembly, OnRead, check_apart, hash_file

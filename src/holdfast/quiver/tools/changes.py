@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from pathlib import PurePath
 from typing import Any
 
+from holdfast.quiver.base.frame import NOTHING, Totals
 from holdfast.quiver.control import ask
 from holdfast.quiver.inspect import Inventory, require_quiver
 from holdfast.quiver.ledger.books import balance
 from holdfast.quiver.ledger.decisions import resolve_bundles
 from holdfast.quiver.ledger.outcome import Outcome
 from holdfast.quiver.ledger.registration import replay_range
-from holdfast.quiver.log.frame import NOTHING, Totals
 from holdfast.quiver.tools.offline import offline, shelf_of
 from holdfast.quiver.verbs import balance_fields
 from holdfast.seam import Seam

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from holdfast.errors import Damaged
-from holdfast.quiver import names
+from holdfast.quiver.base import names
+from holdfast.quiver.base.frame import BUNDLE_KINDS, Frame
 from holdfast.quiver.inspect import Inventory
 from holdfast.quiver.ledger.subscriber import Subscriber
-from holdfast.quiver.log.frame import BUNDLE_KINDS, Frame
 from holdfast.quiver.log.quarantine import Damage
 from holdfast.quiver.log.wal import HEADER_BYTES, walk
 from holdfast.quiver.segments.segment import Bundle, Segment, held_bundle

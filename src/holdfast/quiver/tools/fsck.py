@@ -14,8 +14,8 @@ from pathlib import PurePath
 from typing import Any
 
 from holdfast.errors import Damaged
-from holdfast.quiver import names
-from holdfast.quiver.backup_marker import read_marker
+from holdfast.quiver.base import names
+from holdfast.quiver.base.backup_marker import read_marker
 from holdfast.quiver.inspect import Inventory, inspect
 from holdfast.quiver.log.quarantine import Damage
 from holdfast.quiver.log.wal import HEADER_BYTES

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from holdfast.quiver.base.frame import Frame
 from holdfast.quiver.inspect import Inventory
 from holdfast.quiver.ledger.log import (
     LedgerContent,
@@ -15,7 +16,6 @@ from holdfast.quiver.ledger.log import (
     read_ledger_file,
 )
 from holdfast.quiver.ledger.outcome import Outcome, Resolution
-from holdfast.quiver.log.frame import Frame
 from holdfast.quiver.log.header_block import HeaderFault, NewerVersion
 from holdfast.seam.disk import Disk
 

@@ -21,9 +21,9 @@ from pathlib import PurePath
 import pyarrow as pa
 
 from holdfast.errors import Damaged
-from holdfast.quiver import names
-from holdfast.quiver.bundle import RESERVED_METADATA, without_reserved
-from holdfast.quiver.log.frame import (
+from holdfast.quiver.base import names
+from holdfast.quiver.base.bundle import RESERVED_METADATA, without_reserved
+from holdfast.quiver.base.frame import (
     ALIGNMENT_BYTES,
     HEADER_BYTES,
     MAGIC,

@@ -13,16 +13,16 @@ from contextlib import contextmanager
 from pathlib import PurePath
 
 from holdfast.errors import CannotOpen, DirectoryLocked
-from holdfast.quiver import names
-from holdfast.quiver.backup_marker import refuse_backup
-from holdfast.quiver.config import QuiverConfig
-from holdfast.quiver.identity import QuiverIdentity
+from holdfast.quiver.base import names
+from holdfast.quiver.base.backup_marker import refuse_backup
+from holdfast.quiver.base.config import QuiverConfig
+from holdfast.quiver.base.frame import Totals
+from holdfast.quiver.base.identity import QuiverIdentity
 from holdfast.quiver.inspect import Inventory, inspect
 from holdfast.quiver.keep.reserve import DiskReserve
 from holdfast.quiver.keep.retention import Retention
 from holdfast.quiver.ledger.ledger import Ledger
 from holdfast.quiver.log.buffer import OpenBuffer
-from holdfast.quiver.log.frame import Totals
 from holdfast.quiver.log.writer import Writer
 from holdfast.quiver.read.shelf import ReadableBundles
 from holdfast.quiver.read.wakeup import Wakeup

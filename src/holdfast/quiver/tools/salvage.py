@@ -16,12 +16,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import PurePath
 
-from holdfast.quiver import names
-from holdfast.quiver.identity import QuiverIdentity
+from holdfast.quiver.base import names
+from holdfast.quiver.base.frame import NOTHING, Totals
+from holdfast.quiver.base.identity import QuiverIdentity
 from holdfast.quiver.inspect import inspect
 from holdfast.quiver.ledger.ledger import LedgerState
 from holdfast.quiver.log.buffer import HeldBundle
-from holdfast.quiver.log.frame import NOTHING, Totals
 from holdfast.quiver.log.wal import SEQ_BLOCK
 from holdfast.quiver.tools.assemble import Assembly, OnRead, check_apart
 from holdfast.quiver.tools.backup import fenced

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import PurePath
 
 from holdfast.errors import Damaged
-from holdfast.quiver import names
+from holdfast.quiver.base import names
+from holdfast.quiver.base.frame import Frame
 from holdfast.quiver.inspect import Inventory, inspect
 from holdfast.quiver.ledger.log import read_ledger_file
-from holdfast.quiver.log.frame import Frame
 from holdfast.quiver.log.header_block import HeaderFault, NewerVersion, sound_copies
 from holdfast.quiver.log.wal import HEADER_BYTES
 from holdfast.quiver.segments import manifest

@@ -10,11 +10,11 @@ from pathlib import PurePath
 import pyarrow as pa
 
 from holdfast.errors import BadInput, Damaged
-from holdfast.quiver import names
-from holdfast.quiver.bundle import Encoded, encode_arrow, encode_raw
+from holdfast.quiver.base import names
+from holdfast.quiver.base.bundle import Encoded, encode_arrow, encode_raw
+from holdfast.quiver.base.frame import BODY_BYTES_MAX, NO_WATERMARK, FrameKind, Totals
 from holdfast.quiver.inspect import inspect
 from holdfast.quiver.log.buffer import HeldBundle
-from holdfast.quiver.log.frame import BODY_BYTES_MAX, NO_WATERMARK, FrameKind, Totals
 from holdfast.quiver.log.header_block import HeaderFault, NewerVersion
 from holdfast.quiver.log.replay import Replay, WalContent, read_wal_file
 from holdfast.quiver.log.wal import HEADER_BYTES

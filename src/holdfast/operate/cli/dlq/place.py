@@ -16,8 +16,9 @@ from holdfast.graph.loader import load
 from holdfast.graph.model import Graph
 from holdfast.graph.paths import DEAD_LETTERS_DIR, dead_letters_directory, plan
 from holdfast.operate.cli.output import Command
-from holdfast.quiver import Outcome, names
-from holdfast.quiver.log.frame import Totals
+from holdfast.quiver import Outcome
+from holdfast.quiver.base import names
+from holdfast.quiver.base.frame import Totals
 from holdfast.quiver.tools import changes
 from holdfast.receive.openlineage import Config as OpenLineageConfig
 from holdfast.seam import Seam

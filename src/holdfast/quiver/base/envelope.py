@@ -16,8 +16,8 @@ from typing import Protocol
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from holdfast.quiver.bundle import one_batch, read_stream
-from holdfast.quiver.segments.columns import constant
+from holdfast.quiver.base.bundle import one_batch, read_stream
+from holdfast.quiver.base.columns import constant
 
 # Microseconds: what Spark, duckdb and Python keep, and enough range for the year 9999. The payload
 # still has whatever its producer wrote.

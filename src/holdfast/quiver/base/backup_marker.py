@@ -17,8 +17,8 @@ from typing import NamedTuple
 from xxhash import xxh3_64_hexdigest
 
 from holdfast.errors import CannotOpen, Damaged
-from holdfast.quiver import names
-from holdfast.quiver.tools.points import ToolPoint
+from holdfast.quiver.base import names
+from holdfast.quiver.base.points import ToolPoint
 from holdfast.seam.disk import Disk, write_file
 
 VERSION = 1

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from holdfast.quiver.segments.arrow_types import has_dictionary, has_half_float_dictionary
+from holdfast.quiver.base.arrow_types import has_dictionary, has_half_float_dictionary
 
 _WIDER = {pa.int8(): pa.int16(), pa.uint8(): pa.uint16()}
 _CANNOT_UNIFY = (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowIndexError)

@@ -19,10 +19,10 @@ from typing import NamedTuple, TypeAlias
 import pyarrow as pa
 
 from holdfast.errors import BadInput, BundleTooLarge
-from holdfast.quiver.log.frame import FrameKind
-from holdfast.quiver.names import SLOT_PATTERN
-from holdfast.quiver.segments.arrow_types import check_readable, has_dictionary
-from holdfast.quiver.segments.dictionaries import unify
+from holdfast.quiver.base.arrow_types import check_readable, has_dictionary
+from holdfast.quiver.base.dictionaries import unify
+from holdfast.quiver.base.frame import FrameKind
+from holdfast.quiver.base.names import SLOT_PATTERN
 
 SLOTS_MAX = 64
 # Rows take memory when they are sealed (at least their envelope), however few bytes their columns

@@ -13,8 +13,8 @@ from typing import NamedTuple
 from xxhash import xxh3_64_hexdigest
 
 from holdfast.errors import UnknownFormat
-from holdfast.quiver import names
-from holdfast.quiver.points import QuiverPoint
+from holdfast.quiver.base import names
+from holdfast.quiver.base.points import QuiverPoint
 from holdfast.seam.disk import Disk, read_pages, write_file
 
 VERSION = 1

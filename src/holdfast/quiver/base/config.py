@@ -8,8 +8,8 @@ from enum import IntEnum
 from typing import Literal
 
 from holdfast.errors import BadInput
-from holdfast.quiver.log.frame import BODY_BYTES_MAX
-from holdfast.quiver.segments.envelope import Extractor
+from holdfast.quiver.base.envelope import Extractor
+from holdfast.quiver.base.frame import BODY_BYTES_MAX
 
 KB = 1024
 MB = 1024 * KB

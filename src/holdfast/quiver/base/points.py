@@ -84,3 +84,20 @@ class QuiverPoint(FaultPoint):
     QUARANTINE_WRITE = "quarantine.write", "copy damaged bytes into quarantine"
     QUARANTINE_SYNC = "quarantine.sync", "sync the quarantined bytes"
     QUARANTINE_SYNC_DIR = "quarantine.sync_dir", "make names in quarantine durable"
+
+
+class ToolPoint(FaultPoint):
+    """One step of the tools that copy: it can fail, or a process can die at it."""
+
+    MARKER_CREATE = "backup.marker.create", "create BACKUP under a temporary name"
+    MARKER_WRITE = "backup.marker.write", "write BACKUP"
+    MARKER_SYNC = "backup.marker.sync", "sync BACKUP"
+    MARKER_RENAME = "backup.marker.rename", "give BACKUP its name"
+    MARKER_SYNC_DIR = "backup.marker.sync_dir", "make BACKUP's name durable"
+    MARKER_UNLINK = "backup.marker.unlink", "remove BACKUP: the copy becomes a quiver"
+    COPY_MAKE_DIR = "backup.make_dir", "make a folder of the copy"
+    COPY_CREATE = "backup.file.create", "create a file of the copy"
+    COPY_WRITE = "backup.file.write", "write a file of the copy"
+    COPY_SYNC = "backup.file.sync", "sync a file of the copy"
+    COPY_SYNC_DIR = "backup.sync_dir", "make names in the copy durable"
+    COPY_REMOVE = "backup.remove", "remove a file or folder of the copy again"

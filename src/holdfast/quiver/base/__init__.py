@@ -1,0 +1,1 @@
+"""What every part of a quiver stands on: names, settings, fault points, frames, rows as Arrow."""
