@@ -128,13 +128,13 @@ def put(folder: Path, reader: str) -> None:
 def test_rows_in_a_lane_that_is_gone_are_not_left_behind(tmp_path: Path) -> None:
     assert left(tmp_path, lane=False) == []
     put(tmp_path / "ev" / "lane" / "waiting", "mover")
-    assert left(tmp_path, lane=False) == ["1 rows wait in the retry lane of ev, which is gone"]
+    assert left(tmp_path, lane=False) == ["1 rows wait in the retry lane of ev, which was removed"]
 
 
 def test_rows_between_queries_that_are_gone_are_not_left_behind(tmp_path: Path) -> None:
     assert left(tmp_path, lane=True) == []
     put(tmp_path / "buffers" / "m", "p.r.m")
-    assert left(tmp_path, lane=True) == ["1 rows of m wait for a query that is gone"]
+    assert left(tmp_path, lane=True) == ["1 rows of m wait for a query that was removed"]
 
 
 def test_a_batch_that_was_begun_is_finished_by_the_same_sources(tmp_path: Path) -> None:
@@ -146,7 +146,7 @@ def test_a_batch_that_was_begun_is_finished_by_the_same_sources(tmp_path: Path) 
     places = Places(tmp_path, tmp_path)
     checkpoint = tmp_path / recorded.queries[0].name / "checkpoint"
     offsets(checkpoint, 0, line("p.ev"), line("p.aa"))
-    assert "a batch with aa was begun" in next(leftovers(plan, recorded, places))
+    assert "a batch with aa was started" in next(leftovers(plan, recorded, places))
     (checkpoint / "commits").mkdir()
     (checkpoint / "commits" / "0").touch()
     assert list(leftovers(plan, recorded, places)) == []

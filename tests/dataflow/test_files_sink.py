@@ -323,7 +323,7 @@ def test_a_batch_in_a_file_that_grew_waits_for_room_to_be_written_again(
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     with monkeypatch.context() as patched:
         failing(patched, "write", 0, full, for_good=True)
-        with pytest.raises(DiskFull, match="no room to write batch 1 again"):
+        with pytest.raises(DiskFull, match="not enough disk space to write batch 1 again"):
             growing.writer().commit(messages, 1)
     assert growing.contents() == ALL
     growing.write(1, *TASKS)

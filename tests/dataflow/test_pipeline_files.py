@@ -183,4 +183,4 @@ def test_what_is_refused_is_refused_before_spark_is_started(
     (state.path / "n" / "checkpoint" / "offsets").mkdir(parents=True)
     unknown = call("run", file, "--state-dir", str(tmp_path / "state"))
     assert isinstance(unknown.exception, BadConfig)
-    assert "the plan file of counts is gone" in unknown.exception.message
+    assert "the plan file of counts is missing" in unknown.exception.message

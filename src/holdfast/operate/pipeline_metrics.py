@@ -95,14 +95,14 @@ PIPELINE_METRICS: tuple[PipelineMetric, ...] = (
     PipelineMetric(
         "pipeline.run.state", "gauge", "0 or 1",
         "1 for the state that the pipeline is in, 0 for the others.",
-        "`waiting`: it failed and is begun again. `disk_full`: so, until there is room. `refused`: "
-        "the file has to change.",
+        "`waiting`: it failed and is restarted. `disk_full`: the same, until space is free. "
+        "`refused`: the file has to change.",
         _states, (*_PIPELINE, "state"),
     ),
     PipelineMetric(
         "pipeline.run.restarts_total", "counter", "restarts",
         "How often the pipeline was begun again, since its driver began.",
-        "Its rate: a batch fails again and again; nothing is lost, nothing goes on.",
+        "Its rate: a batch fails again and again; nothing is lost, but nothing is processed.",
         _pipeline(attrgetter("restarts_total")), _PIPELINE,
     ),
     PipelineMetric(

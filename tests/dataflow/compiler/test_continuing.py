@@ -186,14 +186,14 @@ def test_changed_state_is_refused_with_the_command_that_closes_it(
 def test_a_reduce_that_is_gone_is_refused() -> None:
     recorded = begun(pipeline(*TWO_EDGES, **TWO))
     kinds = {"ev": EVENTS, "ra": TENS, "fa": "sink"}
-    assert "rb is gone, and has state" in refused(recorded, "ev -> ra", "ra -> fa", **kinds)
+    assert "rb was removed, but has state" in refused(recorded, "ev -> ra", "ra -> fa", **kinds)
 
 
 def test_an_equal_reduce_of_other_rows_does_not_inherit_state() -> None:
     recorded = begun(pipeline(*TWO_EDGES, **TWO))
     kinds = {"ev": EVENTS, "aa": MORE, "ra": TENS, "fa": "sink", "rc": MINUTES, "fb": "sink"}
     edges = ("ev -> ra", "aa -> rc", "ra -> fa", "rc -> fb")
-    assert "rb is gone, and has state" in refused(recorded, *edges, **kinds)
+    assert "rb was removed, but has state" in refused(recorded, *edges, **kinds)
 
 
 def test_reduces_of_one_query_are_not_taken_apart() -> None:
@@ -221,7 +221,7 @@ def test_a_plan_file_of_a_later_version_is_refused(tmp_path: Path) -> None:
 def test_state_without_a_plan_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "ev" / "checkpoint" / "offsets").mkdir(parents=True)
     one = pipeline("ev -> ra", "ra -> fa", ev=EVENTS, ra=TENS, fa="sink")
-    with pytest.raises(BadConfig, match="the plan file of p is gone"):
+    with pytest.raises(BadConfig, match="the plan file of p is missing"):
         recorded_plan("p", one, tmp_path)
 
 

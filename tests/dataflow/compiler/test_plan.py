@@ -128,7 +128,7 @@ def test_fan_out_without_state_is_one_query_without_a_quiver() -> None:
     query = only(make_plan("p", pipeline("a -> b", "b -> y", "b -> c", "c -> z", **kinds)))
     assert query.trunk == ("a", "b")
     assert query.taps == (Output("b"),)
-    assert query.why_batches == "rows go several ways"
+    assert query.why_batches == "rows take several paths"
 
 
 def test_late_rows_leave_the_plan_beside_the_results() -> None:

@@ -64,8 +64,8 @@ def test_dead_ends_and_vertices_that_get_nothing_are_told() -> None:
 @pytest.mark.parametrize(
     ("edge", "message"),
     [
-        ("c -> b", "'c' is a sink: nothing comes out of it"),
-        ("b -> a", "'a' is a source: nothing goes into it"),
+        ("c -> b", "'c' is a sink: it has no output"),
+        ("b -> a", "'a' is a source: it has no input"),
         ("b.later -> c", "there is no output 'later'"),
         ("b.late -> c", "'b' has no late rows to send"),
         ("b.failed -> c", "'b' has no failed rows to send"),
@@ -81,7 +81,7 @@ def test_an_edge_that_does_not_fit_is_told(edge: str, message: str) -> None:
     [
         ({"aggregate": {"n": "count(*)"}}, (), "the reduce 'b' has no window"),
         ({**WINDOW, "late": "side_output"}, ("late",), "late rows are sent nowhere"),
-        ({**WINDOW, "key": ["k", "k"]}, ("key",), "a column stands in the key twice"),
+        ({**WINDOW, "key": ["k", "k"]}, ("key",), "a column is in the key twice"),
         ({**WINDOW, "key": ["_wm"]}, ("key", 0), "'_wm' cannot be a key"),
         ({**WINDOW, "key": ["rows"]}, ("aggregate", "rows"), "'rows' is a column of the key, too"),
         (
@@ -277,7 +277,10 @@ def test_the_builder_makes_what_a_file_says() -> None:
         (lambda: Pipeline().source(quiver="q").settings, "go nowhere"),
         (lambda: Pipeline().source(quivr="q").settings, "quivr"),
         (lambda: Pipeline().source("a", quiver="q").sink(files="x", name="a"), "already"),
-        (lambda: Pipeline().source(quiver="q").window(fixed="1m").sink(files="x"), "no aggregate"),
+        (
+            lambda: Pipeline().source(quiver="q").window(fixed="1m").sink(files="x"),
+            "followed by an aggregate",
+        ),
     ],
 )
 def test_the_builder_refuses_what_a_file_would(build: Any, message: str) -> None:

@@ -225,7 +225,7 @@ def _changed(plan: Plan, recorded: RecordedPlan, names: list[str]) -> list[str]:
     for name in dict.fromkeys(names):
         vertex = plan.pipeline.vertices.get(name)
         if vertex is None or vertex.reduce is None:
-            found.append(f"{name} is gone, and has state")
+            found.append(f"{name} was removed, but has state")
             continue
         differences = recorded.reduces[name].differences(RecordedReduce.of(vertex.reduce))
         if differences:

@@ -9,7 +9,8 @@ subscriber. So an edge is cut for one of five reasons only:
   none. And a row that comes again later has to find its windows open, in a query that goes on;
 - what is behind a reduce is used twice, and one of the uses is another reduce. Spark has no way
   to use the results of a stateful operator twice in one plan: it would keep the state twice. Only
-  where both have run in one query, and a use was added since, it does: nobody can take them apart;
+  where both have run in one query, and a use was added since, it does: their state cannot be
+  taken apart;
 - the two queries of another cut would be one again, because rows meet further down. A query that
   waits for its own watermark waits for ever;
 - the pipeline has run, and the two ends are of different queries, or would be: a query that has a
@@ -29,9 +30,9 @@ from holdfast.dataflow.spec.edges import LATE, MAIN, PipelineEdge
 from holdfast.dataflow.spec.pipeline import PipelineSettings
 
 ASKED = "the pipeline says `durable: true`"
-REJECTS = "a function sets rows aside here that may come again, and a reduce is behind"
+REJECTS = "a function rejects rows here that may be retried, and a reduce follows"
 USED_TWICE = "results of a reduce are used more than once, and once by another reduce"
-APART = "the pipeline has run: a query that has begun takes up no reduce, and no other query"
+APART = "the pipeline has run: a query that has started cannot take in a reduce or another query"
 MEETS = "its rows meet those of another cut: in one query it would wait for its own watermark"
 
 

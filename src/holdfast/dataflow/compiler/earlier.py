@@ -53,7 +53,7 @@ def earlier_record(name: str, pipeline: PipelineSettings, state_dir: Path) -> Re
     without = [folder for folder in folders if not (folder / SHAPE).exists()]
     if without:
         raise BadConfig(
-            f"the plan file of {name} is gone, and {without[0].name} has state",
+            f"the plan file of {name} is missing, but {without[0].name} has state",
             hint="restore `plan.json` in the state directory: it alone says whose state it is",
             path=str(state_dir),
         )
@@ -125,7 +125,7 @@ def _operators(
             return list(now.operators)
     raise refusal(
         query.name,
-        ["its reduces stand in another order than when it last ran, and were not recorded"],
+        ["its reduces are in another order than when it last ran, and were not recorded"],
         state_dir,
     )
 

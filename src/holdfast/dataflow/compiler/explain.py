@@ -79,7 +79,7 @@ def _query(plan: Plan, query: Query) -> Iterator[str]:
     if query.stateful:
         yield f"windows may be open for {query.horizon_s:g} s after an event"
     if query.stateful and len(query.taps) > 1:
-        yield "its sources are read once for each way out of the stream"
+        yield "its sources are read once for each output of the stream"
 
 
 def describe(vertex: VertexSettings) -> str:

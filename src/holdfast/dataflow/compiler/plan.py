@@ -356,15 +356,15 @@ class _QueryDraft:
             return "rows leave the streaming plan in several places"
         (tap,) = taps
         if tap.port == EVERY:
-            return f"calls of {tap.vertex} that failed are set aside"
+            return f"failed calls of {tap.vertex} are kept as rejected rows"
         edges = [edge for edge in self._leaving(trunk) if Output(edge.vertex, edge.port) == tap]
         if self.writes:
             return "rows are used here and by another query" if edges else ""
         if len(edges) != 1:
-            return "rows go several ways"
+            return "rows take several paths"
         sink = self._pipeline.vertices[edges[0].target].sink
         if sink is None:
-            return f"{edges[0].target} may set rows aside, or meets others"
+            return f"{edges[0].target} may reject rows, or has other inputs"
         return _why_not_written(sink)
 
     def _runs(self, trunk: set[str]) -> Iterator[tuple[str, ...]]:
@@ -399,7 +399,7 @@ def _why_not_written(sink: SinkSettings) -> str:
     if sink.python is not None:
         return "a Python function takes each row"
     if sink.console:
-        return "the console is no sink of Spark's"
+        return "the console is not a sink of Spark"
     if sink.fallback is not None or sink.on_success is not None or sink.retry.attempts > 1:
         return "the sink has retries, a fallback or an on_success"
     return ""

@@ -97,7 +97,7 @@ class Buffers:
             try:
                 self.look()
             except (HoldfastError, OSError) as error:
-                log.warning("cannot tell how many rows wait between queries: %s", error)
+                log.warning("cannot count the rows that wait between queries: %s", error)
 
     def look(self) -> None:
         """Let the sources of each query wait, or go on, by how much is behind them."""

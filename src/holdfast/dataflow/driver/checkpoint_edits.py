@@ -150,10 +150,10 @@ def leftovers(plan: Plan, recorded: RecordedPlan, places: Places) -> Iterator[st
         if query.has_lane and (now is None or not now.has_lane):
             rows = sum(_unread(folder / "lane" / part) for part in ("waiting", "due"))
             if rows:
-                yield f"{rows} rows wait in the retry lane of {query.name}, which is gone"
+                yield f"{rows} rows wait in the retry lane of {query.name}, which was removed"
         for output in query.writes:
             if output not in written and (rows := _unread(_buffer(places, output))):
-                yield f"{rows} rows of {output} wait for a query that is gone"
+                yield f"{rows} rows of {output} wait for a query that was removed"
         yield from _unfinished(plan, query, folder)
 
 
@@ -162,7 +162,7 @@ def _unfinished(plan: Plan, query: RecordedQuery, folder: Path) -> Iterator[str]
     gone = [name for name in query.sources if name not in plan.pipeline.vertices]
     for name in gone:
         log.warning(
-            "%s is gone from the file; what it did not read stays in its quivers, held by the "
+            "%s was removed from the file; what it did not read stays in its quivers, held by the "
             "subscriber %s.%s", name, plan.name, name,
         )  # fmt: skip
     checkpoint = Checkpoint(str(folder / "checkpoint"))
@@ -177,7 +177,7 @@ def _unfinished(plan: Plan, query: RecordedQuery, folder: Path) -> Iterator[str]
     ]
     if gone or moved:
         yield (
-            f"a batch with {', '.join((*gone, *moved))} was begun and not finished: "
+            f"a batch with {', '.join((*gone, *moved))} was started and not finished: "
             "run it once with the file as it was"
         )
 

@@ -1,11 +1,11 @@
-"""Why a query ended, in words for whoever has to act on it, and whether to restart it.
+"""Why a query ended, in words for the operator who has to act on it, and whether to restart it.
 
-One kind of failure is not one: a Python process that did not come up in time. Spark starts a Python
-process for each stream that plans, and others for the tasks. It gives the former ten seconds and
-the latter sixty, which nobody can set, and ends the query if that was not enough. Nothing is wrong
-with such a query but that the machine was busy with something else: begun again it goes on from its
-checkpoint, as after any other end. It is not begun for ever: a Python that never comes up (none is
-installed on an executor) is a fault that somebody has to mend.
+One kind of failure is harmless: a Python process that did not come up in time. Spark starts a
+Python process for each stream that plans, and others for the tasks. It gives the former ten seconds
+and the latter sixty, neither of which can be set, and ends the query if that was not enough. Such a
+query is sound, the machine was only busy with something else: restarted, it resumes from its
+checkpoint, as after any other end. It is not restarted for ever: a Python that never comes up (none
+is installed on an executor) is a fault that the operator has to fix.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How the drivers of pipelines run: where Spark is, how often they are begun again, who is told."""
+"""How the drivers of pipelines run: where Spark is, when they restart, where lineage is sent."""
 
 from __future__ import annotations
 
@@ -78,13 +78,13 @@ class SparkSettings(Settings):
     conf: dict[str, str] = Field(default_factory=dict)
     """Settings of Spark, such as `spark.driver.memory: 2g`, and our own: `spark.holdfast.ports`."""
     restart_min: DurationS = Field(default=1.0, gt=0)
-    """Before a pipeline, or the driver, that ended unasked is begun again: doubles from this …"""
+    """The pause before a pipeline or driver that failed is restarted: doubles from this …"""
     restart_max: DurationS = Field(default=60.0, le=3600)
-    """… to this, and starts over once it ran that long."""
+    """… up to this; it is the first again after a run of that length."""
     ca_file: LocalPath | None = None
     """Authorities (PEM) of this gateway's own certificate, if `flight.tls` is set."""
     lineage: LineageSettings | None = None
-    """Tell OpenLineage of the runs of pipelines; by default nobody is told."""
+    """Send OpenLineage events about the runs of pipelines; by default none are sent."""
 
     @field_validator("conf")
     @classmethod

@@ -14,8 +14,8 @@ from typing import Any, Literal, NamedTuple
 
 from holdfast.dataflow.driver.progress import QueryStatistics
 
-# `waiting`: it failed, and is begun again after a pause; `disk_full`: the same, for want of room.
-# The last three are the end of it.
+# `waiting`: it failed, and is restarted after a pause; `disk_full`: the same, until space is free.
+# The last three are final.
 PipelineState = Literal[
     "starting", "running", "waiting", "disk_full", "stopped", "drained", "closed", "refused"
 ]
@@ -78,7 +78,7 @@ class PipelineFigures:
     """A moment's picture of one pipeline."""
 
     state: PipelineState
-    # How often it was begun again, since the driver began.
+    # How often it was restarted since the driver started.
     restarts_total: int = 0
     # Why it failed the last time.
     error: str = ""

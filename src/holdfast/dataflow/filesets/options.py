@@ -24,7 +24,7 @@ class FileSetOptions(Settings):
     """Its database, where it is not in the folder. Only the driver uses it."""
 
     path: str = ""
-    """The commit: what stands in `load(…)`."""
+    """The commit: the argument of `load(…)`."""
 
     format: RowsFormat = "files"
     """`files`: a row per file (path, size, modified, content). Else the rows that are in them."""
@@ -51,8 +51,8 @@ class FileSetOptions(Settings):
     """Bytes of files that one task reads, about."""
 
     pin: Annotated[DurationS, Field(gt=0, le=7 * 86400)] = 3600.0
-    """How long the read may take: so long from its plan on, what it reads is not collected, though
-    the commit is deleted meanwhile. Longer with a commit that is held open: `Commits.open`."""
+    """How long the read may take, from its plan on: until then nothing that it reads is collected,
+    even if the commit is deleted. For longer reads hold the commit open: `Commits.open`."""
 
 
 def parse_file_set_options(options: Mapping[str, Any]) -> FileSetOptions:

@@ -134,7 +134,7 @@ class FilesWriter(DataSourceStreamArrowWriter):
             merged.unlink(missing_ok=True)
             if not is_disk_full(error):
                 raise
-            log.warning("%s: no room to make one file of %d", self._folder, len(pieces))
+            log.warning("%s: no disk space to merge %d files into one", self._folder, len(pieces))
             return None
         except BaseException:
             merged.unlink(missing_ok=True)
@@ -154,8 +154,8 @@ class FilesWriter(DataSourceStreamArrowWriter):
             if self._grow(newest, newest.last.rows_before, paths, batch, part):
                 return True
             raise DiskFull(
-                f"there is no room to write batch {batch} again",
-                hint="make room for twice the size of the file; nothing is lost",
+                f"there is not enough disk space to write batch {batch} again",
+                hint="free space for twice the size of the file; nothing is lost",
                 path=str(newest.path),
             )
         size_bytes, target_bytes = sum(map(os.path.getsize, paths)), self._options.target_size
@@ -169,7 +169,7 @@ class FilesWriter(DataSourceStreamArrowWriter):
             try:
                 return self._grow(newest, newest.rows, paths, batch, part)
             except (OSError, pa.ArrowException) as error:
-                log.warning("%s is left as it is, another file is begun: %s", newest.path, error)
+                log.warning("%s is left as it is, a new file is started: %s", newest.path, error)
         return self._is_begun(query_id, paths, batch, part)
 
     def _is_begun(self, query_id: str, paths: list[str], batch: int, part: int) -> bool:

@@ -18,7 +18,7 @@ class SinkOptions(Settings):
     commits of a `store`."""
 
     path: LocalPath = ""
-    """The data directory of the quiver to append to, if nobody has it open."""
+    """The data directory of the quiver to append to, if no other process has it open."""
 
     quiver: str = ""
     """The quiver to append to, at a Flight server: `grpc://host:port/name`."""
@@ -55,7 +55,7 @@ class SinkOptions(Settings):
     """With `store`: how the files in a commit are written."""
 
     keep_commits: Annotated[int, Field(ge=1)] | None = None
-    """With `store`: older commits than so many are deleted; by default none is."""
+    """With `store`: keep this many of the newest commits; by default all are kept."""
 
     slot: str = "events"
     """The slot of the quiver's bundles."""

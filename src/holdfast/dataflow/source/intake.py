@@ -191,7 +191,7 @@ class FilesIntake(SourceIntake):
                 if may_grow(file):
                     raise BadInput(
                         "a sink may add rows to the file, and each file is taken in once",
-                        hint="set `target_size` of that sink to 0, and take its folder anew",
+                        hint="set `target_size` of that sink to 0, and use a new folder",
                         path=str(path),
                     )
                 end = 0

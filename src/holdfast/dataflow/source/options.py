@@ -29,7 +29,7 @@ class SourceOptions(Settings):
     """Options of the source; lists are written with commas, sizes and durations with units."""
 
     path: Paths = ()
-    """Data directories of quivers that nobody has open (a batch does not mind)."""
+    """Data directories of quivers that no other process has open (a batch may share them)."""
 
     quiver: NameTuple = ()
     """Quivers at Flight servers: `grpc://host:port/name` or `grpc+tls://host:port/name`."""
@@ -50,7 +50,7 @@ class SourceOptions(Settings):
     """How long a server may take to answer, before it counts as one that does not."""
 
     local_reads: bool = True
-    """Map what lies on the reader's own machine, also if a server offers it."""
+    """Map files that are on the reader's own machine, even if a server offers them."""
 
     slot: str = "events"
     """The slot to read."""
@@ -74,7 +74,7 @@ class SourceOptions(Settings):
     """Of one quiver, of a batch or `stored`: only bundles before this number."""
 
     stored: bool = False
-    """A stream over what is stored now, whoever has processed it: no subscriber, nothing is kept.
+    """A stream over what is stored now, processed or not: no subscriber, no progress is kept.
 
     The name in `subscriber` is only for the checkpoint.
     """
@@ -95,7 +95,7 @@ class SourceOptions(Settings):
     """The name under which a stream's progress is kept in every quiver."""
 
     checkpoint: str = ""
-    """The stream's checkpoint folder: what it says is committed is acknowledged at once."""
+    """The stream's checkpoint folder: what it has as committed is acknowledged immediately."""
 
     start: Literal["oldest", "latest"] | AwareDatetime = "oldest"
     """Where a subscriber that is new begins."""
@@ -113,16 +113,16 @@ class SourceOptions(Settings):
     """A file: while it is there nothing new is planned, because too much waits further down."""
 
     poll_every: DurationS = 0.05
-    """How long a question waits that found nothing new; Spark asks again at once."""
+    """How long a poll that finds nothing new waits; Spark polls again immediately."""
 
     on_data_loss: Literal["fail", "count"] = "fail"
-    """What happens when data is gone that was not read yet."""
+    """What happens when data was deleted before it was read."""
 
     unfit: str = ""
     """A directory, of a stream with a `checkpoint`: the quiver of dead letters for rows that do not
     fit the query's columns.
 
-    Without it such a row ends the query. Nobody else may have it open for long.
+    Without it such a row ends the query. No other process may have it open for long.
     """
 
     vertex: str = ""

@@ -317,7 +317,7 @@ class Planner:
                 continue
             if quiver_id not in reached:
                 raise OwnerGone(
-                    f"quiver {quiver_id} has rows of a batch that was begun, and does not answer",
+                    f"quiver {quiver_id} has rows of a batch that was started, and does not answer",
                     hint="start its gateway, then restart the query",
                 )
             found, starts[quiver_id] = self._pieces(reached[quiver_id], first, last)

@@ -101,7 +101,7 @@ class StoredQuiverClient(QuiverClient):
         if not chosen or chosen[-1].last_seq + 1 < end.seq:
             raise UnknownPosition(
                 f"{self.name} has no bundles up to {end.seq} any more",
-                hint="begin the replay anew, in another folder",
+                hint="start the replay again, in another folder",
             )
         return self._range(start, end, chosen)
 

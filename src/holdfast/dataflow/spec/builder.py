@@ -191,7 +191,7 @@ class Pipeline:
         if name in draft.vertices:
             raise BadConfig(f"there is a vertex {name!r} already", hint="give it another name")
         if draft.window is not None:
-            raise BadConfig("a window stands before no aggregate", hint="add `.aggregate(…)`")
+            raise BadConfig("a window is not followed by an aggregate", hint="add `.aggregate(…)`")
         edges = [self._edge(source, name) for source in draft.last]
         return self._changed(
             vertices={**draft.vertices, name: {kind: settings}},

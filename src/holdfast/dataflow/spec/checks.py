@@ -1,4 +1,4 @@
-"""What can be wrong with a pipeline as a whole; everything at once, each with its place.
+"""What can be wrong with a pipeline as a whole; all in one pass, each with its location.
 
 SQL is parsed by Spark where a Spark is there (`parse`); without one only what no dialect allows is
 found here, and the rest when the pipeline is started.
@@ -115,9 +115,9 @@ class _PipelineChecker:
         source, target = (self._pipeline.vertices[name] for name in (edge.vertex, edge.target))
         if source.kind == "sink":
             hint = "use `on_success` and `fallback` of the sink"
-            yield PipelineFinding(at, f"{edge.vertex!r} is a sink: nothing comes out of it", hint)
+            yield PipelineFinding(at, f"{edge.vertex!r} is a sink: it has no output", hint)
         if target.kind == "source":
-            yield PipelineFinding(at, f"{edge.target!r} is a source: nothing goes into it")
+            yield PipelineFinding(at, f"{edge.target!r} is a source: it has no input")
         if edge.port not in PORTS:
             yield PipelineFinding(
                 at, f"there is no output {edge.port!r}", nearest(edge.port, PORTS[1:])
@@ -158,7 +158,7 @@ class _PipelineChecker:
         elif reduce.window is not None:
             yield from self._durations((*at, "window"), reduce)
         if len(set(reduce.key)) < len(reduce.key):
-            yield PipelineFinding((*at, "key"), "a column stands in the key twice")
+            yield PipelineFinding((*at, "key"), "a column is in the key twice")
         for index, column in enumerate(reduce.key):
             if column in (*WINDOW_COLUMNS, *SYSTEM_COLUMNS):
                 yield PipelineFinding((*at, "key", index), f"{column!r} cannot be a key")

@@ -29,9 +29,9 @@ class BufferSettings(Settings):
     """How much may wait in a quiver between two queries, and in a retry lane."""
 
     max_rows: int = Field(default=10_000_000, ge=1)
-    """With more than so many rows the sources before it wait, after the batch that runs …"""
+    """With more rows than this the sources before it wait, after the current batch …"""
     resume: float = Field(default=0.8, gt=0, le=1)
-    """… until there is this part of it."""
+    """… until this fraction of it is left."""
 
 
 class PipelineSettings(Settings):
@@ -44,14 +44,14 @@ class PipelineSettings(Settings):
     watermark: WatermarkSettings = WatermarkSettings()
     """How far the watermark follows the events, and what holds it."""
     trigger: DurationS = 0.0
-    """The least time from one batch to the next; 0: at once."""
+    """The shortest time between the starts of two batches; 0: no pause."""
     shuffle_partitions: int | None = Field(default=None, ge=1, le=10_000)
     """Parts of a reduce's state; by default one for each core of Spark, at least 2. Fixed when a
     pipeline first runs."""
     buffers: BufferSettings = BufferSettings()
     """How much may wait between two queries."""
     worker_attempts: int = Field(default=4, ge=1, le=100)
-    """How often in a row a query is begun whose Python process Spark does not see in time."""
+    """How often in a row to start a query whose Python process does not come up in time."""
 
     def into(self, vertex: str) -> list[PipelineEdge]:
         """Return the edges that lead to a vertex."""

@@ -56,7 +56,7 @@ class GeneratorSettings(Settings):
     keys: int = Field(default=10, ge=1)
     """How many different keys there are."""
     rows: int | None = Field(default=None, ge=1)
-    """Make so many, at once, and no more."""
+    """Make this many rows, as fast as possible, and then no more."""
 
 
 class FileSetSource(Settings):
@@ -90,7 +90,7 @@ class SourceSettings(FileSettings):
     decode: Literal["openlineage"] | None = None
     """What the payloads are: adds `namespace`, `job`, `event_type`, `run_id` and `producer`."""
     own_runs: bool = False
-    """With `decode`: also the events that pipelines of Holdfast tell about their own runs."""
+    """With `decode`: also the events that Holdfast's pipelines send about their own runs."""
     columns: list[str] | None = None
     """The columns to read; by default all."""
     columns_are: str | None = None
@@ -135,7 +135,7 @@ class RetrySettings(Settings):
     interval: DurationS = Field(default=0.1, le=60)
     """Before the second one …"""
     factor: float = Field(default=2.0, ge=1, le=10)
-    """… then so many times longer each time …"""
+    """… then this many times longer each time …"""
     cap: DurationS = Field(default=10.0, le=600)
     """… up to this."""
 
@@ -152,7 +152,7 @@ class LaneSettings(RetrySettings):
     interval: DurationS = Field(default=30.0, le=86_400)
     """Before it comes the first time …"""
     cap: DurationS = Field(default=600.0, le=86_400)
-    """… up to this; it may take so much longer when others wait before it."""
+    """… up to this; it may take longer while others wait ahead of it."""
 
 
 class PythonSettings(Settings):
@@ -270,7 +270,7 @@ class WindowSettings(Settings):
     sliding: SlidingSettings | None = None
     """Windows that overlap."""
     session: Annotated[DurationS, Field(gt=0)] | None = None
-    """A window ends when nothing came for so long."""
+    """A window ends when no event has arrived for this long."""
 
     @model_validator(mode="after")
     def _is_one_thing(self) -> WindowSettings:
@@ -312,7 +312,7 @@ class ReduceSettings(Settings):
     on_failure: Literal["dead_letters", "drop", "fail"] = "dead_letters"
     """A window whose call failed: as in a map."""
     allowed_lateness: DurationS = 0.0
-    """Windows close so much later than the watermark passes them."""
+    """How long after the watermark has passed a window the window closes."""
     late: Literal["drop", "side_output"] = "drop"
     """Rows all of whose windows are closed: dropped and counted, or sent along `name.late`."""
 
@@ -320,7 +320,7 @@ class ReduceSettings(Settings):
     def _is_one_thing(self) -> ReduceSettings:
         _one_of(self, "aggregate", "python", "process")
         if self.is_python != (self.returns is not None):
-            raise ValueError("`python` or `process` goes together with `returns`")
+            raise ValueError("`returns` is for `python` and `process`, which both require it")
         if self.process is not None and self.window is not None:
             raise ValueError("`process` has no window: it decides itself, by its timers")
         return self
@@ -353,7 +353,7 @@ class FileSetTarget(Settings):
     format: Literal["parquet", "ndjson"] = "parquet"
     """How the files in it are written."""
     keep_commits: Annotated[int, Field(ge=1)] | None = None
-    """Commits older than so many are deleted; by default none is."""
+    """Keep this many of the newest commits and delete older ones; by default all are kept."""
 
 
 class TargetSettings(Settings):
@@ -478,7 +478,7 @@ class VertexSettings(Settings):
 
     @property
     def sets_aside(self) -> bool:
-        """Whether rows may leave it on another way than its results do."""
+        """Whether rows may leave it by another path than its results."""
         reduces = self.reduce is not None and self.reduce.is_python
         steps = self.is_python and self.retry_lane is not None
         return self.keeps_failures or reduces or steps

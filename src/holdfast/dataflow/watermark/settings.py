@@ -14,7 +14,7 @@ class WatermarkSettings(Settings):
     """How much older than the newest event another may be, and still be in time."""
 
     idle_after: DurationS = 5.0
-    """A gateway that accepted nothing for so long, and has nothing waiting, calls itself idle."""
+    """A gateway that has accepted nothing for this long and has nothing waiting is idle."""
 
     max_hold: DurationS = 600.0
     """How long a row that is retried holds the watermark, from its first failure on."""
