@@ -28,7 +28,7 @@ from holdfast.graph.reload import reload
 from holdfast.graph.runtime import Gateway
 from holdfast.graph.store import Store
 from holdfast.quiver import Quiver
-from holdfast.quiver.keep.reserve import FREE_BYTES_MIN
+from holdfast.quiver.log.reserve import FREE_BYTES_MIN
 from holdfast.receive.receiver import ReceiverContext
 from holdfast.seam import Seam
 from holdfast.seam.disk import RealDisk

@@ -21,7 +21,7 @@ from holdfast.quiver.base.bundle import (
     read_stream,
 )
 from holdfast.quiver.base.frame import NO_WATERMARK, FrameKind
-from holdfast.quiver.log.buffer import HeldBundle
+from holdfast.quiver.base.held_bundle import HeldBundle
 from holdfast.quiver.segments.segment import held_bundle
 
 LIMIT = 1 << 20

@@ -17,7 +17,7 @@ from tests.quiver.reading import wal_content
 
 from holdfast.quiver import AckLevel
 from holdfast.quiver.base.frame import Frame, FrameKind
-from holdfast.quiver.log.buffer import HeldBundle
+from holdfast.quiver.base.held_bundle import HeldBundle
 from holdfast.quiver.log.replay import Replay
 from holdfast.quiver.log.wal import HEADER_BYTES, decode_header
 from holdfast.quiver.segments.catalog import Catalog

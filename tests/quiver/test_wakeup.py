@@ -7,7 +7,7 @@ import threading
 
 from tests.patience import PATIENCE_S
 
-from holdfast.quiver.read.wakeup import Wakeup
+from holdfast.quiver.log.wakeup import Wakeup
 
 
 def test_news_that_came_before_the_waiting_began_is_not_waited_for() -> None:

@@ -36,7 +36,6 @@ from holdfast.quiver.base.backup_marker import refuse_backup
 from holdfast.quiver.base.config import QuiverConfig
 from holdfast.quiver.base.points import QuiverPoint
 from holdfast.quiver.keep.keeper import Keeper
-from holdfast.quiver.keep.reserve import DiskReserve
 from holdfast.quiver.keep.retention import Retention
 from holdfast.quiver.keep.trash import Trash
 from holdfast.quiver.ledger.books import (
@@ -53,13 +52,14 @@ from holdfast.quiver.ledger.recovery import RecoveredLedger, recover_ledger, ref
 from holdfast.quiver.log.byte_order import check_machine
 from holdfast.quiver.log.quarantine import Damage
 from holdfast.quiver.log.recovery import Recovered, Recovery
+from holdfast.quiver.log.reserve import DiskReserve
+from holdfast.quiver.log.sealer import Lost, Sealer
+from holdfast.quiver.log.wakeup import Wakeup
 from holdfast.quiver.log.writer import Writer
 from holdfast.quiver.read.attachment import Attachment
 from holdfast.quiver.read.shelf import ReadableBundles
-from holdfast.quiver.read.wakeup import Wakeup
 from holdfast.quiver.segments.build import SegmentBuilder
 from holdfast.quiver.segments.catalog import Catalog
-from holdfast.quiver.segments.sealer import Lost, Sealer
 from holdfast.quiver.segments.segment import Segment
 from holdfast.seam import Seam
 from holdfast.seam.clock import Clock

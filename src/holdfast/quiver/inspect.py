@@ -17,11 +17,11 @@ from pathlib import PurePath
 from holdfast.errors import CannotOpen, Overloaded
 from holdfast.quiver.base import names
 from holdfast.quiver.base.frame import Totals
+from holdfast.quiver.base.held_bundle import HeldBundle
 from holdfast.quiver.base.identity import FormatFault, QuiverIdentity, read_identity
 from holdfast.quiver.ledger.books import with_known_start
 from holdfast.quiver.ledger.ledger import LedgerState
 from holdfast.quiver.ledger.recovery import RecoveredLedger, recover_ledger
-from holdfast.quiver.log.buffer import HeldBundle
 from holdfast.quiver.log.byte_order import check_machine
 from holdfast.quiver.log.header_block import HeaderFault, NewerVersion
 from holdfast.quiver.log.quarantine import Damage, Quarantine

@@ -36,6 +36,7 @@ from holdfast.quiver.base.bundle import (
 )
 from holdfast.quiver.base.config import AckLevel, QuiverConfig, check_level
 from holdfast.quiver.base.frame import FrameKind, Totals
+from holdfast.quiver.base.held_bundle import in_memory
 from holdfast.quiver.control import ControlServer, serve
 from holdfast.quiver.engine import Engine
 from holdfast.quiver.ledger.books import Balance, balance
@@ -49,18 +50,17 @@ from holdfast.quiver.ledger.registration import (
     set_options,
 )
 from holdfast.quiver.ledger.subscriber import SubscriberOptions
-from holdfast.quiver.log.buffer import in_memory
 from holdfast.quiver.log.inbox import Append, Receipt
 from holdfast.quiver.log.intake import Intake
 from holdfast.quiver.log.producers import check_producer, check_watermark
 from holdfast.quiver.log.recovery import RecoveryReport
 from holdfast.quiver.log.transaction import OpenTransactions, Transaction
+from holdfast.quiver.log.wakeup import Wakeup
 from holdfast.quiver.read.cursor import Cursor, OnDataLoss
 from holdfast.quiver.read.event_times import EventTimes
 from holdfast.quiver.read.lease import Lease, LeaseOptions
 from holdfast.quiver.read.scan import OnDamage, Span, TimeRange, scan
 from holdfast.quiver.read.statement import EventTimeStatement
-from holdfast.quiver.read.wakeup import Wakeup
 from holdfast.quiver.segments.segment import Bundle, Segment
 from holdfast.quiver.segments.table import TableMaker
 from holdfast.quiver.statistics import Statistics, gather

@@ -15,8 +15,8 @@ from pathlib import PurePath
 
 from holdfast.errors import DiskFull
 from holdfast.quiver.base.config import QuiverConfig
-from holdfast.quiver.keep.reserve import FREE_BYTES_MIN, ReserveShare, headers_bytes, segment_bytes
 from holdfast.quiver.ledger.ledger import Ledger
+from holdfast.quiver.log.reserve import FREE_BYTES_MIN, ReserveShare, headers_bytes, segment_bytes
 from holdfast.seam.disk import Disk
 
 

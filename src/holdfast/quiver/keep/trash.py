@@ -10,7 +10,7 @@ from pathlib import PurePath
 
 from holdfast.quiver.base import names
 from holdfast.quiver.base.points import QuiverPoint
-from holdfast.quiver.keep.reserve import DiskReserve, ReserveShare
+from holdfast.quiver.log.reserve import DiskReserve, ReserveShare
 from holdfast.seam.disk import Disk, remove_tree
 
 

@@ -16,11 +16,11 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from holdfast.quiver.base.frame import NOTHING, Totals
+from holdfast.quiver.base.held_bundle import HeldBundle
 from holdfast.quiver.ledger.intervals import IntervalSet
 from holdfast.quiver.ledger.ledger import Ledger, LedgerState, resolution
 from holdfast.quiver.ledger.outcome import Outcome, Resolution
 from holdfast.quiver.ledger.subscriber import Subscriber
-from holdfast.quiver.log.buffer import HeldBundle
 from holdfast.quiver.log.quarantine import Damage
 from holdfast.quiver.read.shelf import ReadableBundles
 

@@ -31,13 +31,13 @@ from holdfast.quiver.base import names
 from holdfast.quiver.base.config import LedgerConfig
 from holdfast.quiver.base.frame import NOTHING, Totals
 from holdfast.quiver.base.points import QuiverPoint
-from holdfast.quiver.keep.reserve import TIGHT_LINES_BYTES, DiskReserve, ReserveShare
 from holdfast.quiver.ledger.intervals import IntervalSet
 from holdfast.quiver.ledger.log import LedgerContent, LedgerFile, LedgerHeader
 from holdfast.quiver.ledger.outcome import Outcome, Position, Resolution
 from holdfast.quiver.ledger.steady import SteadyTime
 from holdfast.quiver.ledger.subscriber import Pin, Subscriber, SubscriberOptions, check_name
 from holdfast.quiver.log.producers import LastAppend
+from holdfast.quiver.log.reserve import TIGHT_LINES_BYTES, DiskReserve, ReserveShare
 from holdfast.quiver.log.wal import new_salt
 from holdfast.seam import Seam
 from holdfast.seam.disk import DISK_IS_FULL

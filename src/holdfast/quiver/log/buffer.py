@@ -2,53 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-import pyarrow as pa
-
-from holdfast.errors import Damaged, HoldfastError
+from holdfast.errors import HoldfastError
 from holdfast.quiver.base.bundle import ENVELOPE_BYTES
 from holdfast.quiver.base.config import SegmentConfig
-from holdfast.quiver.base.frame import HEADER_BYTES, FrameKind
-from holdfast.quiver.log.unread import Unread
+from holdfast.quiver.base.frame import HEADER_BYTES
+from holdfast.quiver.base.held_bundle import HeldBundle
 
 if TYPE_CHECKING:
     from holdfast.quiver.log.writer_interface import Room
-
-
-class HeldBundle(NamedTuple):
-    """One accepted bundle, in the bytes that are also in the WAL."""
-
-    seq: int
-    kind: FrameKind
-    ingestion_ns: int
-    watermark_ns: int
-    producer: str | None
-    epoch: int
-    events: int
-    # Unread: what a start found in the WAL stays there until it is wanted.
-    payload: bytes | memoryview | pa.Buffer | Unread
-
-    def content(self) -> memoryview:
-        """Return the payload; raise `Damaged` if it can no longer be read."""
-        payload = self.payload
-        return payload.read() if isinstance(payload, Unread) else memoryview(payload)
-
-
-def in_memory(
-    bundles: Iterable[HeldBundle],
-    on_damage: Callable[[HeldBundle, Damaged], None] = lambda *_: None,
-) -> list[HeldBundle]:
-    """Return the bundles with their payloads, without those that can no longer be read."""
-    found = []
-    for held in bundles:
-        try:
-            found.append(held._replace(payload=held.content()))
-        except Damaged as damage:
-            on_damage(held, damage)
-    return found
 
 
 @dataclass

@@ -21,10 +21,9 @@ from holdfast.quiver.base.frame import (
     encode,
     producer_part,
 )
-from holdfast.quiver.log.buffer import HeldBundle
+from holdfast.quiver.base.held_bundle import HeldBundle, Unread
 from holdfast.quiver.log.inbox import Append, Outcome, Receipt
 from holdfast.quiver.log.producers import LastAppend, Producers
-from holdfast.quiver.log.unread import Unread
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

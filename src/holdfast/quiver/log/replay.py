@@ -25,11 +25,10 @@ from typing import NamedTuple
 
 from holdfast.quiver.base.bundle import is_readable
 from holdfast.quiver.base.frame import BUNDLE_KINDS, NOTHING, STAGED, Frame, FrameKind, Totals
+from holdfast.quiver.base.held_bundle import HeldBundle, OpenFile, Unread, in_memory
 from holdfast.quiver.base.identity import unknown_format
-from holdfast.quiver.log.buffer import HeldBundle, in_memory
 from holdfast.quiver.log.group import COUNT
 from holdfast.quiver.log.quarantine import Damage
-from holdfast.quiver.log.unread import OpenFile, Unread
 from holdfast.quiver.log.wal import HEADER_BYTES, Hole, WalHeader, decode_header
 from holdfast.quiver.log.window import FileWindow, is_begun, walk_file
 from holdfast.quiver.segments.catalog import Catalog

@@ -48,8 +48,8 @@ from holdfast.quiver.base.frame import (
     decode,
     find_next,
 )
+from holdfast.quiver.base.held_bundle import HeldBundle
 from holdfast.quiver.base.points import QuiverPoint
-from holdfast.quiver.log.buffer import HeldBundle
 from holdfast.quiver.log.group import Framing, Numbered
 from holdfast.quiver.log.header_block import BLOCK_BYTES, decode_block, encode_block
 from holdfast.seam.disk import DISK_IS_FULL, Disk, write_all, write_behind

@@ -15,7 +15,7 @@ from holdfast.quiver.base.frame import (
     decode,
     find_next,
 )
-from holdfast.quiver.log.unread import OpenFile
+from holdfast.quiver.base.held_bundle import OpenFile
 from holdfast.quiver.log.wal import HEADER_BYTES as FILE_HEADER_BYTES
 from holdfast.quiver.log.wal import Hole, WalHeader
 

@@ -35,15 +35,16 @@ from holdfast.errors import DiskFull, HoldfastError, NotAccepted, StorageFailed
 from holdfast.quiver.base import names
 from holdfast.quiver.base.config import AckLevel, QuiverConfig
 from holdfast.quiver.base.frame import NOTHING, Totals
+from holdfast.quiver.base.held_bundle import HeldBundle
 from holdfast.quiver.base.points import QuiverPoint
-from holdfast.quiver.keep.reserve import DiskReserve, ReserveShare
-from holdfast.quiver.log.buffer import HeldBundle, OpenBuffer
+from holdfast.quiver.log.buffer import OpenBuffer
 from holdfast.quiver.log.group import Numbered, Numbering, last_append, needs_sync, parts
 from holdfast.quiver.log.inbox import Append, Inbox, Outcome, Receipt, answer, answer_when_sealed
+from holdfast.quiver.log.reserve import DiskReserve, ReserveShare
+from holdfast.quiver.log.sealer import Sealer
+from holdfast.quiver.log.wakeup import Wakeup
 from holdfast.quiver.log.wal import SEQ_BLOCK, WalFile, WalHeader, new_salt, write_error
 from holdfast.quiver.log.writer_interface import Room, Start, WriterCounters
-from holdfast.quiver.read.wakeup import Wakeup
-from holdfast.quiver.segments.sealer import Sealer
 from holdfast.seam import Seam
 from holdfast.seam.disk import DISK_IS_FULL
 

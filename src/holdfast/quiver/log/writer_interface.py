@@ -9,7 +9,8 @@ from typing import Protocol
 
 from holdfast.errors import NotAccepted
 from holdfast.quiver.base.frame import Totals
-from holdfast.quiver.log.buffer import HeldBundle, OpenBuffer
+from holdfast.quiver.base.held_bundle import HeldBundle
+from holdfast.quiver.log.buffer import OpenBuffer
 from holdfast.quiver.log.producers import Producers
 from holdfast.seam.clock import Clock
 

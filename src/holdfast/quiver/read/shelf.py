@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterator, Sequence
 
 from holdfast.errors import Damaged
 from holdfast.quiver.base.frame import NOTHING, Totals
+from holdfast.quiver.base.held_bundle import HeldBundle
 from holdfast.quiver.ledger.subscriber import Subscriber
-from holdfast.quiver.log.buffer import HeldBundle
+from holdfast.quiver.log.sealer import Sealer
 from holdfast.quiver.log.writer import Writer
 from holdfast.quiver.segments.catalog import Catalog
-from holdfast.quiver.segments.sealer import Sealer
 from holdfast.quiver.segments.segment import Bundle, BundleRef, Segment, SegmentIndex, held_bundle
 
 SEQ_MAX = 2**63 - 1

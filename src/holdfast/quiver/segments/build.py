@@ -24,8 +24,8 @@ from holdfast.quiver.base import names
 from holdfast.quiver.base.columns import numbers, texts
 from holdfast.quiver.base.config import QuiverConfig
 from holdfast.quiver.base.frame import NO_WATERMARK
+from holdfast.quiver.base.held_bundle import HeldBundle
 from holdfast.quiver.base.points import QuiverPoint
-from holdfast.quiver.log.buffer import HeldBundle
 from holdfast.quiver.segments import manifest
 from holdfast.quiver.segments.bundle_table import BUNDLE_SCHEMA, PLACE_TYPE
 from holdfast.quiver.segments.file import write_data_file

@@ -28,7 +28,7 @@ from holdfast.quiver.base.columns import constant, texts
 from holdfast.quiver.base.dictionaries import unify
 from holdfast.quiver.base.envelope import TIME_TYPE
 from holdfast.quiver.base.frame import FrameKind
-from holdfast.quiver.log.buffer import HeldBundle
+from holdfast.quiver.base.held_bundle import HeldBundle
 
 ARROW, RAW, OPAQUE = "arrow", "raw", "opaque"
 NO_HEADERS = memoryview(b"")

@@ -19,7 +19,7 @@ from holdfast.errors import Damaged
 from holdfast.quiver.base import names
 from holdfast.quiver.base.bundle import decode_arrow, one_batch, read_stream
 from holdfast.quiver.base.frame import NO_WATERMARK, FrameKind
-from holdfast.quiver.log.buffer import HeldBundle
+from holdfast.quiver.base.held_bundle import HeldBundle
 from holdfast.quiver.segments.bundle_table import BUNDLE_SCHEMA, rebuild
 from holdfast.quiver.segments.data_file import DAMAGE_ERRORS, DataFile, MappedFile, unreadable
 from holdfast.quiver.segments.manifest import FileSummary, Summary

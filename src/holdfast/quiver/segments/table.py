@@ -11,7 +11,7 @@ from holdfast.quiver.base.bundle import RESERVED_COLUMNS, one_batch
 from holdfast.quiver.base.config import QuiverConfig
 from holdfast.quiver.base.dictionaries import unify
 from holdfast.quiver.base.envelope import TIME_TYPE, Extractor, extract, read_times
-from holdfast.quiver.log.buffer import HeldBundle
+from holdfast.quiver.base.held_bundle import HeldBundle
 from holdfast.quiver.segments.rows import (
     OPAQUE,
     BundleRows,

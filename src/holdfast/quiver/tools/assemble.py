@@ -23,12 +23,12 @@ from holdfast.quiver.base import names
 from holdfast.quiver.base.backup_marker import VERSION, BackupMarker, CopiedFile, write_marker
 from holdfast.quiver.base.config import AckLevel
 from holdfast.quiver.base.frame import NO_WATERMARK, NOTHING, Totals
+from holdfast.quiver.base.held_bundle import HeldBundle
 from holdfast.quiver.base.identity import QuiverIdentity, write_identity
 from holdfast.quiver.base.points import ToolPoint
 from holdfast.quiver.engine import make_folders
 from holdfast.quiver.ledger.ledger import LedgerState
 from holdfast.quiver.ledger.log import LedgerFile, LedgerHeader
-from holdfast.quiver.log.buffer import HeldBundle
 from holdfast.quiver.log.group import Numbered
 from holdfast.quiver.log.inbox import Append
 from holdfast.quiver.log.wal import WalFile, WalHeader, new_salt

@@ -19,15 +19,15 @@ from holdfast.quiver.base.config import QuiverConfig
 from holdfast.quiver.base.frame import Totals
 from holdfast.quiver.base.identity import QuiverIdentity
 from holdfast.quiver.inspect import Inventory, inspect
-from holdfast.quiver.keep.reserve import DiskReserve
 from holdfast.quiver.keep.retention import Retention
 from holdfast.quiver.ledger.ledger import Ledger
 from holdfast.quiver.log.buffer import OpenBuffer
+from holdfast.quiver.log.reserve import DiskReserve
+from holdfast.quiver.log.sealer import Sealer
+from holdfast.quiver.log.wakeup import Wakeup
 from holdfast.quiver.log.writer import Writer
 from holdfast.quiver.read.shelf import ReadableBundles
-from holdfast.quiver.read.wakeup import Wakeup
 from holdfast.quiver.segments.build import SegmentBuilder
-from holdfast.quiver.segments.sealer import Sealer
 from holdfast.seam import Seam
 from holdfast.seam.clock import Clock
 from holdfast.seam.disk import LockHeld

@@ -13,8 +13,8 @@ from holdfast.errors import BadInput, Damaged
 from holdfast.quiver.base import names
 from holdfast.quiver.base.bundle import Encoded, encode_arrow, encode_raw
 from holdfast.quiver.base.frame import BODY_BYTES_MAX, NO_WATERMARK, FrameKind, Totals
+from holdfast.quiver.base.held_bundle import HeldBundle
 from holdfast.quiver.inspect import inspect
-from holdfast.quiver.log.buffer import HeldBundle
 from holdfast.quiver.log.header_block import HeaderFault, NewerVersion
 from holdfast.quiver.log.replay import Replay, WalContent, read_wal_file
 from holdfast.quiver.log.wal import HEADER_BYTES

@@ -1,16 +1,21 @@
-"""Payloads that stay in a WAL file until they are wanted.
+"""An accepted bundle before it is in a segment: its payload in memory, or still in a WAL file.
 
-What is kept of a frame is where it stands: its payload is read again, and checked again, when
-somebody wants it. So a start needs little memory, however much the log holds.
+Payloads that a start finds stay in the file until they are wanted. What is kept of such a frame is
+where it stands: its payload is read again, and checked again, when somebody wants it. So a start
+needs little memory, however much the log holds.
 """
 
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable, Iterable
 from pathlib import PurePath
+from typing import NamedTuple
+
+import pyarrow as pa
 
 from holdfast.errors import Damaged
-from holdfast.quiver.base.frame import FrameFault, decode
+from holdfast.quiver.base.frame import FrameFault, FrameKind, decode
 from holdfast.seam.disk import CANNOT_BE_READ, PAGE_BYTES, Disk
 
 
@@ -74,3 +79,36 @@ class Unread:
                 hint="look after the disk; what is lost is recorded as damaged when it is sealed",
                 path=str(self._file.path),
             ) from fault
+
+
+class HeldBundle(NamedTuple):
+    """One accepted bundle, in the bytes that are also in the WAL."""
+
+    seq: int
+    kind: FrameKind
+    ingestion_ns: int
+    watermark_ns: int
+    producer: str | None
+    epoch: int
+    events: int
+    # Unread: what a start found in the WAL stays there until it is wanted.
+    payload: bytes | memoryview | pa.Buffer | Unread
+
+    def content(self) -> memoryview:
+        """Return the payload; raise `Damaged` if it can no longer be read."""
+        payload = self.payload
+        return payload.read() if isinstance(payload, Unread) else memoryview(payload)
+
+
+def in_memory(
+    bundles: Iterable[HeldBundle],
+    on_damage: Callable[[HeldBundle, Damaged], None] = lambda *_: None,
+) -> list[HeldBundle]:
+    """Return the bundles with their payloads, without those that can no longer be read."""
+    found = []
+    for held in bundles:
+        try:
+            found.append(held._replace(payload=held.content()))
+        except Damaged as damage:
+            on_damage(held, damage)
+    return found
