@@ -15,7 +15,7 @@ from holdfast.dead_letters.letter import Letter
 from holdfast.dead_letters.queue import DeadLetterQueue
 from holdfast.deliver.exporter import ALL_DELIVERED, Answer, Failure, all_failed
 from holdfast.deliver.redrive import VERB, Send, serve_replay
-from holdfast.quiver.control import serve
+from holdfast.quiver.engine.control import serve
 from holdfast.seam.clock import RealClock
 from holdfast.signals.event import Event
 

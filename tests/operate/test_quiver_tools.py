@@ -21,7 +21,7 @@ from holdfast.operate.cli import main
 from holdfast.operate.cli.quiver.account import TABLE_LINES
 from holdfast.operate.cli.quiver.progress import ThrottledProgress
 from holdfast.quiver import Quiver
-from holdfast.quiver.inspect import Inventory, inspect
+from holdfast.quiver.tools.inspect import Inventory, inspect
 from holdfast.seam.disk import Disk
 
 

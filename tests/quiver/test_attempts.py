@@ -10,11 +10,11 @@ from holdfast.errors import BadInput, StorageFailed
 from holdfast.quiver import LeaseOptions, Outcome, SubscriberOptions
 from holdfast.quiver.base.frame import Totals
 from holdfast.quiver.base.points import QuiverPoint
-from holdfast.quiver.inspect import inspect
 from holdfast.quiver.ledger import subscriber as subscriber_module
 from holdfast.quiver.read.lease import NACK_REASON_CHARS_MAX
 from holdfast.quiver.tools.explain import Fate, explain
 from holdfast.quiver.tools.history import LineFilter, lines
+from holdfast.quiver.tools.inspect import inspect
 from holdfast.seam.faulty import Fault, FaultKind
 
 LIMITED = SubscriberOptions(max_attempts=3)

@@ -8,8 +8,8 @@ import pytest
 from tests.quiver.machine import ROOT, Machine
 
 from holdfast.errors import CannotOpen
-from holdfast.quiver.inspect import inspect
 from holdfast.quiver.log import byte_order
+from holdfast.quiver.tools.inspect import inspect
 
 
 def test_a_big_endian_machine_neither_opens_nor_inspects(

@@ -14,7 +14,7 @@ from tests.quiver.owner import Owner
 
 from holdfast.errors import BadInput, UnknownSubscriber
 from holdfast.quiver import Outcome, Quiver
-from holdfast.quiver.control import ask
+from holdfast.quiver.engine.control import ask
 from holdfast.quiver.tools import changes
 from holdfast.seam import Seam
 

@@ -19,9 +19,9 @@ from holdfast.errors import UnknownFormat
 from holdfast.quiver import Quiver
 from holdfast.quiver.base import names
 from holdfast.quiver.base.frame import NO_WATERMARK, NOTHING, FrameKind, decode, encode
-from holdfast.quiver.inspect import inspect
 from holdfast.quiver.log.wal import decode_header
 from holdfast.quiver.segments import manifest
+from holdfast.quiver.tools.inspect import inspect
 from holdfast.seam import Seam
 from holdfast.seam.clock import JumpingClock
 from holdfast.seam.disk import Disk

@@ -22,7 +22,7 @@ from holdfast.errors import DataLoss, Overloaded
 from holdfast.quiver import LeaseOptions, Outcome, Quiver, SubscriberOptions
 from holdfast.quiver.base.config import KB, MB
 from holdfast.quiver.base.frame import Totals
-from holdfast.quiver.read.shelf import ReadableBundles
+from holdfast.quiver.read.readable_bundles import ReadableBundles
 
 # Four of these are within a cap of one megabyte, five are not.
 QUARTER_BYTES = 240 * KB

@@ -11,8 +11,8 @@ from tests.quiver.machine import QUARANTINE, ROOT, SEGMENTS, Machine, contents
 
 from holdfast.quiver import Quiver
 from holdfast.quiver.base import names
-from holdfast.quiver.inspect import inspect
 from holdfast.quiver.segments.segment import Segment
+from holdfast.quiver.tools.inspect import inspect
 from holdfast.seam.faulty import Fault, FaultKind
 
 VALUES = list(range(10))

@@ -26,7 +26,7 @@ from holdfast.quiver import (
     RetentionConfig,
     SubscriberOptions,
 )
-from holdfast.quiver.read import event_times as module
+from holdfast.quiver.engine import event_times as module
 
 START = datetime.fromtimestamp(START_NS // 10**9, UTC)
 START_US = START_NS // 10**9 * 10**6

@@ -25,11 +25,11 @@ from holdfast.errors import (
 )
 from holdfast.quiver import Outcome, Quiver
 from holdfast.quiver.base.points import ToolPoint
-from holdfast.quiver.inspect import inspect
 from holdfast.quiver.tools import backup as backup_module
 from holdfast.quiver.tools.backup import GENERATION_STEP, Copied, backup, restore
 from holdfast.quiver.tools.explain import explain
 from holdfast.quiver.tools.fsck import fsck
+from holdfast.quiver.tools.inspect import inspect
 from holdfast.seam import Seam
 from holdfast.seam.faulty import Fault, FaultKind, FaultyDisk
 from holdfast.seam.randomness import seeded_randomness

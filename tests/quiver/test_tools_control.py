@@ -28,9 +28,10 @@ from holdfast.errors import (
     UnknownPosition,
     UnknownSubscriber,
 )
-from holdfast.quiver import Outcome, Quiver, control
+from holdfast.quiver import Outcome, Quiver
 from holdfast.quiver.base.points import QuiverPoint
-from holdfast.quiver.control import ControlServer, Verbs, ask
+from holdfast.quiver.engine import control
+from holdfast.quiver.engine.control import ControlServer, Verbs, ask
 from holdfast.seam.clock import RealClock
 
 

@@ -24,11 +24,11 @@ from holdfast.errors import Damaged
 from holdfast.quiver import Outcome, Quiver
 from holdfast.quiver.base.config import MB
 from holdfast.quiver.base.frame import Frame
-from holdfast.quiver.inspect import inspect
 from holdfast.quiver.segments import file as segment_file
 from holdfast.quiver.segments import manifest
 from holdfast.quiver.segments.segment import Segment
 from holdfast.quiver.tools.fsck import fsck
+from holdfast.quiver.tools.inspect import inspect
 from holdfast.quiver.tools.salvage import salvage
 from holdfast.quiver.tools.scrub import scrub
 from holdfast.seam import Seam

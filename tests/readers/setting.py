@@ -21,7 +21,7 @@ from holdfast.quiver import (
     SegmentConfig,
 )
 from holdfast.quiver.base.config import MB
-from holdfast.quiver.ledger.books import Balance
+from holdfast.quiver.engine.balance import Balance
 from holdfast.seam.clock import JumpingClock
 from holdfast.seam.disk import Disk
 from holdfast.seam.faulty import Fault

@@ -52,6 +52,19 @@ ROOMS: dict[str, tuple[set[str], ...]] = {
         {"data_source", "run", "session"},
         {"__init__"},
     ),
+    "quiver": (
+        {"base"},
+        {"segments"},
+        {"log"},
+        {"ledger"},
+        {"read"},
+        {"keep"},
+        {"engine"},
+        {"shares", "statistics", "tools"},
+        {"quiver"},
+        {"cores"},
+        {"__init__"},
+    ),
     "remote": (
         {"faults", "ports", "sessions", "settings", "wire"},
         {"connection", "gate", "puts", "stored"},
@@ -157,6 +170,8 @@ def test_imports_inside_a_package_point_one_way(package: str) -> None:
         ("holdfast.dataflow.driver.run", "from holdfast.dataflow import session"),
         ("holdfast.dataflow.spec.edges", "def f():\n    from ..source import options"),
         ("holdfast.dataflow.leftovers", ""),
+        ("holdfast.quiver.segments.rows", "from holdfast.quiver.log import wal"),
+        ("holdfast.quiver.log.wal", "from holdfast.quiver import Quiver"),
     ],
 )
 def test_a_wrong_import_inside_a_package_is_found(module: str, source: str) -> None:

@@ -11,9 +11,9 @@ from holdfast.dead_letters.queue import KEEPER, REJECTED_DIR, UNDELIVERED_DIR
 from holdfast.errors import BadInput, Damaged
 from holdfast.quiver import Bundle, Quiver
 from holdfast.quiver.base.frame import NOTHING
-from holdfast.quiver.inspect import inspect
-from holdfast.quiver.ledger.decisions import waiting_refs
+from holdfast.quiver.engine.decisions import waiting_refs
 from holdfast.quiver.ledger.subscriber import Subscriber
+from holdfast.quiver.tools.inspect import inspect
 from holdfast.quiver.tools.offline import shelf_of
 from holdfast.seam import Seam
 from holdfast.signals.event import events_of

@@ -1,7 +1,7 @@
 """What tools may ask of a running gateway, over a control socket in its data directory.
 
-The socket is the quivers' own (quiver/control.py): one line of JSON asks, one answers. It serves
-from a thread; everything here is handed to the event loop that owns the gateway.
+The socket is the quivers' own (quiver/engine/control.py): one line of JSON asks, one answers. It
+serves from a thread; everything here is handed to the event loop that owns the gateway.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from holdfast.errors import BadInput, Overloaded
 from holdfast.graph.runtime import Gateway
 from holdfast.graph.serving import ACCESS_VERB
 from holdfast.quiver import Position
-from holdfast.quiver.control import Verb, Verbs
+from holdfast.quiver.engine.control import Verb, Verbs
 
 # How long a verb may take before its asker is told to try again; a replay takes its turns.
 ANSWER_S = 10.0

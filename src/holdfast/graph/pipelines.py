@@ -25,7 +25,7 @@ from holdfast.graph.serving import ACCESS_VERB
 from holdfast.graph.substitution import Substitution
 from holdfast.graph.validation import validated
 from holdfast.quiver.base import names
-from holdfast.quiver.control import ask
+from holdfast.quiver.engine.control import ask
 from holdfast.settings import LocalPath, Secret, Settings
 
 

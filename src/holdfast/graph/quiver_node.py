@@ -17,7 +17,7 @@ from holdfast.quiver.base.config import (
     SegmentConfig,
     WalConfig,
 )
-from holdfast.quiver.engine import check_caps
+from holdfast.quiver.engine.engine import check_caps
 from holdfast.settings import DurationS, FileSettings, LocalPath, Settings, SizeBytes
 
 # What one request may bring, whatever the size of a segment, if there is room for sixteen of them.

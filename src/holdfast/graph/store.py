@@ -17,7 +17,7 @@ from pathlib import Path, PurePath
 from holdfast.quiver import Quiver, QuiverConfig, Statistics
 from holdfast.quiver.base import names
 from holdfast.quiver.cores import AdoptedQuiver, Core, core_ids
-from holdfast.quiver.engine import cannot_open, make_folders
+from holdfast.quiver.engine.engine import cannot_open, make_folders
 from holdfast.quiver.keep.trash import Trash
 from holdfast.quiver.shares import check_count, fair_share, share_of
 from holdfast.seam import Seam

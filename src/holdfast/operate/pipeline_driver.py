@@ -13,7 +13,7 @@ from holdfast.errors import NotInstalled
 from holdfast.extras import install_command
 from holdfast.graph.loader import Loaded, load
 from holdfast.graph.model import Graph
-from holdfast.quiver.control import ask
+from holdfast.quiver.engine.control import ask
 
 # What runs Spark beside a gateway.
 DRIVER = (sys.executable, "-m", "holdfast.operate.driver_main")

@@ -34,7 +34,7 @@ from holdfast.operate.pipeline_driver import driver_of, lineage_url
 from holdfast.operate.pipeline_metrics import driver_records
 from holdfast.operate.sd_notify import Notifier
 from holdfast.operate.up import STATUS_S, Signals, end, observed, worker_directory
-from holdfast.quiver.control import Verbs, ask, serve
+from holdfast.quiver.engine.control import Verbs, ask, serve
 from holdfast.seam.clock import RealClock
 
 # Before a worker that ended is begun again: doubles from the first to the second, and is the first

@@ -36,7 +36,7 @@ from holdfast.operate.pipeline_driver import driver_of, lineage_url
 from holdfast.operate.pipeline_metrics import driver_records
 from holdfast.operate.sd_notify import Notifier
 from holdfast.operate.statsd import Statsd
-from holdfast.quiver.control import ControlServer, serve
+from holdfast.quiver.engine.control import ControlServer, serve
 from holdfast.receive.http_server import HttpServer
 from holdfast.seam import Seam
 

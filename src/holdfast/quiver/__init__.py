@@ -18,7 +18,7 @@ from holdfast.quiver.base.config import (
 )
 from holdfast.quiver.base.envelope import ColumnExtractor, Extractor, TimeFlag
 from holdfast.quiver.cores import Cores
-from holdfast.quiver.ledger.books import Balance
+from holdfast.quiver.engine.balance import Balance
 from holdfast.quiver.ledger.outcome import Outcome, Position
 from holdfast.quiver.ledger.subscriber import SubscriberOptions
 from holdfast.quiver.log.inbox import Receipt

@@ -33,9 +33,9 @@ from holdfast.quiver.base import names
 from holdfast.quiver.base.bundle import DEFAULT_SLOT
 from holdfast.quiver.base.config import AckLevel, QuiverConfig
 from holdfast.quiver.base.frame import NOTHING
-from holdfast.quiver.engine import cannot_open, make_folders, take_lock
+from holdfast.quiver.engine.balance import balance
+from holdfast.quiver.engine.engine import cannot_open, make_folders, take_lock
 from holdfast.quiver.keep.trash import Trash
-from holdfast.quiver.ledger.books import balance
 from holdfast.quiver.log.inbox import Append
 from holdfast.quiver.log.intake import Intake
 from holdfast.quiver.log.transaction import Transaction

@@ -37,18 +37,20 @@ from holdfast.quiver.base.bundle import (
 from holdfast.quiver.base.config import AckLevel, QuiverConfig, check_level
 from holdfast.quiver.base.frame import FrameKind, Totals
 from holdfast.quiver.base.held_bundle import in_memory
-from holdfast.quiver.control import ControlServer, serve
-from holdfast.quiver.engine import Engine
-from holdfast.quiver.ledger.books import Balance, balance
-from holdfast.quiver.ledger.decisions import resolve_bundles, waiting_refs
-from holdfast.quiver.ledger.outcome import Outcome, Position
-from holdfast.quiver.ledger.registration import (
+from holdfast.quiver.engine.balance import Balance, balance
+from holdfast.quiver.engine.control import ControlServer, serve
+from holdfast.quiver.engine.decisions import resolve_bundles, waiting_refs
+from holdfast.quiver.engine.engine import Engine
+from holdfast.quiver.engine.event_times import EventTimes
+from holdfast.quiver.engine.registration import (
     StartPosition,
     register,
     register_if_new,
     replay_range,
     set_options,
 )
+from holdfast.quiver.engine.verbs import owner_verbs
+from holdfast.quiver.ledger.outcome import Outcome, Position
 from holdfast.quiver.ledger.subscriber import SubscriberOptions
 from holdfast.quiver.log.inbox import Append, Receipt
 from holdfast.quiver.log.intake import Intake
@@ -57,14 +59,12 @@ from holdfast.quiver.log.recovery import RecoveryReport
 from holdfast.quiver.log.transaction import OpenTransactions, Transaction
 from holdfast.quiver.log.wakeup import Wakeup
 from holdfast.quiver.read.cursor import Cursor, OnDataLoss
-from holdfast.quiver.read.event_times import EventTimes
 from holdfast.quiver.read.lease import Lease, LeaseOptions
 from holdfast.quiver.read.scan import OnDamage, Span, TimeRange, scan
 from holdfast.quiver.read.statement import EventTimeStatement
 from holdfast.quiver.segments.segment import Bundle, Segment
 from holdfast.quiver.segments.table import TableMaker
 from holdfast.quiver.statistics import Statistics, gather
-from holdfast.quiver.verbs import owner_verbs
 from holdfast.seam import Seam
 from holdfast.seam.process import bind_to_process
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from holdfast.quiver.base.frame import Totals
-from holdfast.quiver.engine import Engine
-from holdfast.quiver.ledger.books import balance
+from holdfast.quiver.engine.balance import balance
+from holdfast.quiver.engine.engine import Engine
 from holdfast.quiver.ledger.subscriber import Subscriber
 
 

@@ -7,10 +7,11 @@ from pathlib import PurePath
 
 from holdfast.errors import Damaged
 from holdfast.quiver.base import names
-from holdfast.quiver.inspect import identity_or_none, require_quiver
+from holdfast.quiver.base.identity import identity_or_none
 from holdfast.quiver.segments import manifest
 from holdfast.quiver.segments.rivals import choices
 from holdfast.quiver.segments.segment import Segment
+from holdfast.quiver.tools.inspect import require_quiver
 from holdfast.seam.disk import Disk, RealDisk
 
 

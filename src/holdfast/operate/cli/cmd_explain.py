@@ -18,8 +18,8 @@ from holdfast.operate.cli.output import (
 )
 from holdfast.operate.cli.quiver.options import Directory
 from holdfast.operate.cli.quiver_places import NamedQuiver, dead_letters_at, quivers_at
-from holdfast.quiver.inspect import Inventory, inspect
 from holdfast.quiver.tools.explain import BundleExplanation, Fate, explain
+from holdfast.quiver.tools.inspect import Inventory, inspect
 from holdfast.quiver.tools.search import Match, search
 from holdfast.seam import Seam
 

@@ -14,7 +14,7 @@ from holdfast.quiver import LedgerConfig, Quiver, QuiverConfig, RetentionConfig,
 from holdfast.quiver.base import names
 from holdfast.quiver.base.config import AGE_MAX_S, WAIT_MAX_S
 from holdfast.quiver.cores import core_ids
-from holdfast.quiver.inspect import inspect
+from holdfast.quiver.tools.inspect import inspect
 from holdfast.seam.disk import RealDisk
 
 # Whoever only looks does not know the owner's bounds, and must not delete by bounds of its own.

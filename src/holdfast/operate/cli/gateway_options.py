@@ -12,7 +12,7 @@ from holdfast.errors import BadInput, CannotOpen
 from holdfast.graph.document import read_document
 from holdfast.graph.model import GraphFile
 from holdfast.graph.substitution import BadReference, Substitution
-from holdfast.quiver.control import ask
+from holdfast.quiver.engine.control import ask
 
 DATA_DIR: str = GraphFile.model_fields["data_dir"].default
 

@@ -47,6 +47,14 @@ def read_identity(disk: Disk, root: PurePath) -> QuiverIdentity | None:
     return QuiverIdentity(fields["quiver_id"], fields["created_ns"], tuple(fields["former_ids"]))
 
 
+def identity_or_none(disk: Disk, root: PurePath) -> QuiverIdentity | None:
+    """Return what FORMAT says; None if it is missing or damaged."""
+    try:
+        return read_identity(disk, root)
+    except FormatFault:
+        return None
+
+
 def write_identity(disk: Disk, root: PurePath, identity: QuiverIdentity) -> None:
     """Write FORMAT durably: all of it, or none."""
     fields = {"version": VERSION, **identity._asdict()}

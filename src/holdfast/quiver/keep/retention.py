@@ -39,7 +39,7 @@ from holdfast.quiver.ledger.intervals import IntervalSet
 from holdfast.quiver.ledger.ledger import Ledger, resolution
 from holdfast.quiver.ledger.outcome import Outcome, Resolution
 from holdfast.quiver.ledger.subscriber import Subscriber
-from holdfast.quiver.read.shelf import ReadableBundles
+from holdfast.quiver.read.readable_bundles import ReadableBundles
 from holdfast.quiver.segments.catalog import Catalog
 from holdfast.quiver.segments.segment import BundleRef, Segment
 from holdfast.seam import Seam

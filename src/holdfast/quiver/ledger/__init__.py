@@ -1,1 +1,1 @@
-"""What became of every bundle for every subscriber: lines, checkpoints, accounts."""
+"""What became of every bundle for every subscriber: lines and checkpoints."""

@@ -15,7 +15,7 @@ from holdfast.quiver.ledger.ledger import Ledger
 from holdfast.quiver.ledger.outcome import Outcome, Position, Resolution
 from holdfast.quiver.ledger.subscriber import Subscriber
 from holdfast.quiver.log.wakeup import Wakeup
-from holdfast.quiver.read.shelf import ReadableBundles
+from holdfast.quiver.read.readable_bundles import ReadableBundles
 from holdfast.quiver.segments.segment import BundleRef
 from holdfast.seam.clock import Clock
 from holdfast.seam.process import bind_to_process

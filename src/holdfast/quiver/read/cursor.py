@@ -28,7 +28,7 @@ from holdfast.quiver.base.frame import NOTHING, Totals
 from holdfast.quiver.ledger.intervals import IntervalSet
 from holdfast.quiver.ledger.outcome import Outcome, Position
 from holdfast.quiver.read.attachment import Attachment, ReadableQuiver
-from holdfast.quiver.read.shelf import SEQ_MAX
+from holdfast.quiver.read.readable_bundles import SEQ_MAX
 from holdfast.quiver.segments.segment import Bundle, BundleRef
 
 OnDataLoss = Literal["fail", "count"]

@@ -35,7 +35,7 @@ written, some microseconds after its answer.
 
 **What it costs.** Segments are judged by their summaries. Rows are looked at only in the segment
 that p cuts, in segments with late rows or rows of the future, and in the open buffer, each bundle
-of it once; what was found is kept (event_times.py).
+of it once; what was found is kept (engine/event_times.py).
 """
 
 from __future__ import annotations

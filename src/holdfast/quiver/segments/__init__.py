@@ -1,1 +1,1 @@
-"""Immutable sets of bundles as plain Arrow files: built, sealed, catalogued."""
+"""Immutable sets of bundles as plain Arrow files: built, read, catalogued."""

@@ -26,7 +26,7 @@ from holdfast.quiver.base.frame import NO_WATERMARK, NOTHING, Totals
 from holdfast.quiver.base.held_bundle import HeldBundle
 from holdfast.quiver.base.identity import QuiverIdentity, write_identity
 from holdfast.quiver.base.points import ToolPoint
-from holdfast.quiver.engine import make_folders
+from holdfast.quiver.engine.engine import make_folders
 from holdfast.quiver.ledger.ledger import LedgerState
 from holdfast.quiver.ledger.log import LedgerFile, LedgerHeader
 from holdfast.quiver.log.group import Numbered

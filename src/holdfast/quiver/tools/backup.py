@@ -30,7 +30,6 @@ from holdfast.quiver.base import names
 from holdfast.quiver.base.backup_marker import CopiedFile, read_marker, refuse_backup
 from holdfast.quiver.base.frame import Totals
 from holdfast.quiver.base.identity import QuiverIdentity
-from holdfast.quiver.inspect import Inventory, inspect, require_quiver
 from holdfast.quiver.ledger.ledger import LedgerState
 from holdfast.quiver.ledger.log import read_ledger_file
 from holdfast.quiver.ledger.recovery import recover_ledger
@@ -39,6 +38,7 @@ from holdfast.quiver.segments.segment import Segment
 from holdfast.quiver.tools.assemble import Assembly, OnRead, check_apart, hash_file
 from holdfast.quiver.tools.changes import ask_owner, balances
 from holdfast.quiver.tools.findings import QuiverFinding
+from holdfast.quiver.tools.inspect import Inventory, inspect, require_quiver
 from holdfast.quiver.tools.offline import directory_lock, require_identity
 from holdfast.quiver.tools.scrub import scrub
 from holdfast.seam import Seam

@@ -7,14 +7,14 @@ from pathlib import PurePath
 from typing import Any
 
 from holdfast.quiver.base.frame import NOTHING, Totals
-from holdfast.quiver.control import ask
-from holdfast.quiver.inspect import Inventory, require_quiver
-from holdfast.quiver.ledger.books import balance
-from holdfast.quiver.ledger.decisions import resolve_bundles
+from holdfast.quiver.engine.balance import balance
+from holdfast.quiver.engine.control import ask
+from holdfast.quiver.engine.decisions import resolve_bundles
+from holdfast.quiver.engine.registration import replay_range
+from holdfast.quiver.engine.verbs import balance_fields
 from holdfast.quiver.ledger.outcome import Outcome
-from holdfast.quiver.ledger.registration import replay_range
+from holdfast.quiver.tools.inspect import Inventory, require_quiver
 from holdfast.quiver.tools.offline import offline, shelf_of
-from holdfast.quiver.verbs import balance_fields
 from holdfast.seam import Seam
 
 # A seq has up to 19 digits; a request up to 64 kB.

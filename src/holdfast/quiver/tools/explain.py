@@ -15,12 +15,12 @@ from typing import Any
 from holdfast.errors import Damaged
 from holdfast.quiver.base import names
 from holdfast.quiver.base.frame import BUNDLE_KINDS, Frame
-from holdfast.quiver.inspect import Inventory
 from holdfast.quiver.ledger.subscriber import Subscriber
 from holdfast.quiver.log.quarantine import Damage
 from holdfast.quiver.log.wal import HEADER_BYTES, walk
 from holdfast.quiver.segments.segment import Bundle, Segment, held_bundle
 from holdfast.quiver.tools.history import Line, ledger_files, lines_of
+from holdfast.quiver.tools.inspect import Inventory
 from holdfast.seam.disk import Disk
 
 RESOLVED_EARLIER = "resolved before the oldest line that is kept (ledger.retain_s)"

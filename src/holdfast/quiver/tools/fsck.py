@@ -16,12 +16,12 @@ from typing import Any
 from holdfast.errors import Damaged
 from holdfast.quiver.base import names
 from holdfast.quiver.base.backup_marker import read_marker
-from holdfast.quiver.inspect import Inventory, inspect
 from holdfast.quiver.log.quarantine import Damage
 from holdfast.quiver.log.wal import HEADER_BYTES
 from holdfast.quiver.segments.segment import Segment
 from holdfast.quiver.tools.changes import ask_owner, balances
 from holdfast.quiver.tools.findings import QuiverFinding, Report, Severity
+from holdfast.quiver.tools.inspect import Inventory, inspect
 from holdfast.seam import Seam
 from holdfast.seam.disk import DirEntry, Disk, entries_of
 

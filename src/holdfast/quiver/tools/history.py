@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from holdfast.quiver.base.frame import Frame
-from holdfast.quiver.inspect import Inventory
 from holdfast.quiver.ledger.log import (
     LedgerContent,
     LineKind,
@@ -17,6 +16,7 @@ from holdfast.quiver.ledger.log import (
 )
 from holdfast.quiver.ledger.outcome import Outcome, Resolution
 from holdfast.quiver.log.header_block import HeaderFault, NewerVersion
+from holdfast.quiver.tools.inspect import Inventory
 from holdfast.seam.disk import Disk
 
 

@@ -18,7 +18,6 @@ from holdfast.quiver.base.backup_marker import refuse_backup
 from holdfast.quiver.base.config import QuiverConfig
 from holdfast.quiver.base.frame import Totals
 from holdfast.quiver.base.identity import QuiverIdentity
-from holdfast.quiver.inspect import Inventory, inspect
 from holdfast.quiver.keep.retention import Retention
 from holdfast.quiver.ledger.ledger import Ledger
 from holdfast.quiver.log.buffer import OpenBuffer
@@ -26,8 +25,9 @@ from holdfast.quiver.log.reserve import DiskReserve
 from holdfast.quiver.log.sealer import Sealer
 from holdfast.quiver.log.wakeup import Wakeup
 from holdfast.quiver.log.writer import Writer
-from holdfast.quiver.read.shelf import ReadableBundles
+from holdfast.quiver.read.readable_bundles import ReadableBundles
 from holdfast.quiver.segments.build import SegmentBuilder
+from holdfast.quiver.tools.inspect import Inventory, inspect
 from holdfast.seam import Seam
 from holdfast.seam.clock import Clock
 from holdfast.seam.disk import LockHeld

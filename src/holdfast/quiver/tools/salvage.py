@@ -20,12 +20,12 @@ from holdfast.quiver.base import names
 from holdfast.quiver.base.frame import NOTHING, Totals
 from holdfast.quiver.base.held_bundle import HeldBundle
 from holdfast.quiver.base.identity import QuiverIdentity
-from holdfast.quiver.inspect import inspect
 from holdfast.quiver.ledger.ledger import LedgerState
 from holdfast.quiver.log.wal import SEQ_BLOCK
 from holdfast.quiver.tools.assemble import Assembly, OnRead, check_apart
 from holdfast.quiver.tools.backup import fenced
 from holdfast.quiver.tools.findings import QuiverFinding, Severity
+from holdfast.quiver.tools.inspect import inspect
 from holdfast.quiver.tools.offline import shelf_of
 from holdfast.quiver.tools.wreck import DamagedRange, Wreck, totals
 from holdfast.seam import Seam

@@ -13,7 +13,6 @@ from pathlib import PurePath
 from holdfast.errors import Damaged
 from holdfast.quiver.base import names
 from holdfast.quiver.base.frame import Frame
-from holdfast.quiver.inspect import Inventory, inspect
 from holdfast.quiver.ledger.log import read_ledger_file
 from holdfast.quiver.log.header_block import HeaderFault, NewerVersion, sound_copies
 from holdfast.quiver.log.wal import HEADER_BYTES
@@ -22,6 +21,7 @@ from holdfast.quiver.segments.data_file import DataFile
 from holdfast.quiver.segments.segment import Segment
 from holdfast.quiver.tools.findings import QuiverFinding, Report, Severity, as_ranges
 from holdfast.quiver.tools.fsck import format_findings, wal_damage_findings
+from holdfast.quiver.tools.inspect import Inventory, inspect
 from holdfast.seam.disk import Disk, entries_of, read_pages
 
 OnRead = Callable[[int], None]

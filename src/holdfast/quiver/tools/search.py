@@ -11,8 +11,8 @@ import pyarrow.compute as pc
 from holdfast.errors import Damaged
 from holdfast.quiver.base.arrow_types import has_dictionary
 from holdfast.quiver.base.dictionaries import plain_type
-from holdfast.quiver.inspect import Inventory
 from holdfast.quiver.segments.segment import Segment, held_bundle
+from holdfast.quiver.tools.inspect import Inventory
 
 _EXCERPT_CHARACTERS = 80
 

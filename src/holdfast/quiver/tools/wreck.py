@@ -14,7 +14,6 @@ from holdfast.quiver.base import names
 from holdfast.quiver.base.bundle import Encoded, encode_arrow, encode_raw
 from holdfast.quiver.base.frame import BODY_BYTES_MAX, NO_WATERMARK, FrameKind, Totals
 from holdfast.quiver.base.held_bundle import HeldBundle
-from holdfast.quiver.inspect import inspect
 from holdfast.quiver.log.header_block import HeaderFault, NewerVersion
 from holdfast.quiver.log.replay import Replay, WalContent, read_wal_file
 from holdfast.quiver.log.wal import HEADER_BYTES
@@ -23,6 +22,7 @@ from holdfast.quiver.segments.catalog import Catalog
 from holdfast.quiver.segments.segment import Bundle, Segment
 from holdfast.quiver.tools.assemble import OnRead
 from holdfast.quiver.tools.findings import QuiverFinding, Severity
+from holdfast.quiver.tools.inspect import inspect
 from holdfast.quiver.tools.loose import LooseSegment, headless_content
 from holdfast.seam.disk import DirEntry, Disk, entries_of, read_pages
 

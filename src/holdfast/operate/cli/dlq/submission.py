@@ -12,7 +12,7 @@ from typing import Any, Self
 from holdfast.errors import BadInput, CannotOpen, NotAccepted, OwnerGone
 from holdfast.operate.cli.dlq.place import DeadLetterTarget
 from holdfast.quiver import Quiver, QuiverConfig, RetentionConfig, SegmentConfig
-from holdfast.quiver.inspect import require_quiver
+from holdfast.quiver.tools.inspect import require_quiver
 from holdfast.receive.openlineage import Config as OpenLineageConfig
 from holdfast.seam import Seam
 from holdfast.signals.openlineage import OpenLineageExtractor

@@ -23,9 +23,9 @@ from holdfast.operate.cli.quiver.options import (
 )
 from holdfast.operate.cli.quiver.parquet import write_parquet
 from holdfast.quiver import Outcome
-from holdfast.quiver.inspect import Inventory, inspect
 from holdfast.quiver.tools.changes import balances
 from holdfast.quiver.tools.history import Line, LineFilter, lines
+from holdfast.quiver.tools.inspect import Inventory, inspect
 from holdfast.seam import Seam
 
 # Lines that a table shows when nobody says how many.

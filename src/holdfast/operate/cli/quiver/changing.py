@@ -12,8 +12,8 @@ from holdfast.errors import BadInput, UnknownSubscriber
 from holdfast.operate.cli.output import json_option, print_json, size
 from holdfast.operate.cli.quiver.options import directory_argument
 from holdfast.quiver.base.frame import Totals
-from holdfast.quiver.inspect import inspect
 from holdfast.quiver.tools.changes import balances, drop_subscriber, replay
+from holdfast.quiver.tools.inspect import inspect
 from holdfast.seam import Seam
 
 

@@ -18,11 +18,11 @@ from holdfast.operate.cli.output import json_option, moment, print_json, print_t
 from holdfast.operate.cli.quiver.options import directory_argument, parquet_option, time_option
 from holdfast.operate.cli.quiver.parquet import write_parquet
 from holdfast.quiver import QuiverConfig
-from holdfast.quiver.inspect import Inventory, inspect
 from holdfast.quiver.read.scan import TimeRange, scan
 from holdfast.quiver.segments.segment import Segment
 from holdfast.quiver.segments.table import TableMaker
 from holdfast.quiver.tools.changes import ask_owner, balances
+from holdfast.quiver.tools.inspect import Inventory, inspect
 from holdfast.seam import Seam
 
 

@@ -21,7 +21,7 @@ from holdfast.errors import Damaged
 from holdfast.quiver.base.envelope import TimeFlag
 from holdfast.quiver.base.frame import NO_WATERMARK
 from holdfast.quiver.base.held_bundle import HeldBundle
-from holdfast.quiver.engine import Engine
+from holdfast.quiver.engine.engine import Engine
 from holdfast.quiver.ledger.outcome import Position
 from holdfast.quiver.read.statement import EventTimeStatement
 from holdfast.quiver.segments.rows import OPAQUE

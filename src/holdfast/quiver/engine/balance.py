@@ -22,7 +22,7 @@ from holdfast.quiver.ledger.ledger import Ledger, LedgerState, resolution
 from holdfast.quiver.ledger.outcome import Outcome, Resolution
 from holdfast.quiver.ledger.subscriber import Subscriber
 from holdfast.quiver.log.quarantine import Damage
-from holdfast.quiver.read.shelf import ReadableBundles
+from holdfast.quiver.read.readable_bundles import ReadableBundles
 
 
 class Balance(NamedTuple):

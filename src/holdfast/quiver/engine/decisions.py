@@ -13,7 +13,7 @@ from holdfast.quiver.ledger.ledger import resolution
 from holdfast.quiver.ledger.outcome import Outcome, Resolution
 from holdfast.quiver.ledger.subscriber import Subscriber
 from holdfast.quiver.read.attachment import ReadableQuiver
-from holdfast.quiver.read.shelf import ReadableBundles
+from holdfast.quiver.read.readable_bundles import ReadableBundles
 from holdfast.quiver.segments.segment import BundleRef
 
 

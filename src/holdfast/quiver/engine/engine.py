@@ -35,10 +35,7 @@ from holdfast.quiver.base import names
 from holdfast.quiver.base.backup_marker import refuse_backup
 from holdfast.quiver.base.config import QuiverConfig
 from holdfast.quiver.base.points import QuiverPoint
-from holdfast.quiver.keep.keeper import Keeper
-from holdfast.quiver.keep.retention import Retention
-from holdfast.quiver.keep.trash import Trash
-from holdfast.quiver.ledger.books import (
+from holdfast.quiver.engine.balance import (
     proven,
     reconcile,
     spans_of,
@@ -46,6 +43,9 @@ from holdfast.quiver.ledger.books import (
     with_known_start,
     write_off_lost,
 )
+from holdfast.quiver.keep.keeper import Keeper
+from holdfast.quiver.keep.retention import Retention
+from holdfast.quiver.keep.trash import Trash
 from holdfast.quiver.ledger.ledger import Ledger
 from holdfast.quiver.ledger.outcome import Resolution
 from holdfast.quiver.ledger.recovery import RecoveredLedger, recover_ledger, refuse_newer
@@ -57,7 +57,7 @@ from holdfast.quiver.log.sealer import Lost, Sealer
 from holdfast.quiver.log.wakeup import Wakeup
 from holdfast.quiver.log.writer import Writer
 from holdfast.quiver.read.attachment import Attachment
-from holdfast.quiver.read.shelf import ReadableBundles
+from holdfast.quiver.read.readable_bundles import ReadableBundles
 from holdfast.quiver.segments.build import SegmentBuilder
 from holdfast.quiver.segments.catalog import Catalog
 from holdfast.quiver.segments.segment import Segment

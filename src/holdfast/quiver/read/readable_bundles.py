@@ -1,4 +1,4 @@
-"""The shelf: every bundle that can be read, sealed or not, in the order of the seqs.
+"""Every bundle that can be read, sealed or not, in the order of the seqs.
 
 Readers see what is on stable storage and nothing further. Sealed bundles come from the segments,
 the newest from the buffers; where the one ends and the other begins is nobody else's business.

@@ -1,4 +1,4 @@
-"""The shelf: every readable bundle once and in order, sealed or not, from both ends."""
+"""Every readable bundle once and in order, sealed or not, from both ends."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.readers.setting import (
 from holdfast.quiver import AckLevel, Quiver
 from holdfast.quiver.base.frame import Totals
 from holdfast.quiver.base.points import QuiverPoint
-from holdfast.quiver.read.shelf import ReadableBundles
+from holdfast.quiver.read.readable_bundles import ReadableBundles
 from holdfast.seam.faulty import Fault, FaultKind
 
 LAYOUTS = st.lists(st.sampled_from(["append", "append", "seal", "crash"]), min_size=1, max_size=12)

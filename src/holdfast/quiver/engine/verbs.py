@@ -7,12 +7,12 @@ from collections.abc import Callable
 from typing import Any, TypeGuard
 
 from holdfast.errors import BadInput
-from holdfast.quiver.control import Verbs
-from holdfast.quiver.engine import Engine
-from holdfast.quiver.ledger.books import Balance, balance
-from holdfast.quiver.ledger.decisions import resolve_bundles
+from holdfast.quiver.engine.balance import Balance, balance
+from holdfast.quiver.engine.control import Verbs
+from holdfast.quiver.engine.decisions import resolve_bundles
+from holdfast.quiver.engine.engine import Engine
+from holdfast.quiver.engine.registration import replay_range
 from holdfast.quiver.ledger.outcome import Outcome
-from holdfast.quiver.ledger.registration import replay_range
 
 # A copy in progress renews this; a tool that died holds nothing back for longer.
 HOLD_MAX_S = 300.0

@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 
 from holdfast.errors import BadInput, UnknownPosition
 from holdfast.quiver.base.frame import NOTHING, Totals
-from holdfast.quiver.engine import Engine
+from holdfast.quiver.engine.engine import Engine
 from holdfast.quiver.ledger.subscriber import Subscriber, SubscriberOptions, check_name
 from holdfast.quiver.read.attachment import ReadableQuiver
 

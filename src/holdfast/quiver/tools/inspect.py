@@ -18,8 +18,8 @@ from holdfast.errors import CannotOpen, Overloaded
 from holdfast.quiver.base import names
 from holdfast.quiver.base.frame import Totals
 from holdfast.quiver.base.held_bundle import HeldBundle
-from holdfast.quiver.base.identity import FormatFault, QuiverIdentity, read_identity
-from holdfast.quiver.ledger.books import with_known_start
+from holdfast.quiver.base.identity import QuiverIdentity, identity_or_none
+from holdfast.quiver.engine.balance import with_known_start
 from holdfast.quiver.ledger.ledger import LedgerState
 from holdfast.quiver.ledger.recovery import RecoveredLedger, recover_ledger
 from holdfast.quiver.log.byte_order import check_machine
@@ -152,14 +152,6 @@ def _inspect_once(disk: Disk, root: PurePath) -> Inventory:
         ledger=ledger,
         quarantined=tuple(Quarantine(disk, root).damages()),
     )
-
-
-def identity_or_none(disk: Disk, root: PurePath) -> QuiverIdentity | None:
-    """Return what FORMAT says; None if it is missing or damaged."""
-    try:
-        return read_identity(disk, root)
-    except FormatFault:
-        return None
 
 
 def _own_ids(disk: Disk, root: PurePath, identity: QuiverIdentity | None) -> set[str]:
