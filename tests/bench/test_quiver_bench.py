@@ -111,9 +111,9 @@ def test_the_recorded_groups_are_what_the_wal_was_given(tmp_path: Path, driver: 
         "threads": by_threads(lambda quiver: quiver.append_raw(event)),
     }
     run = measure(tmp_path / "q", QuiverConfig(), 3, by_driver[driver])
-    assert run.appends == run.statistics.appends_total == 3 * 64
-    assert len(run.groups) == run.statistics.groups_total
-    payload_bytes = run.statistics.payload_bytes_total
+    assert run.appends == run.statistics.writer.appends == 3 * 64
+    assert len(run.groups) == run.statistics.writer.groups
+    payload_bytes = run.statistics.writer.payload_bytes
     assert payload_bytes < sum(run.groups) < 1.1 * payload_bytes
     raw = replay_groups(tmp_path, run.groups)
     assert raw.written_bytes == sum(run.groups)

@@ -177,7 +177,7 @@ def test_a_bundle_over_the_limit_is_refused_and_one_at_the_limit_is_not(machine:
             quiver.append_raw(b"x" * (1001 - overhead))
         with pytest.raises(BundleTooLarge, match="split it"):
             quiver.append(numbers(*range(200)))
-        assert quiver.statistics().bundles_total == 1
+        assert quiver.statistics().writer.bundles == 1
 
 
 def test_without_its_own_limit_a_bundle_may_be_as_large_as_a_segment(quiver: Quiver) -> None:

@@ -112,7 +112,7 @@ def sealed(quiver: Quiver, arrays: Sequence[pa.Array]) -> Segment:
         assert own_rows(quiver, seq) == plain_rows(batch)
     wanted = [row for batch in batches for row in plain_rows(batch)]
     assert plain_rows(quiver.scan(["c"]).read_all()) == wanted
-    assert quiver.statistics().seal_failures_total == 0
+    assert quiver.statistics().sealer.failures == 0
     return segment
 
 
@@ -391,7 +391,7 @@ def test_logs_with_unique_trace_and_span_ids_are_sealed_without_a_failure(
     machine.stop()
     quiver = machine.start()
     statistics = quiver.statistics()
-    assert statistics.seal_failures_total == 0
+    assert statistics.sealer.failures == 0
     assert statistics.segment_events == 12 * 150
     assert {seq: own_rows(quiver, seq) for seq in seqs} == seqs
 

@@ -287,7 +287,7 @@ def test_an_extractor_that_fails_costs_the_keys_never_the_events(
     assert stored(quiver, "n", "_event_time", "_event_time_flag") == [(1, NOW_US, TimeFlag.MISSING)]
     statistics = quiver.statistics()
     assert statistics.extractor_failures_total == 1
-    assert statistics.seal_failures_total == 0
+    assert statistics.sealer.failures == 0
     machine.stop()
     assert column_of(machine.start()) == [1]
 

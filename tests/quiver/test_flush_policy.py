@@ -33,7 +33,7 @@ def test_every_fsynced_append_that_comes_alone_is_synced_for_real(machine: Machi
     for n in range(1, 4):
         quiver.append_raw(b"x")
         assert log_syncs(disk) == {QuiverPoint.WAL_SYNC: n}
-    assert quiver.statistics().syncs_total == 3
+    assert quiver.statistics().writer.syncs == 3
 
 
 @pytest.mark.parametrize("level", [AckLevel.MEMORY, AckLevel.WRITTEN])

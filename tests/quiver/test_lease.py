@@ -99,7 +99,7 @@ def test_the_figures_reconcile(still: StillMachine) -> None:
     assert sum(counts.events for counts in outcomes) + archive.pending.events == 60
     assert sum(counts.bundles for counts in outcomes) + archive.pending.bundles == 20
     assert (archive.outcomes["acked"], archive.outcomes["dead_lettered"]) == ((5, 15), (5, 15))
-    assert statistics.accepted_events == statistics.events_total == 60
+    assert statistics.accepted_events == statistics.writer.events == 60
 
 
 def test_next_skips_what_is_in_somebodys_hands(still: StillMachine) -> None:

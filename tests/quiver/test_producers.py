@@ -187,7 +187,7 @@ class Group:
         self._gated.gate.set()
         answers = await asyncio.gather(*tasks, return_exceptions=True)
         await ahead
-        assert self.quiver.statistics().groups_total == 2
+        assert self.quiver.statistics().writer.groups == 2
         return answers
 
 

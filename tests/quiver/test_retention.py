@@ -35,7 +35,7 @@ def ranges(quiver: Quiver) -> list[tuple[int, int]]:
 
 def evictions(quiver: Quiver) -> dict[str, int]:
     """Return what was evicted so far, by reason."""
-    return {reason: n for reason, n in quiver.statistics().evictions_total.items() if n}
+    return {reason: n for reason, n in quiver.statistics().retention.evictions.items() if n}
 
 
 # -------------------------------------------------------------------- steady state
@@ -253,7 +253,7 @@ def test_under_backpressure_an_append_is_refused_and_the_next_one_too_until_some
     assert refused.value.stored == "no"
     assert refused.value.retry_after_s is not None
     assert check_books(quiver)["one"].pending.bundles == count
-    assert quiver.statistics().throttled_total == 2
+    assert quiver.statistics().retention.throttled == 2
     assert len(list(drain(lease))) == count
     append(quiver, 1, size_bytes=LARGE_BYTES)
     assert check_books(quiver)["one"].outcomes[Outcome.DROPPED] == Totals(0, 0)
@@ -301,8 +301,8 @@ def test_drop_oldest_takes_processed_segments_first_and_then_the_oldest(
         gone += sorted(before - {first for first, _ in ranges(quiver)})
     assert gone[:4] == [1, 3, 0, 2]
     assert check_books(quiver)["one"].outcomes[Outcome.DROPPED] == Totals(2, 2)
-    assert quiver.statistics().dropped_segments_total == 2
-    assert quiver.statistics().size_emergencies_total == 4
+    assert quiver.statistics().retention.dropped_segments == 2
+    assert quiver.statistics().retention.size_emergencies == 4
     assert evictions(quiver) == {"size": 4}
 
 
@@ -438,7 +438,7 @@ def test_the_number_of_segments_is_bounded_by_dropping(still: StillMachine) -> N
     keep(quiver)
     assert ranges(quiver) == [(3, 3), (4, 4), (5, 5)]
     assert evictions(quiver) == {"segments": 3}
-    assert quiver.statistics().size_emergencies_total == 0
+    assert quiver.statistics().retention.size_emergencies == 0
     assert check_books(quiver)["one"].outcomes[Outcome.DROPPED] == Totals(3, 3)
 
 

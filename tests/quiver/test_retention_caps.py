@@ -176,7 +176,7 @@ def test_a_blocking_subscriber_at_its_cap_refuses_the_producer_and_is_named(
     delivery = must_poll(lease)
     delivery.ack()
     append(quiver, 1)
-    assert quiver.statistics().throttled_total == 2
+    assert quiver.statistics().retention.throttled == 2
 
 
 def test_a_blocking_subscriber_that_is_too_late_refuses_the_producer(still: StillMachine) -> None:

@@ -57,7 +57,7 @@ def test_any_batches_come_back_from_the_buffer_from_segments_and_after_a_restart
         check_all(quiver, stored, late)
         quiver.flush()
         check_all(quiver, stored, late)
-        assert quiver.statistics().seal_failures_total == 0
+        assert quiver.statistics().sealer.failures == 0
         machine.stop()
         check_all(machine.start(), stored, late)
 

@@ -142,9 +142,9 @@ def test_a_seal_that_fails_is_tried_again_and_stores_nothing_twice(
     seq = quiver.append(numbers(1, 2)).seq
     quiver.flush()
     statistics = quiver.statistics()
-    assert statistics.seal_failures_total >= 1
+    assert statistics.sealer.failures >= 1
     assert statistics.last_seal_error is not None
-    assert statistics.seals_total == 1
+    assert statistics.sealer.segments == 1
     assert names_on_disk(machine) == [quiver.segments()[0].path.name]
     assert column_of(quiver) == [1, 2]
     machine.stop()
@@ -229,7 +229,7 @@ def test_a_flush_behind_a_failing_seal_does_not_stop_the_appends(
     for value in range(4):
         quiver.append(numbers(value))
         flush_in_vain(quiver)
-    assert quiver.statistics().stall_seconds_total == 0
+    assert quiver.statistics().writer.stall_seconds == 0
     failing.heal()
     quiver.flush()
     assert [s.summary.bundles for s in quiver.segments()] == [1, 3]
@@ -300,7 +300,7 @@ def test_a_segment_whose_parent_sync_failed_is_not_stored_twice(machine: Machine
     quiver = machine.start(faults=[Fault(QuiverPoint.SEAL_SYNC_PARENT, FaultKind.FAILED_SYNC)])
     quiver.append(numbers(1))
     quiver.flush()
-    assert quiver.statistics().seal_failures_total == 1
+    assert quiver.statistics().sealer.failures == 1
     assert len(names_on_disk(machine)) == 1
     machine.cut_power()
     assert column_of(machine.start()) == [1]

@@ -34,16 +34,16 @@ def reconcile(machine: Machine, quiver: Quiver) -> Statistics:
     open_events = sum(held.events for held in quiver._writer.buffer.bundles)
     assert statistics.accepted_events == statistics.segment_events + open_events
     assert statistics.pending_bytes == 0
-    assert statistics.appends_total <= statistics.bundles_total
+    assert statistics.writer.appends <= statistics.writer.bundles
     assert (statistics.open_bytes > 0) == (statistics.open_bundles > 0)
     return statistics
 
 
 def test_a_fresh_quiver_has_counted_nothing(machine: Machine) -> None:
     statistics = reconcile(machine, machine.start())
-    totals = {name: v for name, v in vars(statistics).items() if name.endswith("_total")}
-    assert len(totals) > 10
-    assert not any(totals.values())
+    for counters in (statistics.writer, statistics.sealer, statistics.retention):
+        assert counters == type(counters)()
+    assert not any(v for name, v in vars(statistics).items() if name.endswith("_total"))
     assert statistics.accepting
     assert (statistics.next_seq, statistics.synced_seq) == (0, -1)
 
@@ -57,12 +57,12 @@ def test_appends_bundles_events_and_bytes_are_counted(machine: Machine) -> None:
         transaction.append(numbers(4))
         transaction.append(numbers(5))
     statistics = reconcile(machine, quiver)
-    assert (statistics.appends_total, statistics.bundles_total) == (4, 5)
-    assert statistics.events_total == 7
+    assert (statistics.writer.appends, statistics.writer.bundles) == (4, 5)
+    assert statistics.writer.events == 7
     assert statistics.open_bundles == 5
     assert (statistics.next_seq, statistics.synced_seq) == (5, 4)
-    assert statistics.groups_total == statistics.syncs_total == 4
-    assert statistics.payload_bytes_total == seal(quiver).summary.payload_bytes
+    assert statistics.writer.groups == statistics.writer.syncs == 4
+    assert statistics.writer.payload_bytes == seal(quiver).summary.payload_bytes
 
 
 def test_a_seal_moves_everything_from_the_buffer_to_the_segments(machine: Machine) -> None:
@@ -74,8 +74,8 @@ def test_a_seal_moves_everything_from_the_buffer_to_the_segments(machine: Machin
     after = reconcile(machine, quiver)
     assert (before.segment_events, after.segment_events) == (0, 2)
     assert (before.open_bundles, after.open_bundles) == (1, 1)
-    assert after.seals_total == 1
-    assert after.seal_seconds_total > 0
+    assert after.sealer.segments == 1
+    assert after.sealer.seconds > 0
     assert after.sealing_bytes == 0
 
 
@@ -100,7 +100,7 @@ def test_repeats_and_refusals_are_not_counted_as_accepted(machine: Machine) -> N
     with pytest.raises(BadInput):
         quiver.append(numbers())
     statistics = reconcile(machine, quiver)
-    assert (statistics.appends_total, statistics.events_total, statistics.producers) == (1, 1, 1)
+    assert (statistics.writer.appends, statistics.writer.events, statistics.producers) == (1, 1, 1)
 
 
 def test_totals_begin_again_with_each_start_and_gauges_do_not(machine: Machine) -> None:
@@ -110,7 +110,7 @@ def test_totals_begin_again_with_each_start_and_gauges_do_not(machine: Machine) 
     quiver = machine.start()
     quiver.append(numbers(3))
     statistics = reconcile(machine, quiver)
-    assert (statistics.appends_total, statistics.events_total) == (1, 1)
+    assert (statistics.writer.appends, statistics.writer.events) == (1, 1)
     assert (statistics.segments, statistics.segment_events) == (1, 2)
     assert (statistics.accepted_bundles, statistics.accepted_events) == (2, 3)
     assert statistics.producers == 1
@@ -129,12 +129,12 @@ def test_failures_are_counted_where_they_happen(machine: Machine) -> None:
     quiver.append(numbers(2))
     quiver.flush()
     statistics = quiver.statistics()
-    assert statistics.write_failures_total == 1
-    assert statistics.sync_failures_total == 1
-    assert statistics.seal_failures_total == 2
-    assert statistics.seals_total == 1
+    assert statistics.writer.write_failures == 1
+    assert statistics.writer.sync_failures == 1
+    assert statistics.sealer.failures == 2
+    assert statistics.sealer.segments == 1
     assert "injected" in str(statistics.last_seal_error)
-    assert statistics.events_total == statistics.segment_events == 2
+    assert statistics.writer.events == statistics.segment_events == 2
 
 
 def test_a_quiver_that_stopped_accepting_says_so(machine: Machine) -> None:

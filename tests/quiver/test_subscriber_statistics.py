@@ -89,9 +89,9 @@ def test_the_time_appends_were_blocked_is_counted(machine: Machine) -> None:
     full = RetentionConfig(size_cap_bytes=4 * MB, tick_s=3600.0)
     quiver = machine.start(config(full, timeout_s=APPEND_S))
     quiver.append_raw(b"event")
-    assert quiver.statistics().blocked_seconds_total == 0
+    assert quiver.statistics().writer.blocked_seconds == 0
     with pytest.raises(Overloaded):
         append_for_ever(quiver)
     now = quiver.statistics()
-    assert now.throttled_total > 0
-    assert now.blocked_seconds_total > 0
+    assert now.retention.throttled > 0
+    assert now.writer.blocked_seconds > 0

@@ -94,7 +94,7 @@ def rounds(quiver: Quiver) -> Iterator[int]:
     """Count until enough segments were made and deleted."""
     for number in itertools.count():
         yield number
-        if quiver.statistics().evictions_total.get("processed", 0) >= SEGMENTS:
+        if quiver.statistics().retention.evictions.get("processed", 0) >= SEGMENTS:
             return
 
 

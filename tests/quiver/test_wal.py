@@ -249,7 +249,11 @@ def test_appends_that_wait_together_share_one_write_and_one_sync(machine: Machin
     for waiting in (first, *others):
         waiting.result(PATIENCE_S)
     statistics = quiver.statistics()
-    assert (statistics.appends_total, statistics.groups_total, statistics.syncs_total) == (21, 2, 2)
+    assert (statistics.writer.appends, statistics.writer.groups, statistics.writer.syncs) == (
+        21,
+        2,
+        2,
+    )
     assert gated.calls()[QuiverPoint.WAL_WRITE] == 2
     assert gated.calls()[QuiverPoint.WAL_SYNC] == 2
 

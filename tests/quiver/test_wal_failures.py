@@ -61,7 +61,7 @@ def test_a_failed_write_is_undone_and_certainly_not_stored(
     after = quiver.append_raw(b"after").seq
     assert after > 1, "a number is given once, also if the group fails"
     assert [frame.seq for frame in machine.wal().frames] == [0, after]
-    assert quiver.statistics().write_failures_total == 1
+    assert quiver.statistics().writer.write_failures == 1
     assert len(machine.wal_paths()) == 1
     assert reopened(machine) == [[b"before"], [b"after"]]
 
@@ -145,7 +145,7 @@ def test_a_failed_sync_poisons_the_file_and_its_frames_are_written_once_to_the_n
     assert [frame.seq for frame in poisoned.frames] == [0, 1]
     assert [frame.seq for frame in rescue.frames] == [1]
     assert rescue.header.previous_synced == poisoned.starts[1]
-    assert quiver.statistics().sync_failures_total == 1
+    assert quiver.statistics().writer.sync_failures == 1
     quiver.append_raw(b"later")
     assert len(machine.wal(0).frames) == 2, "never appended to again"
     assert watched.syncs[wal_file(1)] == [
@@ -287,7 +287,7 @@ def test_an_append_acknowledged_in_memory_whose_write_failed_is_carried_into_the
 ) -> None:
     quiver = machine.start(faults=[Fault(QuiverPoint.WAL_WRITE, ENOSPC)])
     carried = quiver.append_raw(b"carried", level=AckLevel.MEMORY).seq
-    until(lambda: quiver.statistics().write_failures_total == 1)
+    until(lambda: quiver.statistics().writer.write_failures == 1)
     later = quiver.append_raw(b"later").seq
     assert carried < later
     assert reopened(machine) == [[b"carried"], [b"later"]]
@@ -305,7 +305,7 @@ def test_a_carried_append_is_tried_again_without_another_append(machine: Machine
 def test_a_carried_append_is_written_by_a_clean_close(machine: Machine) -> None:
     quiver = machine.start(faults=[Fault(QuiverPoint.WAL_WRITE, ENOSPC)])
     quiver.append_raw(b"carried", level=AckLevel.MEMORY)
-    until(lambda: quiver.statistics().write_failures_total == 1)
+    until(lambda: quiver.statistics().writer.write_failures == 1)
     machine.stop()
     assert payloads(machine.start()) == {0: [b"carried"]}
 
@@ -319,7 +319,7 @@ def test_a_full_disk_does_not_fill_the_memory_with_appends_acknowledged_in_memor
     )
     quiver = machine.start(quiet(AckLevel.MEMORY), through=lambda _: full)
     carried = quiver.append_raw(b"carried").seq
-    until(lambda: quiver.statistics().write_failures_total > 0)
+    until(lambda: quiver.statistics().writer.write_failures > 0)
     for _ in range(5):
         refused = refusal(quiver)
         assert isinstance(refused, DiskFull)
@@ -333,7 +333,7 @@ def test_a_full_disk_does_not_fill_the_memory_with_appends_acknowledged_in_memor
 def test_a_repeat_of_a_carried_append_is_not_stored_twice(machine: Machine) -> None:
     quiver = machine.start(faults=[Fault(QuiverPoint.WAL_WRITE, ENOSPC)])
     first = quiver.append_raw(b"x", producer="p", epoch=1, level=AckLevel.MEMORY)
-    until(lambda: quiver.statistics().write_failures_total == 1)
+    until(lambda: quiver.statistics().writer.write_failures == 1)
     repeat = quiver.append_raw(b"x", producer="p", epoch=1)
     assert (repeat.seq, repeat.duplicate) == (first.seq, True)
     assert reopened(machine) == [[b"x"]]
@@ -344,7 +344,7 @@ def test_a_repeat_of_a_carried_append_is_refused_when_the_write_fails_again(
 ) -> None:
     quiver = machine.start(faults=[Fault(QuiverPoint.WAL_WRITE, ENOSPC, times=2)])
     gated = quiver.append_raw(b"x", producer="p", epoch=1, level=AckLevel.MEMORY)
-    until(lambda: quiver.statistics().write_failures_total > 0)
+    until(lambda: quiver.statistics().writer.write_failures > 0)
     outcomes: list[object] = []
     for _ in range(2):
         try:

@@ -249,6 +249,6 @@ def test_a_sync_that_fails_by_timer_is_rescued_into_another_file(machine: Machin
     )
     quiver.append_raw(b"x")
     until(lambda: quiver.statistics().synced_seq == 0)
-    assert quiver.statistics().sync_failures_total == 1
+    assert quiver.statistics().writer.sync_failures == 1
     machine.cut_power()
     assert payloads(machine.start()) == {0: [b"x"]}

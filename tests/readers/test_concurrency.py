@@ -287,7 +287,7 @@ def test_closing_in_the_middle_of_everything_lets_everybody_go() -> None:
 
             for work in (write, write, read, read, plan):
                 crew.hire(work)
-            while quiver.statistics().events_total < 200:
+            while quiver.statistics().writer.events < 200:
                 pass
             machine.stop()
         quiver = machine.start()

@@ -46,7 +46,7 @@ def test_one_that_is_dead_at_its_drop_oldest_cap_refuses_no_producer_and_changes
         assert delivered == expected == list(range(120))
         assert quiver.balance("healthy") == crowded.balance("healthy")
         statistics = crowded.statistics()
-        assert statistics.throttled_total == 0
+        assert statistics.retention.throttled == 0
         dead = crowded.balance("dead")
         assert dead.outcomes[Outcome.DROPPED].bundles > 90
         assert dead.pending_bytes <= CAP

@@ -60,7 +60,7 @@ def measure_append(
         def contend() -> Pair:
             ours = measure(folder / "append", config, appends_each, drive)
             shutil.rmtree(folder / "append")
-            assert config is SUSTAINED or not ours.statistics.seals_total, "BUG: a seal began"
+            assert config is SUSTAINED or not ours.statistics.sealer.segments, "BUG: a seal began"
             return Pair(ours, replay_groups(folder, ours.groups))
 
         return contend
@@ -81,7 +81,7 @@ def measure_append(
     _add_amplification(figures, [found.ours for found in pairs["sustained"]])
     figures.add(
         "sustained_stall_ms",
-        (found.ours.statistics.stall_seconds_max * 1e3 for found in pairs["sustained"]),
+        (found.ours.statistics.writer.stall_seconds_max * 1e3 for found in pairs["sustained"]),
     )
 
 
@@ -103,7 +103,7 @@ def _group_kb(run: LoadRun) -> float:
 def _add_amplification(figures: Figures, runs: list[LoadRun]) -> None:
     def per_payload_byte(run: LoadRun, *parts: str) -> float:
         written = sum(run.written_bytes.get(part, 0) for part in parts or run.written_bytes)
-        return written / run.statistics.payload_bytes_total
+        return written / run.statistics.writer.payload_bytes
 
     figures.add("write_amplification", (per_payload_byte(run) for run in runs))
     figures.add("write_amplification_wal", (per_payload_byte(run, "wal") for run in runs))

@@ -74,7 +74,7 @@ def _filled(folder: Path, batch: pa.RecordBatch | None, count: int) -> int:
                 quiver.append_raw(event, level=AckLevel.WRITTEN)
             else:
                 quiver.append(batch, level=AckLevel.WRITTEN)
-        return quiver.statistics().payload_bytes_total
+        return quiver.statistics().writer.payload_bytes
 
 
 def _by_cursor(quiver: Quiver, name: str) -> int:

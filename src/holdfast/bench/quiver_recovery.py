@@ -61,7 +61,7 @@ def _leave_wal(left: Path, frames: str, size_bytes: int) -> None:
     live = left.parent / "live"
     batch, event = telemetry_batch(), raw_event()
     with Quiver.open(live, BURST) as quiver:
-        while quiver.statistics().payload_bytes_total < size_bytes:
+        while quiver.statistics().writer.payload_bytes < size_bytes:
             for _ in range(16):
                 if frames == "88kb":
                     quiver.append(batch, level=AckLevel.WRITTEN)

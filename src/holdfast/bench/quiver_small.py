@@ -65,7 +65,7 @@ def measure_small(
 def _add(figures: Figures, prefix: str, runs: list[LoadRun]) -> None:
     figures.add(f"{prefix}small_append_per_s", (run.appends_per_s for run in runs))
     figures.add(
-        f"{prefix}syncs_per_append", (run.statistics.syncs_total / run.appends for run in runs)
+        f"{prefix}syncs_per_append", (run.statistics.writer.syncs / run.appends for run in runs)
     )
     figures.add(f"{prefix}cpu_us_per_small_append", (run.cpu_us_per_append for run in runs))
     for percent in (50, 99):
@@ -75,5 +75,5 @@ def _add(figures: Figures, prefix: str, runs: list[LoadRun]) -> None:
 def _add_stall(figures: Figures, sealing: list[LoadRun], unsealed: list[LoadRun]) -> None:
     figures.add("seal_stall_ms", (run.latency_ms(100) for run in sealing))
     figures.add("unsealed_longest_ack_ms", (run.latency_ms(100) for run in unsealed))
-    figures.add("seal_wait_ms", (run.statistics.stall_seconds_max * 1e3 for run in sealing))
-    figures.add("seals_per_round", (run.statistics.seals_total for run in sealing))
+    figures.add("seal_wait_ms", (run.statistics.writer.stall_seconds_max * 1e3 for run in sealing))
+    figures.add("seals_per_round", (run.statistics.sealer.segments for run in sealing))

@@ -71,7 +71,7 @@ def _figure(field: str) -> _Read:
 
 def _evictions(statistics: Statistics) -> Iterator[tuple[Labels, float]]:
     for reason in REASONS:
-        yield {"reason": reason}, statistics.evictions_total.get(reason, 0)
+        yield {"reason": reason}, statistics.retention.evictions[reason]
 
 
 def _info(statistics: Statistics) -> Iterator[tuple[Labels, float]]:
@@ -123,26 +123,26 @@ METRICS: tuple[Metric, ...] = (
         "quiver.retention.size_emergency_total", "counter", "segments",
         "Segments removed only because the size cap was reached.",
         "Any increase: the cap is too small for the slowest reader, or a reader is dead.",
-        _figure("size_emergencies_total"),
+        _figure("retention.size_emergencies"),
     ),
     # --------------------------------------------------------------------- ingest
     Metric(
         "quiver.ingest.throttle_total", "counter", "groups",
         "Groups of appends that had to wait because a cap was reached.",
         "Any increase: producers are held back. `cap_fraction` and the lags say by what.",
-        _figure("throttled_total"),
+        _figure("retention.throttled"),
     ),
     Metric(
         "quiver.ingest.blocked_seconds_total", "counter", "seconds",
         "How long appends waited for room: for the sealer, or because a cap was reached.",
         "Its rate is the share of time in which nothing was accepted.",
-        _figure("blocked_seconds_total"),
+        _figure("writer.blocked_seconds"),
     ),
     Metric(
         "quiver.ingest.stalled_seconds_total", "counter", "seconds",
         "The part of it that was waited for the sealer.",
         "Grows: segments are written more slowly than events come in.",
-        _figure("stall_seconds_total"),
+        _figure("writer.stall_seconds"),
     ),
     Metric(
         "quiver.ingest.accepting", "gauge", "0 or 1",
@@ -165,18 +165,18 @@ METRICS: tuple[Metric, ...] = (
         "quiver.ingest.appends_total", "counter", "appends",
         "Appends answered with success since the quiver was opened.",
         "Bundles per append and appends per group say how well syncs are shared.",
-        _figure("appends_total"),
+        _figure("writer.appends"),
     ),
     Metric(
         "quiver.ingest.groups_total", "counter", "groups",
         "Groups of appends written together since the quiver was opened.",
-        "Appends divided by groups is the size of a group.", _figure("groups_total"),
+        "Appends divided by groups is the size of a group.", _figure("writer.groups"),
     ),
     Metric(
         "quiver.ingest.payload_bytes_total", "counter", "bytes",
         "Payload accepted since the quiver was opened.",
         "Its rate, times how long a reader may be away, is the cap you need.",
-        _figure("payload_bytes_total"),
+        _figure("writer.payload_bytes"),
     ),
     Metric(
         "quiver.ingest.pending_bytes", "gauge", "bytes",
@@ -210,35 +210,35 @@ METRICS: tuple[Metric, ...] = (
         "quiver.wal.syncs_total", "counter", "syncs",
         "Syncs of the write-ahead log.",
         "With the next one: the mean latency of a sync, which is what an append waits for.",
-        _figure("syncs_total"),
+        _figure("writer.syncs"),
     ),
     Metric(
         "quiver.wal.sync_seconds_total", "counter", "seconds",
         "Time spent in these syncs.",
         "`rate(sync_seconds_total) / rate(syncs_total)` is the mean latency.",
-        _figure("sync_seconds_total"),
+        _figure("writer.sync_seconds"),
     ),
     Metric(
         "quiver.wal.sync_seconds_max", "gauge", "seconds",
         "The slowest of these syncs.",
         "Seconds: the disk or its controller has a problem, or somebody else keeps it busy.",
-        _figure("sync_seconds_max"),
+        _figure("writer.sync_seconds_max"),
     ),
     Metric(
         "quiver.wal.write_failures_total", "counter", "failures",
         "Writes of the write-ahead log that failed.",
-        "Any increase: the disk is full or failing.", _figure("write_failures_total"),
+        "Any increase: the disk is full or failing.", _figure("writer.write_failures"),
     ),
     Metric(
         "quiver.wal.sync_failures_total", "counter", "failures",
         "Syncs of the write-ahead log that failed; the data was written again elsewhere.",
-        "Any increase: replace the disk.", _figure("sync_failures_total"),
+        "Any increase: replace the disk.", _figure("writer.sync_failures"),
     ),
     # -------------------------------------------------------------------- segment
     Metric(
         "quiver.segment.dropped_total", "counter", "segments",
         "Segments removed although somebody still waited for them, to make room.",
-        "Any increase is lost data, by your `drop_oldest`.", _figure("dropped_segments_total"),
+        "Any increase is lost data, by your `drop_oldest`.", _figure("retention.dropped_segments"),
     ),
     Metric(
         "quiver.segment.open_bytes", "gauge", "bytes",
@@ -272,18 +272,18 @@ METRICS: tuple[Metric, ...] = (
         "quiver.segment.seals_total", "counter", "segments",
         "Segments sealed since the quiver was opened.",
         "Many per minute with little load: lengthen `segment.max_open_duration_s`.",
-        _figure("seals_total"),
+        _figure("sealer.segments"),
     ),
     Metric(
         "quiver.segment.seal_seconds_total", "counter", "seconds",
         "Time spent sealing.",
-        "Its rate near 1: the sealer is the bottleneck.", _figure("seal_seconds_total"),
+        "Its rate near 1: the sealer is the bottleneck.", _figure("sealer.seconds"),
     ),
     Metric(
         "quiver.segment.seal_failures_total", "counter", "failures",
         "Attempts to seal that failed; each is tried again.",
         "Any increase: the disk is full or failing. Nothing is lost, but nothing is freed.",
-        _figure("seal_failures_total"),
+        _figure("sealer.failures"),
     ),
     Metric(
         "quiver.segment.extractor_failures_total", "counter", "failures",
@@ -368,7 +368,7 @@ METRICS: tuple[Metric, ...] = (
         "quiver.subscriber.dropped_segments_total", "counter", "segments",
         "As `quiver.segment.dropped_total`, once for every subscriber that still waited.",
         "Any increase is lost data, by your `drop_oldest`.",
-        _figure("subscriber_dropped_segments_total"),
+        _figure("retention.subscriber_dropped_segments"),
     ),
     Metric(
         "quiver.subscriber.lag_bundles", "gauge", "bundles",

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from holdfast.quiver.base.frame import Totals
 from holdfast.quiver.engine.balance import balance
 from holdfast.quiver.engine.engine import Engine
+from holdfast.quiver.keep.retention import RetentionCounters
 from holdfast.quiver.ledger.subscriber import Subscriber
+from holdfast.quiver.log.sealer import SealCounters
+from holdfast.quiver.log.writer_interface import WriterCounters
 
 
 class SubscriberStatistics(NamedTuple):
@@ -43,33 +47,14 @@ class Statistics:
     accepted_events: int
     deleted_bundles: int
     deleted_events: int
-    # Totals.
-    appends_total: int
-    bundles_total: int
-    events_total: int
-    payload_bytes_total: int
-    groups_total: int
-    syncs_total: int
-    sync_seconds_total: float
-    sync_seconds_max: float
-    write_failures_total: int
-    sync_failures_total: int
-    seals_total: int
-    seal_failures_total: int
-    seal_seconds_total: float
-    stall_seconds_total: float
-    stall_seconds_max: float
-    # Appends waited so long for room: for the sealer, or because a cap was reached.
-    blocked_seconds_total: float
+    # What its threads have counted: appends and syncs, seals, segments that went.
+    writer: WriterCounters
+    sealer: SealCounters
+    retention: RetentionCounters
     extractor_failures_total: int
     opaque_rows_total: int
     ledger_lines_total: int
     ledger_syncs_total: int
-    evictions_total: dict[str, int]
-    size_emergencies_total: int
-    throttled_total: int
-    subscriber_dropped_segments_total: int
-    dropped_segments_total: int
     # Gauges.
     pending_bytes: int
     staged_bytes: int
@@ -107,8 +92,7 @@ class Statistics:
 
 def gather(engine: Engine, staged_bytes: int, *, accepting: bool) -> Statistics:
     """Return a picture of this moment."""
-    writer, seals, maker = engine.writer, engine.sealer.counters, engine.builder.table_maker
-    counters, segments = writer.counters, engine.catalog.snapshot()
+    writer, maker, segments = engine.writer, engine.builder.table_maker, engine.catalog.snapshot()
     kept, deleted = engine.retention.counters, engine.ledger.state.deleted
     return Statistics(
         quiver_id=engine.quiver_id,
@@ -119,31 +103,13 @@ def gather(engine: Engine, staged_bytes: int, *, accepting: bool) -> Statistics:
         accepted_events=writer.accepted.events,
         deleted_bundles=deleted.bundles,
         deleted_events=deleted.events,
-        appends_total=counters.appends,
-        bundles_total=counters.bundles,
-        events_total=counters.events,
-        payload_bytes_total=counters.payload_bytes,
-        groups_total=counters.groups,
-        syncs_total=counters.syncs,
-        sync_seconds_total=counters.sync_seconds,
-        sync_seconds_max=counters.sync_seconds_max,
-        write_failures_total=counters.write_failures,
-        sync_failures_total=counters.sync_failures,
-        seals_total=seals.segments,
-        seal_failures_total=seals.failures,
-        seal_seconds_total=seals.seconds,
-        stall_seconds_total=counters.stall_seconds,
-        stall_seconds_max=counters.stall_seconds_max,
-        blocked_seconds_total=counters.blocked_seconds,
+        writer=replace(writer.counters),
+        sealer=replace(engine.sealer.counters),
+        retention=replace(kept, evictions=Counter(kept.evictions)),
         extractor_failures_total=maker.extractor_failures,
         opaque_rows_total=maker.opaque_rows,
         ledger_lines_total=engine.ledger.lines_total,
         ledger_syncs_total=engine.ledger.syncs_total,
-        evictions_total=dict(kept.evictions),
-        size_emergencies_total=kept.size_emergencies,
-        throttled_total=kept.throttled,
-        subscriber_dropped_segments_total=kept.subscriber_dropped_segments,
-        dropped_segments_total=kept.dropped_segments,
         pending_bytes=writer.inbox.pending_bytes,
         staged_bytes=staged_bytes,
         open_bundles=len(writer.buffer.bundles),

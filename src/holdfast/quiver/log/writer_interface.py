@@ -31,6 +31,7 @@ class WriterCounters:
     sync_failures: int = 0
     stall_seconds: float = 0.0
     stall_seconds_max: float = 0.0
+    # Appends waited this long for room: for the sealer, or because a cap was reached.
     blocked_seconds: float = 0.0
 
     def count(self, appends: int, bundles: Sequence[HeldBundle]) -> int:
