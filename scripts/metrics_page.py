@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
-from holdfast.operate.gateway_metrics import GATEWAY_METRICS, GatewayMetric
+from holdfast.operate.gateway_metrics import GATEWAY_METRICS
 from holdfast.operate.metrics import METRICS, Metric, prometheus_name
-from holdfast.operate.pipeline_metrics import PIPELINE_METRICS, PipelineMetric
-
-AnyMetric = Metric | GatewayMetric | PipelineMetric
+from holdfast.operate.pipeline_metrics import PIPELINE_METRICS
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "metrics.md"
 
@@ -86,18 +85,18 @@ def page() -> str:
     return head + _sections(METRICS)
 
 
-def _sections(table: Sequence[AnyMetric]) -> str:
+def _sections(table: Sequence[Metric[Any]]) -> str:
     areas = groupby(table, key=lambda metric: metric.name.split(".")[1])
     return "".join(_section(area, list(metrics)) for area, metrics in areas)
 
 
-def _section(area: str, metrics: Sequence[AnyMetric]) -> str:
+def _section(area: str, metrics: Sequence[Metric[Any]]) -> str:
     rows = "".join(_row(metric) for metric in metrics)
     head = "| metric | type | unit | what it is | what to look for |\n|---|---|---|---|---|\n"
     return f"\n## {area}\n\n{head}{rows}"
 
 
-def _row(metric: AnyMetric) -> str:
+def _row(metric: Metric[Any]) -> str:
     labels = f"{{{', '.join(metric.labels)}}}" if metric.labels else ""
     name = f"`{prometheus_name(metric.name)}{labels}`"
     return f"| {name} | {metric.type} | {metric.unit} | {metric.help} | {metric.watch} |\n"

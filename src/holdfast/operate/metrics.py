@@ -1,8 +1,9 @@
 """Metrics: every figure of `statistics()` under a name, and all of them as Prometheus text.
 
-`METRICS` is the one table. The exposition, docs/reference/metrics.md and the records that tools use
-are made of it, so that a figure has one name, one unit and one explanation everywhere. Names have
-dots, as the seed writes them; Prometheus gets underscores.
+A figure is defined once: as a `Metric`, a row of a table. `METRICS` here is the table of quivers;
+`gateway_metrics.py` and `pipeline_metrics.py` have those of gateways and drivers. The exposition,
+statsd, docs/reference/metrics.md and `--json` are made from these rows, so that a figure has one
+name, one unit and one explanation everywhere. Names have dots; Prometheus gets underscores.
 
 The text format (version 0.0.4) is a page of specification, so it is written here and needs no
 library: whoever embeds a quiver can serve it from a handler of their own.
@@ -10,9 +11,9 @@ library: whoever embeds a quiver can serve it from a handler of their own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
-from typing import Literal, NamedTuple, Protocol
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 from holdfast.quiver.keep.retention import REASONS
 from holdfast.quiver.ledger.outcome import Outcome
@@ -22,27 +23,12 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 Labels = Mapping[str, str]
 StatisticsByQuiver = Mapping[str, Statistics | Iterable[Statistics]]
-_Read = Callable[[Statistics], Iterable[tuple[Labels, float]]]
+# The record that a table is about: of a quiver, a gateway, a driver.
+S = TypeVar("S")
 
 
-class Described(Protocol):
-    """What the text format needs to know of a metric."""
-
-    @property
-    def name(self) -> str:
-        """With dots."""
-
-    @property
-    def type(self) -> str:
-        """Counter or gauge."""
-
-    @property
-    def help(self) -> str:
-        """One sentence."""
-
-
-class Metric(NamedTuple):
-    """One name, and how its values are read from a quiver's statistics."""
+class Metric(NamedTuple, Generic[S]):
+    """One name, and how its values are read from a record of statistics."""
 
     name: str
     type: Literal["counter", "gauge"]
@@ -51,22 +37,39 @@ class Metric(NamedTuple):
     help: str
     # What to look for in it.
     watch: str
-    read: _Read
-    # Beside `quiver` and `core_id`, which all have.
+    read: Callable[[S], Iterable[tuple[Labels, float]]]
+    # Beside those that all of its table have.
     labels: tuple[str, ...] = ()
 
 
 class Sample(NamedTuple):
-    """One figure of one quiver."""
+    """One figure with its labels."""
 
     name: str
     labels: Labels
     value: float
 
 
-def _figure(field: str) -> _Read:
+def each(
+    rows: Callable[[S], Iterable[tuple[Labels, Any]]], field: str, key: str | None = None
+) -> Callable[[S], Iterator[tuple[Labels, float]]]:
+    """Return what reads one field of every row: None as 0, a mapping by its keys as label `key`."""
     get = attrgetter(field)
-    return lambda statistics: [({}, get(statistics))]
+
+    def read(record: S) -> Iterator[tuple[Labels, float]]:
+        for labels, row in rows(record):
+            value = get(row)
+            if key is None:
+                yield labels, 0 if value is None else value
+            else:
+                yield from (({**labels, key: str(name)}, count) for name, count in value.items())
+
+    return read
+
+
+def whole(record: S) -> Iterable[tuple[Labels, S]]:
+    """Return the record itself as the only row."""
+    return [({}, record)]
 
 
 def _evictions(statistics: Statistics) -> Iterator[tuple[Labels, float]]:
@@ -78,29 +81,23 @@ def _info(statistics: Statistics) -> Iterator[tuple[Labels, float]]:
     yield {"quiver_id": statistics.quiver_id}, 1
 
 
-def _each(field: str) -> _Read:
-    get: Callable[[SubscriberStatistics], float | None] = attrgetter(field)
+def _subscribers(statistics: Statistics) -> Iterator[tuple[Labels, SubscriberStatistics]]:
+    for subscriber in statistics.subscribers:
+        yield {"subscriber": subscriber.name}, subscriber
 
+
+def _outcomes(field: Literal["bundles", "events"]) -> Callable[[Statistics], Any]:
     def read(statistics: Statistics) -> Iterator[tuple[Labels, float]]:
-        for subscriber in statistics.subscribers:
-            yield {"subscriber": subscriber.name}, get(subscriber) or 0
-
-    return read
-
-
-def _outcomes(field: Literal["bundles", "events"]) -> _Read:
-    def read(statistics: Statistics) -> Iterator[tuple[Labels, float]]:
-        for subscriber in statistics.subscribers:
+        for labels, subscriber in _subscribers(statistics):
             for outcome in (one.name.lower() for one in Outcome):
-                labels = {"subscriber": subscriber.name, "outcome": outcome}
-                yield labels, getattr(subscriber.outcomes[outcome], field)
+                yield {**labels, "outcome": outcome}, getattr(subscriber.outcomes[outcome], field)
 
     return read
 
 
 _SUBSCRIBER = ("subscriber",)
 
-METRICS: tuple[Metric, ...] = (
+METRICS: tuple[Metric[Statistics], ...] = (
     # ------------------------------------------------------------------ retention
     Metric(
         "quiver.gc.evictions_total", "counter", "segments",
@@ -112,250 +109,254 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "quiver.gc.deleted_bundles_total", "counter", "bundles",
         "Bundles that are gone from disk, over all openings.",
-        "Accepted minus deleted is what is on disk.", _figure("deleted_bundles"),
+        "Accepted minus deleted is what is on disk.", each(whole, "deleted_bundles"),
     ),
     Metric(
         "quiver.gc.deleted_events_total", "counter", "events",
         "Events that are gone from disk, over all openings.",
-        "As above, in events.", _figure("deleted_events"),
+        "As above, in events.", each(whole, "deleted_events"),
     ),
     Metric(
         "quiver.retention.size_emergency_total", "counter", "segments",
         "Segments removed only because the size cap was reached.",
         "Any increase: the cap is too small for the slowest reader, or a reader is dead.",
-        _figure("retention.size_emergencies"),
+        each(whole, "retention.size_emergencies"),
     ),
     # --------------------------------------------------------------------- ingest
     Metric(
         "quiver.ingest.throttle_total", "counter", "groups",
         "Groups of appends that had to wait because a cap was reached.",
         "Any increase: producers are held back. `cap_fraction` and the lags say by what.",
-        _figure("retention.throttled"),
+        each(whole, "retention.throttled"),
     ),
     Metric(
         "quiver.ingest.blocked_seconds_total", "counter", "seconds",
         "How long appends waited for room: for the sealer, or because a cap was reached.",
         "Its rate is the share of time in which nothing was accepted.",
-        _figure("writer.blocked_seconds"),
+        each(whole, "writer.blocked_seconds"),
     ),
     Metric(
         "quiver.ingest.stalled_seconds_total", "counter", "seconds",
         "The part of it that was waited for the sealer.",
         "Grows: segments are written more slowly than events come in.",
-        _figure("writer.stall_seconds"),
+        each(whole, "writer.stall_seconds"),
     ),
     Metric(
         "quiver.ingest.accepting", "gauge", "0 or 1",
         "Whether appends are accepted at all.",
         "0 while the process lives: the disk failed, and the quiver has to be opened again.",
-        _figure("accepting"),
+        each(whole, "accepting"),
     ),
     Metric(
         "quiver.ingest.accepted_bundles_total", "counter", "bundles",
         "Bundles ever accepted, over all openings.",
         "The left side of the equation: it is the sum of all outcomes and what is pending.",
-        _figure("accepted_bundles"),
+        each(whole, "accepted_bundles"),
     ),
     Metric(
         "quiver.ingest.accepted_events_total", "counter", "events",
         "Events ever accepted, over all openings.",
-        "Its rate is the load.", _figure("accepted_events"),
+        "Its rate is the load.", each(whole, "accepted_events"),
     ),
     Metric(
         "quiver.ingest.appends_total", "counter", "appends",
         "Appends answered with success since the quiver was opened.",
         "Bundles per append and appends per group say how well syncs are shared.",
-        _figure("writer.appends"),
+        each(whole, "writer.appends"),
     ),
     Metric(
         "quiver.ingest.groups_total", "counter", "groups",
         "Groups of appends written together since the quiver was opened.",
-        "Appends divided by groups is the size of a group.", _figure("writer.groups"),
+        "Appends divided by groups is the size of a group.", each(whole, "writer.groups"),
     ),
     Metric(
         "quiver.ingest.payload_bytes_total", "counter", "bytes",
         "Payload accepted since the quiver was opened.",
         "Its rate, times how long a reader may be away, is the cap you need.",
-        _figure("writer.payload_bytes"),
+        each(whole, "writer.payload_bytes"),
     ),
     Metric(
         "quiver.ingest.pending_bytes", "gauge", "bytes",
         "Payload handed over and not yet written.",
         "Near `append.max_pending_bytes`: the disk is slower than the producers.",
-        _figure("pending_bytes"),
+        each(whole, "pending_bytes"),
     ),
     Metric(
         "quiver.ingest.staged_bytes", "gauge", "bytes",
         "Payload staged by open transactions.",
-        "Stays up: somebody neither commits nor aborts.", _figure("staged_bytes"),
+        "Stays up: somebody neither commits nor aborts.", each(whole, "staged_bytes"),
     ),
     Metric(
         "quiver.ingest.producers", "gauge", "producers",
         "Idempotent producers that are remembered.",
         "At `producers.max_count` the one that was silent longest is forgotten.",
-        _figure("producers"),
+        each(whole, "producers"),
     ),
     # ------------------------------------------------------------------------ wal
     Metric(
         "quiver.wal.bytes", "gauge", "bytes",
         "Size of all files of the write-ahead log.",
         "Grows without falling: sealing fails. At `wal.max_size_bytes` appends wait.",
-        _figure("wal_bytes"),
+        each(whole, "wal_bytes"),
     ),
     Metric(
         "quiver.wal.files", "gauge", "files",
-        "Files of the write-ahead log.", "As above.", _figure("wal_files"),
+        "Files of the write-ahead log.", "As above.", each(whole, "wal_files"),
     ),
     Metric(
         "quiver.wal.syncs_total", "counter", "syncs",
         "Syncs of the write-ahead log.",
         "With the next one: the mean latency of a sync, which is what an append waits for.",
-        _figure("writer.syncs"),
+        each(whole, "writer.syncs"),
     ),
     Metric(
         "quiver.wal.sync_seconds_total", "counter", "seconds",
         "Time spent in these syncs.",
         "`rate(sync_seconds_total) / rate(syncs_total)` is the mean latency.",
-        _figure("writer.sync_seconds"),
+        each(whole, "writer.sync_seconds"),
     ),
     Metric(
         "quiver.wal.sync_seconds_max", "gauge", "seconds",
         "The slowest of these syncs.",
         "Seconds: the disk or its controller has a problem, or somebody else keeps it busy.",
-        _figure("writer.sync_seconds_max"),
+        each(whole, "writer.sync_seconds_max"),
     ),
     Metric(
         "quiver.wal.write_failures_total", "counter", "failures",
         "Writes of the write-ahead log that failed.",
-        "Any increase: the disk is full or failing.", _figure("writer.write_failures"),
+        "Any increase: the disk is full or failing.", each(whole, "writer.write_failures"),
     ),
     Metric(
         "quiver.wal.sync_failures_total", "counter", "failures",
         "Syncs of the write-ahead log that failed; the data was written again elsewhere.",
-        "Any increase: replace the disk.", _figure("writer.sync_failures"),
+        "Any increase: replace the disk.", each(whole, "writer.sync_failures"),
     ),
     # -------------------------------------------------------------------- segment
     Metric(
         "quiver.segment.dropped_total", "counter", "segments",
         "Segments removed although somebody still waited for them, to make room.",
-        "Any increase is lost data, by your `drop_oldest`.", _figure("retention.dropped_segments"),
+        "Any increase is lost data, by your `drop_oldest`.",
+        each(whole, "retention.dropped_segments"),
     ),
     Metric(
         "quiver.segment.open_bytes", "gauge", "bytes",
         "Size of the open buffer: accepted, and not handed to the sealer yet.",
-        "Rises to `segment.target_size_bytes` and falls again.", _figure("open_bytes"),
+        "Rises to `segment.target_size_bytes` and falls again.", each(whole, "open_bytes"),
     ),
     Metric(
         "quiver.segment.open_bundles", "gauge", "bundles",
         "Bundles in the open buffer.",
-        "Very many in few bytes: let producers send larger bundles.", _figure("open_bundles"),
+        "Very many in few bytes: let producers send larger bundles.", each(whole, "open_bundles"),
     ),
     Metric(
         "quiver.segment.sealing_bytes", "gauge", "bytes",
         "Size of the buffers that are being sealed.",
-        "Does not fall: sealing is slow or fails.", _figure("sealing_bytes"),
+        "Does not fall: sealing is slow or fails.", each(whole, "sealing_bytes"),
     ),
     Metric(
         "quiver.segment.sealed", "gauge", "segments",
-        "Segments on disk.", "At `retention.max_segments` the oldest goes.", _figure("segments"),
+        "Segments on disk.", "At `retention.max_segments` the oldest goes.",
+        each(whole, "segments"),
     ),
     Metric(
         "quiver.segment.bytes", "gauge", "bytes",
         "Size of the segments on disk.", "The backlog of the slowest reader.",
-        _figure("segment_bytes"),
+        each(whole, "segment_bytes"),
     ),
     Metric(
         "quiver.segment.events", "gauge", "events",
-        "Events in the segments on disk.", "As above, in events.", _figure("segment_events"),
+        "Events in the segments on disk.", "As above, in events.", each(whole, "segment_events"),
     ),
     Metric(
         "quiver.segment.seals_total", "counter", "segments",
         "Segments sealed since the quiver was opened.",
         "Many per minute with little load: lengthen `segment.max_open_duration_s`.",
-        _figure("sealer.segments"),
+        each(whole, "sealer.segments"),
     ),
     Metric(
         "quiver.segment.seal_seconds_total", "counter", "seconds",
         "Time spent sealing.",
-        "Its rate near 1: the sealer is the bottleneck.", _figure("sealer.seconds"),
+        "Its rate near 1: the sealer is the bottleneck.", each(whole, "sealer.seconds"),
     ),
     Metric(
         "quiver.segment.seal_failures_total", "counter", "failures",
         "Attempts to seal that failed; each is tried again.",
         "Any increase: the disk is full or failing. Nothing is lost, but nothing is freed.",
-        _figure("sealer.failures"),
+        each(whole, "sealer.failures"),
     ),
     Metric(
         "quiver.segment.extractor_failures_total", "counter", "failures",
         "Batches whose event times or keys could not be read; they were stored without.",
-        "Any increase: the extractor does not fit the data.", _figure("extractor_failures_total"),
+        "Any increase: the extractor does not fit the data.",
+        each(whole, "extractor_failures_total"),
     ),
     Metric(
         "quiver.segment.rebuilt_tables", "gauge", "segments",
         "Segments whose damaged bundle table was made anew from their rows.",
-        "Any: bytes on disk changed. Nothing was lost by it.", _figure("rebuilt_tables"),
+        "Any: bytes on disk changed. Nothing was lost by it.", each(whole, "rebuilt_tables"),
     ),
     Metric(
         "quiver.segment.opaque_rows_total", "counter", "rows",
         "Rows that Arrow could not write together with others, and that are kept as they came.",
         "Grows: schemas differ from bundle to bundle; scans of such rows are slow.",
-        _figure("opaque_rows_total"),
+        each(whole, "opaque_rows_total"),
     ),
     # --------------------------------------------------------------------- ledger
     Metric(
         "quiver.ledger.bytes", "gauge", "bytes",
         "Size of all files of the ledger.",
-        "Bounded by `ledger.retain_bytes` and `ledger.rotate_bytes`.", _figure("ledger_bytes"),
+        "Bounded by `ledger.retain_bytes` and `ledger.rotate_bytes`.", each(whole, "ledger_bytes"),
     ),
     Metric(
         "quiver.ledger.depth", "gauge", "lines",
         "Lines since the last checkpoint: what a start has to replay.",
-        "Falls to 0 whenever a file is full.", _figure("ledger_depth"),
+        "Falls to 0 whenever a file is full.", each(whole, "ledger_depth"),
     ),
     Metric(
         "quiver.ledger.lines_total", "counter", "lines",
         "Lines written to the ledger since the quiver was opened.",
-        "Its rate is how often readers acknowledge.", _figure("ledger_lines_total"),
+        "Its rate is how often readers acknowledge.", each(whole, "ledger_lines_total"),
     ),
     Metric(
         "quiver.ledger.syncs_total", "counter", "syncs",
         "Syncs of the ledger.", "Lines divided by syncs is how well they are shared.",
-        _figure("ledger_syncs_total"),
+        each(whole, "ledger_syncs_total"),
     ),
     Metric(
         "quiver.quarantine.bytes", "gauge", "bytes",
         "Damaged bytes that were set aside; they count in the budget.",
         "Any increase: bytes on disk changed. `holdfast quiver ls` names them.",
-        _figure("quarantined_bytes"),
+        each(whole, "quarantined_bytes"),
     ),
     # ----------------------------------------------------------------------- core
     Metric(
         "quiver.core.bytes", "gauge", "bytes",
         "What the quiver occupies on disk: log, segments, ledger, quarantine.",
         "Per core: an imbalance shows producers or readers that are not spread evenly.",
-        _figure("used_bytes"),
+        each(whole, "used_bytes"),
     ),
     Metric(
         "quiver.core.cap_bytes", "gauge", "bytes",
         "Its size cap: the whole one, divided by the number of cores.",
-        "Changes while a core of a former, larger number is drained.", _figure("size_cap_bytes"),
+        "Changes while a core of a former, larger number is drained.",
+        each(whole, "size_cap_bytes"),
     ),
     Metric(
         "quiver.core.cap_fraction", "gauge", "fraction",
         "How full it is: 1 is at the cap.",
         "Above 0.8 for long: readers are behind. Appends wait before 1, because of the reserve.",
-        _figure("cap_fraction"),
+        each(whole, "cap_fraction"),
     ),
     Metric(
         "quiver.retention.clock_doubted_seconds", "gauge", "seconds",
         "How much longer nothing expires: the clock was far ahead of all data at the start.",
         "Above 0 and the clock is wrong: set it before `retention.clock_grace_s` is over.",
-        _figure("clock_doubted_s"),
+        each(whole, "clock_doubted_s"),
     ),
     Metric(
         "quiver.core.adopted", "gauge", "0 or 1",
         "Whether the core is left over from a larger number of cores, and only drained.",
-        "Stays 1: one of its subscribers is not read any more.", _figure("adopted"),
+        "Stays 1: one of its subscribers is not read any more.", each(whole, "adopted"),
     ),
     Metric(
         "quiver.core.info", "gauge", "1",
@@ -368,72 +369,75 @@ METRICS: tuple[Metric, ...] = (
         "quiver.subscriber.dropped_segments_total", "counter", "segments",
         "As `quiver.segment.dropped_total`, once for every subscriber that still waited.",
         "Any increase is lost data, by your `drop_oldest`.",
-        _figure("retention.subscriber_dropped_segments"),
+        each(whole, "retention.subscriber_dropped_segments"),
     ),
     Metric(
         "quiver.subscriber.lag_bundles", "gauge", "bundles",
         "Bundles that wait for the subscriber.",
-        "Grows: it is slower than the producers, or dead.", _each("pending.bundles"), _SUBSCRIBER,
+        "Grows: it is slower than the producers, or dead.",
+        each(_subscribers, "pending.bundles"), _SUBSCRIBER,
     ),
     Metric(
         "quiver.subscriber.lag_events", "gauge", "events",
         "Events that wait for the subscriber.", "As above, in events.",
-        _each("pending.events"), _SUBSCRIBER,
+        each(_subscribers, "pending.events"), _SUBSCRIBER,
     ),
     Metric(
         "quiver.subscriber.lag_bytes", "gauge", "bytes",
         "Payload that waits for the subscriber.",
-        "At its `max_bytes` its `on_full` decides.", _each("pending_bytes"), _SUBSCRIBER,
+        "At its `max_bytes` its `on_full` decides.",
+        each(_subscribers, "pending_bytes"), _SUBSCRIBER,
     ),
     Metric(
         "quiver.subscriber.oldest_unresolved_age_seconds", "gauge", "seconds",
         "Age of the oldest bundle that waits for the subscriber; 0 if none does.",
         "The one to alert on: it grows with every second of an outage, whatever the load.",
-        _each("oldest_age_s"), _SUBSCRIBER,
+        each(_subscribers, "oldest_age_s"), _SUBSCRIBER,
     ),
     Metric(
         "quiver.subscriber.gap_ranges", "gauge", "ranges",
         "Ranges that are resolved beyond the first bundle that is not: the seed's gap set.",
         "Large: single old bundles are retried again and again, and hold back their segments.",
-        _each("gap_ranges"), _SUBSCRIBER,
+        each(_subscribers, "gap_ranges"), _SUBSCRIBER,
     ),
     Metric(
         "quiver.subscriber.high_water_seq", "gauge", "seq",
         "The first bundle that is not resolved: the seed's high-water mark.",
-        "Stands still while the lag grows: one bundle blocks.", _each("high_water_seq"),
-        _SUBSCRIBER,
+        "Stands still while the lag grows: one bundle blocks.",
+        each(_subscribers, "high_water_seq"), _SUBSCRIBER,
     ),
     Metric(
         "quiver.subscriber.pins", "gauge", "ranges",
         "Planned ranges that retention leaves alone.",
-        "Many: a reader plans and does not commit.", _each("pins"), _SUBSCRIBER,
+        "Many: a reader plans and does not commit.", each(_subscribers, "pins"), _SUBSCRIBER,
     ),
     Metric(
         "quiver.subscriber.attached", "gauge", "0 or 1",
         "Whether a reader is attached.",
         "0 for long: nobody reads; what waits is kept unless `retention.orphan_ttl_s` is set.",
-        _each("attached"), _SUBSCRIBER,
+        each(_subscribers, "attached"), _SUBSCRIBER,
     ),
     Metric(
         "quiver.subscriber.paused", "gauge", "0 or 1",
-        "Whether it was paused.", "1, forgotten: its lag grows.", _each("paused"), _SUBSCRIBER,
+        "Whether it was paused.", "1, forgotten: its lag grows.",
+        each(_subscribers, "paused"), _SUBSCRIBER,
     ),
     Metric(
         "quiver.subscriber.generation", "gauge", "generation",
         "How often a reader attached.",
         "Grows all the time: two readers under one name fence each other off.",
-        _each("generation"), _SUBSCRIBER,
+        each(_subscribers, "generation"), _SUBSCRIBER,
     ),
     Metric(
         "quiver.subscriber.accepted_bundles_total", "counter", "bundles",
         "Bundles accepted for the subscriber since it was registered, and what was replayed.",
         "Equals the sum of its outcomes and its lag, always.",
-        _each("accepted.bundles"), _SUBSCRIBER,
+        each(_subscribers, "accepted.bundles"), _SUBSCRIBER,
     ),
     Metric(
         "quiver.subscriber.accepted_events_total", "counter", "events",
         "Events accepted for the subscriber since it was registered, and what was replayed.",
-        "As above, in events.", _each("accepted.events"), _SUBSCRIBER,
+        "As above, in events.", each(_subscribers, "accepted.events"), _SUBSCRIBER,
     ),
     Metric(
         "quiver.subscriber.outcome_bundles_total", "counter", "bundles",
@@ -454,21 +458,25 @@ def prometheus_name(name: str) -> str:
     return name.replace(".", "_")
 
 
+def samples(table: Iterable[Metric[S]], sources: Sequence[tuple[Labels, S]]) -> Iterator[Sample]:
+    """Yield every figure of every source, metric by metric; its labels are the source's first."""
+    for metric in table:
+        for common, source in sources:
+            for labels, value in metric.read(source):
+                yield Sample(metric.name, {**common, **labels}, value)
+
+
 def records(statistics_by_quiver: StatisticsByQuiver) -> Iterator[Sample]:
-    """Yield every figure of every quiver, metric by metric.
+    """Yield every figure of every quiver.
 
     The keys name the quivers; a value is one quiver's statistics, or those of several cores.
     """
     quivers = [
-        (name, one)
+        ({"quiver": name, "core_id": str(one.core_id)}, one)
         for name, found in statistics_by_quiver.items()
         for one in ([found] if isinstance(found, Statistics) else found)
     ]
-    for metric in METRICS:
-        for name, statistics in quivers:
-            common = {"quiver": name, "core_id": str(statistics.core_id)}
-            for labels, value in metric.read(statistics):
-                yield Sample(metric.name, {**common, **labels}, value)
+    return samples(METRICS, quivers)
 
 
 def render(statistics_by_quiver: StatisticsByQuiver) -> str:
@@ -476,7 +484,7 @@ def render(statistics_by_quiver: StatisticsByQuiver) -> str:
     return exposition(METRICS, records(statistics_by_quiver))
 
 
-def exposition(metrics: Iterable[Described], told: Iterable[Sample]) -> str:
+def exposition(metrics: Iterable[Metric[Any]], told: Iterable[Sample]) -> str:
     """Return records in Prometheus' text format; those of one name stand together."""
     lines: list[str] = []
     described = {metric.name: metric for metric in metrics}

@@ -12,10 +12,10 @@ from typing import Protocol
 from holdfast.dataflow.driver.wire import DriverFigures, PipelineFigures
 from holdfast.errors import BadConfig
 from holdfast.operate.gateway_metrics import render_records
+from holdfast.operate.metrics import CONTENT_TYPE
 from holdfast.operate.pipeline_metrics import driver_records
 from holdfast.receive.listening import parse_address
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 POLL_S = 0.2
 
 
