@@ -176,7 +176,14 @@ def shown(batches: list[pa.RecordBatch]) -> list[str]:
     """Return the columns of some batches as Arrow prints them.
 
     Not as values of Python: a number that "nan" is equals nothing, and not every time is a date.
+    Arrow may leave any value beneath a struct that is null, and prints it, too: `flatten` does not.
     """
     names = batches[0].schema.names
-    columns = (pa.concat_arrays([batch.column(name) for batch in batches]) for name in names)
-    return [column.to_string(window=20) for column in columns]
+    columns = [pa.concat_arrays([batch.column(name) for batch in batches]) for name in names]
+    return [
+        part.to_string(window=20)
+        for column in columns
+        for part in (
+            (column.is_valid(), *column.flatten()) if pa.types.is_struct(column.type) else (column,)
+        )
+    ]
