@@ -43,7 +43,7 @@ def test_a_driver_is_asked_and_answers(tmp_path: Path) -> None:
     waiting.start()
     assert state.asked() == DrainRequest(close=True)
     assert state.asked() is None, "it is asked once"
-    state.tell_drained([QUERY.to_fields()])
+    state.report_drained([QUERY.to_fields()])
     assert waiting.is_alive(), "it is not over while the driver has the lock"
     lock.close()
     waiting.join()
@@ -82,10 +82,10 @@ def test_whoever_asked_hears_that_it_failed(tmp_path: Path, error: str | None, t
     state = StateDir(tmp_path / "state")
     with state.lock():
         # An answer to somebody else, from before.
-        state.tell_drained([])
+        state.report_drained([])
         assert state.ask_to_drain(close=False)
         if error is not None:
-            state.tell_drained([], error)
+            state.report_drained([], error)
     with pytest.raises(PipelineFailed, match=told):
         state.wait_drained()
 

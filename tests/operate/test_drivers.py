@@ -261,7 +261,7 @@ def java(monkeypatch: pytest.MonkeyPatch) -> _Java:
         "start_session": lambda *_: session,
         "stop_session": lambda _: None,
         "PipelineKeeper": _SilentKeeper,
-        "TELL_EVERY_S": 0.0,
+        "REPORT_EVERY_S": 0.0,
         "STACKS_PATIENCE_S": 0.0,
     }.items():
         monkeypatch.setattr(process_module, name, value)

@@ -24,10 +24,10 @@ from holdfast.errors import HoldfastError
 LINE_BYTES_MAX = 256 * 1024
 # A stop that hurries still lets the driver acknowledge its last batch.
 HURRY_S = 2.0
-# How often it is looked whether the driver runs.
+# How often to check whether the driver runs.
 POLL_S = 0.1
-# A driver tells figures every second, but not while its Spark starts, and a cluster may let that
-# wait. One that is silent for so long hangs, and is replaced.
+# A driver reports every second, but not while its Spark starts, which may take long on a cluster.
+# One that is silent for longer than this hangs, and is replaced.
 SILENCE_PATIENCE_S = 1800.0
 # For it to write down what its threads do.
 STACKS_PATIENCE_S = 1.0
@@ -60,8 +60,8 @@ class DriverChild:
         self._orders = orders
         self._figures = DriverFigures()
         self._process: Process | None = None
-        # When it told figures last, by the clock of the loop.
-        self._told_s = 0.0
+        # When it last reported, by the clock of the loop.
+        self._reported_s = 0.0
         self._stopping = asyncio.Event()
         self._keeping: asyncio.Task[None] | None = None
 
@@ -71,7 +71,7 @@ class DriverChild:
 
     @property
     def figures(self) -> DriverFigures:
-        """What it told last."""
+        """What it reported last."""
         process = self._process
         is_running = process is not None and process.returncode is None
         return replace(self._figures, is_running=is_running)
@@ -143,27 +143,27 @@ class DriverChild:
             return code
         finally:
             end_session(process.pid)
-            # All three pipes. What somebody else still holds would stay open here, too, and asyncio
-            # has no public name for letting go of it.
+            # All three pipes. One that another process holds would stay open here, too, and asyncio
+            # has no public name for closing it.
             process._transport.close()  # type: ignore[attr-defined]
 
     async def _ended(self, process: Process) -> int:
-        """Return how a process ended; kill one that tells nothing any more.
+        """Return how a process ended; kill one that has fallen silent.
 
         `Process.wait` waits for its pipes, too, and Java may hold those.
         """
         loop = asyncio.get_running_loop()
-        self._told_s = loop.time()
+        self._reported_s = loop.time()
         while process.returncode is None:
             await asyncio.sleep(POLL_S)
-            if loop.time() - self._told_s > SILENCE_PATIENCE_S:
+            if loop.time() - self._reported_s > SILENCE_PATIENCE_S:
                 log.error(
                     "the driver of the pipelines has reported nothing for %g s: killing it",
                     SILENCE_PATIENCE_S,
                 )
                 await self._ask_for_stacks(process)
                 end_session(process.pid)
-                self._told_s = loop.time()
+                self._reported_s = loop.time()
         return process.returncode
 
     async def _ask_for_stacks(self, process: Process) -> None:
@@ -186,7 +186,7 @@ class DriverChild:
     async def _read_figures(self, process: Process) -> None:
         assert process.stdout is not None
         async for line in _lines(process.stdout):
-            self._told_s = asyncio.get_running_loop().time()
+            self._reported_s = asyncio.get_running_loop().time()
             with contextlib.suppress(ValueError, TypeError, KeyError):
                 self._figures = replace(self._figures, pipelines=decode_figures(line))
 
@@ -199,7 +199,7 @@ class DriverChild:
 
 
 async def _read_out(reading: asyncio.Future[tuple[None, None]]) -> None:
-    """Read what is left in the pipes; somebody who left the session may have them open for ever."""
+    """Read what is left in the pipes; a process that left the session may keep them open."""
     _, late = await asyncio.wait([reading], timeout=PIPES_PATIENCE_S)
     if late:
         log.warning("a process that a pipeline started still holds the driver's output")

@@ -1,4 +1,4 @@
-"""What a driver does with one pipeline: run it until it is told to stop, or asked to drain."""
+"""What a driver does with one pipeline: run it until it is stopped, or asked to drain."""
 
 from __future__ import annotations
 
@@ -14,22 +14,25 @@ from holdfast.errors import HoldfastError, PipelineFailed
 LOOK_EVERY_S = 0.5
 
 End = Literal["stopped", "drained", "closed"]
-Tell = Callable[[Sequence[QueryStatistics]], None]
+ReportStatistics = Callable[[Sequence[QueryStatistics]], None]
 
 
 def drive(
-    run: PipelineRun, stop: threading.Event, tell: Tell, reporter: RunReporter | None = None
+    run: PipelineRun,
+    stop: threading.Event,
+    report: ReportStatistics,
+    reporter: RunReporter | None = None,
 ) -> End:
-    """Run a pipeline until something ends it; `tell` hears how it goes, `reporter` tells others."""
+    """Run a pipeline until something ends it; `report` gets its statistics, again and again."""
     if reporter is None:
-        return _drive(run, stop, tell)
+        return _drive(run, stop, report)
 
-    def tell_all(told: Sequence[QueryStatistics]) -> None:
-        tell(told)
-        reporter.running(told)
+    def report_all(statistics: Sequence[QueryStatistics]) -> None:
+        report(statistics)
+        reporter.running(statistics)
 
     try:
-        end = _drive(run, stop, tell_all, reporter.started)
+        end = _drive(run, stop, report_all, reporter.started)
     except Exception as error:
         reporter.ended(error.message if isinstance(error, HoldfastError) else str(error))
         raise
@@ -40,11 +43,11 @@ def drive(
 def _drive(
     run: PipelineRun,
     stop: threading.Event,
-    tell: Tell,
-    tell_started: Callable[[], None] = lambda: None,
+    report: ReportStatistics,
+    report_started: Callable[[], None] = lambda: None,
 ) -> End:
     run.start()
-    tell_started()
+    report_started()
     while not stop.is_set():
         run.wait(LOOK_EVERY_S)
         if (ended := run.ended_queries()) and not stop.is_set():
@@ -52,22 +55,22 @@ def _drive(
                 f"query {ended[0]} ended without being asked to",
                 hint="no data is lost: restart it, and it resumes where it was",
             )
-        tell(run.statistics())
+        report(run.statistics())
         asked = run.state_dir.asked()
         if asked is not None:
-            return drain(run, tell, close=asked.close)
+            return drain(run, report, close=asked.close)
     run.finish()
     return "stopped"
 
 
-def drain(run: PipelineRun, tell: Tell, *, close: bool) -> End:
-    """Drain a pipeline, and leave word of it for whoever asked."""
+def drain(run: PipelineRun, report: ReportStatistics, *, close: bool) -> End:
+    """Drain a pipeline, and leave the outcome for the process that asked."""
     try:
         run.drain(close=close)
     except HoldfastError as error:
-        run.state_dir.tell_drained([], error.message)
+        run.state_dir.report_drained([], error.message)
         raise
-    told = run.statistics()
-    tell(told)
-    run.state_dir.tell_drained([one.to_fields() for one in told])
+    statistics = run.statistics()
+    report(statistics)
+    run.state_dir.report_drained([one.to_fields() for one in statistics])
     return "closed" if close else "drained"

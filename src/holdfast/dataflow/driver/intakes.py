@@ -1,8 +1,8 @@
-"""The intakes of a pipeline: its sources that are no quivers, and the quivers they are taken into.
+"""The intakes of a pipeline: its sources that are not quivers, and the quivers they fill.
 
 They are owned by the driver and served like a gateway's (see buffers.py). A thread for each looks
-for something new; what goes wrong is told in the log and tried again, because a folder may come, a
-disk may get room. `take_in` does the same at once, for a run that reads what is there now and ends.
+for something new; what fails is logged and tried again, because a folder may be created later, or
+disk space freed. `take_in` does the same once, for a run that reads what is there now and ends.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from holdfast.errors import HoldfastError
 from holdfast.quiver import ColumnExtractor, Quiver, QuiverConfig
 from holdfast.remote import FlightSettings, QuiverServer
 
-# How often it is looked for something new, and how long to wait after something went wrong.
+# How often to look for something new, and how long to wait after a failure.
 LOOK_EVERY_S = 0.5
 AFTER_ERROR_S = 5.0
 _LOOPBACK = FlightSettings(listen=f"{LOOPBACK}:0")

@@ -56,7 +56,7 @@ class PipelineKeeper:
         self._not_stopped: list[str] = []
 
     def complaint(self, patience_s: float) -> str:
-        """Return what only a new Spark would mend; "" if there is nothing."""
+        """Return what only a new Spark would fix; "" if there is nothing."""
         if self._not_stopped:
             return f"queries of {self.name} do not stop: {', '.join(self._not_stopped)}"
         run = self._running
@@ -106,7 +106,7 @@ class PipelineKeeper:
             log.info("started %s, %d queries", self.name, len(run.plan.queries))
             self._running = run
             try:
-                end = drive(run, self._stop, self._tell, self._reporter())
+                end = drive(run, self._stop, self._report, self._reporter())
             finally:
                 run.stop()
                 self._not_stopped, self._running = run.not_stopped, None
@@ -119,11 +119,11 @@ class PipelineKeeper:
             return None
         return RunReporter(settings, self._sender, self.name, self._pipeline, self._places)
 
-    def _tell(self, told: Sequence[QueryStatistics]) -> None:
-        self.figures = replace(self.figures, state="running", error="", queries=tuple(told))
+    def _report(self, statistics: Sequence[QueryStatistics]) -> None:
+        self.figures = replace(self.figures, state="running", error="", queries=tuple(statistics))
 
     def _refuse(self, error: BadConfig) -> None:
-        """Give up: trying again would change nothing before somebody changes the file."""
+        """Give up: a restart helps only after the file is changed."""
         self.figures = replace(self.figures, state="refused", error=error.message)
         log.error("%s cannot run: %s; %s", self.name, error.message, error.hint)
 
@@ -131,9 +131,9 @@ class PipelineKeeper:
         if self._stop.is_set():
             return
         message = error.message if isinstance(error, HoldfastError) else f"{error}"
-        told = message.strip().partition("\n")[0] or type(error).__name__
+        reason = message.strip().partition("\n")[0] or type(error).__name__
         restarts = self.figures.restarts_total + 1
         state: PipelineState = "disk_full" if is_disk_full(error) else "waiting"
-        self.figures = replace(self.figures, state=state, error=told, restarts_total=restarts)
-        log.error("%s failed: %s; restarting in %g s", self.name, told, pause_s)
+        self.figures = replace(self.figures, state=state, error=reason, restarts_total=restarts)
+        log.error("%s failed: %s; restarting in %g s", self.name, reason, pause_s)
         self._stop.wait(pause_s)

@@ -1,4 +1,4 @@
-"""Pipelines tell of their own runs as OpenLineage events: START, RUNNING now and then, and the end.
+"""OpenLineage events of the runs of pipelines: START, RUNNING now and then, and the end.
 
 Best effort: a thread sends them, whatever does not fit into its short queue or is not taken is left
 out, and no batch ever waits for it. They may go to the gateway whose events the pipeline reads; so
@@ -50,7 +50,7 @@ class LineageSender:
         if token is not None:
             self._headers["Authorization"] = f"Bearer {token}"
         self._waiting: queue.Queue[LineageFields | None] = queue.Queue(WAITING_MAX)
-        self._was_told = False
+        self._has_warned = False
         self._thread = threading.Thread(target=self._run, name="lineage", daemon=True)
         self._thread.start()
 
@@ -62,7 +62,7 @@ class LineageSender:
             log.debug("dropped a lineage event of a pipeline: too many are waiting")
 
     def close(self) -> None:
-        """Send what waits, for a moment at most."""
+        """Send what waits, for `CLOSE_S` at most."""
         try:
             self._waiting.put(None, timeout=CLOSE_S)
         except queue.Full:
@@ -74,13 +74,13 @@ class LineageSender:
             try:
                 self._post(json.dumps(event).encode())
             except (OSError, http.client.HTTPException) as error:
-                # Once: whoever is not there now will not be there for the next ones either.
+                # A warning once: a receiver that is down will not take the next ones either.
                 log.log(
-                    logging.DEBUG if self._was_told else logging.WARNING,
+                    logging.DEBUG if self._has_warned else logging.WARNING,
                     "an event about a pipeline was not sent: %s",
                     error,
                 )
-                self._was_told = True
+                self._has_warned = True
 
     def _post(self, body: bytes) -> None:
         url = self._url
@@ -101,7 +101,7 @@ class LineageSender:
 def lineage_sender(
     settings: LineageSettings | None, gateway_url: str | None
 ) -> LineageSender | None:
-    """Return what sends the events of pipelines; None if nobody is told."""
+    """Return what sends the events of pipelines; None if they are not sent."""
     if settings is None:
         return None
     url = gateway_url if settings.to == TO_GATEWAY else settings.to
@@ -130,28 +130,28 @@ class RunReporter:
             "outputs": list(_outputs(pipeline, places)),
         }
         self._run_id = str(uuid.uuid4())
-        self._told_s: float | None = None
+        self._sent_s: float | None = None
         self._counts: Mapping[str, int] = {}
 
     def started(self) -> None:
         """The queries run."""
-        self._told_s = time.monotonic()
-        self._tell("START")
+        self._sent_s = time.monotonic()
+        self._send("START")
 
-    def running(self, told: Sequence[QueryStatistics]) -> None:
-        """They go on; told now and then."""
-        self._counts = {name: n for one in told for name, n in one.counts.items()}
-        if self._told_s is not None and time.monotonic() >= self._told_s + self._settings.every:
-            self._told_s = time.monotonic()
-            self._tell("RUNNING")
+    def running(self, statistics: Sequence[QueryStatistics]) -> None:
+        """They are running; sent at most once in `every`."""
+        self._counts = {name: n for one in statistics for name, n in one.counts.items()}
+        if self._sent_s is not None and time.monotonic() >= self._sent_s + self._settings.every:
+            self._sent_s = time.monotonic()
+            self._send("RUNNING")
 
     def ended(self, error: str = "") -> None:
-        """They have ended, orderly or not; nothing is told of a run that never started."""
-        if self._told_s is not None:
-            self._tell("FAIL" if error else "COMPLETE", error)
-            self._told_s = None
+        """They have ended, orderly or not; nothing is sent about a run that never started."""
+        if self._sent_s is not None:
+            self._send("FAIL" if error else "COMPLETE", error)
+            self._sent_s = None
 
-    def _tell(self, kind: EventType, error: str = "") -> None:
+    def _send(self, kind: EventType, error: str = "") -> None:
         facets: LineageFields = {}
         if error:
             facets["errorMessage"] = _facet(

@@ -30,10 +30,10 @@ from holdfast.dataflow.spec import PipelineSettings
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-TELL_EVERY_S = 1.0
-# How often it is looked whether the gateway is there.
+REPORT_EVERY_S = 1.0
+# How often to check whether the gateway still runs.
 LOOK_EVERY_S = 1.0
-# When the gateway is gone nobody else looks after us: how long an orderly end may take.
+# Without a gateway no other process ends this one: how long an orderly end may take.
 ORPHAN_PATIENCE_S = 20.0
 # For all pipelines to stop, beyond what each query has for that (session.py).
 STOP_PATIENCE_S = 90.0
@@ -41,28 +41,28 @@ STOP_PATIENCE_S = 90.0
 ANSWER_PATIENCE_S = 600.0
 # For Java to write down what its threads do.
 STACKS_PATIENCE_S = 5.0
-# How it ends; 0: all pipelines have ended for good. Whoever told it to stop knows that.
-_JAVA_ENDED, _SPARK_HANGS, _TOLD_TO_STOP = 70, 71, 72
+# Exit codes; 0: all pipelines have ended for good.
+_JAVA_ENDED, _SPARK_HANGS, _STOPPED = 70, 71, 72
 
 log = logging.getLogger("holdfast.pipelines")
 
 
 def keep_stdout() -> IO[bytes]:
-    """Keep the standard output for figures: whatever Java or a console sink prints is a log."""
+    """Keep the standard output for statistics: what Java or a console sink prints is a log."""
     mine = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)
     return mine
 
 
 def listen(stop: threading.Event) -> None:
-    """Set `stop` on SIGTERM and when the gateway is gone; then kill this session after a while."""
+    """Set `stop` on SIGTERM, and when the gateway has ended; then kill this session later."""
     parent = os.getppid()
 
     def end(number: int, frame: FrameType | None) -> None:
         stop.set()
 
     def follow_parent() -> None:
-        # Somebody else may hold the other end of the pipe: then it does not end.
+        # Another process may hold the other end of the pipe: then it does not end.
         while os.getppid() == parent and not _has_ended(0, LOOK_EVERY_S):
             pass
         stop.set()
@@ -97,47 +97,47 @@ def run_pipelines(
         PipelineKeeper(name, pipeline, places, spark, stop, sender)
         for name, (pipeline, places) in pipelines.items()
     ]
-    _tell(figures, keepers)
+    _report(figures, keepers)
     session = start_session(spark.master, spark.conf)
     log.info("Spark %s is running on %s", session.version, spark.master)
     try:
         for keeper in keepers:
             keeper.start(session)
-        while not stop.wait(TELL_EVERY_S):
-            _tell(figures, keepers)
+        while not stop.wait(REPORT_EVERY_S):
+            _report(figures, keepers)
             if all(keeper.figures.state in ENDED for keeper in keepers):
                 return 0
             complaints = [one.complaint(ANSWER_PATIENCE_S) for one in keepers]
             if any(complaints):
-                _tell_stacks([told for told in complaints if told], session)
+                _log_stacks([one for one in complaints if one], session)
                 return _SPARK_HANGS
             if _java_ended(session):
                 log.error("the Java process of Spark ended")
                 return _JAVA_ENDED
         _join(keepers)
-        return _TOLD_TO_STOP
+        return _STOPPED
     finally:
-        _tell(figures, keepers)
+        _report(figures, keepers)
         stop_session(session)
 
 
 def _join(keepers: Sequence[PipelineKeeper]) -> None:
-    """Wait for all pipelines, for so long; then everything here is killed."""
+    """Wait for all pipelines, up to `STOP_PATIENCE_S`; then this process is killed."""
     give_up_s = time.monotonic() + STOP_PATIENCE_S
     for keeper in keepers:
         if not keeper.join(give_up_s - time.monotonic()):
             log.error("%s did not stop within %g s: abandoned", keeper.name, STOP_PATIENCE_S)
 
 
-def _tell(figures: IO[bytes], keepers: Sequence[PipelineKeeper]) -> None:
+def _report(figures: IO[bytes], keepers: Sequence[PipelineKeeper]) -> None:
     try:
         figures.write(encode_figures({keeper.name: keeper.figures for keeper in keepers}))
     except OSError:
         log.debug("the gateway does not read the statistics")
 
 
-def _tell_stacks(complaints: Sequence[str], session: SparkSession) -> None:
-    """Write down what everybody does while Spark hangs: soon nobody will do anything."""
+def _log_stacks(complaints: Sequence[str], session: SparkSession) -> None:
+    """Log what all threads do while Spark hangs, before they are killed."""
     for complaint in complaints:
         log.error("%s; restarting Spark", complaint)
     faulthandler.dump_traceback(all_threads=True)

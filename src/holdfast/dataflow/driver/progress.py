@@ -1,4 +1,4 @@
-"""How a query goes: what Spark tells about its batches, added up; and beginning it again."""
+"""The progress of a query: what Spark reports about its batches, added up; and its restarts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 # reports every ten seconds.
 _PLANNING = ("Initializing sources", "Getting offsets")
 _RUNNING = "Processing new data"
-# A batch that runs longer is told of in the log, each time that it has run so long once more.
+# A batch that runs longer is logged, and again each time this much more has passed.
 LONG_BATCH_S = 600.0
 # For a batch of which nothing is done: no job of Spark's, and nothing of ours in the driver. A sink
 # of a query without branches is committed by Spark, where it is not seen: so it is a long time.
@@ -35,7 +35,7 @@ log = logging.getLogger("holdfast.dataflow")
 
 
 class QueryStatistics(NamedTuple):
-    """A moment's picture of one query. Totals count since the driver began."""
+    """A snapshot of one query. Totals count since the driver started."""
 
     name: str
     is_running: bool
@@ -48,12 +48,12 @@ class QueryStatistics(NamedTuple):
     # As Spark writes it; None before the first.
     watermark: str | None
     # How far the watermark is behind the clock of the driver; 0 while no window is open: one that
-    # nobody waits for stands still. None before the first.
+    # no window waits for does not move. None before the first.
     lag_s: float | None
     state_rows: int
     state_bytes: int
     # Rows that Spark left out of windows that were closed: of sliding windows, whose rows still
-    # count in others. A row that counts nowhere is late, and told under `counts`.
+    # count in others. A row that counts in none is late, and is in `counts`.
     left_out_total: int
     # By what became of rows, and where: late.perjob, failed.parse, written.out, fallback.out.
     counts: Mapping[str, int]
@@ -64,7 +64,7 @@ class QueryStatistics(NamedTuple):
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any]) -> QueryStatistics:
-        """Return what another process told."""
+        """Return what another process reported."""
         return cls(**fields)
 
 
@@ -100,12 +100,12 @@ class QueryProgress:
     observed: Counter[str] = field(default_factory=Counter)
     _reported: str = field(default="", init=False)
     _doing: _Doing = field(default=_Doing("", "", 0.0), init=False)
-    # When its batch was last seen to be worked at, and when it was told of.
+    # When its batch was last seen at work, and when it was last logged.
     _at_work_s: float = field(default=0.0, init=False)
-    _told_s: float = field(default=0.0, init=False)
+    _logged_s: float = field(default=0.0, init=False)
 
     def begin_again(self) -> None:
-        """Start the query once more if it ended for want of a Python process, and may be begun."""
+        """Restart the query if it ended for lack of a Python process, and has attempts left."""
         error = self.spark.exception()
         if error is None:
             return
@@ -122,20 +122,20 @@ class QueryProgress:
     def stuck(
         self, planning_patience_s: float, has_jobs: Callable[[StreamingQuery], bool]
     ) -> tuple[str, float] | None:
-        """Return what a query does not come back from, and for how long; None if it goes on."""
+        """Return what a query hangs in, and for how long; None if it makes progress."""
         message, now_s = str(self.spark.status["message"]), self.clock_s()
         if (message, self._reported) != self._doing[:2]:
             self._doing = _Doing(message, self._reported, now_s)
-            self._at_work_s = self._told_s = now_s
+            self._at_work_s = self._logged_s = now_s
         if message.startswith(_PLANNING):
             quiet_s = now_s - self._doing.since_s
             return (message, quiet_s) if quiet_s > planning_patience_s else None
         if not message.startswith(_RUNNING):
             return None
-        later_s = now_s - self._told_s
+        later_s = now_s - self._logged_s
         if later_s > LONG_BATCH_S:
             log.warning("%s: its batch is still running, %.0f s later", self.name, later_s)
-            self._told_s = now_s
+            self._logged_s = now_s
         quiet_s = now_s - self._at_work_s
         if quiet_s > BATCH_PATIENCE_S and not self._is_at_work(has_jobs):
             return message, quiet_s
@@ -168,7 +168,7 @@ class QueryProgress:
             self.rejected.look()
 
     def statistics(self) -> QueryStatistics:
-        """Return a picture of this moment."""
+        """Return a snapshot."""
         last = self.spark.lastProgress
         tail = {} if self.tail is None else {".".join(k): n for k, n in self.tail.counts.items()}
         found = {} if self.rejected is None else self.rejected.by_vertex

@@ -1,7 +1,7 @@
-"""Replaying: a pipeline run anew over what is stored, into a folder of its own.
+"""Replaying: a pipeline run again over what is stored, into a separate folder.
 
-The queries, the watermark and the functions are those of the pipeline. Other are its ends: sources
-read what is stored, whoever has processed it, without a subscriber (source/stored.py), and every
+The queries, the watermark and the functions are those of the pipeline. Its ends differ: sources
+read what is stored, processed or not, without a subscriber (source/stored.py), and every
 sink is a folder of Parquet files. So a replay changes nothing: neither the quivers, nor the state
 of the pipeline, nor its results. Functions of sinks are not called.
 
@@ -49,7 +49,7 @@ class StoredRange:
 
     @property
     def options(self) -> dict[str, str]:
-        """What sources are told of it."""
+        """The options that it gives to sources."""
         seqs = {"since_seq": self.since_seq, "until_seq": self.until_seq}
         return {"stored": "true"} | {k: str(v) for k, v in seqs.items() if v is not None}
 

@@ -2,8 +2,8 @@
 
     lock          held while a driver runs; has a name of its own for each
     closed        the pipeline was drained and closed: it is finished
-    drain.json    somebody asks the driver to drain
-    drained.json  what came of that
+    drain.json    a request to the driver to drain
+    drained.json  the outcome of that
 
 Nothing here needs Spark: a gateway and tools look without having it.
 """
@@ -26,13 +26,13 @@ from holdfast.errors import DirectoryLocked, PipelineFailed
 ASKED_POLL_S = 0.2
 # For a driver to take up what it was asked: it may be starting its queries.
 ASKED_PATIENCE_S = 300.0
-# Whoever looks whether a driver runs has the lock for a moment.
+# A process that looks whether a driver runs has the lock for a few milliseconds.
 LOCK_PATIENCE_S = 1.0
 _LOCK_POLL_S = 0.02
 
 
 class DrainRequest(NamedTuple):
-    """What somebody asked a driver for."""
+    """What a driver is asked for."""
 
     close: bool
 
@@ -48,7 +48,7 @@ class StateDir:
     # ---------------------------------------------------------------------- owner
 
     def lock(self) -> IO[bytes]:
-        """Take it; whoever has it is the only driver until the file is closed."""
+        """Take it; its holder is the only driver until the file is closed."""
         give_up_s = time.monotonic() + LOCK_PATIENCE_S
         while (lock := self._try_lock()) is None:
             if time.monotonic() > give_up_s:
@@ -104,21 +104,21 @@ class StateDir:
         return True
 
     def asked(self) -> DrainRequest | None:
-        """Return what somebody asked this driver for, once."""
+        """Return what this driver was asked for, once."""
         fields = self._read("drain.json")
         if fields is None or fields.get("driver") != self._driver:
             return None
         (self.path / "drain.json").unlink(missing_ok=True)
         return DrainRequest(bool(fields.get("close")))
 
-    def tell_drained(self, queries: Sequence[Mapping[str, Any]], error: str = "") -> None:
-        """Say what came of draining, while the lock is still held."""
+    def report_drained(self, queries: Sequence[Mapping[str, Any]], error: str = "") -> None:
+        """Record the outcome of draining, while the lock is still held."""
         self._write("drained.json", {"queries": list(queries), "error": error})
 
     def wait_drained(self, patience_s: float = ASKED_PATIENCE_S) -> list[dict[str, Any]]:
         """Wait until the driver that was asked has ended; return what its queries did.
 
-        It has so long to take up the request; what it does then takes as long as it takes.
+        The timeout is for taking up the request; draining itself takes as long as it takes.
         """
         give_up_s = time.monotonic() + patience_s
         while self.is_running:
@@ -130,14 +130,14 @@ class StateDir:
                     path=str(self.path),
                 )
             time.sleep(ASKED_POLL_S)
-        told = self._read("drained.json")
-        if told is None or told["error"]:
+        outcome = self._read("drained.json")
+        if outcome is None or outcome["error"]:
             raise PipelineFailed(
-                f"the driver did not drain: {told['error'] if told else 'it ended first'}",
+                f"the driver did not drain: {outcome['error'] if outcome else 'it ended first'}",
                 hint="no data is lost: ask again; its log says more",
                 path=str(self.path),
             )
-        queries: list[dict[str, Any]] = told["queries"]
+        queries: list[dict[str, Any]] = outcome["queries"]
         return queries
 
     def _write(self, name: str, fields: Mapping[str, Any]) -> None:
