@@ -1,14 +1,18 @@
 """Print what one event passes through, from an HTTP request to a line in a file.
 
 A gateway runs in this process: an OpenLineage receiver, a quiver, a `files` exporter. A few events
-go through it first, so that everything is open and cached. Then every function of Holdfast is
-counted that runs, on any thread, until the next event is in the file and the ledger knows it.
+go through it first, so that everything is open and cached. Then each of a number of events is
+followed alone: every function of Holdfast is noted that runs, on any thread, until the event is in
+the file, the ledger knows it, and nothing runs any more.
+
+What one event meets depends on the moment: a timer fires, a thread has to wait. So only what
+*every* one of these events passed is counted, and of calls the smallest number.
 
     functions   distinct functions that were entered
     modules     distinct modules of these
     crossings   calls from one module into another
     mutual      pairs of modules that called each other
-    way         the modules, in the order in which they were first entered
+    way         the modules, in the order in which an event first entered them
 """
 
 from __future__ import annotations
@@ -22,9 +26,11 @@ import threading
 import time
 import uuid
 from collections import Counter
+from functools import reduce
+from operator import and_
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import holdfast
 from holdfast.graph.loader import load
@@ -33,6 +39,11 @@ from holdfast.graph.runtime import Gateway
 SOURCE = str(Path(holdfast.__file__).parent) + "/"
 PATIENCE_S = 60.0
 WARM_EVENTS = 5
+EVENTS = 8
+QUIET_S = 0.03
+QUIET_TRIES = 10
+# Of one function each; newer versions of Python do not even call them.
+COMPREHENSIONS = {"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"}
 GRAPH = """
 nodes:
   lineage: {kind: receiver, type: openlineage, config: {listen: "127.0.0.1:0"}, to: [buffer]}
@@ -41,40 +52,64 @@ nodes:
 """
 
 
+class Steps(NamedTuple):
+    """What one event passed."""
+
+    functions: set[tuple[str, int]]
+    modules: dict[str, None]
+    crossings: Counter[tuple[str, str]]
+
+
 class Walk:
-    """Counts calls while it is told to."""
+    """Notes calls while an event is followed."""
 
     def __init__(self) -> None:
-        self.is_counting = False
-        self.functions: set[tuple[str, int]] = set()
-        self.modules: dict[str, None] = {}
-        self.crossings: Counter[tuple[str, str]] = Counter()
+        self.calls = 0
+        self._now: Steps | None = None
+        self._events: list[Steps] = []
+
+    def begin(self) -> None:
+        """Follow the next event."""
+        self._now = Steps(set(), {}, Counter())
+
+    def end(self) -> None:
+        """Keep what it passed."""
+        assert self._now is not None
+        self._events.append(self._now)
+        self._now = None
 
     def profile(self, frame: FrameType, event: str, _: Any) -> None:
         """Note a call of one of Holdfast's functions; `sys.setprofile` calls this."""
-        if event != "call" or not self.is_counting:
-            return
         code = frame.f_code
-        if not code.co_filename.startswith(SOURCE):
+        if event != "call" or not code.co_filename.startswith(SOURCE):
+            return
+        if code.co_name in COMPREHENSIONS:
+            return
+        self.calls += 1
+        steps = self._now
+        if steps is None:
             return
         module = _module(code.co_filename)
-        self.functions.add((module, code.co_firstlineno))
-        self.modules.setdefault(module)
+        steps.functions.add((module, code.co_firstlineno))
+        steps.modules.setdefault(module)
         caller = frame.f_back
         while caller is not None and not caller.f_code.co_filename.startswith(SOURCE):
             caller = caller.f_back
         if caller is not None and (above := _module(caller.f_code.co_filename)) != module:
-            self.crossings[above, module] += 1
+            steps.crossings[above, module] += 1
 
     def result(self) -> dict[str, Any]:
-        """Return what was counted."""
-        mutual = sorted({tuple(sorted(p)) for p in self.crossings if p[::-1] in self.crossings})
+        """Return what every event passed."""
+        functions = set.intersection(*(one.functions for one in self._events))
+        passed = {module for module, _ in functions}
+        crossings = reduce(and_, (one.crossings for one in self._events))
+        mutual = sorted({tuple(sorted(pair)) for pair in crossings if pair[::-1] in crossings})
         return {
-            "functions": len(self.functions),
-            "modules": len(self.modules),
-            "crossings": self.crossings.total(),
+            "functions": len(functions),
+            "modules": len(passed),
+            "crossings": crossings.total(),
             "mutual": [" <> ".join(pair) for pair in mutual],
-            "way": list(self.modules),
+            "way": [module for module in self._events[0].modules if module in passed],
         }
 
 
@@ -83,7 +118,7 @@ def _module(path: str) -> str:
 
 
 async def walk(folder: Path) -> dict[str, Any]:
-    """Send events through a gateway in `folder`; count what the last one passes."""
+    """Send events through a gateway in `folder`; return what every one of them passes."""
     counted = Walk()
     # Before any thread exists: each has a profile function of its own.
     threading.setprofile(counted.profile)
@@ -96,9 +131,12 @@ async def walk(folder: Path) -> dict[str, Any]:
         connection = http.client.HTTPConnection(gateway.addresses["lineage"][0].partition("//")[2])
         for _ in range(WARM_EVENTS):
             await _send(connection, folder)
-        counted.is_counting = True
-        await _send(connection, folder)
-        counted.is_counting = False
+        for _ in range(EVENTS):
+            await _quiet(counted)
+            counted.begin()
+            await _send(connection, folder)
+            await _quiet(counted)
+            counted.end()
         connection.close()
     finally:
         await gateway.stop(PATIENCE_S)
@@ -114,6 +152,15 @@ async def _send(connection: http.client.HTTPConnection, folder: Path) -> None:
     assert status == http.client.OK, status
     await _grown(folder / "out", written)
     await _grown(folder, ledger, "ledger")
+
+
+async def _quiet(counted: Walk) -> None:
+    """Wait until nothing was called for a moment; timers that never rest end this, too."""
+    for _ in range(QUIET_TRIES):
+        before = counted.calls
+        await asyncio.sleep(QUIET_S)
+        if counted.calls == before:
+            return
 
 
 def _post(connection: http.client.HTTPConnection) -> int:
