@@ -13,6 +13,7 @@ What one event meets depends on the moment: a timer fires, a thread has to wait.
     crossings   calls from one module into another
     mutual      pairs of modules that called each other
     way         the modules, in the order in which an event first entered them
+    sometimes   modules that only some of the events passed
 """
 
 from __future__ import annotations
@@ -110,6 +111,7 @@ class Walk:
             "crossings": crossings.total(),
             "mutual": [" <> ".join(pair) for pair in mutual],
             "way": [module for module in self._events[0].modules if module in passed],
+            "sometimes": sorted({m for one in self._events for m in one.modules} - passed),
         }
 
 

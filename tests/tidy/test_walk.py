@@ -1,0 +1,37 @@
+"""The page that names the modules which one event passes: `scripts/walk.py` sees the same ones."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.patience import PATIENCE_S
+
+ROOT = Path(__file__).parents[2]
+_SECTION = re.compile(r"^## One event, module by module\n(.*?)^## ", re.DOTALL | re.MULTILINE)
+# Looks at deadlines now and then: on a busy machine, while every one of the events is under way.
+BY_A_TIMER = {"receive.http_server"}
+_MODULE = re.compile(r"^\| `([\w.]+)` \|", re.MULTILINE)
+
+
+def test_the_page_names_the_modules_that_an_event_passes() -> None:
+    section = _SECTION.search((ROOT / "ARCHITECTURE.md").read_text())
+    assert section is not None
+    named = _MODULE.findall(section[1])
+    # In a process of its own: threads of other tests would be counted, too.
+    done = subprocess.run(
+        [sys.executable, ROOT / "scripts" / "walk.py"],
+        capture_output=True,
+        text=True,
+        timeout=4 * PATIENCE_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    seen = json.loads(done.stdout)
+    passed, sometimes = set(seen["way"]), set(seen["sometimes"])
+    assert len(named) == len(set(named))
+    assert passed - set(named) - BY_A_TIMER == set(), "add these to the tables in ARCHITECTURE.md"
+    assert set(named) - passed - sometimes == set(), "remove these from them"
