@@ -82,7 +82,7 @@ def test_a_bad_file_ends_with_78_and_every_error(gateway: GatewayFolder) -> None
     assert "did you mean 'workers'?" in result.stderr
     error = json.loads(run_cli("up", str(gateway.config), "--json").stderr)
     assert error["error"] == "BadConfig"
-    assert [(one["line"], one["column"]) for one in error["findings"]] == [(1, 1)]
+    assert [(one["line"], one["column"]) for one in error["findings"]] == [(1, 1), (3, 30)]
     assert error["findings"][0]["hint"] == "did you mean 'workers'?"
 
 
