@@ -27,8 +27,8 @@ from holdfast.seam.faulty import Fault, FaultKind
 LAYOUTS = st.lists(st.sampled_from(["append", "append", "seal", "crash"]), min_size=1, max_size=12)
 
 
-def shelf_of(quiver: Quiver) -> ReadableBundles:
-    return quiver._engine.shelf
+def readable_of(quiver: Quiver) -> ReadableBundles:
+    return quiver._engine.readable
 
 
 @given(LAYOUTS, st.integers(0, 8))
@@ -47,28 +47,28 @@ def test_references_come_in_order_and_own_the_numbers_nobody_used(
                 quiver.flush()
             else:
                 quiver = still.restart()
-        shelf = shelf_of(quiver)
+        readable = readable_of(quiver)
         from_seq = seqs[place] if place < len(seqs) else place
         later = seqs[bisect.bisect_left(seqs, from_seq) :]
-        forward = list(shelf.refs(from_seq))
+        forward = list(readable.refs(from_seq))
         assert [ref.seq for ref in forward] == later
         ends = [from_seq, *(seq + 1 for seq in later)]
         assert [ref.owned_from for ref in forward] == ends[: len(later)]
 
         earlier = seqs[: bisect.bisect_left(seqs, from_seq)]
-        backward = list(shelf.refs_back(from_seq))
+        backward = list(readable.refs_back(from_seq))
         assert [ref.seq for ref in backward] == earlier[::-1]
         ends = [0, *(seq + 1 for seq in earlier)]
         assert [ref.owned_from for ref in backward] == ends[: len(earlier)][::-1]
 
-        assert shelf.oldest_seq() == (seqs[0] if seqs else None)
-        assert all(shelf.newest_seq() >= seq for seq in seqs)
+        assert readable.oldest_seq() == (seqs[0] if seqs else None)
+        assert all(readable.newest_seq() >= seq for seq in seqs)
         for seq in seqs:
-            bundle = shelf.bundle(seq)
+            bundle = readable.bundle(seq)
             assert bundle is not None
             assert bundle.seq == seq
         for seq in {seq + 1 for seq in seqs} - set(seqs):
-            assert shelf.bundle(seq) is None
+            assert readable.bundle(seq) is None
 
 
 @pytest.fixture
@@ -87,11 +87,11 @@ def replayed(still: StillMachine) -> Quiver:
 
 
 def test_a_lost_segment_that_is_replayed_lies_in_its_place(replayed: Quiver) -> None:
-    shelf = shelf_of(replayed)
-    assert [ref.seq for ref in shelf.refs(0)] == [0, 1, 2, 3, 4, 5, 6]
-    assert [ref.seq for ref in shelf.refs(2)] == [2, 3, 4, 5, 6]
-    assert [ref.owned_from for ref in shelf.refs(1)] == [1, 2, 3, 4, 5, 6]
-    assert [ref.seq for ref in shelf.refs_back(5)] == [4, 3, 2, 1, 0]
+    readable = readable_of(replayed)
+    assert [ref.seq for ref in readable.refs(0)] == [0, 1, 2, 3, 4, 5, 6]
+    assert [ref.seq for ref in readable.refs(2)] == [2, 3, 4, 5, 6]
+    assert [ref.owned_from for ref in readable.refs(1)] == [1, 2, 3, 4, 5, 6]
+    assert [ref.seq for ref in readable.refs_back(5)] == [4, 3, 2, 1, 0]
 
 
 def test_a_lost_segment_that_is_replayed_is_delivered_in_its_place(replayed: Quiver) -> None:
@@ -104,13 +104,13 @@ def test_what_is_written_and_not_synced_is_not_there_yet(still: StillMachine) ->
     quiver.register("one")
     append(quiver, 1)
     quiver.append_raw(b"written", level=AckLevel.WRITTEN)
-    shelf = shelf_of(quiver)
-    assert [ref.seq for ref in shelf.refs(0)] == [0]
-    assert shelf.bundle(1) is None
-    assert shelf.readable() == (0, Totals(1, 1))
+    readable = readable_of(quiver)
+    assert [ref.seq for ref in readable.refs(0)] == [0]
+    assert readable.bundle(1) is None
+    assert readable.extent() == (0, Totals(1, 1))
     assert check_books(quiver)["one"].accepted == Totals(1, 1)
     append(quiver, 1)
-    assert [ref.seq for ref in shelf.refs(0)] == [0, 1, 2]
+    assert [ref.seq for ref in readable.refs(0)] == [0, 1, 2]
     assert check_books(quiver)["one"].accepted == Totals(3, 3)
 
 
@@ -134,16 +134,16 @@ def test_only_whole_segments_are_counted_by_their_summaries(still: StillMachine)
     lease = quiver.lease("one")
     sealed(quiver, 2, bundles=3)
     subscriber = quiver._engine.ledger.subscriber("one")
-    total, size_bytes = shelf_of(quiver).waiting(subscriber)
+    total, size_bytes = readable_of(quiver).waiting(subscriber)
     assert total == Totals(6, 6)
     delivery = must_poll(lease)
     delivery.ack()
-    after, after_bytes = shelf_of(quiver).waiting(subscriber)
+    after, after_bytes = readable_of(quiver).waiting(subscriber)
     assert after == Totals(5, 5)
     assert after_bytes == size_bytes * 5 // 6
     first, second = quiver.segments()
-    assert shelf_of(quiver).unresolved(subscriber, first) == Totals(2, 2)
-    assert shelf_of(quiver).unresolved(subscriber, second) == Totals(3, 3)
+    assert readable_of(quiver).unresolved(subscriber, first) == Totals(2, 2)
+    assert readable_of(quiver).unresolved(subscriber, second) == Totals(3, 3)
 
 
 def test_nothing_is_read_before_it_is_counted_as_accepted(
@@ -156,10 +156,10 @@ def test_nothing_is_read_before_it_is_counted_as_accepted(
         count = counters.count
 
         def look_and_count(*args: Any) -> int:
-            seen.append([ref.seq for ref in shelf_of(quiver).refs(0)])
+            seen.append([ref.seq for ref in readable_of(quiver).refs(0)])
             return count(*args)
 
         monkeypatch.setattr(counters, "count", look_and_count)
         first, second = append(quiver, 2)
         assert seen == [[], [first]]
-        assert [ref.seq for ref in shelf_of(quiver).refs(0)] == [first, second]
+        assert [ref.seq for ref in readable_of(quiver).refs(0)] == [first, second]

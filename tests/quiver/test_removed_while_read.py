@@ -29,7 +29,7 @@ def test_references_go_on_behind_a_segment_that_went(machine: Machine) -> None:
     quiver = machine.start()
     segments = fill(quiver)
     quiver.append_raw(b"tail")
-    found = quiver._engine.shelf.refs(0)
+    found = quiver._engine.readable.refs(0)
     assert [next(found).seq, next(found).seq] == [0, 1]
     remove(machine, quiver, segments[1])
     assert [ref.seq for ref in found] == [4]
@@ -39,7 +39,7 @@ def test_references_backwards_too(machine: Machine) -> None:
     quiver = machine.start()
     segments = fill(quiver)
     quiver.append_raw(b"tail")
-    found = quiver._engine.shelf.refs_back(5)
+    found = quiver._engine.readable.refs_back(5)
     first = next(found)
     remove(machine, quiver, segments[0])
     assert [first.seq, *(ref.seq for ref in found)] == [4, 3, 2]
@@ -68,10 +68,10 @@ def test_nobody_looks_into_a_segment_before_the_place_he_reads_from(machine: Mac
     quiver = machine.start()
     first, second = fill(quiver)
     quiver.append_raw(b"tail")
-    shelf = quiver._engine.shelf
-    assert [part for part in shelf._parts(4) if isinstance(part, Segment)] == []
-    assert [part for part in shelf._parts(3) if isinstance(part, Segment)] == [second]
-    assert [part for part in shelf._parts(1) if isinstance(part, Segment)] == [first, second]
+    readable = quiver._engine.readable
+    assert [part for part in readable._parts(4) if isinstance(part, Segment)] == []
+    assert [part for part in readable._parts(3) if isinstance(part, Segment)] == [second]
+    assert [part for part in readable._parts(1) if isinstance(part, Segment)] == [first, second]
 
 
 def test_damage_is_still_damage(machine: Machine) -> None:
@@ -82,4 +82,4 @@ def test_damage_is_still_damage(machine: Machine) -> None:
         machine.disk.unlink(first.path / entry.name, "test")
     machine.disk.remove_dir(first.path, "test")
     with pytest.raises(Damaged):
-        list(quiver._engine.shelf.refs(0))
+        list(quiver._engine.readable.refs(0))

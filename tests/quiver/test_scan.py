@@ -350,8 +350,8 @@ def test_a_buffer_that_grows_and_is_sealed_during_a_scan_is_not_read_twice(
 ) -> None:
     with machine.start() as quiver:
         quiver.append(numbers(1))
-        shelf = quiver._engine.shelf
-        look_at_tail = shelf.tail
+        readable = quiver._engine.readable
+        look_at_tail = readable.tail
 
         def tail_then_seal(from_seq: int, **which: bool) -> list[list[HeldBundle]]:
             seen = look_at_tail(from_seq, **which)
@@ -359,7 +359,7 @@ def test_a_buffer_that_grows_and_is_sealed_during_a_scan_is_not_read_twice(
             quiver.flush()
             return seen
 
-        monkeypatch.setattr(shelf, "tail", tail_then_seal)
+        monkeypatch.setattr(readable, "tail", tail_then_seal)
         assert column_of(quiver) == [1, 2]
 
 

@@ -169,8 +169,8 @@ def test_balances_without_an_owner_are_what_the_owner_said(left: Machine) -> Non
 
 def test_offline_has_what_readers_have(left: Machine) -> None:
     with offline(seam(left), ROOT) as held:
-        assert [ref.seq for ref in held.shelf.refs(0)] == [0, 1, 2, 3, 4, 5]
-        assert held.shelf.readable() == (5, (6, 10))
+        assert [ref.seq for ref in held.readable.refs(0)] == [0, 1, 2, 3, 4, 5]
+        assert held.readable.extent() == (5, (6, 10))
 
 
 # With an owner in another process.

@@ -206,7 +206,7 @@ def test_a_buffer_whose_first_bundle_is_lost_is_seen_once_while_it_is_sealed() -
         machine.disk.spoil(path, 2 * PAGE_BYTES, 3 * PAGE_BYTES)
         lost = held_in(path, 2 * PAGE_BYTES)
         assert SEALED in lost
-        catalog, shelf = quiver._engine.catalog, quiver._engine.shelf
+        catalog, readable = quiver._engine.catalog, quiver._engine.readable
         look = catalog.snapshot
 
         def seal_first() -> tuple[Segment, ...]:
@@ -215,7 +215,7 @@ def test_a_buffer_whose_first_bundle_is_lost_is_seen_once_while_it_is_sealed() -
             return look()
 
         patch.setattr(catalog, "snapshot", seal_first)
-        segments, tail = shelf.snapshot()
+        segments, tail = readable.snapshot()
         spans = [(s.summary.first_seq, s.summary.last_seq) for s in segments]
         twice = [
             held.seq

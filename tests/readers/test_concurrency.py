@@ -318,7 +318,7 @@ class WatchedLock:
 
 
 # As in the head of engine.py: a lock is taken only while holding locks to the left of it.
-ORDER = ("retention", "lease", "ledger", "shelf", "catalog")
+ORDER = ("retention", "lease", "ledger", "readable", "catalog")
 
 
 def test_locks_are_taken_in_one_order_only(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -330,7 +330,7 @@ def test_locks_are_taken_in_one_order_only(monkeypatch: pytest.MonkeyPatch) -> N
         for owner, attribute, name in (
             (engine.retention, "_lock", "retention"),
             (engine.ledger, "lock", "ledger"),
-            (engine.shelf, "_lock", "shelf"),
+            (engine.readable, "_lock", "readable"),
             (engine.catalog, "_lock", "catalog"),
         ):
             monkeypatch.setattr(owner, attribute, WatchedLock(name, edges, held))

@@ -211,7 +211,7 @@ class World:
                 notes.resolved.clear()
                 notes.synced.clear()
         self.start()
-        readable = {ref.seq for ref in self.quiver._engine.shelf.refs(0)}
+        readable = {ref.seq for ref in self.quiver._engine.readable.refs(0)}
         for notes in self.notes.values():
             # The rest has an outcome, or is taken for the torn end of a log.
             notes.due &= readable
@@ -341,7 +341,7 @@ class World:
         self.quiver.register(name, start=("oldest", "latest", now)[start % 3], options=options)
         engine = self.quiver._engine
         first_seq = engine.ledger.subscriber(name).start_seq
-        self.notes[name].due = {ref.seq for ref in engine.shelf.refs(first_seq)}
+        self.notes[name].due = {ref.seq for ref in engine.readable.refs(first_seq)}
 
     def unregister(self, name: str) -> None:
         """Forget a subscriber."""

@@ -14,7 +14,7 @@ from holdfast.quiver.base.frame import NOTHING
 from holdfast.quiver.engine.decisions import waiting_refs
 from holdfast.quiver.ledger.subscriber import Subscriber
 from holdfast.quiver.tools.inspect import inspect
-from holdfast.quiver.tools.offline import shelf_of
+from holdfast.quiver.tools.offline import readable_of
 from holdfast.seam import Seam
 from holdfast.signals.event import events_of
 
@@ -98,11 +98,11 @@ def letters_at(
 ) -> Iterator[StoredLetter]:
     """Yield letters of an office that somebody else may own, as its files are now."""
     inventory = inspect(seam.disk, root / store)
-    shelf = shelf_of(seam, inventory)
+    readable = readable_of(seam, inventory)
     nobody = Subscriber(KEEPER, 0, NOTHING, 0)
     keeper = inventory.ledger.state.subscribers.get(KEEPER, nobody)
-    seqs = (ref.seq for ref in waiting_refs(shelf, keeper, selection.from_seq))
-    return _letters(seqs, shelf.bundle, store, selection)
+    seqs = (ref.seq for ref in waiting_refs(readable, keeper, selection.from_seq))
+    return _letters(seqs, readable.bundle, store, selection)
 
 
 def _waiting(quiver: Quiver, selection: LetterSelection) -> Iterator[int]:

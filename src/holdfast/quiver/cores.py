@@ -110,8 +110,8 @@ class Core:
         with self.engine.ledger.lock:
             subscribers = list(self.engine.ledger.state.subscribers.values())
             if not subscribers:
-                return not any(self.engine.shelf.snapshot())
-            return all(balance(one, self.engine.shelf).pending == NOTHING for one in subscribers)
+                return not any(self.engine.readable.snapshot())
+            return all(balance(one, self.engine.readable).pending == NOTHING for one in subscribers)
 
 
 class Cores:

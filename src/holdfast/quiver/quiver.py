@@ -301,7 +301,7 @@ class Quiver:
             raise BadInput(f"on_damage is {on_damage!r}", hint="use 'fail' or 'skip'")
         if columns is not None and (isinstance(columns, str) or not columns):
             raise BadInput(f"columns is {columns!r}", hint="give a list of names, or None for all")
-        segments, tail = self._engine.shelf.snapshot()
+        segments, tail = self._engine.readable.snapshot()
         found = [segment.mapped() for segment in segments] if zero_copy else segments
         tables = TableMaker(self._config)
         if on_damage == "skip":
@@ -318,7 +318,7 @@ class Quiver:
 
     def bundle(self, seq: int) -> Bundle | None:
         """Return one bundle by its seq, or None if there is none."""
-        return self._engine.shelf.bundle(seq)
+        return self._engine.readable.bundle(seq)
 
     def statement(
         self, position: Position | None = None, *, claim_us: int | None = None
@@ -395,7 +395,7 @@ class Quiver:
         """Return a subscriber's account: accepted = outcomes + pending, counted independently."""
         with self._engine.ledger.lock:
             subscriber = self._engine.ledger.subscriber(name)
-            return balance(subscriber, self._engine.shelf)
+            return balance(subscriber, self._engine.readable)
 
     def replay(self, name: str, first_seq: int, end_seq: int) -> Totals:
         """Hand out again, to one subscriber, what is still there of a range; return how much."""
@@ -405,7 +405,7 @@ class Quiver:
         """Return the seqs of bundles that wait for a subscriber, oldest first."""
         with self._engine.ledger.lock:
             subscriber = self._engine.ledger.subscriber(name)
-            refs = waiting_refs(self._engine.shelf, subscriber, from_seq)
+            refs = waiting_refs(self._engine.readable, subscriber, from_seq)
             return [ref.seq for ref in itertools.islice(refs, limit)]
 
     def resolve(

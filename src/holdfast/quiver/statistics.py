@@ -141,8 +141,8 @@ def _subscribers(engine: Engine) -> tuple[SubscriberStatistics, ...]:
 
 
 def _subscriber(engine: Engine, subscriber: Subscriber) -> SubscriberStatistics:
-    account = balance(subscriber, engine.shelf)
-    oldest_ns = engine.shelf.oldest_waiting_ns(subscriber)
+    account = balance(subscriber, engine.readable)
+    oldest_ns = engine.readable.oldest_waiting_ns(subscriber)
     # By the clock that does not jump; what was ingested before one that went back is new, not odd.
     now_ns = engine.ledger.steady.earliest_now_ns()
     age_s = None if oldest_ns is None else max(0, now_ns - oldest_ns) / 1e9

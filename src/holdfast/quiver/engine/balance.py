@@ -1,4 +1,4 @@
-"""Balancing the books: what the ledger says must agree with what is there.
+"""The balance of accounts: what the ledger says must agree with what is there.
 
 Per subscriber: accepted = sum of outcomes + pending. `accepted` is counted by the writer, outcomes
 by the ledger, pending by looking at the data. At every start the three are compared; what was
@@ -43,13 +43,13 @@ class Balance(NamedTuple):
         return total == self.accepted
 
 
-def balance(subscriber: Subscriber, shelf: ReadableBundles) -> Balance:
+def balance(subscriber: Subscriber, readable: ReadableBundles) -> Balance:
     """Return the account of a subscriber; pending is counted by looking at the data.
 
     The caller holds the ledger's lock. What is appended meanwhile is on neither side.
     """
-    last_seq, accepted = shelf.readable()
-    pending, pending_bytes = shelf.waiting(subscriber, last_seq)
+    last_seq, accepted = readable.extent()
+    pending, pending_bytes = readable.waiting(subscriber, last_seq)
     before = subscriber.accepted_before
     return Balance(
         subscriber.name,
@@ -60,10 +60,10 @@ def balance(subscriber: Subscriber, shelf: ReadableBundles) -> Balance:
     )
 
 
-def proven(ledger: Ledger, shelf: ReadableBundles, accepted: Totals) -> Totals:
+def proven(ledger: Ledger, readable: ReadableBundles, accepted: Totals) -> Totals:
     """Return what was accepted at least, by the log or by what the ledger says."""
     for subscriber in ledger.state.subscribers.values():
-        found, _ = shelf.waiting(subscriber)
+        found, _ = readable.waiting(subscriber)
         known = subscriber.accepted_before.plus(*subscriber.resolved_totals).plus(*found)
         accepted = Totals(*map(max, accepted, known))
     return accepted
@@ -96,16 +96,20 @@ NO_LONGER_THERE = "no longer there"
 
 
 def reconcile(
-    ledger: Ledger, shelf: ReadableBundles, accepted: Totals, damages: Sequence[Damage], now_ns: int
+    ledger: Ledger,
+    readable: ReadableBundles,
+    accepted: Totals,
+    damages: Sequence[Damage],
+    now_ns: int,
 ) -> list[Resolution]:
     """Write off what is neither resolved nor there; return the lines written."""
     lines: list[Resolution] = []
     for subscriber in ledger.state.subscribers.values():
         expected = subscriber.pending(accepted)
-        found, _ = shelf.waiting(subscriber)
+        found, _ = readable.waiting(subscriber)
         missing = Totals(expected.bundles - found.bundles, expected.events - found.events)
         if missing != NOTHING:
-            lines += _write_off(subscriber, missing, shelf, damages, now_ns)
+            lines += _write_off(subscriber, missing, readable, damages, now_ns)
     if lines:
         ledger.resolve(lines)
         ledger.sync()
@@ -144,9 +148,9 @@ def with_known_start(
     return replace(damage, first_seq=vouched_for.first_missing(damage.first_seq))
 
 
-def spans_of(shelf: ReadableBundles) -> list[tuple[int, int]]:
+def spans_of(readable: ReadableBundles) -> list[tuple[int, int]]:
     """Return the seqs that can be read, as ranges; a segment counts as a whole."""
-    covered, tail = shelf.snapshot()
+    covered, tail = readable.snapshot()
     spans = [(s.summary.first_seq, s.summary.last_seq + 1) for s in covered]
     # A buffer may reach over a log file that is gone.
     return [*spans, *IntervalSet((one.seq, one.seq + 1) for held in tail for one in held)]
@@ -155,13 +159,13 @@ def spans_of(shelf: ReadableBundles) -> list[tuple[int, int]]:
 def _write_off(
     subscriber: Subscriber,
     missing: Totals,
-    shelf: ReadableBundles,
+    readable: ReadableBundles,
     damages: Sequence[Damage],
     now_ns: int,
 ) -> list[Resolution]:
     """Return lines that resolve the empty ranges; the first carries the count."""
     lines = []
-    for first, end, reason in _empty_ranges(subscriber, missing, shelf, damages):
+    for first, end, reason in _empty_ranges(subscriber, missing, readable, damages):
         counts, missing = missing, NOTHING
         lines.append(
             resolution(now_ns, subscriber.name, first, end, Outcome.DAMAGED, counts, reason)
@@ -176,7 +180,7 @@ def _write_off(
 
 
 def _empty_ranges(
-    subscriber: Subscriber, missing: Totals, shelf: ReadableBundles, damages: Sequence[Damage]
+    subscriber: Subscriber, missing: Totals, readable: ReadableBundles, damages: Sequence[Damage]
 ) -> list[tuple[int, int, str]]:
     """Return where the missing bundles may have been: where something is damaged, or anywhere."""
     ranges: list[tuple[int, int, str]] = []
@@ -185,14 +189,14 @@ def _empty_ranges(
         if damage.first_seq is not None and damage.last_seq is not None:
             first_seq = max(damage.first_seq, subscriber.start_seq)
             for first, end in subscriber.resolved.holes(first_seq, damage.last_seq + 1):
-                if next((r for r in shelf.refs(first) if r.seq < end), None) is None:
+                if next((r for r in readable.refs(first) if r.seq < end), None) is None:
                     ranges.append((first, end, f"{damage.source}: {damage.reason}"))
                     explained_bundles += damage.bundles or 0
     if explained_bundles >= missing.bundles:
         return ranges
     known = {(first, end) for first, end, _ in ranges}
     low = subscriber.start_seq
-    for first, end in sorted(spans_of(shelf)):
+    for first, end in sorted(spans_of(readable)):
         holes = subscriber.resolved.holes(low, max(low, first))
         ranges += [(*hole, NO_LONGER_THERE) for hole in holes if hole not in known]
         low = max(low, end)

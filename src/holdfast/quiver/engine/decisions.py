@@ -18,10 +18,10 @@ from holdfast.quiver.segments.segment import BundleRef
 
 
 def waiting_refs(
-    shelf: ReadableBundles, subscriber: Subscriber, from_seq: int = 0
+    readable: ReadableBundles, subscriber: Subscriber, from_seq: int = 0
 ) -> Iterator[BundleRef]:
     """Yield the bundles that wait for a subscriber, from a seq on, in order."""
-    for ref in shelf.refs(max(from_seq, subscriber.start_seq)):
+    for ref in readable.refs(max(from_seq, subscriber.start_seq)):
         if ref.seq not in subscriber.resolved:
             yield ref
 
@@ -37,7 +37,7 @@ def resolve_bundles(
     decided, now_ns = NOTHING, store.clock.wall_ns()
     with store.ledger.lock:
         subscriber = store.ledger.subscriber(name)
-        for ref in _refs_of(store.shelf, subscriber, set(seqs)):
+        for ref in _refs_of(store.readable, subscriber, set(seqs)):
             counts = Totals(1, ref.events - subscriber.partial.get(ref.seq, 0))
             decided = decided.plus(*counts)
             first = ref.owned_from
@@ -54,15 +54,17 @@ def resolve_bundles(
     return decided
 
 
-def _refs_of(shelf: ReadableBundles, subscriber: Subscriber, seqs: set[int]) -> Iterator[BundleRef]:
+def _refs_of(
+    readable: ReadableBundles, subscriber: Subscriber, seqs: set[int]
+) -> Iterator[BundleRef]:
     """Yield what waits of some seqs, each with the unused numbers before it."""
     wanted = {seq for seq in seqs if seq >= subscriber.start_seq}
     if not wanted:
         return
     # From the bundle before the first one on: numbers between them belong to the first.
-    before = next(shelf.refs_back(min(wanted)), None)
+    before = next(readable.refs_back(min(wanted)), None)
     start = subscriber.start_seq if before is None else before.seq + 1
-    for ref in shelf.refs(max(start, subscriber.start_seq)):
+    for ref in readable.refs(max(start, subscriber.start_seq)):
         if ref.seq > max(wanted):
             return
         if ref.seq in wanted and ref.seq not in subscriber.resolved:

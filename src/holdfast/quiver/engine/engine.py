@@ -1,7 +1,7 @@
 """The engine: the parts of a quiver, put together, started and stopped in the right order.
 
 start   folders, lock, recovery of data, recovery of the ledger, then the threads:
-        writer (append), sealer (segments), keeper (ledger, retention), and the balance of the books
+        writer (append), sealer (segments), keeper (ledger, retention), and the balance of accounts
 stop    refuse new appends, write and seal what was accepted, stop the keeper, close the ledger
 
 Locks. Whoever holds one may take those to its right, and none to its left:
@@ -128,14 +128,14 @@ class Engine:
         self._finish_deletions(deleted)
         try:
             self._begin(recovered)
-            self.writer.correct(proven(self.ledger, self.shelf, self.writer.accepted))
-            spans = spans_of(self.shelf)
+            self.writer.correct(proven(self.ledger, self.readable, self.writer.accepted))
+            spans = spans_of(self.readable)
             self.recovery.damages[:] = [
                 with_known_start(damage, spans, old.state) for damage in self.recovery.damages
             ]
             self.written_off: list[Resolution] = reconcile(
                 self.ledger,
-                self.shelf,
+                self.readable,
                 self.writer.accepted,
                 self.recovery.damages,
                 self.clock.wall_ns(),
@@ -203,7 +203,7 @@ class Engine:
         self.writer = Writer(
             self.seam, wal_dir, self.config, self.sealer, self.arrivals, self.reserve
         )
-        self.shelf = ReadableBundles(self.catalog, self.sealer, self.writer)
+        self.readable = ReadableBundles(self.catalog, self.sealer, self.writer)
         for subscriber in old.state.subscribers.values():
             # Whoever was attached died with the last process; from then until now nobody could be.
             subscriber.absent_since_ns = self.clock.wall_ns()
@@ -215,7 +215,7 @@ class Engine:
             self.root,
             self.config,
             self.catalog,
-            self.shelf,
+            self.readable,
             self.ledger,
             self._leased,
             self._unsealed_bytes,
@@ -272,7 +272,7 @@ class Engine:
         # From summaries alone: a start looks into no bundle table.
         known = [begun_ns for _, begun_ns, _ in old.files]
         known += [segment.summary.max_ingestion_ns for segment in self.catalog.snapshot()]
-        known += [held.ingestion_ns for buffer in self.shelf.tail() for held in buffer]
+        known += [held.ingestion_ns for buffer in self.readable.tail() for held in buffer]
         if not known:
             return
         grace_s = self.config.retention.clock_grace_s

@@ -110,7 +110,7 @@ class EventTimes:
         with self._lock:
             clock_ns = self._engine.ledger.steady.earliest_now_ns()
             turned_away = self._turned_away()
-            segments, tail = self._engine.shelf.snapshot(synced_only=False)
+            segments, tail = self._engine.readable.snapshot(synced_only=False)
             self._learn(segments, tail)
             if turned_away:
                 self._quiet_since_ns = max(self._quiet_since_ns, clock_ns)

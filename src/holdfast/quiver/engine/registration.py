@@ -61,7 +61,7 @@ def replay_range(store: ReadableQuiver, name: str, first_seq: int, end_seq: int)
                 hint="name a range from its start on, first before end",
             )
         again = NOTHING
-        for ref in store.shelf.refs(first_seq):
+        for ref in store.readable.refs(first_seq):
             if ref.seq >= end_seq:
                 break
             if ref.seq in subscriber.resolved:
@@ -77,7 +77,7 @@ def replay_range(store: ReadableQuiver, name: str, first_seq: int, end_seq: int)
 
 def _start(engine: Engine, start: StartPosition) -> tuple[int, Totals]:
     """Return the first seq for a new subscriber, and what was accepted before it."""
-    last_seq, accepted = engine.shelf.readable()
+    last_seq, accepted = engine.readable.extent()
     if start == "latest":
         return last_seq + 1, accepted
     if start == "oldest":
@@ -89,7 +89,7 @@ def _start(engine: Engine, start: StartPosition) -> tuple[int, Totals]:
             f"start is {start!r}", hint="use 'oldest', 'latest', or a datetime with a time zone"
         )
     first_seq, total = last_seq + 1, NOTHING
-    for ref in engine.shelf.refs(0):
+    for ref in engine.readable.refs(0):
         if ref.seq > last_seq:
             break
         if since_ns is None or ref.ingestion_ns >= since_ns or total != NOTHING:

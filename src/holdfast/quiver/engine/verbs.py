@@ -57,7 +57,9 @@ class _OwnerVerbs:
         """Return the account of every subscriber."""
         ledger = self._engine.ledger
         with ledger.lock:
-            accounts = [balance(s, self._engine.shelf) for s in ledger.state.subscribers.values()]
+            accounts = [
+                balance(s, self._engine.readable) for s in ledger.state.subscribers.values()
+            ]
         return {"subscribers": [balance_fields(account) for account in accounts]}
 
     def replay(self, request: dict[str, Any]) -> dict[str, Any]:

@@ -91,7 +91,7 @@ class Retention:
         root: PurePath,
         config: QuiverConfig,
         catalog: Catalog,
-        shelf: ReadableBundles,
+        readable: ReadableBundles,
         ledger: Ledger,
         leased: Callable[[str], Collection[int]],
         unsealed_bytes: Callable[[], tuple[int, int]],
@@ -104,7 +104,7 @@ class Retention:
         self._config = config
         self._retention = config.retention
         self._catalog = catalog
-        self._shelf = shelf
+        self._readable = readable
         self._ledger = ledger
         # The seqs of a subscriber that are in somebody's hands.
         self._leased = leased
@@ -256,7 +256,7 @@ class Retention:
             return [subscriber.name for subscriber in self._waiting_for(segments[0])]
         with self._ledger.lock:
             subscribers = self._ledger.state.subscribers.values()
-            return [s.name for s in subscribers if self._shelf.oldest_waiting_ns(s) is not None]
+            return [s.name for s in subscribers if self._readable.oldest_waiting_ns(s) is not None]
 
     def _blocked_by_subscriber(self) -> Overloaded | None:
         for subscriber in list(self._ledger.state.subscribers.values()):
@@ -283,7 +283,7 @@ class Retention:
         They are counted only when it may be so. Of a subscriber that resolves nothing, such as a
         dead one at its cap, they are known without counting: what was accepted since waits for it.
         """
-        key, accepted = _key_of(subscriber), self._shelf.accepted_payload_bytes()
+        key, accepted = _key_of(subscriber), self._readable.accepted_payload_bytes()
         lag = self._lags.get(key)
         if lag is not None:
             waiting_bytes = lag.waiting_bytes + accepted - lag.accepted_bytes
@@ -292,8 +292,8 @@ class Retention:
             if lag.resolved == subscriber.resolved_totals:
                 return waiting_bytes - max_bytes
         with self._ledger.lock:
-            accepted = self._shelf.accepted_payload_bytes()
-            _, waiting_bytes = self._shelf.waiting(subscriber)
+            accepted = self._readable.accepted_payload_bytes()
+            _, waiting_bytes = self._readable.waiting(subscriber)
             self._lags[key] = Lag(waiting_bytes, accepted, subscriber.resolved_totals)
         return max(0, waiting_bytes - max_bytes)
 
@@ -304,7 +304,7 @@ class Retention:
         if self._oldest_ns.get(key, limit_ns - 1) >= limit_ns:
             return False
         with self._ledger.lock:
-            oldest_ns = self._shelf.oldest_waiting_ns(subscriber)
+            oldest_ns = self._readable.oldest_waiting_ns(subscriber)
         self._oldest_ns[key] = now_ns if oldest_ns is None else oldest_ns
         return oldest_ns is not None and oldest_ns < limit_ns
 
@@ -494,7 +494,7 @@ class Retention:
                 max(first, subscriber.start_seq),
                 end,
                 removal.outcome,
-                self._shelf.unresolved(subscriber, removal.segment),
+                self._readable.unresolved(subscriber, removal.segment),
                 removal.reason,
             )
             for subscriber in waiting
@@ -510,8 +510,8 @@ class Retention:
         """Record that a subscriber's pending data is given up, and forget the subscriber."""
         with self._lock, self._ledger.lock:
             subscriber = self._ledger.subscriber(name)
-            last_seq, _ = self._shelf.readable()
-            counts, _ = self._shelf.waiting(subscriber, last_seq)
+            last_seq, _ = self._readable.extent()
+            counts, _ = self._readable.waiting(subscriber, last_seq)
             end = max(subscriber.start_seq, last_seq + 1)
             now_ns = self._seam.clock.wall_ns()
             line = resolution(
@@ -543,7 +543,7 @@ class Retention:
                 oldest_ns = self.now_ns() - int(options.max_age_s * 1e9)
             lines: list[Resolution] = []
             dropped_bytes = 0
-            for ref in self._shelf.refs(subscriber.high_water_seq):
+            for ref in self._readable.refs(subscriber.high_water_seq):
                 too_old = ref.ingestion_ns < oldest_ns
                 if not too_old and dropped_bytes >= over_bytes:
                     break

@@ -24,7 +24,7 @@ from holdfast.seam.process import bind_to_process
 class ReadableQuiver(Protocol):
     """What readers need of the quiver they read."""
 
-    shelf: ReadableBundles
+    readable: ReadableBundles
     ledger: Ledger
     arrivals: Wakeup
 

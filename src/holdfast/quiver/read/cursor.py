@@ -149,7 +149,7 @@ class Cursor(Attachment):
         refs: list[BundleRef] = []
         events, size_bytes = 0, 0
         resolved = self.subscriber.resolved
-        for ref in self._store.shelf.refs(start.seq, sealed_only=sealed_only):
+        for ref in self._store.readable.refs(start.seq, sealed_only=sealed_only):
             if ref.seq in resolved:
                 continue
             events, size_bytes = events + ref.events, size_bytes + ref.size_bytes
@@ -170,7 +170,7 @@ class Cursor(Attachment):
             self._tell_losses(start.seq, end.seq)
             self._require_replannable(start, end)
             refs = []
-            for ref in self._store.shelf.refs(start.seq):
+            for ref in self._store.readable.refs(start.seq):
                 if ref.seq >= end.seq:
                     break
                 if ref.seq not in self.subscriber.resolved:
@@ -187,7 +187,7 @@ class Cursor(Attachment):
         subscriber = self.subscriber
         if start.row < 0 or start > end or end.row:
             raise _not_planned(start, end, "a range begins at an event and ends behind a bundle")
-        newest_seq = self._store.shelf.newest_seq()
+        newest_seq = self._store.readable.newest_seq()
         if end.seq > newest_seq + 1:
             raise _not_planned(start, end, f"the newest bundle is {newest_seq}")
         done = subscriber.position
@@ -255,7 +255,7 @@ class Cursor(Attachment):
 
     def _readable(self, ref: BundleRef) -> Bundle | None:
         """Return a bundle if it can be read, and record it as damaged if not."""
-        bundle = self._store.shelf.bundle(ref.seq)
+        bundle = self._store.readable.bundle(ref.seq)
         try:
             if bundle is not None:
                 _ = bundle.slots

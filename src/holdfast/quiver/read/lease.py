@@ -129,7 +129,7 @@ class Lease(Attachment):
         # Everything from here on was never looked at, and (newest first) everything before that.
         self._next_seq = subscriber.position.seq
         if self._options.order == "newest_first":
-            self._next_seq = max(subscriber.start_seq, self._store.shelf.newest_seq() + 1)
+            self._next_seq = max(subscriber.start_seq, self._store.readable.newest_seq() + 1)
         self._older_than = self._next_seq
 
     # --------------------------------------------------------------- handing out
@@ -225,7 +225,7 @@ class Lease(Attachment):
     def _oldest(self) -> bool:
         """Have the oldest bundle that was never looked at at the end of the list."""
         if not self._ahead:
-            refs = self._store.shelf.refs(self._next_seq)
+            refs = self._store.readable.refs(self._next_seq)
             self._ahead = list(itertools.islice(refs, LOOKAHEAD_BUNDLES))[::-1]
             if self._ahead:
                 self._next_seq = self._ahead[0].seq + 1
@@ -233,16 +233,16 @@ class Lease(Attachment):
 
     def _newest(self) -> bool:
         """Have the newest bundle that was never looked at at the end of the list."""
-        shelf, ahead = self._store.shelf, self._ahead
-        if shelf.newest_seq() >= self._next_seq:
-            ahead += shelf.refs(self._next_seq)
+        readable, ahead = self._store.readable, self._ahead
+        if readable.newest_seq() >= self._next_seq:
+            ahead += readable.refs(self._next_seq)
             self._next_seq = max(self._next_seq, ahead[-1].seq + 1) if ahead else self._next_seq
         if len(ahead) > LOOKAHEAD_BUNDLES:
             # The oldest of them are looked up again when their turn comes.
             self._older_than = ahead[-LOOKAHEAD_BUNDLES].seq
             del ahead[:-LOOKAHEAD_BUNDLES]
         if not ahead:
-            ahead += itertools.islice(shelf.refs_back(self._older_than), LOOKAHEAD_BUNDLES)
+            ahead += itertools.islice(readable.refs_back(self._older_than), LOOKAHEAD_BUNDLES)
             ahead.reverse()
             start_seq = self.subscriber.start_seq
             ahead[:] = [
@@ -254,7 +254,7 @@ class Lease(Attachment):
         return bool(ahead)
 
     def _hand_out(self, ref: BundleRef, attempts: int) -> LeasedBundle | None:
-        bundle = self._store.shelf.bundle(ref.seq)
+        bundle = self._store.readable.bundle(ref.seq)
         if bundle is None:
             return None  # dropped since it was looked up; the ledger has it
         try:

@@ -137,7 +137,7 @@ class ReadableBundles:
 
     # ----------------------------------------------------------------- counting
 
-    def readable(self) -> tuple[int, Totals]:
+    def extent(self) -> tuple[int, Totals]:
         """Return the newest seq that can be read, and what was accepted up to it, together."""
         while True:
             bundles, synced_seq = self._writer.buffer.bundles, self._writer.synced_seq

@@ -14,7 +14,7 @@ from holdfast.quiver.engine.registration import replay_range
 from holdfast.quiver.engine.verbs import balance_fields
 from holdfast.quiver.ledger.outcome import Outcome
 from holdfast.quiver.tools.inspect import Inventory, require_quiver
-from holdfast.quiver.tools.offline import offline, shelf_of
+from holdfast.quiver.tools.offline import offline, readable_of
 from holdfast.seam import Seam
 
 # A seq has up to 19 digits; a request up to 64 kB.
@@ -83,6 +83,6 @@ def balances(seam: Seam, inventory: Inventory) -> list[dict[str, Any]]:
     if told is not None:
         accounts: list[dict[str, Any]] = told["subscribers"]
         return accounts
-    shelf = shelf_of(seam, inventory)
+    readable = readable_of(seam, inventory)
     known = inventory.ledger.state.subscribers.values()
-    return [balance_fields(balance(subscriber, shelf)) for subscriber in known]
+    return [balance_fields(balance(subscriber, readable)) for subscriber in known]

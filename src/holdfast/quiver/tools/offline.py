@@ -33,8 +33,8 @@ from holdfast.seam.clock import Clock
 from holdfast.seam.disk import LockHeld
 
 
-def shelf_of(seam: Seam, inventory: Inventory) -> ReadableBundles:
-    """Return a shelf with what a directory held when it was looked at."""
+def readable_of(seam: Seam, inventory: Inventory) -> ReadableBundles:
+    """Return the bundles that a directory held when it was looked at."""
     # A writer and a sealer that are never started: nothing is added, nothing goes.
     config, wal_dir = QuiverConfig(), inventory.root / names.WAL_DIR
     builder = SegmentBuilder(seam.disk, inventory.root / names.SEGMENTS_DIR, "", config)
@@ -83,7 +83,7 @@ class Offline:
         """Read the ledger, and begin a new file of it."""
         old = inventory.ledger
         self.arrivals = Wakeup()
-        self.shelf = shelf_of(seam, inventory)
+        self.readable = readable_of(seam, inventory)
         self.ledger = Ledger(seam, inventory.root, quiver_id, QuiverConfig().ledger, old.state)
         self._seam = seam
         self._inventory = inventory
@@ -115,7 +115,7 @@ class Offline:
             self._inventory.root,
             QuiverConfig(),
             self._inventory.catalog,
-            self.shelf,
+            self.readable,
             self.ledger,
             lambda _: (),
             lambda: (0, 0),

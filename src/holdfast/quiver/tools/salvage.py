@@ -37,7 +37,7 @@ from holdfast.quiver.tools.backup import fenced
 from holdfast.quiver.tools.findings import QuiverFinding, Severity
 from holdfast.quiver.tools.inspect import inspect
 from holdfast.quiver.tools.loose import LooseSegment, headless_content
-from holdfast.quiver.tools.offline import shelf_of
+from holdfast.quiver.tools.offline import readable_of
 from holdfast.seam import Seam
 from holdfast.seam.disk import DirEntry, Disk, entries_of, read_pages
 from holdfast.seam.randomness import random_uuid
@@ -166,10 +166,10 @@ def _fit(state: LedgerState, seam: Seam, target: PurePath) -> LedgerState:
     accepted.
     """
     inventory = inspect(seam.disk, target)
-    shelf = shelf_of(seam, inventory)
+    readable = readable_of(seam, inventory)
     subscribers = {}
     for name, subscriber in state.subscribers.items():
-        waiting, _ = shelf.waiting(subscriber)
+        waiting, _ = readable.waiting(subscriber)
         expected = subscriber.pending(inventory.accepted)
         surplus = Totals(
             max(0, waiting.bundles - expected.bundles), max(0, waiting.events - expected.events)
