@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.patience import APPEND_S
+from tests.patience import APPEND_S, PATIENCE_S
 from tests.quiver.machine import ROOT, SEGMENTS, START_NS, contents, disk_with
 from tests.readers.setting import (
     StillMachine,
@@ -415,7 +415,7 @@ def test_quarantined_bytes_are_inside_the_budget(still: StillMachine) -> None:
 
 def test_a_few_megabytes_work_however_long_the_ledger_gets(still: StillMachine) -> None:
     """The ledger itself must not fill a small cap: it is rotated early, and its past goes."""
-    quiver = still.start(calm(small(), timeout_s=APPEND_S))
+    quiver = still.start(calm(small(), timeout_s=PATIENCE_S))
     lease = quiver.lease("one")
     for _ in range(60):
         append(quiver, 50, size_bytes=2_000)
