@@ -18,7 +18,7 @@ _NO_ROOM = ("No space left on device", "Disk quota exceeded", "[Errno 28]", "[Er
 
 
 def replace_durably(path: Path, text: str) -> None:
-    """Write a file anew, synced before and after it gets its name; its folder is made."""
+    """Replace a file, synced before and after it gets its name; its folder is made."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, fresh = tempfile.mkstemp(dir=path.parent, prefix=".fresh-")
     try:
@@ -48,7 +48,7 @@ def is_disk_full(error: BaseException) -> bool:
         return True
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return True
-    return any(text in told for told in texts_of(error) for text in _NO_ROOM)
+    return any(text in found for found in texts_of(error) for text in _NO_ROOM)
 
 
 def texts_of(error: BaseException | None) -> Iterator[str]:

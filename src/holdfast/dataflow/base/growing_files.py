@@ -64,12 +64,12 @@ def newest_file(folder: Path, query_id: str) -> Growing | None:
         return None
     try:
         with pq.ParquetFile(path) as file:
-            told = (file.metadata.metadata or {}).get(LAST_BATCH)
-            if told is None:
+            noted = (file.metadata.metadata or {}).get(LAST_BATCH)
+            if noted is None:
                 return None
             rows, schema = file.metadata.num_rows, file.schema_arrow
     except FileNotFoundError:
-        return None  # somebody took it away just now
+        return None  # removed just now
     except (OSError, pa.ArrowException) as error:
         raise Damaged(
             f"the newest file of a sink cannot be read, so its last batch is not known: {error}",
@@ -77,7 +77,7 @@ def newest_file(folder: Path, query_id: str) -> Growing | None:
             "another file",
             path=str(path),
         ) from error
-    return Growing(path, LastBatch(**json.loads(told)), rows, os.path.getsize(path), schema)
+    return Growing(path, LastBatch(**json.loads(noted)), rows, os.path.getsize(path), schema)
 
 
 def may_grow(file: pq.ParquetFile) -> bool:

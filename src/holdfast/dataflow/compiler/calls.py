@@ -1,4 +1,4 @@
-"""Calling a user's function: so often, no longer than it may, and what it did wrong in words."""
+"""Calling a user's function: its attempts, its time limit, and the text of its errors."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ def tried(call: Callable[[], Returned], timeout_s: float, retry: RetrySettings) 
                 return call()
         except (Exception, _TooLong) as error:
             if attempt == retry.attempts:
-                raise GaveUp(told(error), attempt) from None
+                raise GaveUp(error_text(error), attempt) from None
             time.sleep(retry.pause_s(attempt))
     raise AssertionError("BUG: no attempt was made")
 
 
-def told(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     """Return an error in words, not too many."""
     return f"{type(error).__name__}: {error}".removeprefix("_TooLong: ")[:ERROR_LETTERS_MAX]
 
@@ -86,7 +86,7 @@ def as_batch(rows: list[dict[str, Any]], schema: pa.Schema) -> pa.RecordBatch:
 
 @contextmanager
 def _no_longer_than(timeout_s: float) -> Iterator[None]:
-    """Raise `_TooLong` in the body when it takes longer; only a main thread can be told."""
+    """Raise `_TooLong` in the body when it takes longer; only a main thread can be interrupted."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -133,9 +133,9 @@ def as_text(plan: Plan) -> str:
     cut = {one.edge for one in plan.cuts}
     lines = []
     for index, edge in enumerate(plan.pipeline.edges):
-        told = [_tags(edge)] if edge.tags is not None else []
-        told += ["through a quiver"] if index in cut else []
-        lines.append(f"{edge}" + (f"  ({', '.join(told)})" if told else ""))
+        notes = [_tags(edge)] if edge.tags is not None else []
+        notes += ["through a quiver"] if index in cut else []
+        lines.append(f"{edge}" + (f"  ({', '.join(notes)})" if notes else ""))
     return "\n".join(lines) + "\n"
 
 
@@ -205,9 +205,9 @@ def _arrow(edge: PipelineEdge, boxes: dict[str, _Box], *, is_cut: bool) -> str:
     x2, y2 = end.x, end.y + BOX_HEIGHT // 2
     middle = (x1 + x2) // 2
     style = 'stroke-width="3" stroke="#b45309"' if is_cut else 'stroke="#374151"'
-    told = [edge.port] if edge.port else []
-    told += [_tags(edge)] if edge.tags is not None else []
-    label = escape(", ".join([*told, *(["quiver"] if is_cut else [])]))
+    notes = [edge.port] if edge.port else []
+    notes += [_tags(edge)] if edge.tags is not None else []
+    label = escape(", ".join([*notes, *(["quiver"] if is_cut else [])]))
     return (
         f'<path d="M{x1} {y1}C{middle} {y1} {middle} {y2} {x2} {y2}" fill="none" {style} '
         f'marker-end="url(#end)"/><text x="{middle}" y="{(y1 + y2) // 2 - 4}" '

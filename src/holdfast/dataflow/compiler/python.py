@@ -32,7 +32,7 @@ from holdfast.dataflow.compiler.calls import (
     as_batch,
     as_json,
     checked,
-    told,
+    error_text,
     tried,
 )
 from holdfast.dataflow.source.schema import fitter
@@ -221,7 +221,9 @@ class _CallRunner:
                 whole = pa.ipc.open_stream(kept).read_all().to_batches()[0]
                 rows = fit(whole)
             except (*ROW_ERRORS, OSError, IndexError) as error:
-                rejected.append(self._no_longer(system, f"its columns changed: {told(error)}"))
+                rejected.append(
+                    self._no_longer(system, f"its columns changed: {error_text(error)}")
+                )
                 continue
             parts.append(_SplitRows(rows, fit_system(_with_columns(system, whole))))
         return _SplitRows(*(_concat([one[side] for one in parts]) for side in (0, 1))), rejected
@@ -241,7 +243,7 @@ class _CallRunner:
             except GaveUp as gave:
                 failures.append(_FailedCall(place, gave.error, gave.attempts))
             except (TypeError, ValueError) as error:
-                failures.append(_FailedCall(place, told(error), 1))
+                failures.append(_FailedCall(place, error_text(error), 1))
         if self._call.kind in ("filter", "sink"):
             return part.take([place for place, rows in made if rows])
         try:
@@ -256,7 +258,7 @@ class _CallRunner:
             try:
                 self._as_batch(rows)
             except ROW_ERRORS as error:
-                failures.append(_FailedCall(place, told(error), 1))
+                failures.append(_FailedCall(place, error_text(error), 1))
             else:
                 yield place, rows
 
@@ -302,7 +304,7 @@ class _CallRunner:
         except GaveUp as gave:
             error, attempts = gave.error, gave.attempts
         except ROW_ERRORS as wrong:
-            error, attempts = told(wrong), 1
+            error, attempts = error_text(wrong), 1
         if len(places) > 1:
             middle = len(places) // 2
             halves = [
@@ -470,5 +472,5 @@ def _sentence(call: Call, part: _SplitRows, failure: _FailedCall) -> str:
     row = part.argument(failure.place)
     where = f" of bundle {row['_seq']}" if "_seq" in row else ""
     place = row.get("_row", failure.place)
-    told = f"after {failure.attempts} tries: {failure.error}"
-    return f"{call.vertex} failed at row {place}{where}, {told}"
+    outcome = f"after {failure.attempts} tries: {failure.error}"
+    return f"{call.vertex} failed at row {place}{where}, {outcome}"

@@ -38,7 +38,7 @@ from holdfast.dataflow.compiler.calls import (
     as_batch,
     as_json,
     checked,
-    told,
+    error_text,
     tried,
 )
 from holdfast.dataflow.spec.functions import load_function
@@ -94,7 +94,7 @@ class Reducer(StatefulProcessor):
         except GaveUp as gave:
             return [self._failed(gave.error, gave.attempts, given, fixed, when)], True
         except ROW_ERRORS as error:
-            return [self._failed(told(error), 1, given, fixed, when)], True
+            return [self._failed(error_text(error), 1, given, fixed, when)], True
         return [self._row(fixed, row, when, None) for row in rows], False
 
     def _failed(

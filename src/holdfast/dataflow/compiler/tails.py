@@ -294,9 +294,9 @@ class Tail:
         if sink.on_success is not None:
             self._place(f"{name}-on_success", sink.on_success, taken, number)
         if sink.fallback is not None:
-            told = refused.withColumn("error", F.col("_failed.error"))
+            failed = refused.withColumn("error", F.col("_failed.error"))
             self.counts["fallback", name] += self._place(
-                f"{name}-fallback", sink.fallback, told, number
+                f"{name}-fallback", sink.fallback, failed, number
             )
         else:
             letters = rejected_rows(refused, "payload")

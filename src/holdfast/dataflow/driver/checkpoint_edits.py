@@ -3,7 +3,7 @@
 The offset log has a line for each source each time the plan has it, in the order of the plan, and
 nothing else says whose it is. A source that was added is a line too few, another way out of the
 stream a line that has to be there twice: Spark refuses the one and mixes up the other. So before a
-query starts, the newest offsets are written anew as its plan has them. Our own lines say whose they
+query starts, the newest offsets are rewritten as its plan has them. Our own lines say whose they
 are (`subscriber`); a source that was not there yet has none, which Spark writes as a dash.
 
 The state of Python reducers is found by the whole path of a file that describes it. A state
@@ -89,9 +89,9 @@ def mend_moved(folder: Path) -> None:
     for path in folder.glob("state/*/_metadata/v2/*"):
         if path.name.isdigit():
             text = path.read_text("utf-8")
-            mended = _SCHEMA_PATH.sub(lambda found: place + found[1], text)
-            if mended != text:
-                _replace(path, mended)
+            moved = _SCHEMA_PATH.sub(lambda found: place + found[1], text)
+            if moved != text:
+                _replace(path, moved)
 
 
 def copy_state(folder: Path, known: int, number: int) -> None:
@@ -105,8 +105,8 @@ def copy_state(folder: Path, known: int, number: int) -> None:
     shutil.copytree(state / str(known), fresh, copy_function=_link_or_copy)
     for path in fresh.glob("_metadata/**/*"):
         if path.is_file() and not path.name.endswith(".crc"):
-            told = path.read_text("utf-8").replace(f"/state/{known}/", f"/state/{number}/")
-            _replace(path, re.sub(rf'"operatorId":{known}\b', f'"operatorId":{number}', told))
+            text = path.read_text("utf-8").replace(f"/state/{known}/", f"/state/{number}/")
+            _replace(path, re.sub(rf'"operatorId":{known}\b', f'"operatorId":{number}', text))
     for path in (fresh, *fresh.rglob("*")):
         if path.is_dir():
             sync_folder(path)
@@ -118,7 +118,7 @@ def copy_state(folder: Path, known: int, number: int) -> None:
 
 
 def settle_copies(folder: Path, operators: int) -> None:
-    """Remove copies of states that no plan file tells of: whoever made them was killed."""
+    """Remove copies of states that no plan file names: the driver that made them was killed."""
     for note in folder.glob(f"{FOLDER}/{_COPIED}*"):
         number = int(note.name.removeprefix(_COPIED))
         if number >= operators:

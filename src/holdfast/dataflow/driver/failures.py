@@ -45,15 +45,15 @@ def hangs(query: str, waiting_for: str, quiet_s: float) -> PipelineFailed:
 def reason_of(error: Exception) -> str:
     """Return what an error of Spark says, in one line: ours, if there is one in it."""
     lines = [line.strip() for line in str(error).splitlines()]
-    told = [
+    lines = [
         line.removeprefix("Caused by: ").removeprefix(": ")
         for line in lines
         if line and not line.startswith("An error occurred while calling")
     ]
     ours = [
-        line for line in told if line.startswith(("holdfast.", "pyspark.errors", "FunctionFailed"))
+        line for line in lines if line.startswith(("holdfast.", "pyspark.errors", "FunctionFailed"))
     ]
-    return ours[-1] if ours else told[0] if told else type(error).__name__
+    return ours[-1] if ours else lines[0] if lines else type(error).__name__
 
 
 # What Spark 4.3 says: of a process that plans, and of one for tasks.
@@ -65,7 +65,7 @@ _TEXTS = (
 
 def is_no_worker(error: BaseException) -> bool:
     """Whether a query ended because a Python process did not come up in time."""
-    return any(text in told for told in texts_of(error) for text in _TEXTS)
+    return any(text in found for found in texts_of(error) for text in _TEXTS)
 
 
 class Restarts:

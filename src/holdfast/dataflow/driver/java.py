@@ -92,7 +92,7 @@ def _brought_along() -> str | None:
 
 def _ask(executable: str, origin: Origin, environ: Mapping[str, str]) -> Java | None:
     try:
-        told = subprocess.run(
+        answer = subprocess.run(
             [executable, "-version"],
             capture_output=True,
             text=True,
@@ -102,7 +102,7 @@ def _ask(executable: str, origin: Origin, environ: Mapping[str, str]) -> Java | 
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    found = _VERSION.search(told.stderr)
+    found = _VERSION.search(answer.stderr)
     if found is None:
         return None
     return Java(executable, found["text"], int(found["major"]), origin)

@@ -112,7 +112,7 @@ def lineage_sender(
 
 
 class RunReporter:
-    """Tells of one run of a pipeline."""
+    """Sends the events of one run of a pipeline."""
 
     def __init__(
         self,

@@ -55,13 +55,13 @@ def redrive_pipeline(
 
 def _wanted(pipeline: PipelineSettings, vertex: str | None) -> list[str]:
     lanes = _with_lanes(pipeline, pipeline.vertices)
-    told = f"{', '.join(lanes)} have one" if lanes else "none of its vertices has one"
+    known = f"{', '.join(lanes)} have one" if lanes else "none of its vertices has one"
     if vertex is not None and vertex not in pipeline.vertices:
-        raise BadInput(f"the pipeline has no vertex {vertex!r}", hint=f"retry lanes: {told}")
+        raise BadInput(f"the pipeline has no vertex {vertex!r}", hint=f"retry lanes: {known}")
     if (vertex is not None and vertex not in lanes) or not lanes:
         raise BadConfig(
             f"{vertex or 'the pipeline'} has no retry lane, from which rows could come again",
-            hint=f"give a vertex that calls a function a `retry_lane`; {told}",
+            hint=f"give a vertex that calls a function a `retry_lane`; {known}",
         )
     return lanes if vertex is None else [vertex]
 

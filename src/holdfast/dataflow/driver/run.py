@@ -75,7 +75,7 @@ if TYPE_CHECKING:
 
 # A query writes its id before it reads anything.
 ID_TIMEOUT_S = 60.0
-# How long to wait for a data directory that somebody has open.
+# How long to wait for a data directory that another process has open.
 FREE_TIMEOUT_S = 10.0
 POLL_S = 0.1
 # For batches that run to come to their end before they are stopped.
@@ -90,7 +90,7 @@ log = logging.getLogger("holdfast.dataflow")
 def with_partitions(pipeline: PipelineSettings, cores: int) -> PipelineSettings:
     """Return a pipeline whose state has as many parts as Spark has cores, unless it says so.
 
-    A state directory that is there decides otherwise: Spark cannot divide state anew.
+    A state directory that is there decides otherwise: Spark cannot repartition state.
     """
     if pipeline.shuffle_partitions is not None:
         return pipeline
@@ -231,7 +231,7 @@ class PipelineRun:
             return [one.name for one in ended if one.spark.exception() is None]
 
     def finish(self, patience_s: float = FINISH_PATIENCE_S) -> None:
-        """Let no batch begin any more, and those that run come to their end, for so long."""
+        """Start no more batches, and wait for those that run, up to a timeout."""
         if not self._running:
             return
         self._buffers.hold_sources()
@@ -403,16 +403,16 @@ class PipelineRun:
     # ------------------------------------------------------------------- progress
 
     def statistics(self) -> tuple[QueryStatistics, ...]:
-        """Return a picture of this moment, of all queries that were started."""
+        """Return a snapshot of all queries that were started."""
         with self._asking():
             self._look()
             return tuple(self._named(one.statistics()) for one in (*self._ended, *self._running))
 
-    def _named(self, told: QueryStatistics) -> QueryStatistics:
-        """Return what a query tells, with vertices called as in the file."""
-        parts = [(*name.partition("."), n) for name, n in told.counts.items()]
+    def _named(self, statistics: QueryStatistics) -> QueryStatistics:
+        """Return the statistics of a query, with vertices named as in the file."""
+        parts = [(*name.partition("."), n) for name, n in statistics.counts.items()]
         named = {f"{what}{dot}{self.plan.name_of(where)}": n for what, dot, where, n in parts}
-        return told._replace(counts=named)
+        return statistics._replace(counts=named)
 
     def _look(self) -> None:
         for one in self._running:
@@ -432,10 +432,10 @@ def _along_the_edge(frames: Frames, query: Query, plan: Plan, options: SinkOptio
 def _as_text(options: SinkOptions) -> dict[str, str]:
     given = options.model_dump(exclude_defaults=True)
     secrets = {"token": options.token, "database": options.database}
-    told = {name: secret.get_secret_value() for name, secret in secrets.items() if secret}
+    revealed = {name: secret.get_secret_value() for name, secret in secrets.items() if secret}
     return {
         name: str(value).lower() if value is True else str(value) for name, value in given.items()
-    } | told
+    } | revealed
 
 
 def _query_id(checkpoint: Path) -> str:

@@ -3,7 +3,7 @@
 Python workers on this machine use the installed pyspark, not its zipped copy
 (`worker_environment`). Spark puts `pyspark.zip` before everything else on a worker's path. There is
 no compiled code in it, so every process that Spark starts for Python (one that plans for each
-stream, some for each kind of work) compiles pyspark anew: three times the CPU of a start. Spark
+stream, some for each kind of work) compiles pyspark again: three times the CPU of a start. Spark
 gives a process ten seconds, and on a busy machine that was not enough. So workers are started by a
 launcher of ours that leaves the zip out; the same pyspark, unpacked and compiled, is in the
 interpreter's own packages.
@@ -213,8 +213,8 @@ def spark_parser(session: SparkSession) -> Parse:
         try:
             parser.parseExpression(text)
         except ParseException as error:
-            told = [line for line in str(error).splitlines() if line.strip()]
-            return told[0] if told else "it cannot be parsed"
+            lines = [line for line in str(error).splitlines() if line.strip()]
+            return lines[0] if lines else "it cannot be parsed"
         return plausible(text)
 
     return parse

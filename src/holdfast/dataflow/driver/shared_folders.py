@@ -30,7 +30,7 @@ from holdfast.quiver.base.names import FORMAT
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# So many tasks for each core that Spark knows of: they are short, and each executor is to get one.
+# Tasks for each core that Spark knows of: they are short, and each executor should get one.
 TASKS_PER_CORE = 4
 
 
@@ -55,13 +55,13 @@ def check_shared(session: SparkSession, plan: Plan, places: Places) -> None:
         tasks = TASKS_PER_CORE * max(1, context.defaultParallelism)
         asked = context.parallelize(range(tasks), tasks)
         try:
-            told = asked.map(lambda _: (socket.gethostname(), unseen(marks))).collect()
+            missing = asked.map(lambda _: (socket.gethostname(), unseen(marks))).collect()
         except Py4JJavaError as error:
             raise PipelineFailed(
                 f"the executors cannot be asked what they see: {reason_of(error)}",
                 hint="is Holdfast installed for their Python (`spark.pyspark.python`)?",
             ) from error
-    for host, folders in told:
+    for host, folders in missing:
         if folders:
             raise not_shared(host, folders)
 
@@ -93,8 +93,8 @@ def _marks(plan: Plan, places: Places, marked: ExitStack) -> Iterator[tuple[str,
     for vertex in plan.pipeline.vertices.values():
         for quiver in () if vertex.source is None else vertex.source.quiver:
             for path in places.quiver(quiver).get("path", "").split(","):
-                if path and (told := _read(str(Path(path) / FORMAT))) is not None:
-                    yield str(Path(path) / FORMAT), told
+                if path and (text := _read(str(Path(path) / FORMAT))) is not None:
+                    yield str(Path(path) / FORMAT), text
 
 
 def _targets(plan: Plan) -> Iterator[tuple[str, TargetSettings]]:

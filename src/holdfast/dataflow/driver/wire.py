@@ -1,4 +1,4 @@
-"""What a gateway and the driver process beside it tell each other: lines of JSON.
+"""What a gateway and its driver process send each other: lines of JSON.
 
 The gateway writes one line of orders to the driver's standard input, and keeps it open: when it
 ends, the gateway is gone, and the driver ends too. The driver writes a line of figures to its
@@ -75,7 +75,7 @@ class DriverOrders(NamedTuple):
 
 @dataclass(frozen=True)
 class PipelineFigures:
-    """A moment's picture of one pipeline."""
+    """A snapshot of one pipeline."""
 
     state: PipelineState
     # How often it was restarted since the driver started.
@@ -87,7 +87,7 @@ class PipelineFigures:
 
 @dataclass(frozen=True)
 class DriverFigures:
-    """A moment's picture of the driver process and its pipelines."""
+    """A snapshot of the driver process and its pipelines."""
 
     is_running: bool = False
     # How often the process was started.
@@ -106,10 +106,10 @@ def encode_figures(pipelines: Mapping[str, PipelineFigures]) -> bytes:
 
 def decode_figures(line: bytes) -> dict[str, PipelineFigures]:
     """Return what a line of figures says."""
-    told: dict[str, dict[str, Any]] = json.loads(line)
+    received: dict[str, dict[str, Any]] = json.loads(line)
     return {
         name: PipelineFigures(
             **{**one, "queries": tuple(map(QueryStatistics.from_fields, one["queries"]))}
         )
-        for name, one in told.items()
+        for name, one in received.items()
     }

@@ -148,15 +148,15 @@ class SparkEngine:
     # The database.
 
     def _known(self, commits: CheckedCommits, report: FsckReport) -> Iterator[DataFrame]:
-        """Yield what the database says, references before rows, so many facts in each frame."""
+        """Yield what the database says, references before rows, `memory_rows` in each frame."""
         database, batch_rows = self._store.references.database, self._settings.batch_rows
         walked = {commit.id for commit in commits.commits}
 
-        def told() -> Iterator[pa.RecordBatch]:
+        def known_facts() -> Iterator[pa.RecordBatch]:
             for batch in edge_facts(database, batch_rows):
                 yield batch
                 report.references += batch.num_rows
-            report.references //= 2  # each was told by either end
+            report.references //= 2  # each was counted at either end
             yield source_facts(database, walked, commits.restorable)
             for batch in row_facts(database, range(PREFIXES), batch_rows):
                 yield batch
@@ -164,7 +164,7 @@ class SparkEngine:
 
         waiting: list[pa.RecordBatch] = []
         rows = 0
-        for batch in told():
+        for batch in known_facts():
             waiting.append(batch)
             rows += batch.num_rows
             if rows >= self._settings.memory_rows:

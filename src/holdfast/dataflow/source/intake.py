@@ -228,9 +228,9 @@ class FilesIntake(SourceIntake):
         try:
             fitting = self._batch(rows)
         except _ROW_ERRORS:  # one at least; that must not cost the others
-            told = [self._why_rejected(row) for row in rows]
-            wrong += [(*place, why) for place, why in zip(places, told, strict=True) if why]
-            fitting = self._batch([row for row, why in zip(rows, told, strict=True) if not why])
+            reasons = [self._why_rejected(row) for row in rows]
+            wrong += [(*place, why) for place, why in zip(places, reasons, strict=True) if why]
+            fitting = self._batch([row for row, why in zip(rows, reasons, strict=True) if not why])
         if wrong:
             self._reject(path, sorted(wrong))
         return fitting

@@ -54,11 +54,11 @@ from holdfast.quiver.base.bundle import one_batch
 SLOT = "events"
 # As all dead letters of a pipeline are kept (compiler/places.py).
 CONFIG = QuiverConfig(extractors={SLOT: ColumnExtractor("event_time")})
-# About so much is one bundle.
+# The approximate size of one bundle.
 PART_BYTES = 4 * 1024 * 1024
 # Epochs of one end: one for each part.
 PARTS_MAX = 1_000_000
-# How long to wait for a quiver that somebody has open.
+# How long to wait for a quiver that another process has open.
 FREE_TIMEOUT_S = 10.0
 _POLL_S = 0.05
 _NOTE_SUFFIX = ".unfit.json"
@@ -81,7 +81,7 @@ class RejectedPublisher:
     def publish(self, ends: Mapping[str, int]) -> None:
         """Append all rejected rows of bundles before these, by quiver; free if there are none.
 
-        Raises `DirectoryLocked` if somebody has the dead letters open for too long.
+        Raises `DirectoryLocked` if another process has the dead letters open for too long.
         """
         due = [name for name in staged_names(self._folder) if _is_due(name, ends)]
         if not due:
@@ -131,7 +131,7 @@ class _Letters:
         return len(self._order)
 
     def parts(self) -> Iterator[pa.RecordBatch]:
-        """Yield them in parts of about so many bytes, the same for the same letters."""
+        """Yield them in parts of about this many bytes, the same for the same letters."""
         lengths = (pc.binary_length(self._all[name]) for name in ("error", "row", "payload"))
         sizes = [pc.fill_null(one, 0).cast(pa.int64()).take(self._order) for one in lengths]
         ends = pc.cumulative_sum(reduce(pc.add, sizes))
@@ -214,8 +214,8 @@ def rejected_totals(checkpoint: Path) -> Counter[str]:
     totals: Counter[str] = Counter()
     for path in (checkpoint / FOLDER).glob(f"*{_NOTE_SUFFIX}"):
         note = _read_note(path)
-        for told in note.get("quivers", {}).values():
-            totals[note["vertex"]] += told.get("rows", 0)
+        for counted in note.get("quivers", {}).values():
+            totals[note["vertex"]] += counted.get("rows", 0)
     return totals
 
 

@@ -32,8 +32,8 @@ Positive = Annotated[float, Field(gt=0)]
 def _one_of(settings: Settings, *names: str) -> None:
     given = [name for name in names if getattr(settings, name) not in (None, "", [], {})]
     if len(given) != 1:
-        told = f", not {' and '.join(given)}" if given else ""
-        raise ValueError(f"give one of {', '.join(names)}{told}")
+        others = f", not {' and '.join(given)}" if given else ""
+        raise ValueError(f"give one of {', '.join(names)}{others}")
 
 
 # ------------------------------------------------------------------------ sources
