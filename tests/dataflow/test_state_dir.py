@@ -17,7 +17,7 @@ from holdfast.dataflow.driver.progress import QueryStatistics, lag_s
 from holdfast.dataflow.driver.state_dir import DrainRequest, StateDir
 from holdfast.errors import BadConfig, DirectoryLocked, PipelineFailed
 from holdfast.operate.cli.dataflow.display import Display
-from holdfast.operate.cli.dataflow.exposing import exposed
+from holdfast.operate.cli.dataflow.running import exposed
 
 NOON = datetime(2026, 5, 1, 12, tzinfo=UTC)
 

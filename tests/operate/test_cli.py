@@ -15,7 +15,7 @@ from click.shell_completion import BashComplete
 from click.testing import CliRunner
 
 from holdfast.operate.cli import COMMANDS, cli
-from holdfast.operate.cli.examples import EXAMPLES
+from holdfast.operate.cli.groups import EXAMPLES
 from holdfast.operate.cli.output import counted
 from holdfast.quiver import Quiver
 

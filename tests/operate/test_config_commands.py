@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import click
 import jsonschema_rs
 import pytest
 import yaml
@@ -15,17 +13,15 @@ from click.testing import CliRunner, Result
 
 from holdfast.errors import BadConfig, BadInput
 from holdfast.graph.registry import COMPONENTS
+from holdfast.operate.cli import cli
 from holdfast.operate.cli.gateway_options import data_directory
 
 EXAMPLE = str(Path(__file__).parents[2] / "examples" / "openlineage.yaml")
 
 
 def run(name: str, *arguments: str) -> Result:
-    module = import_module(f"holdfast.operate.cli.cmd_{name}")
-    command: click.Command = module.command
-    return CliRunner().invoke(
-        command, list(arguments), catch_exceptions=False, standalone_mode=False
-    )
+    told = [name.replace("_", "-"), *arguments]
+    return CliRunner().invoke(cli, told, catch_exceptions=False, standalone_mode=False)
 
 
 def test_the_example_is_valid() -> None:

@@ -19,7 +19,7 @@ from tests.quiver.reading import acknowledge, reject
 
 from holdfast.operate.cli import main
 from holdfast.operate.cli.quiver.account import TABLE_LINES
-from holdfast.operate.cli.quiver.progress import ThrottledProgress
+from holdfast.operate.cli.quiver.checking import ThrottledProgress
 from holdfast.quiver import Quiver
 from holdfast.quiver.tools.inspect import Inventory, inspect
 from holdfast.seam.disk import Disk
@@ -225,7 +225,7 @@ class FakeTime:
 
 def test_the_pace_keeps_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
-    monkeypatch.setattr("holdfast.operate.cli.quiver.progress.time", FakeTime(slept))
+    monkeypatch.setattr("holdfast.operate.cli.quiver.checking.time", FakeTime(slept))
     with ThrottledProgress("work", 10_000_000, max_mb_s=2.0, quiet=True) as pace:
         pace(4_000_000)
         pace(1_000_000)

@@ -1,4 +1,4 @@
-"""The command line. Each command is a module of its own, loaded when it is called."""
+"""The command line. The module of a command is loaded when it is called."""
 
 from __future__ import annotations
 
@@ -14,18 +14,22 @@ from holdfast.errors import BadConfig, ConfigFinding, HoldfastError
 from holdfast.extras import missing_extra
 from holdfast.operate.cli.groups import CommandGroup
 
-# Command, its module, one line for the help. The order is the order of the help.
+# Command, its module (with its name there, unless `command`), one line for the help. The order is
+# the order of the help.
 COMMANDS = {
     "demo": (
         "cmd_demo",
         "Watch it keep its promise: a gateway, kill -9, a table that adds up.",
     ),
     "up": ("cmd_up", "Run a gateway: receive, hold and deliver, as a graph file says."),
-    "validate": ("cmd_validate", "Check a graph file; all errors in one pass."),
-    "print-config": ("cmd_print_config", "Print a graph file with every default filled in."),
+    "validate": ("cmd_config:validate_command", "Check a graph file; all errors in one pass."),
+    "print-config": (
+        "cmd_config:print_config_command",
+        "Print a graph file with every default filled in.",
+    ),
     "config": ("cmd_config", "Describe graph files: their JSON Schema."),
     "components": ("cmd_components", "List receivers, processors and exporters."),
-    "graph": ("cmd_graph", "Draw a graph file as text or as a Mermaid chart."),
+    "graph": ("cmd_config:graph_command", "Draw a graph file as text or as a Mermaid chart."),
     "processors": ("cmd_processors", "Try the processors of a graph file on events."),
     "destination": ("cmd_destination", "Look at the destinations of a gateway; pause, resume."),
     "tap": ("cmd_tap", "Look at events on their way to a destination, live."),
@@ -63,8 +67,9 @@ class LazyGroup(CommandGroup):
         name = ALIASES.get(name, name)
         if name not in COMMANDS:
             return None
-        module = importlib.import_module(f"holdfast.operate.cli.{COMMANDS[name][0]}")
-        command: click.Command = module.command
+        module, _, attribute = COMMANDS[name][0].partition(":")
+        found = importlib.import_module(f"holdfast.operate.cli.{module}")
+        command: click.Command = getattr(found, attribute or "command")
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

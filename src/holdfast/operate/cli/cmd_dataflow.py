@@ -10,8 +10,7 @@ from holdfast.operate.cli.dataflow.looking import (
     validate_command,
     watermark_command,
 )
-from holdfast.operate.cli.dataflow.redriving import redrive_command
-from holdfast.operate.cli.dataflow.replaying import replay_command
+from holdfast.operate.cli.dataflow.replaying import redrive_command, replay_command
 from holdfast.operate.cli.dataflow.running import drain_command, run_command, test_command
 from holdfast.operate.cli.groups import CommandGroup
 

@@ -16,8 +16,7 @@ from holdfast.operate.cli.output import (
     printable,
     size,
 )
-from holdfast.operate.cli.quiver.options import Directory
-from holdfast.operate.cli.quiver_places import NamedQuiver, dead_letters_at, quivers_at
+from holdfast.operate.cli.quiver.options import Directory, NamedQuiver, dead_letters_at, quivers_at
 from holdfast.quiver.tools.explain import BundleExplanation, Fate, explain
 from holdfast.quiver.tools.inspect import Inventory, inspect
 from holdfast.quiver.tools.search import Match, search

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import click
 
-from holdfast.operate.cli import cmd_quiver_metrics
 from holdfast.operate.cli.groups import CommandGroup
 from holdfast.operate.cli.quiver.account import ledger_command
 from holdfast.operate.cli.quiver.changing import drop_subscriber_command, replay_command
 from holdfast.operate.cli.quiver.checking import fsck_command, scrub_command
 from holdfast.operate.cli.quiver.copying import backup_command, restore_command, salvage_command
-from holdfast.operate.cli.quiver.looking import cat_command, list_command, show_command
+from holdfast.operate.cli.quiver.looking import (
+    cat_command,
+    list_command,
+    metrics_command,
+    show_command,
+)
 
 
 @click.group(cls=CommandGroup)
@@ -26,7 +30,7 @@ for subcommand in (
     show_command,
     cat_command,
     ledger_command,
-    cmd_quiver_metrics.command,
+    metrics_command,
     fsck_command,
     scrub_command,
     replay_command,

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from pathlib import PurePath
+from typing import Self
 
 import click
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from holdfast.errors import Damaged
+from holdfast.operate.cli.consoles import stderr
 from holdfast.operate.cli.output import json_option, print_json, print_table, size
 from holdfast.operate.cli.quiver.options import directory_argument
-from holdfast.operate.cli.quiver.progress import ThrottledProgress
 from holdfast.quiver.tools.findings import QuiverFinding, Report
 from holdfast.quiver.tools.fsck import fsck
 from holdfast.quiver.tools.scrub import scrub, total_bytes
@@ -67,3 +70,36 @@ def print_findings(findings: Sequence[QuiverFinding]) -> None:
 def show_ranges(ranges: Sequence[tuple[int, int]]) -> str:
     """Return ranges of seqs as people write them."""
     return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in ranges)
+
+
+class ThrottledProgress:
+    """Told of every piece of work in bytes: shows how far it is, and slows it down if asked to."""
+
+    def __init__(self, what: str, total_bytes: int, *, max_mb_s: float | None, quiet: bool) -> None:
+        self._max_bytes_s = None if max_mb_s is None else max_mb_s * 1e6
+        self._done_bytes = 0
+        self._started_s = time.monotonic()
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            DownloadColumn(),
+            TimeRemainingColumn(),
+            console=stderr,
+            transient=True,
+            disable=quiet or not stderr.is_terminal,
+        )
+        self._task = self._progress.add_task(what, total=total_bytes)
+
+    def __call__(self, size_bytes: int) -> None:
+        self._done_bytes += size_bytes
+        self._progress.advance(self._task, size_bytes)
+        if self._max_bytes_s is not None:
+            due_s = self._started_s + self._done_bytes / self._max_bytes_s
+            time.sleep(max(0.0, due_s - time.monotonic()))
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._progress.stop()

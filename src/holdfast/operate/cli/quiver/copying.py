@@ -12,13 +12,12 @@ import click
 from holdfast.errors import Damaged
 from holdfast.operate.cli.output import json_option, print_json, print_table, size
 from holdfast.operate.cli.quiver.account import print_balances
-from holdfast.operate.cli.quiver.checking import print_findings
+from holdfast.operate.cli.quiver.checking import ThrottledProgress, print_findings
 from holdfast.operate.cli.quiver.options import (
     Directory,
     directory_argument,
     target_argument,
 )
-from holdfast.operate.cli.quiver.progress import ThrottledProgress
 from holdfast.quiver.tools.backup import Copied, backup, restore
 from holdfast.quiver.tools.findings import QuiverFinding, Severity
 from holdfast.quiver.tools.salvage import salvage
