@@ -7,9 +7,8 @@ import asyncio
 import pytest
 from tests.graph.toys.exporter import DELIVERED, REFUSING, MemoryExporter
 
-from holdfast.deliver.exporters.round_robin import RoundRobin
 from holdfast.graph import delivery as module
-from holdfast.graph.delivery import Taps
+from holdfast.graph.delivery import RoundRobin, Taps
 from holdfast.quiver import Position
 from holdfast.signals.event import Event
 

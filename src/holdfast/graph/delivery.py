@@ -1,4 +1,4 @@
-"""From a plan to what runs: the exporter of a destination, the processors before it, and its tap.
+"""From a plan to what runs: the exporters of a destination, the processors before it, and its tap.
 
 A tap is a live sample of the events on their way to a destination. It lives as long as it is asked
 for. Its samples are few per second and cut short, and wait in a bounded list; while nobody looks,
@@ -8,7 +8,7 @@ an event costs one look into an empty table.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -16,8 +16,7 @@ from typing import Any, cast
 
 from holdfast.dead_letters.queue import DeadLetterQueue
 from holdfast.deliver.context import DeliveryContext
-from holdfast.deliver.exporter import Exporter, ExporterContext
-from holdfast.deliver.exporters.round_robin import RoundRobin
+from holdfast.deliver.exporter import Answer, Exporter, ExporterContext
 from holdfast.graph.paths import ChainStep, DestinationPlan
 from holdfast.processors.processor import Processor, Router
 from holdfast.seam import Seam
@@ -144,6 +143,42 @@ def _function(step: ChainStep) -> Callable[[Any], Unit | None]:
         return cast("Processor", step.node.processor).process
     router = cast("Router", step.node.processor)
     return lambda unit: unit if router.port(unit) == step.port else None
+
+
+class RoundRobin:
+    """Exporters that take turns: one destination, each send to the next of them.
+
+    A send that fails is tried again by the delivery loop, and so goes to the next one: while one is
+    down, the others get everything.
+    """
+
+    def __init__(self, exporters: Sequence[Exporter]) -> None:
+        self._exporters = exporters
+        self._next = 0
+        self.max_batch_events = min(one.max_batch_events for one in exporters)
+        self.max_batch_bytes = min(one.max_batch_bytes for one in exporters)
+
+    async def start(self) -> None:
+        """Start all of them."""
+        for exporter in self._exporters:
+            await exporter.start()
+
+    async def send(self, events: Sequence[Unit]) -> Answer:
+        """Send with the one whose turn it is."""
+        exporter = self._exporters[self._next]
+        self._next = (self._next + 1) % len(self._exporters)
+        return await exporter.send(events)
+
+    async def close(self) -> None:
+        """Close all of them, whatever happens to one."""
+        failures = []
+        for exporter in self._exporters:
+            try:
+                await exporter.close()
+            except Exception as error:
+                failures.append(error)
+        if failures:
+            raise failures[0]
 
 
 def make_exporter(plan: DestinationPlan, seam: Seam, base_dir: Path) -> Exporter:
