@@ -56,7 +56,7 @@ than before, the others deliver what the missing ones left.
 Applied without a restart:
 
 - everything about exporters, their `delivery`, the processors before them, and handlers of dead
-  letters: a destination that changed is ended and begun again where it was;
+  letters: a destination that changed is restarted where it was;
 - what a receiver can take while it listens (`openlineage`: `tokens`, `token_file`);
 - {live}.
 

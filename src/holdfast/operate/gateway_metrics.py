@@ -88,7 +88,7 @@ GATEWAY_METRICS: tuple[Metric[GatewayStatistics], ...] = (
     Metric(
         "gateway.receiver.received_events_total", "counter", "events",
         "Events that arrived since the start.",
-        "Its rate is the load. It is accepted + rejected + what is in flight.",
+        "Its rate is the load. It equals accepted + rejected + in flight.",
         each(_receivers, "received"), _RECEIVER,
     ),
     Metric(
@@ -98,7 +98,7 @@ GATEWAY_METRICS: tuple[Metric[GatewayStatistics], ...] = (
     ),
     Metric(
         "gateway.receiver.rejected_events_total", "counter", "events",
-        "Events that were not accepted, by reason; their senders were told.",
+        "Events that were not accepted, by reason; the sender got an error.",
         "`invalid`: producers send wrong events. `busy`, `rate`, `unavailable`: they will retry.",
         each(_receivers, "rejected", "reason"), (*_RECEIVER, "reason"),
     ),
@@ -122,7 +122,7 @@ GATEWAY_METRICS: tuple[Metric[GatewayStatistics], ...] = (
     Metric(
         "gateway.receiver.in_flight_requests", "gauge", "requests",
         "Requests that are being answered.",
-        "Near the limit: senders are about to be told to wait.",
+        "Near the limit: senders will soon be asked to wait.",
         each(_receivers, "in_flight_requests"), _RECEIVER,
     ),
     Metric(
@@ -132,7 +132,7 @@ GATEWAY_METRICS: tuple[Metric[GatewayStatistics], ...] = (
     ),
     Metric(
         "gateway.receiver.connections", "gauge", "connections",
-        "Open connections.", "Grows for ever: clients do not close theirs.",
+        "Open connections.", "Keeps growing: clients do not close theirs.",
         each(_receivers, "connections"), _RECEIVER,
     ),
     # --------------------------------------------------------------- destinations
@@ -149,24 +149,24 @@ GATEWAY_METRICS: tuple[Metric[GatewayStatistics], ...] = (
     ),
     Metric(
         "gateway.destination.sends_total", "counter", "sends",
-        "Attempts to send, whatever came of them.",
+        "Attempts to send, successful or not.",
         "Sent events divided by sends is the size of a request, if none failed.",
         each(_destinations, "sends"), _DESTINATION,
     ),
     Metric(
         "gateway.destination.failed_events_total", "counter", "events",
-        "Events that were not taken, by class; one that is tried five times counts five times.",
-        "`auth`: mend the credentials. `permanent`: dead letters. `transient`: it is tried again.",
+        "Events that were not taken, by class; an event tried five times counts five times.",
+        "`auth`: fix the credentials. `permanent`: dead letters. `transient`: it is retried.",
         each(_destinations, "failed", "class"), (*_DESTINATION, "class"),
     ),
     Metric(
         "gateway.destination.filtered_events_total", "counter", "events",
-        "Events that processors on the way did not let through.",
+        "Events that processors filtered out on the way.",
         "Unexpectedly many: a pattern is too wide.", each(_destinations, "filtered"), _DESTINATION,
     ),
     Metric(
         "gateway.destination.dead_lettered_events_total", "counter", "events",
-        "Events that the destination will not take, and that are dead letters now, by reason.",
+        "Events that the destination rejected for good and that became dead letters, by reason.",
         "Any increase: look with `holdfast dlq ls`.",
         each(_destinations, "dead_lettered_by_reason", "reason"), (*_DESTINATION, "reason"),
     ),
@@ -179,37 +179,37 @@ GATEWAY_METRICS: tuple[Metric[GatewayStatistics], ...] = (
     ),
     Metric(
         "gateway.destination.lag_events", "gauge", "events",
-        "Events that wait for the destination: the seed's consumer lag.",
+        "Events waiting for the destination: its consumer lag.",
         "Grows: it is down, or slower than the producers.",
         each(_destinations, "lag_events"), _DESTINATION,
     ),
     Metric(
         "gateway.destination.lag_bytes", "gauge", "bytes",
-        "Payload that waits for the destination.",
+        "Payload waiting for the destination.",
         "At `retention_size` its `on_full` decides.",
         each(_destinations, "lag_bytes"), _DESTINATION,
     ),
     Metric(
         "gateway.destination.oldest_age_seconds", "gauge", "seconds",
-        "Age of the oldest event that waits for the destination; 0 if none does.",
+        "Age of the oldest event waiting for the destination; 0 if there is none.",
         "The one to alert on: it grows with every second of an outage, whatever the load.",
         each(_destinations, "oldest_age_s"), _DESTINATION,
     ),
     Metric(
         "gateway.destination.held_seconds", "gauge", "seconds",
-        "For how long the event fails that fails for longest, with the code of its last answer.",
-        "Minutes: nothing overtakes it. Mend what the code says; `holdfast destination ls` has "
+        "How long the longest-failing event has been failing, with the code of its last response.",
+        "Minutes: nothing overtakes it. Fix what the code says; `holdfast destination ls` has "
         "its number.",
         each(_held, "age_s"), (*_DESTINATION, "code"),
     ),
     Metric(
         "gateway.destination.held_attempts", "gauge", "attempts",
-        "How often that event was sent.", "As above.",
+        "How many times that event was sent.", "As above.",
         each(_held, "attempts"), (*_DESTINATION, "code"),
     ),
     Metric(
         "gateway.destination.in_flight_events", "gauge", "events",
-        "Events that were sent and not answered yet.",
+        "Events that were sent and have no response yet.",
         "What a crash would deliver twice.", each(_destinations, "in_flight_events"), _DESTINATION,
     ),
     Metric(
@@ -221,23 +221,23 @@ GATEWAY_METRICS: tuple[Metric[GatewayStatistics], ...] = (
     Metric(
         "gateway.destination.state", "gauge", "0 or 1",
         "1 for the state that the destination is in, 0 for the others.",
-        "`auth_failed` and `stalled` wait for somebody to do something.",
+        "`auth_failed` and `stalled` need an operator.",
         _states, (*_DESTINATION, "state"),
     ),
     Metric(
         "gateway.destination.breaker_open", "gauge", "0 or 1",
-        "Whether sending is stopped for a while because it failed again and again.",
+        "Whether sending is suspended for a while after repeated failures.",
         "1: the destination is down.", _breakers, _DESTINATION,
     ),
     Metric(
         "gateway.destination.breaker_opened_total", "counter", "times",
-        "How often that happened since the start.", "Its rate: the destination flaps.",
+        "How many times that happened since the start.", "Its rate: the destination flaps.",
         each(_destinations, "breaker_opened_total"), _DESTINATION,
     ),
     # --------------------------------------------------------------- dead letters
     Metric(
         "gateway.dead_letters.events", "gauge", "events",
-        "Letters that lie in the store: `rejected` (never accepted) or `undelivered`.",
+        "Dead letters in the store: `rejected` (never accepted) or `undelivered`.",
         "Any `undelivered`: a destination did not get them. Fix, replay or purge.",
         each(_letters, "events"), _STORE,
     ),
@@ -257,61 +257,62 @@ GATEWAY_METRICS: tuple[Metric[GatewayStatistics], ...] = (
     ),
     Metric(
         "gateway.dead_letters.oldest_age_seconds", "gauge", "seconds",
-        "Age of the oldest letter; 0 if there is none.", "Days: nobody looks.",
+        "Age of the oldest dead letter; 0 if there is none.", "Days: nobody looks.",
         each(_letters, "oldest_age_s"), _STORE,
     ),
     Metric(
         "gateway.dead_letters.filed_events_total", "counter", "events",
-        "Letters filed since the start, by destination and reason.",
+        "Dead letters filed since the start, by destination and reason.",
         "Its rate by reason says what is wrong.", _filed, (*_STORE, "destination", "reason"),
     ),
     Metric(
         "gateway.dead_letters.refused_events_total", "counter", "events",
-        "Rejected events of which no copy was kept, by why: rate, too_large, store.",
+        "Rejected events of which no copy was kept, by reason: rate, too_large, store.",
         "Many by `rate`: a producer floods with wrong events.", each(_letters, "refused", "reason"),
         (*_STORE, "reason"),
     ),
     Metric(
         "gateway.dead_letters.dropped_events_total", "counter", "events",
-        "Letters that the cap took unseen, ever.",
-        "Any in `undelivered`: impossible but by damage.", each(_letters, "dropped"), _STORE,
+        "Dead letters dropped at the cap before anyone resolved them, ever.",
+        "Any in `undelivered`: only damage can cause that.", each(_letters, "dropped"), _STORE,
     ),
     Metric(
         "gateway.dead_letters.expired_events_total", "counter", "events",
-        "Letters that went by their age, ever.", "Nobody looked in time.",
+        "Dead letters that expired, ever.", "Nobody looked in time.",
         each(_letters, "expired"), _STORE,
     ),
     Metric(
         "gateway.dead_letters.resolved_events_total", "counter", "events",
-        "Letters that were replayed, fixed or purged, ever.", "Work done.",
+        "Dead letters that were sent again, fixed or purged, ever.", "Work done.",
         each(_letters, "resolved"), _STORE,
     ),
     # --------------------------------------------------------------------- flight
     Metric(
         "gateway.flight.calls_total", "counter", "calls",
-        "Calls over Flight to the owner of the quivers, refused ones left out.",
+        "Flight calls to the owner of the quivers, not counting refused ones.",
         "Its rate: how often pipelines ask.", each(_flight, "calls_total"),
     ),
     Metric(
         "gateway.flight.refused_calls_total", "counter", "calls",
-        "Calls refused for want of a token or of room.",
+        "Calls refused because of a missing token or too many calls.",
         "Any increase: a wrong token, or `max_calls` is too small.", each(_flight, "refused_total"),
     ),
     Metric(
         "gateway.flight.attached_subscribers", "gauge", "subscribers",
-        "Subscribers that are attached over Flight.",
+        "Subscribers attached over Flight.",
         "Fewer than there are pipelines: a driver is away.", each(_flight, "attached"),
     ),
     Metric(
         "gateway.flight.reader_starts_total", "counter", "starts",
-        "How often the process that serves sealed data was started.",
-        "Grows: it is killed, by the kernel for want of memory perhaps.",
+        "How many times the process that serves sealed data was started.",
+        "Grows: it is being killed, perhaps by the kernel because memory ran out.",
         each(_flight, "reader_starts_total"),
     ),
     # -------------------------------------------------------------------- process
     Metric(
         "gateway.process.uptime_seconds", "gauge", "seconds",
-        "How long the process runs.", "Falls to 0: it was started again.", each(whole, "uptime_s"),
+        "How long the process has been running.",
+        "Falls to 0: it was restarted.", each(whole, "uptime_s"),
     ),
     Metric(
         "gateway.process.refusing", "gauge", "0 or 1",
@@ -320,7 +321,7 @@ GATEWAY_METRICS: tuple[Metric[GatewayStatistics], ...] = (
     ),
     Metric(
         "gateway.process.resident_bytes", "gauge", "bytes",
-        "Memory of the process.", "Grows without end: report it.", each(whole, "resident_bytes"),
+        "Memory of the process.", "Keeps growing: report it.", each(whole, "resident_bytes"),
     ),
     Metric(
         "gateway.process.cpu_seconds_total", "counter", "seconds",

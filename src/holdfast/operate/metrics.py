@@ -102,18 +102,18 @@ METRICS: tuple[Metric[Statistics], ...] = (
     Metric(
         "quiver.gc.evictions_total", "counter", "segments",
         "Segments removed since the quiver was opened, by reason.",
-        "`processed` is the normal way to go. `age`, `size` and `segments` may take what somebody "
-        "still waited for: see the outcomes of the subscribers.",
+        "`processed` is the normal case. `age`, `size` and `segments` may remove what a subscriber "
+        "was still waiting for: see the outcomes of the subscribers.",
         _evictions, ("reason",),
     ),
     Metric(
         "quiver.gc.deleted_bundles_total", "counter", "bundles",
-        "Bundles that are gone from disk, over all openings.",
+        "Bundles removed from disk, over all openings.",
         "Accepted minus deleted is what is on disk.", each(whole, "deleted_bundles"),
     ),
     Metric(
         "quiver.gc.deleted_events_total", "counter", "events",
-        "Events that are gone from disk, over all openings.",
+        "Events removed from disk, over all openings.",
         "As above, in events.", each(whole, "deleted_events"),
     ),
     Metric(
@@ -137,14 +137,14 @@ METRICS: tuple[Metric[Statistics], ...] = (
     ),
     Metric(
         "quiver.ingest.stalled_seconds_total", "counter", "seconds",
-        "The part of it that was waited for the sealer.",
-        "Grows: segments are written more slowly than events come in.",
+        "The part of that time spent waiting for the sealer.",
+        "Grows: segments are written more slowly than events arrive.",
         each(whole, "writer.stall_seconds"),
     ),
     Metric(
         "quiver.ingest.accepting", "gauge", "0 or 1",
         "Whether appends are accepted at all.",
-        "0 while the process lives: the disk failed, and the quiver has to be opened again.",
+        "0 while the process is running: the disk failed, and the quiver has to be reopened.",
         each(whole, "accepting"),
     ),
     Metric(
@@ -184,12 +184,12 @@ METRICS: tuple[Metric[Statistics], ...] = (
     Metric(
         "quiver.ingest.staged_bytes", "gauge", "bytes",
         "Payload staged by open transactions.",
-        "Stays up: somebody neither commits nor aborts.", each(whole, "staged_bytes"),
+        "Stays up: a transaction is neither committed nor aborted.", each(whole, "staged_bytes"),
     ),
     Metric(
         "quiver.ingest.producers", "gauge", "producers",
-        "Idempotent producers that are remembered.",
-        "At `producers.max_count` the one that was silent longest is forgotten.",
+        "Idempotent producers that the quiver remembers.",
+        "At `producers.max_count` the one idle longest is forgotten.",
         each(whole, "producers"),
     ),
     # ------------------------------------------------------------------------ wal
@@ -218,7 +218,7 @@ METRICS: tuple[Metric[Statistics], ...] = (
     Metric(
         "quiver.wal.sync_seconds_max", "gauge", "seconds",
         "The slowest of these syncs.",
-        "Seconds: the disk or its controller has a problem, or somebody else keeps it busy.",
+        "Seconds: the disk or its controller has a problem, or another process keeps it busy.",
         each(whole, "writer.sync_seconds_max"),
     ),
     Metric(
@@ -234,13 +234,13 @@ METRICS: tuple[Metric[Statistics], ...] = (
     # -------------------------------------------------------------------- segment
     Metric(
         "quiver.segment.dropped_total", "counter", "segments",
-        "Segments removed although somebody still waited for them, to make room.",
-        "Any increase is lost data, by your `drop_oldest`.",
+        "Segments removed to make room while a subscriber was still waiting for them.",
+        "Any increase is lost data, caused by your `drop_oldest`.",
         each(whole, "retention.dropped_segments"),
     ),
     Metric(
         "quiver.segment.open_bytes", "gauge", "bytes",
-        "Size of the open buffer: accepted, and not handed to the sealer yet.",
+        "Size of the open buffer: accepted, not handed to the sealer yet.",
         "Rises to `segment.target_size_bytes` and falls again.", each(whole, "open_bytes"),
     ),
     Metric(
@@ -280,24 +280,24 @@ METRICS: tuple[Metric[Statistics], ...] = (
     ),
     Metric(
         "quiver.segment.seal_failures_total", "counter", "failures",
-        "Attempts to seal that failed; each is tried again.",
+        "Attempts to seal that failed; each is retried.",
         "Any increase: the disk is full or failing. Nothing is lost, but nothing is freed.",
         each(whole, "sealer.failures"),
     ),
     Metric(
         "quiver.segment.extractor_failures_total", "counter", "failures",
-        "Batches whose event times or keys could not be read; they were stored without.",
+        "Batches whose event times or keys could not be read; they were stored without them.",
         "Any increase: the extractor does not fit the data.",
         each(whole, "extractor_failures_total"),
     ),
     Metric(
         "quiver.segment.rebuilt_tables", "gauge", "segments",
-        "Segments whose damaged bundle table was made anew from their rows.",
-        "Any: bytes on disk changed. Nothing was lost by it.", each(whole, "rebuilt_tables"),
+        "Segments whose damaged bundle table was rebuilt from their rows.",
+        "Any: bytes on disk changed. Nothing was lost.", each(whole, "rebuilt_tables"),
     ),
     Metric(
         "quiver.segment.opaque_rows_total", "counter", "rows",
-        "Rows that Arrow could not write together with others, and that are kept as they came.",
+        "Rows that Arrow could not write together with others, kept as they arrived.",
         "Grows: schemas differ from bundle to bundle; scans of such rows are slow.",
         each(whole, "opaque_rows_total"),
     ),
@@ -309,7 +309,7 @@ METRICS: tuple[Metric[Statistics], ...] = (
     ),
     Metric(
         "quiver.ledger.depth", "gauge", "lines",
-        "Lines since the last checkpoint: what a start has to replay.",
+        "Lines since the last checkpoint, which a start has to replay.",
         "Falls to 0 whenever a file is full.", each(whole, "ledger_depth"),
     ),
     Metric(
@@ -324,21 +324,21 @@ METRICS: tuple[Metric[Statistics], ...] = (
     ),
     Metric(
         "quiver.quarantine.bytes", "gauge", "bytes",
-        "Damaged bytes that were set aside; they count in the budget.",
+        "Damaged bytes in quarantine; they count towards the size cap.",
         "Any increase: bytes on disk changed. `holdfast quiver ls` names them.",
         each(whole, "quarantined_bytes"),
     ),
     # ----------------------------------------------------------------------- core
     Metric(
         "quiver.core.bytes", "gauge", "bytes",
-        "What the quiver occupies on disk: log, segments, ledger, quarantine.",
+        "Disk space the quiver uses: log, segments, ledger, quarantine.",
         "Per core: an imbalance shows producers or readers that are not spread evenly.",
         each(whole, "used_bytes"),
     ),
     Metric(
         "quiver.core.cap_bytes", "gauge", "bytes",
-        "Its size cap: the whole one, divided by the number of cores.",
-        "Changes while a core of a former, larger number is drained.",
+        "Its size cap: the configured cap divided by the number of cores.",
+        "Changes while a core left over from a larger number is drained.",
         each(whole, "size_cap_bytes"),
     ),
     Metric(
@@ -349,14 +349,14 @@ METRICS: tuple[Metric[Statistics], ...] = (
     ),
     Metric(
         "quiver.retention.clock_doubted_seconds", "gauge", "seconds",
-        "How much longer nothing expires: the clock was far ahead of all data at the start.",
+        "How much longer nothing expires: at the start the clock was far ahead of all data.",
         "Above 0 and the clock is wrong: set it before `retention.clock_grace_s` is over.",
         each(whole, "clock_doubted_s"),
     ),
     Metric(
         "quiver.core.adopted", "gauge", "0 or 1",
-        "Whether the core is left over from a larger number of cores, and only drained.",
-        "Stays 1: one of its subscribers is not read any more.", each(whole, "adopted"),
+        "Whether the core is left over from a larger number of cores and only drained.",
+        "Stays 1: one of its subscribers is no longer read.", each(whole, "adopted"),
     ),
     Metric(
         "quiver.core.info", "gauge", "1",
@@ -367,54 +367,54 @@ METRICS: tuple[Metric[Statistics], ...] = (
     # ---------------------------------------------------------------- subscribers
     Metric(
         "quiver.subscriber.dropped_segments_total", "counter", "segments",
-        "As `quiver.segment.dropped_total`, once for every subscriber that still waited.",
-        "Any increase is lost data, by your `drop_oldest`.",
+        "As `quiver.segment.dropped_total`, once for every subscriber that was still waiting.",
+        "Any increase is lost data, caused by your `drop_oldest`.",
         each(whole, "retention.subscriber_dropped_segments"),
     ),
     Metric(
         "quiver.subscriber.lag_bundles", "gauge", "bundles",
-        "Bundles that wait for the subscriber.",
+        "Bundles waiting for the subscriber.",
         "Grows: it is slower than the producers, or dead.",
         each(_subscribers, "pending.bundles"), _SUBSCRIBER,
     ),
     Metric(
         "quiver.subscriber.lag_events", "gauge", "events",
-        "Events that wait for the subscriber.", "As above, in events.",
+        "Events waiting for the subscriber.", "As above, in events.",
         each(_subscribers, "pending.events"), _SUBSCRIBER,
     ),
     Metric(
         "quiver.subscriber.lag_bytes", "gauge", "bytes",
-        "Payload that waits for the subscriber.",
+        "Payload waiting for the subscriber.",
         "At its `max_bytes` its `on_full` decides.",
         each(_subscribers, "pending_bytes"), _SUBSCRIBER,
     ),
     Metric(
         "quiver.subscriber.oldest_unresolved_age_seconds", "gauge", "seconds",
-        "Age of the oldest bundle that waits for the subscriber; 0 if none does.",
+        "Age of the oldest bundle waiting for the subscriber; 0 if there is none.",
         "The one to alert on: it grows with every second of an outage, whatever the load.",
         each(_subscribers, "oldest_age_s"), _SUBSCRIBER,
     ),
     Metric(
         "quiver.subscriber.gap_ranges", "gauge", "ranges",
-        "Ranges that are resolved beyond the first bundle that is not: the seed's gap set.",
+        "Resolved ranges beyond the first unresolved bundle.",
         "Large: single old bundles are retried again and again, and hold back their segments.",
         each(_subscribers, "gap_ranges"), _SUBSCRIBER,
     ),
     Metric(
         "quiver.subscriber.high_water_seq", "gauge", "seq",
-        "The first bundle that is not resolved: the seed's high-water mark.",
+        "Number of the first bundle that is not resolved: the high-water mark.",
         "Stands still while the lag grows: one bundle blocks.",
         each(_subscribers, "high_water_seq"), _SUBSCRIBER,
     ),
     Metric(
         "quiver.subscriber.pins", "gauge", "ranges",
-        "Planned ranges that retention leaves alone.",
+        "Planned ranges that retention must not remove.",
         "Many: a reader plans and does not commit.", each(_subscribers, "pins"), _SUBSCRIBER,
     ),
     Metric(
         "quiver.subscriber.attached", "gauge", "0 or 1",
         "Whether a reader is attached.",
-        "0 for long: nobody reads; what waits is kept unless `retention.orphan_ttl_s` is set.",
+        "0 for long: nobody reads; the backlog is kept unless `retention.orphan_ttl_s` is set.",
         each(_subscribers, "attached"), _SUBSCRIBER,
     ),
     Metric(
@@ -424,19 +424,19 @@ METRICS: tuple[Metric[Statistics], ...] = (
     ),
     Metric(
         "quiver.subscriber.generation", "gauge", "generation",
-        "How often a reader attached.",
+        "How many times a reader attached.",
         "Grows all the time: two readers under one name fence each other off.",
         each(_subscribers, "generation"), _SUBSCRIBER,
     ),
     Metric(
         "quiver.subscriber.accepted_bundles_total", "counter", "bundles",
-        "Bundles accepted for the subscriber since it was registered, and what was replayed.",
+        "Bundles accepted for the subscriber since it was registered, including replayed ones.",
         "Equals the sum of its outcomes and its lag, always.",
         each(_subscribers, "accepted.bundles"), _SUBSCRIBER,
     ),
     Metric(
         "quiver.subscriber.accepted_events_total", "counter", "events",
-        "Events accepted for the subscriber since it was registered, and what was replayed.",
+        "Events accepted for the subscriber since it was registered, including replayed ones.",
         "As above, in events.", each(_subscribers, "accepted.events"), _SUBSCRIBER,
     ),
     Metric(

@@ -56,13 +56,13 @@ _PIPELINE = ("pipeline",)
 PIPELINE_METRICS: tuple[Metric[DriverFigures], ...] = (
     Metric(
         "pipeline.driver.running", "gauge", "0 or 1",
-        "Whether the driver process of the pipelines runs.",
-        "0 for long: the log says why it ends.",
+        "Whether the driver process of the pipelines is running.",
+        "0 for long: the log says why it exits.",
         each(whole, "is_running"),
     ),
     Metric(
         "pipeline.driver.starts_total", "counter", "starts",
-        "How often the driver process was started.",
+        "How many times the driver process was started.",
         "Any increase after the first: Java or the machine ran out of something.",
         each(whole, "starts_total"),
     ),
@@ -75,7 +75,7 @@ PIPELINE_METRICS: tuple[Metric[DriverFigures], ...] = (
     ),
     Metric(
         "pipeline.run.restarts_total", "counter", "restarts",
-        "How often the pipeline was begun again, since its driver began.",
+        "How many times the pipeline was restarted since its driver started.",
         "Its rate: a batch fails again and again; nothing is lost, but nothing is processed.",
         each(_pipelines, "restarts_total"), _PIPELINE,
     ),
@@ -91,7 +91,7 @@ PIPELINE_METRICS: tuple[Metric[DriverFigures], ...] = (
     ),
     Metric(
         "pipeline.query.rows_total", "counter", "rows",
-        "Rows that the sources gave, each once, however many branches read it.",
+        "Rows read from the sources, each counted once, however many branches read it.",
         "Its rate is the throughput.", each(_queries, "rows_total"), _QUERY,
     ),
     Metric(
@@ -111,7 +111,7 @@ PIPELINE_METRICS: tuple[Metric[DriverFigures], ...] = (
     ),
     Metric(
         "pipeline.query.state_rows", "gauge", "rows",
-        "Rows of state: keys of open windows.", "Grows without end: a key is too fine.",
+        "Rows of state: keys of open windows.", "Keeps growing: a key is too fine.",
         each(_queries, "state_rows"), _QUERY,
     ),
     Metric(

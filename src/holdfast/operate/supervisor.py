@@ -2,7 +2,7 @@
 
 Every worker is a whole gateway in a process of its own, on the same ports (the kernel spreads
 connections over them) and with a quiver of its own. The parent serves the admin port and the
-control socket by asking the workers over theirs. A worker that ends is begun again after a pause
+control socket by asking the workers over theirs. A worker that exits is restarted after a pause
 that grows; one that says its configuration is wrong ends all. A worker stops when its parent is
 gone: the parent holds the other end of its standard input.
 """
@@ -37,7 +37,7 @@ from holdfast.operate.up import STATUS_S, Signals, end, observed, worker_directo
 from holdfast.quiver.engine.control import Verbs, ask, serve
 from holdfast.seam.clock import RealClock
 
-# Before a worker that ended is begun again: doubles from the first to the second, and is the first
+# Before a worker that exited is restarted: doubles from the first to the second, and is the first
 # again for one that ran this long.
 RESTART_MIN_S = 0.5
 RESTART_MAX_S = 30.0

@@ -73,7 +73,7 @@ def pause_command(name: str, where: Path, as_json: bool) -> None:
 def resume_command(name: str, where: Path, as_json: bool) -> None:
     """Go on delivering to NAME; after a failure, try at once."""
     ask_gateway(where, "resume", destination=name)
-    _done({"resumed": name}, f"{name} goes on", as_json)
+    _done({"resumed": name}, f"{name} resumes", as_json)
 
 
 @command.command("skip")
@@ -87,7 +87,7 @@ def resume_command(name: str, where: Path, as_json: bool) -> None:
 def skip_command(
     name: str, event: str, where: Path, reason: str, worker: int, yes: bool, as_json: bool
 ) -> None:
-    """Make a dead letter of the event that NAME fails at, and go on behind it.
+    """Make a dead letter of the event that NAME fails at, and continue after it.
 
     SEQ[/ROW] is the event that `holdfast destination ls` says NAME is held by; any other is
     refused. The letter can be sent again: `holdfast dlq replay`.

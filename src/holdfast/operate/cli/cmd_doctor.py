@@ -21,7 +21,7 @@ from holdfast.operate.doctor import examine
 )
 @json_option
 def command(directory: Path, as_json: bool) -> int:
-    """Examine this machine; exits with 1 if something must be mended."""
+    """Examine this machine; exits with 1 if something must be fixed."""
     findings = examine(directory)
     if as_json:
         print_json([finding._asdict() for finding in findings])

@@ -49,7 +49,7 @@ def _check(loaded: Loaded) -> None:
     if findings:
         raise BadConfig(
             "the machine is not ready for this configuration",
-            hint="mend what is named above",
+            hint="fix what is named above",
             path=loaded.document.file,
             findings=findings,
         )

@@ -66,7 +66,7 @@ def fsck_command(
 ) -> int:
     """Compare commits, chunks, rows and objects with each other; exits with 65 if any are wrong.
 
-    Others may work with the store meanwhile. With --repair, what is wrong is mended as far as it
+    Others may work with the store meanwhile. With --repair, what is wrong is repaired as far as it
     can be, and checked again; a lost database is rebuilt first.
     """
     from holdfast.store.fsck.findings import without_known
@@ -95,7 +95,7 @@ def fsck_command(
 
 @click.command("scrub")
 @place_options
-@click.option("--max-mb-s", type=click.FloatRange(min=0.001), help="Read at most so fast.")
+@click.option("--max-mb-s", type=click.FloatRange(min=0.001), help="Read at most this many MB/s.")
 @click.option("--restart", is_flag=True, help="Begin at the first chunk again.")
 @_repair_option
 @_report_option
@@ -110,7 +110,7 @@ def scrub_command(
 ) -> int:
     """Read every chunk and compare it with its name; exits with 65 if any is damaged.
 
-    An interrupted scrub goes on where it was. With --repair, damaged chunks are set aside, and come
+    An interrupted scrub is resumed. With --repair, damaged chunks are set aside, and come
     back from another stored generation if there is one.
     """
     with place.open() as store:
@@ -130,7 +130,7 @@ def scrub_command(
     else:
         _print_findings("found", report.findings)
         _print_repairs([repaired] if repaired else [])
-        end = "" if report.complete else ", interrupted: the next one goes on here"
+        end = "" if report.complete else ", interrupted: the next one resumes here"
         click.echo(f"{report.objects:,} chunks, {size(report.size_bytes)} read{end}")
     return 0 if fields["ok"] else Damaged.exit_code
 
@@ -359,7 +359,7 @@ def _write_report(
 
 @contextmanager
 def _until_told_to_stop() -> Iterator[threading.Event]:
-    """Let a signal end a scrub after the chunk at hand: the next one goes on there."""
+    """Let a signal end a scrub after the chunk at hand: the next one resumes there."""
     stop = threading.Event()
     before = {
         number: signal.signal(number, lambda *_: stop.set())

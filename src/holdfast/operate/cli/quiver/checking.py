@@ -31,7 +31,7 @@ def fsck_command(directory: PurePath, as_json: bool) -> int:
 
 @click.command("scrub")
 @directory_argument
-@click.option("--max-mb-s", type=click.FloatRange(min=0.001), help="Read at most so fast.")
+@click.option("--max-mb-s", type=click.FloatRange(min=0.001), help="Read at most this many MB/s.")
 @json_option
 def scrub_command(directory: PurePath, max_mb_s: float | None, as_json: bool) -> int:
     """Compare every byte with its checksum. Changes nothing; exits with 65 on errors."""
