@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from holdfast.seam.clock import Clock
+from holdfast.seam.rate import TokenBucket
 
 
 class RateLimit:
@@ -15,23 +16,13 @@ class RateLimit:
     def __init__(
         self, clock: Clock, events_per_s: float, bytes_per_s: float, burst_s: float
     ) -> None:
-        self._clock = clock
-        self._rates = (events_per_s, bytes_per_s)
-        self._limits = (max(1.0, events_per_s * burst_s), max(1.0, bytes_per_s * burst_s))
-        self._events, self._bytes = self._limits
-        self._filled_s = clock.monotonic_s()
+        self._events = TokenBucket(events_per_s, max(1.0, events_per_s * burst_s), clock)
+        self._bytes = TokenBucket(bytes_per_s, max(1.0, bytes_per_s * burst_s), clock)
 
     def take(self, size_bytes: int) -> bool:
         """Take one letter, if the rates allow it now."""
-        self._fill()
-        if self._events < 1 or self._bytes <= 0:
+        if self._events.wait_s() > 0 or self._bytes.wait_s() > 0:
             return False
-        self._events -= 1
-        self._bytes -= size_bytes
+        self._events.charge(1)
+        self._bytes.charge(size_bytes)
         return True
-
-    def _fill(self) -> None:
-        now_s = self._clock.monotonic_s()
-        passed_s, self._filled_s = now_s - self._filled_s, now_s
-        self._events = min(self._limits[0], self._events + passed_s * self._rates[0])
-        self._bytes = min(self._limits[1], self._bytes + passed_s * self._rates[1])
