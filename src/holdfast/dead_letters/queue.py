@@ -1,4 +1,4 @@
-"""The dead-letter office: two quivers beside the buffer, for what cannot go on.
+"""The dead letter queue: two quivers beside the buffer, for what cannot be accepted or delivered.
 
     rejected/      input that was never accepted. Its producer was told so, and still has it: this
                    copy is a service. It has a rate and a cap, and at the cap the oldest goes, so
@@ -60,7 +60,7 @@ GROUP_LETTERS_MAX = 100
 WAITING_MAX = 64
 # Reasons and destinations that are counted apart; the rest is counted as "other".
 LABELS_MAX = 64
-# A flood of refused letters is told of so often.
+# How often a flood of refused letters is logged.
 WARNING_INTERVAL_S = 60.0
 
 log = logging.getLogger("holdfast.dead_letters")
@@ -181,7 +181,7 @@ class DeadLetterQueue:
         self.rejected = rejected
         self.undelivered_quiver = undelivered
         self.settings = settings
-        # Held by whoever sends undelivered letters once more, so that none is sent twice.
+        # Held while undelivered letters are sent again, so that none is sent twice.
         self.replaying = asyncio.Lock()
         bind_to_process(self)
         self._clock = seam.clock
@@ -257,7 +257,7 @@ class DeadLetterQueue:
         """File accepted events that a destination will not take; returns once they are durable.
 
         Raises `NotAccepted` if there is no room or the disk failed: the caller still has them, and
-        must not go on without them. Filed again they may then lie there twice.
+        must not continue without them. Filed again, they may be there twice.
         """
         limits = self.settings.undelivered
         for group in _groups(letters, limits.largest_bytes):
@@ -299,7 +299,7 @@ class DeadLetterQueue:
         )
 
     def close(self) -> None:
-        """Make everything filed durable, and let go of the directory."""
+        """Make everything filed durable, and release the directory."""
         try:
             self.rejected.close()
         finally:

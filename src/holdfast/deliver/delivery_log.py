@@ -140,7 +140,7 @@ class Losses:
         quiver: PurePath,
         now_s: float,
     ) -> None:
-        """Tell what is new; what was lost before the first look is not."""
+        """Report new losses; those before the first look are not new."""
         told = self._told.setdefault(which, lost_events)
         new = {why: count - told.get(why, 0) for why, count in lost_events.items()}
         if not any(new.values()) or not self._paces.setdefault(which, LogPace()).lets_through(

@@ -10,7 +10,7 @@ event loop has other work, and before anything is received. From then on everyth
 for it.
 
 There are two lives. A `Delivery` lasts from one attachment to the quiver until it ends: somebody
-else attached, or an operator dropped the subscriber. The destination goes on, and attaches again
+else attached, or an operator dropped the subscriber. The destination continues, and attaches again
 when it is resumed. If a bug ends a delivery, exporter and attachment are made once more after a
 pause, so that one destination's bug is not everyone's; progress is in the ledger.
 """
@@ -37,7 +37,7 @@ from holdfast.signals.registry import signal_named
 
 __all__ = ["DeliverySettings", "Destination", "DestinationStatistics", "State"]
 
-# How long an exporter may take to let go.
+# How long an exporter may take to close.
 CLOSE_TIMEOUT_S = 5.0
 # Before a delivery that ended because of a bug is restarted: doubles from the first to the second,
 # and is the first again for one that ran longer than the second.

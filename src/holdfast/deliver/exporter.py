@@ -37,7 +37,7 @@ class Failure:
     # HTTP status or a code of the protocol; the same for the same cause.
     code: str = ""
     retry_after_s: float | None = None
-    # Whether the receiver may have taken it all the same (a time-out after the request was sent).
+    # Whether the destination may have taken it anyway (a time-out after the request was sent).
     maybe_delivered: bool = False
 
     def __str__(self) -> str:

@@ -6,7 +6,7 @@ shared pool of threads would let one blocked destination stop the others. So eac
 which also keeps the calls of its cursor one after another. (A commit costs some 50 µs, the way to
 the thread and back 70 µs; both are small against a send.)
 
-Plans are not synced: after a power cut the destination would plan anew anyway.
+Plans are not synced: after a power cut the destination makes a new plan anyway.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class _Handling(NamedTuple):
 
 
 class Feed:
-    """Attached to one subscriber; whoever was attached before is fenced off."""
+    """Attached to one subscriber; the previous holder is fenced off."""
 
     def __init__(
         self,

@@ -122,7 +122,7 @@ class Judge:
         """Hold a lane whose head is of a signal that the destination does not take.
 
         It is not sent, so nothing is known of it that could make it a dead letter. Looked at again
-        now and then all the same: retention, or an operator, may have decided it.
+        now and then anyway: retention, or an operator, may have decided it.
         """
         lane.failed(Failure(FailureClass.TRANSIENT, why, code=NOT_TAKEN), now_s)
         lane.retry_at_s = now_s + self._settings.retry_max_s

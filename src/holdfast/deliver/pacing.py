@@ -64,7 +64,7 @@ class Cause(StrEnum):
 
 
 class Breaker:
-    """The state; whoever sends asks first, and tells what came of it."""
+    """The state; a sender asks it first, and reports the result."""
 
     def __init__(self, failures_max: int, open_s: float) -> None:
         self.state = BreakerState.CLOSED

@@ -1,4 +1,4 @@
-"""Events that alone make a destination fail: told from one that fails by chance, by a fair test.
+"""Events that alone make a destination fail: distinguished from chance by a fair test.
 
 Only with `poison:`; without it an event that fails is tried for ever. The test must not be faked by
 a destination that fails at random, whatever the share: for every request, for a connection, or

@@ -15,7 +15,7 @@ from holdfast.signals.registry import all_signals
 MB = 1024 * 1024
 # In order, one request is under way: more than the next few need not be in memory.
 WINDOW_BYTES = 4 * MB
-# By key, a stuck one holds what came after it in memory, while the others go on for this long.
+# By key, a stuck one holds what came after it in memory, while the others continue for this long.
 KEY_AHEAD_BYTES = 16 * MB
 # Most failures are over in a moment (a restart, a connection that was closed).
 RETRY_INITIAL_S = 0.5

@@ -20,7 +20,7 @@ class State(StrEnum):
     PAUSED = "paused"
     # It refuses our credentials.
     AUTH_FAILED = "auth_failed"
-    # It cannot go on until somebody does something: `stalled_by` says what is in the way.
+    # It cannot continue until somebody acts: `stalled_by` says what is in the way.
     STALLED = "stalled"
     STOPPED = "stopped"
 

@@ -133,7 +133,7 @@ class LedgerLine:
         return list(zip(starts, ends, strict=True))
 
     def joins(self, bundle: TrackedBundle, since: Position, decision: Decision) -> bool:
-        """Whether a run that begins a bundle goes on with this one."""
+        """Whether this one continues a run that begins a bundle."""
         last = self.parts[-1][0]
         return (
             self.planned is bundle.planned

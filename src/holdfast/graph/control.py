@@ -22,7 +22,7 @@ from holdfast.graph.serving import ACCESS_VERB
 from holdfast.quiver import Position
 from holdfast.quiver.engine.control import Verb, Verbs
 
-# How long a verb may take before its asker is told to try again; a replay takes its turns.
+# How long a verb may take before its caller is asked to try again; a replay takes its turns.
 ANSWER_S = 10.0
 REPLAY_ANSWER_S = TURN_S + 40.0
 # As long as a send may take by default, and its settling.

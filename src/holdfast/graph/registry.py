@@ -31,7 +31,7 @@ class Component(NamedTuple):
     kind: Kind
     module: str
     summary: str
-    # Other names for it, such as the seed's URNs.
+    # Other names for it, such as the URNs of OTAP configurations.
     aliases: tuple[str, ...] = ()
     # What `pip install holdfast[…]` adds it, if the base does not have it.
     extra: str | None = None

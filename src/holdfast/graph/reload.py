@@ -1,10 +1,10 @@
 """Applying a changed file to a running gateway, as far as that is safe.
 
-A destination is a subscriber with its progress in the ledger, so one can be ended and begun again
+A destination is a subscriber with its progress in the ledger, so it can be stopped and started
 with other settings at any time: nothing is lost, and what was under way is sent again at most. That
 makes everything about exporters, their `delivery` and the processors before them safe to change,
 and so are handlers of rejected events, tokens of receivers, `drain` and `logging.level`. What a
-listening socket, a directory or a number of processes depends on needs a restart, and is told so.
+listening socket, a directory or a number of processes depends on needs a restart; it is reported.
 """
 
 from __future__ import annotations

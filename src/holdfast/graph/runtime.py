@@ -42,7 +42,7 @@ from holdfast.receive.receiver import Receiver, ReceiverContext, ReceiverStatist
 from holdfast.remote.server import ServerStatistics
 from holdfast.seam import Seam
 
-# How often the cap is shared anew among a quiver and those that are being drained beside it, and
+# How often the cap is divided again among a quiver and those that are being drained beside it, and
 # is looked whether a destination lost something.
 KEEP_HOUSE_S = 5.0
 
@@ -490,7 +490,7 @@ class Gateway:
             outlet.destination.resume()
 
     async def skip(self, name: str, position: Position, reason: str) -> None:
-        """Make a dead letter of the event that holds a destination up, and go on behind it."""
+        """Make a dead letter of the event that holds a destination up, and continue behind it."""
         outlets = self._named(name)
         found = [one for one in outlets if one.destination.holds(position)]
         if len(found) > 1:
@@ -549,7 +549,7 @@ async def _to_its_end(work: Callable[[], None]) -> None:
 
 
 async def _all(work: Iterable[Awaitable[None]]) -> None:
-    """Do everything at once and to its end; a failure of one is told, and stops no other."""
+    """Run all of these at once and to their end; a failure of one is logged, and stops no other."""
     for outcome in await asyncio.gather(*work, return_exceptions=True):
         if isinstance(outcome, Exception):
             log.error("something did not stop cleanly", exc_info=outcome)

@@ -3,7 +3,7 @@
 It is there if the file asks for it (`flight:`), or if a pipeline of the file reads one of its
 quivers; then only those can, with a token of our own and on a port of loopback. The token lies in
 the data directory, readable for the user who runs the gateway: a driver that is started beside it
-finds it there, and goes on when the gateway is restarted.
+finds it there, and continues when the gateway is restarted.
 
 A quiver has the name of its node. Quivers of former workers, which are being drained, are served
 beside it as `NODE@NUMBER`: a pipeline has to read what is left in them, too.

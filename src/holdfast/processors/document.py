@@ -1,7 +1,7 @@
 """What processors share: an event as a JSON object, places in it by path, and a changed copy.
 
 Processors look at OpenLineage events. Whatever else passes (another slot, bytes that are no JSON
-object) is none of their business and goes on as it is.
+object) is none of their business and passes unchanged.
 """
 
 from __future__ import annotations

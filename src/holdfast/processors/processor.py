@@ -13,7 +13,7 @@ class Processor(Protocol):
     """
 
     def process(self, event: Any) -> Any | None:
-        """Return the event as it goes on, or None: this destination does not get it."""
+        """Return the event, changed or not, or None: this destination does not get it."""
 
 
 class Router(Protocol):

@@ -1,6 +1,6 @@
 """Admission: how much may be under way at once, and how fast one producer may send.
 
-Nothing waits here. Over a bound the sender is told at once to come again, and keeps its event; a
+Nothing waits here. Over a bound the sender is asked at once to come again, and keeps its event; a
 queue of requests would only hold memory until their senders have timed out.
 
 Bytes are counted when they have arrived, not when they are announced: otherwise two clients that
@@ -24,7 +24,7 @@ class Admission:
         self.received_bytes = 0
 
     def enter(self, announced_bytes: int) -> Admitted:
-        """Return a place for a request; whoever gets one must leave it."""
+        """Return a place for a request; the caller must leave it again."""
         if self.in_flight_requests >= self._max_requests:
             raise _busy("too many requests are under way")
         if self.in_flight_bytes + announced_bytes > self._max_bytes:

@@ -94,7 +94,7 @@ class ConnectionSettings(FileSettings):
 class ConnectionCounts:
     """What the connections of one server have in common."""
 
-    # Those beyond the bound, while they are told so.
+    # Those beyond the bound, until they have been refused.
     refused: set[BoundedConnection] = field(default_factory=set)
     # Requests that no app saw, by reason; a refused connection counts as one.
     rejected: Counter[str] = field(default_factory=Counter)

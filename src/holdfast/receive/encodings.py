@@ -1,7 +1,7 @@
 """Content encodings, undone piece by piece: what comes out of a piece is never large.
 
-A few bytes can stand for gigabytes, so every decoder gives its output in pieces, and whoever takes
-them can stop. zlib does that by itself. zstandard returns all that one call brings to light; there
+A few bytes can stand for gigabytes, so every decoder gives its output in pieces, and their
+reader can stop. zlib does that by itself. zstandard returns all that one call brings out; there
 the *input* is cut small, because a block of four bytes can grow to 128 KiB and no further.
 """
 

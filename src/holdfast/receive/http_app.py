@@ -139,7 +139,7 @@ class HttpApp:
         self._warned_s: dict[type[BaseException], float] = {}
 
     def refuse_from_now_on(self) -> None:
-        """Answer every new request with 503; what is under way goes on."""
+        """Answer every new request with 503; those under way are finished."""
         self._stopping = True
 
     async def close(self) -> None:
@@ -147,7 +147,7 @@ class HttpApp:
         await self._on_close()
 
     def use_tokens(self, tokens: Tokens) -> None:
-        """Ask for these from now on; what is under way is not asked again."""
+        """Ask for these from now on; requests under way are not asked again."""
         self._tokens = tokens
 
     def statistics(self) -> ReceiverStatistics:
@@ -280,7 +280,7 @@ class HttpApp:
         endpoint = self._fast[target]
         try:
             request = self._examine(headers, endpoint)
-            # A rate is charged once, by whoever answers.
+            # A rate is charged once, by the path that answers.
             if request.encodings or request.client.bucket is not None:
                 return False
             admitted = self._admission.enter(len(body))

@@ -33,7 +33,7 @@ from holdfast.deliver.exporter import Failure, FailureClass
 AUTH_STATUSES = frozenset({401, 403, 407})
 TOO_LARGE_STATUS = 413
 PERMANENT_STATUSES = frozenset({400, 422})
-# A gateway says this of a server behind it, which may have done the work all the same.
+# A gateway says this of a server behind it, which may have done the work anyway.
 UNKNOWN_OUTCOME_STATUSES = frozenset({502, 504})
 
 LOCATION_CHARACTERS_MAX = 200

@@ -47,7 +47,7 @@ def make(config: Config, context: ExporterContext) -> Exporter:
 
 
 class ConsoleExporter:
-    """Writes in a thread, because whoever reads may be slow."""
+    """Writes in a thread, because the reader may be slow."""
 
     max_batch_events = BATCH_EVENTS_MAX
     max_batch_bytes = BATCH_BYTES_MAX
@@ -63,7 +63,7 @@ class ConsoleExporter:
         """Nothing to get ready."""
 
     async def close(self) -> None:
-        """Nothing to let go of."""
+        """Nothing to close."""
 
     async def send(self, events: Sequence[Event]) -> Answer:
         lines = b"".join(self._line(event) + b"\n" for event in events)

@@ -166,7 +166,7 @@ class FileStaging:
         return NOTHING
 
     def _set_aside(self) -> None:
-        """Keep a copy of a damaged journal; its sound events are published all the same."""
+        """Keep a copy of a damaged journal; its sound events are still published."""
         path = self._path(self._newest)
         aside = path.with_name(path.name + DAMAGED)
         log.error(

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 # How long reports may take beyond `timeout`, after which librdkafka owes all of them.
 GRACE_S = 3.0
 POLL_S = 0.1
-# A topic that is not there is told after this time, not only when the message times out.
+# A missing topic is reported after this time, not only when the message times out.
 UNKNOWN_TOPIC_MS = 10_000
 
 AUTH = frozenset(
@@ -149,7 +149,7 @@ class KafkaExporter:
         self.max_batch_bytes = config.max_batch_bytes
 
     async def start(self) -> None:
-        """Make the producer; it connects by itself, and goes on trying."""
+        """Make the producer; it connects by itself, and keeps trying."""
         self._producer = self._new_producer()
 
     async def close(self) -> None:
@@ -240,7 +240,7 @@ class KafkaExporter:
 
         try:
             producer.poll(POLL_S)
-        except KafkaException as raised:  # how a fatal error is told
+        except KafkaException as raised:  # how a fatal error is reported
             self._note_trouble(raised.args[0])
             time.sleep(POLL_S)
 

@@ -62,7 +62,7 @@ class LogExporter:
         return ALL_DELIVERED
 
     async def close(self) -> None:
-        """Nothing to let go of."""
+        """Nothing to close."""
 
 
 def _line(event: Unit) -> str:

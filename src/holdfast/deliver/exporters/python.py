@@ -19,7 +19,8 @@ that is not from here counts as transient, so that an outage behind the function
 bad event: it is tried for ever, unless `delivery.poison` is set.
 
 `async def` functions run on the event loop, others in a thread. A call that takes longer than
-`timeout` is given up; a thread cannot be stopped, so it goes on, and counts against `max_running`.
+`timeout` is given up; a thread cannot be stopped, so it keeps running, and
+counts against `max_running`.
 """
 
 from __future__ import annotations
@@ -144,7 +145,7 @@ class PythonExporter:
         """Nothing to get ready."""
 
     async def close(self) -> None:
-        """Nothing to let go of."""
+        """Nothing to close."""
 
     async def send(self, events: Sequence[Event]) -> Answer:
         if self._running >= self._max_running:

@@ -18,7 +18,7 @@ from holdfast.signals.openlineage.names import read_time
 from holdfast.signals.openlineage.problem import Problem, pointer_to
 from holdfast.signals.openlineage.schema import FACETS_FIELD, misplaced_keys
 
-# How many errors, and how many warnings, are told of one event.
+# How many errors, and how many warnings, are reported for one event.
 MAX_PROBLEMS = 50
 
 Override: TypeAlias = Literal["reject", "warn", "ignore"]
@@ -52,7 +52,7 @@ _ARTICLES = {"object": "an object", "array": "an array", "integer": "an integer"
 
 @dataclass
 class Findings:
-    """Errors and warnings of one event, as many as are told; then one that says there are more."""
+    """Errors and warnings of one event, up to a bound; then one that says there are more."""
 
     errors: list[Problem] = field(default_factory=list)
     warnings: list[Problem] = field(default_factory=list)
@@ -68,7 +68,7 @@ class Findings:
 
     @property
     def is_full(self) -> bool:
-        """Whether nothing that comes can change the verdict or what is told of errors."""
+        """Whether nothing more can change the verdict or the errors that are reported."""
         return len(self.errors) > MAX_PROBLEMS
 
     @property

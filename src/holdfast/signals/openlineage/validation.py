@@ -5,7 +5,7 @@
     standard   with all standard facets; formats are lenient (a naive time, a producer without URI)
     strict     with all standard facets and formats, as the specification has it
 
-An event that is beyond reproach costs one parse and one call of the compiled schema. Only one that
+A valid event costs one parse and one call of the compiled schema. Only one that
 fails it is looked at again, to say what is an error and what a warning.
 """
 
