@@ -22,7 +22,7 @@ ROOMY_BYTES = 64_000_000
 QUICK = {"timeout_s": 0.4}
 # Only after a failure, or damage, or with more data.
 ELSEWHERE = ("quarantine.", "recover.", "wal.undo", "wal.rotate", "ledger.undo", "ledger.unlink",
-             "truncate.", "reserve.unlink")  # fmt: skip
+             "truncate.", "reserve.unlink", "ledger.continue")  # fmt: skip
 STEPS = [point for point in QuiverPoint if not point.startswith(ELSEWHERE)]
 IN_MAKE_TEST = (QuiverPoint.WAL_WRITE, QuiverPoint.LEDGER_CREATE, QuiverPoint.SEAL_RENAME)
 
