@@ -14,6 +14,7 @@ from tests.quiver.machine import WAL, GatedDisk, Machine, quiet
 from holdfast.errors import BadInput, DiskFull, StorageFailed
 from holdfast.quiver import AckLevel, Quiver, Statistics
 from holdfast.quiver.base.points import QuiverPoint
+from holdfast.quiver.statistics import FORMER_NAMES
 from holdfast.seam.faulty import Fault, FaultKind
 
 
@@ -63,6 +64,17 @@ def test_appends_bundles_events_and_bytes_are_counted(machine: Machine) -> None:
     assert (statistics.next_seq, statistics.synced_seq) == (5, 4)
     assert statistics.writer.groups == statistics.writer.syncs == 4
     assert statistics.writer.payload_bytes == seal(quiver).summary.payload_bytes
+
+
+def test_counters_are_found_by_their_former_names_too(machine: Machine) -> None:
+    quiver = machine.start()
+    quiver.append(numbers(1, 2, 3))
+    statistics = quiver.statistics()
+    assert getattr(statistics, "events_total") == 3  # noqa: B009
+    for name, (group, counter) in FORMER_NAMES.items():
+        assert getattr(statistics, name) == getattr(getattr(statistics, group), counter)
+    with pytest.raises(AttributeError):
+        getattr(statistics, "no_such_total")  # noqa: B009
 
 
 def test_a_seal_moves_everything_from_the_buffer_to_the_segments(machine: Machine) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from holdfast.quiver.base.frame import Totals
 from holdfast.quiver.engine.balance import balance
@@ -13,6 +13,41 @@ from holdfast.quiver.keep.retention import RetentionCounters
 from holdfast.quiver.ledger.subscriber import Subscriber
 from holdfast.quiver.log.sealer import SealCounters
 from holdfast.quiver.log.writer_interface import WriterCounters
+
+# Where attributes are that `Statistics` had itself before its counters were nested.
+FORMER_NAMES = {
+    **{
+        f"{name}_total": ("writer", name)
+        for name in (
+            "appends",
+            "bundles",
+            "events",
+            "payload_bytes",
+            "groups",
+            "syncs",
+            "sync_seconds",
+            "write_failures",
+            "sync_failures",
+            "stall_seconds",
+            "blocked_seconds",
+        )
+    },
+    "sync_seconds_max": ("writer", "sync_seconds_max"),
+    "stall_seconds_max": ("writer", "stall_seconds_max"),
+    "seals_total": ("sealer", "segments"),
+    "seal_failures_total": ("sealer", "failures"),
+    "seal_seconds_total": ("sealer", "seconds"),
+    **{
+        f"{name}_total": ("retention", name)
+        for name in (
+            "evictions",
+            "size_emergencies",
+            "throttled",
+            "subscriber_dropped_segments",
+            "dropped_segments",
+        )
+    },
+}
 
 
 class SubscriberStatistics(NamedTuple):
@@ -88,6 +123,15 @@ class Statistics:
         """How full it is: 1 is at the size cap."""
         # A core may be left without room while others hold all of it.
         return self.used_bytes / max(1, self.size_cap_bytes)
+
+    if not TYPE_CHECKING:  # a type checker is to know the names of today only
+
+        def __getattr__(self, name: str) -> Any:
+            """Return a counter by the name that it had before."""
+            if name not in FORMER_NAMES:
+                raise AttributeError(name)
+            group, counter = FORMER_NAMES[name]
+            return getattr(getattr(self, group), counter)
 
 
 def gather(engine: Engine, staged_bytes: int, *, accepting: bool) -> Statistics:
