@@ -26,7 +26,7 @@ from holdfast.errors import BadConfig, BadInput, CannotOpen
 from holdfast.graph.loader import load
 from holdfast.graph.reload import reload
 from holdfast.graph.runtime import Gateway
-from holdfast.graph.store import Store
+from holdfast.graph.worker_quivers import WorkerQuivers
 from holdfast.quiver import Quiver
 from holdfast.quiver.log.reserve import FREE_BYTES_MIN
 from holdfast.receive.receiver import ReceiverContext
@@ -164,15 +164,15 @@ def test_two_gateways_cannot_have_one_directory(tmp_path: Path) -> None:
 
 
 def test_it_is_not_ready_while_it_replays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    open_store = Store.open
+    open_store = WorkerQuivers.open
     replays, may_go_on = threading.Event(), threading.Event()
 
-    def slow_open(*arguments: Any) -> Store:
+    def slow_open(*arguments: Any) -> WorkerQuivers:
         replays.set()
         assert may_go_on.wait(PATIENCE_S)
         return open_store(*arguments)
 
-    monkeypatch.setattr(Store, "open", slow_open)
+    monkeypatch.setattr(WorkerQuivers, "open", slow_open)
 
     async def run() -> None:
         gateway = gateway_of(tmp_path)
@@ -191,15 +191,15 @@ def test_it_is_not_ready_while_it_replays(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_start_that_is_cancelled_while_it_replays_leaves_nothing_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    open_store = Store.open
+    open_store = WorkerQuivers.open
     replays, may_go_on = threading.Event(), threading.Event()
 
-    def slow_open(*arguments: Any) -> Store:
+    def slow_open(*arguments: Any) -> WorkerQuivers:
         replays.set()
         assert may_go_on.wait(PATIENCE_S)
         return open_store(*arguments)
 
-    monkeypatch.setattr(Store, "open", slow_open)
+    monkeypatch.setattr(WorkerQuivers, "open", slow_open)
 
     async def run() -> None:
         gateway = gateway_of(tmp_path)

@@ -54,6 +54,10 @@ def test_names_defined_twice_are_found(found: dict[str, Any]) -> None:
     }
 
 
+def test_a_public_class_name_is_defined_once() -> None:
+    assert figures(Path(__file__).parents[2])["classes_twice"] == {}
+
+
 def test_circles_are_found_inside_functions_and_through_the_root(found: dict[str, Any]) -> None:
     assert found["circles"] == [["house.quiver.log.wal", "house.quiver.names"]]
     assert found["mutual"] == ["house.quiver: (root) <-> log"]

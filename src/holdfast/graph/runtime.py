@@ -36,7 +36,7 @@ from holdfast.graph.model import Graph, Node
 from holdfast.graph.paths import DestinationPlan, QuiverPlan, dead_letters_directory, plan
 from holdfast.graph.pipeline_sources import readers, state_dir
 from holdfast.graph.serving import Serving, is_served
-from holdfast.graph.store import Store
+from holdfast.graph.worker_quivers import WorkerQuivers
 from holdfast.quiver import Position, Statistics
 from holdfast.receive.receiver import Receiver, ReceiverContext, ReceiverStatistics
 from holdfast.remote.server import ServerStatistics
@@ -114,7 +114,7 @@ class _Buffer:
     """A quiver of the graph while it is open, and what is connected to it."""
 
     plan: QuiverPlan
-    store: Store
+    store: WorkerQuivers
     outlets: list[_Outlet]
     receivers: dict[str, Receiver]
 
@@ -166,7 +166,7 @@ class Gateway:
         workers = self.graph.settings.workers
         for one in plan(self.graph):
             config = one.config.as_config()
-            store = Store.open(one.directory, config, self.worker, workers, self._seam)
+            store = WorkerQuivers.open(one.directory, config, self.worker, workers, self._seam)
             self._opened.callback(store.close)
             self._buffers.append(_Buffer(one, store, [], {}))
         self._dead_letters = DeadLetterQueue.open(

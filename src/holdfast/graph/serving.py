@@ -22,7 +22,7 @@ from holdfast.errors import BadConfig
 from holdfast.graph.addresses import of_worker
 from holdfast.graph.model import Graph
 from holdfast.graph.pipeline_sources import reads_own_quivers
-from holdfast.graph.store import Store
+from holdfast.graph.worker_quivers import WorkerQuivers
 from holdfast.remote import FlightSettings, QuiverServer
 from holdfast.remote.server import ServerStatistics
 from holdfast.remote.settings import FlightToken
@@ -44,7 +44,9 @@ def is_served(graph: Graph) -> bool:
 class Serving:
     """The Flight server of one gateway process, until it is closed."""
 
-    def __init__(self, graph: Graph, stores: Mapping[str, Store], worker: int, seam: Seam) -> None:
+    def __init__(
+        self, graph: Graph, stores: Mapping[str, WorkerQuivers], worker: int, seam: Seam
+    ) -> None:
         """Listen; blocks until the serving process is there."""
         settings = graph.settings.flight
         is_own = settings is None

@@ -26,11 +26,11 @@ from holdfast.signals.registry import extractors
 log = logging.getLogger("holdfast.graph")
 
 
-class Store:
+class WorkerQuivers:
     """The open quivers of one node."""
 
     def __init__(self, main: Core, adopted: list[Core], size_cap_bytes: int) -> None:
-        """Use `Store.open`."""
+        """Use `WorkerQuivers.open`."""
         self.main = main
         self.adopted = adopted
         self._size_cap_bytes = size_cap_bytes
@@ -39,7 +39,7 @@ class Store:
     @classmethod
     def open(
         cls, directory: Path, config: QuiverConfig, worker: int, workers: int, seam: Seam
-    ) -> Store:
+    ) -> WorkerQuivers:
         """Open what this worker owns, and recover what a crash left."""
         check_count(workers, config)
         root = PurePath(directory)
