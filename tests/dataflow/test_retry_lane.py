@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
+import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pyarrow as pa
 import pytest
@@ -17,6 +19,7 @@ from holdfast.dataflow.compiler.places import EVENT_TIME, SINK_CONFIG, SLOT
 from holdfast.dataflow.compiler.python import FAILED_TYPE, LANE_TYPE, Call, FunctionRun
 from holdfast.dataflow.driver.redrive import redrive
 from holdfast.dataflow.spec.vertices import LaneSettings, RetrySettings
+from holdfast.errors import Damaged
 from holdfast.quiver import Quiver
 from holdfast.quiver.base.envelope import TIME_TYPE
 
@@ -73,6 +76,25 @@ def stand(tmp_path: Path) -> Any:
     one = Stand(tmp_path)
     yield one
     one.close()
+
+
+def test_what_keeps_rows_from_moving_is_logged_once(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    looks, enough = iter(range(1_000)), threading.Event()
+
+    def move() -> NoReturn:
+        if next(looks) == 2:
+            enough.set()
+        raise Damaged("a block cannot be read", hint="see fsck")
+
+    monkeypatch.setattr(stand.lane, "move", move)
+    with caplog.at_level(logging.WARNING, "holdfast.dataflow"):
+        stand.lane.start()
+        assert enough.wait(PATIENCE_S)
+        stand.lane.stop()
+    said = [record.message for record in caplog.records if "were not moved" in record.message]
+    assert len(said) == 1
 
 
 # ------------------------------------------------------------------------- moving

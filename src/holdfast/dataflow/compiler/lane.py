@@ -106,12 +106,16 @@ class Lane:
             self._thread.join()
 
     def _run(self) -> None:
+        reported = ""
         while not self._stopped.wait(LOOK_EVERY_S):
             try:
                 self.move()
+                reported = ""
             except HoldfastError as error:
-                # They stay where they are: the next look tries again.
-                log.warning("rows of a retry lane were not moved: %s", error)
+                # They stay where they are: the next look tries again. What lasts is logged once.
+                if str(error) != reported:
+                    reported = str(error)
+                    log.warning("rows of a retry lane were not moved: %s", error)
 
     def move(self, *, hurry: bool = False) -> int:
         """Move what is due, or with `hurry` everything; return how many rows that was."""
