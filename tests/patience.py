@@ -18,7 +18,7 @@ PATIENCE_S = 60.0 * SCALE
 SPARK_PATIENCE_S = 400.0 * SCALE
 # How long an append may take that is to be refused: it waits for room half as long. Those before
 # it have to be stored within this time.
-APPEND_S = 0.4 * SCALE
+APPEND_S = 0.8 * SCALE
 
 
 def until(

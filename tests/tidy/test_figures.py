@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ HOUSE = {
     "src/house/store/__init__.py": "class Wal:\n    pass\n",
     "src/house/store/text.py": "from abc import ABC\n\n_Path = tuple[ABC, int]\n",
     "src/house/store/tree.py": "import typing\n\nif typing:\n\n    class Path:\n        pass\n",
-    "tests/test_house.py": "def test_house() -> None:\n    # It stands.\n    assert True\n",
+    "tests/test_house.py": "def test_house() -> None:\n    # It stands.\n    assert house\n",
     "docs/reference/config.md": (
         "| key | type |\n|---|---|\n| `a` | text |\n| `b` | text |\n\n| metric |\n|---|\n| `c` |\n"
     ),
@@ -55,7 +57,15 @@ def test_names_defined_twice_are_found(found: dict[str, Any]) -> None:
 
 
 def test_a_public_class_name_is_defined_once() -> None:
-    assert figures(Path(__file__).parents[2])["classes_twice"] == {}
+    defined = Counter(
+        node.name
+        for path in (Path(__file__).parents[2] / "src").rglob("*.py")
+        if not path.name.endswith(("_pb2.py", "_pb2_grpc.py"))
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    )
+    # A plugin's settings are its module's `Config`.
+    assert [name for name, times in defined.items() if times > 1] == ["Config"]
 
 
 def test_circles_are_found_inside_functions_and_through_the_root(found: dict[str, Any]) -> None:
