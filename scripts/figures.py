@@ -169,6 +169,16 @@ def twice(names_of: dict[str, set[str]]) -> dict[str, list[str]]:
     return {name: found for name, found in sorted(modules.items()) if len(found) > 1}
 
 
+def names_twice(modules: dict[str, Module]) -> dict[str, list[str]]:
+    """Return the names of classes and aliases, private ones too, that several modules define."""
+    return twice(
+        {
+            name: {c.lstrip("_") for c in module.classes() | module.aliases()}
+            for name, module in modules.items()
+        }
+    )
+
+
 def circles(graph: dict[str, set[str]]) -> list[list[str]]:
     """Return the modules in groups that import each other, dependencies first (Tarjan)."""
     sys.setrecursionlimit(10_000)
@@ -271,10 +281,6 @@ def figures(root: Path) -> dict[str, object]:
     importers = [sum(name in used for used in graph.values()) for name in modules]
     classes = {name: module.classes() for name, module in modules.items()}
     public = {name: {c for c in found if c[0] != "_"} for name, found in classes.items()}
-    every = {
-        name: {c.lstrip("_") for c in classes[name] | module.aliases()}
-        for name, module in modules.items()
-    }
     lines = sum(module.lines for module in modules.values())
     explained = sum(len(module.explained_lines) for module in modules.values())
     function_lines = _function_lines(modules.values())
@@ -292,7 +298,7 @@ def figures(root: Path) -> dict[str, object]:
         "depth_median": statistics.median_low(chains),
         "circles": [group for group in groups if len(group) > 1],
         "classes_twice": twice(public),
-        "names_twice": twice(every),
+        "names_twice": names_twice(modules),
         "mutual": mutual(graph, packages),
         "function_p90": function_lines[int(0.9 * len(function_lines))],
         "function_max": function_lines[-1],

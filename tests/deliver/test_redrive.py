@@ -21,7 +21,7 @@ from holdfast.deliver.destination import FILTERED
 from holdfast.deliver.exporter import ALL_DELIVERED, Answer, Failure, FailureClass, all_failed
 from holdfast.deliver.redrive import (
     Replayed,
-    Send,
+    SendUnits,
     parse_request,
     redrive,
     replay_request,
@@ -261,7 +261,7 @@ def test_a_request_that_makes_no_sense_is_refused(request_fields: dict[str, Any]
 
 def test_serving_a_request(office: DeadLetterQueue) -> None:
     backend = Backend()
-    sender_to: Callable[[str], Send | None] = {"marquez": backend.send}.get
+    sender_to: Callable[[str], SendUnits | None] = {"marquez": backend.send}.get
     request = replay_request(MARQUEZ)
     told = asyncio.run(serve_replay(office, request, sender_to))
     assert told["delivered"] == 4

@@ -14,7 +14,7 @@ from typing import Any, Self
 from holdfast.dead_letters.letter import Letter
 from holdfast.dead_letters.queue import DeadLetterQueue
 from holdfast.deliver.exporter import ALL_DELIVERED, Answer, Failure, all_failed
-from holdfast.deliver.redrive import VERB, Send, serve_replay
+from holdfast.deliver.redrive import VERB, SendUnits, serve_replay
 from holdfast.quiver.engine.control import serve
 from holdfast.seam.clock import RealClock
 from holdfast.signals.event import Event
@@ -86,7 +86,7 @@ class Gateway:
         return {"addresses": {"another": ["http://127.0.0.1:9"], "ingest": [self.url]}}
 
     def _replay(self, request: dict[str, Any]) -> dict[str, Any]:
-        sender_to: Callable[[str], Send | None] = {"marquez": self._send}.get
+        sender_to: Callable[[str], SendUnits | None] = {"marquez": self._send}.get
         told: dict[str, Any] = self._run(serve_replay(self.office, request, sender_to))
         return told
 

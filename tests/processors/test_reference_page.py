@@ -23,7 +23,7 @@ MODELS: dict[str, type[Settings]] = {
     "route": route.Config,
     "rule": route.RouteRule,
     "redact": redact.Config,
-    "pattern": redact.Pattern,
+    "pattern": redact.ValuePattern,
     "rename": rename.Config,
     "rename-rule": rename.RenameRule,
     "trim": trim.Config,

@@ -66,7 +66,7 @@ WARNING_INTERVAL_S = 60.0
 log = logging.getLogger("holdfast.dead_letters")
 
 
-class _StoreSettings(FileSettings):
+class _QueueSettings(FileSettings):
     """What both quivers of the office have."""
 
     letter_bytes_by_default: ClassVar[int] = 16 * MB
@@ -92,7 +92,7 @@ class _StoreSettings(FileSettings):
         return self.max_letter_bytes or by_default
 
 
-class RejectedSettings(_StoreSettings):
+class RejectedSettings(_QueueSettings):
     """Input that was never accepted. Over a bound it is counted, and not kept."""
 
     max_age_s: DurationS = Field(default=14 * 24 * 3600.0, gt=0)
@@ -105,7 +105,7 @@ class RejectedSettings(_StoreSettings):
     """A burst may bring this many seconds' worth of both."""
 
 
-class UndeliveredSettings(_StoreSettings):
+class UndeliveredSettings(_QueueSettings):
     """Accepted events that a destination will not take. Full, the destination stalls."""
 
     letter_bytes_by_default: ClassVar[int] = 64 * MB
@@ -330,7 +330,7 @@ def undelivered_config(settings: UndeliveredSettings) -> QuiverConfig:
 
 
 def _config(
-    settings: _StoreSettings, *, drop_oldest: bool, max_age_s: float | None
+    settings: _QueueSettings, *, drop_oldest: bool, max_age_s: float | None
 ) -> QuiverConfig:
     return QuiverConfig(
         append=AppendConfig(

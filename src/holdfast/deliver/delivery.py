@@ -57,7 +57,7 @@ _BUSY = Failure(FailureClass.TRANSIENT, "it is busy with other events", code="bu
 log = logging.getLogger("holdfast.deliver")
 
 
-class Delivery:
+class DeliveryLoop:
     """One destination while it is attached."""
 
     def __init__(

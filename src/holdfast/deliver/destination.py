@@ -9,10 +9,10 @@ Making one registers its subscriber and attaches to it, which touches the disk: 
 event loop has other work, and before anything is received. From then on everything accepted waits
 for it.
 
-There are two lives. A `Delivery` lasts from one attachment to the quiver until it ends: somebody
-else attached, or an operator dropped the subscriber. The destination continues, and attaches again
-when it is resumed. If a bug ends a delivery, exporter and attachment are made once more after a
-pause, so that one destination's bug is not everyone's; progress is in the ledger.
+There are two lives. A `DeliveryLoop` lasts from one attachment to the quiver until that ends:
+somebody else attached, or an operator dropped the subscriber. The destination continues, and
+attaches again when it is resumed. If a bug ends a loop, exporter and attachment are made once more
+after a pause, so that one destination's bug is not everyone's; progress is in the ledger.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import logging
 from collections.abc import Sequence
 
 from holdfast.deliver.context import DeliveryContext
-from holdfast.deliver.delivery import Delivery
+from holdfast.deliver.delivery import DeliveryLoop
 from holdfast.deliver.exporter import Answer, Failure, FailureClass
 from holdfast.deliver.feed import Feed
 from holdfast.deliver.judge import NOT_TAKEN
@@ -64,7 +64,7 @@ class Destination:
         self._counters = DeliveryCounters()
         self._exporter = context.make_exporter()
         self._feed: Feed | None = self._attach()
-        self._delivery: Delivery | None = None
+        self._delivery: DeliveryLoop | None = None
         # Why it is not attached any more.
         self._detached_by: str | None = None
         self._bell = Bell()
@@ -156,7 +156,7 @@ class Destination:
     async def _deliver(self) -> None:
         if self._feed is None:
             self._feed, self._detached_by = self._attach(), None
-        self._delivery = Delivery(
+        self._delivery = DeliveryLoop(
             self._context, self._exporter, self._feed, self.timer, self._counters
         )
         await self._delivery.run()
@@ -244,7 +244,7 @@ class Destination:
                 failed[index] = failure
         return Answer(failed)
 
-    async def _redrive_one(self, delivery: Delivery, event: Unit) -> Failure | None:
+    async def _redrive_one(self, delivery: DeliveryLoop, event: Unit) -> Failure | None:
         signal = signal_named(event.signal)
         if signal is None:
             refusal: str | None = f"there is no signal {event.signal!r}"

@@ -41,7 +41,7 @@ FINAL_FAILURES = frozenset({FailureClass.PERMANENT, FailureClass.TOO_LARGE})
 
 
 # Sends one event to a destination, through its processors.
-Send = Callable[[Sequence[Any]], Awaitable[Answer]]
+SendUnits = Callable[[Sequence[Any]], Awaitable[Answer]]
 
 
 @dataclass
@@ -75,7 +75,7 @@ class Replayed:
 async def redrive(
     dead_letters: DeadLetterQueue,
     selection: LetterSelection,
-    send: Send,
+    send: SendUnits,
     clock: Clock | None = None,
 ) -> Replayed:
     """Send the selected undelivered letters, oldest first, until a turn is over."""
@@ -100,7 +100,7 @@ async def redrive(
 
 
 async def _replay_one(
-    dead_letters: DeadLetterQueue, stored: StoredLetter, send: Send, done: Replayed
+    dead_letters: DeadLetterQueue, stored: StoredLetter, send: SendUnits, done: Replayed
 ) -> None:
     letter = stored.letter
     try:
@@ -167,7 +167,7 @@ def parse_request(request: Mapping[str, Any]) -> LetterSelection:
 async def serve_replay(
     dead_letters: DeadLetterQueue,
     request: Mapping[str, Any],
-    sender_to: Callable[[str], Send | None],
+    sender_to: Callable[[str], SendUnits | None],
 ) -> dict[str, Any]:
     """Serve the verb: `sender_to` returns what sends to a destination, None if there is none."""
     selection = parse_request(request)

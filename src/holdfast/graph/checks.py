@@ -11,8 +11,8 @@ from holdfast.graph.addresses import addresses_in, clash, flight_addresses, reac
 from holdfast.graph.document import Document, Location, TreePath
 from holdfast.graph.model import Graph, Node
 from holdfast.graph.paths import (
-    Chain,
     DestinationPlan,
+    ProcessorSteps,
     dead_letters_directory,
     group_name,
     plan,
@@ -421,14 +421,14 @@ def _overlap(one: Path, other: Path) -> bool:
     return one == other or one in other.parents or other in one.parents
 
 
-def _exclude_each_other(chains: tuple[Chain, ...]) -> bool:
+def _exclude_each_other(chains: tuple[ProcessorSteps, ...]) -> bool:
     """Whether an event takes at most one of these ways: they part at the ports of a router."""
     return all(
         _part_at_a_router(one, other) for i, one in enumerate(chains) for other in chains[i + 1 :]
     )
 
 
-def _part_at_a_router(one: Chain, other: Chain) -> bool:
+def _part_at_a_router(one: ProcessorSteps, other: ProcessorSteps) -> bool:
     for mine, theirs in zip(one, other, strict=False):
         if mine != theirs:
             return mine.node is theirs.node

@@ -134,7 +134,7 @@ def parse_document(content: bytes, document: Document, substitution: Substitutio
         return document
     try:
         root = _Composer(text).compose()
-        document.value = _Reader(document, substitution).value(root, ())
+        document.value = _YamlReader(document, substitution).value(root, ())
     except _Stop as stop:
         document.find(stop.place, stop.message, stop.hint)
     return document
@@ -171,18 +171,18 @@ class _Scalar:
 @dataclass
 class _Mapping:
     place: Location
-    entries: list[tuple[_Node, _Node]]
+    entries: list[tuple[_YamlNode, _YamlNode]]
     tag: str | None
 
 
 @dataclass
 class _Sequence:
     place: Location
-    items: list[_Node]
+    items: list[_YamlNode]
     tag: str | None
 
 
-_Node = _Scalar | _Mapping | _Sequence
+_YamlNode = _Scalar | _Mapping | _Sequence
 
 
 class _Stop(Exception):
@@ -200,7 +200,7 @@ class _Composer:
 
     def __init__(self, text: str) -> None:
         self._text = text
-        self._anchors: dict[str, _Node] = {}
+        self._anchors: dict[str, _YamlNode] = {}
         self._events = self._parse()
 
     def _parse(self) -> Iterator[yaml.Event]:
@@ -220,7 +220,7 @@ class _Composer:
             # An escape beyond Unicode, a version with too many digits.
             raise _Stop(Location(1, 1), f"not YAML: {type(error).__name__}") from None
 
-    def compose(self) -> _Node:
+    def compose(self) -> _YamlNode:
         """Return the root of the only document."""
         next(self._events)  # the stream begins
         begin = next(self._events)
@@ -233,7 +233,7 @@ class _Composer:
             raise _Stop(_place(after.start_mark), "a second document begins", "keep one `---`")
         return root
 
-    def _node(self, event: yaml.Event, depth: int) -> _Node:
+    def _node(self, event: yaml.Event, depth: int) -> _YamlNode:
         place = _place(event.start_mark)
         if isinstance(event, yaml.AliasEvent):
             if event.anchor not in self._anchors:
@@ -242,7 +242,7 @@ class _Composer:
             return self._anchors[event.anchor]
         if depth > DEPTH_MAX:
             raise _Stop(place, f"nested more than {DEPTH_MAX} deep")
-        node: _Node
+        node: _YamlNode
         if isinstance(event, yaml.ScalarEvent):
             node = _Scalar(place, event.value, event.style is None, event.tag)
         elif isinstance(event, yaml.MappingStartEvent):
@@ -254,11 +254,11 @@ class _Composer:
             self._anchors[event.anchor] = node
         return node
 
-    def _items(self, depth: int) -> Iterator[_Node]:
+    def _items(self, depth: int) -> Iterator[_YamlNode]:
         while not isinstance(event := next(self._events), yaml.SequenceEndEvent):
             yield self._node(event, depth)
 
-    def _entries(self, depth: int) -> Iterator[tuple[_Node, _Node]]:
+    def _entries(self, depth: int) -> Iterator[tuple[_YamlNode, _YamlNode]]:
         while not isinstance(event := next(self._events), yaml.MappingEndEvent):
             key = self._node(event, depth)
             yield key, self._node(next(self._events), depth)
@@ -271,7 +271,7 @@ def _place(mark: Any) -> Location:
 # ----------------------------------------------------------------------- reading
 
 
-class _Reader:
+class _YamlReader:
     """Turns nodes into plain data, and writes down where everything stands."""
 
     def __init__(self, document: Document, substitution: Substitution) -> None:
@@ -279,7 +279,7 @@ class _Reader:
         self._substitution = substitution
         self._nodes = 0
 
-    def value(self, node: _Node, path: TreePath) -> Any:
+    def value(self, node: _YamlNode, path: TreePath) -> Any:
         """Return what a node means."""
         self._nodes += 1
         if self._nodes > NODES_MAX:

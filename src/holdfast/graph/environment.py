@@ -23,7 +23,7 @@ from holdfast.receive.listening import parse_address
 from holdfast.seam import Seam
 
 # Where in the file, what is the matter, what to do.
-Problem = tuple[TreePath, str, str]
+EnvironmentProblem = tuple[TreePath, str, str]
 
 
 def missing_in_environment(loaded: Loaded) -> list[ConfigFinding]:
@@ -46,7 +46,7 @@ def missing_packages(loaded: Loaded) -> list[ConfigFinding]:
 
 def caps_beyond_disks(loaded: Loaded) -> list[ConfigFinding]:
     """Return the size caps that the disk does not have: there the disk is the cap."""
-    problems: list[Problem] = []
+    problems: list[EnvironmentProblem] = []
     for one in plan(loaded.graph):
         cap_bytes = one.config.retention.size_cap
         directory = one.directory.absolute()
@@ -60,7 +60,7 @@ def caps_beyond_disks(loaded: Loaded) -> list[ConfigFinding]:
     return [found._replace(severity="warning") for found in _findings(loaded, problems)]
 
 
-def _findings(loaded: Loaded, problems: Iterable[Problem]) -> list[ConfigFinding]:
+def _findings(loaded: Loaded, problems: Iterable[EnvironmentProblem]) -> list[ConfigFinding]:
     document = loaded.document
     return [
         ConfigFinding(document.file, *document.value_place(at), message, hint)
@@ -68,7 +68,7 @@ def _findings(loaded: Loaded, problems: Iterable[Problem]) -> list[ConfigFinding
     ]
 
 
-def _directories(loaded: Loaded) -> Iterator[Problem]:
+def _directories(loaded: Loaded) -> Iterator[EnvironmentProblem]:
     graph = loaded.graph
     wanted: list[tuple[TreePath, Path]] = [
         (("data_dir",), graph.data_dir),
@@ -92,7 +92,7 @@ def _cannot_write(folder: Path) -> str | None:
         return error.strerror or str(error)
 
 
-def _files(loaded: Loaded) -> Iterator[Problem]:
+def _files(loaded: Loaded) -> Iterator[EnvironmentProblem]:
     """Look for what settings called `…_file` name: certificates, keys, tokens."""
     graph = loaded.graph
     parts: list[tuple[TreePath, object]] = [
@@ -119,7 +119,7 @@ def _leaves(value: object, at: TreePath) -> Iterator[tuple[TreePath, object]]:
         yield at, value
 
 
-def _ports(loaded: Loaded) -> Iterator[Problem]:
+def _ports(loaded: Loaded) -> Iterator[EnvironmentProblem]:
     graph = loaded.graph
     wanted: list[tuple[TreePath, str]] = []
     if graph.settings.admin.listen is not None:
@@ -135,7 +135,7 @@ def _ports(loaded: Loaded) -> Iterator[Problem]:
             yield at, f"cannot listen on {text}: {problem}", "who has it? `ss -ltnp` says"
 
 
-def _packages(loaded: Loaded) -> Iterator[Problem]:
+def _packages(loaded: Loaded) -> Iterator[EnvironmentProblem]:
     for at, node in _exporter_nodes(loaded):
         extra = node.component.extra
         if extra is not None and missing_modules(extra):
@@ -145,7 +145,7 @@ def _packages(loaded: Loaded) -> Iterator[Problem]:
         yield ("pipelines",), "Spark is not installed", install_command("spark")
 
 
-def _exporters(loaded: Loaded) -> Iterator[Problem]:
+def _exporters(loaded: Loaded) -> Iterator[EnvironmentProblem]:
     """Make each exporter, which starts nothing: settings that only its library can judge."""
     for at, node in _exporter_nodes(loaded):
         context = ExporterContext(node.name, Seam(), loaded.graph.base_dir)
@@ -169,7 +169,7 @@ def _runs_pipelines(loaded: Loaded) -> bool:
     return bool(settings.pipelines) and settings.spark.run
 
 
-def _java(loaded: Loaded) -> Iterator[Problem]:
+def _java(loaded: Loaded) -> Iterator[EnvironmentProblem]:
     if not _runs_pipelines(loaded) or find_spec("pyspark") is None:
         return
     java = find_java()

@@ -47,14 +47,14 @@ def _as_mapping(value: object) -> object:
 
 
 Name = Annotated[str, AfterValidator(_node_name)]
-Names = Annotated[list[str], BeforeValidator(_as_list)]
+NodeNames = Annotated[list[str], BeforeValidator(_as_list)]
 ComponentConfig = Annotated[dict[str, Any], BeforeValidator(_as_mapping)]
 
 
 class PortSettings(Settings):
     """Where a port of a node leads."""
 
-    destinations: Names
+    destinations: NodeNames
     """The nodes behind it."""
     dispatch_strategy: Literal["broadcast", "round_robin"] = "broadcast"
     """Every destination gets every event, or the exporters behind the port take turns."""
@@ -71,7 +71,7 @@ class NodeSettings(Settings):
     """Another way to write `type`."""
     config: ComponentConfig = Field(default_factory=dict)
     """The settings of the component."""
-    to: Names = Field(default_factory=list)
+    to: NodeNames = Field(default_factory=list)
     """The nodes behind it."""
     out_ports: dict[Name, PortSettings] = Field(default_factory=dict)
     """The same port by port, for a processor with several ways out."""

@@ -29,7 +29,7 @@ class ChainStep:
     port: str | None = None
 
 
-Chain = tuple[ChainStep, ...]
+ProcessorSteps = tuple[ChainStep, ...]
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class DestinationPlan:
     # Several take turns.
     exporters: tuple[Node, ...]
     # One that is empty: nothing on the way.
-    chains: tuple[Chain, ...] = ((),)
+    chains: tuple[ProcessorSteps, ...] = ((),)
 
     @property
     def delivery(self) -> DeliverySettings:
@@ -72,13 +72,13 @@ class QuiverPlan:
 
 
 @dataclass
-class _Found:
+class _FoundPaths:
     """Destinations as they are found, chain by chain."""
 
     exporters: dict[str, tuple[Node, ...]] = field(default_factory=dict)
-    chains: dict[str, list[Chain]] = field(default_factory=dict)
+    chains: dict[str, list[ProcessorSteps]] = field(default_factory=dict)
 
-    def add(self, name: str, exporters: tuple[Node, ...], chain: Chain) -> None:
+    def add(self, name: str, exporters: tuple[Node, ...], chain: ProcessorSteps) -> None:
         self.exporters[name] = exporters
         chains = self.chains.setdefault(name, [])
         if chain not in chains:
@@ -123,7 +123,7 @@ def _explicit(graph: Graph, node: Node) -> QuiverPlan:
     config = node.config
     assert isinstance(config, quiver_node.Config), f"BUG: {node}"
     receivers = tuple(one for one in graph.of_kind("receiver") if node.name in one.destinations)
-    found = _Found()
+    found = _FoundPaths()
     _walk(graph, node, (), found)
     directory = quiver_directory(graph, node.name, config)
     return QuiverPlan(node.name, directory, config, receivers, found.plans())
@@ -132,7 +132,7 @@ def _explicit(graph: Graph, node: Node) -> QuiverPlan:
 def _implicit(graph: Graph) -> QuiverPlan:
     config = quiver_node.Config()
     receivers = tuple(graph.of_kind("receiver"))
-    found = _Found()
+    found = _FoundPaths()
     # All receivers lead to the same nodes, so the first one speaks for them.
     for receiver in receivers[:1]:
         _walk(graph, receiver, (), found)
@@ -140,7 +140,7 @@ def _implicit(graph: Graph) -> QuiverPlan:
     return QuiverPlan(IMPLICIT_QUIVER, directory, config, receivers, found.plans())
 
 
-def _walk(graph: Graph, node: Node, chain: Chain, found: _Found) -> None:
+def _walk(graph: Graph, node: Node, chain: ProcessorSteps, found: _FoundPaths) -> None:
     for port_name, port in node.ports.items():
         if node.processor is not None:
             further = (*chain, ChainStep(node, port_name if node.routes else None))

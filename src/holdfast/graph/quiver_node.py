@@ -32,7 +32,7 @@ _APPEND, _WAL, _SEGMENT, _RETENTION = (
 )
 
 
-class _Section(FileSettings, ABC):
+class _QuiverSection(FileSettings, ABC):
     """A part that becomes a part of the quiver's own configuration, which checks its bounds."""
 
     @model_validator(mode="after")
@@ -48,7 +48,7 @@ class _Section(FileSettings, ABC):
         """Return it as the quiver takes it."""
 
 
-class AppendSettings(_Section):
+class AppendSettings(_QuiverSection):
     """How many events may wait for the disk."""
 
     max_pending: SizeBytes = _APPEND.max_pending_bytes
@@ -61,7 +61,7 @@ class AppendSettings(_Section):
         return AppendConfig(max_pending_bytes=self.max_pending, timeout_s=self.timeout)
 
 
-class SegmentSettings(_Section):
+class SegmentSettings(_QuiverSection):
     """The immutable files that events end up in."""
 
     # Half of what a quiver alone has: a gateway is a sidecar.
@@ -85,7 +85,7 @@ class SegmentSettings(_Section):
         )
 
 
-class WalSettings(_Section):
+class WalSettings(_QuiverSection):
     """The write-ahead log."""
 
     max_size: SizeBytes = _WAL.max_size_bytes
@@ -104,7 +104,7 @@ class WalSettings(_Section):
         )
 
 
-class RetentionSettings(_Section):
+class RetentionSettings(_QuiverSection):
     """What is kept, and what happens when there is no room."""
 
     size_cap: SizeBytes = _RETENTION.size_cap_bytes

@@ -28,7 +28,7 @@ from holdfast.dataflow.driver.wire import Access
 from holdfast.dead_letters.queue import DeadLetterQueue, DeadLettersStatistics
 from holdfast.deliver.delivery_log import Losses
 from holdfast.deliver.destination import Destination
-from holdfast.deliver.redrive import Send, serve_replay
+from holdfast.deliver.redrive import SendUnits, serve_replay
 from holdfast.deliver.statistics import DestinationStatistics
 from holdfast.errors import BadInput, HoldfastError
 from holdfast.graph.delivery import Taps, delivery_context
@@ -54,7 +54,7 @@ HANDLERS = "dead_letters"
 
 log = logging.getLogger("holdfast.graph")
 
-State = Literal["new", "replaying", "running", "stopping", "stopped"]
+GatewayState = Literal["new", "replaying", "running", "stopping", "stopped"]
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class GatewayStatistics:
     """A moment's picture of one gateway process."""
 
     worker: int
-    state: State
+    state: GatewayState
     uptime_s: float
     quivers: dict[str, tuple[Statistics, ...]]
     receivers: dict[str, ReceiverStatistics]
@@ -87,7 +87,7 @@ class GatewayStatistics:
 
 
 @dataclass(frozen=True)
-class _Stored:
+class _StoredFigures:
     """The part of the statistics that is counted off the loop."""
 
     quivers: dict[str, tuple[Statistics, ...]]
@@ -125,7 +125,7 @@ class Gateway:
     def __init__(self, graph: Graph, seam: Seam | None = None, *, worker: int = 0) -> None:
         self.graph = graph
         self.worker = worker
-        self.state: State = "new"
+        self.state: GatewayState = "new"
         self._seam = seam or Seam()
         self._started_s = self._seam.clock.monotonic_s()
         self.taps = Taps(self._seam.clock)
@@ -419,22 +419,22 @@ class Gateway:
             flight=None if self._serving is None else self._serving.statistics(),
         )
 
-    async def _count_stored(self) -> _Stored:
+    async def _count_stored(self) -> _StoredFigures:
         """Count what waits; that takes locks and time, so not on the loop."""
         if not self._is_open:
-            return _Stored({}, None, {})
+            return _StoredFigures({}, None, {})
         return await asyncio.to_thread(self._stored)
 
-    def _stored(self) -> _Stored:
+    def _stored(self) -> _StoredFigures:
         letters = self._letters()
-        return _Stored(
+        return _StoredFigures(
             {one.plan.name: one.store.statistics() for one in self._buffers},
             letters.statistics(),
             self._refusing(),
             letters.rejected.statistics() if self._handlers else None,
         )
 
-    def _figures(self, stored: _Stored) -> Iterator[DestinationFigures]:
+    def _figures(self, stored: _StoredFigures) -> Iterator[DestinationFigures]:
         if not self._is_open:
             return
         for buffer in self._buffers:
@@ -517,7 +517,7 @@ class Gateway:
         if self._dead_letters is None:
             raise BadInput("the gateway is not open yet", hint="try again in a moment")
 
-        def sender_to(name: str) -> Send | None:
+        def sender_to(name: str) -> SendUnits | None:
             found = (one.destination for one in self._outlets() if one.name == name)
             destination = next(found, None)
             return None if destination is None else destination.redrive

@@ -26,7 +26,7 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9_.\-/]")
 
 log = logging.getLogger("holdfast.operate")
 
-Key = tuple[str, tuple[tuple[str, str], ...]]
+SeriesKey = tuple[str, tuple[tuple[str, str], ...]]
 
 
 class StatsdLines:
@@ -36,7 +36,7 @@ class StatsdLines:
         self._as_tags = settings.labels == "tags"
         self._max_datagrams = settings.max_packets
         self._counters = frozenset(counters)
-        self._sent: dict[Key, float] = {}
+        self._sent: dict[SeriesKey, float] = {}
         self._begin = 0
 
     def take_as_sent(self, records: Iterable[Sample]) -> None:
@@ -133,7 +133,7 @@ class Statsd:
                 connection.sendto(datagram, address)
 
 
-def _key(record: Sample) -> Key:
+def _key(record: Sample) -> SeriesKey:
     return record.name, tuple(record.labels.items())
 
 

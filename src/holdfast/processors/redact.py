@@ -55,12 +55,12 @@ DEFAULT_NAMES = (
     "authorization",
 )
 
-Name = Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[A-Za-z0-9_.*?\-]+$")]
+NamePattern = Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[A-Za-z0-9_.*?\-]+$")]
 Expression = Annotated[str, Field(min_length=1, max_length=4096), AfterValidator(checked_regex)]
 JsonPointer = Annotated[str, Field(pattern=r"^(/[^/]+)+$", max_length=1024)]
 
 
-class Pattern(Settings):
+class ValuePattern(Settings):
     """Something to look for in all texts, and what takes its place."""
 
     regex: Expression
@@ -77,7 +77,7 @@ class Pattern(Settings):
 class Config(Settings):
     """What a destination must not see."""
 
-    names: tuple[Name, ...] = Field(default=DEFAULT_NAMES, max_length=RULES_MAX)
+    names: tuple[NamePattern, ...] = Field(default=DEFAULT_NAMES, max_length=RULES_MAX)
     """Globs, without case, for names of secrets. Texts and numbers under such a name go; so does
     the `value` beside such a `name` or `key`."""
     assignments: bool = True
@@ -86,7 +86,7 @@ class Config(Settings):
     credentials: bool = True
     """Look for user and password in URIs, bearer tokens, private keys, AWS key ids and
     `IDENTIFIED BY '…'`."""
-    patterns: tuple[Pattern, ...] = Field(default=(), max_length=RULES_MAX)
+    patterns: tuple[ValuePattern, ...] = Field(default=(), max_length=RULES_MAX)
     """Your own."""
     paths: tuple[JsonPointer, ...] = Field(default=(), max_length=RULES_MAX)
     """JSON pointers to values that go as a whole, such as `/job/facets/sql/query`; `*` is every
@@ -243,7 +243,7 @@ def _steps(pointer: str) -> Path:
     return tuple(s.replace("~1", "/").replace("~0", "~") for s in pointer[1:].split("/"))
 
 
-class _Place:
+class _JsonMember:
     """One member of an object or item of an array."""
 
     __slots__ = ("container", "secret", "step", "value")
@@ -256,7 +256,7 @@ class _Place:
         self.secret = secret
 
 
-def _places(document: dict[str, Any], is_secret: Callable[[object], bool]) -> Iterator[_Place]:
+def _places(document: dict[str, Any], is_secret: Callable[[object], bool]) -> Iterator[_JsonMember]:
     """Yield every place in a document, in an order that depends on nothing but its shape.
 
     Not recursive: how deeply it is nested is its producer's choice.
@@ -273,7 +273,7 @@ def _places(document: dict[str, Any], is_secret: Callable[[object], bool]) -> It
             members = enumerate(container)
         for step, value in members:
             named = below_secret or (is_pair and step == "value") or is_secret(step)
-            yield _Place(container, step, value, named and _is_scalar(value))
+            yield _JsonMember(container, step, value, named and _is_scalar(value))
             if isinstance(value, dict):
                 # A column may be called `password`: what describes it is no secret.
                 stack.append((value, False))
@@ -285,7 +285,7 @@ def _is_scalar(value: object) -> bool:
     return isinstance(value, str | int | float) and not isinstance(value, bool)
 
 
-def _rename(renamed: list[tuple[_Place, str]]) -> None:
+def _rename(renamed: list[tuple[_JsonMember, str]]) -> None:
     """Give members new keys; the order of an object's members stays."""
     objects: dict[int, tuple[dict[str, Any], dict[Any, str]]] = {}
     for place, key in renamed:

@@ -56,17 +56,17 @@ PLACES: tuple[Path, ...] = tuple(
     )
 )
 
-Name = Annotated[str, Field(min_length=1, max_length=1024)]
+LineageName = Annotated[str, Field(min_length=1, max_length=1024)]
 
 
 class RenameRule(Settings):
     """One of `exact`, `prefix` and `regex`, and what becomes of it."""
 
-    exact: Name | None = None
+    exact: LineageName | None = None
     """The whole namespace."""
-    prefix: Name | None = None
+    prefix: LineageName | None = None
     """How it begins; what follows stays."""
-    regex: Annotated[Name, AfterValidator(checked_regex)] | None = None
+    regex: Annotated[LineageName, AfterValidator(checked_regex)] | None = None
     """An RE2 expression for the whole namespace; `\\1` in `to` is its first group."""
     to: str = Field(max_length=1024)
     """The new name (of the prefix, if that was asked for)."""

@@ -38,13 +38,13 @@ FACET_MAPS: tuple[Path, ...] = (
     ("outputs", ANY, "outputFacets"),
 )
 
-Facet = Annotated[str, Field(min_length=1, max_length=256)]
+FacetName = Annotated[str, Field(min_length=1, max_length=256)]
 
 
 class Config(FileSettings):
     """Which facets may be taken out, and from which size on."""
 
-    facets: tuple[Facet, ...] = Field(min_length=1, max_length=FACETS_MAX)
+    facets: tuple[FacetName, ...] = Field(min_length=1, max_length=FACETS_MAX)
     """Keys of facets, or globs: `spark.logicalPlan`, `columnLineage`, `spark_*`."""
     max_facet_bytes: SizeBytes = Field(default=64 * 1024, ge=SIZE_MIN_BYTES)
     """A facet that is larger, as compact JSON, goes."""

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.extras import need
-from holdfast.prove.strikes import Progress
+from holdfast.prove.strikes import OnProgress
 from holdfast.seam.points import FaultPoint
 
 NAMES = {
@@ -26,7 +26,7 @@ def run(
     kills: int,
     seed: int,
     directory: Path,
-    progress: Progress,
+    progress: OnProgress,
     small_disk_bytes: int | None = None,
 ) -> dict[str, Any]:
     """Run one proof in an empty directory and return its findings; `ok` is the verdict."""

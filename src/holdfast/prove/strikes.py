@@ -8,7 +8,7 @@ from collections.abc import Callable
 # How a kill at a random time is reported: this, and which process it was.
 RANDOM = "random"
 
-Progress = Callable[[str], None]
+OnProgress = Callable[[str], None]
 
 
 class Strikes:
@@ -23,7 +23,7 @@ class Strikes:
         kills: int,
         at_random: Callable[[], str],
         at_point: Callable[[], str | None],
-        progress: Progress,
+        progress: OnProgress,
     ) -> None:
         """Kill `kills` processes; `at_point` returns None if none reached its point in time."""
         done = 0

@@ -40,7 +40,7 @@ class NotABatch(Exception):
     """The body cannot be taken apart. The message is for the sender."""
 
 
-Split = Generator[bytes | None, None, int]
+BatchSplit = Generator[bytes | None, None, int]
 
 
 def split_json(body: bytes) -> Iterator[bytes | None]:
@@ -77,7 +77,7 @@ def split_lines(body: bytes) -> Iterator[bytes | None]:
             yield None
 
 
-def _events_of_object(body: bytes, start: int) -> Split:
+def _events_of_object(body: bytes, start: int) -> BatchSplit:
     """Yield the elements of `events`; return where the object ends."""
     position = _skip_space(body, start + 1)
     found = False
@@ -101,7 +101,7 @@ def _events_of_object(body: bytes, start: int) -> Split:
     return position + 1
 
 
-def _elements(body: bytes, start: int) -> Split:
+def _elements(body: bytes, start: int) -> BatchSplit:
     """Yield the elements of the array that starts here; return where it ends."""
     position = _skip_space(body, start + 1)
     while body[position : position + 1] != b"]":
@@ -125,7 +125,7 @@ def _behind_comma(body: bytes, position: int, closing: bytes) -> int:
     return position
 
 
-def _value_end(body: bytes, start: int) -> Split:
+def _value_end(body: bytes, start: int) -> BatchSplit:
     """Return where the value that starts here ends."""
     first = body[start : start + 1]
     if first in (b"{", b"["):
@@ -138,7 +138,7 @@ def _value_end(body: bytes, start: int) -> Split:
     return found.end()
 
 
-def _bracket_end(body: bytes, start: int) -> Split:
+def _bracket_end(body: bytes, start: int) -> BatchSplit:
     depth = work = 0
     position = start
     while position < len(body):
@@ -161,7 +161,7 @@ def _bracket_end(body: bytes, start: int) -> Split:
     raise NotABatch("the batch ends too early")
 
 
-def _next_mark(body: bytes, position: int) -> Split:
+def _next_mark(body: bytes, position: int) -> BatchSplit:
     """Return where the next bracket stands, or a string that has no end nearby."""
     while True:
         end = min(len(body), position + _SLICE_BYTES)
@@ -173,7 +173,7 @@ def _next_mark(body: bytes, position: int) -> Split:
         yield None
 
 
-def _string_end(body: bytes, start: int) -> Split:
+def _string_end(body: bytes, start: int) -> BatchSplit:
     position = start + 1
     while True:
         end = min(len(body), position + _SLICE_BYTES)

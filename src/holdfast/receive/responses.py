@@ -18,7 +18,7 @@ Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
-Headers = tuple[tuple[bytes, bytes], ...]
+HttpHeaders = tuple[tuple[bytes, bytes], ...]
 
 _JSON = (b"content-type", b"application/json")
 # What a sender is asked to wait when nothing better is known, and at most.
@@ -71,7 +71,7 @@ class Response(NamedTuple):
 
     status: int
     body: bytes
-    headers: Headers = ()
+    headers: HttpHeaders = ()
 
 
 class Refused(Exception):
@@ -84,7 +84,7 @@ class Refused(Exception):
         hint: str,
         *,
         retry_after_s: float | None = None,
-        headers: Headers = (),
+        headers: HttpHeaders = (),
     ) -> None:
         super().__init__(message)
         self.reason = reason
@@ -95,7 +95,7 @@ class Disconnected(Exception):
     """The client went away in the middle of its request: nobody to answer."""
 
 
-def json_response(status: int, document: object, headers: Headers = ()) -> Response:
+def json_response(status: int, document: object, headers: HttpHeaders = ()) -> Response:
     """Return an answer with a JSON body."""
     return Response(status, orjson.dumps(document), headers)
 
@@ -106,7 +106,7 @@ def refusal(
     hint: str,
     *,
     retry_after_s: float | None = None,
-    headers: Headers = (),
+    headers: HttpHeaders = (),
     **more: object,
 ) -> Response:
     """Return the answer to a request that is not taken."""

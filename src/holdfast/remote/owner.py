@@ -46,7 +46,7 @@ SWEEP_S = 5.0
 
 log = logging.getLogger("holdfast.remote")
 
-Answer = dict[str, Any]
+ActionResult = dict[str, Any]
 # How long is left to wait, in seconds; not positive: answer now.
 Patience = Callable[[], float]
 
@@ -75,7 +75,7 @@ class OwnerService(flight.FlightServerBase):  # type: ignore[misc]
             name: Sessions(quiver, settings.max_attachments, settings.detach_after, clock)
             for name, quiver in quivers.items()
         }
-        self._actions: dict[str, tuple[Right, Callable[[Fields, Patience], Answer]]] = {
+        self._actions: dict[str, tuple[Right, Callable[[Fields, Patience], ActionResult]]] = {
             "quivers": ("read", self._list),
             "reader": ("read", self._where_to_read),
             "segments": ("read", self._segments),
@@ -204,7 +204,7 @@ class OwnerService(flight.FlightServerBase):  # type: ignore[misc]
 
     # ------------------------------------------------------------------ actions
 
-    def _list(self, fields: Fields, patience: Patience) -> Answer:
+    def _list(self, fields: Fields, patience: Patience) -> ActionResult:
         return {
             "quivers": [
                 {
@@ -217,22 +217,22 @@ class OwnerService(flight.FlightServerBase):  # type: ignore[misc]
             ]
         }
 
-    def _where_to_read(self, fields: Fields, patience: Patience) -> Answer:
+    def _where_to_read(self, fields: Fields, patience: Patience) -> ActionResult:
         return {"location": self._reader()}
 
-    def _segments(self, fields: Fields, patience: Patience) -> Answer:
+    def _segments(self, fields: Fields, patience: Patience) -> ActionResult:
         times = TimeRange(fields.whole_or_none("since_us"), fields.whole_or_none("until_us"))
         start, end = fields.position_or_none("start"), fields.position_or_none("end")
         segments = self._quiver(fields).segments()
         found = stored_segments(segments, fields.text("slot"), times, start, end)
         return {"segments": [segment.to_fields() for segment in found]}
 
-    def _statement(self, fields: Fields, patience: Patience) -> Answer:
+    def _statement(self, fields: Fields, patience: Patience) -> ActionResult:
         position = fields.position_or_none("position")
         claim_us = fields.whole_or_none("claim_us")
         return statement_fields(self._quiver(fields).statement(position, claim_us=claim_us))
 
-    def _wait(self, fields: Fields, patience: Patience) -> Answer:
+    def _wait(self, fields: Fields, patience: Patience) -> ActionResult:
         """Wait for news beyond a version; the first time for none."""
         arrivals = self._quiver(fields).arrivals
         seen = fields.whole_or_none("seen")
@@ -240,15 +240,15 @@ class OwnerService(flight.FlightServerBase):  # type: ignore[misc]
             arrivals.wait(seen, min(remaining_s, LOOK_S))
         return {"seen": arrivals.version}
 
-    def _heartbeat(self, fields: Fields, patience: Patience) -> Answer:
+    def _heartbeat(self, fields: Fields, patience: Patience) -> ActionResult:
         producer, watermark_ns = fields.text("producer"), fields.whole("watermark_ns")
         return receipt_fields(self._quiver(fields).heartbeat(producer, watermark_ns))
 
-    def _flush(self, fields: Fields, patience: Patience) -> Answer:
+    def _flush(self, fields: Fields, patience: Patience) -> ActionResult:
         self._quiver(fields).flush()
         return {}
 
-    def _attach(self, fields: Fields, patience: Patience) -> Answer:
+    def _attach(self, fields: Fields, patience: Patience) -> ActionResult:
         quiver, name = self._quiver(fields), fields.text("subscriber")
         start, options = _start(fields), _options(fields)
         on_data_loss = _on_data_loss(fields)
@@ -263,18 +263,18 @@ class OwnerService(flight.FlightServerBase):  # type: ignore[misc]
             "position": session.position,
         }
 
-    def _position(self, fields: Fields, patience: Patience) -> Answer:
+    def _position(self, fields: Fields, patience: Patience) -> ActionResult:
         with self._session(fields) as session:
             return {"position": session.position}
 
-    def _plan(self, fields: Fields, patience: Patience) -> Answer:
+    def _plan(self, fields: Fields, patience: Patience) -> ActionResult:
         start = fields.position_or_none("start")
         max_events, max_bytes = fields.whole("max_events"), fields.whole("max_bytes")
         with self._session(fields) as session:
             planned = session.plan(start, max_events, max_bytes, patience)
         return {"range": None if planned is None else self._range(fields, planned)}
 
-    def _replan(self, fields: Fields, patience: Patience) -> Answer:
+    def _replan(self, fields: Fields, patience: Patience) -> ActionResult:
         start, end = fields.position("start"), fields.position("end")
         quiver = self._quiver(fields)
         with self._session(fields) as session:
@@ -283,12 +283,12 @@ class OwnerService(flight.FlightServerBase):  # type: ignore[misc]
             quiver.flush()  # it was planned elsewhere, from the open buffer too
         return {"range": self._range(fields, planned)}
 
-    def _check(self, fields: Fields, patience: Patience) -> Answer:
+    def _check(self, fields: Fields, patience: Patience) -> ActionResult:
         start, end = fields.position("start"), fields.position("end")
         with self._session(fields) as session:
             return {"events": session.check(start, end)}
 
-    def _commit(self, fields: Fields, patience: Patience) -> Answer:
+    def _commit(self, fields: Fields, patience: Patience) -> ActionResult:
         start, end = fields.position("start"), fields.position("end")
         through = fields.position_or_none("through") or end
         outcome = fields.one_of("outcome", list(Outcome.__members__), Outcome.ACKED.name)
@@ -297,18 +297,18 @@ class OwnerService(flight.FlightServerBase):  # type: ignore[misc]
             session.commit(start, end, through, Outcome[outcome], reason)
             return {"position": session.position}
 
-    def _accept_losses(self, fields: Fields, patience: Patience) -> Answer:
+    def _accept_losses(self, fields: Fields, patience: Patience) -> ActionResult:
         with self._session(fields) as session:
             session.accept_losses()
         return {}
 
-    def _detach(self, fields: Fields, patience: Patience) -> Answer:
+    def _detach(self, fields: Fields, patience: Patience) -> ActionResult:
         self._quiver(fields)
         sessions = self._sessions[fields.text("quiver")]
         sessions.detach(fields.text("subscriber"), fields.whole("generation"))
         return {}
 
-    def _unregister(self, fields: Fields, patience: Patience) -> Answer:
+    def _unregister(self, fields: Fields, patience: Patience) -> ActionResult:
         name, reason = fields.text("subscriber"), fields.text("reason", "unregistered")
         self._quiver(fields).unregister(name, reason=reason)
         self._sessions[fields.text("quiver")].forget(name)
@@ -341,7 +341,7 @@ class OwnerService(flight.FlightServerBase):  # type: ignore[misc]
             fields.text("subscriber"), fields.whole("generation"), _on_data_loss(fields)
         )
 
-    def _range(self, fields: Fields, planned: Range) -> Answer:
+    def _range(self, fields: Fields, planned: Range) -> ActionResult:
         quiver = self._quiver(fields)
         names = names_between(quiver.segments(), planned.start, planned.end)
         return PlannedRange(

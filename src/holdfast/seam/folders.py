@@ -35,7 +35,7 @@ _WRITE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEX
 # How it shows that a name went, or became something else, while we looked.
 GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 
-Kind = Literal["file", "folder", "link", "socket", "pipe", "device"]
+EntryKind = Literal["file", "folder", "link", "socket", "pipe", "device"]
 
 
 class FolderEntry(NamedTuple):
@@ -45,7 +45,7 @@ class FolderEntry(NamedTuple):
     """
 
     path: str
-    kind: Kind
+    kind: EntryKind
     size_bytes: int
     mode: int
     mtime_ns: int
@@ -350,13 +350,13 @@ def _entry(below: str, item: os.DirEntry[str]) -> FolderEntry | None:
     )
 
 
-def _kind(mode: int) -> Kind:
+def _kind(mode: int) -> EntryKind:
     if stat.S_ISREG(mode):
         return "file"
     return _KINDS.get(stat.S_IFMT(mode), "device")
 
 
-_KINDS: dict[int, Kind] = {
+_KINDS: dict[int, EntryKind] = {
     stat.S_IFDIR: "folder",
     stat.S_IFLNK: "link",
     stat.S_IFSOCK: "socket",

@@ -54,7 +54,7 @@ def command(what: str, where: PurePath, is_text: bool, limit: int, as_json: bool
 
 
 @dataclass(frozen=True)
-class _Found:
+class _QuiverMatches:
     """What one quiver knows."""
 
     name: str
@@ -75,7 +75,7 @@ def _places(seam: Seam, where: PurePath) -> list[NamedQuiver]:
     return [*quivers_at(seam, where), *dead_letters_at(seam, where)] or [NamedQuiver("", where)]
 
 
-def _look(seam: Seam, place: NamedQuiver, what: str, is_text: bool, limit: int) -> _Found:
+def _look(seam: Seam, place: NamedQuiver, what: str, is_text: bool, limit: int) -> _QuiverMatches:
     inventory = inspect(seam.disk, place.directory)
     matches: list[Match] = []
     if what.isdecimal() and not is_text:
@@ -84,10 +84,10 @@ def _look(seam: Seam, place: NamedQuiver, what: str, is_text: bool, limit: int) 
         matches = list(islice(search(inventory, what), limit + 1))
         seqs = sorted({match.seq for match in matches[:limit]})
     stories = [explain(seam.disk, inventory, seq) for seq in seqs]
-    return _Found(place.name, inventory, stories, matches[:limit], len(matches) > limit)
+    return _QuiverMatches(place.name, inventory, stories, matches[:limit], len(matches) > limit)
 
 
-def _tell(what: str, found: list[_Found], limit: int) -> None:
+def _tell(what: str, found: list[_QuiverMatches], limit: int) -> None:
     if not any(one.stories for one in found):
         deleted = sum(one.inventory.ledger.state.deleted.bundles for one in found)
         click.echo(f"nothing that is still there contains {what!r}")

@@ -23,7 +23,7 @@ def command() -> None:
 
 
 @dataclass(frozen=True)
-class _Found:
+class _FileFindings:
     """One event of the input: what it is called there, and what was found."""
 
     place: str
@@ -65,7 +65,7 @@ def lint(file: BinaryIO, level: str, facet_dirs: tuple[str, ...], as_json: bool)
     settings = ValidationSettings.model_validate({"level": level, "facet_dirs": facet_dirs})
     validator = Validator(settings)
     found = [
-        _Found(place, validator.parse_and_check(raw, thorough=True)[1])
+        _FileFindings(place, validator.parse_and_check(raw, thorough=True)[1])
         for place, raw in _events_in(file.read())
     ]
     invalid = sum(not each.verdict.ok for each in found)
@@ -102,7 +102,7 @@ def _elements_in(content: bytes) -> list[bytes]:
         return []
 
 
-def _tell(found: _Found) -> None:
+def _tell(found: _FileFindings) -> None:
     verdict = found.verdict
     for problem in verdict.errors:
         _tell_problem(found.place, click.style("error", fg="red"), problem)
@@ -121,7 +121,7 @@ def _printable(text: str) -> str:
     return "".join(c if c.isprintable() else f"\\u{ord(c):04x}" for c in text)
 
 
-def _tell_summary(found: list[_Found], level: str) -> None:
+def _tell_summary(found: list[_FileFindings], level: str) -> None:
     counts = Counter("valid" if each.verdict.ok else "invalid" for each in found)
     warnings = sum(bool(each.verdict.warnings) for each in found)
     click.echo(

@@ -77,7 +77,7 @@ def _close_all(sockets: Iterable[socket.socket]) -> None:
 
 
 @dataclass
-class _Connection:
+class _ControlConnection:
     socket: socket.socket
     closes_s: float
     received: bytearray = field(default_factory=bytearray)
@@ -90,9 +90,9 @@ class ControlServer:
         self._verbs = verbs
         self._clock = clock
         self._selector = selectors.DefaultSelector()
-        self._connections: dict[int, _Connection] = {}
+        self._connections: dict[int, _ControlConnection] = {}
         self._closing = threading.Event()
-        self._place = _Place(root)
+        self._place = _ControlFolder(root)
         self._listener = self._place.listen()
         self._listener.setblocking(False)
         self._wake_out, self._wake_in = socket.socketpair()
@@ -146,7 +146,7 @@ class ControlServer:
         except OSError:
             self._closing.wait(ACCEPT_PAUSE_S)  # no descriptors left: not in a hot loop
             return
-        connection = _Connection(accepted, self._clock.monotonic_s() + IDLE_S)
+        connection = _ControlConnection(accepted, self._clock.monotonic_s() + IDLE_S)
         if len(self._connections) >= CONNECTIONS_MAX:
             self._answer(connection, _error_fields(_too_many()))
             accepted.close()
@@ -155,7 +155,7 @@ class ControlServer:
         self._connections[accepted.fileno()] = connection
         self._selector.register(accepted, selectors.EVENT_READ)
 
-    def _receive(self, connection: _Connection) -> None:
+    def _receive(self, connection: _ControlConnection) -> None:
         try:
             data = connection.socket.recv(REQUEST_BYTES_MAX)
         except BlockingIOError:
@@ -197,7 +197,7 @@ class ControlServer:
             raise BadInput(f"there is no verb {verb!r}"[:200], hint=hint)
         return self._verbs[verb], request
 
-    def _answer(self, connection: _Connection, answer: dict[str, Any]) -> bool:
+    def _answer(self, connection: _ControlConnection, answer: dict[str, Any]) -> bool:
         """Send an answer; False if the client did not take it."""
         try:
             connection.socket.settimeout(SEND_S)
@@ -212,13 +212,13 @@ class ControlServer:
         for connection in [c for c in self._connections.values() if c.closes_s <= now_s]:
             self._drop(connection)
 
-    def _drop(self, connection: _Connection) -> None:
+    def _drop(self, connection: _ControlConnection) -> None:
         del self._connections[connection.socket.fileno()]
         self._selector.unregister(connection.socket)
         connection.socket.close()
 
 
-class _Place:
+class _ControlFolder:
     """Where a server listens: in the data directory, or elsewhere with a note there."""
 
     def __init__(self, root: str) -> None:

@@ -54,7 +54,7 @@ class Times(NamedTuple):
         return least
 
 
-class Found(NamedTuple):
+class FoundEventTimes(NamedTuple):
     """The earliest time in a segment, from a position on, that is not before a claim."""
 
     beyond: Position
@@ -97,7 +97,7 @@ class EventTimes:
         self._skew_us = int(engine.config.max_skew_s * 1e6)
         self._tables = TableMaker(engine.config)
         # By segment_seq; and by the first seq of a buffer.
-        self._found: dict[int, Found] = {}
+        self._found: dict[int, FoundEventTimes] = {}
         self._tails: dict[int, BufferTimes] = {}
         self._max_us: int | None = None
         self._quiet_since_ns = engine.clock.wall_ns()
@@ -253,7 +253,7 @@ class EventTimes:
         found = self._found.get(key)
         if found is None or not found.answers(beyond, claim_us):
             try:
-                found = Found(beyond, claim_us, self._least_us(segment, beyond, claim_us))
+                found = FoundEventTimes(beyond, claim_us, self._least_us(segment, beyond, claim_us))
             except Damaged:
                 if all(known is not segment for known in self._engine.catalog.snapshot()):
                     return None  # it was removed: nothing of it is held any more
@@ -289,11 +289,13 @@ def _newest_us(times_us: pa.Array, flags: pa.Array) -> int | None:
     return None if newest_us is None else max(0, newest_us)
 
 
-def _at_least(segment: Segment, beyond: Position, claim_us: int | None) -> Found:
+def _at_least(segment: Segment, beyond: Position, claim_us: int | None) -> FoundEventTimes:
     """Return what the summary alone proves of a segment whose rows cannot be read."""
     first_us = segment.summary.clamped_min_event_us
     assert first_us is not None, "BUG: a segment without events was looked into"
-    return Found(beyond, claim_us, first_us if claim_us is None else max(first_us, claim_us))
+    return FoundEventTimes(
+        beyond, claim_us, first_us if claim_us is None else max(first_us, claim_us)
+    )
 
 
 def _pending_in(segment: Segment, position: Position) -> int:

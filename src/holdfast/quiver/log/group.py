@@ -22,7 +22,7 @@ from holdfast.quiver.base.frame import (
     producer_part,
 )
 from holdfast.quiver.base.held_bundle import HeldBundle, Unread
-from holdfast.quiver.log.inbox import Append, Outcome, Receipt
+from holdfast.quiver.log.inbox import Answered, Append, Receipt
 from holdfast.quiver.log.producers import LastAppend, Producers
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class Numbering:
     ) -> None:
         self.next_seq = next_seq
         self.numbered: list[Numbered] = []
-        self.refused: list[tuple[Append, Outcome]] = []
+        self.refused: list[Answered] = []
         # Repeats of appends of earlier groups, with the receipts of the first time.
         self.repeated: list[tuple[Append, Receipt]] = []
         self._quiver_id = quiver_id

@@ -34,8 +34,8 @@ class Receipt(NamedTuple):
     duplicate: bool = False
 
 
-Outcome = Receipt | BaseException
-Told = Callable[[Outcome], None]
+AppendResult = Receipt | BaseException
+Told = Callable[[AppendResult], None]
 
 
 class Append:
@@ -62,7 +62,7 @@ class Append:
         self.epoch = epoch
         self.watermark_ns = watermark_ns
         self.size_bytes = sum([len(bundle.payload) for bundle in bundles])
-        self.outcome: Outcome | None = None
+        self.outcome: AppendResult | None = None
         self._claim = threading.Lock()
         self._loop = loop
         # A coroutine waits for the future or is called, a thread waits for the lock.
@@ -132,7 +132,10 @@ class Append:
         return outcome
 
 
-def answer(appends: Iterable[tuple[Append, Outcome]]) -> None:
+Answered = tuple[Append, AppendResult]
+
+
+def answer(appends: Iterable[Answered]) -> None:
     """Answer many appends, each only the first time; wakes every event loop once."""
     by_loop: dict[asyncio.AbstractEventLoop, list[Append]] = {}
     for append, outcome in appends:
@@ -158,7 +161,7 @@ def _tell(appends: list[Append]) -> None:
 
 
 def answer_when_sealed(
-    answers: list[tuple[Append, Outcome]],
+    answers: list[Answered],
 ) -> Callable[[HoldfastError | None], None]:
     """Return what tells these answers, or the error that took their place."""
 

@@ -39,7 +39,7 @@ from holdfast.quiver.log.quarantine import Damage, Quarantine
 from holdfast.quiver.log.replay import Replay, WalContent, read_wal_file
 from holdfast.quiver.log.reserve import DiskReserve, ReserveShare
 from holdfast.quiver.log.wal import HEADER_BYTES, SEQ_BLOCK, WalHeader
-from holdfast.quiver.log.writer_interface import Start
+from holdfast.quiver.log.writer_interface import WriterStart
 from holdfast.quiver.segments import manifest
 from holdfast.quiver.segments.catalog import Catalog
 from holdfast.quiver.segments.data_file import DAMAGE_ERRORS
@@ -74,7 +74,7 @@ class RecoveryReport:
 class Recovered:
     """What the threads begin with."""
 
-    start: Start
+    start: WriterStart
     # Full buffers, to be sealed first.
     backlog: list[OpenBuffer]
     # Old WAL files: path, highest seq still needed from it (-1: none), size.
@@ -354,7 +354,7 @@ class Recovery:
         if newest < max(self._headless):
             replay.closed_at_seq = None  # another process came after that clean end
         self.report.clean_shutdown = replay.closed_at_seq is not None
-        start = Start(
+        start = WriterStart(
             quiver_id=identity.quiver_id,
             next_seq=self._next_seq(files, replay),
             next_wal_number=max(self._wal_numbers) + 1,

@@ -39,12 +39,12 @@ from holdfast.quiver.base.held_bundle import HeldBundle
 from holdfast.quiver.base.points import QuiverPoint
 from holdfast.quiver.log.buffer import OpenBuffer
 from holdfast.quiver.log.group import Numbered, Numbering, last_append, needs_sync, parts
-from holdfast.quiver.log.inbox import Append, Inbox, Outcome, Receipt, answer, answer_when_sealed
+from holdfast.quiver.log.inbox import Answered, Append, Inbox, Receipt, answer, answer_when_sealed
 from holdfast.quiver.log.reserve import DiskReserve, ReserveShare
 from holdfast.quiver.log.sealer import Sealer
 from holdfast.quiver.log.wakeup import Wakeup
 from holdfast.quiver.log.wal import SEQ_BLOCK, WalFile, WalHeader, new_salt, write_error
-from holdfast.quiver.log.writer_interface import Room, Start, WriterCounters
+from holdfast.quiver.log.writer_interface import Room, WriterCounters, WriterStart
 from holdfast.seam import Seam
 from holdfast.seam.disk import DISK_IS_FULL
 
@@ -97,13 +97,13 @@ class Writer:
         self._pause = threading.Event()
         self._thread = threading.Thread(target=self._run, name="quiver-writer", daemon=True)
 
-    def begin(self, start: Start) -> None:
+    def begin(self, start: WriterStart) -> None:
         """Begin where recovery ended.
 
         The first WAL file is created here, so that a disk which cannot be written is known at open.
         On a full one that may have to wait.
         """
-        self._start: Start | None = start
+        self._start: WriterStart | None = start
         self._quiver_id = start.quiver_id
         self._producers = start.producers
         self._next_seq = start.next_seq
@@ -124,7 +124,7 @@ class Writer:
         """Start the thread."""
         self._thread.start()
 
-    def _make_first_file(self, start: Start) -> None:
+    def _make_first_file(self, start: WriterStart) -> None:
         """Make the first file; on a full disk without copies, which may be large."""
         self._previous = start.previous
         try:
@@ -236,7 +236,7 @@ class Writer:
 
     def _commit(self, appends: list[Append]) -> None:
         group: list[Numbered] = []
-        told: list[tuple[Append, Outcome]] = []
+        told: list[Answered] = []
         owed: list[Append] = appends
         size_bytes = sum(append.size_bytes for append in appends)
         try:
@@ -270,11 +270,9 @@ class Writer:
             self.inbox.written(size_bytes)
             answer(told)
 
-    def _answer_repeats(
-        self, repeated: list[tuple[Append, Receipt]]
-    ) -> list[tuple[Append, Outcome]]:
+    def _answer_repeats(self, repeated: list[tuple[Append, Receipt]]) -> list[Answered]:
         """Return the receipts of the first time, once they hold at the level asked for now."""
-        told: list[tuple[Append, Outcome]] = []
+        told: list[Answered] = []
         for append, receipt in repeated:
             last_seq = receipt.seq + receipt.bundles - 1
             if append.level >= AckLevel.FSYNCED and last_seq > self.synced_seq:
@@ -287,7 +285,7 @@ class Writer:
                 self._sealer.call_when_idle(answer_when_sealed([(append, receipt)]))
         return told
 
-    def _store(self, group: list[Numbered], *, early: bool) -> list[tuple[Append, Outcome]]:
+    def _store(self, group: list[Numbered], *, early: bool) -> list[Answered]:
         """Write, sync as needed, publish; return the answers that are due now."""
         wal = self._wal_for(sum(len(held.payload) for item in group for held in item.held))
         if early:
@@ -301,7 +299,7 @@ class Writer:
             self._sync_due_s = self._clock.monotonic_s() + self._config.wal.flush_interval_s
         return self._publish(group)
 
-    def _answers_from_memory(self, group: list[Numbered]) -> list[tuple[Append, Outcome]]:
+    def _answers_from_memory(self, group: list[Numbered]) -> list[Answered]:
         """Return the good news for everyone who waits neither for a write nor for a sync."""
         return [
             (append, item.receipt(self._quiver_id, append))
@@ -310,15 +308,15 @@ class Writer:
             if append.level is AckLevel.MEMORY
         ]
 
-    def _publish(self, group: list[Numbered]) -> list[tuple[Append, Outcome]]:
+    def _publish(self, group: list[Numbered]) -> list[Answered]:
         if not self.buffer.bundles:
             self.buffer.opened_at_s = self._clock.monotonic_s()
         bundles = [held for item in group for held in item.held]
         self.buffer.add(*bundles)
         events = self.counters.count(len(group), bundles)
         self.accepted = self.accepted.plus(len(bundles), events)
-        due: list[tuple[Append, Outcome]] = []
-        patient: list[tuple[Append, Outcome]] = []
+        due: list[Answered] = []
+        patient: list[Answered] = []
         for item in group:
             item.published = True
             if item.append.producer is not None and item.append.epoch:

@@ -65,7 +65,7 @@ class WriterCounters:
 
 
 @dataclass(frozen=True)
-class Start:
+class WriterStart:
     """Where recovery ended and the writer begins."""
 
     quiver_id: str

@@ -14,7 +14,7 @@ import pyarrow as pa
 # Of one quiver, whatever the number of its readers. The block read last is kept in any case.
 READ_CACHE_BYTES = 8 * 1024 * 1024
 
-Key = tuple[object, int]
+CacheKey = tuple[object, int]
 
 
 class BatchCache:
@@ -23,10 +23,10 @@ class BatchCache:
     def __init__(self, max_bytes: int = READ_CACHE_BYTES) -> None:
         self._max_bytes = max_bytes
         self._size_bytes = 0
-        self._found: OrderedDict[Key, tuple[pa.RecordBatch, int]] = OrderedDict()
+        self._found: OrderedDict[CacheKey, tuple[pa.RecordBatch, int]] = OrderedDict()
         self._lock = threading.Lock()
 
-    def get(self, key: Key) -> pa.RecordBatch | None:
+    def get(self, key: CacheKey) -> pa.RecordBatch | None:
         """Return a batch that was put here, if it still is."""
         with self._lock:
             found = self._found.get(key)
@@ -35,13 +35,13 @@ class BatchCache:
             self._found.move_to_end(key)
             return found[0]
 
-    def drop(self, key: Key) -> None:
+    def drop(self, key: CacheKey) -> None:
         """Forget a batch."""
         with self._lock:
             _, size_bytes = self._found.pop(key, (None, 0))
             self._size_bytes -= size_bytes
 
-    def put(self, key: Key, batch: pa.RecordBatch, size_bytes: int) -> None:
+    def put(self, key: CacheKey, batch: pa.RecordBatch, size_bytes: int) -> None:
         """Keep a batch of so many bytes, and forget those that were not used for longest."""
         with self._lock:
             if key in self._found:

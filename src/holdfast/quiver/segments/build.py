@@ -36,7 +36,7 @@ from holdfast.quiver.segments.table import TableMaker
 from holdfast.seam.disk import Disk, remove_tree, write_file
 
 # (seq, slot index, file, first row, rows).
-Places = list[tuple[int, int, int, int, int]]
+RowPlaces = list[tuple[int, int, int, int, int]]
 
 
 class SegmentBuilder:
@@ -91,7 +91,7 @@ class SegmentBuilder:
     def _write_files(
         self, building: PurePath, bundles: Sequence[HeldBundle], segment_seq: int
     ) -> Summary:
-        places: Places = []
+        places: RowPlaces = []
         files: list[FileSummary] = []
         clamped: list[pa.Array] = []
         for made in self.table_maker.tables(bundles):
@@ -136,7 +136,7 @@ class SegmentBuilder:
         )
 
 
-def _note_places(places: Places, group: Group, file: int) -> None:
+def _note_places(places: RowPlaces, group: Group, file: int) -> None:
     row = 0
     for seq, _, index, _, count in group.shares:
         if group.kind == OPAQUE and places and places[-1][:3] == (seq, index, file):
@@ -148,7 +148,7 @@ def _note_places(places: Places, group: Group, file: int) -> None:
         row += count
 
 
-def _bundle_table(bundles: Sequence[HeldBundle], places: Places) -> pa.Buffer:
+def _bundle_table(bundles: Sequence[HeldBundle], places: RowPlaces) -> pa.Buffer:
     """Return the bundle table as the bytes of an Arrow file."""
     places.sort()
     columns = [[place[number] for place in places] for number in (2, 3, 4)]

@@ -56,26 +56,26 @@ class RowFile(Protocol):
         """Return a record batch; raise `Damaged` if its bytes are not what was written."""
 
 
-class _Place(NamedTuple):
+class _RowRange(NamedTuple):
     file: int
     first_row: int
     rows: int
 
 
 @dataclass
-class _Found:
+class _FoundBundle:
     """What the rows tell about one bundle."""
 
     kind: FrameKind
     ingestion_us: int
     events: int = 0
-    places: list[_Place] = field(default_factory=list)
+    places: list[_RowRange] = field(default_factory=list)
 
 
 class _Gap(NamedTuple):
     """A damaged record batch, and the seqs (inclusive) that may have had rows in it."""
 
-    place: _Place
+    place: _RowRange
     first_seq: int
     last_seq: int
 
@@ -90,7 +90,7 @@ class _Run(NamedTuple):
 
 def rebuild(summary: Summary, files: Sequence[RowFile]) -> pa.RecordBatch:
     """Return a bundle table made from the rows."""
-    found: dict[int, _Found] = {}
+    found: dict[int, _FoundBundle] = {}
     gaps: list[_Gap] = []
     for number, file in enumerate(files):
         gaps += _read_file(summary, number, file, found)
@@ -103,16 +103,16 @@ def rebuild(summary: Summary, files: Sequence[RowFile]) -> pa.RecordBatch:
 
 
 def _read_file(
-    summary: Summary, number: int, file: RowFile, found: dict[int, _Found]
+    summary: Summary, number: int, file: RowFile, found: dict[int, _FoundBundle]
 ) -> Iterator[_Gap]:
     """Note the bundles of one file, and yield its gaps."""
     first_row, last_seq = 0, summary.first_seq
-    damaged: list[_Place] = []
+    damaged: list[_RowRange] = []
     for index, described in enumerate(file.summary.batches):
         try:
             batch = file.batch(index)
         except Damaged:
-            damaged.append(_Place(number, first_row, 1))
+            damaged.append(_RowRange(number, first_row, 1))
         else:
             runs = list(_runs(batch.column("_seq")))
             # A bundle whose first row here is its first row at all has none in the gap before.
@@ -120,7 +120,7 @@ def _read_file(
             yield from (_Gap(place, last_seq, runs[0].seq - fresh) for place in damaged)
             damaged, last_seq = [], runs[-1].seq
             for run in runs:
-                _note_run(found, file.summary, batch, run, _Place(number, first_row, run.rows))
+                _note_run(found, file.summary, batch, run, _RowRange(number, first_row, run.rows))
         first_row += described.rows
     yield from (_Gap(place, last_seq, summary.last_seq) for place in damaged)
 
@@ -134,7 +134,11 @@ def _runs(seqs: pa.Array) -> Iterator[_Run]:
 
 
 def _note_run(
-    found: dict[int, _Found], file: FileSummary, batch: pa.RecordBatch, run: _Run, place: _Place
+    found: dict[int, _FoundBundle],
+    file: FileSummary,
+    batch: pa.RecordBatch,
+    run: _Run,
+    place: _RowRange,
 ) -> None:
     place = place._replace(first_row=place.first_row + run.start)
     bundle = found.get(run.seq)
@@ -143,7 +147,7 @@ def _note_run(
         if file.kind == OPAQUE:
             stored_as = batch.column("slot_kind")[run.start].as_py()
         time_us = batch.column("_ingestion_time")[run.start].value
-        bundle = found[run.seq] = _Found(_KINDS[stored_as], time_us)
+        bundle = found[run.seq] = _FoundBundle(_KINDS[stored_as], time_us)
     bundle.events += _events(file, batch, run)
     last = bundle.places[-1] if bundle.places else None
     if last is not None and (last.file, last.first_row + last.rows) == place[:2]:
@@ -163,15 +167,15 @@ def _events(file: FileSummary, batch: pa.RecordBatch, run: _Run) -> int:
     return events
 
 
-def _add_missing(summary: Summary, found: dict[int, _Found], gaps: Sequence[_Gap]) -> None:
+def _add_missing(summary: Summary, found: dict[int, _FoundBundle], gaps: Sequence[_Gap]) -> None:
     """Add the bundles that the summary counts and no row tells of."""
     events = summary.events - sum(bundle.events for bundle in found.values())
     time_us = summary.min_ingestion_ns // 1000
     for seq, gap in itertools.islice(_free(summary, found, gaps), summary.bundles - len(found)):
         if gap is None:
-            found[seq] = _Found(FrameKind.CONTROL, time_us)
+            found[seq] = _FoundBundle(FrameKind.CONTROL, time_us)
         else:
-            found[seq] = _Found(FrameKind.RAW, time_us, events, [gap.place])
+            found[seq] = _FoundBundle(FrameKind.RAW, time_us, events, [gap.place])
             events = 0
     for gap in gaps:
         for seq in found if events else ():
@@ -182,7 +186,7 @@ def _add_missing(summary: Summary, found: dict[int, _Found], gaps: Sequence[_Gap
 
 
 def _free(
-    summary: Summary, found: dict[int, _Found], gaps: Sequence[_Gap]
+    summary: Summary, found: dict[int, _FoundBundle], gaps: Sequence[_Gap]
 ) -> Iterator[tuple[int, _Gap | None]]:
     """Yield numbers that no row has: those of the gaps first, each number once."""
     known = set(found)
@@ -199,7 +203,7 @@ def _free(
                 yield seq, gap
 
 
-def _as_table(summary: Summary, found: dict[int, _Found]) -> pa.RecordBatch:
+def _as_table(summary: Summary, found: dict[int, _FoundBundle]) -> pa.RecordBatch:
     rows = []
     for seq in sorted(found):
         bundle = found[seq]

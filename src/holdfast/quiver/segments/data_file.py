@@ -201,7 +201,7 @@ class DataFile:
         else:
             head = self._old_head()
             parts, start = [head.messages], head.first_batch if index == 0 else 0
-        source = pa.PythonFile(_Chain([*parts, content[start:]]), "r")
+        source = pa.PythonFile(_PartsFile([*parts, content[start:]]), "r")
         return pa.ipc.open_stream(source).read_next_batch()
 
     # ----------------------------------------------------------------- version 1
@@ -256,7 +256,7 @@ class MappedFile(DataFile):
             raise self._damaged(f"cannot be read: {error.strerror}") from error
 
 
-class _Chain:
+class _PartsFile:
     """Buffers one after the other as a file for Arrow, without joining them."""
 
     closed = False

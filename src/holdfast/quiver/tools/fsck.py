@@ -46,7 +46,7 @@ def fsck(seam: Seam, root: PurePath) -> Report:
     """Check a data directory."""
     inventory = inspect(seam.disk, root)
     owner = ask_owner(seam, root, "ping")
-    checks = _Checks(seam.disk, root, inventory, owner)
+    checks = _FsckChecks(seam.disk, root, inventory, owner)
     report = Report(
         findings=[
             *format_findings(inventory),
@@ -103,7 +103,7 @@ def _check_balances(
 
 
 @dataclass(frozen=True)
-class _Checks:
+class _FsckChecks:
     disk: Disk
     root: PurePath
     inventory: Inventory

@@ -24,8 +24,6 @@ from holdfast.quiver.tools.fsck import format_findings, wal_damage_findings
 from holdfast.quiver.tools.inspect import Inventory, inspect
 from holdfast.seam.disk import Disk, entries_of, read_pages
 
-OnRead = Callable[[int], None]
-
 _RESTORE = "readers get it recorded as damaged; restore it from a backup before they come to it"
 _FRAME = "nothing is lost here: readers of the quiver need neither; other Arrow programs do"
 _ONE_COPY = "the other copy is read; nothing is lost, but look after the disk"
@@ -46,7 +44,7 @@ def _tree_bytes(disk: Disk, folder: PurePath) -> int:
     return size_bytes
 
 
-def scrub(disk: Disk, root: PurePath, on_read: OnRead) -> Report:
+def scrub(disk: Disk, root: PurePath, on_read: Callable[[int], None]) -> Report:
     """Read everything."""
     inventory = inspect(disk, root)
     report = Report()
@@ -65,7 +63,7 @@ def scrub(disk: Disk, root: PurePath, on_read: OnRead) -> Report:
 
 
 class _Scrub:
-    def __init__(self, disk: Disk, report: Report, on_read: OnRead) -> None:
+    def __init__(self, disk: Disk, report: Report, on_read: Callable[[int], None]) -> None:
         self._disk = disk
         self._report = report
         self._on_read = on_read
