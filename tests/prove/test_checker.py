@@ -8,9 +8,8 @@ import pyarrow as pa
 import pytest
 
 from holdfast.prove.checker import QuiverVerdict, check
-from holdfast.prove.events import body_of, name_in, payload_of
-from holdfast.prove.journal import ProofJournal, read_journals
-from holdfast.prove.readers import CURSOR, LEASE, names_of
+from holdfast.prove.journal import CURSOR, LEASE, ProofJournal, read_journals
+from holdfast.prove.quiver_victim import body_of, name_in, names_of, payload_of
 from holdfast.quiver import Quiver
 
 

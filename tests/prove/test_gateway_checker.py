@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.prove.backend import UNKNOWN
-from holdfast.prove.gateway_checker import KILLS, GatewayVerdict, check_gateway
-from holdfast.prove.journal import ProofJournal
+from holdfast.prove.checker import KILLS, GatewayVerdict, check_gateway
+from holdfast.prove.journal import UNKNOWN, ProofJournal
 
 
 class Story:

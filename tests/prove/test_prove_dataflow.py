@@ -16,12 +16,19 @@ from holdfast.dataflow.base.points import TRAP, BatchPoint
 from holdfast.errors import CheckFailed
 from holdfast.graph.pipelines import load_pipelines
 from holdfast.prove import dataflow
-from holdfast.prove.dataflow import DataflowProof
+from holdfast.prove.dataflow import PIPELINES, DataflowProof, graph_file
 from holdfast.prove.dataflow_checker import DataflowVerdict
-from holdfast.prove.dataflow_clients import INVALID
-from holdfast.prove.dataflow_graph import PIPELINES, graph_file
-from holdfast.prove.dataflow_trap import DRIVER, TRAPS, set_trap, take_trap
-from holdfast.prove.sessions import end_session, processes, session_of, sessions_with
+from holdfast.prove.lineage import INVALID
+from holdfast.prove.sessions import (
+    DRIVER,
+    TRAPS,
+    end_session,
+    processes,
+    session_of,
+    sessions_with,
+    set_trap,
+    take_trap,
+)
 from holdfast.signals.openlineage.validation import ValidationSettings, Validator
 
 # A process that leads a session with a child in it, and then comes to a moment of a batch.
@@ -56,7 +63,7 @@ def test_a_trap_strikes_once(tmp_path: Path) -> None:
 
 
 def test_whoever_steps_into_a_trap_dies_with_its_whole_session(tmp_path: Path) -> None:
-    environ = {**os.environ, TRAPS: str(tmp_path), TRAP: "holdfast.prove.dataflow_trap:reached"}
+    environ = {**os.environ, TRAPS: str(tmp_path), TRAP: "holdfast.prove.sessions:reached"}
     set_trap(tmp_path, DRIVER, BatchPoint.WRITE)
     with subprocess.Popen(
         [sys.executable, "-c", VICTIM], env=environ, stdout=subprocess.PIPE, start_new_session=True
@@ -125,8 +132,8 @@ def test_a_gateway_that_ended_by_itself_is_not_waited_for(
 STUCK = """
 import faulthandler, signal, sys
 faulthandler.register(signal.SIGUSR2, all_threads=True)
-print("ready", flush=True)
 def waits_for_ever():
+    print("ready", flush=True)
     sys.stdin.read()
 waits_for_ever()
 """

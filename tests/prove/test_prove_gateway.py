@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.prove.backend import Backend
-from holdfast.prove.lineage import event_of, name_of
+from holdfast.prove.lineage import Backend, event_of, name_of
 from holdfast.signals.openlineage.validation import ValidationSettings, Validator
 
 

@@ -12,9 +12,9 @@ from click.testing import CliRunner
 
 from holdfast.operate.cli import cli
 from holdfast.prove import points
+from holdfast.prove.journal import StoreJournal, digest_of
 from holdfast.prove.store import ROLES, sites_of
 from holdfast.prove.store_checker import StoreVerdict, check_store
-from holdfast.prove.store_journal import StoreJournal, digest_of
 from holdfast.store.filesets import Commits, FileSetWriter
 from holdfast.store.gc.collector import Collector
 from holdfast.store.store import Store

@@ -8,7 +8,7 @@ import pytest
 from tests.store.postgres import postgres_server
 from tests.store.variables import in_environment
 
-from holdfast.prove.s3_server import BUCKET, running_s3
+from holdfast.prove.store import BUCKET, running_s3
 
 
 @pytest.fixture(scope="session")

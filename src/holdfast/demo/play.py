@@ -216,7 +216,7 @@ class Play:
         self._lives += 1
         journal = str(self._directory / f"{self._lives:02d}.{name}")
         port = str(self._ports[name])
-        child = self._start(name, "holdfast.prove.backend", port, journal, "run")
+        child = self._start(name, "holdfast.prove.lineage", "backend", port, journal, "run")
         assert child.stdout is not None
         if not child.stdout.readline():
             raise CheckFailed("a backend ended at its start", hint="run `holdfast doctor`")

@@ -1,15 +1,25 @@
-"""The checker: what the clients' journals say against what the readers' journals say."""
+"""The checkers of quiver and gateway: the clients' journals against those of whoever received.
+
+Everything that was answered must have arrived, nothing that was refused may have. An event may come
+twice only if a kill explains it: nobody can know then whether the first arrival was acknowledged.
+
+A quiver's readers note each acknowledgement, so what came before it may come again, and what came
+after it may not. A backend of a gateway notes arrivals only, in order. An event must first arrive
+in the order of the positions that clients were told, and again only if a kill fell between the two
+arrivals and the first of them was among the last that its connection could hold.
+"""
 
 from __future__ import annotations
 
+import bisect
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from holdfast.prove.journal import Sent, read_journals, whole_lines
-from holdfast.prove.readers import CURSOR, INVENTED, LEASE
+from holdfast.prove.journal import CURSOR, LEASE, UNKNOWN, Sent, read_journals, whole_lines
 
 EXAMPLES_MAX = 20
+KILLS = "kills"
 
 
 @dataclass
@@ -98,7 +108,7 @@ def check(journal_dir: Path) -> QuiverVerdict:
     known = {event for one in sent.values() for event in one.events()}
     for subscriber in (CURSOR, LEASE):
         reading = read_reader(journal_dir, subscriber)
-        verdict.invented += reading.delivered.pop(INVENTED, 0)
+        verdict.invented += reading.delivered.pop(UNKNOWN, 0)
         for name in [name for name in reading.delivered if name not in known]:
             verdict.invented += 1
             verdict.note(f"{subscriber}: invented {name}")
@@ -145,3 +155,141 @@ def _check_append(verdict: QuiverVerdict, subscriber: str, append: Sent, reading
     if 0 < present < len(events):
         verdict.torn_transactions += 1
         verdict.note(f"{subscriber}: torn transaction {append.name}")
+
+
+@dataclass
+class GatewayVerdict:
+    """Counts of events, and the names of those that break a promise (the first few)."""
+
+    sent: int = 0
+    accepted: int = 0
+    unanswered: int = 0
+    # By destination: events that arrived, each counted once.
+    delivered: dict[str, int] = field(default_factory=dict)
+    lost: int = 0
+    order_violations: int = 0
+    # Arrived again although nothing that was killed can explain it.
+    duplicated: int = 0
+    redelivered_in_flight: int = 0
+    resurrected: int = 0
+    invented: int = 0
+    torn_batches: int = 0
+    equation: bool = True
+    examples: list[str] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        """Whether every promise held."""
+        broken = self.lost + self.order_violations + self.duplicated + self.resurrected
+        return broken + self.invented + self.torn_batches == 0 and self.equation
+
+    def note(self, text: str) -> None:
+        """Keep an example of a broken promise."""
+        if len(self.examples) < EXAMPLES_MAX:
+            self.examples.append(text)
+
+
+def read_kills(directory: Path) -> list[int]:
+    """Return when something was killed, in nanoseconds, in order."""
+    path = directory / KILLS
+    return [int(line) for line in whole_lines(path)] if path.exists() else []
+
+
+def read_arrivals(directory: Path, destination: str) -> list[tuple[int, str]]:
+    """Return time and name of every arrival at a backend, over all its lives."""
+    arrivals = []
+    for path in sorted(directory.glob(f"*.{destination}")):
+        for line in whole_lines(path):
+            _, time_ns, name = line.split(" ")
+            arrivals.append((int(time_ns), name))
+    return arrivals
+
+
+def check_gateway(directory: Path, events_per_request: dict[str, int]) -> GatewayVerdict:
+    """Compare the clients' journals with those of all backends."""
+    verdict = GatewayVerdict()
+    sent, kills = read_journals(directory), read_kills(directory)
+    for one in sent.values():
+        verdict.sent += one.bundles
+        if one.answered:
+            verdict.accepted += one.bundles
+        elif one.refused != "no":
+            verdict.unanswered += one.bundles
+    for destination, in_flight_max in events_per_request.items():
+        _DestinationCheck(destination, in_flight_max, sent, kills, verdict).check(
+            read_arrivals(directory, destination)
+        )
+    return verdict
+
+
+class _DestinationCheck:
+    """The arrivals at one backend."""
+
+    def __init__(
+        self,
+        name: str,
+        in_flight_max: int,
+        sent: dict[str, Sent],
+        kills: list[int],
+        verdict: GatewayVerdict,
+    ) -> None:
+        self._name = name
+        self._in_flight_max = in_flight_max
+        self._sent = sent
+        self._kills = kills
+        self._verdict = verdict
+        # By event: its last arrival, as a place in the journal.
+        self._places: dict[str, int] = {}
+        self._newest = (-1, -1)
+
+    def check(self, arrivals: list[tuple[int, str]]) -> None:
+        """Walk through the journal, then look what is missing in it."""
+        times = [time_ns for time_ns, _ in arrivals]
+        for place, (_, name) in enumerate(arrivals):
+            if name == UNKNOWN or name.rpartition(".")[0] not in self._sent:
+                self._verdict.invented += 1
+                self._verdict.note(f"{self._name}: nobody sent {name}")
+                continue
+            if name in self._places:
+                self._check_again(name, times, self._places[name], place)
+            else:
+                self._check_first(name)
+            self._places[name] = place
+        self._verdict.delivered[self._name] = len(self._places)
+        for one in self._sent.values():
+            self._check_append(one)
+
+    def _check_first(self, name: str) -> None:
+        append, _, row = name.rpartition(".")
+        seq = self._sent[append].seq
+        if seq is None:
+            return  # its client never heard where it stands
+        if (seq, int(row)) <= self._newest:
+            self._verdict.order_violations += 1
+            self._verdict.note(f"{self._name}: {name} at {seq} came after {self._newest}")
+        self._newest = max(self._newest, (seq, int(row)))
+
+    def _check_again(self, name: str, times: list[int], before: int, now: int) -> None:
+        """An event may come again after a kill, if it was in the last request before it."""
+        kill = bisect.bisect_left(self._kills, times[before])
+        killed = kill < len(self._kills) and self._kills[kill] <= times[now]
+        behind = bisect.bisect_left(times, self._kills[kill]) - before if killed else 0
+        if killed and behind <= self._in_flight_max:
+            self._verdict.redelivered_in_flight += 1
+            return
+        self._verdict.duplicated += 1
+        why = f"{behind} behind it before the kill" if killed else "nothing was killed in between"
+        self._verdict.note(f"{self._name}: {name} came again, {why}")
+
+    def _check_append(self, append: Sent) -> None:
+        there = sum(event in self._places for event in append.events())
+        if append.answered:
+            self._verdict.lost += append.bundles - there
+            if there < append.bundles:
+                self._verdict.note(f"{self._name}: lost {append.name}")
+        elif append.refused == "no" and there:
+            self._verdict.resurrected += there
+            self._verdict.note(f"{self._name}: refused, yet there {append.name}")
+        if 0 < there < append.bundles:
+            self._verdict.torn_batches += 1
+            self._verdict.note(f"{self._name}: in part {append.name}")

@@ -21,16 +21,33 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from holdfast.dataflow.base.points import TRAP, BatchPoint
 from holdfast.errors import CheckFailed
 from holdfast.graph.loader import load
 from holdfast.graph.pipeline_sources import state_dir
-from holdfast.prove.dataflow_checker import DataflowVerdict, check_dataflow
-from holdfast.prove.dataflow_graph import PIPELINES, graph_file
-from holdfast.prove.dataflow_trap import DRIVER, GATEWAY, TRAPS, set_trap, take_trap
+from holdfast.prove.dataflow_checker import (
+    COPIES,
+    COUNTS,
+    LATE,
+    NAMES,
+    WINDOW_S,
+    DataflowVerdict,
+    check_dataflow,
+)
 from holdfast.prove.gateway import ProvenProcess, free_ports
 from holdfast.prove.quiver import KILL_SITES as QUIVER_SITES
-from holdfast.prove.sessions import commands_with, end_session, sessions_with
+from holdfast.prove.sessions import (
+    DRIVER,
+    GATEWAY,
+    TRAPS,
+    commands_with,
+    end_session,
+    sessions_with,
+    set_trap,
+    take_trap,
+)
 from holdfast.prove.strikes import Strikes
 
 CLIENTS = 4
@@ -49,6 +66,82 @@ POLL_SECONDS = 0.05
 GATEWAY_SITES = tuple(
     point for point in QUIVER_SITES if not point.startswith(("recover", "wal.close"))
 )
+
+PIPELINES = (NAMES, COUNTS)
+# Small files and short pauses, so that every step happens often.
+_QUIVER = {
+    "segment": {"target_size": "1MB", "max_open_duration": "100ms"},
+    "wal": {"file_size": "256KB"},
+}
+_SOURCE = {"source": {"quiver": "buffer", "decode": "openlineage", "read_limit": {"rows": 2000}}}
+# `job` is the name of the event: the client's number, a count, and its place in the request.
+_COLUMNS = {
+    "name": "job",
+    "client": "split(job, '-')[0]",
+    "at_us": "unix_micros(_event_time)",
+}
+_MAP = {"map": {"select": _COLUMNS}}
+
+
+def graph_file(port: int, folder: Path) -> str:
+    """Return the configuration."""
+    names = {
+        "vertices": {
+            "events": _SOURCE,
+            "named": _MAP,
+            NAMES: {"sink": {"files": NAMES}},
+            COPIES: {"sink": {"files": COPIES, "target_size": "1MB"}},  # one file that grows
+        },
+        "edges": ["events -> named", f"named -> {NAMES}", f"named -> {COPIES}"],
+    }
+    counts = {
+        "watermark": {"max_delay": "2s", "idle_after": "1s"},
+        "shuffle_partitions": 1,
+        "vertices": {
+            "events": _SOURCE,
+            "named": _MAP,
+            "windows": {
+                "reduce": {
+                    "window": {"fixed": f"{WINDOW_S}s"},
+                    "key": "client",
+                    "aggregate": {"n": "count(*)"},
+                    "late": "side_output",
+                }
+            },
+            COUNTS: {"sink": {"files": COUNTS}},
+            LATE: {"sink": {"files": LATE}},
+        },
+        "edges": [
+            "events -> named",
+            "named -> windows",
+            f"windows -> {COUNTS}",
+            f"windows.late -> {LATE}",
+        ],
+    }
+    receiver = {
+        "kind": "receiver",
+        "type": "openlineage",
+        "config": {"listen": f"127.0.0.1:{port}"},
+        "to": ["buffer"],
+    }
+    spark = {
+        "master": "local[2]",
+        "conf": {"spark.driver.memory": "1g", "spark.local.dir": str(folder / "spark")},
+        "restart_min": "200ms",
+        "restart_max": "2s",
+    }
+    written = {
+        "data_dir": "data",
+        "drain": "20s",
+        "admin": {"listen": None},
+        "nodes": {
+            "lineage": receiver,
+            "buffer": {"kind": "processor", "type": "quiver", "config": _QUIVER},
+        },
+        "spark": spark,
+        "pipelines": {NAMES: names, COUNTS: counts},
+    }
+    return yaml.safe_dump(written, sort_keys=False)
 
 
 class DataflowProof:
@@ -70,7 +163,7 @@ class DataflowProof:
         self._environment = {
             **os.environ,
             TRAPS: str(self._traps),
-            TRAP: "holdfast.prove.dataflow_trap:reached",
+            TRAP: "holdfast.prove.sessions:reached",
         }
         self._gateway: subprocess.Popen[bytes] | None = None
         self._clients: ProvenProcess | None = None
@@ -79,7 +172,7 @@ class DataflowProof:
 
     def start_gateway(self) -> None:
         """Start the gateway, which starts the driver, and wait until it listens."""
-        command = [sys.executable, "-m", "holdfast.prove.dataflow_victim", str(self._config)]
+        command = [sys.executable, "-m", "holdfast.prove.gateway_victim", "up", str(self._config)]
         with (self._logs / "gateway").open("ab") as log:
             self._gateway = subprocess.Popen(
                 command, stdout=log, stderr=log, env=self._environment, start_new_session=True
@@ -88,8 +181,8 @@ class DataflowProof:
 
     def start_clients(self) -> None:
         """Start the clients; they run until the end."""
-        arguments = [str(self._port), str(self.journals), str(CLIENTS)]
-        command = [sys.executable, "-m", "holdfast.prove.dataflow_clients", *arguments]
+        arguments = ["clients", str(self._port), str(self.journals), str(CLIENTS), "paced"]
+        command = [sys.executable, "-m", "holdfast.prove.lineage", *arguments]
         self._clients = ProvenProcess(command, self._logs / "clients")
 
     def wait_for_progress(self) -> None:

@@ -16,9 +16,11 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from holdfast.prove.dataflow_graph import COPIES, COUNTS, LATE, NAMES, WINDOW_S
 from holdfast.prove.journal import read_journals
 
+# The folders of the sinks: names of all events, twice, and counts of windows.
+NAMES, COPIES, COUNTS, LATE = "names", "copies", "counts", "late"
+WINDOW_S = 5
 EXAMPLES_MAX = 20
 
 

@@ -25,12 +25,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from holdfast.deliver.points import DeliveryPoint
 from holdfast.errors import CheckFailed
 from holdfast.graph.loader import load
 from holdfast.graph.paths import plan
-from holdfast.prove.gateway_checker import KILLS, GatewayVerdict, check_gateway
-from holdfast.prove.gateway_victim import BATCH, EVENTS_PER_REQUEST, SINGLE, GatewayTask, graph_file
+from holdfast.prove.checker import KILLS, GatewayVerdict, check_gateway
+from holdfast.prove.gateway_victim import GatewayTask
 from holdfast.prove.journal import count_refused
 from holdfast.prove.quiver import KILL_SITES as QUIVER_SITES
 from holdfast.prove.small_disk import (
@@ -50,6 +52,51 @@ POINT_SECONDS_MAX = 5.0
 DRAIN_SECONDS_MAX = 120.0
 POLL_SECONDS = 0.02
 KILL_SITES = (*QUIVER_SITES, DeliveryPoint.SENT, DeliveryPoint.COMMITTED)
+
+SINGLE, BATCH = "single", "batch"
+# What one request of each destination holds: all that a kill may bring twice.
+EVENTS_PER_REQUEST = {SINGLE: 1, BATCH: 20}
+
+
+def graph_file(
+    port: int, backend_ports: dict[str, int], data_dir: str, append_timeout_s: float
+) -> str:
+    """Return the configuration: small files and short pauses, so that every step happens often."""
+    delivery = {"retry_max": "100ms", "send_timeout": "5s"}
+    dialects = {SINGLE: "single", BATCH: "batch_array"}
+    exporters = {
+        name: {
+            "kind": "exporter",
+            "type": "http",
+            "config": {
+                "url": f"http://127.0.0.1:{backend_ports[name]}",
+                "dialect": dialects[name],
+                "max_batch_events": EVENTS_PER_REQUEST[name],
+            },
+            "delivery": delivery,
+        }
+        for name in dialects
+    }
+    nodes = {
+        "lineage": {
+            "kind": "receiver",
+            "type": "openlineage",
+            "config": {"listen": f"127.0.0.1:{port}"},
+            "to": ["buffer"],
+        },
+        "buffer": {
+            "kind": "processor",
+            "type": "quiver",
+            "config": {
+                "append": {"timeout": append_timeout_s},
+                "segment": {"target_size": "1MB", "max_open_duration": "50ms"},
+                "wal": {"file_size": "256KB"},
+            },
+            "to": list(exporters),
+        },
+        **exporters,
+    }
+    return yaml.safe_dump({"data_dir": data_dir, "drain": "20s", "nodes": nodes}, sort_keys=False)
 
 
 class ProvenProcess:
@@ -129,15 +176,15 @@ class GatewayProof:
         self._lives[name] += 1
         journal = self.journals / f"{self._lives[name]:04d}.{name}"
         port = str(self._backend_ports[name])
-        command = [sys.executable, "-m", "holdfast.prove.backend", port, str(journal)]
+        command = [sys.executable, "-m", "holdfast.prove.lineage", "backend", port, str(journal)]
         self.backends[name] = ProvenProcess(command, self._logs / f"backend-{name}")
         if not self.backends[name].wait_ready():
             raise CheckFailed("a backend ended at its start", hint=f"see {self._logs}")
 
     def start_clients(self) -> None:
         """Start the clients; they run until `end`."""
-        arguments = [str(self.port), str(self.journals), str(CLIENTS)]
-        command = [sys.executable, "-m", "holdfast.prove.lineage_clients", *arguments]
+        arguments = ["clients", str(self.port), str(self.journals), str(CLIENTS)]
+        command = [sys.executable, "-m", "holdfast.prove.lineage", *arguments]
         self.clients = ProvenProcess(command, self._logs / "clients")
 
     def start_gateway(self, point: str | None = None) -> None:

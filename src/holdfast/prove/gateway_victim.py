@@ -1,28 +1,39 @@
-"""The gateway that is killed: the runtime of `holdfast up`, with a moment chosen at which it dies.
+"""The gateway that is killed: at a point chosen when it starts, or wherever a trap is set later.
 
-Run as `python -m holdfast.prove.gateway_victim` with a `GatewayTask` as JSON. It prints "ready"
-when its receivers listen, and ends cleanly after SIGTERM; most never get that far.
+    python -m holdfast.prove.gateway_victim run TASK
+    python -m holdfast.prove.gateway_victim up CONFIG
+
+`run` is the runtime of `holdfast up` with a `GatewayTask` as JSON. It prints "ready" when its
+receivers listen, and ends cleanly after SIGTERM; most never get that far. `up` is the real command,
+driver of pipelines and all, on a disk that looks for traps (sessions.py) and dies at that step. It
+ends when whoever started it is gone.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
+import random
+import runpy
 import signal
 import sys
+import threading
+import time
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
-import yaml
-
+from holdfast.graph import runtime
 from holdfast.graph.loader import load
-from holdfast.graph.runtime import Gateway
+from holdfast.graph.model import Graph
+from holdfast.prove.sessions import GATEWAY, TRAPS, take_trap
 from holdfast.seam import Seam
 from holdfast.seam.disk import RealDisk
 from holdfast.seam.faulty import Fault, FaultKind, FaultyDisk, die_for_real
 
-SINGLE, BATCH = "single", "batch"
-# What one request of each destination holds: all that a kill may bring twice.
-EVENTS_PER_REQUEST = {SINGLE: 1, BATCH: 20}
+LOOK_EVERY_S = 0.05
+# A trap strikes one of the next steps of its name.
+NTH_MAX = 8
 
 
 @dataclass(frozen=True)
@@ -37,48 +48,13 @@ class GatewayTask:
 
     def command(self) -> list[str]:
         """Return the command line that runs this task."""
-        return [sys.executable, "-m", "holdfast.prove.gateway_victim", json.dumps(asdict(self))]
-
-
-def graph_file(
-    port: int, backend_ports: dict[str, int], data_dir: str, append_timeout_s: float
-) -> str:
-    """Return the configuration: small files and short pauses, so that every step happens often."""
-    delivery = {"retry_max": "100ms", "send_timeout": "5s"}
-    dialects = {SINGLE: "single", BATCH: "batch_array"}
-    exporters = {
-        name: {
-            "kind": "exporter",
-            "type": "http",
-            "config": {
-                "url": f"http://127.0.0.1:{backend_ports[name]}",
-                "dialect": dialects[name],
-                "max_batch_events": EVENTS_PER_REQUEST[name],
-            },
-            "delivery": delivery,
-        }
-        for name in dialects
-    }
-    nodes = {
-        "lineage": {
-            "kind": "receiver",
-            "type": "openlineage",
-            "config": {"listen": f"127.0.0.1:{port}"},
-            "to": ["buffer"],
-        },
-        "buffer": {
-            "kind": "processor",
-            "type": "quiver",
-            "config": {
-                "append": {"timeout": append_timeout_s},
-                "segment": {"target_size": "1MB", "max_open_duration": "50ms"},
-                "wal": {"file_size": "256KB"},
-            },
-            "to": list(exporters),
-        },
-        **exporters,
-    }
-    return yaml.safe_dump({"data_dir": data_dir, "drain": "20s", "nodes": nodes}, sort_keys=False)
+        return [
+            sys.executable,
+            "-m",
+            "holdfast.prove.gateway_victim",
+            "run",
+            json.dumps(asdict(self)),
+        ]
 
 
 class _Death:
@@ -99,7 +75,7 @@ async def run(task: GatewayTask) -> None:
     faults = [Fault(task.point, FaultKind(task.kind), task.nth)] if task.point else []
     disk = FaultyDisk(RealDisk(), faults, die_for_real)
     seam = Seam(disk=disk, reached=_Death(task.point, task.nth))
-    gateway = Gateway(load(task.config_path).graph, seam)
+    gateway = runtime.Gateway(load(task.config_path).graph, seam)
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     await gateway.start()
@@ -109,7 +85,45 @@ async def run(task: GatewayTask) -> None:
     await gateway.stop()
 
 
-if __name__ == "__main__":
-    import uvloop
+class TrappedDisk(FaultyDisk):
+    """A disk that is looked after for traps."""
 
-    uvloop.run(run(GatewayTask(**json.loads(sys.argv[1]))))
+    def __init__(self) -> None:
+        super().__init__(RealDisk(), [], die_for_real)
+        folder = Path(os.environ[TRAPS])
+        threading.Thread(target=self._look, args=(folder,), name="traps", daemon=True).start()
+
+    def _look(self, folder: Path) -> None:
+        parent = os.getppid()
+        while True:
+            if os.getppid() != parent:
+                os.kill(os.getpid(), signal.SIGTERM)  # nobody is left to end it
+                return
+            point = take_trap(folder, GATEWAY)
+            if point is not None:
+                self._arm(point)
+            time.sleep(LOOK_EVERY_S)
+
+    def _arm(self, point: str) -> None:
+        kind = random.choice((FaultKind.KILL_BEFORE, FaultKind.KILL_AFTER))
+        with self._lock:
+            nth = self._calls[point] + random.randint(1, NTH_MAX)
+            self._faults = [Fault(point, kind, nth)]
+
+
+class TrappedGateway(runtime.Gateway):
+    """The gateway of `up`, on that disk."""
+
+    def __init__(self, graph: Graph, seam: Seam | None = None, *, worker: int = 0) -> None:
+        super().__init__(graph, Seam(disk=TrappedDisk()), worker=worker)
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "run":
+        import uvloop
+
+        uvloop.run(run(GatewayTask(**json.loads(sys.argv[2]))))
+    else:
+        runtime.Gateway = TrappedGateway  # type: ignore[misc]
+        sys.argv = ["holdfast", "up", sys.argv[2]]
+        runpy.run_module("holdfast", run_name="__main__")

@@ -1,19 +1,41 @@
-"""A client's journal: what it sent and how it was answered, in its own words.
+"""Journals: what everybody involved in a proof did and was told, in their own words.
 
-One line per fact, written with one system call. kill -9 does not take back what was written, so the
-journal needs no sync; a fact missing at its end only turns an answer into "unanswered".
+The checkers believe nothing else. One line per fact, written with one system call, before the next
+thing is done. kill -9 does not take back what was written, so a journal needs no sync; a fact
+missing at its end only turns an answer into "unanswered".
+
+A client of a quiver or a gateway:
 
     S <name> <bundles>          about to send: an append of so many bundles, named name.0, name.1, …
     A <name> <seq>              answered: the first bundle has this seq
     E <name> no|maybe <error>   refused: certainly not stored, or perhaps
+
+A reader of a quiver:
+
+    D <seq> <name> …            these events of the bundle were handed to it
+    K <seq>                     its acknowledgement of the bundle was accepted
+
+A writer, deleter or reader of a store:
+
+    S <commit> <digest>         about to make this commit, with these paths and contents
+    A <commit>                  it was made
+    D <commit>                  about to delete this commit
+    G <commit>                  it was deleted
+    R <commit> <digest>         read as a whole, with this result
+    X <commit> <error>          could not be read although it was there
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
+
+CURSOR, LEASE = "by-cursor", "by-lease"
+# The name of content that nobody sent.
+UNKNOWN = "?"
 
 
 @dataclass
@@ -62,6 +84,28 @@ class ProofJournal:
         os.write(self._fd, line.encode() + b"\n")
 
 
+class ReaderJournal:
+    """Written by one reader."""
+
+    def __init__(self, path: Path) -> None:
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+
+    def delivered(self, seq: int, names: list[str]) -> None:
+        """Note what is in hand."""
+        self._write(f"D {seq} {' '.join(names)}")
+
+    def acknowledged(self, seq: int) -> None:
+        """Note that it is off our hands."""
+        self._write(f"K {seq}")
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._fd)
+
+    def _write(self, line: str) -> None:
+        os.write(self._fd, line.encode() + b"\n")
+
+
 def read_journals(directory: Path) -> dict[str, Sent]:
     """Return every append in the journals of a directory, by name."""
     sent: dict[str, Sent] = {}
@@ -91,3 +135,71 @@ def whole_lines(path: Path) -> Iterator[str]:
     """Yield the lines of a file up to the last newline: a kill may cut one in two."""
     text = path.read_text()
     return iter(text[: text.rfind("\n") + 1].splitlines())
+
+
+class StoreJournal:
+    """Written by one process at a time; its successor goes on."""
+
+    def __init__(self, path: Path) -> None:
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+
+    def note(self, fact: str, commit: str, more: str = "") -> None:
+        """Write one fact."""
+        os.write(self._fd, f"{fact} {commit} {more}".rstrip().encode() + b"\n")
+
+
+@dataclass
+class CommitHistory:
+    """What is known of one commit from those who were there."""
+
+    digest: str = ""
+    made: bool = False
+    to_be_deleted: bool = False
+    deleted: bool = False
+
+
+@dataclass
+class CommitHistories:
+    """All journals together."""
+
+    commits: dict[str, CommitHistory] = field(default_factory=dict)
+    reads: int = 0
+    wrong_reads: list[str] = field(default_factory=list)
+
+
+def read_histories(folder: Path) -> CommitHistories:
+    """Return what all journals of a folder say."""
+    found = CommitHistories()
+    read: list[tuple[str, str]] = []
+    for path in sorted(folder.glob("*.journal")):
+        for line in whole_lines(path):
+            fact, commit, more = [*line.split(" ", 2), ""][:3]
+            history = found.commits.setdefault(commit, CommitHistory())
+            if fact == "S":
+                history.digest = more
+            elif fact == "A":
+                history.made = True
+            elif fact == "D":
+                history.to_be_deleted = True
+            elif fact == "G":
+                history.deleted = True
+            elif fact == "R":
+                read.append((commit, more))
+            else:
+                found.wrong_reads.append(f"{commit}: {more}")
+    found.reads = len(read)
+    found.wrong_reads += [
+        f"{commit}: other content than was written"
+        for commit, digest in read
+        if digest != found.commits[commit].digest
+    ]
+    return found
+
+
+def digest_of(files: Iterable[tuple[str, bytes]]) -> str:
+    """Return a digest of paths and contents, in order of the paths."""
+    digest = hashlib.sha256()
+    for path, data in sorted(files):
+        digest.update(f"{len(path)} {path} {len(data)} ".encode())
+        digest.update(data)
+    return digest.hexdigest()

@@ -23,13 +23,13 @@ from typing import Any
 from holdfast.errors import CheckFailed, DiskFull
 from holdfast.prove.checker import QuiverVerdict, check
 from holdfast.prove.journal import count_refused
+from holdfast.prove.quiver_victim import QuiverTask, drain
 from holdfast.prove.small_disk import (
     APPEND_TIMEOUT_S,
     FILL_EVERY_KILLS,
     FILL_SECONDS_MAX,
     data_directory,
 )
-from holdfast.prove.victim import QuiverTask, drain
 from holdfast.quiver import Balance
 from holdfast.quiver.base.frame import NOTHING
 from holdfast.quiver.base.points import QuiverPoint

@@ -1,4 +1,10 @@
-"""Sessions of processes: a driver leads one, and everything that it started is found by it."""
+"""Sessions of processes, and the traps that end them.
+
+A driver leads a session, and everything that it started is found by it. A trap is a file with the
+name of a moment; whoever reaches that moment first renames the file and dies, so a trap strikes
+once. For a driver the moment is one of `dataflow/base/points.py`, reached in any of its processes,
+and all of them die. For the gateway it is a step of its disk (gateway_victim.py).
+"""
 
 from __future__ import annotations
 
@@ -7,6 +13,8 @@ import os
 import signal
 import time
 from pathlib import Path
+
+from holdfast.dataflow.base.points import BatchPoint
 
 # A process that waits for its disk is gone a little after it was killed.
 END_PATIENCE_S = 60.0
@@ -76,3 +84,36 @@ def _runs(pid: str) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
         return False
+
+
+# The folder in which traps lie.
+TRAPS = "HOLDFAST_PROVE_TRAPS"
+DRIVER, GATEWAY = "driver", "gateway"
+
+
+def set_trap(folder: Path, victim: str, point: str) -> None:
+    """Let the next one who comes to a point die."""
+    fresh = folder / f"{victim}.new"
+    fresh.write_text(point)
+    os.replace(fresh, folder / victim)
+
+
+def take_trap(folder: Path, victim: str) -> str | None:
+    """Return where a trap lies, and take it away; None if there is none (any more)."""
+    try:
+        point = (folder / victim).read_text()
+        os.rename(folder / victim, folder / f"{victim}.sprung")
+    except FileNotFoundError:
+        return None
+    return point
+
+
+def reached(point: BatchPoint, checkpoint: str) -> None:
+    """Kill the whole driver if the trap lies here."""
+    folder = Path(os.environ[TRAPS])
+    try:
+        is_here = (folder / DRIVER).read_text() == point
+    except FileNotFoundError:
+        return
+    if is_here and take_trap(folder, DRIVER) == point:
+        end_session(os.getsid(0))

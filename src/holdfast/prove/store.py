@@ -1,24 +1,29 @@
 """Prove the store: kill writers, readers, deleters and collectors while they work on one.
 
-Once over a folder, and once over S3 if a server is installed. Every other kill strikes at a named
-point, the rest at random times. In the end every process is killed, the leases lapse, a collector
-takes away what is garbage, and what is left is compared with the journals.
+Once over a folder, and once over S3 if a server (moto's) is installed. Every other kill strikes at
+a named point, the rest at random times. In the end every process is killed, the leases lapse, a
+collector takes away what is garbage, and what is left is compared with the journals.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import random
+import socket
+import subprocess
 import sys
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from holdfast.prove.gateway import ProvenProcess
-from holdfast.prove.s3_server import BUCKET, has_s3_server, running_s3
+from holdfast.errors import CheckFailed
+from holdfast.prove.gateway import ProvenProcess, free_ports
 from holdfast.prove.store_checker import StoreVerdict, check_store
 from holdfast.prove.store_victim import (
     DATABASE,
@@ -220,3 +225,45 @@ def _new_location(directory: Path, location: str) -> Iterator[tuple[str, str | N
         return
     with running_s3(directory / "s3.log") as variables, _environment(variables):
         yield f"s3://{BUCKET}/store", f"sqlite:///{directory / 's3.sqlite'}"
+
+
+START_SECONDS_MAX = 60.0
+BUCKET = "holdfast"
+
+
+def has_s3_server() -> bool:
+    """Whether there is one to start."""
+    return importlib.util.find_spec("moto") is not None
+
+
+@contextlib.contextmanager
+def running_s3(log: Path) -> Iterator[dict[str, str]]:
+    """Start a server with one bucket, and give what its clients need in their environment."""
+    (port,) = free_ports(1)
+    endpoint = f"http://127.0.0.1:{port}"
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    with log.open("wb") as output:
+        server = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+    try:
+        _wait_for(port, log)
+        create = urllib.request.Request(f"{endpoint}/{BUCKET}", method="PUT")
+        urllib.request.urlopen(create, timeout=START_SECONDS_MAX).close()
+        yield {
+            "AWS_ENDPOINT_URL": endpoint,
+            "AWS_ACCESS_KEY_ID": "prove",
+            "AWS_SECRET_ACCESS_KEY": "prove",
+            "AWS_REGION": "us-east-1",
+        }
+    finally:
+        server.kill()
+        server.wait()
+
+
+def _wait_for(port: int, log: Path) -> None:
+    give_up_s = time.monotonic() + START_SECONDS_MAX
+    while time.monotonic() < give_up_s:
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        time.sleep(0.05)
+    raise CheckFailed("the S3 server did not start", hint=f"see {log}")

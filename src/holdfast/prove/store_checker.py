@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from holdfast.errors import HoldfastError
-from holdfast.prove.store_journal import CommitHistories, digest_of, read_histories
+from holdfast.prove.journal import CommitHistories, digest_of, read_histories
 from holdfast.store.filesets import Commits
 from holdfast.store.gc.commit_rows import COMMIT_PREFIX, commit_object_key
 from holdfast.store.objects.address import CHUNK_PREFIX

@@ -16,8 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from holdfast.errors import CommitExists, LeaseLost, StoreUnavailable, UnknownCommit
-from holdfast.prove.journal import whole_lines
-from holdfast.prove.store_journal import StoreJournal, digest_of
+from holdfast.prove.journal import StoreJournal, digest_of, whole_lines
 from holdfast.seam import Seam
 from holdfast.seam.disk import RealDisk
 from holdfast.seam.faulty import Fault, FaultKind, FaultyDisk, die_for_real

@@ -1,29 +1,39 @@
 """The process that is killed: clients appending to one quiver and readers emptying it.
 
-Run as `python -m holdfast.prove.victim` with a `QuiverTask` as JSON on the command line. It prints
-"open" when the quiver is open, and "full" when the disk refused an append for the first time. It
-appends for `seconds`, closes the quiver and ends; most never get that far.
+Run as `python -m holdfast.prove.quiver_victim` with a `QuiverTask` as JSON on the command line. It
+prints "open" when the quiver is open, and "full" when the disk refused an append for the first
+time. It appends for `seconds`, closes the quiver and ends; most never get that far.
+
+The content of every event follows from its name, so that damage is noticed by whoever reads it.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import random
 import sys
 import threading
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import pyarrow as pa
 
 from holdfast.errors import DiskFull, NotAccepted
-from holdfast.prove.events import body_of, payload_of
-from holdfast.prove.journal import ProofJournal, read_journals
-from holdfast.prove.readers import CURSOR, LEASE, start_readers
+from holdfast.prove.journal import (
+    CURSOR,
+    LEASE,
+    UNKNOWN,
+    ProofJournal,
+    ReaderJournal,
+    read_journals,
+)
 from holdfast.quiver import (
     AppendConfig,
     Balance,
+    Bundle,
     LedgerConfig,
     Quiver,
     QuiverConfig,
@@ -35,6 +45,7 @@ from holdfast.seam.disk import RealDisk
 from holdfast.seam.faulty import Fault, FaultKind, FaultyDisk, die_for_real
 
 MB = 1 << 20
+BODY_BYTES_MAX = 3000
 
 
 @dataclass(frozen=True)
@@ -57,7 +68,7 @@ class QuiverTask:
 
     def command(self) -> list[str]:
         """Return the command line that runs this task."""
-        return [sys.executable, "-m", "holdfast.prove.victim", json.dumps(asdict(self))]
+        return [sys.executable, "-m", "holdfast.prove.quiver_victim", json.dumps(asdict(self))]
 
 
 # Small files and short periods, so that every step happens many times a second.
@@ -145,6 +156,101 @@ class AppendClient(threading.Thread):
             payload_of(event), slot="raw", producer=producer, epoch=epoch
         )
         return receipt.seq
+
+
+def body_of(name: str) -> bytes:
+    """Return the content that the event with this name must have."""
+    digest = hashlib.sha256(name.encode()).digest()
+    length = int.from_bytes(digest[:4], "little") % BODY_BYTES_MAX
+    return (digest * (length // len(digest) + 1))[:length]
+
+
+def payload_of(name: str) -> bytes:
+    """Return a raw event: its name, a zero byte, its content."""
+    return name.encode() + b"\0" + body_of(name)
+
+
+def name_in(payload: bytes) -> str | None:
+    """Return the name of a raw event, or None if it is not what was sent."""
+    name, _, body = payload.partition(b"\0")
+    text = name.decode("utf-8", "replace")
+    return text if body == body_of(text) else None
+
+
+def names_of(bundle: Bundle) -> list[str]:
+    """Return the names of a bundle's events, checked against their content."""
+    names: list[str] = []
+    for slot, batch in bundle.slots.items():
+        if slot == "raw":
+            payloads = batch.column("payload").to_pylist()
+            names += [name_in(payload) or UNKNOWN for payload in payloads]
+        else:
+            rows = batch.to_pylist()
+            names += [r["name"] if r["body"] == body_of(r["name"]) else UNKNOWN for r in rows]
+    return names
+
+
+def read_by_cursor(quiver: Quiver, journal: ReaderJournal, go_on: Callable[[], bool]) -> None:
+    """Take ranges in order and commit them."""
+    with quiver.cursor(CURSOR, on_data_loss="count") as cursor:
+        while True:
+            planned = cursor.plan(max_events=100, wait_s=0.05)
+            if planned is None:
+                if not go_on():
+                    return
+                continue
+            for bundle in cursor.read(planned):
+                journal.delivered(bundle.seq, names_of(bundle))
+            cursor.commit(planned)
+            for ref in planned.refs:
+                journal.acknowledged(ref.seq)
+
+
+def read_by_lease(
+    quiver: Quiver, journal: ReaderJournal, go_on: Callable[[], bool], dice: random.Random
+) -> None:
+    """Take single bundles, give some back, acknowledge the rest."""
+    with quiver.lease(LEASE) as lease:
+        while True:
+            delivery = lease.poll(timeout_s=0.05)
+            if delivery is None:
+                if not go_on() and lease.in_flight == 0 and not lease.leased():
+                    return
+                continue
+            if delivery.attempt == 1 and dice.random() < 0.05:  # noqa: PLR2004
+                delivery.nack(retry_after_s=0.01)
+                continue
+            journal.delivered(delivery.seq, names_of(delivery.bundle))
+            delivery.ack()
+            journal.acknowledged(delivery.seq)
+
+
+def start_readers(
+    quiver: Quiver,
+    directory: Path,
+    incarnation: int,
+    seed: int,
+    go_on: Callable[[], bool],
+    which: Sequence[str],
+) -> list[threading.Thread]:
+    """Start readers; they end when `go_on` says no and nothing is left."""
+    dice = random.Random(f"{seed}-{incarnation}-reader")
+
+    def by_cursor() -> None:
+        journal = ReaderJournal(directory / f"{incarnation:06d}.{CURSOR}")
+        read_by_cursor(quiver, journal, go_on)
+        journal.close()
+
+    def by_lease() -> None:
+        journal = ReaderJournal(directory / f"{incarnation:06d}.{LEASE}")
+        read_by_lease(quiver, journal, go_on, dice)
+        journal.close()
+
+    known = {CURSOR: by_cursor, LEASE: by_lease}
+    threads = [threading.Thread(target=known[name], name=name) for name in which]
+    for thread in threads:
+        thread.start()
+    return threads
 
 
 def tell(word: str) -> None:
