@@ -13,8 +13,9 @@ from tests.operate.test_drivers import QUERY
 from tests.patience import PATIENCE_S
 from tests.ports import free_port
 
-from holdfast.dataflow.driver.progress import QueryStatistics, lag_s
+from holdfast.dataflow.driver.progress import lag_s
 from holdfast.dataflow.driver.state_dir import DrainRequest, StateDir
+from holdfast.dataflow.driver.wire import QueryStatistics
 from holdfast.errors import BadConfig, DirectoryLocked, PipelineFailed
 from holdfast.operate.cli.dataflow.display import Display
 from holdfast.operate.cli.dataflow.running import exposed

@@ -25,13 +25,13 @@ from holdfast.dataflow.driver import process as process_module
 from holdfast.dataflow.driver import session as session_module
 from holdfast.dataflow.driver.child import DriverChild
 from holdfast.dataflow.driver.keeper import PipelineKeeper
-from holdfast.dataflow.driver.progress import QueryStatistics
 from holdfast.dataflow.driver.settings import SparkSettings
 from holdfast.dataflow.driver.wire import (
     Access,
     DriverFigures,
     DriverOrders,
     PipelineFigures,
+    QueryStatistics,
     decode_figures,
     encode_figures,
 )

@@ -17,8 +17,7 @@ from tests.operate.exposition import parse
 from tests.operate.test_metrics import sample
 from tests.patience import until_async
 
-from holdfast.dataflow.driver.progress import QueryStatistics
-from holdfast.dataflow.driver.wire import DriverFigures, PipelineFigures
+from holdfast.dataflow.driver.wire import DriverFigures, PipelineFigures, QueryStatistics
 from holdfast.deliver.statistics import DestinationStatistics, HeldEvent
 from holdfast.graph.runtime import GatewayStatistics
 from holdfast.operate.gateway_metrics import (

@@ -9,8 +9,12 @@ from collections.abc import Iterable, Iterator
 from datetime import datetime
 from typing import get_args
 
-from holdfast.dataflow.driver.progress import QueryStatistics
-from holdfast.dataflow.driver.wire import DriverFigures, PipelineFigures, PipelineState
+from holdfast.dataflow.driver.wire import (
+    DriverFigures,
+    PipelineFigures,
+    PipelineState,
+    QueryStatistics,
+)
 from holdfast.operate.metrics import Labels, Metric, Sample, each, samples, whole
 
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 from holdfast.dataflow.driver.lineage import RunReporter
-from holdfast.dataflow.driver.progress import QueryStatistics
 from holdfast.dataflow.driver.run import PipelineRun
+from holdfast.dataflow.driver.wire import QueryStatistics
 from holdfast.errors import HoldfastError, PipelineFailed
 
 LOOK_EVERY_S = 0.5

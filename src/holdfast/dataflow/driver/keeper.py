@@ -17,11 +17,10 @@ from holdfast.dataflow.base.durable_file import is_disk_full
 from holdfast.dataflow.compiler.places import Places
 from holdfast.dataflow.driver.drive import drive
 from holdfast.dataflow.driver.lineage import LineageSender, RunReporter
-from holdfast.dataflow.driver.progress import QueryStatistics
 from holdfast.dataflow.driver.run import PipelineRun
 from holdfast.dataflow.driver.settings import SparkSettings
 from holdfast.dataflow.driver.state_dir import StateDir
-from holdfast.dataflow.driver.wire import PipelineFigures, PipelineState
+from holdfast.dataflow.driver.wire import PipelineFigures, PipelineState, QueryStatistics
 from holdfast.dataflow.spec import PipelineSettings
 from holdfast.errors import BadConfig, HoldfastError
 

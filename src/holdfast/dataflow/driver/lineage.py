@@ -21,8 +21,8 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from holdfast.dataflow.compiler.places import OWN_PRODUCER, Places
-from holdfast.dataflow.driver.progress import QueryStatistics
 from holdfast.dataflow.driver.settings import TO_GATEWAY, LineageSettings
+from holdfast.dataflow.driver.wire import QueryStatistics
 from holdfast.dataflow.spec import PipelineSettings
 from holdfast.dataflow.spec.vertices import FileSetSource, FileSetTarget, TargetSettings
 

@@ -6,12 +6,13 @@ import json
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from holdfast.dataflow.driver.failures import Restarts
+from holdfast.dataflow.driver.wire import QueryStatistics
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
@@ -32,40 +33,6 @@ LONG_BATCH_S = 600.0
 BATCH_PATIENCE_S = 1800.0
 
 log = logging.getLogger("holdfast.dataflow")
-
-
-class QueryStatistics(NamedTuple):
-    """A snapshot of one query. Totals count since the driver started."""
-
-    name: str
-    is_running: bool
-    batch: int | None
-    batches_total: int
-    # How long the last batch took.
-    batch_s: float
-    rows_total: int
-    rows_per_s: float
-    # As Spark writes it; None before the first.
-    watermark: str | None
-    # How far the watermark is behind the clock of the driver; 0 while no window is open: one that
-    # no window waits for does not move. None before the first.
-    lag_s: float | None
-    state_rows: int
-    state_bytes: int
-    # Rows that Spark left out of windows that were closed: of sliding windows, whose rows still
-    # count in others. A row that counts in none is late, and is in `counts`.
-    left_out_total: int
-    # By what became of rows, and where: late.perjob, failed.parse, written.out, fallback.out.
-    counts: Mapping[str, int]
-
-    def to_fields(self) -> dict[str, Any]:
-        """Return what JSON can hold."""
-        return {**self._asdict(), "counts": dict(self.counts)}
-
-    @classmethod
-    def from_fields(cls, fields: Mapping[str, Any]) -> QueryStatistics:
-        """Return what another process reported."""
-        return cls(**fields)
 
 
 class _Doing(NamedTuple):

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from holdfast.dataflow.compiler.places import Places
-from holdfast.dataflow.driver.progress import QueryStatistics
 from holdfast.dataflow.driver.run import PipelineRun
+from holdfast.dataflow.driver.wire import QueryStatistics
 from holdfast.dataflow.spec import PipelineSettings
 from holdfast.dataflow.spec.vertices import (
     ReadLimit,

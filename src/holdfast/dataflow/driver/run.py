@@ -50,7 +50,7 @@ from holdfast.dataflow.driver.checkpoint_edits import (
 from holdfast.dataflow.driver.failures import Restarts, failed, hangs, reason_of
 from holdfast.dataflow.driver.intakes import Intakes
 from holdfast.dataflow.driver.own_server import own_authorities, own_ports, own_server
-from holdfast.dataflow.driver.progress import QueryProgress, QueryStatistics
+from holdfast.dataflow.driver.progress import QueryProgress
 from holdfast.dataflow.driver.session import (
     activate,
     query_session,
@@ -59,6 +59,7 @@ from holdfast.dataflow.driver.session import (
 )
 from holdfast.dataflow.driver.shared_folders import check_shared, refuse_address
 from holdfast.dataflow.driver.state_dir import StateDir
+from holdfast.dataflow.driver.wire import QueryStatistics
 from holdfast.dataflow.sink.options import SinkOptions
 from holdfast.dataflow.sink.quiver_writer import producer_name
 from holdfast.dataflow.source.checkpoint import Checkpoint

@@ -12,8 +12,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from holdfast.dataflow.driver.progress import QueryStatistics
-
 # `waiting`: it failed, and is restarted after a pause; `disk_full`: the same, until space is free.
 # The last three are final.
 PipelineState = Literal[
@@ -71,6 +69,40 @@ class DriverOrders(NamedTuple):
         access = fields["access"]
         given = None if access is None else Access.from_fields(access)
         return cls(fields["file"], given, fields["lineage_url"])
+
+
+class QueryStatistics(NamedTuple):
+    """A snapshot of one query. Totals count since the driver started."""
+
+    name: str
+    is_running: bool
+    batch: int | None
+    batches_total: int
+    # How long the last batch took.
+    batch_s: float
+    rows_total: int
+    rows_per_s: float
+    # As Spark writes it; None before the first.
+    watermark: str | None
+    # How far the watermark is behind the clock of the driver; 0 while no window is open: one that
+    # no window waits for does not move. None before the first.
+    lag_s: float | None
+    state_rows: int
+    state_bytes: int
+    # Rows that Spark left out of windows that were closed: of sliding windows, whose rows still
+    # count in others. A row that counts in none is late, and is in `counts`.
+    left_out_total: int
+    # By what became of rows, and where: late.perjob, failed.parse, written.out, fallback.out.
+    counts: Mapping[str, int]
+
+    def to_fields(self) -> dict[str, Any]:
+        """Return what JSON can hold."""
+        return {**self._asdict(), "counts": dict(self.counts)}
+
+    @classmethod
+    def from_fields(cls, fields: Mapping[str, Any]) -> QueryStatistics:
+        """Return what another process reported."""
+        return cls(**fields)
 
 
 @dataclass(frozen=True)

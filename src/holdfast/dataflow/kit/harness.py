@@ -13,10 +13,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from holdfast.dataflow.compiler.places import EVENT_TIME, SINK_CONFIG, SLOT, Places
-from holdfast.dataflow.driver.progress import QueryStatistics
 from holdfast.dataflow.driver.redrive import redrive_pipeline
 from holdfast.dataflow.driver.run import PipelineRun
 from holdfast.dataflow.driver.session import start_session
+from holdfast.dataflow.driver.wire import QueryStatistics
 from holdfast.dataflow.spec import Pipeline, PipelineSettings
 from holdfast.dataflow.spec.vertices import SinkSettings, SourceSettings, TargetSettings
 from holdfast.errors import BadInput, DirectoryLocked

@@ -9,8 +9,7 @@ import click
 from rich.live import Live
 from rich.table import Table
 
-from holdfast.dataflow.driver.progress import QueryStatistics
-from holdfast.dataflow.driver.wire import PipelineFigures
+from holdfast.dataflow.driver.wire import PipelineFigures, QueryStatistics
 from holdfast.operate.cli.consoles import stdout
 from holdfast.operate.cli.output import print_json
 

@@ -17,11 +17,10 @@ import click
 
 from holdfast.dataflow.compiler.earlier import planned
 from holdfast.dataflow.driver.lineage import RunReporter, lineage_sender
-from holdfast.dataflow.driver.progress import QueryStatistics
 from holdfast.dataflow.driver.session import start_session
 from holdfast.dataflow.driver.settings import TO_GATEWAY
 from holdfast.dataflow.driver.state_dir import StateDir
-from holdfast.dataflow.driver.wire import DriverFigures, PipelineFigures
+from holdfast.dataflow.driver.wire import DriverFigures, PipelineFigures, QueryStatistics
 from holdfast.errors import BadConfig, BadInput
 from holdfast.graph.document import read_document
 from holdfast.graph.pipelines import load_pipelines
