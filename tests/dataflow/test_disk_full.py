@@ -17,7 +17,7 @@ from tests.dataflow.quivers import fill
 from holdfast.dataflow.base.durable_file import is_disk_full
 from holdfast.dataflow.compiler.places import Places
 from holdfast.dataflow.driver.failures import failed
-from holdfast.dataflow.driver.keeper import PipelineKeeper
+from holdfast.dataflow.driver.process import PipelineKeeper
 from holdfast.dataflow.driver.run import PipelineRun
 from holdfast.dataflow.driver.settings import SparkSettings
 from holdfast.dataflow.spec import Pipeline, PipelineSettings

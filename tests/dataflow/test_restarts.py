@@ -19,8 +19,8 @@ from tests.patience import SPARK_PATIENCE_S
 
 from holdfast.dataflow.compiler.places import Places
 from holdfast.dataflow.compiler.tails import Tail
-from holdfast.dataflow.driver.drive import drive
 from holdfast.dataflow.driver.failures import Restarts, is_no_worker
+from holdfast.dataflow.driver.process import drive
 from holdfast.dataflow.driver.progress import BATCH_PATIENCE_S, LONG_BATCH_S, QueryProgress
 from holdfast.dataflow.driver.run import PipelineRun
 from holdfast.dataflow.driver.session import QUERY_SETTINGS

@@ -20,11 +20,10 @@ from tests.patience import PATIENCE_S, until_async
 
 from holdfast.dataflow.compiler.places import Places
 from holdfast.dataflow.driver import child as child_module
-from holdfast.dataflow.driver import keeper as keeper_module
 from holdfast.dataflow.driver import process as process_module
 from holdfast.dataflow.driver import session as session_module
 from holdfast.dataflow.driver.child import DriverChild
-from holdfast.dataflow.driver.keeper import PipelineKeeper
+from holdfast.dataflow.driver.process import PipelineKeeper
 from holdfast.dataflow.driver.settings import SparkSettings
 from holdfast.dataflow.driver.wire import (
     Access,
@@ -338,8 +337,8 @@ def test_a_pipeline_whose_query_cannot_be_stopped_asks_for_another_spark(
     def hang(*_: object) -> None:
         raise PipelineFailed("the query events does not go on", hint="…")
 
-    monkeypatch.setattr(keeper_module, "PipelineRun", Run)
-    monkeypatch.setattr(keeper_module, "drive", hang)
+    monkeypatch.setattr(process_module, "PipelineRun", Run)
+    monkeypatch.setattr(process_module, "drive", hang)
     places: Any = SimpleNamespace(state_dir=tmp_path)
     keeper = PipelineKeeper(
         "stats", PipelineSettings.model_construct(), places, QUICK, threading.Event()
@@ -353,8 +352,7 @@ def test_a_pipeline_whose_query_cannot_be_stopped_asks_for_another_spark(
 
 _ORPHAN = """
 import os, sys, threading
-from holdfast.dataflow.driver import process
-process.LOOK_EVERY_S = 0.05
+process.GATEWAY_EVERY_S = 0.05
 stop = threading.Event()
 process.listen(stop)
 print(os.getpid(), flush=True)

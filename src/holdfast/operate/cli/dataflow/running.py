@@ -77,7 +77,7 @@ def run_command(
 
     Quivers of a gateway that runs are read where it serves them.
     """
-    from holdfast.dataflow.driver.drive import drive
+    from holdfast.dataflow.driver.process import drive
 
     chosen = choose(config, name, state_dir, reach=True)
     if once:
