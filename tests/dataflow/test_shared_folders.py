@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.dataflow.driver.shared_folders import not_shared, refuse_address, unseen
+from holdfast.dataflow.driver.cluster import not_shared, refuse_address, unseen
 from holdfast.dataflow.spec import Pipeline
 from holdfast.errors import BadConfig
 

@@ -10,9 +10,9 @@ import sys
 import threading
 
 from holdfast.dataflow.compiler.places import Places
+from holdfast.dataflow.driver.child import end_own_session
 from holdfast.dataflow.driver.lineage import lineage_sender
 from holdfast.dataflow.driver.process import keep_stdout, listen, run_pipelines
-from holdfast.dataflow.driver.session_end import end_own_session
 from holdfast.dataflow.driver.wire import DriverOrders
 from holdfast.errors import HoldfastError
 from holdfast.graph.model import LoggingSettings

@@ -1,7 +1,7 @@
 """The quivers of a pipeline's own: between its queries, and the retry lanes of queries.
 
 Two queries cannot both have a directory open, and executors may be elsewhere: so they are served
-like a gateway's, by the driver that owns them: own_server.py.
+like a gateway's, by the driver that owns them: cluster.py.
 
 What waits in them is bounded (`buffers.max_rows`): while there is more in what a query writes, or
 in its retry lane, its sources plan nothing new. They live in other processes, which see it by a
@@ -18,7 +18,7 @@ from contextlib import ExitStack
 from holdfast.dataflow.compiler.lane import Lane
 from holdfast.dataflow.compiler.places import SINK_CONFIG, Places
 from holdfast.dataflow.compiler.plan import Output, Plan, Query, QueryBuffer
-from holdfast.dataflow.driver.own_server import LOOPBACK
+from holdfast.dataflow.driver.cluster import LOOPBACK
 from holdfast.errors import HoldfastError
 from holdfast.quiver import Quiver
 from holdfast.remote import FlightSettings, QuiverServer

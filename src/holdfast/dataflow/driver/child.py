@@ -1,7 +1,9 @@
 """The gateway's side of the driver process: starts it, starts it again, reads it, and ends it.
 
 The process leads a session of its own, so that a Ctrl-C is not for it, and so that everything it
-started can be found when it has ended: nothing is left behind, whoever was killed.
+started can be found when it has ended (`end_session`): its Java process, and the workers which that
+one started. None of them leaves the session; Spark's Python workers have a process group of their
+own, but not a session. So nothing is left behind, whichever process was killed.
 """
 
 from __future__ import annotations
@@ -10,12 +12,12 @@ import asyncio
 import contextlib
 import json
 import logging
+import os
 import signal
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import replace
 
-from holdfast.dataflow.driver.session_end import end_session
 from holdfast.dataflow.driver.settings import SparkSettings
 from holdfast.dataflow.driver.wire import DriverFigures, DriverOrders, decode_figures
 from holdfast.errors import HoldfastError
@@ -228,3 +230,36 @@ async def _lines(stream: asyncio.StreamReader) -> AsyncIterator[bytes]:
         waiting = waiting[:LINE_BYTES_MAX]
     if waiting:
         yield waiting
+
+
+def end_session(session: int) -> int:
+    """Kill every process of a session but the own one, also those whose parent is gone."""
+    mine, killed = os.getpid(), 0
+    for pid in _processes():
+        if pid != mine and _session_of(pid) == session:
+            try:
+                os.kill(pid, signal.SIGKILL)
+                killed += 1
+            except (ProcessLookupError, PermissionError):
+                continue
+    return killed
+
+
+def end_own_session() -> None:
+    """Kill everything that this process started, if it leads a session."""
+    if os.getsid(0) == os.getpid():
+        end_session(os.getpid())
+
+
+def _processes() -> list[int]:
+    try:
+        return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    except FileNotFoundError:
+        return []  # not Linux: the Java process ends with its standard input
+
+
+def _session_of(pid: int) -> int | None:
+    try:
+        return os.getsid(pid)
+    except (ProcessLookupError, PermissionError):
+        return None

@@ -19,7 +19,7 @@ from pyspark.sql.types import StructType
 
 from holdfast.dataflow.compiler.places import Places
 from holdfast.dataflow.compiler.plan import Plan
-from holdfast.dataflow.driver.own_server import LOOPBACK
+from holdfast.dataflow.driver.cluster import LOOPBACK
 from holdfast.dataflow.source.intake import SLOT, FilesIntake, GeneratorIntake, SourceIntake
 from holdfast.dataflow.spec.vertices import FileSetSource, SourceSettings
 from holdfast.errors import HoldfastError

@@ -25,10 +25,10 @@ from typing import IO, TYPE_CHECKING, Literal
 
 from holdfast.dataflow.base.durable_file import is_disk_full
 from holdfast.dataflow.compiler.places import Places
+from holdfast.dataflow.driver.child import end_own_session
 from holdfast.dataflow.driver.lineage import LineageSender, RunReporter
 from holdfast.dataflow.driver.run import PipelineRun
 from holdfast.dataflow.driver.session import start_session, stop_session
-from holdfast.dataflow.driver.session_end import end_own_session
 from holdfast.dataflow.driver.settings import SparkSettings
 from holdfast.dataflow.driver.state_dir import StateDir
 from holdfast.dataflow.driver.wire import (

@@ -47,9 +47,15 @@ from holdfast.dataflow.driver.checkpoint_edits import (
     settle_copies,
     subscribers_of,
 )
+from holdfast.dataflow.driver.cluster import (
+    check_shared,
+    own_authorities,
+    own_ports,
+    own_server,
+    refuse_address,
+)
 from holdfast.dataflow.driver.failures import Restarts, failed, hangs, reason_of
 from holdfast.dataflow.driver.intakes import Intakes
-from holdfast.dataflow.driver.own_server import own_authorities, own_ports, own_server
 from holdfast.dataflow.driver.progress import QueryProgress
 from holdfast.dataflow.driver.session import (
     activate,
@@ -57,7 +63,6 @@ from holdfast.dataflow.driver.session import (
     require_classic,
     starting_in_turn,
 )
-from holdfast.dataflow.driver.shared_folders import check_shared, refuse_address
 from holdfast.dataflow.driver.state_dir import StateDir
 from holdfast.dataflow.driver.wire import QueryStatistics
 from holdfast.dataflow.sink.options import SinkOptions
