@@ -7,14 +7,16 @@ from datetime import UTC, datetime
 import pytest
 from pydantic import ValidationError
 
-from holdfast.dataflow.watermark.bounds import EventTimeReport, Reach, bound_of
 from holdfast.dataflow.watermark.claims import (
     END_OF_TIME_US,
     NOTHING_CLAIMED_US,
     Claims,
+    EventTimeReport,
+    Reach,
     Silence,
+    WatermarkSettings,
+    bound_of,
 )
-from holdfast.dataflow.watermark.settings import WatermarkSettings
 
 SECOND = 1_000_000
 NOW = int(datetime(2026, 5, 1, 10, tzinfo=UTC).timestamp()) * SECOND

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.dataflow.world import STEP_US, World
 
-from holdfast.dataflow.watermark.settings import WatermarkSettings
+from holdfast.dataflow.watermark.claims import WatermarkSettings
 
 _APPEND = st.tuples(st.just("append"), st.integers(0, 2), st.integers(-20, 5))
 _BATCH = st.tuples(

@@ -16,9 +16,13 @@ from typing import NamedTuple
 
 from tests.dataflow.held import earliest_held_us
 
-from holdfast.dataflow.watermark.bounds import EventTimeReport, Reach
-from holdfast.dataflow.watermark.claims import Claims, Silence
-from holdfast.dataflow.watermark.settings import WatermarkSettings
+from holdfast.dataflow.watermark.claims import (
+    Claims,
+    EventTimeReport,
+    Reach,
+    Silence,
+    WatermarkSettings,
+)
 
 STEP_US = 1000
 

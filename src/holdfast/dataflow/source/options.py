@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AwareDatetime, BeforeValidator, Field, ValidationError
 
-from holdfast.dataflow.watermark.settings import WatermarkSettings
+from holdfast.dataflow.watermark.claims import WatermarkSettings
 from holdfast.errors import BadConfig
 from holdfast.remote.settings import ClientSettings
 from holdfast.settings import DurationS, LocalPath, Secret, Settings, SizeBytes

@@ -28,8 +28,14 @@ from holdfast.dataflow.source.quiver_client import QuiverClient
 from holdfast.dataflow.source.rejected_publish import RejectedPublisher
 from holdfast.dataflow.source.remembered import recall_start, remember_start
 from holdfast.dataflow.source.trim import TrimNote, recorded_ends
-from holdfast.dataflow.watermark.bounds import EventTimeReport, Reach
-from holdfast.dataflow.watermark.claims import END_OF_TIME_US, Claim, Claims, Silence
+from holdfast.dataflow.watermark.claims import (
+    END_OF_TIME_US,
+    Claim,
+    Claims,
+    EventTimeReport,
+    Reach,
+    Silence,
+)
 from holdfast.errors import DirectoryLocked, Fenced, OwnerGone, UnknownPosition, WrongQuiver
 from holdfast.quiver import Position
 from holdfast.remote import PlannedRange

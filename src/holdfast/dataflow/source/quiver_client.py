@@ -14,8 +14,7 @@ from collections.abc import Sequence
 
 from holdfast.dataflow.source.options import SourceOptions
 from holdfast.dataflow.source.quiver_location import QuiverLocation, connect, with_directory
-from holdfast.dataflow.watermark.bounds import EventTimeReport
-from holdfast.dataflow.watermark.claims import NOTHING_CLAIMED_US
+from holdfast.dataflow.watermark.claims import NOTHING_CLAIMED_US, EventTimeReport
 from holdfast.errors import BadConfig
 from holdfast.quiver import EventTimeStatement, Position, Quiver, QuiverConfig, Range
 from holdfast.quiver.read.sealed import names_between

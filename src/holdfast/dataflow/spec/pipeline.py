@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field
 
 from holdfast.dataflow.spec.edges import PipelineEdge, WrittenEdge
 from holdfast.dataflow.spec.vertices import VertexSettings
-from holdfast.dataflow.watermark.settings import WatermarkSettings
+from holdfast.dataflow.watermark.claims import WatermarkSettings
 from holdfast.settings import DurationS, Settings
 
 _VERTEX_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_\-]{0,47}")

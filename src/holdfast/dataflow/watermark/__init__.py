@@ -12,6 +12,6 @@ failed and will come again is not done: it holds what its query promises (`compi
 Three words, from the gateway to Spark. A quiver *states* what only it can know about the event
 times beyond a position (`EventTimeStatement`, quiver/read/statement.py). The client of that quiver
 turns the statement into a *report* by the pipeline's settings: whether it counts as idle, and which
-producers' promises hold (`EventTimeReport`). A report *bounds* the claim (`bounds.py`), and the
-*claim* is the least of all bounds, which never moves back (`claims.py`).
+producers' promises hold (`EventTimeReport`). A report *bounds* the claim, and the *claim*
+is the least of all bounds, which never moves back (`claims.py`).
 """
