@@ -20,9 +20,8 @@ from holdfast.dataflow.driver.checkpoint_edits import (
     settle_copies,
 )
 from holdfast.dataflow.sink.records import BatchRecord, BatchRecords
-from holdfast.dataflow.source.checkpoint import Checkpoint
-from holdfast.dataflow.source.offset import Offset
-from holdfast.dataflow.source.remembered import recall_start, remember_start
+from holdfast.dataflow.source.checkpoint import Checkpoint, Offset
+from holdfast.dataflow.source.notes import recall_start, remember_start
 from holdfast.errors import UnknownPosition
 from holdfast.quiver import Quiver
 

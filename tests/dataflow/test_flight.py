@@ -13,7 +13,7 @@ from tests.dataflow.test_sinks import Sink
 from tests.dataflow.test_stream_reader import numbers, wait_for
 
 from holdfast.dataflow.source import quiver_location as place
-from holdfast.dataflow.source.explanation import read_explanations
+from holdfast.dataflow.source.notes import read_explanations
 from holdfast.dataflow.source.quiver_location import connect
 from holdfast.errors import BadConfig, Fenced, OwnerGone
 from holdfast.quiver import Outcome, Quiver

@@ -20,7 +20,7 @@ from tests.ports import free_port
 
 from holdfast.dataflow.compiler.places import Places
 from holdfast.dataflow.driver.run import PipelineRun
-from holdfast.dataflow.source.explanation import read_explanations
+from holdfast.dataflow.source.notes import read_explanations
 from holdfast.dataflow.source.quiver_location import connect
 from holdfast.dataflow.spec import Pipeline
 from holdfast.errors import BadInput

@@ -12,8 +12,7 @@ from tests.dataflow.quivers import CONFIG, batch
 
 from holdfast.dataflow.driver.failures import Restarts
 from holdfast.dataflow.driver.progress import QueryProgress
-from holdfast.dataflow.source.checkpoint import Checkpoint
-from holdfast.dataflow.source.offset import Offset
+from holdfast.dataflow.source.checkpoint import Checkpoint, Offset
 from holdfast.quiver import Quiver
 
 

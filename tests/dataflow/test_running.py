@@ -22,7 +22,7 @@ from tests.patience import SPARK_PATIENCE_S, until_spark
 from holdfast.dataflow.compiler.places import SINK_CONFIG, SLOT, Places
 from holdfast.dataflow.driver.java import spark_environment
 from holdfast.dataflow.driver.run import PipelineRun
-from holdfast.dataflow.source.explanation import read_explanations
+from holdfast.dataflow.source.notes import read_explanations
 from holdfast.dataflow.spec import Pipeline
 from holdfast.prove.sessions import end_session
 from holdfast.quiver import Quiver

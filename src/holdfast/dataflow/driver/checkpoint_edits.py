@@ -37,8 +37,7 @@ from holdfast.dataflow.compiler.places import SINK_CONFIG, Places
 from holdfast.dataflow.compiler.plan import Output, Plan
 from holdfast.dataflow.compiler.recorded import RecordedPlan, RecordedQuery
 from holdfast.dataflow.source.checkpoint import Checkpoint
-from holdfast.dataflow.source.remembered import forget_start
-from holdfast.dataflow.source.trim import FOLDER
+from holdfast.dataflow.source.notes import FOLDER, forget_start
 from holdfast.quiver import Quiver
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ needs to reach the database. What is expensive, encoding and compressing, is don
 What makes a batch count is its record in the commit: number and range of the sources, of the last
 hundred batches. It becomes visible with the rows, in one step. So there is nothing to repair: a
 driver that dies before leaves chunks that its lease lets go, one that dies after has committed.
-A copy of the records lies beside the checkpoint, for a source that trims (source/trim.py).
+A copy of the records lies beside the checkpoint, for a source that trims (source/notes.py).
 """
 
 from __future__ import annotations

@@ -22,9 +22,9 @@ from holdfast.dataflow.base.points import BatchPoint, reached
 from holdfast.dataflow.sink.options import SinkOptions
 from holdfast.dataflow.sink.records import BatchRecord, BatchRecords, BatchVerdict
 from holdfast.dataflow.source.checkpoint import Checkpoint
+from holdfast.dataflow.source.notes import BatchSpan
 from holdfast.dataflow.source.quiver_client import load_config
 from holdfast.dataflow.source.quiver_location import split_address
-from holdfast.dataflow.source.trim import BatchSpan
 from holdfast.errors import StaleEpoch, TransactionEnded
 from holdfast.quiver import Quiver, Receipt
 from holdfast.remote import RemoteQuiver

@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple
 
 from holdfast.dataflow.base.durable_file import replace_durably
 from holdfast.dataflow.source.checkpoint import Checkpoint
-from holdfast.dataflow.source.trim import BatchSpan, is_more
+from holdfast.dataflow.source.notes import BatchSpan, is_more
 from holdfast.errors import UnknownPosition
 
 KEPT_MAX = 100

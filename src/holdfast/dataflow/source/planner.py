@@ -19,15 +19,18 @@ from functools import partial
 from typing import TypeVar
 
 from holdfast.dataflow.base import points
-from holdfast.dataflow.source.checkpoint import Checkpoint
-from holdfast.dataflow.source.explanation import WatermarkExplanation
-from holdfast.dataflow.source.offset import Offset
+from holdfast.dataflow.source.checkpoint import Checkpoint, Offset
+from holdfast.dataflow.source.notes import (
+    TrimNote,
+    WatermarkExplanation,
+    recall_start,
+    recorded_ends,
+    remember_start,
+)
 from holdfast.dataflow.source.options import SourceOptions
 from holdfast.dataflow.source.partitions import Claimed, SegmentPiece, SourcePartition, split
 from holdfast.dataflow.source.quiver_client import QuiverClient
 from holdfast.dataflow.source.rejected_publish import RejectedPublisher
-from holdfast.dataflow.source.remembered import recall_start, remember_start
-from holdfast.dataflow.source.trim import TrimNote, recorded_ends
 from holdfast.dataflow.watermark.claims import (
     END_OF_TIME_US,
     Claim,

@@ -35,8 +35,7 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from holdfast.dataflow.base.points import BatchPoint, reached
-from holdfast.dataflow.source.checkpoint import Checkpoint
-from holdfast.dataflow.source.offset import Offset
+from holdfast.dataflow.source.checkpoint import Checkpoint, Offset
 from holdfast.dataflow.source.options import SourceOptions
 from holdfast.dataflow.source.partitions import SourcePartition, read
 from holdfast.dataflow.source.planner import Planner

@@ -9,7 +9,7 @@ import click
 
 from holdfast.dataflow.compiler.earlier import planned
 from holdfast.dataflow.compiler.explain import as_fields, as_svg, as_text, explain
-from holdfast.dataflow.source.explanation import read_explanations
+from holdfast.dataflow.source.notes import read_explanations
 from holdfast.errors import BadConfig
 from holdfast.graph.pipelines import load_pipelines
 from holdfast.operate.cli import finding_line
