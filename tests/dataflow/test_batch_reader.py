@@ -18,11 +18,11 @@ from tests.dataflow.test_stream_reader import numbers as stream_numbers
 from tests.dataflow.test_stream_reader import wait_for
 
 from holdfast.dataflow.source import quiver_location, schema
-from holdfast.dataflow.source.batch import BatchReader, PushingBatchReader
 from holdfast.dataflow.source.options import parse_options
 from holdfast.dataflow.source.partitions import SourcePartition
 from holdfast.dataflow.source.quiver_location import connect
 from holdfast.dataflow.source.schema import stored_schema
+from holdfast.dataflow.source.stored import BatchReader, PushingBatchReader
 from holdfast.dataflow.source.stream import StreamReader
 from holdfast.dataflow.watermark.claims import END_OF_TIME_US
 from holdfast.errors import BadConfig, BadInput, DirectoryLocked, UnknownPosition

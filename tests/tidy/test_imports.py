@@ -166,9 +166,9 @@ def test_imports_inside_a_package_point_one_way(package: str) -> None:
     ("module", "source"),
     [
         ("holdfast.dataflow.source.stream", "from holdfast.dataflow.sink import records"),
-        ("holdfast.dataflow.sink.records", "from holdfast.dataflow.filesets.options import Names"),
+        ("holdfast.dataflow.sink.records", "from holdfast.dataflow.filesets.reader import Names"),
         ("holdfast.dataflow.driver.run", "from holdfast.dataflow import session"),
-        ("holdfast.dataflow.spec.edges", "def f():\n    from ..source import options"),
+        ("holdfast.dataflow.spec.pipeline", "def f():\n    from ..source import options"),
         ("holdfast.dataflow.leftovers", ""),
         ("holdfast.quiver.segments.rows", "from holdfast.quiver.log import wal"),
         ("holdfast.quiver.log.wal", "from holdfast.quiver import Quiver"),

@@ -12,7 +12,6 @@ from pyspark.sql.datasource import (
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
-from holdfast.dataflow.filesets.options import parse_file_set_options
 from holdfast.dataflow.sink.options import parse_sink_options
 from holdfast.dataflow.sink.writers import stream_writer
 from holdfast.dataflow.source.options import parse_options
@@ -31,17 +30,17 @@ class HoldfastDataSource(DataSource):
     def schema(self) -> StructType:
         """Return the columns that are stored, if the user did not give them."""
         if "store" in self.options:
-            from holdfast.dataflow.filesets.reader import file_set_schema
+            from holdfast.dataflow.filesets.reader import file_set_schema, parse_file_set_options
 
             return from_arrow_schema(file_set_schema(parse_file_set_options(self.options)))
         return from_arrow_schema(stored_schema(parse_options(self.options)))
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return the reader of a batch."""
-        from holdfast.dataflow.source.batch import BatchReader, PushingBatchReader
+        from holdfast.dataflow.source.stored import BatchReader, PushingBatchReader
 
         if "store" in self.options:
-            from holdfast.dataflow.filesets.reader import FileSetReader
+            from holdfast.dataflow.filesets.reader import FileSetReader, parse_file_set_options
 
             return FileSetReader(parse_file_set_options(self.options), schema)
         options = parse_options(self.options)

@@ -9,9 +9,13 @@ from typing import Any
 import pytest
 from tests.dataflow.spec.pipelines import KINDS, pipeline
 
-from holdfast.dataflow.compiler.continuation import continued, find_identities, record_of
+from holdfast.dataflow.compiler.continuation import (
+    continued,
+    find_identities,
+    record_of,
+    recorded_plan,
+)
 from holdfast.dataflow.compiler.cuts import APART
-from holdfast.dataflow.compiler.earlier import recorded_plan
 from holdfast.dataflow.compiler.plan import PARTITIONS_MIN, Output, Plan
 from holdfast.dataflow.compiler.recorded import RecordedPlan, read_record, write_record
 from holdfast.dataflow.driver.run import with_partitions

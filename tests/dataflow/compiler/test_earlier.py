@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 from tests.dataflow.golden.shapes import SHAPES, TENS, pipeline
 
-from holdfast.dataflow.compiler.continuation import continued, record_of
-from holdfast.dataflow.compiler.earlier import planned, recorded_plan
+from holdfast.dataflow.compiler.continuation import continued, planned, record_of, recorded_plan
 from holdfast.dataflow.compiler.plan import Plan
 from holdfast.dataflow.spec import PipelineSettings
 from holdfast.errors import BadConfig

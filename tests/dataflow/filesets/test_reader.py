@@ -16,8 +16,7 @@ from tests.dataflow.filesets.stores import DAY, arrow, commit, make_store, parqu
 
 from holdfast.dataflow.data_source import HoldfastDataSource
 from holdfast.dataflow.filesets import reader as reading
-from holdfast.dataflow.filesets.options import parse_file_set_options
-from holdfast.dataflow.filesets.reader import FileSetReader, file_set_schema
+from holdfast.dataflow.filesets.reader import FileSetReader, file_set_schema, parse_file_set_options
 from holdfast.dataflow.filesets.shipping import ShippedPart
 from holdfast.errors import BadConfig, BadInput, ObjectMissing, UnknownCommit
 from holdfast.store.chunks.settings import StoreSettings

@@ -14,12 +14,12 @@ from tests.dataflow.driver import Driver
 from tests.dataflow.quivers import CONFIG, at
 from tests.dataflow.source.drifting import append, bundle, driver, ids, staged
 
-from holdfast.dataflow.source.batch import BatchReader
 from holdfast.dataflow.source.options import parse_options
 from holdfast.dataflow.source.partitions import SourcePartition
 from holdfast.dataflow.source.quiver_location import connect
 from holdfast.dataflow.source.rejected_stage import RejectedFileName
 from holdfast.dataflow.source.schema import stored_schema
+from holdfast.dataflow.source.stored import BatchReader
 from holdfast.dataflow.source.stream import StreamReader
 from holdfast.errors import BadConfig, BadInput
 from holdfast.quiver import Quiver

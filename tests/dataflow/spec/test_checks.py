@@ -11,7 +11,7 @@ from tests.dataflow.spec.pipelines import WINDOW, pipeline, pipelines, same
 
 from holdfast.dataflow.spec import Pipeline, PipelineSettings, check
 from holdfast.dataflow.spec.checks import plausible
-from holdfast.dataflow.spec.edges import TagCondition
+from holdfast.dataflow.spec.pipeline import TagCondition
 from holdfast.errors import BadConfig
 
 GOOD = {"a": "source", "b": "map", "c": "sink"}

@@ -26,8 +26,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from holdfast.dataflow.spec.edges import LATE, MAIN, PipelineEdge
-from holdfast.dataflow.spec.pipeline import PipelineSettings
+from holdfast.dataflow.spec.pipeline import LATE, MAIN, PipelineEdge, PipelineSettings
 
 ASKED = "the pipeline says `durable: true`"
 REJECTS = "a function rejects rows here that may be retried, and a reduce follows"

@@ -7,7 +7,7 @@ from html import escape
 from typing import Any, NamedTuple
 
 from holdfast.dataflow.compiler.plan import Plan, Query
-from holdfast.dataflow.spec.edges import PipelineEdge
+from holdfast.dataflow.spec.pipeline import PipelineEdge
 from holdfast.dataflow.spec.vertices import ReduceSettings, VertexSettings
 
 

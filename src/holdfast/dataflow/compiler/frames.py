@@ -25,7 +25,7 @@ from holdfast.dataflow.compiler.python import (
     FunctionRun,
 )
 from holdfast.dataflow.compiler.reduces import Reduced, marked, metric, reduce_frame
-from holdfast.dataflow.spec.edges import FAILED, LATE, PipelineEdge, TagCondition
+from holdfast.dataflow.spec.pipeline import FAILED, LATE, PipelineEdge, TagCondition
 from holdfast.dataflow.spec.vertices import (
     SYSTEM_COLUMNS,
     FlatMapSettings,

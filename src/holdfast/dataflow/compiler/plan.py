@@ -21,8 +21,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from holdfast.dataflow.compiler.cuts import Cut, components, find_cuts
-from holdfast.dataflow.spec.edges import FAILED, LATE, MAIN, PipelineEdge
-from holdfast.dataflow.spec.pipeline import PipelineSettings
+from holdfast.dataflow.spec.pipeline import FAILED, LATE, MAIN, PipelineEdge, PipelineSettings
 from holdfast.dataflow.spec.vertices import SinkSettings
 
 if TYPE_CHECKING:

@@ -44,7 +44,7 @@ from holdfast.dataflow.sink.quiver_writer import RECORDS_DIR
 from holdfast.dataflow.sink.records import BatchRecord, BatchRecords
 from holdfast.dataflow.sink.writers import stream_writer
 from holdfast.dataflow.source.checkpoint import Checkpoint
-from holdfast.dataflow.spec.edges import FAILED
+from holdfast.dataflow.spec.pipeline import FAILED
 from holdfast.dataflow.spec.vertices import SYSTEM_COLUMNS, SinkSettings, TargetSettings
 from holdfast.errors import HoldfastError
 from holdfast.quiver.base.bundle import RESERVED_COLUMNS

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from holdfast.dataflow.compiler.earlier import planned
+from holdfast.dataflow.compiler.continuation import planned
 from holdfast.dataflow.compiler.lane import MOVER, SCHEMA
 from holdfast.dataflow.compiler.places import EVENT_TIME, SINK_CONFIG, SLOT, Places
 from holdfast.dataflow.compiler.plan import Plan

@@ -25,8 +25,14 @@ from typing import TYPE_CHECKING
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.errors import AnalysisException
 
-from holdfast.dataflow.compiler.continuation import continued, copied_states, record_of, refusal
-from holdfast.dataflow.compiler.earlier import SHAPE, recorded_plan
+from holdfast.dataflow.compiler.continuation import (
+    SHAPE,
+    continued,
+    copied_states,
+    record_of,
+    recorded_plan,
+    refusal,
+)
 from holdfast.dataflow.compiler.frames import Frames
 from holdfast.dataflow.compiler.places import (
     EVENT_TIME,

@@ -5,9 +5,8 @@
                             ▼ partitions
     executor ◀──────── partitions.py: reads sealed segments, adds the watermark columns
 
-Three more ways in: `batch.py` reads what is sealed once (`spark.read`), `stored.py` is a stream
-over what is stored, without a subscriber (replays), `intake.py` takes files and made-up rows into a
-quiver first.
+Other ways in: `stored.py` reads what is stored, without a subscriber (`spark.read`, and the stream
+of a replay), `intake.py` takes files and made-up rows into a quiver first.
 
 One query is one subscriber of each quiver it reads. What Spark has in its offset log is pinned in
 the quivers' ledgers, so that a batch that is run again reads the same rows; what Spark has in its

@@ -15,7 +15,6 @@ from typing import Any
 from holdfast.dataflow.watermark.claims import NOTHING_CLAIMED_US
 from holdfast.errors import UnknownPosition
 
-
 # Of the offsets that this program writes.
 VERSION = 1
 _SCHEME = "file:"

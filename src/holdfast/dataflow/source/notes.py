@@ -18,8 +18,8 @@ the note says that it begins where the record ends. If sinks disagree, or there 
 is written.
 
 **What holds the watermark.** The process that knows it is a child of the JVM that answers only
-Spark, so `holdfast dataflow show` cannot ask it. It leaves a note instead, replaced when something
-has changed, and not synced: a note that is lost is written again.
+Spark, so `holdfast dataflow watermark` cannot ask it. It leaves a note instead, replaced when
+something has changed, and not synced: a note that is lost is written again.
 """
 
 from __future__ import annotations

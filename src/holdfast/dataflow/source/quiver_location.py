@@ -1,14 +1,15 @@
 """Where a quiver is: a directory on this machine, or a name at a Flight server.
 
 Executors get places, not connections. What lies on their own machine they map, whoever owns it;
-everything else they read over Flight.
+everything else they read over Flight. The sealed segments of a directory can be seen from outside,
+beside the process that owns it (`sealed_segments`).
 """
 
 from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePath
 from urllib.parse import urlsplit
@@ -16,10 +17,16 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 
 from holdfast.dataflow.source.options import SourceOptions
-from holdfast.errors import BadConfig, WrongQuiver
+from holdfast.errors import BadConfig, Damaged, WrongQuiver
+from holdfast.quiver.base import names
+from holdfast.quiver.base.identity import identity_or_none
 from holdfast.quiver.read.sealed import SealedRead, scan_sealed
+from holdfast.quiver.segments import manifest
+from holdfast.quiver.segments.rivals import choices
+from holdfast.quiver.segments.segment import Segment
+from holdfast.quiver.tools.inspect import require_quiver
 from holdfast.remote import ClientSettings, RemoteQuiver
-from holdfast.seam.disk import RealDisk
+from holdfast.seam.disk import Disk, RealDisk
 
 # Connections that one process keeps open.
 CONNECTIONS_MAX = 16
@@ -87,3 +94,42 @@ def read_sealed(
 def with_directory(place: QuiverLocation, quiver: RemoteQuiver) -> QuiverLocation:
     """Return the place as its server describes it."""
     return replace(place, directory=quiver.directory)
+
+
+def open_segment(path: str, disk: Disk | None = None) -> Segment:
+    """Return one sealed segment."""
+    disk, folder = disk or RealDisk(), PurePath(path)
+    try:
+        summary = manifest.read(disk, folder)
+    except (OSError, manifest.ManifestFault) as error:
+        raise Damaged(
+            "a segment that was planned cannot be opened",
+            hint="it was removed or damaged since; `holdfast quiver fsck` says which",
+            path=path,
+        ) from error
+    return Segment(disk, folder, summary)
+
+
+def sealed_segments(root: str) -> list[Segment]:
+    """Return the segments in a data directory, oldest first."""
+    disk, folder = RealDisk(), PurePath(root) / names.SEGMENTS_DIR
+    require_quiver(disk, PurePath(root))
+    found = []
+    for entry in disk.list(folder) if disk.exists(folder) else []:
+        if names.parse_segment_dir(entry.name) is None:
+            continue
+        try:
+            found.append(open_segment(str(folder / entry.name), disk))
+        except Damaged:
+            if disk.exists(folder / entry.name):
+                raise
+    kept = [choice.kept for choice in choices(found)]
+    return sorted(kept, key=lambda segment: segment.summary.first_seq)
+
+
+def quiver_id_of(root: str, segments: Sequence[Segment]) -> str:
+    """Return the id of the quiver in a data directory; segments may have that of an earlier one."""
+    identity = identity_or_none(RealDisk(), PurePath(root))
+    if identity is not None:
+        return identity.quiver_id
+    return segments[-1].summary.quiver_id if segments else ""

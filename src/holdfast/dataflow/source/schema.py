@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterable, Sequence
 import pyarrow as pa
 import pyarrow.types as kinds
 
-from holdfast.dataflow.source.folder import sealed_segments
 from holdfast.dataflow.source.notes import recall, remember
 from holdfast.dataflow.source.options import SourceOptions
-from holdfast.dataflow.source.quiver_location import connect, quiver_locations
+from holdfast.dataflow.source.quiver_location import connect, quiver_locations, sealed_segments
 from holdfast.dataflow.source.rejected_judge import CAST_ERRORS, cast
 from holdfast.errors import BadInput, OwnerGone
 from holdfast.quiver.base.envelope import TIME_TYPE

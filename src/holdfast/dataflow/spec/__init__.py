@@ -2,8 +2,7 @@
 
     functions.py   a Python function, named or given
     vertices.py    sources, maps, filters, flat maps, reduces, sinks
-    edges.py       `a -> b`, `a.late -> b`, and which tags go that way
-    pipeline.py    a pipeline, and its edges seen from each vertex
+    pipeline.py    a pipeline, and its edges: `a -> b`, `a.late -> b`, and which tags go that way
     builder.py     the same, written in Python
     checks.py      what is wrong with one: findings with their place in the tree
 

@@ -22,8 +22,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from holdfast.dataflow.spec.checks import check
-from holdfast.dataflow.spec.edges import MAIN
-from holdfast.dataflow.spec.pipeline import PipelineSettings
+from holdfast.dataflow.spec.pipeline import MAIN, PipelineSettings
 from holdfast.errors import BadConfig
 
 Tags = Mapping[str, Sequence[str]]

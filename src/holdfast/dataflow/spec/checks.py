@@ -11,9 +11,8 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Literal, NamedTuple
 
-from holdfast.dataflow.spec.edges import FAILED, LATE, PORTS, PipelineEdge
 from holdfast.dataflow.spec.functions import load_function
-from holdfast.dataflow.spec.pipeline import PipelineSettings
+from holdfast.dataflow.spec.pipeline import FAILED, LATE, PORTS, PipelineEdge, PipelineSettings
 from holdfast.dataflow.spec.vertices import (
     SETTABLE,
     SYSTEM_COLUMNS,

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from holdfast.dataflow.compiler.earlier import planned
+from holdfast.dataflow.compiler.continuation import planned
 from holdfast.dataflow.compiler.explain import as_fields, as_svg, as_text, explain
 from holdfast.dataflow.source.notes import read_explanations
 from holdfast.errors import BadConfig

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import click
 
-from holdfast.dataflow.compiler.earlier import planned
+from holdfast.dataflow.compiler.continuation import planned
 from holdfast.dataflow.driver.lineage import RunReporter, lineage_sender
 from holdfast.dataflow.driver.session import start_session
 from holdfast.dataflow.driver.settings import TO_GATEWAY
