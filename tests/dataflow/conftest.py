@@ -39,7 +39,7 @@ def build_session(folder: Path) -> SparkSession:
     """Return a session with the settings of all tests."""
     from pyspark.sql import SparkSession
 
-    from holdfast.dataflow.watermark.drive import SESSION_SETTINGS
+    from holdfast.dataflow.compiler.reduces import SESSION_SETTINGS
 
     settings = {
         "spark.driver.bindAddress": "127.0.0.1",

@@ -99,7 +99,7 @@ def _plain(shape: str, folder: Path, spark: SparkSession) -> None:
 def _shaped(shape: str, rows: DataFrame) -> DataFrame:
     from pyspark.sql import functions as F  # noqa: N812
 
-    from holdfast.dataflow.watermark.drive import claimed
+    from holdfast.dataflow.compiler.reduces import claimed
 
     events = claimed(rows)
     if shape in ("map", "fan_out"):

@@ -11,7 +11,7 @@ import pytest
 from tests.dataflow.spec.pipelines import pipeline
 
 from holdfast.dataflow.compiler.continuation import continued, record_of
-from holdfast.dataflow.compiler.places import SINK_CONFIG, SLOT, Places
+from holdfast.dataflow.compiler.places import SINK_CONFIG, Places
 from holdfast.dataflow.driver.checkpoint_edits import (
     arrange_offsets,
     copy_state,
@@ -19,6 +19,7 @@ from holdfast.dataflow.driver.checkpoint_edits import (
     mend_moved,
     settle_copies,
 )
+from holdfast.dataflow.sink.options import SLOT
 from holdfast.dataflow.sink.records import BatchRecord, BatchRecords
 from holdfast.dataflow.source.checkpoint import Checkpoint, Offset
 from holdfast.dataflow.source.notes import recall_start, remember_start

@@ -23,8 +23,9 @@ from hypothesis import strategies as st
 from tests.dataflow.compiler.numbering import numbered
 from tests.dataflow.quivers import open_when_free
 
-from holdfast.dataflow.compiler.places import SINK_CONFIG, SLOT, Places
+from holdfast.dataflow.compiler.places import SINK_CONFIG, Places
 from holdfast.dataflow.driver.run import PipelineRun
+from holdfast.dataflow.sink.options import SLOT
 from holdfast.dataflow.spec import PipelineSettings
 from holdfast.errors import BadConfig
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.dataflow.held import earliest_held_us
 
 from holdfast.dataflow.compiler.lane import LaneIndex, without
-from holdfast.dataflow.compiler.places import EVENT_TIME
+from holdfast.dataflow.sink.options import EVENT_TIME
 from holdfast.quiver import Position, Quiver
 from holdfast.quiver.base.envelope import TIME_TYPE
 

@@ -19,7 +19,7 @@ from tests.patience import until_spark
 from holdfast.dataflow.compiler.places import LINEAGE_CONFIG, OWN_PRODUCER, SINK_CONFIG, Places
 from holdfast.dataflow.driver.run import PipelineRun
 from holdfast.dataflow.driver.state_dir import StateDir
-from holdfast.dataflow.kit.cases import CasesFile, run_case
+from holdfast.dataflow.kit import CasesFile, run_case
 from holdfast.errors import DirectoryLocked
 from holdfast.graph.document import read_document
 from holdfast.graph.pipelines import load_pipelines

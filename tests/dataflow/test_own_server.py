@@ -17,8 +17,8 @@ from tests.remote.certificates import make_certificates
 from holdfast.dataflow.compiler.explain import explain
 from holdfast.dataflow.compiler.places import Places
 from holdfast.dataflow.compiler.plan import Plan, make_plan
-from holdfast.dataflow.driver.buffers import Buffers
 from holdfast.dataflow.driver.cluster import OwnPorts, own_authorities, own_ports, own_server
+from holdfast.dataflow.driver.own_quivers import Buffers
 from holdfast.dataflow.driver.run import PipelineRun
 from holdfast.dataflow.driver.settings import SparkSettings
 from holdfast.dataflow.spec import PipelineSettings

@@ -11,8 +11,9 @@ import pytest
 from click.testing import CliRunner
 from tests.dataflow.compiler.rows import at
 
-from holdfast.dataflow.compiler.places import EVENT_TIME, SINK_CONFIG, SLOT
+from holdfast.dataflow.compiler.places import SINK_CONFIG
 from holdfast.dataflow.driver.state_dir import StateDir
+from holdfast.dataflow.sink.options import EVENT_TIME, SLOT
 from holdfast.errors import BadConfig, BadInput, DirectoryLocked, HoldfastError
 from holdfast.operate.cli import cli
 from holdfast.quiver import Quiver

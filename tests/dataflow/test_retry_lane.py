@@ -14,10 +14,12 @@ from hypothesis import strategies as st
 from tests.dataflow.compiler.rows import at
 from tests.patience import PATIENCE_S
 
+from holdfast.dataflow.compiler.calls import FAILED_TYPE, LANE_TYPE
 from holdfast.dataflow.compiler.lane import Lane
-from holdfast.dataflow.compiler.places import EVENT_TIME, SINK_CONFIG, SLOT
-from holdfast.dataflow.compiler.python import FAILED_TYPE, LANE_TYPE, Call, FunctionRun
+from holdfast.dataflow.compiler.places import SINK_CONFIG
+from holdfast.dataflow.compiler.python import Call, FunctionRun
 from holdfast.dataflow.driver.redrive import redrive
+from holdfast.dataflow.sink.options import EVENT_TIME, SLOT
 from holdfast.dataflow.spec.vertices import LaneSettings, RetrySettings
 from holdfast.errors import Damaged
 from holdfast.quiver import Quiver

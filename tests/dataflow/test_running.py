@@ -19,9 +19,10 @@ import pytest
 from tests.dataflow.compiler.rows import rows, seconds
 from tests.patience import SPARK_PATIENCE_S, until_spark
 
-from holdfast.dataflow.compiler.places import SINK_CONFIG, SLOT, Places
+from holdfast.dataflow.compiler.places import SINK_CONFIG, Places
 from holdfast.dataflow.driver.java import spark_environment
 from holdfast.dataflow.driver.run import PipelineRun
+from holdfast.dataflow.sink.options import SLOT
 from holdfast.dataflow.source.notes import read_explanations
 from holdfast.dataflow.spec import Pipeline
 from holdfast.prove.sessions import end_session

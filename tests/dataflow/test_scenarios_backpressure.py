@@ -15,9 +15,10 @@ from tests.dataflow.quivers import fill
 from tests.dataflow.spec.pipelines import pipeline, same
 from tests.patience import PATIENCE_S
 
-from holdfast.dataflow.compiler.places import EVENT_TIME, SLOT, Places
+from holdfast.dataflow.compiler.places import Places
 from holdfast.dataflow.compiler.plan import Plan, make_plan
-from holdfast.dataflow.driver.buffers import Buffers
+from holdfast.dataflow.driver.own_quivers import Buffers
+from holdfast.dataflow.sink.options import EVENT_TIME, SLOT
 from holdfast.dataflow.spec import PipelineSettings
 from holdfast.dataflow.spec.pipeline import BufferSettings
 from holdfast.quiver import Cursor, Quiver

@@ -17,8 +17,8 @@ from tests.dataflow.test_stream_reader import wait_for
 
 from holdfast.dataflow.compiler.places import Places
 from holdfast.dataflow.compiler.plan import make_plan
-from holdfast.dataflow.driver import intakes as intakes_module
-from holdfast.dataflow.driver.intakes import Intakes
+from holdfast.dataflow.driver import own_quivers
+from holdfast.dataflow.driver.own_quivers import Intakes
 from holdfast.dataflow.source import intake
 from holdfast.dataflow.source.intake import FilesIntake, GeneratorIntake, IntakeNote
 from holdfast.dataflow.spec import Pipeline
@@ -237,7 +237,7 @@ def test_what_comes_is_taken_in_and_served_until_the_driver_ends(tmp_path: Path)
 def test_a_folder_that_is_not_there_is_waited_for(
     world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(intakes_module, "AFTER_ERROR_S", 0.01)
+    monkeypatch.setattr(own_quivers, "AFTER_ERROR_S", 0.01)
     world.incoming.rmdir()
     with (
         Quiver.open(world.state / "rows", CONFIG) as rows,

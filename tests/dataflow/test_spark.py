@@ -62,7 +62,7 @@ def counted(events: DataFrame) -> DataFrame:
     """Return rows per window of 10 s; late ones are counted beside, by `observe`."""
     from pyspark.sql import functions as F  # noqa: N812
 
-    from holdfast.dataflow.watermark.drive import claimed, is_late
+    from holdfast.dataflow.compiler.reduces import claimed, is_late
 
     marked = claimed(events)
     last_end = F.window("_event_time", "10 seconds").getField("end")
@@ -166,7 +166,7 @@ def test_the_event_time_carries_the_mark_that_closes_windows(bench: Bench) -> No
     from pyspark.errors import AnalysisException
     from pyspark.sql import functions as F  # noqa: N812
 
-    from holdfast.dataflow.watermark.drive import DELAY_KEY, claimed
+    from holdfast.dataflow.compiler.reduces import DELAY_KEY, claimed
 
     fill(bench.quiver, [(1.0, "a", 1)])
     stream = bench.stream()

@@ -22,7 +22,7 @@ from tests.processors.passing import (
 )
 
 from holdfast.processors import redact
-from holdfast.processors.secrets import without_assignments, without_credentials
+from holdfast.processors.redact import without_assignments, without_credentials
 from holdfast.signals.openlineage.validation import ValidationSettings, Validator
 
 MARKER = "REDACTED"

@@ -12,8 +12,8 @@ that owns the quiver, the process in which Spark plans a source, the executors, 
                  batch before). Rows that do not fit the query are *rejected rows*: they are judged
                  (rejected_judge.py) and staged in a file (rejected_stage.py) on the way.
     3  reduce    compiler/frames.py and python.py make DataFrames of vertices. compiler/reduces.py
-                 decides by `_wm_prev` what is late, before Spark could drop it, and
-                 watermark/drive.py lets Spark's own watermark be the claim, which closes windows.
+                 decides by `_wm_prev` what is late, before Spark could drop it, and lets Spark's
+                 own watermark be the claim, which closes windows.
     4  tail      What leaves the trunk is one DataFrame for each batch. compiler/tails.py runs in
                  the driver and takes it apart: branches, retry lane, dead letters, sinks.
     5  sink      sink/ stages rows in the tasks and publishes them in the driver, once for each

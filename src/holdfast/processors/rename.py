@@ -14,7 +14,7 @@ from typing import Annotated, Any, Self
 from pydantic import AfterValidator, Field, model_validator
 
 from holdfast.processors.document import ANY, Path, changed, document_of
-from holdfast.processors.regex import RegexSubstitution, checked_regex
+from holdfast.processors.match import RegexSubstitution, checked_regex
 from holdfast.settings import Settings
 from holdfast.signals.event import Event
 

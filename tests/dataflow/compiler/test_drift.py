@@ -13,8 +13,9 @@ import pytest
 from tests.dataflow.compiler.rows import at, seconds
 from tests.patience import until_spark
 
-from holdfast.dataflow.compiler.places import SINK_CONFIG, SLOT, Places
+from holdfast.dataflow.compiler.places import SINK_CONFIG, Places
 from holdfast.dataflow.driver.run import PipelineRun
+from holdfast.dataflow.sink.options import SLOT
 from holdfast.dataflow.spec import Pipeline
 from holdfast.errors import DirectoryLocked
 from holdfast.quiver import Quiver

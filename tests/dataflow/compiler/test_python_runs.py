@@ -13,14 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.dataflow.compiler.rows import at
 
-from holdfast.dataflow.compiler.calls import FunctionFailed
-from holdfast.dataflow.compiler.python import (
-    ALWAYS_LATE_US,
-    FAILED_TYPE,
-    Call,
-    CallKind,
-    FunctionRun,
-)
+from holdfast.dataflow.compiler.calls import FAILED_TYPE, FunctionFailed
+from holdfast.dataflow.compiler.python import ALWAYS_LATE_US, Call, CallKind, FunctionRun
 from holdfast.dataflow.spec.vertices import RetrySettings
 from holdfast.quiver.base.envelope import TIME_TYPE
 

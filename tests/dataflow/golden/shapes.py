@@ -15,7 +15,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from holdfast.dataflow.compiler.places import SINK_CONFIG, SLOT
+from holdfast.dataflow.compiler.places import SINK_CONFIG
+from holdfast.dataflow.sink.options import SLOT
 from holdfast.quiver import Quiver
 
 START = datetime(2026, 5, 1, 10, tzinfo=UTC)

@@ -12,8 +12,16 @@ from pydantic import ValidationError
 from tests.dataflow.compiler.rows import START, at, rows, seconds
 from tests.dataflow.spec.pipelines import pipeline
 
-from holdfast.dataflow.kit import Bench, PipelineHarness
-from holdfast.dataflow.kit.cases import Case, CasesFile, CaseStep, _compare, _moment, run_case
+from holdfast.dataflow.kit import (
+    Bench,
+    Case,
+    CasesFile,
+    CaseStep,
+    PipelineHarness,
+    _compare,
+    _moment,
+    run_case,
+)
 from holdfast.dataflow.spec import Pipeline
 from holdfast.errors import BadInput
 

@@ -1,4 +1,4 @@
-"""Calling a user's function: its attempts, its time limit, and the text of its errors."""
+"""Calling a user's function: its attempts, its time limit, and what is said of a row it rejects."""
 
 from __future__ import annotations
 
@@ -15,6 +15,39 @@ import pyarrow as pa
 
 from holdfast.dataflow.spec.vertices import RetrySettings
 from holdfast.errors import BadInput
+
+# What a row needs to come again. `tries` says the how-maniest time that is, `attempts` how often a
+# function was called with it; times are wall clock.
+LANE_TYPE = pa.struct(
+    [
+        pa.field("id", pa.string()),
+        pa.field("vertex", pa.string()),
+        pa.field("tries", pa.int32()),
+        pa.field("attempts", pa.int32()),
+        pa.field("failed_us", pa.int64()),
+        pa.field("due_us", pa.int64()),
+        pa.field("row", pa.binary()),
+    ]
+)
+LANE_DDL = (
+    "struct<id: string, vertex: string, tries: int, attempts: int, failed_us: bigint, "
+    "due_us: bigint, row: binary>"
+)
+FAILED_TYPE = pa.struct(
+    [
+        pa.field("vertex", pa.string()),
+        pa.field("error", pa.string()),
+        pa.field("attempts", pa.int32()),
+        pa.field("row", pa.string()),
+        # The row as the function got it, if it failed in the end but may be sent again by people.
+        pa.field("payload", pa.binary()),
+        pa.field("lane", LANE_TYPE),
+    ]
+)
+FAILED_DDL = (
+    "struct<vertex: string, error: string, attempts: int, row: string, payload: binary, "
+    f"lane: {LANE_DDL}>"
+)
 
 ERROR_LETTERS_MAX = 500
 ROW_LETTERS_MAX = 64 * 1024

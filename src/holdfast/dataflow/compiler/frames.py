@@ -16,15 +16,18 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import ArrayType, DataType, StringType, StructField, StructType
 
+from holdfast.dataflow.compiler.calls import FAILED_DDL, LANE_DDL
 from holdfast.dataflow.compiler.plan import EVERY, LANE, Output, Plan, Query
-from holdfast.dataflow.compiler.python import (
-    ALWAYS_LATE_US,
-    FAILED_DDL,
-    LANE_DDL,
-    Call,
-    FunctionRun,
+from holdfast.dataflow.compiler.python import ALWAYS_LATE_US, Call, FunctionRun
+from holdfast.dataflow.compiler.reduces import (
+    DELAY_KEY,
+    Reduced,
+    claimed,
+    keep_control,
+    marked,
+    metric,
+    reduce_frame,
 )
-from holdfast.dataflow.compiler.reduces import Reduced, marked, metric, reduce_frame
 from holdfast.dataflow.spec.pipeline import FAILED, LATE, PipelineEdge, TagCondition
 from holdfast.dataflow.spec.vertices import (
     SYSTEM_COLUMNS,
@@ -32,7 +35,6 @@ from holdfast.dataflow.spec.vertices import (
     FunctionStep,
     MapSettings,
 )
-from holdfast.dataflow.watermark.drive import DELAY_KEY, claimed, keep_control
 from holdfast.errors import BadConfig
 
 if TYPE_CHECKING:

@@ -38,8 +38,8 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from holdfast.dataflow.compiler.places import EVENT_TIME, SLOT
-from holdfast.dataflow.compiler.python import LANE_TYPE
+from holdfast.dataflow.compiler.calls import LANE_TYPE
+from holdfast.dataflow.sink.options import EVENT_TIME, SLOT
 from holdfast.errors import HoldfastError
 from holdfast.quiver import Cursor, Position, Quiver, Range
 from holdfast.quiver.base.envelope import TIME_TYPE

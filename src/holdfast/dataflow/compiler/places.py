@@ -11,15 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from holdfast.dataflow.compiler.plan import Output, Plan, Query
-from holdfast.dataflow.sink.options import SinkOptions, parse_sink_options
+from holdfast.dataflow.sink.options import EVENT_TIME, SLOT, SinkOptions, parse_sink_options
 from holdfast.dataflow.spec.vertices import FileSetTarget, SourceSettings, TargetSettings
 from holdfast.quiver import ColumnExtractor, QuiverConfig
 from holdfast.settings import Secret
 from holdfast.signals.openlineage.envelope import OpenLineageExtractor
 
-# The column in which a quiver sink keeps the event time of its rows.
-EVENT_TIME = "event_time"
-SLOT = "events"
 # Of quivers that a sink opens by their directory, and of those between queries.
 SINK_CONFIG = QuiverConfig(extractors={SLOT: ColumnExtractor(EVENT_TIME)})
 LINEAGE_CONFIG = QuiverConfig(extractors={"openlineage": OpenLineageExtractor()})

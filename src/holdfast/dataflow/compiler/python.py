@@ -26,6 +26,8 @@ import pyarrow.compute as pc
 from pyspark import TaskContext
 
 from holdfast.dataflow.compiler.calls import (
+    FAILED_TYPE,
+    LANE_TYPE,
     ROW_ERRORS,
     FunctionFailed,
     GaveUp,
@@ -44,39 +46,6 @@ CallKind = Literal["map", "filter", "flat_map", "arrow", "sink"]
 
 # Later than every watermark: a row whose event time was set back is late, whatever its windows.
 ALWAYS_LATE_US = 253402297200_000_000
-# What a row needs to come again. `tries` says the how-maniest time that is, `attempts` how often a
-# function was called with it; times are wall clock.
-LANE_TYPE = pa.struct(
-    [
-        pa.field("id", pa.string()),
-        pa.field("vertex", pa.string()),
-        pa.field("tries", pa.int32()),
-        pa.field("attempts", pa.int32()),
-        pa.field("failed_us", pa.int64()),
-        pa.field("due_us", pa.int64()),
-        pa.field("row", pa.binary()),
-    ]
-)
-LANE_DDL = (
-    "struct<id: string, vertex: string, tries: int, attempts: int, failed_us: bigint, "
-    "due_us: bigint, row: binary>"
-)
-FAILED_TYPE = pa.struct(
-    [
-        pa.field("vertex", pa.string()),
-        pa.field("error", pa.string()),
-        pa.field("attempts", pa.int32()),
-        pa.field("row", pa.string()),
-        # The row as the function got it, if it failed in the end but may be sent again by people.
-        pa.field("payload", pa.binary()),
-        pa.field("lane", LANE_TYPE),
-    ]
-)
-FAILED_DDL = (
-    "struct<vertex: string, error: string, attempts: int, row: string, payload: binary, "
-    f"lane: {LANE_DDL}>"
-)
-
 _SETTABLE_FIELDS = (
     pa.field("_event_time", TIME_TYPE),
     pa.field("_tags", pa.list_(pa.string())),

@@ -9,15 +9,14 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import BooleanType, StructField, StructType, TimestampType
 
 from holdfast.dataflow.compiler.places import (
-    EVENT_TIME,
     OWN_PRODUCER,
-    SLOT,
     Places,
     lane_subscriber,
     source_options,
     stream_options,
 )
 from holdfast.dataflow.compiler.plan import LANE, Output, Plan, Query
+from holdfast.dataflow.sink.options import EVENT_TIME, SLOT
 from holdfast.errors import BadConfig
 
 if TYPE_CHECKING:

@@ -29,7 +29,6 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from holdfast.dataflow.compiler.frames import Frames, call_python, rejected_rows, without_system
 from holdfast.dataflow.compiler.lane import without
 from holdfast.dataflow.compiler.places import (
-    EVENT_TIME,
     Places,
     buffer_options,
     directory_options,
@@ -39,7 +38,7 @@ from holdfast.dataflow.compiler.places import (
 )
 from holdfast.dataflow.compiler.plan import Output, Plan, Query
 from holdfast.dataflow.compiler.python import Call
-from holdfast.dataflow.sink.options import SinkOptions
+from holdfast.dataflow.sink.options import EVENT_TIME, SinkOptions
 from holdfast.dataflow.sink.quiver_writer import RECORDS_DIR
 from holdfast.dataflow.sink.records import BatchRecord, BatchRecords
 from holdfast.dataflow.sink.writers import stream_writer

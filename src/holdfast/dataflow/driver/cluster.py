@@ -43,6 +43,7 @@ from holdfast.dataflow.driver.settings import (
     CA_FILE,
     CERT_FILE,
     KEY_FILE,
+    LOOPBACK,
     PORTS,
     PORTS_OF_A_RUN,
     PORTS_OF_A_SERVER,
@@ -61,7 +62,6 @@ from holdfast.settings import Secret
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-LOOPBACK = "127.0.0.1"
 _TOKEN_BYTES = 32
 # For whatever else the driver does beside its tasks, each of which has two calls at most.
 _SPARE_CALLS = 16

@@ -14,9 +14,10 @@ import pyarrow as pa
 
 from holdfast.dataflow.compiler.continuation import planned
 from holdfast.dataflow.compiler.lane import MOVER, SCHEMA
-from holdfast.dataflow.compiler.places import EVENT_TIME, SINK_CONFIG, SLOT, Places
+from holdfast.dataflow.compiler.places import SINK_CONFIG, Places
 from holdfast.dataflow.compiler.plan import Plan
 from holdfast.dataflow.driver.state_dir import StateDir
+from holdfast.dataflow.sink.options import EVENT_TIME, SLOT
 from holdfast.dataflow.spec.pipeline import PipelineSettings
 from holdfast.errors import BadConfig, BadInput
 from holdfast.quiver import Quiver

@@ -34,17 +34,11 @@ from holdfast.dataflow.compiler.continuation import (
     refusal,
 )
 from holdfast.dataflow.compiler.frames import Frames
-from holdfast.dataflow.compiler.places import (
-    EVENT_TIME,
-    Places,
-    buffer_options,
-    target_options,
-)
+from holdfast.dataflow.compiler.places import Places, buffer_options, target_options
 from holdfast.dataflow.compiler.plan import PARTITIONS_MIN, Output, Plan, Query
 from holdfast.dataflow.compiler.recorded import write_record
 from holdfast.dataflow.compiler.sources import Buffered, streams
 from holdfast.dataflow.compiler.tails import Tail, gathered, written
-from holdfast.dataflow.driver.buffers import Buffers
 from holdfast.dataflow.driver.checkpoint_edits import (
     arrange_offsets,
     copy_state,
@@ -61,7 +55,7 @@ from holdfast.dataflow.driver.cluster import (
     refuse_address,
 )
 from holdfast.dataflow.driver.failures import Restarts, failed, hangs, reason_of
-from holdfast.dataflow.driver.intakes import Intakes
+from holdfast.dataflow.driver.own_quivers import Buffers, Intakes
 from holdfast.dataflow.driver.progress import QueryProgress
 from holdfast.dataflow.driver.session import (
     activate,
@@ -71,7 +65,7 @@ from holdfast.dataflow.driver.session import (
 )
 from holdfast.dataflow.driver.state_dir import StateDir
 from holdfast.dataflow.driver.wire import QueryStatistics
-from holdfast.dataflow.sink.options import SinkOptions
+from holdfast.dataflow.sink.options import EVENT_TIME, SinkOptions
 from holdfast.dataflow.sink.quiver_writer import producer_name
 from holdfast.dataflow.source.checkpoint import Checkpoint
 from holdfast.dataflow.source.rejected_publish import RejectedCount

@@ -10,6 +10,8 @@ from holdfast.settings import DurationS, LocalPath, Secret, Settings
 
 # Where lineage goes when it goes to the gateway of the same file.
 TO_GATEWAY = "gateway"
+# Where a driver serves its own quivers if all executors are on its machine.
+LOOPBACK = "127.0.0.1"
 # Our own settings among Spark's: of what a driver serves to its executors.
 PORTS = "spark.holdfast.ports"
 CERT_FILE = "spark.holdfast.certFile"

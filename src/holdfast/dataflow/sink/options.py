@@ -12,6 +12,10 @@ from holdfast.errors import BadConfig
 from holdfast.remote.settings import ClientSettings
 from holdfast.settings import LocalPath, Secret, Settings, SizeBytes
 
+# The column in which a quiver sink keeps the event time of its rows, and the slot they are in.
+EVENT_TIME = "event_time"
+SLOT = "events"
+
 
 class SinkOptions(Settings):
     """Options of a sink: a quiver (`path` or `quiver`), Parquet files in the folder `files`, or
@@ -57,7 +61,7 @@ class SinkOptions(Settings):
     keep_commits: Annotated[int, Field(ge=1)] | None = None
     """With `store`: keep this many of the newest commits; by default all are kept."""
 
-    slot: str = "events"
+    slot: str = SLOT
     """The slot of the quiver's bundles."""
 
     encode: Literal["rows", "json"] = "rows"

@@ -141,7 +141,7 @@ class SourceOptions(Settings):
     """`module:name` of the QuiverConfig (or of a function that returns it) of `path`."""
 
     watermark: bool = False
-    """Add `_wm`, `_wm_prev` and `_control`, and one control row per batch: see `drive.claimed`."""
+    """Add `_wm`, `_wm_prev` and `_control`, and one control row per batch."""
 
     max_delay: DurationS = 10.0
     """See WatermarkSettings."""

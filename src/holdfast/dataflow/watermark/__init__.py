@@ -5,9 +5,9 @@
 Spark's own watermark is the newest event time less a delay, over everything a batch has read: a
 fast input makes the rows of a slow one late, silently, and without input it stands still. Here the
 source *claims* a watermark, from what every gateway says about data that was not read yet, and
-drives Spark's with it (`drive.py`). A row is late only against a claim that was made before it
-came, and late rows are data too: they are counted or kept, never dropped silently. A row that
-failed and will come again is not done: it holds what its query promises (`compiler/lane.py`).
+drives Spark's with it (compiler/reduces.py). A row is late only against a claim that was made
+before it came, and late rows are data too: they are counted or kept, never dropped silently. A row
+that failed and will come again is not done: it holds what its query promises (compiler/lane.py).
 
 Three words, from the gateway to Spark. A quiver *states* what only it can know about the event
 times beyond a position (`EventTimeStatement`, quiver/read/statement.py). The client of that quiver

@@ -44,7 +44,7 @@ from holdfast.receive.listening import parse_address
 
 if TYPE_CHECKING:
     from holdfast.dataflow.driver.run import PipelineRun
-    from holdfast.dataflow.kit.cases import CasesFile
+    from holdfast.dataflow.kit import CasesFile
 
 master_option = click.option(
     "--master", help="Where Spark runs; by default `spark.master` of CONFIG, else local[*]."
@@ -193,7 +193,7 @@ def _print_ended(told: Sequence[QueryStatistics], *, close: bool, as_json: bool)
 @json_option
 def test_command(config: str, cases: Path, as_json: bool) -> int:
     """Run the tests in CASES on the pipelines of CONFIG: rows in, rows out, nothing kept."""
-    from holdfast.dataflow.kit.cases import run_case
+    from holdfast.dataflow.kit import run_case
 
     pipelines = load_pipelines(config, imports=True).pipelines
     tests = _cases(cases).tests
@@ -216,7 +216,7 @@ def test_command(config: str, cases: Path, as_json: bool) -> int:
 
 
 def _cases(path: Path) -> CasesFile:
-    from holdfast.dataflow.kit.cases import CasesFile
+    from holdfast.dataflow.kit import CasesFile
 
     document = read_document(path.absolute(), Substitution({}, path.absolute().parent))
     document.file = str(path)
