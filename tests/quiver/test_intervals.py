@@ -86,3 +86,15 @@ def test_it_equals_only_another_set_with_the_same_numbers() -> None:
     assert IntervalSet([(0, 2), (2, 4)]) == IntervalSet([(0, 4)])
     assert IntervalSet([(0, 4)]) != IntervalSet([(0, 5)])
     assert IntervalSet([(0, 4)]) != [(0, 4)]
+
+
+@given(STEPS, STEPS, NUMBERS, NUMBERS)
+def test_two_sets_are_compared_as_plain_sets_are(
+    steps: list[tuple[str, int, int]], others: list[tuple[str, int, int]], start: int, end: int
+) -> None:
+    intervals, numbers = both(steps)
+    other, other_numbers = both(others)
+    assert members(intervals.without(other)) == numbers - other_numbers
+    assert members(intervals.union(other)) == numbers | other_numbers
+    assert members(intervals) == numbers, "neither of the two is changed"
+    assert intervals.overlaps(start, end) == bool(numbers & set(range(start, end)))

@@ -25,6 +25,8 @@ LEVELS = (
     {"quiver", "store"},
     {"signals"},
     {"remote", "dead_letters"},
+    # What a sender and a data node both know; they talk through `remote`'s gate and faults.
+    {"replica"},
     # `deadletter` is the former name of `dead_letters`.
     {"processors", "receive", "deliver", "handoff", "node", "dataflow", "deadletter"},
     {"graph"},

@@ -1,4 +1,4 @@
-"""Quiver, store and handoff reach disk, clock and randomness through the seam alone.
+"""Quiver, store, replica, node and handoff reach disk, clock and randomness through the seam alone.
 
 Otherwise a fault that a test injects would miss some of their calls, and the crash matrix would
 prove less than it says. The check reads names, not values: it follows imports and their aliases,
@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 HOLDFAST = Path(__file__).parents[2] / "src" / "holdfast"
-THROUGH_THE_SEAM = ("quiver", "store", "handoff")
+THROUGH_THE_SEAM = ("quiver", "store", "replica", "node", "handoff")
 
 # Nothing in these is free of I/O or chance.
 BANNED_MODULES = {"fcntl", "glob", "mmap", "posix", "secrets", "shutil", "tempfile"}

@@ -78,3 +78,19 @@ class IntervalSet:
         if place >= 0 and start < self._ends[place]:
             return self._ends[place]
         return start
+
+    def overlaps(self, start: int, end: int) -> bool:
+        """Whether any number from `start` up to, not including, `end` is in the set."""
+        place = bisect.bisect_right(self._ends, start)
+        return start < end and place < len(self._starts) and self._starts[place] < end
+
+    def without(self, other: IntervalSet) -> IntervalSet:
+        """Return what is in this set and not in the other."""
+        return IntervalSet(hole for start, end in self for hole in other.holes(start, end))
+
+    def union(self, other: IntervalSet) -> IntervalSet:
+        """Return what is in either of the two."""
+        both = IntervalSet(self)
+        for start, end in other:
+            both.add(start, end)
+        return both

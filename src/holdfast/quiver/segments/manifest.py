@@ -22,7 +22,7 @@ from holdfast.seam.disk import Disk, read_pages
 
 VERSION = 2
 # Version 1 had fewer record batches, and no schema in the manifest.
-_READABLE = (1, VERSION)
+READABLE_VERSIONS = (1, VERSION)
 
 # What a disk loses at once; the copies share none of these.
 _SECTOR_BYTES = 4096
@@ -134,7 +134,7 @@ def decode(data: bytes) -> Summary:
     """Return the summary from whichever copy is sound."""
     for line in _sound_lines(data):
         values = json.loads(line)
-        if values["version"] not in _READABLE:
+        if values["version"] not in READABLE_VERSIONS:
             raise NewerManifest(f"segment version {values['version']}")
         return _summary(values)
     raise ManifestFault("both copies of the summary are damaged")

@@ -1,0 +1,102 @@
+"""How a sender talks to a data node, and how that fails.
+
+Every call has a deadline, and every failure is one of errors.py: `OwnerGone` for a node that cannot
+be reached, does not answer in time or is something else (the call may be repeated: all of them
+may), `NotAllowed` for one that does not let us in, and whatever it raised itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import PurePath
+from typing import NamedTuple, Protocol
+
+from holdfast.quiver.ledger.intervals import IntervalSet
+from holdfast.replica.messages import HealthPage, Holding, NodeHealth, PartAnswer, digest
+from holdfast.replica.part import Part, PartId, Slice
+from holdfast.seam.disk import Disk
+
+# A put cannot be cancelled, so it is kept short: at most so many bytes, unless one part has more.
+QUANTUM_BYTES_MAX = 64 << 20
+# What a put may take besides its bytes, and the slowest network that is waited for.
+_PUT_PATIENCE_S = 10.0
+_RATE_MIN_BYTES_S = 1 << 20
+
+
+def put_timeout_s(size_bytes: int) -> float:
+    """Return how long a put of so many bytes may take."""
+    return _PUT_PATIENCE_S + size_bytes / _RATE_MIN_BYTES_S
+
+
+class OutgoingPart(NamedTuple):
+    """A part, and where its bytes are."""
+
+    part: Part
+    disk: Disk
+    folder: PurePath
+
+
+class FetchedPart(NamedTuple):
+    """A part of a node, and its bytes, which are read once."""
+
+    part: Part
+    slices: Iterator[Slice]
+
+
+class Transport(Protocol):
+    """The way to one data node. Safe to use from several threads."""
+
+    def offer(self, parts: Sequence[Part]) -> list[PartAnswer]:
+        """Say what there is; return an answer for each part, in order."""
+
+    def send(self, parts: Sequence[OutgoingPart]) -> list[PartAnswer]:
+        """Send parts; return the answers that came, in order.
+
+        Fewer than there are parts if the node went meanwhile: those that answered are settled, and
+        the others are offered again. Raises if there is no answer at all.
+        """
+
+    def tell_not_owned(self, quiver_id: str, ranges: IntervalSet) -> None:
+        """Say which seqs are none of the node's, so that it does not wait for them."""
+
+    def health(self, page: HealthPage | None = None, known_digest: str = "") -> NodeHealth:
+        """Return a page of its statement; without holdings if they are those of the digest."""
+
+    def fetch(self, part_id: PartId) -> FetchedPart:
+        """Return the bytes of a part that the node has; raise `UnknownPosition` if it has not."""
+
+    def close(self) -> None:
+        """Hang up."""
+
+
+def whole_health(transport: Transport, known_digest: str = "") -> NodeHealth:
+    """Return all pages of a statement as one.
+
+    If the node took or removed a part between two pages, the statement is of no single moment. Its
+    digest is empty then, so that whoever compares digests asks again.
+    """
+    first = page = transport.health(None, known_digest)
+    holdings = list(first.holdings)
+    is_one_moment = True
+    while page.next_page is not None:
+        page = transport.health(page.next_page)
+        holdings += page.holdings
+        is_one_moment &= page.digest == first.digest
+    joined = tuple(_joined(holdings))
+    if first.holdings and digest(joined) != first.digest:
+        is_one_moment = False
+    return replace(
+        first, holdings=joined, next_page=None, digest=first.digest if is_one_moment else ""
+    )
+
+
+def _joined(holdings: Iterable[Holding]) -> Iterator[Holding]:
+    """Yield one holding for each quiver."""
+    found: dict[str, Holding] = {}
+    for one in holdings:
+        known = found.get(one.quiver_id, Holding(one.quiver_id))
+        found[one.quiver_id] = Holding(
+            one.quiver_id, known.stored.union(one.stored), known.seen.union(one.seen)
+        )
+    yield from found.values()
