@@ -35,7 +35,7 @@ from holdfast.quiver import (
 )
 from holdfast.quiver.base.frame import Totals
 from holdfast.quiver.base.points import QuiverPoint
-from holdfast.quiver.segments.batch_cache import READ_CACHE_BYTES
+from holdfast.quiver.segments.data_file import READ_CACHE_BYTES
 from holdfast.seam.faulty import Fault, FaultKind
 
 

@@ -18,7 +18,7 @@ from holdfast.errors import (
     UnknownSubscriber,
 )
 from holdfast.quiver import ColumnExtractor, Outcome, Quiver, QuiverConfig
-from holdfast.quiver.base.backup_marker import BackupMarker, write_marker
+from holdfast.quiver.base.identity import BackupMarker, write_marker
 from holdfast.quiver.tools.changes import balances, drop_subscriber, replay
 from holdfast.quiver.tools.inspect import inspect
 from holdfast.quiver.tools.offline import offline

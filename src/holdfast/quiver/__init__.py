@@ -8,6 +8,7 @@ set of consecutive bundles, stored as plain Arrow files.
 from holdfast.quiver.base.config import (
     AckLevel,
     AppendConfig,
+    Extractor,
     LedgerConfig,
     ProducerConfig,
     QuiverConfig,
@@ -16,7 +17,7 @@ from holdfast.quiver.base.config import (
     TransactionConfig,
     WalConfig,
 )
-from holdfast.quiver.base.envelope import ColumnExtractor, Extractor, TimeFlag
+from holdfast.quiver.base.envelope import ColumnExtractor, TimeFlag
 from holdfast.quiver.cores import Cores
 from holdfast.quiver.engine.balance import Balance
 from holdfast.quiver.ledger.outcome import Outcome, Position

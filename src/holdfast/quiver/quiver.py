@@ -62,8 +62,8 @@ from holdfast.quiver.read.cursor import Cursor, OnDataLoss
 from holdfast.quiver.read.lease import Lease, LeaseOptions
 from holdfast.quiver.read.scan import OnDamage, Span, TimeRange, scan
 from holdfast.quiver.read.statement import EventTimeStatement
+from holdfast.quiver.segments.rows import TableMaker
 from holdfast.quiver.segments.segment import Bundle, Segment
-from holdfast.quiver.segments.table import TableMaker
 from holdfast.quiver.statistics import Statistics, gather
 from holdfast.seam import Seam
 from holdfast.seam.process import bind_to_process

@@ -22,8 +22,7 @@ from holdfast.quiver.base import names
 from holdfast.quiver.base.identity import identity_or_none
 from holdfast.quiver.read.sealed import SealedRead, scan_sealed
 from holdfast.quiver.segments import manifest
-from holdfast.quiver.segments.rivals import choices
-from holdfast.quiver.segments.segment import Segment
+from holdfast.quiver.segments.segment import Segment, choices
 from holdfast.quiver.tools.inspect import require_quiver
 from holdfast.remote import ClientSettings, RemoteQuiver
 from holdfast.seam.disk import Disk, RealDisk

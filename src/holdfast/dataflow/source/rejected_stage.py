@@ -25,7 +25,7 @@ from holdfast.dataflow.source.rejected_judge import CAST_ERRORS, RejectedRow, ca
 from holdfast.dataflow.source.schema import spark_type
 from holdfast.errors import BadInput
 from holdfast.quiver import Position
-from holdfast.quiver.base.arrow_types import has_dictionary, slices_take_all
+from holdfast.quiver.base.arrow import has_dictionary, slices_take_all
 from holdfast.quiver.base.bundle import RESERVED_COLUMNS
 from holdfast.quiver.base.envelope import TIME_TYPE
 

@@ -14,7 +14,7 @@ from holdfast.dataflow.source.rejected_judge import CAST_ERRORS, cast
 from holdfast.errors import BadInput, OwnerGone
 from holdfast.quiver.base.envelope import TIME_TYPE
 from holdfast.quiver.read.scan import TimeRange, scan
-from holdfast.quiver.segments.rows import OPAQUE
+from holdfast.quiver.segments.manifest import OPAQUE
 from holdfast.quiver.segments.segment import Segment
 
 # What a stream adds to the stored columns: its claim, the claim of the batch before, and whether

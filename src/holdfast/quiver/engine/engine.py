@@ -32,8 +32,8 @@ from holdfast.errors import (
     StorageFailed,
 )
 from holdfast.quiver.base import names
-from holdfast.quiver.base.backup_marker import refuse_backup
 from holdfast.quiver.base.config import QuiverConfig
+from holdfast.quiver.base.identity import check_machine, refuse_backup
 from holdfast.quiver.base.points import QuiverPoint
 from holdfast.quiver.engine.balance import (
     proven,
@@ -49,7 +49,6 @@ from holdfast.quiver.keep.trash import Trash
 from holdfast.quiver.ledger.ledger import Ledger
 from holdfast.quiver.ledger.outcome import Resolution
 from holdfast.quiver.ledger.recovery import RecoveredLedger, recover_ledger, refuse_newer
-from holdfast.quiver.log.byte_order import check_machine
 from holdfast.quiver.log.quarantine import Damage
 from holdfast.quiver.log.recovery import Recovered, Recovery
 from holdfast.quiver.log.reserve import DiskReserve
@@ -59,8 +58,7 @@ from holdfast.quiver.log.writer import Writer
 from holdfast.quiver.read.attachment import Attachment
 from holdfast.quiver.read.readable_bundles import ReadableBundles
 from holdfast.quiver.segments.build import SegmentBuilder
-from holdfast.quiver.segments.catalog import Catalog
-from holdfast.quiver.segments.segment import Segment
+from holdfast.quiver.segments.segment import Catalog, Segment
 from holdfast.seam import Seam
 from holdfast.seam.clock import Clock
 from holdfast.seam.disk import Disk, Handle, LockHeld

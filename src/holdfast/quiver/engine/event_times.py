@@ -24,9 +24,9 @@ from holdfast.quiver.base.held_bundle import HeldBundle
 from holdfast.quiver.engine.engine import Engine
 from holdfast.quiver.ledger.outcome import Position
 from holdfast.quiver.read.statement import EventTimeStatement
-from holdfast.quiver.segments.rows import OPAQUE
+from holdfast.quiver.segments.manifest import OPAQUE
+from holdfast.quiver.segments.rows import TableMaker
 from holdfast.quiver.segments.segment import Segment
-from holdfast.quiver.segments.table import TableMaker
 
 # Pieces of one open buffer: with more, they are put together.
 PIECES_MAX = 16

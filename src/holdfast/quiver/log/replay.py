@@ -31,7 +31,7 @@ from holdfast.quiver.log.group import COUNT
 from holdfast.quiver.log.quarantine import Damage
 from holdfast.quiver.log.wal import HEADER_BYTES, Hole, WalHeader, decode_header
 from holdfast.quiver.log.window import FileWindow, is_begun, walk_file
-from holdfast.quiver.segments.catalog import Catalog
+from holdfast.quiver.segments.segment import Catalog
 from holdfast.seam.disk import Disk, read_pages
 
 UNREADABLE = "the disk cannot read it"

@@ -21,8 +21,7 @@ from holdfast.quiver.log.buffer import OpenBuffer
 from holdfast.quiver.log.reserve import DiskReserve, ReserveShare
 from holdfast.quiver.log.wal import ClosedWalFiles
 from holdfast.quiver.segments.build import SegmentBuilder
-from holdfast.quiver.segments.catalog import Catalog
-from holdfast.quiver.segments.segment import Segment
+from holdfast.quiver.segments.segment import Catalog, Segment
 from holdfast.seam import Seam
 
 # A bundle that is lost, and why.

@@ -20,11 +20,17 @@ from xxhash import xxh3_64
 
 from holdfast.errors import BadInput, Damaged, DiskFull, StorageFailed
 from holdfast.quiver.base import names
-from holdfast.quiver.base.backup_marker import VERSION, BackupMarker, CopiedFile, write_marker
 from holdfast.quiver.base.config import AckLevel
 from holdfast.quiver.base.frame import NO_WATERMARK, NOTHING, Totals
 from holdfast.quiver.base.held_bundle import HeldBundle
-from holdfast.quiver.base.identity import QuiverIdentity, write_identity
+from holdfast.quiver.base.identity import (
+    MARKER_VERSION,
+    BackupMarker,
+    CopiedFile,
+    QuiverIdentity,
+    write_identity,
+    write_marker,
+)
 from holdfast.quiver.base.points import ToolPoint
 from holdfast.quiver.engine.engine import make_folders
 from holdfast.quiver.ledger.ledger import LedgerState
@@ -102,7 +108,7 @@ class Assembly:
             make_folders(self._disk, root, folders)
 
     def _marker(self, *, complete: bool) -> BackupMarker:
-        return BackupMarker(VERSION, complete, self.identity.quiver_id, self._now_ns)
+        return BackupMarker(MARKER_VERSION, complete, self.identity.quiver_id, self._now_ns)
 
     # ------------------------------------------------------------------ copying
 
@@ -220,7 +226,7 @@ class Assembly:
             self._note(PurePath(names.FORMAT))
             if backup is not None:
                 marker = BackupMarker(
-                    VERSION,
+                    MARKER_VERSION,
                     True,
                     self.identity.quiver_id,
                     self._now_ns,

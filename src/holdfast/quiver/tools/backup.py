@@ -27,9 +27,8 @@ from typing import Any
 
 from holdfast.errors import CannotOpen, Damaged, HoldfastError, Overloaded
 from holdfast.quiver.base import names
-from holdfast.quiver.base.backup_marker import CopiedFile, read_marker, refuse_backup
 from holdfast.quiver.base.frame import Totals
-from holdfast.quiver.base.identity import QuiverIdentity
+from holdfast.quiver.base.identity import CopiedFile, QuiverIdentity, read_marker, refuse_backup
 from holdfast.quiver.ledger.ledger import LedgerState
 from holdfast.quiver.ledger.log import read_ledger_file
 from holdfast.quiver.ledger.recovery import recover_ledger

@@ -15,7 +15,7 @@ from typing import Any
 
 from holdfast.errors import Damaged
 from holdfast.quiver.base import names
-from holdfast.quiver.base.backup_marker import read_marker
+from holdfast.quiver.base.identity import read_marker
 from holdfast.quiver.log.quarantine import Damage
 from holdfast.quiver.log.wal import HEADER_BYTES
 from holdfast.quiver.segments.segment import Segment

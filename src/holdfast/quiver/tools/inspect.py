@@ -18,19 +18,16 @@ from holdfast.errors import CannotOpen, Overloaded
 from holdfast.quiver.base import names
 from holdfast.quiver.base.frame import Totals
 from holdfast.quiver.base.held_bundle import HeldBundle
-from holdfast.quiver.base.identity import QuiverIdentity, identity_or_none
+from holdfast.quiver.base.identity import QuiverIdentity, check_machine, identity_or_none
 from holdfast.quiver.engine.balance import with_known_start
 from holdfast.quiver.ledger.ledger import LedgerState
 from holdfast.quiver.ledger.recovery import RecoveredLedger, recover_ledger
-from holdfast.quiver.log.byte_order import check_machine
 from holdfast.quiver.log.header_block import HeaderFault, NewerVersion
 from holdfast.quiver.log.quarantine import Damage, Quarantine
 from holdfast.quiver.log.replay import Replay, WalContent, read_wal_file
 from holdfast.quiver.log.wal import SEQ_BLOCK
 from holdfast.quiver.segments import manifest
-from holdfast.quiver.segments.catalog import Catalog
-from holdfast.quiver.segments.rivals import choices
-from holdfast.quiver.segments.segment import Segment
+from holdfast.quiver.segments.segment import Catalog, Segment, choices
 from holdfast.seam.disk import Disk, entries_of
 
 # How often files may vanish while they are listed, before that is taken for an error.

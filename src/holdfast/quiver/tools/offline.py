@@ -14,10 +14,9 @@ from pathlib import PurePath
 
 from holdfast.errors import CannotOpen, DirectoryLocked
 from holdfast.quiver.base import names
-from holdfast.quiver.base.backup_marker import refuse_backup
 from holdfast.quiver.base.config import QuiverConfig
 from holdfast.quiver.base.frame import Totals
-from holdfast.quiver.base.identity import QuiverIdentity
+from holdfast.quiver.base.identity import QuiverIdentity, refuse_backup
 from holdfast.quiver.keep.retention import Retention
 from holdfast.quiver.ledger.ledger import Ledger
 from holdfast.quiver.log.buffer import OpenBuffer

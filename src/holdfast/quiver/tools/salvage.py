@@ -30,8 +30,7 @@ from holdfast.quiver.log.header_block import HeaderFault, NewerVersion
 from holdfast.quiver.log.replay import Replay, WalContent, read_wal_file
 from holdfast.quiver.log.wal import HEADER_BYTES, SEQ_BLOCK
 from holdfast.quiver.segments import manifest
-from holdfast.quiver.segments.catalog import Catalog
-from holdfast.quiver.segments.segment import Bundle, Segment
+from holdfast.quiver.segments.segment import Bundle, Catalog, Segment
 from holdfast.quiver.tools.assemble import Assembly, OnRead, check_apart
 from holdfast.quiver.tools.backup import fenced
 from holdfast.quiver.tools.findings import QuiverFinding, Severity

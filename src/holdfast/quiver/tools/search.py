@@ -9,8 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from holdfast.errors import Damaged
-from holdfast.quiver.base.arrow_types import has_dictionary
-from holdfast.quiver.base.dictionaries import plain_type
+from holdfast.quiver.base.arrow import has_dictionary, plain_type
 from holdfast.quiver.segments.segment import Segment, held_bundle
 from holdfast.quiver.tools.inspect import Inventory
 
