@@ -22,8 +22,7 @@ from holdfast.quiver.cores import Cores
 from holdfast.quiver.engine.balance import Balance
 from holdfast.quiver.ledger.outcome import Outcome, Position
 from holdfast.quiver.ledger.subscriber import SubscriberOptions
-from holdfast.quiver.log.inbox import Receipt
-from holdfast.quiver.log.intake import Intake
+from holdfast.quiver.log.inbox import Intake, Receipt
 from holdfast.quiver.log.transaction import Transaction
 from holdfast.quiver.quiver import Quiver
 from holdfast.quiver.read.cursor import Cursor, Range

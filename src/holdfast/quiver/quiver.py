@@ -52,12 +52,11 @@ from holdfast.quiver.engine.registration import (
 from holdfast.quiver.engine.verbs import owner_verbs
 from holdfast.quiver.ledger.outcome import Outcome, Position
 from holdfast.quiver.ledger.subscriber import SubscriberOptions
-from holdfast.quiver.log.inbox import Append, Receipt
-from holdfast.quiver.log.intake import Intake
-from holdfast.quiver.log.producers import check_producer, check_watermark
+from holdfast.quiver.log.inbox import Append, Intake, Receipt
 from holdfast.quiver.log.recovery import RecoveryReport
 from holdfast.quiver.log.transaction import OpenTransactions, Transaction
 from holdfast.quiver.log.wakeup import Wakeup
+from holdfast.quiver.log.writer_state import check_producer, check_watermark
 from holdfast.quiver.read.cursor import Cursor, OnDataLoss
 from holdfast.quiver.read.lease import Lease, LeaseOptions
 from holdfast.quiver.read.scan import OnDamage, Span, TimeRange, scan

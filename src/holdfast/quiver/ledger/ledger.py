@@ -36,9 +36,9 @@ from holdfast.quiver.ledger.log import LedgerContent, LedgerFile, LedgerHeader
 from holdfast.quiver.ledger.outcome import Outcome, Position, Resolution
 from holdfast.quiver.ledger.steady import SteadyTime
 from holdfast.quiver.ledger.subscriber import Pin, Subscriber, SubscriberOptions, check_name
-from holdfast.quiver.log.producers import LastAppend
 from holdfast.quiver.log.reserve import TIGHT_LINES_BYTES, DiskReserve, ReserveShare
 from holdfast.quiver.log.wal import new_salt
+from holdfast.quiver.log.writer_state import LastAppend
 from holdfast.seam import Seam
 from holdfast.seam.disk import DISK_IS_FULL
 

@@ -32,14 +32,11 @@ from holdfast.quiver.base.identity import (
     write_identity,
 )
 from holdfast.quiver.base.points import QuiverPoint
-from holdfast.quiver.log.buffer import OpenBuffer
-from holdfast.quiver.log.header_block import HeaderFault, NewerVersion
-from holdfast.quiver.log.producers import LastAppend, Producers
 from holdfast.quiver.log.quarantine import Damage, Quarantine
 from holdfast.quiver.log.replay import Replay, WalContent, read_wal_file
 from holdfast.quiver.log.reserve import DiskReserve, ReserveShare
-from holdfast.quiver.log.wal import HEADER_BYTES, SEQ_BLOCK, WalHeader
-from holdfast.quiver.log.writer_interface import WriterStart
+from holdfast.quiver.log.wal import HEADER_BYTES, SEQ_BLOCK, HeaderFault, NewerVersion, WalHeader
+from holdfast.quiver.log.writer_state import LastAppend, OpenBuffer, Producers, WriterStart
 from holdfast.quiver.segments import manifest
 from holdfast.quiver.segments.data_file import DAMAGE_ERRORS
 from holdfast.quiver.segments.segment import Catalog, Segment, choices

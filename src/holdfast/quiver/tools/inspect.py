@@ -22,10 +22,9 @@ from holdfast.quiver.base.identity import QuiverIdentity, check_machine, identit
 from holdfast.quiver.engine.balance import with_known_start
 from holdfast.quiver.ledger.ledger import LedgerState
 from holdfast.quiver.ledger.recovery import RecoveredLedger, recover_ledger
-from holdfast.quiver.log.header_block import HeaderFault, NewerVersion
 from holdfast.quiver.log.quarantine import Damage, Quarantine
 from holdfast.quiver.log.replay import Replay, WalContent, read_wal_file
-from holdfast.quiver.log.wal import SEQ_BLOCK
+from holdfast.quiver.log.wal import SEQ_BLOCK, HeaderFault, NewerVersion
 from holdfast.quiver.segments import manifest
 from holdfast.quiver.segments.segment import Catalog, Segment, choices
 from holdfast.seam.disk import Disk, entries_of

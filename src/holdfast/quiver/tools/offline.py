@@ -19,11 +19,11 @@ from holdfast.quiver.base.frame import Totals
 from holdfast.quiver.base.identity import QuiverIdentity, refuse_backup
 from holdfast.quiver.keep.retention import Retention
 from holdfast.quiver.ledger.ledger import Ledger
-from holdfast.quiver.log.buffer import OpenBuffer
 from holdfast.quiver.log.reserve import DiskReserve
 from holdfast.quiver.log.sealer import Sealer
 from holdfast.quiver.log.wakeup import Wakeup
 from holdfast.quiver.log.writer import Writer
+from holdfast.quiver.log.writer_state import OpenBuffer
 from holdfast.quiver.read.readable_bundles import ReadableBundles
 from holdfast.quiver.segments.build import SegmentBuilder
 from holdfast.quiver.tools.inspect import Inventory, inspect

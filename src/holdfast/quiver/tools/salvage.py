@@ -26,9 +26,8 @@ from holdfast.quiver.base.frame import BODY_BYTES_MAX, NO_WATERMARK, NOTHING, Fr
 from holdfast.quiver.base.held_bundle import HeldBundle
 from holdfast.quiver.base.identity import QuiverIdentity
 from holdfast.quiver.ledger.ledger import LedgerState
-from holdfast.quiver.log.header_block import HeaderFault, NewerVersion
 from holdfast.quiver.log.replay import Replay, WalContent, read_wal_file
-from holdfast.quiver.log.wal import HEADER_BYTES, SEQ_BLOCK
+from holdfast.quiver.log.wal import HEADER_BYTES, SEQ_BLOCK, HeaderFault, NewerVersion
 from holdfast.quiver.segments import manifest
 from holdfast.quiver.segments.segment import Bundle, Catalog, Segment
 from holdfast.quiver.tools.assemble import Assembly, OnRead, check_apart

@@ -14,8 +14,7 @@ from holdfast.errors import Damaged
 from holdfast.quiver.base import names
 from holdfast.quiver.base.frame import Frame
 from holdfast.quiver.ledger.log import read_ledger_file
-from holdfast.quiver.log.header_block import HeaderFault, NewerVersion, sound_copies
-from holdfast.quiver.log.wal import HEADER_BYTES
+from holdfast.quiver.log.wal import HEADER_BYTES, HeaderFault, NewerVersion, sound_copies
 from holdfast.quiver.segments import manifest
 from holdfast.quiver.segments.data_file import DataFile
 from holdfast.quiver.segments.segment import Segment
