@@ -19,7 +19,7 @@ from holdfast.quiver.ledger.log import (
     encode_resolutions,
     read_ledger_file,
 )
-from holdfast.quiver.ledger.outcome import Outcome, Position, Resolution
+from holdfast.quiver.ledger.subscriber import Outcome, Position, Resolution
 from holdfast.quiver.log.wal import BLOCK_BYTES, HeaderFault, Hole, NewerVersion, encode_block
 from holdfast.seam.faulty import Fault, FaultKind, FaultyDisk
 from holdfast.seam.simulated import SimulatedDisk

@@ -19,9 +19,8 @@ from holdfast.errors import (
 )
 from holdfast.quiver import ColumnExtractor, Outcome, Quiver, QuiverConfig
 from holdfast.quiver.base.identity import BackupMarker, write_marker
-from holdfast.quiver.tools.changes import balances, drop_subscriber, replay
+from holdfast.quiver.tools.changes import balances, drop_subscriber, offline, replay
 from holdfast.quiver.tools.inspect import inspect
-from holdfast.quiver.tools.offline import offline
 from holdfast.seam import Seam
 from holdfast.seam.faulty import Fault, FaultKind, FaultyDisk
 from holdfast.seam.simulated import SimulatedCrash

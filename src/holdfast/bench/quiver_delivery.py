@@ -40,8 +40,8 @@ from holdfast.quiver import (
 )
 from holdfast.quiver.base.frame import Totals
 from holdfast.quiver.base.names import LEDGER_DIR
-from holdfast.quiver.ledger.outcome import Resolution
 from holdfast.quiver.ledger.recovery import recover_ledger
+from holdfast.quiver.ledger.subscriber import Resolution
 from holdfast.seam.disk import RealDisk
 
 MB = 1 << 20

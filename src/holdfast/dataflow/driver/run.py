@@ -71,7 +71,7 @@ from holdfast.dataflow.source.checkpoint import Checkpoint
 from holdfast.dataflow.source.rejected_publish import RejectedCount
 from holdfast.dataflow.spec.pipeline import PipelineSettings
 from holdfast.errors import BadConfig, DirectoryLocked, HoldfastError, PipelineFailed
-from holdfast.quiver.tools.offline import directory_lock
+from holdfast.quiver.tools.changes import directory_lock
 from holdfast.seam import Seam
 
 if TYPE_CHECKING:

@@ -28,7 +28,7 @@ from holdfast.dataflow.source.rejected_stage import (
 from holdfast.dataflow.source.schema import EVENT_TIME, WATERMARK_COLUMNS, fitter
 from holdfast.errors import BadInput
 from holdfast.quiver.base.envelope import TIME_TYPE
-from holdfast.quiver.ledger.outcome import Position
+from holdfast.quiver.ledger.subscriber import Position
 from holdfast.quiver.read.scan import TimeRange
 from holdfast.quiver.read.sealed import SealedRead
 

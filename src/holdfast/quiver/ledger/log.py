@@ -35,7 +35,7 @@ from holdfast.quiver.base.frame import (
     encode,
 )
 from holdfast.quiver.base.points import QuiverPoint
-from holdfast.quiver.ledger.outcome import Outcome, Position, Resolution
+from holdfast.quiver.ledger.subscriber import Outcome, Position, Resolution
 from holdfast.quiver.log.wal import BLOCK_BYTES, Hole, decode_block, encode_block, walk
 from holdfast.seam.disk import Disk, Handle, Pages, read_pages, write_all, write_behind
 

@@ -22,7 +22,7 @@ from holdfast.errors import BadInput, Damaged
 from holdfast.quiver.base.arrow import can_be_filtered, has_dictionary, plain_type
 from holdfast.quiver.base.bundle import one_batch, read_stream
 from holdfast.quiver.base.envelope import TIME_TYPE
-from holdfast.quiver.ledger.outcome import Position
+from holdfast.quiver.ledger.subscriber import Position
 from holdfast.quiver.segments.data_file import DataFile
 from holdfast.quiver.segments.manifest import ARROW, OPAQUE
 from holdfast.quiver.segments.rows import RAW_FIELDS, GroupTable

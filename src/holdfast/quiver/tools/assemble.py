@@ -14,6 +14,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import PurePath
 
 from xxhash import xxh3_64
@@ -46,6 +47,8 @@ OnRead = Callable[[int], None]
 _WAL_FILE_BYTES = 64 * 1024 * 1024
 # Bundles are written in groups of this size: one write each would be slow for tiny ones.
 _GROUP_BYTES = 4 * 1024 * 1024
+# Added to every generation at a restore: more often has nobody attached to the original since.
+GENERATION_STEP = 1 << 20
 
 
 @contextmanager
@@ -241,3 +244,15 @@ class Assembly:
 
 # Stands for the append of a bundle that was accepted long ago.
 _SALVAGED = Append([], AckLevel.FSYNCED, None, 0, NO_WATERMARK)
+
+
+def fenced(state: LedgerState, now_ns: int) -> LedgerState:
+    """Return a ledger's state for another quiver: nobody who was attached may go on."""
+    generation = state.last_generation + GENERATION_STEP
+    subscribers = {
+        name: replace(
+            subscriber, generation=generation, absent_since_ns=now_ns, absent_s=0.0, pins=[]
+        )
+        for name, subscriber in state.subscribers.items()
+    }
+    return replace(state, subscribers=subscribers, last_generation=generation)

@@ -18,9 +18,16 @@ from holdfast.quiver.log.wal import HEADER_BYTES, HeaderFault, NewerVersion, sou
 from holdfast.quiver.segments import manifest
 from holdfast.quiver.segments.data_file import DataFile
 from holdfast.quiver.segments.segment import Segment
-from holdfast.quiver.tools.findings import QuiverFinding, Report, Severity, as_ranges
-from holdfast.quiver.tools.fsck import format_findings, wal_damage_findings
-from holdfast.quiver.tools.inspect import Inventory, inspect
+from holdfast.quiver.tools.inspect import (
+    Inventory,
+    QuiverFinding,
+    Report,
+    Severity,
+    as_ranges,
+    format_findings,
+    inspect,
+    wal_damage_findings,
+)
 from holdfast.seam.disk import Disk, entries_of, read_pages
 
 _RESTORE = "readers get it recorded as damaged; restore it from a backup before they come to it"
