@@ -16,7 +16,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import ArrayType, DataType, StringType, StructField, StructType
 
-from holdfast.dataflow.compiler.calls import FAILED_DDL, LANE_DDL
+from holdfast.dataflow.compiler.calls import FAILED_DDL, LANE_DDL, parse_columns
 from holdfast.dataflow.compiler.plan import EVERY, LANE, Output, Plan, Query
 from holdfast.dataflow.compiler.python import ALWAYS_LATE_US, Call, FunctionRun
 from holdfast.dataflow.compiler.reduces import (
@@ -135,7 +135,11 @@ class Frames:
         settings = self._pipeline.vertices[name].reduce
         assert settings is not None, "BUG: not a reduce"
         parts = [self._with_claim(self._along(edge)) for edge in self._pipeline.into(name)]
-        returns = None if settings.returns is None else _parsed(settings.returns, name)
+        returns = (
+            None
+            if settings.returns is None
+            else parse_columns(settings.returns, f"`returns` of {name}")
+        )
         return reduce_frame(_union(parts), settings, name, self._lateness_ms, returns)
 
     def _with_claim(self, frame: DataFrame) -> DataFrame:
@@ -203,7 +207,7 @@ class Frames:
         returns = schema
         if step.returns is not None:
             kept = [field for field in schema if field.name in step.keep]
-            returns = StructType([*kept, *_parsed(step.returns, name)])
+            returns = StructType([*kept, *parse_columns(step.returns, f"`returns` of {name}")])
         return Call(
             vertex=name,
             kind="arrow" if arrow else vertex.kind,  # type: ignore[arg-type]
@@ -307,15 +311,3 @@ def _element(frame: DataFrame, expression: str) -> DataType:
             f"{expression!r} is {kind.simpleString()}, not an array", hint="name an array"
         )
     return kind.elementType
-
-
-def _parsed(ddl: str, vertex: str) -> StructType:
-    try:
-        parsed = StructType.fromDDL(ddl)
-    except (ParseException, AnalysisException) as error:
-        raise BadConfig(
-            f"`returns` of {vertex} is not understood: {str(error).strip().splitlines()[0]}",
-            hint="write names and types of Spark: key string, number bigint",
-        ) from error
-    assert isinstance(parsed, StructType), "BUG: columns are a struct"
-    return parsed

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
+import pyarrow as pa
 from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import BooleanType, StructField, StructType, TimestampType
 
+from holdfast.dataflow.compiler.calls import LANE_TYPE, parse_columns
 from holdfast.dataflow.compiler.places import (
     OWN_PRODUCER,
     Places,
@@ -17,14 +20,10 @@ from holdfast.dataflow.compiler.places import (
 )
 from holdfast.dataflow.compiler.plan import LANE, Output, Plan, Query
 from holdfast.dataflow.sink.options import EVENT_TIME, SLOT
-from holdfast.errors import BadConfig
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-_LANE = (
-    "id string, vertex string, tries int, attempts int, failed_us bigint, due_us bigint, row binary"
-)
 _TIME = StructField("_event_time", TimestampType())
 _CLAIMS = (
     StructField("_wm", TimestampType()),
@@ -89,7 +88,7 @@ def _lane(
     session: SparkSession, plan: Plan, query: Query, places: Places, address: str
 ) -> DataFrame:
     """Return the rows that come again, as `FunctionRun` wants them."""
-    columns = _parsed(_LANE, "the retry lane")
+    columns = from_arrow_schema(pa.schema(list(LANE_TYPE)))
     rows = (
         session.readStream.format("holdfast")
         .option("quiver", address)
@@ -113,7 +112,9 @@ def _source(
     if settings.generator is not None:
         known = _GENERATED
     if known:
-        reader = reader.schema(_with_claims(_parsed(known, name), query))
+        reader = reader.schema(
+            _with_claims(parse_columns(known, f"`columns_are` of {name}"), query)
+        )
     elif settings.columns:
         names = dict.fromkeys((*settings.columns, _TIME.name))
         reader = reader.option("columns", ",".join(names))
@@ -138,20 +139,6 @@ def _with_claims(schema: StructType, query: Query) -> StructType:
     # Control rows have nothing in the columns of events, whatever Spark knew about those.
     own = [StructField(field.name, field.dataType) for field in schema]
     return StructType([*own, _TIME, *(_CLAIMS if query.claims else ())])
-
-
-def _parsed(ddl: str, name: str) -> StructType:
-    from pyspark.errors import AnalysisException, ParseException
-
-    try:
-        parsed = StructType.fromDDL(ddl)
-    except (ParseException, AnalysisException) as error:
-        raise BadConfig(
-            f"`columns_are` of {name} is not understood: {str(error).strip().splitlines()[0]}",
-            hint="write names and types of Spark: key string, number bigint",
-        ) from error
-    assert isinstance(parsed, StructType), "BUG: columns are a struct"
-    return parsed
 
 
 def _decoded(frame: DataFrame) -> DataFrame:

@@ -23,8 +23,8 @@ from pathlib import Path
 
 import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import StructType
 
+from holdfast.dataflow.compiler.calls import parse_columns
 from holdfast.dataflow.compiler.lane import Lane
 from holdfast.dataflow.compiler.places import SINK_CONFIG, Places
 from holdfast.dataflow.compiler.plan import Output, Plan, Query, QueryBuffer
@@ -205,9 +205,8 @@ class Intakes:
         rejected = opening.enter_context(Quiver.open(folder / "rejected"))
         schema = None
         if source.columns_are:
-            parsed = StructType.fromDDL(source.columns_are)
-            assert isinstance(parsed, StructType), "BUG: columns are a struct"
-            schema = to_arrow_schema(parsed, timezone="UTC")
+            columns = parse_columns(source.columns_are, f"`columns_are` of {name}")
+            schema = to_arrow_schema(columns, timezone="UTC")
         kinds = (source.format, source.event_time, schema)
         if source.fileset is not None:
             self.intakes[name] = _fileset_intake(

@@ -20,13 +20,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pyarrow.json as pj
-from pydantic import AwareDatetime, Field, ValidationError
+from pydantic import AwareDatetime, Field
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from holdfast.dataflow.filesets.shipping import ShippedPart, Shipper, absolute
-from holdfast.dataflow.source.options import NameTuple
+from holdfast.dataflow.source.options import NameTuple, validated
 from holdfast.dataflow.source.schema import fitter, spark_type
 from holdfast.errors import BadConfig, BadInput
 from holdfast.settings import DurationS, Secret, Settings, SizeBytes
@@ -82,15 +82,8 @@ class FileSetOptions(Settings):
 
 def parse_file_set_options(options: Mapping[str, Any]) -> FileSetOptions:
     """Return the options of a read; raise `BadConfig` with everything that is wrong."""
-    try:
-        parsed = FileSetOptions.model_validate(dict(options))
-    except ValidationError as error:
-        wrong = [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()]
-        known = ", ".join(FileSetOptions.model_fields)
-        raise BadConfig(
-            f"the store cannot be read like this: {'; '.join(wrong)}",
-            hint=f"options with `store` are {known}",
-        ) from None
+    fault = "the store cannot be read like this"
+    parsed = validated(FileSetOptions, options, fault, "options with `store`")
     if not parsed.path:
         raise BadConfig(
             "no commit is named", hint="write .load('name'); `holdfast files ls` lists them"
