@@ -111,14 +111,8 @@ class Reducer(StatefulProcessor):
             raise FunctionFailed(
                 f"{reducing.vertex} failed at {where}, after {attempts} tries: {error}"
             )
-        letter = Row(
-            vertex=reducing.vertex,
-            error=error,
-            attempts=attempts,
-            row=as_json(given),
-            payload=None,
-            lane=None,
-        )
+        said = {"vertex": reducing.vertex, "error": error, "attempts": attempts}
+        letter = Row(**said, row=as_json(given), payload=None, lane=None)
         return self._row(fixed, {}, when, letter)
 
     def _row(
@@ -142,10 +136,7 @@ class WindowReducer(Reducer):
         self._function = load_function(self._reducing.function)
 
     def handleInputRows(
-        self,
-        key: Any,
-        rows: Iterator[Row],
-        timerValues: TimerValues,
+        self, key: Any, rows: Iterator[Row], timerValues: TimerValues
     ) -> Iterator[Row]:
         """See Spark: keep the rows, and wake at the end of the window."""
         given = [_plain(row) for row in rows]
@@ -157,10 +148,7 @@ class WindowReducer(Reducer):
         return iter(())
 
     def handleExpiredTimer(
-        self,
-        key: Any,
-        timerValues: TimerValues,
-        expiredTimerInfo: ExpiredTimerInfo,
+        self, key: Any, timerValues: TimerValues, expiredTimerInfo: ExpiredTimerInfo
     ) -> Iterator[Row]:
         """See Spark: the window has ended."""
         start, end, *keys = (_plain_value(value) for value in key)
@@ -184,10 +172,7 @@ class SessionReducer(WindowReducer):
     """A group is one key; its sessions are found when one may have ended."""
 
     def handleInputRows(
-        self,
-        key: Any,
-        rows: Iterator[Row],
-        timerValues: TimerValues,
+        self, key: Any, rows: Iterator[Row], timerValues: TimerValues
     ) -> Iterator[Row]:
         """See Spark: keep the rows, and wake when each session that they make alone would end."""
         own = sorted((_without_ours(_plain(row)) for row in rows), key=_time)
@@ -197,10 +182,7 @@ class SessionReducer(WindowReducer):
         return iter(())
 
     def handleExpiredTimer(
-        self,
-        key: Any,
-        timerValues: TimerValues,
-        expiredTimerInfo: ExpiredTimerInfo,
+        self, key: Any, timerValues: TimerValues, expiredTimerInfo: ExpiredTimerInfo
     ) -> Iterator[Row]:
         """See Spark: close the sessions that have ended; others have timers of their own."""
         rows = [row for (kept,) in self._kept.get() for row in pickle.loads(kept)]
@@ -279,20 +261,14 @@ class ProcessReducer(Reducer):
         self._process = load_function(self._reducing.function)()
 
     def handleInputRows(
-        self,
-        key: Any,
-        rows: Iterator[Row],
-        timerValues: TimerValues,
+        self, key: Any, rows: Iterator[Row], timerValues: TimerValues
     ) -> Iterator[Row]:
         """See Spark: call `on_row` for each, in order of their times."""
         given = sorted((_without_ours(_plain(row)) for row in rows), key=_time)
         return iter(self._all(key, given, timerValues))
 
     def handleExpiredTimer(
-        self,
-        key: Any,
-        timerValues: TimerValues,
-        expiredTimerInfo: ExpiredTimerInfo,
+        self, key: Any, timerValues: TimerValues, expiredTimerInfo: ExpiredTimerInfo
     ) -> Iterator[Row]:
         """See Spark: call `on_timer`."""
         moment = _EPOCH + expiredTimerInfo.getExpiryTimeInMs() * _MS

@@ -39,7 +39,6 @@ from holdfast.dataflow.compiler.places import (
 from holdfast.dataflow.compiler.plan import Output, Plan, Query
 from holdfast.dataflow.compiler.python import Call
 from holdfast.dataflow.sink.options import EVENT_TIME, SinkOptions
-from holdfast.dataflow.sink.quiver_writer import RECORDS_DIR
 from holdfast.dataflow.sink.records import BatchRecord, BatchRecords
 from holdfast.dataflow.sink.writers import stream_writer
 from holdfast.dataflow.source.checkpoint import Checkpoint
@@ -213,9 +212,7 @@ class Tail:
         name = f"lane-{place}"
         checkpoint = Checkpoint(str(self._checkpoint))
         query_id, turn = checkpoint.require_query_id(), 0
-        while BatchRecords(
-            self._checkpoint / RECORDS_DIR, f"quiver-{name}-{query_id}", checkpoint
-        ).of(number):
+        while BatchRecords(checkpoint.notes, f"quiver-{name}-{query_id}", checkpoint).of(number):
             turn += 1
             name = f"lane-{place}-{turn}"
         if turn:
@@ -239,7 +236,7 @@ class Tail:
         if sink.on_success is not None or sink.fallback is not None:
             _keep(rows, kept)
         checkpoint = Checkpoint(str(self._checkpoint))
-        fallbacks = BatchRecords(self._checkpoint / RECORDS_DIR, f"fallback-{name}", checkpoint)
+        fallbacks = BatchRecords(checkpoint.notes, f"fallback-{name}", checkpoint)
         if fallbacks.of(number) is None and self._is_taken(name, sink, rows, number):
             if sink.on_success is not None:
                 self._place(f"{name}-on_success", sink.on_success, rows, number)

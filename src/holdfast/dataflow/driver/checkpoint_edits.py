@@ -37,7 +37,7 @@ from holdfast.dataflow.compiler.places import SINK_CONFIG, Places
 from holdfast.dataflow.compiler.plan import Output, Plan
 from holdfast.dataflow.compiler.recorded import RecordedPlan, RecordedQuery
 from holdfast.dataflow.source.checkpoint import Checkpoint
-from holdfast.dataflow.source.notes import FOLDER, forget_start
+from holdfast.dataflow.source.notes import forget_start
 from holdfast.quiver import Quiver
 
 if TYPE_CHECKING:
@@ -95,10 +95,10 @@ def mend_moved(folder: Path) -> None:
 
 def copy_state(folder: Path, known: int, number: int) -> None:
     """Let an operator begin with the state of another one."""
-    state, fresh = folder / "state", folder / FOLDER / f"state-{number}"
+    state, notes = folder / "state", Checkpoint(str(folder)).notes
+    fresh, note = notes / f"state-{number}", notes / f"{_COPIED}{number}"
     if not (state / str(known)).is_dir():
         return  # it never ran
-    note = folder / FOLDER / f"{_COPIED}{number}"
     note.parent.mkdir(exist_ok=True)
     shutil.rmtree(fresh, ignore_errors=True)
     shutil.copytree(state / str(known), fresh, copy_function=_link_or_copy)
@@ -118,7 +118,7 @@ def copy_state(folder: Path, known: int, number: int) -> None:
 
 def settle_copies(folder: Path, operators: int) -> None:
     """Remove copies of states that no plan file names: the driver that made them was killed."""
-    for note in folder.glob(f"{FOLDER}/{_COPIED}*"):
+    for note in Checkpoint(str(folder)).notes.glob(f"{_COPIED}*"):
         number = int(note.name.removeprefix(_COPIED))
         if number >= operators:
             shutil.rmtree(folder / "state" / str(number), ignore_errors=True)

@@ -72,30 +72,27 @@ def drive(
     reporter: RunReporter | None = None,
 ) -> End:
     """Run a pipeline until something ends it; `report` gets its statistics, again and again."""
-    if reporter is None:
-        return _drive(run, stop, report)
 
     def report_all(statistics: Sequence[QueryStatistics]) -> None:
         report(statistics)
-        reporter.running(statistics)
+        if reporter is not None:
+            reporter.running(statistics)
 
     try:
-        end = _drive(run, stop, report_all, reporter.started)
+        run.start()
+        if reporter is not None:
+            reporter.started()
+        end = _until_ended(run, stop, report_all)
     except Exception as error:
-        reporter.ended(error.message if isinstance(error, HoldfastError) else str(error))
+        if reporter is not None:
+            reporter.ended(error.message if isinstance(error, HoldfastError) else str(error))
         raise
-    reporter.ended()
+    if reporter is not None:
+        reporter.ended()
     return end
 
 
-def _drive(
-    run: PipelineRun,
-    stop: threading.Event,
-    report: ReportStatistics,
-    report_started: Callable[[], None] = lambda: None,
-) -> End:
-    run.start()
-    report_started()
+def _until_ended(run: PipelineRun, stop: threading.Event, report: ReportStatistics) -> End:
     while not stop.is_set():
         run.wait(QUERIES_EVERY_S)
         if (ended := run.ended_queries()) and not stop.is_set():

@@ -21,7 +21,6 @@ import io
 import json
 import os
 import re
-import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -32,6 +31,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 
+from holdfast.dataflow.base.durable_file import remove_stale
 from holdfast.dataflow.base.json_rows import as_json
 from holdfast.dataflow.base.points import BatchPoint, reached
 from holdfast.dataflow.sink.options import SinkOptions
@@ -48,8 +48,6 @@ if TYPE_CHECKING:
 
 CommittedFormat = Literal["parquet", "ndjson"]
 BLOCK_BYTES = 1024 * 1024
-# Staged files of drivers that died are removed at this age.
-STALE_AFTER_S = 24 * 3600.0
 _SUFFIX = ".staged"
 
 
@@ -126,14 +124,6 @@ def stage_file(
     return StagedCommitFile(rows, bytes(spool.content), spool.path)
 
 
-def sweep(folder: Path) -> None:
-    """Remove what drivers that died have left."""
-    oldest_s = time.time() - STALE_AFTER_S
-    for path in folder.glob(f"*{_SUFFIX}") if folder.is_dir() else ():
-        if path.stat().st_mtime < oldest_s:
-            path.unlink(missing_ok=True)
-
-
 def _write_parquet(batches: Iterator[pa.RecordBatch], spool: Spool) -> int:
     first = next(batches, None)
     if first is None:
@@ -162,8 +152,6 @@ _ENCODERS: dict[CommittedFormat, Callable[[Iterator[pa.RecordBatch], Spool], int
 }
 
 
-# Beside Spark's own logs, like the records of quiver sinks.
-RECORDS_DIR = "holdfast"
 BATCH_DIGITS = 12
 _NAME = re.compile(r"0\d{11}(-\d{3})?")
 
@@ -180,7 +168,7 @@ class CommitRecords(BatchRecords):
         checkpoint = Checkpoint(options.checkpoint)
         name = "-".join(part for part in ("store", options.name, query_id) if part)
         self._last, self._sink = last, f"spark/{query_id}"
-        super().__init__(checkpoint.folder / RECORDS_DIR, name, checkpoint)
+        super().__init__(checkpoint.notes, name, checkpoint)
 
     def _load(self) -> dict[int, BatchRecord]:
         if self._last is None:
@@ -215,8 +203,8 @@ class CommitWriter(DataSourceStreamArrowWriter):
 
     @property
     def _staging(self) -> Path:
-        own = Checkpoint(self._options.checkpoint).folder / RECORDS_DIR / "staging"
-        return Path(self._options.staging) if self._options.staging else own
+        own = Checkpoint(self._options.checkpoint).notes / "staging"
+        return Path(self._options.staging or own)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Commit a batch, once."""
@@ -228,7 +216,7 @@ class CommitWriter(DataSourceStreamArrowWriter):
                 self._commit(store, staged, batchId)
         reached(BatchPoint.SINK_COMMIT, self._options.checkpoint)
         self.abort(messages, batchId)
-        sweep(self._staging)
+        remove_stale(self._staging, _SUFFIX)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Remove what was staged."""

@@ -90,8 +90,6 @@ def _write(sink: pa.NativeFile, batches: Iterable[pa.RecordBatch], schema: pa.Sc
     return rows
 
 
-# Beside Spark's own logs, which are synced less carefully.
-RECORDS_DIR = "holdfast"
 # Epochs of one batch: it has more than one if it was trimmed, perhaps several times.
 PARTS_MAX = 1000
 # A quiver keeps promises in 64 bits; the end of time is beyond that.
@@ -119,7 +117,7 @@ class QuiverWriter(DataSourceStreamArrowWriter):
 
     @property
     def _staging(self) -> Path:
-        return Path(self._options.staging or self._checkpoint.folder / RECORDS_DIR / "staging")
+        return Path(self._options.staging or self._checkpoint.notes / "staging")
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Append a batch, all or nothing, once."""
@@ -145,9 +143,8 @@ class QuiverWriter(DataSourceStreamArrowWriter):
 
     def _append(self, quiver: Quiver | RemoteQuiver, staged: list[StagedRows], batch: int) -> None:
         query_id, span = self._checkpoint.require_query_id(), self._checkpoint.span(batch)
-        folder = self._checkpoint.folder / RECORDS_DIR
         name = "-".join(part for part in ("quiver", self._options.name, query_id) if part)
-        records = BatchRecords(folder, name, self._checkpoint)
+        records = BatchRecords(self._checkpoint.notes, name, self._checkpoint)
         verdict, known = self._judge(records, batch, span)
         if verdict == "again" and known is not None and known.is_sure:
             return  # however long ago: a quiver does not remember epochs for ever

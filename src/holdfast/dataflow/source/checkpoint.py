@@ -76,6 +76,9 @@ class Checkpoint:
     def __init__(self, folder: str) -> None:
         path = folder.removeprefix(_SCHEME)
         self.folder = Path("/" + path.lstrip("/") if path != folder else path)
+        # Our own files beside Spark's, which are synced less carefully: a stream's notes, batch
+        # records of sinks, and what tasks stage. Spark passes over what it did not write.
+        self.notes = self.folder / "holdfast"
 
     def query_id(self) -> str | None:
         """Return the id that Spark gave the query; None before its first start."""

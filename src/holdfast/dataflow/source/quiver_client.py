@@ -16,14 +16,18 @@ from holdfast.dataflow.source.options import SourceOptions
 from holdfast.dataflow.source.quiver_location import QuiverLocation, connect, with_directory
 from holdfast.dataflow.watermark.claims import NOTHING_CLAIMED_US, EventTimeReport
 from holdfast.errors import BadConfig
-from holdfast.quiver import EventTimeStatement, Position, Quiver, QuiverConfig, Range
+from holdfast.quiver import Cursor, EventTimeStatement, Position, Quiver, QuiverConfig, Range
 from holdfast.quiver.read.sealed import names_between
-from holdfast.remote import PlannedRange, RemoteCursor
+from holdfast.remote import PlannedRange, RemoteCursor, RemoteQuiver
 from holdfast.seam import Seam
 
 
 class QuiverClient(ABC):
     """One quiver, attached as one subscriber when it is first needed. One thread."""
+
+    # Set by `_attach`, of a quiver that has a subscriber.
+    _quiver: Quiver | RemoteQuiver
+    _cursor: Cursor | RemoteCursor
 
     def __init__(self, place: QuiverLocation, options: SourceOptions) -> None:
         self.place = place
@@ -50,13 +54,15 @@ class QuiverClient(ABC):
     def _attach(self) -> str:
         """Attach, and return the quiver's id."""
 
-    @abstractmethod
     def position(self) -> Position:
         """Return the first event that is not acknowledged."""
+        return self._cursor.position
 
-    @abstractmethod
     def seal(self) -> int:
         """Have everything sealed that is there now; return where it ends."""
+        newest_seq = self._quiver.statement().through_seq
+        self._quiver.flush()
+        return newest_seq + 1
 
     @abstractmethod
     def plan(self, start: Position, max_rows: int, max_bytes: int) -> PlannedRange | None:
@@ -70,9 +76,9 @@ class QuiverClient(ABC):
     def commit(self, start: Position, end: Position) -> None:
         """Acknowledge a range."""
 
-    @abstractmethod
     def statement(self, position: Position, claim_us: int) -> EventTimeStatement:
         """Return what the quiver states about event time."""
+        return self._quiver.statement(position, claim_us=claim_us)
 
     @abstractmethod
     def close(self) -> None:
@@ -114,6 +120,9 @@ def _earliest_promise(known: EventTimeStatement, producers: Sequence[str]) -> in
 class LocalQuiverClient(QuiverClient):
     """A quiver in a directory, opened here. A second driver is refused by the directory's lock."""
 
+    _quiver: Quiver
+    _cursor: Cursor
+
     def __init__(self, place: QuiverLocation, options: SourceOptions, seam: Seam) -> None:
         super().__init__(place, options)
         self._seam = seam
@@ -134,16 +143,6 @@ class LocalQuiverClient(QuiverClient):
             self._quiver.close()
             raise
         return self._quiver.quiver_id
-
-    def position(self) -> Position:
-        """See `QuiverClient`."""
-        return self._cursor.position
-
-    def seal(self) -> int:
-        """See `QuiverClient`."""
-        newest_seq = self._quiver.statement().through_seq
-        self._quiver.flush()
-        return newest_seq + 1
 
     def plan(self, start: Position, max_rows: int, max_bytes: int) -> PlannedRange | None:
         """See `QuiverClient`."""
@@ -180,10 +179,6 @@ class LocalQuiverClient(QuiverClient):
         self._cursor.commit(planned)
         self._ranges = {last: kept for last, kept in self._ranges.items() if last > end}
 
-    def statement(self, position: Position, claim_us: int) -> EventTimeStatement:
-        """See `QuiverClient`."""
-        return self._quiver.statement(position, claim_us=claim_us)
-
     def close(self) -> None:
         """Let go of the directory."""
         if self._quiver_id is not None:
@@ -194,6 +189,7 @@ class LocalQuiverClient(QuiverClient):
 class FlightQuiverClient(QuiverClient):
     """A quiver at a server. A driver that attaches later fences this one off."""
 
+    _quiver: RemoteQuiver
     _cursor: RemoteCursor
 
     def _attach(self) -> str:
@@ -207,16 +203,6 @@ class FlightQuiverClient(QuiverClient):
         )
         return self._quiver.quiver_id
 
-    def position(self) -> Position:
-        """See `QuiverClient`."""
-        return self._cursor.position
-
-    def seal(self) -> int:
-        """See `QuiverClient`."""
-        newest_seq = self._quiver.statement().through_seq
-        self._quiver.flush()
-        return newest_seq + 1
-
     def plan(self, start: Position, max_rows: int, max_bytes: int) -> PlannedRange | None:
         """See `QuiverClient`."""
         return self._cursor.plan(max_events=max_rows, max_bytes=max_bytes, start=start)
@@ -228,10 +214,6 @@ class FlightQuiverClient(QuiverClient):
     def commit(self, start: Position, end: Position) -> None:
         """See `QuiverClient`."""
         self._cursor.commit(self._cursor.replan(start, end))
-
-    def statement(self, position: Position, claim_us: int) -> EventTimeStatement:
-        """See `QuiverClient`."""
-        return self._quiver.statement(position, claim_us=claim_us)
 
     def close(self) -> None:
         """Detach; the connection stays for whoever reads next."""

@@ -39,7 +39,6 @@ from holdfast.dataflow.base.durable_file import replace_durably
 from holdfast.dataflow.source.checkpoint import Checkpoint
 from holdfast.dataflow.source.options import SourceOptions
 from holdfast.dataflow.source.rejected_stage import (
-    FOLDER,
     LETTER_FIELDS,
     SCHEMA,
     RejectedFileName,
@@ -169,7 +168,7 @@ class _RejectedNote:
     """How far rejected rows are dead letters, by quiver: a small file, replaced and synced."""
 
     def __init__(self, checkpoint: Checkpoint, options: SourceOptions) -> None:
-        self._path = checkpoint.folder / FOLDER / f"{options.subscriber}{_NOTE_SUFFIX}"
+        self._path = checkpoint.notes / f"{options.subscriber}{_NOTE_SUFFIX}"
         self._vertex = options.called
         self._quivers: dict[str, dict[str, int]] = {}
 
@@ -212,7 +211,7 @@ def _read_note(path: Path) -> dict[str, Any]:
 def rejected_totals(checkpoint: Path) -> Counter[str]:
     """Return how many rows of a query were ever rejected by its sources, by vertex."""
     totals: Counter[str] = Counter()
-    for path in (checkpoint / FOLDER).glob(f"*{_NOTE_SUFFIX}"):
+    for path in Checkpoint(str(checkpoint)).notes.glob(f"*{_NOTE_SUFFIX}"):
         note = _read_note(path)
         for counted in note.get("quivers", {}).values():
             totals[note["vertex"]] += counted.get("rows", 0)

@@ -51,7 +51,6 @@ ROW_LETTERS_MAX = 64 * 1024
 # A larger row has only what is for people: dead letters have to fit into a bundle.
 PAYLOAD_BYTES_MAX = 16 * 1024 * 1024
 
-FOLDER = "holdfast"
 _FRESH = ".new"
 _SUFFIX = ".arrow"
 
@@ -85,7 +84,7 @@ class RejectedFileName(NamedTuple):
 
 def staging_folder(options: SourceOptions) -> Path:
     """Return where the tasks of a stream leave their files."""
-    return Checkpoint(options.checkpoint).folder / FOLDER / "unfit" / options.subscriber
+    return Checkpoint(options.checkpoint).notes / "unfit" / options.subscriber
 
 
 def staged_names(folder: Path) -> list[RejectedFileName]:
