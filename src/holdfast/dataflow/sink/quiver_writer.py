@@ -17,6 +17,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 
+from holdfast.dataflow.base.durable_file import remove_stale
 from holdfast.dataflow.base.json_rows import as_json
 from holdfast.dataflow.base.points import BatchPoint, reached
 from holdfast.dataflow.sink.options import SinkOptions
@@ -28,6 +29,8 @@ from holdfast.dataflow.source.quiver_location import split_address
 from holdfast.errors import StaleEpoch, TransactionEnded
 from holdfast.quiver import Quiver, Receipt
 from holdfast.remote import RemoteQuiver
+
+_STAGED_SUFFIX = ".arrow"
 
 
 @dataclass
@@ -71,7 +74,7 @@ def stage(batches: Iterable[pa.RecordBatch], folder: Path, inline_bytes: int) ->
 
 def _to_file(batches: Iterable[pa.RecordBatch], schema: pa.Schema, folder: Path) -> StagedRows:
     folder.mkdir(parents=True, exist_ok=True)
-    path = os.path.abspath(folder / f"{uuid.uuid4()}.arrow")
+    path = os.path.abspath(folder / f"{uuid.uuid4()}{_STAGED_SUFFIX}")
     try:
         with pa.OSFile(path, "wb") as file:
             rows = _write(file, batches, schema)
@@ -130,6 +133,7 @@ class QuiverWriter(DataSourceStreamArrowWriter):
                     self._promise(quiver, batchId)
         reached(BatchPoint.SINK_COMMIT, self._options.checkpoint)
         self._discard(messages)
+        remove_stale(self._staging, _STAGED_SUFFIX)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Forget what was staged."""
