@@ -25,8 +25,8 @@ from holdfast.demo.keeping import Keeping, Kept, can_keep
 from holdfast.errors import CheckFailed
 from holdfast.graph.loader import load
 from holdfast.graph.paths import plan
-from holdfast.prove.gateway import free_ports
 from holdfast.prove.journal import whole_lines
+from holdfast.prove.runner import free_ports
 from holdfast.quiver import Balance, Quiver
 
 STEADY, FLAKY = "backend-a", "backend-b"
