@@ -18,7 +18,6 @@ from typing import Annotated, Any, BinaryIO, Literal, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.dataset as ds
 import pyarrow.json as pj
 from pydantic import AwareDatetime, Field
 from pyspark.sql.datasource import DataSourceReader, InputPartition
@@ -97,7 +96,6 @@ SUFFIXES: Mapping[str, tuple[str, ...]] = {
     "json": (".json", ".ndjson", ".jsonl"),
 }
 BATCH_ROWS = 10_000
-_COLUMNAR = {"parquet": ds.ParquetFileFormat, "arrow": ds.IpcFileFormat}
 
 
 class RowFormat:
@@ -144,7 +142,11 @@ class RowFormat:
             raise self._unreadable(path, error) from error
 
     def _fragment(self, file: BinaryIO) -> Any:
-        return _COLUMNAR[self._kind]().make_fragment(pa.PythonFile(file, mode="r"))
+        # Here, because it imports pandas: half a second that nobody else should wait for.
+        import pyarrow.dataset as ds
+
+        kinds = {"parquet": ds.ParquetFileFormat, "arrow": ds.IpcFileFormat}
+        return kinds[self._kind]().make_fragment(pa.PythonFile(file, mode="r"))
 
     def _columnar(self, file: BinaryIO, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         fragment = self._fragment(file)
