@@ -46,12 +46,6 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 DELAY_KEY = "spark.watermarkDelayMs"
-
-# What a session must have: otherwise windows stay open until the next row, or close too early.
-SESSION_SETTINGS = {
-    "spark.sql.streaming.multipleWatermarkPolicy": "min",
-    "spark.sql.streaming.noDataMicroBatches.enabled": "true",
-}
 # A result is of the last moment of its window: the next window that it counts in is the right one.
 RESULT_BEFORE_END = "interval 1 millisecond"
 
