@@ -102,6 +102,7 @@ def write_joined(
 
 
 def _rows_of(path: str, rows_max: int | None) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a file, or the first of them."""
     with pq.ParquetFile(path) as file:
         left = file.metadata.num_rows if rows_max is None else rows_max
         for batch in file.iter_batches():

@@ -22,6 +22,7 @@ def as_json(rows: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _plain(value: Any) -> str:
+    """Return as a text what JSON has no type for."""
     if isinstance(value, bytes):
         try:
             return value.decode("utf-8")

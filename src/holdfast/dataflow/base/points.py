@@ -49,6 +49,7 @@ def reached(point: BatchPoint, checkpoint: str) -> None:
 
 @functools.cache
 def _trap() -> Trap | None:
+    """Return the function that the environment names; it is looked up once for each process."""
     module, _, name = os.environ.get(TRAP, "").partition(":")
     if not module:
         return None

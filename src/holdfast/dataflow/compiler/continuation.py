@@ -111,6 +111,11 @@ class _Matching:
         return self._match(lambda name, _: self._pipeline.vertices[name].reduce is None)
 
     def _match(self, admits: Callable[[str, str], bool]) -> bool:
+        """Match what fits exactly one recorded vertex, which no other fits; whether there was any.
+
+        A wrong match would give a vertex the state or the position of another one. So whatever
+        leaves a doubt stays unmatched, and what is left over is refused later if it has state.
+        """
         gone = [one for one in self._recorded.vertices if one not in self.found.values()]
         candidates = {
             name: [
@@ -134,6 +139,7 @@ class _Matching:
         return [name for name in self._pipeline.vertices if name not in self.found]
 
     def _is_same(self, vertex: VertexSettings, identity: str) -> bool:
+        """Whether a vertex does what a recorded one did, whatever its name is."""
         known = self._recorded.vertices[identity]
         return known.kind == vertex.kind and known.essence in (None, essence_of(vertex))
 
@@ -232,6 +238,7 @@ def copied_states(plan: Plan, recorded: RecordedPlan) -> Iterator[tuple[Query, i
 
 
 def _changed(plan: Plan, recorded: RecordedPlan, names: list[str]) -> list[str]:
+    """Return which reduces that have state are gone, or are not what their state is of."""
     found = []
     for name in dict.fromkeys(names):
         vertex = plan.pipeline.vertices.get(name)
@@ -265,6 +272,7 @@ def record_of(plan: Plan) -> RecordedPlan:
 
 
 def _recorded_query(pipeline: PipelineSettings, query: Query) -> RecordedQuery:
+    """Return what is written down of a query: what its state and its positions depend on."""
     return RecordedQuery(
         name=query.name,
         vertices=list(query.vertices),
@@ -325,6 +333,7 @@ def earlier_record(name: str, pipeline: PipelineSettings, state_dir: Path) -> Re
 
 
 def _query(name: str, query: str, shape: Mapping[str, Any], state_dir: Path) -> RecordedQuery:
+    """Return what the version before plan files left of a query, in its shape and its offsets."""
     checkpoint = Checkpoint(str(state_dir / query / "checkpoint"))
     batch = checkpoint.last_planned()
     subscribers = [] if batch is None else list(checkpoint.offsets(batch))

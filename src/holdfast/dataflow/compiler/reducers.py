@@ -105,6 +105,11 @@ class Reducer(StatefulProcessor):
         fixed: dict[str, Any],
         when: datetime,
     ) -> Row:
+        """Return a failed call as a row among the results, or end the query if it says so.
+
+        Spark's operator has one output. `_failed` says what happened, and frames.py tells such rows
+        from results by it.
+        """
         reducing = self._reducing
         if reducing.is_fatal:
             where = ", ".join(f"{name} {value}" for name, value in fixed.items())
@@ -159,6 +164,7 @@ class WindowReducer(Reducer):
     def _close(
         self, start: datetime, end: datetime, key: dict[str, Any], rows: list[dict[str, Any]]
     ) -> list[Row]:
+        """Return what the function makes of a window that has ended; its rows are in order."""
         rows.sort(key=lambda row: row["_event_time"])
         window = {"window_start": start, "window_end": end, **key}
         given = {**window, "rows": rows}
@@ -364,11 +370,13 @@ class _Turn:
 
 
 def _time(event: Any) -> datetime:
+    """Return when a row or a timer happens, in event time."""
     moment: datetime = event if isinstance(event, datetime) else event["_event_time"]
     return moment
 
 
 def _rows(returned: Any) -> list[dict[str, Any]]:
+    """Return what a function returned as a list of rows; raises `TypeError` if it is none."""
     if returned is None:
         return []
     if isinstance(returned, str | bytes):
@@ -377,6 +385,7 @@ def _rows(returned: Any) -> list[dict[str, Any]]:
 
 
 def _without_ours(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row without the columns that only the operator needs."""
     return {name: value for name, value in row.items() if name not in OURS}
 
 

@@ -142,6 +142,7 @@ def _called(
 
 
 def _reducer(settings: ReduceSettings, name: str, returns: StructType) -> Reducer:
+    """Return what Spark runs for a function: of windows, of sessions, or of a process."""
     window = settings.window
     gap_s = window.session if window is not None and window.session is not None else 0.0
     function = settings.process or settings.python
@@ -168,6 +169,11 @@ def _everything() -> Column:
 
 
 def _unmarked(time: Column) -> Column:
+    """Return an event time without the mark by which Spark closes windows.
+
+    Arithmetic on the column makes another one, which has no metadata. Spark allows one marked
+    column in a plan; for a function that is the end of a row's window.
+    """
     return F.timestamp_micros(F.unix_micros(time)).alias("_event_time")
 
 
@@ -187,6 +193,7 @@ def marked(event_time: Column, allowed_lateness_ms: int) -> Column:
 
 
 def _window(window: WindowSettings) -> Column:
+    """Return Spark's window of a row."""
     if window.session is not None:
         return F.session_window("_event_time", _interval(window.session))
     if window.sliding is not None:

@@ -105,6 +105,11 @@ def _lane(
 def _source(
     session: SparkSession, plan: Plan, query: Query, name: str, options: dict[str, str]
 ) -> DataFrame:
+    """Return the stream of a source vertex, decoded if it is lineage.
+
+    Columns that are declared are given to the reader, so that a pipeline can start before its
+    quivers hold any data; else the reader finds them in what is stored.
+    """
     settings = plan.pipeline.vertices[name].source
     assert settings is not None, "BUG: not a source"
     reader = session.readStream.format("holdfast").options(**options)
@@ -142,6 +147,7 @@ def _with_claims(schema: StructType, query: Query) -> StructType:
 
 
 def _decoded(frame: DataFrame) -> DataFrame:
+    """Return lineage events with the fields that pipelines use most, taken from the JSON."""
     text = F.col("payload").cast("string")
     columns: dict[str, Column] = {
         name: F.get_json_object(text, path) for name, path in _LINEAGE_COLUMNS.items()
@@ -152,6 +158,11 @@ def _decoded(frame: DataFrame) -> DataFrame:
 def _buffer(
     session: SparkSession, query: Query, buffer: Buffered, options: dict[str, str]
 ) -> DataFrame:
+    """Return what another query put out, with the watermark that it promised.
+
+    The query that writes is the producer: what it has promised is complete, so this query claims no
+    more than that, instead of `max_delay` behind the newest row.
+    """
     if query.claims:
         options["producers"] = buffer.producer
     reader = session.readStream.format("holdfast").option("quiver", buffer.address)

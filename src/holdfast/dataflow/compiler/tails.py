@@ -126,6 +126,13 @@ class Tail:
             self.is_called = False
 
     def _run(self, batch: DataFrame, number: int) -> None:
+        """Do everything for a batch, in an order that a crash may cut anywhere.
+
+        Functions are called first: what they reject decides what goes into the retry lane. Quivers
+        for other queries are written behind the sinks, with a promise that the earliest row in the
+        lane holds back, so the lane must have its rows by then. Dead letters come last. Each of
+        these writes takes a batch once, so a batch that is run again simply does all of them again.
+        """
         with ExitStack() as kept:
             frames = self._frames(batch, number, kept)
             called = [self._called(n, sink, frames, number, kept) for n, sink in self._sinks(True)]
@@ -142,10 +149,12 @@ class Tail:
             self._keep_rejected(frames, number)
 
     def _buffer_options(self, output: Output, hold_us: int | None) -> SinkOptions:
+        """Return how an output is written to the quiver between two queries."""
         address = self._buffers[output]
         return buffer_options(self._plan, self._query, output, address, self._places, hold_us)
 
     def _sinks(self, are_functions: bool) -> Iterator[tuple[str, SinkSettings]]:
+        """Yield the sinks of the tail: those that are functions, or the others."""
         for name in self._query.tail:
             sink = self._plan.pipeline.vertices[name].sink
             if sink is not None and (sink.python is not None) == are_functions:
@@ -154,6 +163,12 @@ class Tail:
     # ------------------------------------------------------------------- branches
 
     def _frames(self, batch: DataFrame, number: int, kept: ExitStack) -> Frames:
+        """Return the vertices of the tail over one batch; what is used repeatedly is kept.
+
+        Spark computes a frame again for each use. For the batch itself that would be reading the
+        sources again; for a run of functions it would be worse: a function that decides by chance
+        would reject a row in one use and pass it in another.
+        """
         taps = self._query.taps
         if len(taps) == 1:
             given = {taps[0]: batch}
@@ -233,6 +248,11 @@ class Tail:
     def _sink(
         self, name: str, sink: SinkSettings, rows: DataFrame, number: int, kept: ExitStack
     ) -> None:
+        """Write a batch to a sink or, when all attempts failed, to its fallback.
+
+        Which of the two is recorded before the fallback is written: a batch that is run again after
+        a crash must not go to the sink that has recovered meanwhile, or its rows would be in both.
+        """
         if sink.on_success is not None or sink.fallback is not None:
             _keep(rows, kept)
         checkpoint = Checkpoint(str(self._checkpoint))
@@ -299,6 +319,7 @@ class Tail:
             self.counts["failed", name] += self._dead_letters(name, letters, number)
 
     def _place(self, name: str, target: TargetSettings, rows: DataFrame, number: int) -> int:
+        """Write rows where a target says; return how many they are."""
         if target.console:
             written(rows, SinkOptions()).show(CONSOLE_ROWS_MAX, truncate=False)
             return rows.count()

@@ -126,6 +126,7 @@ def settle_copies(folder: Path, operators: int) -> None:
 
 
 def _link_or_copy(source: str, target: str) -> None:
+    """Link a file of a state, which never changes; copy it where the disk has no links."""
     try:
         os.link(source, target)
     except OSError:
@@ -133,6 +134,7 @@ def _link_or_copy(source: str, target: str) -> None:
 
 
 def _replace(path: Path, text: str) -> None:
+    """Replace a file of Spark's, without the checksum that would no longer be right."""
     path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
     replace_durably(path, text)
 
@@ -182,6 +184,7 @@ def _unfinished(plan: Plan, query: RecordedQuery, folder: Path) -> Iterator[str]
 
 
 def _buffer(places: Places, output: str) -> Path:
+    """Return where an output that is named in a plan file is kept."""
     vertex, _, port = output.partition(".")
     return places.buffer(Output(vertex, port))
 

@@ -113,6 +113,7 @@ def _own_conf(session: SparkSession) -> dict[str, str]:
 
 
 def _tls(conf: dict[str, str]) -> FlightTls | None:
+    """Return the certificate of what the driver serves; None: it is not encrypted."""
     if CERT_FILE not in conf:
         return None
     return FlightTls(cert_file=conf[CERT_FILE], key_file=conf[KEY_FILE])
@@ -168,6 +169,7 @@ class OwnPorts:
 
 
 def _is_free(host: str, port: int) -> bool:
+    """Whether a port can be listened on now."""
     try:
         require_free(host, port)
     except BadConfig:
@@ -242,6 +244,7 @@ def _marks(plan: Plan, places: Places, marked: ExitStack) -> Iterator[tuple[str,
 
 
 def _targets(plan: Plan) -> Iterator[tuple[str, TargetSettings]]:
+    """Yield everything that sinks write to, fallbacks included."""
     for name, vertex in plan.pipeline.vertices.items():
         sink: SinkSettings | None = vertex.sink
         if sink is not None:
@@ -250,6 +253,7 @@ def _targets(plan: Plan) -> Iterator[tuple[str, TargetSettings]]:
 
 
 def _read(path: str) -> bytes | None:
+    """Return what is in a file; None if it is not here."""
     try:
         with open(path, "rb") as file:
             return file.read()

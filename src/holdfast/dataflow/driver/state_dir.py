@@ -65,6 +65,7 @@ class StateDir:
         return lock
 
     def _try_lock(self) -> IO[bytes] | None:
+        """Return the lock if no other process has it; it ends with this process, at any rate."""
         self.path.mkdir(parents=True, exist_ok=True)
         lock = open(self.path / "lock", "ab")  # noqa: SIM115
         try:
@@ -141,6 +142,7 @@ class StateDir:
         return queries
 
     def _write(self, name: str, fields: Mapping[str, Any]) -> None:
+        """Replace a file as a whole: the process that reads it sees all of a request or none."""
         fresh = self.path / f"{name}.new"
         fresh.write_text(json.dumps(fields), "utf-8")
         os.replace(fresh, self.path / name)

@@ -89,6 +89,7 @@ class Spool(io.RawIOBase):
         return True
 
     def write(self, data: Buffer, /) -> int:
+        """Take bytes; what exceeds the limit moves everything so far into a file."""
         view = memoryview(data).cast("B")
         if self._file is None and len(self.content) + view.nbytes > self._inline_bytes:
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -125,6 +126,7 @@ def stage_file(
 
 
 def _write_parquet(batches: Iterator[pa.RecordBatch], spool: Spool) -> int:
+    """Write rows as Parquet; without any there is no file, because there is no schema either."""
     first = next(batches, None)
     if first is None:
         return 0
@@ -138,6 +140,7 @@ def _write_parquet(batches: Iterator[pa.RecordBatch], spool: Spool) -> int:
 
 
 def _write_lines(batches: Iterator[pa.RecordBatch], spool: Spool) -> int:
+    """Write rows as JSON, one object a line."""
     rows = 0
     for batch in batches:
         for payload in as_json(batch).column("payload").to_pylist():
@@ -171,6 +174,7 @@ class CommitRecords(BatchRecords):
         super().__init__(checkpoint.notes, name, checkpoint)
 
     def _load(self) -> dict[int, BatchRecord]:
+        """Return the records of the last commit: those, not the copy on disk, decide."""
         if self._last is None:
             return {}
         found = self._last.batch_records.get(self._sink)
@@ -225,6 +229,12 @@ class CommitWriter(DataSourceStreamArrowWriter):
                 message.discard()
 
     def _commit(self, store: Store, staged: Sequence[StagedCommitFile], batch: int) -> None:
+        """Make one commit of a batch, unless the store has it.
+
+        The records travel inside of the commit, so rows and records become visible in the same
+        step. The copy beside the checkpoint is written afterwards, also for a batch that the store
+        had: a driver may have died in between.
+        """
         checkpoint = Checkpoint(self._options.checkpoint)
         query_id, span = checkpoint.require_query_id(), checkpoint.span(batch)
         commits = Commits(store)
@@ -259,6 +269,7 @@ class CommitWriter(DataSourceStreamArrowWriter):
     def _layer(
         self, store: Store, job: Job, staged: Sequence[StagedCommitFile], batch: int, part: int
     ) -> Layer:
+        """Store the files of a batch as one layer; paths say which batch and task they are of."""
         known = Metadata(mtime_ns=store.references.seam.clock.wall_ns())
         with FileSetWriter(store, job) as writer:
             for number, file in enumerate(staged):
@@ -276,6 +287,7 @@ class CommitWriter(DataSourceStreamArrowWriter):
         number: tuple[int, int],
         records: dict[str, bytes],
     ) -> None:
+        """Commit a layer on top of the newest commit."""
         commits = Commits(store)
         name = commit_name(self._options.commit, *number)
         if last is None:

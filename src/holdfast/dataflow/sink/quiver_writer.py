@@ -73,6 +73,7 @@ def stage(batches: Iterable[pa.RecordBatch], folder: Path, inline_bytes: int) ->
 
 
 def _to_file(batches: Iterable[pa.RecordBatch], schema: pa.Schema, folder: Path) -> StagedRows:
+    """Write the rows of a task to a staged file; one that fails leaves nothing."""
     folder.mkdir(parents=True, exist_ok=True)
     path = os.path.abspath(folder / f"{uuid.uuid4()}{_STAGED_SUFFIX}")
     try:
@@ -85,6 +86,7 @@ def _to_file(batches: Iterable[pa.RecordBatch], schema: pa.Schema, folder: Path)
 
 
 def _write(sink: pa.NativeFile, batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> int:
+    """Write batches as an Arrow stream; return how many rows they have."""
     rows = 0
     with pa.ipc.new_stream(sink, schema) as writer:
         for batch in batches:
@@ -140,12 +142,20 @@ class QuiverWriter(DataSourceStreamArrowWriter):
         self._discard(messages)
 
     def _open(self) -> Quiver | RemoteQuiver:
+        """Open the quiver for one batch: others may need its directory between two batches."""
         if self._options.path:
             return Quiver.open(self._options.path, load_config(self._options.quiver_config))
         location, name = split_address(self._options.quiver)
         return RemoteQuiver.open(location, name, self._options.client)
 
     def _append(self, quiver: Quiver | RemoteQuiver, staged: list[StagedRows], batch: int) -> None:
+        """Append a batch as one transaction, once.
+
+        The record is written twice. First as not sure, before the append: should the driver die
+        now, the next one knows which range was on its way, and the quiver, which has the epoch or
+        has not, says whether it arrived. Then as sure, because a quiver forgets epochs in the end,
+        and a record does not.
+        """
         query_id, span = self._checkpoint.require_query_id(), self._checkpoint.span(batch)
         name = "-".join(part for part in ("quiver", self._options.name, query_id) if part)
         records = BatchRecords(self._checkpoint.notes, name, self._checkpoint)
@@ -186,6 +196,7 @@ class QuiverWriter(DataSourceStreamArrowWriter):
         producer: str,
         epoch: int,
     ) -> Receipt:
+        """Append batches under one producer and epoch: all of them become visible, or none."""
         slot, is_raw = self._options.slot, self._options.encode == "json"
         if isinstance(quiver, RemoteQuiver):
             options: dict[str, Any] = {"producer": producer, "epoch": epoch, "raw": is_raw}
@@ -213,6 +224,11 @@ class QuiverWriter(DataSourceStreamArrowWriter):
             quiver.heartbeat(producer, reached_ns)
 
     def _reached_us(self, batch: int) -> int:
+        """Return how far the query has come with a batch.
+
+        A query with state is as far as the watermark by which it closed windows. One without passes
+        rows on as they come, and is as far as the least claim of its sources.
+        """
         if not self._options.claims_of:
             return (self._checkpoint.watermark_ms(batch) or 0) * 1000
         offsets = self._checkpoint.offsets(batch)

@@ -44,6 +44,7 @@ class BatchRecords:
         self._records = self._load()
 
     def _load(self) -> dict[int, BatchRecord]:
+        """Return what the file holds; sinks that keep records elsewhere replace this."""
         try:
             found = json.loads(self._path.read_text("utf-8"))
         except FileNotFoundError:

@@ -129,6 +129,7 @@ class Checkpoint:
         return None
 
     def _batches(self, log: str) -> list[int]:
+        """Return the numbers of the batches in a log; Spark keeps other files there, too."""
         try:
             names = [entry.name for entry in (self.folder / log).iterdir()]
         except OSError:
@@ -136,6 +137,7 @@ class Checkpoint:
         return [int(name) for name in names if name.isdigit()]
 
     def _lines(self, batch: int) -> list[dict[str, Any]]:
+        """Return what a batch's file of offsets has: metadata, and a line for each source."""
         try:
             text = (self.folder / "offsets" / str(batch)).read_text("utf-8")
         except OSError:

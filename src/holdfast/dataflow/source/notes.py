@@ -82,6 +82,7 @@ def recall(options: SourceOptions) -> pa.Schema | None:
 
 
 def _path(options: SourceOptions) -> Path | None:
+    """Return where the columns of a stream are kept; slots of one quiver have different ones."""
     if not options.checkpoint or not options.subscriber:
         return None
     name = f"{options.subscriber}.{options.slot}.schema"

@@ -175,6 +175,7 @@ class _PieceReader:
 
 
 def _with_watermark(batch: pa.RecordBatch, claimed: Claimed | None) -> pa.RecordBatch:
+    """Return rows with the claim of their batch and that of the batch before, the same in all."""
     if claimed is None:
         return batch
     values = (

@@ -130,6 +130,7 @@ class LocalQuiverClient(QuiverClient):
         self._ranges: dict[Position, Range] = {}
 
     def _attach(self) -> str:
+        """Open the directory, which no other process may have open, and its subscriber."""
         config = load_config(self._options.quiver_config)
         self._quiver = Quiver.open(self.place.directory, config, seam=self._seam)
         try:
@@ -156,6 +157,7 @@ class LocalQuiverClient(QuiverClient):
         return self._keep(self._cursor.replan(start, end))
 
     def _keep(self, planned: Range) -> PlannedRange:
+        """Remember a range for `commit`, and return it with the segments that executors read."""
         self._ranges[planned.end] = planned
         names = names_between(self._quiver.segments(), planned.start, planned.end)
         return PlannedRange(
@@ -193,6 +195,7 @@ class FlightQuiverClient(QuiverClient):
     _cursor: RemoteCursor
 
     def _attach(self) -> str:
+        """Connect, and take the subscriber over from whichever driver had it before."""
         place = self.place
         self._quiver = connect(place.location, place.quiver, self._options.client)
         self.place = with_directory(place, self._quiver)

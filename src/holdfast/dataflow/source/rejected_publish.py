@@ -93,6 +93,12 @@ class RejectedPublisher:
             (self._folder / name.file).unlink(missing_ok=True)
 
     def _publish(self, quiver: Quiver, quiver_id: str, end: int) -> None:
+        """Append the letters of one quiver up to an end, after finishing what was begun before.
+
+        What a dead driver had begun goes to its own end, under its own epochs, and only then what
+        is new. Appended together, both would have other epochs than before, and the quiver could
+        not tell that it has some of the letters already.
+        """
         begun = self._note.begun(quiver_id)
         for until in sorted({end if begun is None else begun, end}):
             letters = _Letters(self._folder, quiver_id, self._note.done(quiver_id), until)
@@ -151,6 +157,7 @@ def _table(path: Path) -> pa.Table:
 
 
 def _open_when_free(directory: str) -> Quiver:
+    """Open the dead letters; a process that is just ending may still have them open."""
     give_up_s = time.monotonic() + FREE_TIMEOUT_S
     while True:
         try:
@@ -201,6 +208,7 @@ class _RejectedNote:
 
 
 def _read_note(path: Path) -> dict[str, Any]:
+    """Return a note; without a file nothing was ever rejected."""
     try:
         note: dict[str, Any] = json.loads(path.read_text("utf-8"))
     except FileNotFoundError:

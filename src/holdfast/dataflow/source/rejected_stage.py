@@ -139,6 +139,7 @@ class RejectedFile:
             self._fresh.unlink(missing_ok=True)
 
     def _flush(self) -> None:
+        """Write the letters that are held to the file, which is made for the first of them."""
         if not self._held:
             return
         if self._writer is None:
@@ -148,6 +149,7 @@ class RejectedFile:
         self._held = []
 
     def _open(self) -> pa.NativeFile:
+        """Make the file; tasks never make the folder (see `RejectedPublisher`)."""
         try:
             return pa.OSFile(str(self._fresh), "wb")
         except FileNotFoundError as error:
@@ -195,6 +197,7 @@ def position(rows: pa.RecordBatch, rejected_row: RejectedRow) -> tuple[int, int]
 
 
 def _as_stream(row: pa.RecordBatch) -> bytes | None:
+    """Return a row as an Arrow stream, by which it can be sent again; None if it is too large."""
     arrays = [_alone(column) for column in row.columns]
     alone = pa.RecordBatch.from_arrays(arrays, names=row.schema.names)
     out = pa.BufferOutputStream()

@@ -88,6 +88,7 @@ class StoredQuiverClient(QuiverClient):
         self._segments: Sequence[StoredSegment] = ()
 
     def _attach(self) -> str:
+        """Seal what may be sealed, and list the segments once: a replay reads a fixed set."""
         try:
             _seal(self.place, self._options)
         except (DirectoryLocked, NotAllowed) as error:
@@ -141,6 +142,7 @@ class StoredQuiverClient(QuiverClient):
     def _range(
         self, start: Position, end: Position, chosen: Sequence[StoredSegment]
     ) -> PlannedRange:
+        """Return segments as the range that a cursor would have planned."""
         return PlannedRange(
             self.reach(),
             start,
@@ -246,6 +248,11 @@ class PushingBatchReader(BatchReader):
     def _narrow(
         self, one: EqualTo | GreaterThan | GreaterThanOrEqual | LessThan | LessThanOrEqual
     ) -> None:
+        """Narrow what is read by one condition of the query.
+
+        Bounds of numbers and times are kept a little too wide (`>` counts as `>=`): they only
+        decide which segments are read, and Spark applies the condition to the rows.
+        """
         is_lower = not isinstance(one, LessThan | LessThanOrEqual)
         is_upper = not isinstance(one, GreaterThan | GreaterThanOrEqual)
         value = one.value
