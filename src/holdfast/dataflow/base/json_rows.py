@@ -1,4 +1,4 @@
-"""Rows as JSON objects in bytes, for whoever takes events and not columns."""
+"""Rows as JSON objects in bytes, for quivers and files that hold events and not columns."""
 
 from __future__ import annotations
 

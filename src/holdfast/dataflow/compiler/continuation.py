@@ -3,8 +3,8 @@
 First each vertex of the file gets its identity: that of the recorded vertex it is, whether or not
 it has another name now. From there on it is planned under that. Then the order of edges and of
 vertices is the recorded one, with what is new behind it, so that whatever follows from the order of
-lines is as it was. Last it is looked whether every state finds its reduce again. What would move
-state to another reduce, or leave it to nobody, is refused: nothing is lost without a word.
+lines is as it was. Last, every state must find its reduce again. What would move
+state to another reduce, or leave it without one, is refused: nothing is lost silently.
 
 The version before plan files left `shape.json` beside each checkpoint, with the reduces of the
 query in the order of the file, and named folders and subscribers after vertices. What can be told
@@ -103,11 +103,11 @@ class _Matching:
                 self.found[name] = identity
 
     def by_place(self) -> bool:
-        """Match vertices with new names that stand where a recorded one stood; whether any did."""
+        """Match vertices with new names in the place of a recorded one; whether any did."""
         return self._match(self._stands)
 
     def by_essence(self) -> bool:
-        """Match what stands elsewhere now; no reduce: it would have the state of other rows."""
+        """Match what was moved; no reduce: it would have the state of other rows."""
         return self._match(lambda name, _: self._pipeline.vertices[name].reduce is None)
 
     def _match(self, admits: Callable[[str, str], bool]) -> bool:
@@ -126,7 +126,7 @@ class _Matching:
             for name in self._left()
         }
         wanted = [one for several in candidates.values() for one in several]
-        # Only where there is no doubt: one candidate, and nobody else's.
+        # Only where there is no doubt: one candidate, and of no other vertex.
         sure = {
             name: several[0]
             for name, several in candidates.items()
@@ -203,7 +203,7 @@ def _edge(edge: PipelineEdge, identities: Mapping[str, str]) -> PipelineEdge:
 
 
 def _mismatches(plan: Plan, recorded: RecordedPlan) -> Iterator[str]:
-    """Yield what would leave a state, or a place in a source, to nobody or to somebody else."""
+    """Yield what would leave a state, or a position in a source, unused or to another vertex."""
     for query in recorded.queries:
         gone = _changed(plan, recorded, query.operators)
         yield from gone
@@ -376,7 +376,7 @@ def _operators(
         plan = make_plan("", tried, free)
         now = next((one for one in plan.queries if one.name == query.name), None)
         if now is None or set(now.operators) != set(order):
-            return order  # changed or gone: whoever compares it with the file will say so
+            return order  # changed or gone: the comparison with the file will say so
         trunk = [name for name in now.trunk if name in order]
         if trunk == order and (not given or len(now.operators) == given):
             return list(now.operators)

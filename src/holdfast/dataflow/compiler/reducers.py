@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, TimerValues
 
 KEPT = "kept binary"
-# Columns of the rows that a reducer is given, which are nobody else's.
+# Columns of the rows that a reducer is given, which only the operator needs.
 OURS = ("_close", "_everything", "_window_start", "_window_end")
 _TAGS = pa.field("_tags", pa.list_(pa.string()))
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

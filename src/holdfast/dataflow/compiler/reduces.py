@@ -12,7 +12,7 @@ time instead. The key is internal to Spark: the version is pinned, and a test fa
 version means something else by it.
 
 Spark pushes a filter below the watermark if it does not mention `_wm`. Two things follow. The
-filter that drops control rows mentions it, or else they are dropped before anybody has seen their
+filter that drops control rows mentions it, or else they are dropped before Spark has seen their
 claim. And filters that a user puts before the windows have to keep control rows: `keep_control`.
 """
 

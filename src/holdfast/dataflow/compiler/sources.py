@@ -44,7 +44,7 @@ _LINEAGE_COLUMNS = {
 
 
 class Buffered(NamedTuple):
-    """A quiver between queries, for whoever reads it."""
+    """A quiver between queries, as the query behind it has to know it."""
 
     address: str
     # As it is stored, and whether its `event_time` is ours alone.

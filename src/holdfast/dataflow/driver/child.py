@@ -202,7 +202,7 @@ class DriverChild:
         """Log what the driver logs, with its own severity."""
         assert process.stderr is not None
         async for line in _lines(process.stderr):
-            level, message = _told(line)
+            level, message = _parsed_log(line)
             if message:
                 log.log(level, "%s", message)
 
@@ -216,7 +216,7 @@ async def _read_out(reading: asyncio.Future[tuple[None, None]]) -> None:
         await asyncio.wait([reading])
 
 
-def _told(line: bytes) -> tuple[int, str]:
+def _parsed_log(line: bytes) -> tuple[int, str]:
     """Return severity and text of a line: ours are JSON, those of Java and Spark are not."""
     text = line.decode("utf-8", "replace").strip()
     try:

@@ -10,8 +10,8 @@ their tasks. It is never written down, and Spark leaves options of that name out
 Three settings are our own, among Spark's: the ports, and files for TLS.
 
 Where a firewall stands between driver and executors, the ports are fixed (`OwnPorts`). gRPC shares
-a port with whoever else listens there, so a port is tried before it is given away, and the runs of
-one process do not get the same.
+a port with any other process that listens there, so a port is tried before it is given away, and
+the runs of one process do not get the same.
 
 And they open folders that the pipeline names as plain paths: the state directory (checkpoints, and
 what tasks stage there), the folders of `files` sinks, the data directories that sources read. On

@@ -35,7 +35,7 @@ from holdfast.errors import HoldfastError
 from holdfast.quiver import ColumnExtractor, Quiver, QuiverConfig
 from holdfast.remote import FlightSettings, QuiverServer
 
-# How often it is looked at how much waits.
+# How often to count what waits.
 WATCH_EVERY_S = 0.25
 _US = 1_000_000
 # How often an intake looks for something new, and how long it waits after a failure.

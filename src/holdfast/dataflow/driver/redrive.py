@@ -2,7 +2,7 @@
 
 Each vertex has a reader of its own in the quiver of dead letters, so that letters of one can be
 sent without those of another. A quiver deletes what all its readers have had: all readers are there
-before the first one reads, and what nobody can send is kept by one who never reads.
+before the first one reads, and what cannot be sent is kept by a reader that never reads.
 """
 
 from __future__ import annotations
@@ -86,9 +86,9 @@ def _redriven(plan: Plan, places: Places, vertex: str) -> Redriven:
 
 
 def redrive(letters: Quiver, waiting: Quiver, vertex: str, vertices: Collection[str]) -> Redriven:
-    """Put the dead letters of one of some vertices in the lane, each once, whoever is killed.
+    """Put the dead letters of one of some vertices in the lane, each once, even after a crash.
 
-    They have all attempts again, and hold no watermark: whatever they belong to has gone on.
+    They have all attempts again, and hold no watermark: their windows have closed.
     """
     sent = left = 0
     _register(letters, *map(_reader, vertices))

@@ -124,7 +124,7 @@ class PipelineRun:
         self._asking_since_s: float | None = None
         self._running: list[QueryProgress] = []
         self._ended: list[QueryProgress] = []
-        # Queries that were stopped and run on: nobody can start them here again.
+        # Queries that were stopped and still run: Spark cannot start them again.
         self.not_stopped: list[str] = []
         refuse_address(places.state_dir)
         self.state_dir = StateDir(places.state_dir)
@@ -350,10 +350,10 @@ class PipelineRun:
             raise failed(query.name, error) from error
 
     def _wait_for_sources(self, query: Query) -> None:
-        """Wait until nobody has the query's data directories open.
+        """Wait until no process has the query's data directories open.
 
         A process that planned for the query before lets go of them a little after its end. If it
-        is somebody else, the query will say who.
+        is another process, the query will say which.
         """
         sources = [self.plan.pipeline.vertices[name].source for name in query.vertices]
         named = [self._places.quiver(q) for source in sources if source for q in source.quiver]

@@ -38,7 +38,7 @@ QUERY_STOP_PATIENCE_S = 60
 
 # Of the process; they cannot be changed later.
 _EVERYWHERE = {"spark.ui.showConsoleProgress": "false"}
-# On this machine nobody else looks at Spark, and nobody else is let in.
+# On one machine no page of Spark is served, and no other host is let in.
 _LOCAL = {
     **_EVERYWHERE,
     "spark.ui.enabled": "false",

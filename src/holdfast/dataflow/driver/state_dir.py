@@ -22,7 +22,7 @@ from typing import IO, Any, NamedTuple
 
 from holdfast.errors import DirectoryLocked, PipelineFailed
 
-# How often a driver that was asked is looked at.
+# How often to look whether a driver that was asked has ended.
 ASKED_POLL_S = 0.2
 # For a driver to take up what it was asked: it may be starting its queries.
 ASKED_PATIENCE_S = 300.0

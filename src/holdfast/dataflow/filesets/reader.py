@@ -1,7 +1,7 @@
 """`spark.read` of a commit: its files, or the rows in them, a range of paths per task.
 
-The pin is a lease of the length that option `pin` says, and nobody renews it: Spark plans a read in
-a process that ends when the plan is made, long before the last task. It lapses by itself.
+The pin is a lease of the length that option `pin` says, and it is never renewed: Spark plans a read
+in a process that ends when the plan is made, long before the last task. It simply expires.
 
 Files hold rows as Parquet, Arrow (the IPC file format) or JSON (an object a line). Of Parquet only
 the columns and row groups are read that may hold something wanted, of Arrow only the columns; JSON
@@ -149,6 +149,7 @@ class RowFormat:
         return kinds[self._kind]().make_fragment(pa.PythonFile(file, mode="r"))
 
     def _columnar(self, file: BinaryIO, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """Yield rows of Parquet or Arrow; whole row groups are skipped by their statistics."""
         fragment = self._fragment(file)
         found = fragment.physical_schema
         if self._is_timed and self._time_column not in found.names:
@@ -159,6 +160,7 @@ class RowFormat:
         )
 
     def _json(self, file: BinaryIO, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """Yield rows of JSON, which has to be parsed as a whole before anything is left out."""
         with pj.open_json(file) as reader:
             found = reader.schema
             if self._is_timed and self._time_column not in found.names:
@@ -169,6 +171,7 @@ class RowFormat:
                 yield (batch if condition is None else batch.filter(condition)).select(wanted)
 
     def _filter(self, schema: pa.Schema) -> pc.Expression | None:
+        """Return the condition on time; None if all rows are wanted."""
         if not self._is_timed:
             return None
         column, kind = pc.field(self._time_column), schema.field(self._time_column).type
@@ -180,6 +183,7 @@ class RowFormat:
         return bounds[0] if len(bounds) == 1 else bounds[0] & bounds[1]
 
     def _unreadable(self, path: str, error: pa.ArrowException) -> BadInput:
+        """Return the error for a file that is not of the format that was asked for."""
         return BadInput(
             f"{path!r} cannot be read as {self._kind}: {str(error).splitlines()[0]}",
             hint="leave it out with option glob, or read it as a file: option format",
@@ -286,6 +290,11 @@ def file_set_schema(options: FileSetOptions) -> pa.Schema:
 
 
 def _first_schema(options: FileSetOptions) -> pa.Schema:
+    """Return the columns of the first file that is wanted.
+
+    Reading all files for their columns would be as long as the read itself. Columns that a later
+    file has in another type are cast; those it lacks are null.
+    """
     is_wanted = wanted(options)
     lease_s = StoreSettings().gc.lease_s
     with open_store(options, lease_s) as store, Commits(store).open(options.path) as files:
@@ -322,6 +331,7 @@ def wanted(options: FileSetOptions) -> Callable[[FileInfo], bool]:
 
 
 def _ns(moment: datetime | None) -> int | None:
+    """Return a bound of time as files have theirs."""
     return None if moment is None else pa.scalar(moment, TIME_TYPE).value * _US_NS
 
 
@@ -330,6 +340,7 @@ def _row_format(options: FileSetOptions) -> RowFormat:
 
 
 def _opened(files: FileSet, file: FileInfo) -> BinaryIO:
+    """Return a file as Arrow reads it: in any order, and only the chunks it asks for."""
     raw = StoredFile(files.reader, file.refs, file.size_bytes)
     return cast("BinaryIO", io.BufferedReader(raw, buffer_size=BUFFER_BYTES))
 
@@ -337,6 +348,7 @@ def _opened(files: FileSet, file: FileInfo) -> BinaryIO:
 def _rows_in(
     files: FileSet, found: Iterator[FileInfo], schema: pa.Schema, options: FileSetOptions
 ) -> Iterator[pa.RecordBatch]:
+    """Yield the rows that are in some files."""
     fit, row_format = fitter(schema), _row_format(options)
     for file in found:
         with _opened(files, file) as opened:
@@ -348,6 +360,7 @@ def _rows_in(
 def _as_rows(
     files: FileSet, found: Iterator[FileInfo], schema: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
+    """Yield a row for each file, in batches that are bounded by number and by bytes."""
     fit, with_content = fitter(schema), "content" in schema.names
     rows: list[dict[str, object]] = []
     size_bytes = 0
@@ -366,6 +379,7 @@ def _as_rows(
 
 
 def _batch(rows: list[dict[str, object]]) -> pa.RecordBatch:
+    """Return files as Arrow; a batch has the columns that its rows were given."""
     names = [name for name in FILES.names if name in rows[0]]
     return pa.RecordBatch.from_arrays(
         [pa.array([row[name] for row in rows], FILES.field(name).type) for name in names], names
@@ -373,6 +387,7 @@ def _batch(rows: list[dict[str, object]]) -> pa.RecordBatch:
 
 
 def _content(files: FileSet, file: FileInfo) -> bytes:
+    """Return the bytes of a file; raises if one value of Spark cannot hold them."""
     if file.size_bytes > CONTENT_BYTES_MAX:
         raise BadInput(
             f"{file.path!r} has {file.size_bytes} bytes, too many for one value",

@@ -6,13 +6,14 @@
 Tasks encode their rows and hand the files to the driver, inline or through the staging folder; the
 driver cuts, hashes and stores them. They could store the chunks themselves only under a lease that
 is held from before their first upload until the commit. Spark's own writer calls the driver when
-all tasks have ended, in a process that was not there before: nobody could hold it. And no executor
-needs to reach the database. What is expensive, encoding and compressing, is done in the tasks.
+all tasks have ended, in a process that was not there before: no process could hold it. And no
+executor needs to reach the database. What is expensive, encoding and compressing, is done in the
+tasks.
 
 What makes a batch count is its record in the commit: number and range of the sources, of the last
 hundred batches. It becomes visible with the rows, in one step. So there is nothing to repair: a
 driver that dies before leaves chunks that its lease lets go, one that dies after has committed.
-A copy of the records lies beside the checkpoint, for a source that trims (source/notes.py).
+A copy of the records is kept beside the checkpoint, for a source that trims (source/notes.py).
 """
 
 from __future__ import annotations
@@ -293,7 +294,7 @@ class CommitWriter(DataSourceStreamArrowWriter):
         if last is None:
             commits.create(job, name, [new], batch_records=records)
             return
-        # Pinned, so that nobody who deletes it meanwhile takes its layers away.
+        # Pinned, so that its layers stay if it is deleted meanwhile.
         with commits.open(last.name) as before:
             layers = compact(store, job, [*before.layers, new])
             commits.create(job, name, layers, parent=last.name, batch_records=records)

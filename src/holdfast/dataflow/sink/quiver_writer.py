@@ -215,7 +215,7 @@ class QuiverWriter(DataSourceStreamArrowWriter):
             raise
 
     def _promise(self, quiver: Quiver | RemoteQuiver, batch: int) -> None:
-        """Say how far the query's results are complete: whoever reads them claims no more."""
+        """Promise how far the query's results are complete: queries behind it claim no more."""
         producer = producer_name(self._checkpoint.require_query_id(), self._options.name)
         reached_ns = min(self._reached_us(batch) * 1000, PROMISE_NS_MAX)
         if self._options.hold_us is not None:

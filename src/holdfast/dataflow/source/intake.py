@@ -74,7 +74,7 @@ class SourceIntake(ABC):
 
     @abstractmethod
     def take(self, should_stop: Callable[[], bool]) -> int:
-        """Take in what is there now; return how many rows that were."""
+        """Take in what is there now; return how many rows that was."""
 
     def _append(self, rows: pa.RecordBatch, **so_far: Any) -> None:
         """Append rows, once, and note how far that is."""
@@ -300,7 +300,7 @@ class GeneratorIntake(SourceIntake):
     def __init__(
         self, folder: Path, quiver: Quiver, rows_per_s: float, keys: int, rows: int | None
     ) -> None:
-        """Make `rows_per_s` since the first start; at once, if there is a number of `rows`."""
+        """Make `rows_per_s` since the first start; immediately, if there is a number of `rows`."""
         super().__init__(folder, quiver)
         self._rows_per_s = rows_per_s
         self._keys = keys

@@ -108,7 +108,7 @@ def recall_start(checkpoint: Checkpoint, subscriber: str) -> Offset | None:
 
 
 def forget_start(checkpoint: Checkpoint, subscriber: str) -> None:
-    """Let a stream begin anew: its checkpoint has no offset of it any more."""
+    """Let a stream start over: its checkpoint has no offset of it any more."""
     _start_path(checkpoint, subscriber).unlink(missing_ok=True)
 
 
@@ -182,13 +182,13 @@ class WatermarkExplanation:
 
     def __init__(self, checkpoint: Checkpoint, subscriber: str) -> None:
         self._path = checkpoint.notes / f"{subscriber}{_WATERMARK_SUFFIX}"
-        self._told: tuple[object, ...] = ()
+        self._noted: tuple[object, ...] = ()
 
-    def tell(self, claim: Claim, is_released: bool, now_us: int) -> None:
+    def note(self, claim: Claim, is_released: bool, now_us: int) -> None:
         """Write down a claim, if what there is to say about it has changed."""
         holder = claim.holds[0] if claim.holds else None
-        telling = (claim.us, holder and (holder.gateway, holder.bound.reason), is_released)
-        if telling == self._told:
+        noted = (claim.us, holder and (holder.gateway, holder.bound.reason), is_released)
+        if noted == self._noted:
             return
         note = {
             "claim_us": claim.us,
@@ -206,9 +206,9 @@ class WatermarkExplanation:
             "is_released": is_released,
             "written_us": now_us,
         }
-        with contextlib.suppress(OSError):  # nobody's data depends on it
+        with contextlib.suppress(OSError):  # no data depends on it
             _replace(self._path, json.dumps(note).encode())
-            self._told = telling
+            self._noted = noted
 
 
 def read_explanations(checkpoint: str) -> dict[str, dict[str, Any]]:

@@ -219,7 +219,7 @@ class FlightQuiverClient(QuiverClient):
         self._cursor.commit(self._cursor.replan(start, end))
 
     def close(self) -> None:
-        """Detach; the connection stays for whoever reads next."""
+        """Detach; the connection stays open for the next reader of this process."""
         if self._quiver_id is not None:
             self._quiver_id = None
             self._cursor.close()

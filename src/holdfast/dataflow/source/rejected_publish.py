@@ -8,15 +8,15 @@ E is where the committed batch ends, so it only grows. A driver that dies before
 everything again: the files are synced, and the quiver still holds the rows themselves. One that
 dies behind it appends again what was begun, to the same E, under the same epochs, and the quiver
 answers that it has them. That is so even if Spark forgot the batch in a power cut and the next one
-ends elsewhere: what was begun is finished first, by itself.
+ends elsewhere: what was begun is finished first, on its own.
 
 Rows of bundles before the last E that is done are dead letters, whatever files say: a task that
 came too late may leave one. Two files may be about one row, if a batch was planned anew with
 another end: it is taken once. So what is appended for an E depends on the rows alone, not on files.
 
 The quiver is opened only while that is done. Its lock is also what keeps two drivers apart, if one
-has not ended yet when the next one begins. The note says how many rows there were, for whoever
-wants to know (`rejected_totals`).
+has not ended yet when the next one begins. The note says how many rows there were
+(`rejected_totals`).
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 A task cannot write dead letters itself: it may run twice, its batch may be run again, and a query
 may read its source twice in one batch. So it leaves a file beside the checkpoint, whose name says
-which rows it read, and which is there as a whole or not at all. Whoever reads the same rows again
-replaces it by the same letters, or removes it if all of them fit now. The driver takes the letters
-from there when the batch is committed (rejected_publish.py).
+which rows it read, and which is there as a whole or not at all. A task that reads the same rows
+again replaces it by the same letters, or removes it if all of them fit now. The driver takes the
+letters from there when the batch is committed (rejected_publish.py).
 """
 
 from __future__ import annotations

@@ -153,7 +153,7 @@ class StoredQuiverClient(QuiverClient):
         )
 
     def commit(self, start: Position, end: Position) -> None:
-        """See `QuiverClient`; nobody has to know."""
+        """See `QuiverClient`; without a subscriber there is nothing to acknowledge."""
 
     def statement(self, position: Position, claim_us: int) -> EventTimeStatement:
         """See `QuiverClient`; of a segment not read the earliest event counts, late or not."""
@@ -176,7 +176,7 @@ class StoredQuiverClient(QuiverClient):
         )
 
     def close(self) -> None:
-        """Forget it; nobody knew."""
+        """See `QuiverClient`; nothing was registered."""
         self._quiver_id = None
 
 
