@@ -43,9 +43,7 @@ class Section:
 
 # Less than the benchmarks themselves measure: more rounds tell more than more bytes.
 SECTIONS = {
-    "recovery": Section(
-        "quiver_recovery", "measure_recovery", "QUIVER_FULL", {"recovery_mb": (96,)}
-    ),
+    "recovery": Section("quiver_open", "measure_recovery", "QUIVER_FULL", {"recovery_mb": (96,)}),
     "deliver": Section(
         "quiver_delivery",
         "measure_throughput",
@@ -58,7 +56,7 @@ SECTIONS = {
         "QUIVER_FULL",
         {"burst_batches_each": 16, "sustained_batches_each": 32},
     ),
-    "small_append": Section("quiver_small", "measure_small", "QUIVER_FULL", {"small_each": 300}),
+    "small_append": Section("quiver_append", "measure_small", "QUIVER_FULL", {"small_each": 300}),
     "accept": Section("gateway_accept", "measure_accept", "GATEWAY_FULL", {"seconds": 2.0}),
     "forward": Section(
         "gateway_forward",
@@ -119,7 +117,7 @@ def ratios(name: str, found: Mapping[str, list[dict[str, float]]], contender: st
 
 def tell(found: Mapping[str, list[dict[str, float]]], at_least: float | None) -> bool:
     """Print a table of all speeds; return whether none is missed."""
-    from holdfast.bench.rounds import Spread, rounded
+    from holdfast.bench.figures import Spread, rounded
 
     missed = []
     lines = ["| figure | before | after | after ÷ before | control |", "|---|---|---|---|---|"]

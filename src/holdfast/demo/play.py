@@ -20,8 +20,7 @@ from pathlib import Path
 
 import yaml
 
-from holdfast.demo.counting import PIPELINES, Counting, PipelineScene
-from holdfast.demo.keeping import Keeping, Kept, can_keep
+from holdfast.demo.results import PIPELINES, Counting, Keeping, Kept, PipelineScene, can_keep
 from holdfast.errors import CheckFailed
 from holdfast.graph.loader import load
 from holdfast.graph.paths import plan
