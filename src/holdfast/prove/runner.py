@@ -188,13 +188,16 @@ class ProofProcesses:
     def dies(self, name: str, seconds_max: float, *, may_end: bool = False) -> bool:
         """Wait until a process has killed itself at its point, and return whether it has.
 
-        It is killed if that takes too long. `may_end`: it may also end, having done its work.
+        It is killed if that takes too long. `may_end`: it may also end, having done its work; then
+        one that does neither hangs, which is a finding.
         """
         give_up_s = time.monotonic() + seconds_max
         while self.is_alive(name) and time.monotonic() < give_up_s:
             time.sleep(POLL_SECONDS)
         if self.is_alive(name):
             self.kill(name)
+            if may_end:
+                raise self.failure(f"{name} neither died nor ended within {seconds_max:g} s")
             return False
         code = self._wait(name, KILL_SECONDS_MAX)
         if code == 0 and may_end:
