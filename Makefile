@@ -12,6 +12,11 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 UV := $(shell command -v uv 2>/dev/null)
 
+# A process that finds no bytecode compiles all it imports: a gateway or a Spark worker then takes
+# three times as long to start. uv writes none unless asked, and containers often switch it off.
+export UV_COMPILE_BYTECODE := 1
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-all lint bench setup-peers clean
 

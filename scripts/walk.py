@@ -6,7 +6,9 @@ followed alone: every function of Holdfast is noted that runs, on any thread, un
 the file, the ledger knows it, and nothing runs any more.
 
 What one event meets depends on the moment: a timer fires, a thread has to wait. So only what
-*every* one of these events passed is counted, and of calls the smallest number.
+*every* one of these events passed is counted, and of calls the smallest number. On a busy machine
+an event takes so long that a timer fires during each of them: so after each one nothing is sent
+for as long as it took, and what runs then is told, too.
 
     functions   distinct functions that were entered
     modules     distinct modules of these
@@ -14,6 +16,7 @@ What one event meets depends on the moment: a timer fires, a thread has to wait.
     mutual      pairs of modules that called each other
     way         the modules, in the order in which an event first entered them
     sometimes   modules that only some of the events passed
+    idle        modules that ran while no event was under way
 """
 
 from __future__ import annotations
@@ -67,6 +70,7 @@ class Walk:
     def __init__(self) -> None:
         self.calls = 0
         self._now: Steps | None = None
+        self._idle = Steps(set(), {}, Counter())
         self._events: list[Steps] = []
 
     def begin(self) -> None:
@@ -74,10 +78,10 @@ class Walk:
         self._now = Steps(set(), {}, Counter())
 
     def end(self) -> None:
-        """Keep what it passed."""
+        """Keep what it passed, and note what runs without one."""
         assert self._now is not None
         self._events.append(self._now)
-        self._now = None
+        self._now = self._idle
 
     def profile(self, frame: FrameType, event: str, _: Any) -> None:
         """Note a call of one of Holdfast's functions; `sys.setprofile` calls this."""
@@ -112,6 +116,7 @@ class Walk:
             "mutual": [" <> ".join(pair) for pair in mutual],
             "way": [module for module in self._events[0].modules if module in passed],
             "sometimes": sorted({m for one in self._events for m in one.modules} - passed),
+            "idle": sorted(self._idle.modules),
         }
 
 
@@ -135,16 +140,18 @@ async def walk(folder: Path) -> dict[str, Any]:
             await _send(connection, folder)
         for _ in range(EVENTS):
             await _quiet(counted)
+            began_s = time.monotonic()
             counted.begin()
             await _send(connection, folder)
             await _quiet(counted)
             counted.end()
+            await asyncio.sleep(time.monotonic() - began_s)
         connection.close()
+        return counted.result()
     finally:
         await gateway.stop(PATIENCE_S)
         sys.setprofile(None)
         threading.setprofile(None)
-    return counted.result()
 
 
 async def _send(connection: http.client.HTTPConnection, folder: Path) -> None:

@@ -23,13 +23,26 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 IN_CI = os.environ.get("CI") == "true"
 
-# No deadlines anywhere: a busy machine is not a bug. In CI the same code must give the same
-# verdict, so the examples are derived from the test alone.
-settings.register_profile(
-    "default", max_examples=100, deadline=None, derandomize=IN_CI, print_blob=True
-)
-settings.register_profile("thorough", max_examples=5_000, deadline=None, print_blob=True)
-settings.load_profile("thorough" if os.environ.get("HOLDFAST_THOROUGH") == "1" else "default")
+THOROUGH = os.environ.get("HOLDFAST_THOROUGH") == "1"
+
+# How many examples of a property are tried: few where slow tests are left out, as many as
+# hypothesis tries by itself where they are not, and very many on demand. No deadlines anywhere: a
+# busy machine is not a bug. In CI the same code must give the same verdict, so the examples are
+# derived from the test alone.
+for name, examples in {"few": 40, "usual": 100, "thorough": 5_000}.items():
+    settings.register_profile(
+        name,
+        max_examples=examples,
+        deadline=None,
+        derandomize=IN_CI and not THOROUGH,
+        print_blob=True,
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Choose how many examples are tried, before a test file is read."""
+    usual = "few" if "not slow" in config.option.markexpr else "usual"
+    settings.load_profile("thorough" if THOROUGH else usual)
 
 
 # Folders whose tests start Spark, gateways and other processes: few tests, and long ones.

@@ -19,9 +19,10 @@ def script() -> dict[str, Any]:
 
 
 def test_every_contender_has_every_turn_equally_often(script: dict[str, Any]) -> None:
-    orders = list(script["turns"](6))
+    contenders = ["before", "after", "control"]
+    orders = list(script["turns"](6, contenders))
     for place in range(3):
-        assert Counter(order[place] for order in orders) == dict.fromkeys(script["CONTENDERS"], 2)
+        assert Counter(order[place] for order in orders) == dict.fromkeys(contenders, 2)
 
 
 def test_a_ratio_is_of_speed_for_rates_and_for_costs(script: dict[str, Any]) -> None:
@@ -29,8 +30,8 @@ def test_a_ratio_is_of_speed_for_rates_and_for_costs(script: dict[str, Any]) -> 
         "before": [{"deliver_mb_s": 100.0, "cpu_us": 10.0}],
         "after": [{"deliver_mb_s": 80.0, "cpu_us": 20.0}],
     }
-    assert script["ratios"]("deliver_mb_s", found, "after") == [0.8]
-    assert script["ratios"]("cpu_us", found, "after") == [0.5]
+    assert script["ratios"]("deliver_mb_s", found, "after", "before") == [0.8]
+    assert script["ratios"]("cpu_us", found, "after", "before") == [0.5]
     assert script["is_cost"]("write_amplification") is None
 
 
@@ -41,8 +42,8 @@ def test_a_figure_is_missed_only_if_every_round_lies_below(
         return [{"deliver_mb_s": value} for value in values]
 
     found = {"before": rounds(100, 100), "after": rounds(70, 90), "control": rounds(100, 110)}
-    assert script["tell"](found, 0.8)
-    assert not script["tell"](found, 0.95)
+    assert script["tell"](found, "before", "before", 0.8)
+    assert not script["tell"](found, "before", "before", 0.95)
     assert "below 0.95 in every round: deliver_mb_s" in capsys.readouterr().out
 
 
@@ -54,3 +55,4 @@ def test_every_section_is_there(script: dict[str, Any]) -> None:
         scale = getattr(importlib.import_module("holdfast.bench.scale"), section.scale)
         assert callable(getattr(module, section.function))
         assert all(hasattr(scale, name) for name in section.changes)
+        assert all(hasattr(module, name) for name in section.without)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.bench.figures import Bar, Figures
-from holdfast.bench.rounds import Spread
+from holdfast.bench.figures import Bar, Figures, Spread
 
 
 def test_figures_are_medians_with_their_spread_beside_them() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from holdfast.bench.process_tree import TreeStopwatch
+from holdfast.bench.stopwatch import TreeStopwatch
 
 WORK = "import time\nwhile time.process_time() < 1.0: pass"
 # A child that works, below one that only waits for it.

@@ -10,11 +10,16 @@ from typing import Any
 import pytest
 
 from holdfast import bench
-from holdfast.bench import machine
-from holdfast.bench.load import by_tasks, by_threads, measure
-from holdfast.bench.raw_disk import replay_groups
+from holdfast.bench import runner
+from holdfast.bench.load import (
+    by_tasks,
+    by_threads,
+    measure,
+    raw_event,
+    replay_groups,
+    telemetry_batch,
+)
 from holdfast.bench.scale import QUIVER_QUICK
-from holdfast.bench.workload import raw_event, telemetry_batch
 from holdfast.errors import BadInput
 from holdfast.quiver import QuiverConfig
 from holdfast.quiver.base.bundle import encode_arrow
@@ -130,7 +135,7 @@ def test_a_producer_that_fails_fails_the_load(tmp_path: Path) -> None:
 
 
 def test_the_filesystem_of_a_directory_is_found(tmp_path: Path) -> None:
-    found = machine.filesystem(tmp_path)
+    found = runner.filesystem(tmp_path)
     assert found != "unknown" or not Path("/proc/self/mounts").exists()
     if Path("/proc/self/mounts").exists():
-        assert machine.filesystem(Path("/proc")) == "proc"
+        assert runner.filesystem(Path("/proc")) == "proc"

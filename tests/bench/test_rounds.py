@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.bench.rounds import Spread, interleave, percentile, rounded
+from holdfast.bench.figures import Spread, interleave, percentile, rounded
 
 
 def test_contenders_run_in_turn_and_not_one_after_the_other() -> None:

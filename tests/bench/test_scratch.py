@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from tests.patience import PATIENCE_S
 
-from holdfast.bench.scratch import scratch
+from holdfast.bench.runner import scratch
 
 FILLS_UNTIL_ENDED = """
 import signal, sys
 from pathlib import PurePath
-from holdfast.bench.scratch import scratch
+from holdfast.bench.runner import scratch
 with scratch(PurePath(sys.argv[1])) as folder:
     (folder / "deep").mkdir()
     (folder / "deep" / "data").write_bytes(b"x" * 1000)

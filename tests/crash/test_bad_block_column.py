@@ -24,7 +24,7 @@ from holdfast.quiver.base import names
 from holdfast.quiver.base.frame import BUNDLE_KINDS, Frame, FrameKind
 from holdfast.quiver.base.points import QuiverPoint
 from holdfast.quiver.log.group import COUNT
-from holdfast.quiver.log.header_block import HeaderFault
+from holdfast.quiver.log.wal import HeaderFault
 from holdfast.quiver.segments import manifest
 from holdfast.quiver.segments.data_file import DataFile
 from holdfast.seam.faulty import Fault, FaultKind

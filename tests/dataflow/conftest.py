@@ -39,7 +39,7 @@ def build_session(folder: Path) -> SparkSession:
     """Return a session with the settings of all tests."""
     from pyspark.sql import SparkSession
 
-    from holdfast.dataflow.compiler.reduces import SESSION_SETTINGS
+    from holdfast.dataflow.driver.session import WATERMARK_SETTINGS
 
     settings = {
         "spark.driver.bindAddress": "127.0.0.1",
@@ -55,7 +55,7 @@ def build_session(folder: Path) -> SparkSession:
         "spark.ui.showConsoleProgress": "false",
     }
     builder = SparkSession.builder.master("local[2]").appName("tests")
-    for name, value in {**settings, **SESSION_SETTINGS}.items():
+    for name, value in {**settings, **WATERMARK_SETTINGS}.items():
         builder = builder.config(name, value)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what pyspark itself does while it starts

@@ -16,8 +16,8 @@ from tests.dataflow.filesets.stores import commit, make_store
 from tests.dataflow.quivers import fill
 from tests.dataflow.test_sinks import rows
 
+from holdfast.dataflow.base import durable_file
 from holdfast.dataflow.sink import commit_writer as sinking
-from holdfast.dataflow.sink import commit_writer as staging
 from holdfast.dataflow.sink.commit_writer import CommitWriter, commit_name
 from holdfast.dataflow.sink.options import parse_sink_options
 from holdfast.dataflow.sink.records import KEPT_MAX
@@ -219,7 +219,7 @@ def test_what_is_large_is_staged_and_removed(
     old = folder / "x.staged"
     old.touch()
     os.utime(old, (1, 1))
-    monkeypatch.setattr(staging, "STALE_AFTER_S", 60.0)
+    monkeypatch.setattr(durable_file, "STALE_AFTER_S", 60.0)
     sink.run(1, [5])
     assert list(folder.iterdir()) == []
 

@@ -147,7 +147,7 @@ def test_a_thread_moves_them_as_time_goes_on(stand: Stand) -> None:
         stand.lane.stop()
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     steps=st.lists(st.one_of(st.integers(0, 30), st.sampled_from(["move", "crash"])), max_size=12)
 )

@@ -17,6 +17,7 @@ from pyspark.sql.datasource import DataSourceStreamArrowWriter
 from tests.dataflow.driver import QUERY_ID, Driver
 from tests.dataflow.quivers import CONFIG, batch, fill
 
+from holdfast.dataflow.base import durable_file
 from holdfast.dataflow.base.json_rows import as_json
 from holdfast.dataflow.sink import files_writer
 from holdfast.dataflow.sink.files_writer import FilesWriter
@@ -199,13 +200,18 @@ def test_what_is_large_is_staged_and_removed(tmp_path: Path) -> None:
     assert sink.contents() == [1, 2]
 
 
-def test_old_staged_files_are_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sink = Sink("files", tmp_path)
+@pytest.mark.parametrize(
+    ("kind", "own"), [("files", "out/_holdfast"), ("quiver", "checkpoint/holdfast")]
+)
+def test_old_staged_files_are_swept(
+    kind: str, own: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink = Sink(kind, tmp_path, inline_bytes="1")
     sink.plan(0, 10)
     sink.writer().write(rows([1]))
-    monkeypatch.setattr(files_writer, "STALE_AFTER_S", -60.0)
+    monkeypatch.setattr(durable_file, "STALE_AFTER_S", -60.0)
     sink.write(0, [2])
-    assert list((tmp_path / "out" / "_holdfast" / "staging").iterdir()) == []
+    assert list((tmp_path / own / "staging").iterdir()) == []
     assert sink.contents() == [2]
 
 

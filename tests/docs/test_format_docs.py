@@ -28,8 +28,8 @@ from holdfast.quiver.base.frame import (
 )
 from holdfast.quiver.ledger import log as ledger_log
 from holdfast.quiver.log import wal
-from holdfast.quiver.log.producers import EPOCH_MAX, NAME_BYTES_MAX
 from holdfast.quiver.log.wal import SEQ_BLOCK, decode_header
+from holdfast.quiver.log.writer_state import EPOCH_MAX, NAME_BYTES_MAX
 from holdfast.quiver.read.scan import ENVELOPE_SCHEMA
 from holdfast.quiver.segments import manifest
 from holdfast.quiver.segments.bundle_table import BUNDLE_SCHEMA

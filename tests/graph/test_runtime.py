@@ -7,15 +7,16 @@ import json
 import logging
 import threading
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from tests.graph.gateways import GRAPH, REGISTRY, address, gateway_of, running, send
 from tests.graph.lineage import post, run_event
 from tests.graph.toys import exporter as toy_exporter
 from tests.graph.toys.exporter import DELIVERED, REFUSING, MemoryExporter
-from tests.patience import PATIENCE_S, until_async
+from tests.patience import APPEND_S, PATIENCE_S, until_async
 
 from holdfast.dead_letters.stored import LetterSelection
 from holdfast.deliver import destination
@@ -163,24 +164,36 @@ def test_two_gateways_cannot_have_one_directory(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
-def test_it_is_not_ready_while_it_replays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+class Replay(NamedTuple):
+    """A start that has come to its replay, and when it may go on."""
+
+    runs: threading.Event
+    may_go_on: threading.Event
+
+
+@pytest.fixture
+def replay(monkeypatch: pytest.MonkeyPatch) -> Replay:
+    """A replay that takes until the test says so."""
     open_store = WorkerQuivers.open
-    replays, may_go_on = threading.Event(), threading.Event()
+    held = Replay(threading.Event(), threading.Event())
 
     def slow_open(*arguments: Any) -> WorkerQuivers:
-        replays.set()
-        assert may_go_on.wait(PATIENCE_S)
+        held.runs.set()
+        assert held.may_go_on.wait(PATIENCE_S)
         return open_store(*arguments)
 
     monkeypatch.setattr(WorkerQuivers, "open", slow_open)
+    return held
 
+
+def test_it_is_not_ready_while_it_replays(tmp_path: Path, replay: Replay) -> None:
     async def run() -> None:
         gateway = gateway_of(tmp_path)
         starting = asyncio.create_task(gateway.start())
-        assert await asyncio.to_thread(replays.wait, PATIENCE_S)
+        assert await asyncio.to_thread(replay.runs.wait, PATIENCE_S)
         assert await gateway.not_ready() == ["the gateway is replaying"]
         assert (await gateway.statistics()).state == "replaying"
-        may_go_on.set()
+        replay.may_go_on.set()
         await starting
         assert await gateway.not_ready() == []
         await gateway.stop(5.0)
@@ -189,24 +202,14 @@ def test_it_is_not_ready_while_it_replays(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_a_start_that_is_cancelled_while_it_replays_leaves_nothing_open(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, replay: Replay
 ) -> None:
-    open_store = WorkerQuivers.open
-    replays, may_go_on = threading.Event(), threading.Event()
-
-    def slow_open(*arguments: Any) -> WorkerQuivers:
-        replays.set()
-        assert may_go_on.wait(PATIENCE_S)
-        return open_store(*arguments)
-
-    monkeypatch.setattr(WorkerQuivers, "open", slow_open)
-
     async def run() -> None:
         gateway = gateway_of(tmp_path)
         starting = asyncio.create_task(gateway.start())
-        assert await asyncio.to_thread(replays.wait, PATIENCE_S)
+        assert await asyncio.to_thread(replay.runs.wait, PATIENCE_S)
         starting.cancel()
-        may_go_on.set()
+        replay.may_go_on.set()
         await asyncio.wait([starting])
         assert starting.cancelled()
         assert gateway.state == "stopped"
@@ -337,8 +340,8 @@ def test_it_is_not_ready_while_the_disk_refuses_events_larger_than_ordinary_ones
     tmp_path: Path,
 ) -> None:
     text = GRAPH.replace("to: [left, clean]", "to: [hold]")
-    text += "  hold: {kind: processor, type: quiver, config: {append: {timeout: 100ms}}, "
-    text += "to: [left, clean]}\n"
+    text += "  hold: {kind: processor, type: quiver, to: [left, clean], "
+    text += f"config: {{append: {{timeout: {APPEND_S * 1000:.0f}ms}}}}}}\n"
     (tmp_path / "graph.yaml").write_text(text)
     disk = NearlyFullDisk()
     graph = load(tmp_path / "graph.yaml", registry=REGISTRY).graph
@@ -412,6 +415,7 @@ def test_dead_letters_are_replayed_to_their_destination_only(tmp_path: Path) -> 
             REFUSING.clear()
             replayed = await gateway.replay_dead_letters(request)
             assert (replayed["delivered"], replayed["filed_again"]) == (1, 0)
+            await until_async(lambda: len(DELIVERED["right"]) == 1)
             with pytest.raises(BadInput, match="no destination"):
                 await gateway.replay_dead_letters({"destination": "nobody"})
             told = (await gateway.statistics()).dead_letters
@@ -419,11 +423,15 @@ def test_dead_letters_are_replayed_to_their_destination_only(tmp_path: Path) -> 
             assert told.undelivered.events == 0
 
     asyncio.run(run())
-    assert jobs(DELIVERED["left"]) == ["x"]
-    assert len(DELIVERED["right"]) == 1
+    assert jobs(DELIVERED["left"]) == jobs(DELIVERED["right"]) == ["x"]
 
 
 # -------------------------------------------------------------------------- changing
+
+
+async def has_filtered(gateway: Gateway, name: str, events: int) -> bool:
+    (found,) = [one for one in (await gateway.statistics()).destinations if one.name == name]
+    return found.figures.filtered == events
 
 
 async def apply(gateway: Gateway, folder: Path, text: str) -> tuple[list[str], list[str]]:
@@ -443,6 +451,8 @@ def test_a_reload_changes_destinations_and_processors(tmp_path: Path) -> None:
         async with running(gateway_of(tmp_path)) as gateway:
             await send(gateway, run_event(job="a secret"))
             await until_async(lambda: len(DELIVERED["left"]) == 1)
+            # Not yet decided, it would be up to the processor that comes now.
+            await until_async(partial(has_filtered, gateway, "right", 1))
             applied, restart = await apply(gateway, tmp_path, changed)
             assert applied == [
                 "the destination left is gone",
@@ -593,7 +603,6 @@ def test_what_a_former_worker_left_is_delivered_by_those_that_stay(
             told = await gateway.statistics()
             cores = [(core.core_id, core.adopted) for core in told.quivers["quiver"]]
             assert cores == [(0, False), (1, True)]
-            assert sum(core.size_cap_bytes for core in told.quivers["quiver"]) >= 0
 
     async def again() -> None:
         async with running(gateway_of(tmp_path, WORKERS)) as gateway:

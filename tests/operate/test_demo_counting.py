@@ -13,7 +13,7 @@ from tests.operate.test_drivers import FIGURES
 
 from holdfast.dataflow.driver.wire import DriverFigures
 from holdfast.dataflow.spec import PipelineSettings, check
-from holdfast.demo.counting import PIPELINES, Counting, PipelineScene, can_count
+from holdfast.demo.results import PIPELINES, Counting, PipelineScene, can_count
 from holdfast.operate.gateway_metrics import render_records
 from holdfast.operate.pipeline_metrics import driver_records
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from holdfast.demo.keeping import COUNTS, Keeping, Kept, can_keep, how_to_read
+from holdfast.demo.results import COUNTS, Keeping, Kept, can_keep, how_to_read
 from holdfast.store.filesets import Commits, FileSetWriter
 from holdfast.store.store import Store
 

@@ -9,13 +9,13 @@ import pytest
 
 from holdfast.operate import doctor
 from holdfast.operate.doctor import examine
-from holdfast.quiver.log import byte_order
+from holdfast.quiver.base import identity
 
 
 def test_a_big_endian_machine_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     healths = {finding.name: finding.health for finding in examine(tmp_path)}
     assert (healths["byte order"], healths["quiver"]) == ("ok", "ok")
-    monkeypatch.setattr(byte_order, "machine_order", lambda: "big")
+    monkeypatch.setattr(identity, "machine_order", lambda: "big")
     findings = {finding.name: finding for finding in examine(tmp_path)}
     assert findings["byte order"].health == findings["quiver"].health == "fail"
     assert findings["byte order"].advice

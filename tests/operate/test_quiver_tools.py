@@ -10,7 +10,6 @@ from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
 import click
-import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -88,6 +87,8 @@ def first_segment(data: Path) -> Path:
 
 
 def query(text: str) -> list[Any]:
+    import duckdb
+
     relation = duckdb.sql(text)
     assert relation is not None
     return relation.fetchall()

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 from tests.patience import PATIENCE_S
@@ -16,9 +15,10 @@ from holdfast.dataflow.base.points import TRAP, BatchPoint
 from holdfast.errors import CheckFailed
 from holdfast.graph.pipelines import load_pipelines
 from holdfast.prove import dataflow
-from holdfast.prove.dataflow import PIPELINES, DataflowProof, graph_file
+from holdfast.prove.dataflow import PIPELINES, DataflowProver, graph_file
 from holdfast.prove.dataflow_checker import DataflowVerdict
 from holdfast.prove.lineage import INVALID
+from holdfast.prove.runner import ProofOptions
 from holdfast.prove.sessions import (
     DRIVER,
     TRAPS,
@@ -78,15 +78,36 @@ def test_whoever_steps_into_a_trap_dies_with_its_whole_session(tmp_path: Path) -
             end_session(victim.pid)
 
 
-class _Clients:
-    """Clients that post until they are ended."""
+class _Child:
+    """A process that ended so, or runs."""
 
-    def __init__(self) -> None:
-        self.post = True
+    stdout = None
 
-    def end(self) -> None:
-        """Post no more."""
-        self.post = False
+    def __init__(self, code: int | None = None) -> None:
+        self.code = code
+
+    def poll(self) -> int | None:
+        """As `Popen.poll`."""
+        return self.code
+
+    def send_signal(self, number: int) -> None:
+        """As `Popen.send_signal`, to one that obeys."""
+        self.code = 0
+
+    def wait(self, timeout: float) -> int | None:
+        """As `Popen.wait`."""
+        return self.code
+
+
+def made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gateway: int | None = None
+) -> DataflowProver:
+    """Return a prover whose gateway ended so, or runs."""
+    options = ProofOptions(1, 1, tmp_path / "proof", tmp_path / "proof", lambda told: None)
+    prover = DataflowProver(options)
+    children = prover._processes.children
+    monkeypatch.setitem(children, "gateway", _Child(gateway))
+    return prover
 
 
 def test_the_end_waits_for_no_batch_of_events_that_nobody_posts(
@@ -95,35 +116,23 @@ def test_the_end_waits_for_no_batch_of_events_that_nobody_posts(
     monkeypatch.setattr(dataflow, "PROGRESS_SECONDS_MAX", 0.2)
     verdict = DataflowVerdict()
     monkeypatch.setattr(dataflow, "check_dataflow", lambda *_: verdict)
-    proof, clients, batches = DataflowProof(tmp_path / "proof", seed=1), _Clients(), [0]
+    proof, clients, batches = made(tmp_path, monkeypatch), _Child(), [0]
 
     def count() -> list[int]:
         # Everything that was posted is in a batch at once.
-        batches[0] += clients.post
+        batches[0] += clients.code is None
         return [batches[0], batches[0]]
 
-    monkeypatch.setattr(proof, "_clients", clients)
-    monkeypatch.setattr(proof, "_gateway", _Gateway(None))
+    monkeypatch.setitem(proof._processes.children, "clients", clients)
     monkeypatch.setattr(proof, "_batches", count)
-    monkeypatch.setattr(proof, "_close", lambda name: None)
-    assert proof.drain() is verdict
-
-
-class _Gateway(NamedTuple):
-    """A gateway that ended so, or runs."""
-
-    code: int | None
-
-    def poll(self) -> int | None:
-        """As `Popen.poll`."""
-        return self.code
+    monkeypatch.setattr(proof, "_drain", lambda name: None)
+    assert proof.settle() is verdict
 
 
 def test_a_gateway_that_ended_by_itself_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    proof = DataflowProof(tmp_path / "proof", seed=1)
-    monkeypatch.setattr(proof, "_gateway", _Gateway(78))
+    proof = made(tmp_path, monkeypatch, gateway=78)
     with pytest.raises(CheckFailed, match="the gateway ended with 78"):
         proof.wait_for_progress()
 
@@ -144,14 +153,13 @@ def test_a_pipeline_that_does_not_go_on_is_asked_what_it_does(
 ) -> None:
     monkeypatch.setattr(dataflow, "PROGRESS_SECONDS_MAX", 0.0)
     monkeypatch.setattr(dataflow, "STACKS_SECONDS", 0.0)
-    proof = DataflowProof(tmp_path / "proof", seed=1)
-    monkeypatch.setattr(proof, "_gateway", _Gateway(None))
+    proof = made(tmp_path, monkeypatch)
     environ = {**os.environ, TRAPS: str(tmp_path / "proof" / "traps")}
     command = [sys.executable, "-c", STUCK, "holdfast.operate.driver_main"]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(command, env=environ, **pipes) as driver:  # type: ignore[call-overload]
         assert driver.stdout.readline() == b"ready\n"
-        with pytest.raises(CheckFailed, match="does not go on"):
+        with pytest.raises(CheckFailed, match="does not make progress"):
             proof.wait_for_progress()
         _, told = driver.communicate(timeout=60)
     assert b"waits_for_ever" in told

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from holdfast.operate.cli import cli
 from holdfast.prove import points
-from holdfast.prove.journal import StoreJournal, digest_of
+from holdfast.prove.journal import ProofJournal, digest_of
 from holdfast.prove.store import ROLES, sites_of
 from holdfast.prove.store_checker import StoreVerdict, check_store
 from holdfast.store.filesets import Commits, FileSetWriter
@@ -29,12 +29,12 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 
 @pytest.fixture
-def journal(tmp_path: Path) -> StoreJournal:
+def journal(tmp_path: Path) -> ProofJournal:
     (tmp_path / "journals").mkdir()
-    return StoreJournal(tmp_path / "journals" / "one.journal")
+    return ProofJournal(tmp_path / "journals" / "one.journal")
 
 
-def make(store: Store, journal: StoreJournal, name: str, note: str = "SA") -> None:
+def make(store: Store, journal: ProofJournal, name: str, note: str = "SA") -> None:
     """Make a commit, and note it."""
     files = {**FILES, "name": name.encode()}
     if "S" in note:
@@ -55,7 +55,7 @@ def verdict_of(store: Store, tmp_path: Path) -> StoreVerdict:
 
 
 def test_what_was_written_and_is_there_is_well(
-    store: Store, journal: StoreJournal, tmp_path: Path
+    store: Store, journal: ProofJournal, tmp_path: Path
 ) -> None:
     for name in ("1", "2", "3"):
         make(store, journal, name)
@@ -67,37 +67,37 @@ def test_what_was_written_and_is_there_is_well(
     assert (found.commits_made, found.commits_deleted, found.commits_left) == (3, 1, 2)
 
 
-def lose_a_commit(store: Store, journal: StoreJournal) -> None:
+def lose_a_commit(store: Store, journal: ProofJournal) -> None:
     Commits(store).delete("1")
 
 
-def revive_a_commit(store: Store, journal: StoreJournal) -> None:
+def revive_a_commit(store: Store, journal: ProofJournal) -> None:
     journal.note("D", "1")
     journal.note("G", "1")
 
 
-def write_something_else(store: Store, journal: StoreJournal) -> None:
+def write_something_else(store: Store, journal: ProofJournal) -> None:
     journal.note("S", "1", "another digest")
 
 
-def lose_a_chunk(store: Store, journal: StoreJournal) -> None:
+def lose_a_chunk(store: Store, journal: ProofJournal) -> None:
     largest = max(store.objects.list("chunks/"), key=lambda stored: stored.size_bytes)
     store.objects.delete_many([largest.key])
 
 
-def read_something_else(store: Store, journal: StoreJournal) -> None:
+def read_something_else(store: Store, journal: ProofJournal) -> None:
     journal.note("R", "1", "another digest")
 
 
-def fail_to_read(store: Store, journal: StoreJournal) -> None:
+def fail_to_read(store: Store, journal: ProofJournal) -> None:
     journal.note("X", "1", "ObjectMissing")
 
 
-def leave_a_chunk(store: Store, journal: StoreJournal) -> None:
+def leave_a_chunk(store: Store, journal: ProofJournal) -> None:
     store.objects.put(f"chunks/00/{'0' * 64}.{1:016x}", [b"left"])
 
 
-def leave_a_record(store: Store, journal: StoreJournal) -> None:
+def leave_a_record(store: Store, journal: ProofJournal) -> None:
     store.objects.put(f"commits/left.{99:016x}", [b"left"])
 
 
@@ -116,9 +116,9 @@ def leave_a_record(store: Store, journal: StoreJournal) -> None:
 )
 def test_whatever_is_wrong_is_found(
     store: Store,
-    journal: StoreJournal,
+    journal: ProofJournal,
     tmp_path: Path,
-    harm: Callable[[Store, StoreJournal], None],
+    harm: Callable[[Store, ProofJournal], None],
     field: str,
 ) -> None:
     make(store, journal, "1")
@@ -130,7 +130,7 @@ def test_whatever_is_wrong_is_found(
     assert found.details
 
 
-def test_a_row_too_many_is_found(store: Store, journal: StoreJournal, tmp_path: Path) -> None:
+def test_a_row_too_many_is_found(store: Store, journal: ProofJournal, tmp_path: Path) -> None:
     make(store, journal, "1")
     found = verdict_of(store, tmp_path)
     assert found.ok

@@ -21,7 +21,7 @@ from holdfast.errors import DataLoss, StorageFailed
 from holdfast.quiver import AckLevel, Balance, Outcome, Position, Quiver
 from holdfast.quiver.base.frame import NOTHING, Totals
 from holdfast.quiver.base.points import QuiverPoint
-from holdfast.quiver.log.header_block import BLOCK_BYTES
+from holdfast.quiver.log.wal import BLOCK_BYTES
 from holdfast.seam.faulty import Fault, FaultKind
 from holdfast.seam.simulated import SimulatedCrash
 

@@ -8,15 +8,15 @@ import pytest
 from tests.quiver.machine import ROOT, Machine
 
 from holdfast.errors import CannotOpen
-from holdfast.quiver.log import byte_order
+from holdfast.quiver.base import identity
 from holdfast.quiver.tools.inspect import inspect
 
 
 def test_a_big_endian_machine_neither_opens_nor_inspects(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert byte_order.machine_order() == sys.byteorder
-    monkeypatch.setattr(byte_order, "machine_order", lambda: "big")
+    assert identity.machine_order() == sys.byteorder
+    monkeypatch.setattr(identity, "machine_order", lambda: "big")
     with pytest.raises(CannotOpen, match="big-endian"):
         machine.start()
     with pytest.raises(CannotOpen, match="big-endian"):

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.patience import PATIENCE_S
 
-from holdfast.quiver.base.columns import constant, numbers, texts
+from holdfast.quiver.base.arrow import constant, numbers, texts
 
 KINDS = (pa.int8(), pa.int32(), pa.int64(), pa.timestamp("us", tz="UTC"), pa.duration("us"))
 

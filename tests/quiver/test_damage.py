@@ -37,9 +37,8 @@ from holdfast.quiver.log.quarantine import Quarantine
 from holdfast.quiver.log.replay import Replay
 from holdfast.quiver.log.wal import HEADER_BYTES as WAL_HEADER_BYTES
 from holdfast.quiver.log.wal import WalHeader, decode_header
-from holdfast.quiver.segments.catalog import Catalog
 from holdfast.quiver.segments.manifest import VERSION, Summary
-from holdfast.quiver.segments.segment import Segment
+from holdfast.quiver.segments.segment import Catalog, Segment
 from holdfast.seam.disk import Handle
 from holdfast.seam.faulty import Fault, FaultKind, FaultyDisk
 from holdfast.seam.simulated import SimulatedCrash, SimulatedDisk

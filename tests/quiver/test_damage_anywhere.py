@@ -20,7 +20,7 @@ from holdfast.quiver.base.frame import Frame, FrameKind
 from holdfast.quiver.base.held_bundle import HeldBundle
 from holdfast.quiver.log.replay import Replay
 from holdfast.quiver.log.wal import HEADER_BYTES, decode_header
-from holdfast.quiver.segments.catalog import Catalog
+from holdfast.quiver.segments.segment import Catalog
 
 # `HOLDFAST_THOROUGH=1` tries fifty times as many examples.
 pytestmark = pytest.mark.timeout(1800)

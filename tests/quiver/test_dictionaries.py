@@ -12,9 +12,8 @@ from tests.quiver.batches import own_rows, plain_rows, quiet_segments, seal
 from tests.quiver.machine import Machine
 
 from holdfast.quiver import Quiver
-from holdfast.quiver.base.arrow_types import has_dictionary
+from holdfast.quiver.base.arrow import has_dictionary, plain_type, unify
 from holdfast.quiver.base.config import MB
-from holdfast.quiver.base.dictionaries import plain_type, unify
 from holdfast.quiver.segments.segment import Segment
 
 # Puts an array at some depth, so that every case is tried at all of them.

@@ -8,10 +8,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-import duckdb
-import polars as pl
 import pyarrow as pa
-import pyarrow.dataset as ds
 import pytest
 from tests.quiver.batches import ENVELOPE, data_paths, quiet_segments, seal
 from tests.quiver.machine import quiet
@@ -67,6 +64,8 @@ def wanted_rows() -> list[dict[str, Any]]:
 
 def query(sql: str, stored: Any) -> list[tuple[Any, ...]]:
     """Return the rows of a query over what SQL calls `stored`."""
+    import duckdb
+
     with duckdb.connect() as connection:
         connection.register("stored", stored)
         return connection.execute(sql).fetchall()
@@ -79,6 +78,8 @@ def quiver(tmp_path: Path, request: pytest.FixtureRequest) -> Any:
 
 
 def test_polars_opens_a_segment_file_with_the_same_rows_and_the_envelope(quiver: Quiver) -> None:
+    import polars as pl
+
     frame = pl.read_ipc(sample_file(fill(quiver)))
     assert frame.columns == [*ENVELOPE, *SAMPLE.schema.names]
     assert frame.select(SAMPLE.schema.names).to_dicts() == wanted_rows()
@@ -90,12 +91,16 @@ def test_polars_opens_a_segment_file_with_the_same_rows_and_the_envelope(quiver:
 
 
 def test_polars_opens_lazily_and_filters_a_segment_file(quiver: Quiver) -> None:
+    import polars as pl
+
     lazy = pl.scan_ipc(sample_file(fill(quiver)))
     found = lazy.filter(pl.col("_event_time_flag") == 0).select("whole", "text").collect()
     assert found.rows() == [(1, "a"), (1, "a")]
 
 
 def test_duckdb_opens_a_segment_file_with_the_same_rows_and_the_envelope(quiver: Quiver) -> None:
+    import pyarrow.dataset as ds
+
     stored = ds.dataset(sample_file(fill(quiver)), format="ipc")
     names = [name for name, *_ in query("DESCRIBE stored", stored)]
     assert names == [*ENVELOPE, *SAMPLE.schema.names]
@@ -108,12 +113,17 @@ def test_duckdb_opens_a_segment_file_with_the_same_rows_and_the_envelope(quiver:
 
 
 def test_duckdb_counts_by_event_time_in_segment_files(quiver: Quiver) -> None:
+    import pyarrow.dataset as ds
+
     stored = ds.dataset(sample_file(fill(quiver)), format="ipc")
     sql = "SELECT epoch_us(_event_time) t, count(*) FROM stored WHERE t < 10_000_000 GROUP BY t"
     assert sorted(query(sql, stored)) == [(-1, 2), (1_000_000, 2)]
 
 
 def test_raw_events_are_readable_by_both(quiver: Quiver) -> None:
+    import polars as pl
+    import pyarrow.dataset as ds
+
     segment = fill(quiver)
     (path,) = [str(path) for path in data_paths(segment) if path.name.endswith("-raw.arrow")]
     frame = pl.read_ipc(path)
@@ -124,6 +134,9 @@ def test_raw_events_are_readable_by_both(quiver: Quiver) -> None:
 
 
 def test_the_files_of_many_segments_are_one_dataset(tmp_path: Path) -> None:
+    import polars as pl
+    import pyarrow.dataset as ds
+
     with Quiver.open(tmp_path, config()) as quiver:
         files = [sample_file(fill(quiver)) for _ in range(3)]
     assert pl.scan_ipc(files).collect()["_seq"].n_unique() == 6
@@ -131,6 +144,8 @@ def test_the_files_of_many_segments_are_one_dataset(tmp_path: Path) -> None:
 
 
 def test_polars_takes_the_stream_of_a_scan_sealed_or_not(quiver: Quiver) -> None:
+    import polars as pl
+
     fill(quiver)
     quiver.append(SAMPLE)
     frame = pl.from_arrow(quiver.scan(slot="events"))
@@ -148,6 +163,8 @@ def test_duckdb_takes_the_stream_of_a_scan_sealed_or_not(quiver: Quiver) -> None
 
 
 def test_both_take_a_stream_whose_schema_drifted(quiver: Quiver) -> None:
+    import polars as pl
+
     quiver.append(pa.record_batch({"a": [1], "both": [1]}))
     quiver.append(pa.record_batch({"b": ["x"], "both": [0.5]}))
     frame = pl.from_arrow(quiver.scan(["a", "b", "both"]))
@@ -160,6 +177,9 @@ def test_both_take_a_stream_whose_schema_drifted(quiver: Quiver) -> None:
 def test_damage_in_a_stream_reaches_the_reader_as_an_error_that_names_the_file(
     tmp_path: Path,
 ) -> None:
+    import duckdb
+    import polars as pl
+
     with Quiver.open(tmp_path, config()) as quiver:
         path = Path(sample_file(fill(quiver)))
     content = bytearray(path.read_bytes())

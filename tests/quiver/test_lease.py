@@ -8,7 +8,7 @@ import threading
 import pyarrow as pa
 import pytest
 from tests.patience import PATIENCE_S
-from tests.quiver.machine import SEGMENTS, Machine
+from tests.quiver.machine import Machine
 from tests.readers.setting import (
     SteppingClock,
     StillMachine,
@@ -21,11 +21,9 @@ from tests.readers.setting import (
     sealed,
 )
 
-from holdfast.errors import BadInput, Fenced, StorageFailed, UnknownPosition, UnknownSubscriber
+from holdfast.errors import BadInput, Fenced, UnknownPosition
 from holdfast.quiver import Lease, LeaseOptions, Outcome, Quiver
 from holdfast.quiver.base.frame import Totals
-from holdfast.quiver.base.points import QuiverPoint
-from holdfast.seam.faulty import Fault, FaultKind
 
 
 def seqs(lease: Lease, count: int = 100) -> list[int]:
@@ -37,16 +35,6 @@ def seqs(lease: Lease, count: int = 100) -> list[int]:
 
 
 # ------------------------------------------------------------------------ deciding
-
-
-def test_every_bundle_is_handed_out_once_in_order_sealed_or_not(still: StillMachine) -> None:
-    quiver = still.start()
-    lease = quiver.lease("archive")
-    expected = sealed(quiver, 2, bundles=3) + append(quiver, 2)
-    assert list(drain(lease)) == expected
-    assert lease.poll() is None
-    balance = check_books(quiver)["archive"]
-    assert balance.outcomes[Outcome.ACKED] == balance.accepted == Totals(8, 8)
 
 
 def test_the_delivery_is_the_bundle_that_was_appended(still: StillMachine) -> None:
@@ -192,42 +180,6 @@ def test_an_ack_of_an_unknown_position_is_refused(still: StillMachine) -> None:
             lease.resolve(seq, Outcome.ACKED)
     assert lease.resolve(0, Outcome.ACKED) is False
     assert check_books(quiver)["archive"].pending == Totals(1, 1)
-
-
-def test_a_stale_generation_is_fenced_off_whatever_it_says(still: StillMachine) -> None:
-    quiver = still.start()
-    old = quiver.lease("archive")
-    append(quiver, 2)
-    delivery = must_poll(old)
-    new = quiver.lease("archive")
-    for say in (
-        old.poll,
-        delivery.ack,
-        lambda: delivery.reject("x"),
-        old.pause,
-        old.resume,
-    ):
-        with pytest.raises(Fenced, match="replaced by"):
-            say()
-    assert seqs(new) == [0, 1]
-    assert not quiver._engine.ledger.subscriber("archive").paused
-    old.close()
-    assert quiver._engine.ledger.subscriber("archive").absent_since_ns is None
-
-
-def test_an_outcome_that_cannot_be_recorded_is_told_and_may_be_said_again(
-    still: StillMachine,
-) -> None:
-    faults = [Fault(QuiverPoint.LEDGER_WRITE, FaultKind.EIO, nth=3)]  # register, attach, then this
-    quiver = still.start(faults=faults)
-    lease = quiver.lease("archive")
-    append(quiver, 1)
-    delivery = must_poll(lease)
-    with pytest.raises(StorageFailed):
-        delivery.ack()
-    assert check_books(quiver)["archive"].pending == Totals(1, 1)
-    assert delivery.ack()
-    assert check_books(quiver)["archive"].pending == Totals(0, 0)
 
 
 # ------------------------------------------------------------------ permits and time
@@ -433,44 +385,6 @@ def test_a_segment_of_more_than_65536_bundles_is_accounted_one_by_one(still: Sti
 # ------------------------------------------------------------------------ life cycle
 
 
-def test_a_restart_resumes_in_the_middle_of_a_segment(still: StillMachine) -> None:
-    quiver = still.start()
-    lease = quiver.lease("archive")
-    sealed(quiver, 1, bundles=4)
-    must_poll(lease).ack()
-    must_poll(lease)
-    must_poll(lease).ack()
-    quiver = still.restart()
-    assert list(drain(quiver.lease("archive"))) == [1, 3]
-    check_books(quiver)
-
-
-def test_acks_of_a_clean_shutdown_are_not_delivered_again(still: StillMachine) -> None:
-    """Upstream sealed its data at shutdown and forgot the acks since the last tick."""
-    quiver = still.start()
-    lease = quiver.lease("archive")
-    append(quiver, 3)
-    must_poll(lease).ack()
-    still.stop()
-    still.cut_power()
-    quiver = still.start()
-    assert list(drain(quiver.lease("archive"))) == [1, 2]
-
-
-def test_an_ack_that_a_power_cut_took_is_delivered_again_and_nothing_else(
-    still: StillMachine,
-) -> None:
-    quiver = still.start()
-    lease = quiver.lease("archive")
-    append(quiver, 4)
-    must_poll(lease).ack()
-    quiver._engine.ledger.sync()
-    must_poll(lease).ack()
-    quiver = still.restart(power=True)
-    assert list(drain(quiver.lease("archive"))) == [1, 2, 3]
-    check_books(quiver)
-
-
 def test_what_was_out_or_waited_to_be_retried_is_handed_out_again_after_a_restart(
     still: StillMachine,
 ) -> None:
@@ -493,47 +407,6 @@ def test_an_outage_and_then_a_healthy_run_deliver_the_exact_count(still: StillMa
         quiver = still.restart()
     assert len(list(drain(quiver.lease("archive")))) == 30
     assert check_books(quiver)["archive"].outcomes[Outcome.ACKED] == Totals(30, 30)
-
-
-def test_a_paused_subscriber_gets_nothing_also_after_a_restart_until_it_resumes(
-    still: StillMachine,
-) -> None:
-    quiver = still.start()
-    lease = quiver.lease("archive")
-    append(quiver, 2)
-    lease.pause()
-    assert lease.poll() is None
-    still.stop()
-    quiver = still.start()
-    lease = quiver.lease("archive")
-    assert lease.poll() is None
-    lease.resume()
-    assert list(drain(lease)) == [0, 1]
-
-
-def test_an_unregistered_subscriber_is_unknown_to_its_reader(still: StillMachine) -> None:
-    quiver = still.start()
-    lease = quiver.lease("archive")
-    append(quiver, 1)
-    delivery = must_poll(lease)
-    quiver.unregister("archive")
-    for say in (lease.poll, delivery.ack):
-        with pytest.raises(UnknownSubscriber):
-            say()
-
-
-def test_a_reader_of_a_subscriber_that_is_gone_does_not_ack_for_its_successor(
-    still: StillMachine,
-) -> None:
-    quiver = still.start()
-    old = quiver.lease("archive")
-    append(quiver, 1)
-    delivery = must_poll(old)
-    quiver.unregister("archive")
-    new = quiver.lease("archive")
-    with pytest.raises(Fenced):
-        delivery.ack()
-    assert must_poll(new).seq == 0
 
 
 def test_a_closed_lease_hands_out_nothing_and_a_new_one_everything(still: StillMachine) -> None:
@@ -560,26 +433,6 @@ def in_thread(target: object) -> threading.Thread:
 def join(thread: threading.Thread) -> None:
     thread.join(PATIENCE_S)
     assert not thread.is_alive(), "it still waits"
-
-
-def test_new_data_wakes_a_waiter(still: StillMachine) -> None:
-    quiver = still.start()
-    lease = quiver.lease("archive")
-    found: list[int] = []
-
-    def wait() -> None:
-        delivery = lease.poll(timeout_s=PATIENCE_S)
-        found.append(-1 if delivery is None else delivery.seq)
-
-    thread = in_thread(wait)
-    append(quiver, 1)
-    join(thread)
-    assert found == [0]
-
-
-def test_a_time_out_gives_nothing(still: StillMachine) -> None:
-    lease = still.start().lease("archive")
-    assert lease.poll(timeout_s=0.01) is None
 
 
 @pytest.mark.parametrize("what", ["lease", "quiver"])
@@ -640,26 +493,6 @@ def test_coroutines_wait_and_iterate_as_threads_do(still: StillMachine) -> None:
 
 
 # -------------------------------------------------------------------------- damage
-
-
-def test_a_damaged_bundle_gets_that_outcome_and_the_next_one_comes(still: StillMachine) -> None:
-    quiver = still.start()
-    quiver.register("archive")
-    quiver.append_raw(b"lost" * 100)
-    quiver.flush()
-    append(quiver, 1)
-    still.stop()
-    (folder,) = still.disk.list(SEGMENTS)[:1]
-    path = SEGMENTS / folder.name / "000-events.arrow"
-    place = still.disk.read(path).index(b"lost")
-    still.disk.overwrite(path, place, b"\xff")
-    quiver = still.start()
-    lease = quiver.lease("archive")
-    assert list(drain(lease)) == [1]
-    balance = check_books(quiver)["archive"]
-    assert balance.outcomes[Outcome.DAMAGED] == Totals(1, 1)
-    quiver = still.restart()
-    assert check_books(quiver)["archive"].outcomes[Outcome.DAMAGED] == Totals(1, 1)
 
 
 def test_the_machines_clock_only_moves_when_a_test_moves_it() -> None:

@@ -23,7 +23,7 @@ from holdfast.quiver.base.config import KB
 from holdfast.quiver.base.frame import Totals
 from holdfast.quiver.base.points import QuiverPoint
 from holdfast.quiver.ledger.ledger import Ledger, LedgerState
-from holdfast.quiver.ledger.outcome import Outcome, Position
+from holdfast.quiver.ledger.subscriber import Outcome, Position
 from holdfast.seam.clock import JumpingClock
 from holdfast.seam.faulty import Fault, FaultKind, FaultyDisk
 from holdfast.seam.simulated import SimulatedDisk

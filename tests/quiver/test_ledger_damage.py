@@ -17,10 +17,9 @@ from tests.readers.setting import StillMachine, append, check_books, drain, keep
 from holdfast.errors import StorageFailed
 from holdfast.quiver.base.points import QuiverPoint
 from holdfast.quiver.ledger.recovery import recover_ledger
-from holdfast.quiver.log.header_block import BLOCK_BYTES
-from holdfast.quiver.tools.findings import Severity
+from holdfast.quiver.log.wal import BLOCK_BYTES
 from holdfast.quiver.tools.fsck import fsck
-from holdfast.quiver.tools.inspect import inspect
+from holdfast.quiver.tools.inspect import Severity, inspect
 from holdfast.seam import Seam
 from holdfast.seam.disk import PAGE_BYTES, Disk
 from holdfast.seam.faulty import Fault, FaultKind

@@ -13,7 +13,7 @@ from holdfast.errors import UnknownFormat
 from holdfast.quiver.base import names
 from holdfast.quiver.base.frame import NO_WATERMARK, NOTHING, encode
 from holdfast.quiver.ledger.log import LineKind, decode_header
-from holdfast.quiver.log.header_block import BLOCK_BYTES
+from holdfast.quiver.log.wal import BLOCK_BYTES
 from holdfast.seam.simulated import SimulatedDisk
 
 LEDGER = ROOT / names.LEDGER_DIR

@@ -19,9 +19,8 @@ from holdfast.quiver.ledger.log import (
     encode_resolutions,
     read_ledger_file,
 )
-from holdfast.quiver.ledger.outcome import Outcome, Position, Resolution
-from holdfast.quiver.log.header_block import BLOCK_BYTES, HeaderFault, NewerVersion, encode_block
-from holdfast.quiver.log.wal import Hole
+from holdfast.quiver.ledger.subscriber import Outcome, Position, Resolution
+from holdfast.quiver.log.wal import BLOCK_BYTES, HeaderFault, Hole, NewerVersion, encode_block
 from holdfast.seam.faulty import Fault, FaultKind, FaultyDisk
 from holdfast.seam.simulated import SimulatedDisk
 

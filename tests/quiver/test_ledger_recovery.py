@@ -11,9 +11,9 @@ from holdfast.errors import StorageFailed, UnknownFormat
 from holdfast.quiver.base.frame import Frame, Totals
 from holdfast.quiver.base.points import QuiverPoint
 from holdfast.quiver.ledger.log import read_ledger_file
-from holdfast.quiver.ledger.outcome import Outcome
 from holdfast.quiver.ledger.recovery import recover_ledger
-from holdfast.quiver.log.header_block import BLOCK_BYTES, encode_block
+from holdfast.quiver.ledger.subscriber import Outcome
+from holdfast.quiver.log.wal import BLOCK_BYTES, encode_block
 from holdfast.seam.faulty import Fault, FaultKind
 from holdfast.seam.simulated import SimulatedDisk
 

@@ -19,7 +19,7 @@ from holdfast.quiver import (
 from holdfast.quiver.base.config import GB
 from holdfast.quiver.keep.retention import UNLIMITED_S
 from holdfast.quiver.ledger.subscriber import OnFull
-from holdfast.quiver.log.buffer import OpenBuffer
+from holdfast.quiver.log.writer_state import OpenBuffer
 
 HOURS_S = 72 * 3600.0
 SEGMENTS_MAX = 20

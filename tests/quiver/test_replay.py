@@ -24,7 +24,7 @@ from tests.quiver.machine import (
 from holdfast.errors import NotAccepted, StaleEpoch, StorageFailed
 from holdfast.quiver import AckLevel, Quiver
 from holdfast.quiver.base.points import QuiverPoint
-from holdfast.quiver.log import window
+from holdfast.quiver.log import replay as replay_module
 from holdfast.seam.disk import Handle
 from holdfast.seam.faulty import Fault, FaultKind, FaultyDisk
 from holdfast.seam.simulated import SimulatedCrash
@@ -83,7 +83,7 @@ def test_a_start_reads_no_wal_file_as_a_whole(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It did with the newest, only to see whether it had been begun: the half of a start's time."""
-    monkeypatch.setattr(window, "WINDOW_BYTES", 4096)
+    monkeypatch.setattr(replay_module, "WINDOW_BYTES", 4096)
     quiver = machine.start()
     stored = {quiver.append_raw(b"%d" % n * 1000).seq: [b"%d" % n * 1000] for n in range(50)}
     machine.kill()

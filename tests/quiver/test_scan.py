@@ -24,7 +24,7 @@ from tests.quiver.machine import START_NS, GatedDisk, Machine, quiet
 from holdfast.errors import BadInput
 from holdfast.quiver import AckLevel, ColumnExtractor, Quiver
 from holdfast.quiver.base.held_bundle import HeldBundle
-from holdfast.quiver.log.buffer import OpenBuffer
+from holdfast.quiver.log.writer_state import OpenBuffer
 
 START = datetime.fromtimestamp(START_NS // 1_000_000_000, UTC)
 

@@ -16,7 +16,7 @@ from tests.quiver.machine import START_NS, Machine, quiet
 
 from holdfast.errors import BadInput
 from holdfast.quiver import Quiver
-from holdfast.quiver.base.arrow_types import has_dictionary
+from holdfast.quiver.base.arrow import has_dictionary
 
 BundleSlots = dict[str, pa.RecordBatch]
 SLOTS = ("a", "b", "c")

@@ -26,9 +26,9 @@ from tests.quiver.machine import SEGMENTS, Machine, contents, disk_with, quiet
 
 from holdfast.errors import Damaged
 from holdfast.quiver import Quiver
-from holdfast.quiver.base.arrow_types import has_dictionary
+from holdfast.quiver.base.arrow import has_dictionary
 from holdfast.quiver.base.config import MB
-from holdfast.quiver.segments import file as segment_file
+from holdfast.quiver.segments import build
 from holdfast.quiver.segments.data_file import MAGIC, split_head
 from holdfast.quiver.segments.manifest import FileSummary, Summary
 from holdfast.quiver.segments.segment import Segment
@@ -64,7 +64,7 @@ def scanned(quiver: Quiver, on_damage: Any = "skip") -> dict[str, dict[Position,
 def sample() -> Sample:
     """Return a segment with plain, dictionary, raw and opaque files, in small record batches."""
     with Machine() as machine, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(segment_file, "BLOCK_BYTES", 1200)
+        patch.setattr(build, "BLOCK_BYTES", 1200)
         quiver = machine.start(quiet(max_files=4))
         for number in range(12):
             words = pa.array([f"word {number % 5}", "common", None]).dictionary_encode()
@@ -302,7 +302,7 @@ def test_damage_in_one_segment_leaves_the_others_alone(machine: Machine) -> None
 
 def test_a_damaged_opaque_file_does_not_hide_which_slots_there_are(machine: Machine) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(segment_file, "BLOCK_BYTES", 1500)
+        patch.setattr(build, "BLOCK_BYTES", 1500)
         quiver = machine.start(quiet(max_files=2))
         for number in range(10):
             quiver.append(numbers(number, column=f"c{number}"))

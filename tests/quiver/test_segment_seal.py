@@ -366,7 +366,8 @@ def test_a_full_disk_delays_the_seal_and_the_data_is_sealed_once_there_is_space(
             disk.unlink(RESERVE / entry.name, "test")
         disk.fill()
         flush_in_vain(quiver)
-        assert "space" in str(quiver.statistics().last_seal_error)
+        while "space" not in str(quiver.statistics().last_seal_error):
+            quiver._engine.sealer.wait_idle(0.01)
         disk.capacity_bytes = 10 * MB
         quiver.flush()
         assert len(quiver.segments()) == 1

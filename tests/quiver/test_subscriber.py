@@ -11,8 +11,15 @@ from holdfast.errors import BadInput
 from holdfast.quiver import SubscriberOptions
 from holdfast.quiver.base.frame import NOTHING, Totals
 from holdfast.quiver.ledger import subscriber as subscriber_module
-from holdfast.quiver.ledger.outcome import LOSSES, Outcome, Position, Resolution
-from holdfast.quiver.ledger.subscriber import Pin, Subscriber, check_name
+from holdfast.quiver.ledger.subscriber import (
+    LOSSES,
+    Outcome,
+    Pin,
+    Position,
+    Resolution,
+    Subscriber,
+    check_name,
+)
 
 LINES = st.lists(
     st.builds(

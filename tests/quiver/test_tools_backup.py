@@ -26,7 +26,8 @@ from holdfast.errors import (
 from holdfast.quiver import Outcome, Quiver
 from holdfast.quiver.base.points import ToolPoint
 from holdfast.quiver.tools import backup as backup_module
-from holdfast.quiver.tools.backup import GENERATION_STEP, Copied, backup, restore
+from holdfast.quiver.tools.assemble import GENERATION_STEP
+from holdfast.quiver.tools.backup import Copied, backup, restore
 from holdfast.quiver.tools.explain import explain
 from holdfast.quiver.tools.fsck import fsck
 from holdfast.quiver.tools.inspect import inspect

@@ -13,7 +13,7 @@ from tests.quiver.machine import SEGMENTS, Machine, payloads
 
 from holdfast.errors import Damaged, StorageFailed
 from holdfast.quiver import Outcome, Quiver
-from holdfast.quiver.segments import file as segment_file
+from holdfast.quiver.segments import build
 from holdfast.quiver.segments.manifest import decode
 from holdfast.quiver.segments.segment import Segment
 from holdfast.seam.disk import remove_tree
@@ -140,7 +140,7 @@ def many_batches(machine: Machine) -> Machine:
     for number in range(len(ROWS)):
         quiver.append_raw(large(number))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(segment_file, "BLOCK_BYTES", 30 * 40_100)
+        patch.setattr(build, "BLOCK_BYTES", 30 * 40_100)
         assert [batch.rows for batch in seal(quiver).summary.files[0].batches] == BATCHES
     machine.stop()
     damage_table(machine)

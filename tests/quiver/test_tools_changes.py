@@ -18,10 +18,9 @@ from holdfast.errors import (
     UnknownSubscriber,
 )
 from holdfast.quiver import ColumnExtractor, Outcome, Quiver, QuiverConfig
-from holdfast.quiver.base.backup_marker import BackupMarker, write_marker
-from holdfast.quiver.tools.changes import balances, drop_subscriber, replay
+from holdfast.quiver.base.identity import BackupMarker, write_marker
+from holdfast.quiver.tools.changes import balances, drop_subscriber, offline, replay
 from holdfast.quiver.tools.inspect import inspect
-from holdfast.quiver.tools.offline import offline
 from holdfast.seam import Seam
 from holdfast.seam.faulty import Fault, FaultKind, FaultyDisk
 from holdfast.seam.simulated import SimulatedCrash

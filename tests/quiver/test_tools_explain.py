@@ -10,10 +10,9 @@ from tests.quiver.reading import acknowledge, reject
 
 from holdfast.quiver import Outcome, Position, QuiverConfig, RetentionConfig
 from holdfast.quiver.base.config import MB, LedgerConfig
-from holdfast.quiver.tools.explain import RESOLVED_EARLIER, BundleExplanation, Fate, explain
+from holdfast.quiver.tools.explain import RESOLVED_EARLIER, BundleExplanation, Fate, explain, search
 from holdfast.quiver.tools.history import Line, LineFilter, lines
 from holdfast.quiver.tools.inspect import inspect
-from holdfast.quiver.tools.search import search
 
 
 def config(retention: RetentionConfig | None = None) -> QuiverConfig:

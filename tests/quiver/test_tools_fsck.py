@@ -14,10 +14,10 @@ from xxhash import xxh3_64_hexdigest
 from holdfast.errors import CannotOpen, UnknownFormat
 from holdfast.quiver import Quiver
 from holdfast.quiver.base import names
-from holdfast.quiver.base.backup_marker import BackupMarker, write_marker
+from holdfast.quiver.base.identity import BackupMarker, write_marker
 from holdfast.quiver.segments import manifest
-from holdfast.quiver.tools.findings import QuiverFinding, Report, Severity, as_ranges
 from holdfast.quiver.tools.fsck import fsck
+from holdfast.quiver.tools.inspect import QuiverFinding, Report, Severity, as_ranges
 from holdfast.seam import Seam
 from holdfast.seam.disk import DirEntry
 

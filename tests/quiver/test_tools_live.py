@@ -14,13 +14,11 @@ from tests.quiver.owner import CONFIG
 
 from holdfast.quiver import Quiver
 from holdfast.quiver.base.config import KB, LedgerConfig, RetentionConfig, SegmentConfig, WalConfig
-from holdfast.quiver.tools.explain import explain
-from holdfast.quiver.tools.findings import QuiverFinding
+from holdfast.quiver.tools.explain import explain, search
 from holdfast.quiver.tools.fsck import fsck
 from holdfast.quiver.tools.history import LineFilter, lines
-from holdfast.quiver.tools.inspect import inspect
+from holdfast.quiver.tools.inspect import QuiverFinding, inspect
 from holdfast.quiver.tools.scrub import scrub
-from holdfast.quiver.tools.search import search
 from holdfast.seam import Seam
 
 # Segments that come and go while a tool looks again and again.

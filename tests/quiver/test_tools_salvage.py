@@ -27,8 +27,8 @@ from holdfast.quiver import Outcome, Quiver
 from holdfast.quiver.base.frame import Frame
 from holdfast.quiver.log.wal import decode_header, walk
 from holdfast.quiver.segments import manifest
-from holdfast.quiver.tools.findings import Severity
 from holdfast.quiver.tools.fsck import fsck
+from holdfast.quiver.tools.inspect import Severity
 from holdfast.quiver.tools.salvage import Salvaged, salvage
 from holdfast.seam import Seam
 from holdfast.seam.randomness import seeded_randomness

@@ -13,7 +13,7 @@ from holdfast.quiver import Quiver
 from holdfast.quiver.base import names
 from holdfast.quiver.ledger.log import read_ledger_file
 from holdfast.quiver.segments import manifest
-from holdfast.quiver.tools.findings import Report, Severity
+from holdfast.quiver.tools.inspect import Report, Severity
 from holdfast.quiver.tools.scrub import scrub, total_bytes
 
 LEDGER = ROOT / "ledger"

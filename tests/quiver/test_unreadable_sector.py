@@ -24,8 +24,7 @@ from holdfast.errors import Damaged
 from holdfast.quiver import Outcome, Quiver
 from holdfast.quiver.base.config import MB
 from holdfast.quiver.base.frame import Frame
-from holdfast.quiver.segments import file as segment_file
-from holdfast.quiver.segments import manifest
+from holdfast.quiver.segments import build, manifest
 from holdfast.quiver.segments.segment import Segment
 from holdfast.quiver.tools.fsck import fsck
 from holdfast.quiver.tools.inspect import inspect
@@ -50,7 +49,7 @@ def event(seq: int) -> bytes:
 def stored() -> dict[PurePath, bytes]:
     """Return a store that was killed: two segments in small blocks, a tail, some of it read."""
     with Machine() as machine, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(segment_file, "BLOCK_BYTES", 9000)
+        patch.setattr(build, "BLOCK_BYTES", 9000)
         quiver = machine.start()
         quiver.register(READER)
         for seq in range(EVENTS):

@@ -14,7 +14,7 @@ from tests.readers.setting import StillMachine, append, calm, keep, must_poll, s
 
 from holdfast.errors import BadInput
 from holdfast.quiver import RetentionConfig, SubscriberOptions
-from holdfast.quiver.ledger.steady import SteadyTime
+from holdfast.seam.clock import SteadyTime
 
 DAY_S = 86_400.0
 RETENTION = RetentionConfig(max_age_s=3 * DAY_S)

@@ -8,9 +8,8 @@ from pathlib import PurePath
 from holdfast.quiver import LedgerConfig
 from holdfast.quiver.base.frame import NOTHING, Totals
 from holdfast.quiver.ledger.ledger import Ledger
-from holdfast.quiver.ledger.outcome import Outcome, Position, Resolution
 from holdfast.quiver.ledger.recovery import RecoveredLedger, recover_ledger
-from holdfast.quiver.ledger.subscriber import Subscriber
+from holdfast.quiver.ledger.subscriber import Outcome, Position, Resolution, Subscriber
 from holdfast.seam import Seam
 from holdfast.seam.clock import Clock, JumpingClock
 from holdfast.seam.faulty import Fault, FaultyDisk

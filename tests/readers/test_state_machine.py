@@ -214,7 +214,7 @@ class Readers(RuleBasedStateMachine):
 
 TestReaders = Readers.TestCase
 TestReaders.settings = settings(
-    max_examples=3000 if THOROUGH else 150,
+    max_examples=3000 if THOROUGH else settings().max_examples * 3 // 2,
     stateful_step_count=100 if THOROUGH else 60,
     suppress_health_check=list(HealthCheck),
 )

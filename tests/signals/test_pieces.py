@@ -73,7 +73,7 @@ BREAKS: dict[str, Any] = {
         unique=True,
     )
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_the_same_is_told_in_pieces_and_at_once(breaks: list[tuple[str, int]]) -> None:
     event = copy.deepcopy(large_event())
     # The one that takes away a list comes last, after everything that breaks what is in it.

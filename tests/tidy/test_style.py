@@ -225,7 +225,8 @@ def test_a_child_left_behind_is_found(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=False,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},  # what conftest.py imports of ours
+        # The path: what conftest.py imports of ours. The patience: both children are there anyway.
+        env={**os.environ, "PYTHONPATH": str(ROOT), "HOLDFAST_PATIENCE": "0.1"},
     )
     assert "3 passed, 2 errors" in result.stdout
     assert "ERROR test_children.py::test_leaves_a_child" in result.stdout

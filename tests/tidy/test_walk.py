@@ -12,8 +12,6 @@ from tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
 _SECTION = re.compile(r"^## One event, module by module\n(.*?)^## ", re.DOTALL | re.MULTILINE)
-# Looks at deadlines now and then: on a busy machine, while every one of the events is under way.
-BY_A_TIMER = {"receive.http_server"}
 _MODULE = re.compile(r"^\| `([\w.]+)` \|", re.MULTILINE)
 
 
@@ -31,7 +29,9 @@ def test_the_page_names_the_modules_that_an_event_passes() -> None:
     )
     assert done.returncode == 0, done.stderr
     seen = json.loads(done.stdout)
-    passed, sometimes = set(seen["way"]), set(seen["sometimes"])
+    passed = set(seen["way"])
+    # What also runs without an event is called by a timer, or was on its way when it was counted.
+    perhaps = {*seen["sometimes"], *seen["idle"]}
     assert len(named) == len(set(named))
-    assert passed - set(named) - BY_A_TIMER == set(), "add these to the tables in ARCHITECTURE.md"
-    assert set(named) - passed - sometimes == set(), "remove these from them"
+    assert passed - set(named) - perhaps == set(), "add these to the tables in ARCHITECTURE.md"
+    assert set(named) - passed - perhaps == set(), "remove these from them"

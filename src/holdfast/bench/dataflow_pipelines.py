@@ -1,4 +1,7 @@
-"""Pipelines: micro-batches of ten thousand rows, functions in Python, and what idleness costs."""
+"""Pipelines: micro-batches of ten thousand rows, functions in Python, and what idleness costs.
+
+One Spark session serves all measurements of the dataflow, over quivers that are filled first.
+"""
 
 from __future__ import annotations
 
@@ -8,25 +11,39 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from holdfast.bench.dataflow_clock import TimedRun, batch_times_ms, batches_done, measured
-from holdfast.bench.dataflow_rows import BATCHES, BUNDLE_ROWS, SLOT, SMALL, Stores
-from holdfast.bench.figures import Figures
-from holdfast.bench.process_tree import TreeStopwatch
-from holdfast.bench.rounds import interleave, percentile
+from holdfast.bench.dataflow_reading import measure_reading
+from holdfast.bench.dataflow_rows import (
+    BATCHES,
+    BUNDLE_ROWS,
+    SLOT,
+    SMALL,
+    Stores,
+    TimedRun,
+    batch_times_ms,
+    batches_done,
+    filled,
+    measured,
+)
+from holdfast.bench.figures import Figures, interleave, percentile
 from holdfast.bench.scale import DataflowScale
+from holdfast.bench.stopwatch import TreeStopwatch
 from holdfast.dataflow.compiler.places import Places
 from holdfast.dataflow.driver.run import PipelineRun
+from holdfast.dataflow.driver.session import start_session
 from holdfast.dataflow.spec import Pipeline
 from holdfast.errors import CheckFailed
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+
 # A query whose windows are all closed has so long to do its last batch.
 SETTLE_S_MAX = 120.0
 # It has settled when it did nothing for so long; its heartbeats are one second apart.
 QUIET_S = 5.0
 POLL_S = 0.1
+MASTER = "local[2]"
+MEMORY = "2g"
 
 
 class Lab:
@@ -180,3 +197,23 @@ def _settle(run: PipelineRun, checkpoint: Path) -> None:
         if batches_done(checkpoint) != done:
             done, since_s = batches_done(checkpoint), time.monotonic()
         run.wait(POLL_S)
+
+
+def measure_dataflow(
+    folder: Path, scale: DataflowScale, figures: Figures, progress: Callable[[str], None]
+) -> None:
+    """Measure the source beside Spark's own, functions, batches and idleness."""
+    progress(f"fill: {scale.rows:,} rows")
+    with filled(folder, scale) as stores:
+        settings = {
+            "spark.driver.memory": MEMORY,
+            "spark.local.dir": str(folder / "spark"),
+            "spark.sql.shuffle.partitions": "2",
+            "spark.sql.warehouse.dir": str(folder / "warehouse"),
+        }
+        session = start_session(MASTER, settings, name="bench")
+        try:
+            measure_reading(session, stores, scale, figures, progress)
+            measure_pipelines(session, stores, scale, figures, progress)
+        finally:
+            session.stop()

@@ -9,12 +9,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pyspark.sql import functions as F  # noqa: N812
 
-from holdfast.bench.dataflow_clock import TimedRun, measured
-from holdfast.bench.dataflow_rows import BUNDLE_ROWS, LARGE, SLOT, Stores
-from holdfast.bench.figures import Figures
-from holdfast.bench.process_tree import TreeStopwatch
-from holdfast.bench.rounds import interleave
+from holdfast.bench.dataflow_rows import BUNDLE_ROWS, LARGE, SLOT, Stores, TimedRun, measured
+from holdfast.bench.figures import Figures, interleave
 from holdfast.bench.scale import DataflowScale
+from holdfast.bench.stopwatch import TreeStopwatch
 from holdfast.errors import CheckFailed
 
 if TYPE_CHECKING:

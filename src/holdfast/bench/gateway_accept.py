@@ -17,10 +17,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from holdfast.bench.figures import Figures
+from holdfast.bench.figures import Figures, interleave
 from holdfast.bench.gateway_load import STREAM, SUBJECT, Load
 from holdfast.bench.gateway_process import MeasuredGateway, ServerProcess, free_ports, running
-from holdfast.bench.rounds import interleave
 from holdfast.bench.scale import GatewayScale
 
 # Its own retries and heartbeats stay out of the measurement.

@@ -1,4 +1,7 @@
-"""Forwarding: from accepted to arrived when idle, out of a backlog, and beside a dead neighbour."""
+"""Forwarding: from accepted to arrived when idle, out of a backlog, and beside a dead neighbour.
+
+And memory: of an idle gateway, and of one with a large backlog for a backend that is dead.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,9 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from holdfast.bench.figures import Figures
-from holdfast.bench.gateway_load import HttpSender, new_event
+from holdfast.bench.figures import Figures, interleave, percentile
+from holdfast.bench.gateway_accept import run_load
+from holdfast.bench.gateway_load import EVENT_BYTES, HttpSender, Load, new_event
 from holdfast.bench.gateway_process import (
     POLL_SECONDS,
     MeasuredGateway,
@@ -21,7 +25,6 @@ from holdfast.bench.gateway_process import (
     http_exporter,
     running,
 )
-from holdfast.bench.rounds import interleave, percentile
 from holdfast.bench.scale import GatewayScale
 from holdfast.errors import CheckFailed
 from holdfast.quiver import Quiver
@@ -29,6 +32,7 @@ from holdfast.quiver import Quiver
 ARRIVAL_SECONDS_MAX = 120.0
 SLOT = "openlineage"
 BUNDLES_AT_ONCE = 64
+SENDERS = 16
 
 
 class Discard(ServerProcess):
@@ -37,7 +41,7 @@ class Discard(ServerProcess):
     def __init__(self, folder: Path, port: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._notes = folder / f"arrivals-{time.monotonic_ns()}"
-        command = [sys.executable, "-m", "holdfast.bench.discard_backend", str(port)]
+        command = [sys.executable, "-m", "holdfast.bench.gateway_load", str(port)]
         super().__init__([*command, str(self._notes)], folder / "backend-log")
         self.wait_for_port(port)
 
@@ -156,3 +160,24 @@ def _measure_neighbour(
             for alone, beside in zip(found["alone"], found["beside"], strict=True)
         ]
         figures.add(f"dead_neighbour_p{percent}_ratio", ratios)
+
+
+def measure_memory(
+    folder: Path, scale: GatewayScale, figures: Figures, progress: Callable[[str], None]
+) -> None:
+    """Measure resident memory; `anonymous` leaves out mapped files, which the kernel may drop."""
+    progress(f"memory: idle, and with a backlog of {scale.backlog_mb:,} MB")
+    (dead,) = free_ports(1)
+    exporters = {"backend": http_exporter(dead)}
+    idle = MeasuredGateway(folder / "idle-memory", exporters=exporters)
+    with running(idle):
+        asyncio.run(post_paced(idle.port, 3, 0.01))
+        figures.add("rss_mb", [idle.rss_mb()])
+        figures.add("anonymous_mb", [idle.anonymous_mb()])
+    place = folder / "backlog-memory"
+    fill(place / "quiver" / "core-00", scale.backlog_mb * 1_000_000 // EVENT_BYTES)
+    loaded = MeasuredGateway(place, exporters=exporters)
+    with running(loaded):
+        run_load(Load("http", loaded.port, scale.seconds, SENDERS))
+        figures.add("rss_backlog_mb", [loaded.rss_mb()])
+        figures.add("anonymous_backlog_mb", [loaded.anonymous_mb()])

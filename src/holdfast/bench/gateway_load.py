@@ -1,27 +1,40 @@
-"""The client process of the gateway's benchmark: so many senders, each waiting for its answer.
+"""The two ends of a gateway that is measured: a client process, and a backend process.
 
-Run as `python -m holdfast.bench.gateway_load` with a `Load` as JSON; prints what it measured as
-JSON. Over HTTP to a gateway, or over NATS to a stream: the same process, the same events, the same
-number of senders, each sending its next event when the last one is acknowledged.
+    python -m holdfast.bench.gateway_load LOAD
+    python -m holdfast.bench.gateway_load PORT FILE
+
+The client has so many senders, each waiting for its answer; it prints what it measured as JSON.
+Over HTTP to a gateway, or over NATS to a stream: the same process, the same events, the same number
+of senders, each sending its next event when the last one is acknowledged.
+
+The backend accepts everything immediately and notes when: `time_ns run_id`, a line per event. It
+does as little as it can, so that what is measured is the gateway.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
+import re
 import sys
 import time
 import uuid
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass
-from typing import Literal
+from typing import Literal, cast
 
-from holdfast.bench.rounds import percentile
+import uvloop
+
+from holdfast.bench.figures import percentile
 
 SUBJECT = "lineage.events"
 STREAM = "lineage"
 EVENT_BYTES = 1900
 _RUN = "00000000-0000-4000-8000-000000000000"
+_ANSWER = b"HTTP/1.1 201 Created\r\nContent-Length: 0\r\n\r\n"
+_BATCH_ANSWER = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
+_RUN_ID = re.compile(rb'"runId": "([0-9a-f-]{36})"')
 
 SendBody = Callable[[bytes], Awaitable[None]]
 
@@ -155,8 +168,6 @@ async def _over_nats(load: Load, latencies_s: list[float]) -> None:
 
 def main(load: Load) -> None:
     """Send, and print what came of it."""
-    import uvloop
-
     latencies_s: list[float] = []
     began_s, began_cpu_s = time.perf_counter(), time.process_time()
     uvloop.run((_over_http if load.to == "http" else _over_nats)(load, latencies_s))
@@ -172,5 +183,43 @@ def main(load: Load) -> None:
     sys.stdout.write(json.dumps(found))
 
 
+class DiscardBackend(asyncio.Protocol):
+    """One connection."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._received = bytearray()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep the transport, to answer by."""
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        """Answer every request that is complete."""
+        self._received += data
+        while (end := self._received.find(b"\r\n\r\n")) >= 0:
+            head = bytes(self._received[:end]).lower()
+            length = int(head.split(b"content-length:")[1].split(b"\r\n")[0])
+            if len(self._received) < end + 4 + length:
+                return
+            body = bytes(self._received[end + 4 : end + 4 + length])
+            del self._received[: end + 4 + length]
+            now_ns = time.monotonic_ns()
+            lines = b"".join(b"%d %s\n" % (now_ns, run_id) for run_id in _RUN_ID.findall(body))
+            os.write(self._fd, lines)
+            self._transport.write(_BATCH_ANSWER if body.startswith(b"[") else _ANSWER)
+
+
+async def serve(port: int, path: str) -> None:
+    """Serve until killed."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(lambda: DiscardBackend(fd), "127.0.0.1", port)
+    await server.serve_forever()
+
+
 if __name__ == "__main__":
-    main(Load(**json.loads(sys.argv[1])))
+    if len(sys.argv) > 2:  # noqa: PLR2004
+        uvloop.run(serve(int(sys.argv[1]), sys.argv[2]))
+    else:
+        main(Load(**json.loads(sys.argv[1])))

@@ -17,8 +17,7 @@ from typing import Any
 
 import orjson
 
-from holdfast.bench.figures import Figures
-from holdfast.bench.rounds import interleave
+from holdfast.bench.figures import Figures, interleave
 from holdfast.bench.scale import GatewayScale
 from holdfast.bench.stopwatch import Stopwatch
 from holdfast.signals.openlineage.validation import Validator

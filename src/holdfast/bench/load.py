@@ -1,13 +1,17 @@
-"""Load: many producers that append one thing after the other, each waiting for its answer.
+"""Load on a quiver: what is appended, by whom, and the bare disk as the yardstick.
 
-`RecordingDisk` is a real disk that notes what it was asked to write: the groups of the WAL, and all
-bytes. It names the steps in words, as every version does: the same measurement runs on older ones
-(scripts/compare_versions.py).
+Many producers append one thing after the other, each waiting for its answer: a telemetry-like
+record batch of about 88 kB, or raw events of 2 kB. `RecordingDisk` is a real disk that notes what
+it was asked to write; the same bytes, in the same groups, are then written with nothing but write
+and fdatasync. It names the steps in words, as every version does: the same measurement runs on
+older ones (scripts/compare_versions.py).
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
+import random
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
@@ -16,7 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from holdfast.bench.rounds import percentile
+import pyarrow as pa
+
+from holdfast.bench.figures import percentile
 from holdfast.bench.stopwatch import Stopwatch
 from holdfast.quiver import Quiver, QuiverConfig, Statistics
 from holdfast.seam import Seam
@@ -24,6 +30,14 @@ from holdfast.seam.disk import Handle, RealDisk
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
+
+
+PRODUCERS = 64
+BATCH_ROWS = 1_000
+EVENT_BYTES = 2_048
+
+_SERVICES = ("checkout", "cart", "payment", "frontend", "recommendation")
+_TIME_US = 1_760_000_000_000_000
 
 
 class RecordingDisk(RealDisk):
@@ -48,9 +62,6 @@ class RecordingDisk(RealDisk):
         if at == "wal.sync":
             self.groups.append(self._group_bytes)
             self._group_bytes = 0
-
-
-PRODUCERS = 64
 
 
 @dataclass(frozen=True)
@@ -148,3 +159,74 @@ def by_threads(append: Callable[[Quiver], object]) -> Drive:
         return latencies_s
 
     return drive
+
+
+@dataclass(frozen=True)
+class RawRun:
+    """What the bare disk did."""
+
+    written_bytes: int
+    wall_s: float
+    cpu_s: float
+    # Of write and sync together, by group.
+    group_s: list[float]
+
+    @property
+    def mb_per_s(self) -> float:
+        """Throughput."""
+        return self.written_bytes / self.wall_s / 1e6
+
+
+def replay_groups(folder: Path, groups: Sequence[int]) -> RawRun:
+    """Write and sync each group into one new file.
+
+    One file, opened once and never rotated, from one buffer that is written over and over: the
+    best a single-threaded program could do, so the comparison errs to the disk's favour.
+    """
+    path = folder / "raw"
+    content = memoryview(os.urandom(max(groups)))
+    disk = RealDisk()
+    handle = disk.create(path, "raw")
+    group_s = []
+    try:
+        with Stopwatch() as watch:
+            for size_bytes in groups:
+                began_s = time.perf_counter()
+                _write(handle, content[:size_bytes])
+                disk.sync(handle, "raw")
+                group_s.append(time.perf_counter() - began_s)
+    finally:
+        disk.close(handle)
+        path.unlink()
+    return RawRun(sum(groups), watch.wall_s, watch.cpu_s, group_s)
+
+
+def _write(handle: Handle, content: memoryview) -> None:
+    while content:
+        content = content[os.write(handle, content) :]
+
+
+def telemetry_batch(seed: int = 1) -> pa.RecordBatch:
+    """Return log records as a collector sees them."""
+    chance = random.Random(seed)
+    rows = range(BATCH_ROWS)
+    return pa.record_batch(
+        {
+            "time": pa.array([_TIME_US + 250 * row for row in rows], pa.timestamp("us", "UTC")),
+            "trace_id": pa.array([chance.randbytes(16) for _ in rows], pa.binary(16)),
+            "span_id": pa.array([chance.randbytes(8) for _ in rows], pa.binary(8)),
+            "severity": pa.array([chance.choice((5, 9, 13, 17)) for _ in rows], pa.uint8()),
+            "service": pa.array([chance.choice(_SERVICES) for _ in rows]),
+            "body": pa.array([_body(chance) for _ in rows]),
+            "duration_ms": pa.array([chance.random() * 100 for _ in rows], pa.float64()),
+        }
+    )
+
+
+def _body(chance: random.Random) -> str:
+    return f"request {chance.randrange(10**6)} took {chance.random() * 100:.2f} ms"
+
+
+def raw_event(seed: int = 1) -> bytes:
+    """Return bytes that no filesystem or device can compress."""
+    return random.Random(seed).randbytes(EVENT_BYTES)

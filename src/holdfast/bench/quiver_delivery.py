@@ -1,9 +1,8 @@
-"""Delivery: how fast data leaves a quiver, how soon, and what its accounting costs.
+"""Delivery: how fast data leaves a quiver, how soon, and at what cost.
 
 cursor, lease      read everything of a sealed store and acknowledge it
 idle delivery      from the call of append to the delivery in a waiting reader's hands, nothing else
                    going on: about one sync, and no seal
-acks               acknowledgements alone, the deliveries being in hand
 streaming          producer to consumer through a queue in memory, and through a quiver, at the same
                    rate (half of what the quiver can do): CPU per event
 neighbour          a healthy reader alone, and beside one that is dead at its `drop_oldest` cap
@@ -17,32 +16,22 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path, PurePath
+from pathlib import Path
 
 import pyarrow as pa
 
-from holdfast.bench.figures import Figures
-from holdfast.bench.rounds import interleave, percentile
+from holdfast.bench.figures import Figures, interleave, percentile
+from holdfast.bench.load import raw_event, telemetry_batch
 from holdfast.bench.scale import QuiverScale
 from holdfast.bench.stopwatch import Stopwatch
-from holdfast.bench.workload import raw_event, telemetry_batch
 from holdfast.quiver import (
     AckLevel,
     Lease,
-    LeaseOptions,
-    LedgerConfig,
-    Outcome,
-    Position,
     Quiver,
     QuiverConfig,
     SegmentConfig,
     SubscriberOptions,
 )
-from holdfast.quiver.base.frame import Totals
-from holdfast.quiver.base.names import LEDGER_DIR
-from holdfast.quiver.ledger.outcome import Resolution
-from holdfast.quiver.ledger.recovery import recover_ledger
-from holdfast.seam.disk import RealDisk
 
 MB = 1 << 20
 CAPPED = SubscriberOptions(max_bytes=2 * MB, on_full="drop_oldest")
@@ -53,19 +42,16 @@ def measure_delivery(
 ) -> None:
     """Add the figures of this module."""
     measure_throughput(folder / "deliver", scale, figures, progress)
-    progress("idle delivery, acknowledgements, streaming, a dead neighbour")
+    progress("idle delivery, streaming, a dead neighbour")
     _add_idle(folder / "idle", scale, figures)
-    _add_acks(folder / "acks", scale, figures)
     _add_streaming(folder / "stream", scale, figures)
     _add_neighbour(folder / "neighbour", scale, figures)
-    progress(f"replay of a ledger after {scale.ledger_acks:,} acknowledgements")
-    _add_replay(folder / "ledger", scale, figures)
 
 
 # ------------------------------------------------------------------- throughput
 
 
-def _filled(folder: Path, batch: pa.RecordBatch | None, count: int) -> int:
+def filled_sealed(folder: Path, batch: pa.RecordBatch | None, count: int) -> int:
     """Fill a new quiver, sealed; return the payload bytes it holds."""
     event = raw_event()
     with Quiver.open(folder) as quiver:
@@ -101,9 +87,9 @@ def measure_throughput(
     """Add how fast a sealed store is read and acknowledged."""
     progress(f"delivery: {scale.deliver_mb} MB by cursor and by lease, {scale.rounds} rounds")
     batch = telemetry_batch()
-    large = _filled(folder / "large", batch, scale.deliver_mb * MB // 88_000)
+    large = filled_sealed(folder / "large", batch, scale.deliver_mb * MB // 88_000)
     bundles = scale.deliver_bundles
-    _filled(folder / "small", None, bundles)
+    filled_sealed(folder / "small", None, bundles)
 
     def contender(source: str, read: Callable[[Quiver, str], int]) -> Callable[[], Stopwatch]:
         def contend() -> Stopwatch:
@@ -171,51 +157,6 @@ def _idle_delay_s(quiver: Quiver, lease: Lease, event: bytes) -> float:
     quiver.append_raw(event)
     reader.join()
     return arrived_s[0] - began_s
-
-
-# ------------------------------------------------------------------------- acks
-
-
-def _add_acks(folder: Path, scale: QuiverScale, figures: Figures) -> None:
-    def contend() -> Stopwatch:
-        _filled(folder, None, scale.acks)
-        options = LeaseOptions(max_in_flight=scale.acks, lease_s=600.0)
-        with Quiver.open(folder) as quiver, quiver.lease("acks", leasing=options) as lease:
-            deliveries = [lease.poll() for _ in range(scale.acks)]
-            with Stopwatch() as watch:
-                for delivery in deliveries:
-                    assert delivery is not None
-                    delivery.ack()
-        shutil.rmtree(folder)
-        return watch
-
-    runs = interleave({"acks": contend}, scale.rounds)["acks"]
-    figures.add("ledger_acks_per_s", (scale.acks / run.wall_s for run in runs))
-    figures.add("ledger_cpu_us_per_ack", (run.cpu_s / scale.acks * 1e6 for run in runs))
-
-
-def _add_replay(folder: Path, scale: QuiverScale, figures: Figures) -> None:
-    """A ledger that took very many acknowledgements starts from its last checkpoint."""
-    with Quiver.open(folder, QuiverConfig(ledger=LedgerConfig(retain_bytes=1 << 30))) as quiver:
-        quiver.register("acks")
-        ledger, quiver_id = quiver._engine.ledger, quiver.quiver_id
-        generation = ledger.attach("acks")
-        for seq in range(scale.ledger_acks):
-            start, end = Position(seq), Position(seq + 1)
-            line = Resolution(seq, "acks", generation, start, end, Outcome.ACKED, Totals(1, 1), "")
-            ledger.resolve([line])
-        ledger.sync_if_due()
-        directory = PurePath(folder) / LEDGER_DIR
-
-        def contend() -> float:
-            with Stopwatch() as watch:
-                recovered = recover_ledger(RealDisk(), directory, {quiver_id})
-            assert recovered.state.subscribers["acks"].high_water_seq == scale.ledger_acks
-            return watch.wall_s
-
-        figures.add("checkpoint_replay_s", interleave({"r": contend}, scale.rounds)["r"])
-        figures.note("checkpoint_replay_acks", scale.ledger_acks)
-    shutil.rmtree(folder)
 
 
 # -------------------------------------------------------------------- streaming

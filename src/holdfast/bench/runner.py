@@ -1,17 +1,30 @@
 """Runs a benchmark: its sections one after another, in a folder that is gone afterwards.
 
 A benchmark is a row of `load`: how much is measured, by which sections, and the bars its figures
-must reach. docs/benchmarks.md says what each figure means.
+must reach. The report says what it ran on: without that, no figure can be compared with another.
+docs/benchmarks.md says what each figure means.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+import os
+import platform
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path, PurePath
+from types import FrameType
 from typing import Any, NamedTuple
 
+import pyarrow as pa
+import xxhash
+
+from holdfast import __version__
 from holdfast.bench.figures import Bar, Figures
-from holdfast.bench.machine import IN_MEMORY, describe, filesystem
 from holdfast.bench.scale import (
     DATAFLOW_FULL,
     DATAFLOW_QUICK,
@@ -22,7 +35,6 @@ from holdfast.bench.scale import (
     STORE_FULL,
     STORE_QUICK,
 )
-from holdfast.bench.scratch import scratch
 
 Progress = Callable[[str], None]
 # Measures something in a folder, as much as the scale says, and adds what it found.
@@ -71,13 +83,19 @@ def load(name: str) -> Benchmark:
 
 
 def _quiver() -> Benchmark:
-    from holdfast.bench.quiver_append import measure_append
+    from holdfast.bench.quiver_append import measure_append, measure_small
     from holdfast.bench.quiver_delivery import measure_delivery
-    from holdfast.bench.quiver_recovery import measure_recovery
-    from holdfast.bench.quiver_small import measure_small
-    from holdfast.bench.quiver_startup import measure_startup
+    from holdfast.bench.quiver_ledger import measure_ledger
+    from holdfast.bench.quiver_open import measure_recovery, measure_startup
 
-    sections = (measure_append, measure_small, measure_recovery, measure_startup, measure_delivery)
+    sections = (
+        measure_append,
+        measure_small,
+        measure_recovery,
+        measure_startup,
+        measure_delivery,
+        measure_ledger,
+    )
     bars = (
         Bar("append_vs_disk", at_least=0.8),
         Bar("recovery_mb_s", at_least=400),
@@ -90,8 +108,7 @@ def _quiver() -> Benchmark:
 
 def _gateway() -> Benchmark:
     from holdfast.bench.gateway_accept import measure_accept
-    from holdfast.bench.gateway_forward import measure_forward
-    from holdfast.bench.gateway_memory import measure_memory
+    from holdfast.bench.gateway_forward import measure_forward, measure_memory
     from holdfast.bench.lineage_validation import measure_lineage_validation
 
     sections = (measure_accept, measure_forward, measure_memory, measure_lineage_validation)
@@ -107,7 +124,7 @@ def _gateway() -> Benchmark:
 def _dataflow() -> Benchmark:
     import pyspark
 
-    from holdfast.bench.dataflow_session import MASTER, measure_dataflow
+    from holdfast.bench.dataflow_pipelines import MASTER, measure_dataflow
 
     bars = (
         Bar("plain_vs_parquet", at_least=0.4),
@@ -119,8 +136,7 @@ def _dataflow() -> Benchmark:
 
 def _store() -> Benchmark:
     from holdfast.bench.store_backup import measure_backup
-    from holdfast.bench.store_gc import measure_collecting
-    from holdfast.bench.store_many import measure_many
+    from holdfast.bench.store_many import measure_collecting, measure_many
 
     bars = (
         Bar("vs_restic_store", at_least=2.0),
@@ -135,3 +151,97 @@ def _store() -> Benchmark:
     )
     sections = (measure_backup, measure_many, measure_collecting)
     return Benchmark(sections, bars, STORE_FULL, STORE_QUICK)
+
+
+# Filesystems that live in memory: their sync costs nothing and proves nothing.
+IN_MEMORY = {"ramfs", "tmpfs"}
+
+
+def describe(directory: PurePath) -> dict[str, object]:
+    """Return processor, memory, filesystem and versions."""
+    return {
+        "processor": _processor(),
+        "cores": os.cpu_count() or 1,
+        "load_average": _load_average(),
+        "memory_mb": _memory_mb(),
+        "filesystem": filesystem(directory),
+        "free_disk_mb": shutil.disk_usage(directory).free // 1_000_000,
+        "system": f"{platform.system()} {platform.release()}",
+        "python": f"{platform.python_implementation()} {platform.python_version()}",
+        "pyarrow": pa.__version__,
+        "xxhash": xxhash.VERSION,
+        "holdfast": __version__,
+    }
+
+
+def filesystem(directory: PurePath) -> str:
+    """Return the type of the filesystem that holds a directory, "unknown" where nobody says."""
+    mounts = Path("/proc/self/mounts")
+    if not mounts.exists():
+        return "unknown"
+    here = Path(directory).resolve()
+    best, kind = -1, "unknown"
+    for line in mounts.read_text().splitlines():
+        _, point, found, *_ = line.split(" ")
+        place = Path(point.encode().decode("unicode_escape"))
+        # Later mounts hide earlier ones at the same place.
+        if here.is_relative_to(place) and len(place.parts) >= best:
+            best, kind = len(place.parts), found
+    return kind
+
+
+def _processor() -> str:
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        for line in info.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _load_average() -> list[float]:
+    return [round(load, 2) for load in os.getloadavg()] if hasattr(os, "getloadavg") else []
+
+
+def _memory_mb() -> int | None:
+    if not hasattr(os, "sysconf") or "SC_PHYS_PAGES" not in os.sysconf_names:
+        return None
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 1_000_000
+
+
+PREFIX = "holdfast-bench-"
+
+
+def default_directory() -> Path:
+    """Return where large temporary files go: /var/tmp, because /tmp may live in memory."""
+    large = Path("/var/tmp")
+    return large if os.access(large, os.W_OK) else Path(tempfile.gettempdir())
+
+
+@contextlib.contextmanager
+def scratch(directory: PurePath | None) -> Iterator[Path]:
+    """Yield a new folder, and remove it on return, on an error, on ^C and on SIGTERM."""
+    parent = default_directory() if directory is None else Path(directory)
+    parent.mkdir(parents=True, exist_ok=True)
+    with _terminate_by_exception():
+        folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _terminate_by_exception() -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(number: int, frame: FrameType | None) -> None:
+        sys.exit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

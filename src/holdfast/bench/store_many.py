@@ -1,17 +1,27 @@
-"""Very many files: looking one up, listing all of them, comparing two commits."""
+"""Very many files: looking one up, listing all of them, comparing two commits, collecting garbage.
+
+Garbage is a commit that was deleted: index chunks with references, data chunks below them, one
+object each. It is collected beside a little live data and beside much more of it.
+"""
 
 from __future__ import annotations
 
+import math
+import os
 import random
+import shutil
 from collections.abc import Callable
-from pathlib import Path
+from pathlib import Path, PurePath
 
-from holdfast.bench.figures import Figures
-from holdfast.bench.rounds import interleave
+from holdfast.bench.figures import Figures, interleave
 from holdfast.bench.scale import StoreScale
 from holdfast.bench.stopwatch import Stopwatch
 from holdfast.errors import CheckFailed
+from holdfast.seam import Seam
+from holdfast.seam.disk import Handle, RealDisk
+from holdfast.store.chunks.settings import Chunking, StoreSettings
 from holdfast.store.filesets import Commits, FileSet, FileSetWriter
+from holdfast.store.gc.collector import Collector
 from holdfast.store.store import Store
 
 _FOLDERS = 1000
@@ -101,3 +111,89 @@ def _diff_ms(commits: Commits, name: str, differing: int) -> float:
     if found != differing:
         raise CheckFailed(f"{found} of {differing} files differ", hint="Please report this.")
     return watch.wall_s * 1000
+
+
+# Chunks as small as they may be: the cost of a chunk is what is measured, not that of its bytes.
+_SETTINGS = StoreSettings(
+    chunking=Chunking(
+        min_bytes=256, average_bytes=1024, max_bytes=4096, small_file_bytes=1, pack_min_bytes=1
+    )
+)
+_FILE_BYTES = 200
+
+
+class _UnsyncedDisk(RealDisk):
+    """A disk for what is not measured: everything is synced in the end, instead of each file."""
+
+    def sync(self, handle: Handle, at: str) -> None:
+        pass
+
+    def sync_dir(self, path: PurePath, at: str) -> None:
+        pass
+
+
+def measure_collecting(
+    folder: Path, scale: StoreScale, figures: Figures, progress: Callable[[str], None]
+) -> None:
+    """Collect the same garbage beside little and beside much live data, in turn."""
+    garbage, live = scale.garbage_chunks, scale.garbage_chunks * scale.live_factor
+    places = {"small": folder / "gc-small", "large": folder / "gc-large"}
+    progress(f"collect: {garbage:,} chunks, beside none and beside {live:,}")
+    Store.create(str(places["small"]), settings=_SETTINGS).close()
+    Store.create(str(places["large"]), settings=_SETTINGS).close()
+    _commit(places["large"], "live", live)
+    rounds = iter(range(2 * (scale.rounds + 1)))
+    results = interleave(
+        {
+            name: lambda place=place: _collect(place, garbage, next(rounds))  # type: ignore[misc]
+            for name, place in places.items()
+        },
+        scale.rounds,
+    )
+    figures.add("gc_chunks_per_s", [chunks / watch.wall_s for chunks, watch in results["small"]])
+    figures.add(
+        "gc_cpu_us_per_chunk",
+        [watch.cpu_s * 1e6 / chunks for chunks, watch in results["small"]],
+    )
+    pairs = zip(results["small"], results["large"], strict=True)
+    ratios = [
+        (large.wall_s / large_chunks) / (small.wall_s / small_chunks)
+        for (small_chunks, small), (large_chunks, large) in pairs
+    ]
+    # 0: what lives costs nothing. 1: twice the store, twice the cost of each piece of garbage.
+    growth = math.log(1 + scale.live_factor)
+    figures.add("gc_cost_ratio", ratios)
+    figures.add("gc_cost_slope", [math.log(ratio) / growth for ratio in ratios])
+    for place in places.values():
+        shutil.rmtree(place)
+
+
+def _collect(place: Path, garbage: int, round_number: int) -> tuple[int, Stopwatch]:
+    name = f"garbage-{round_number}"
+    _commit(place, name, garbage)
+    with Store.open(str(place), settings=_SETTINGS) as store:
+        Commits(store).delete(name)
+        collector = Collector(store.references, store.objects)
+        with Stopwatch() as watch:
+            report = collector.collect()
+        if report.objects_deleted < garbage:
+            raise CheckFailed(
+                f"{report.objects_deleted} of at least {garbage} chunks were collected",
+                hint="Please report this.",
+            )
+        return report.objects_deleted, watch
+
+
+def _commit(place: Path, name: str, chunks: int) -> None:
+    """Store so many files that each is a chunk of its own, and have them all on disk."""
+    with (
+        Store.open(str(place), settings=_SETTINGS, seam=Seam(disk=_UnsyncedDisk())) as store,
+        store.references.open_job(name) as job,
+    ):
+        with FileSetWriter(store, job) as writer:
+            for number in range(chunks):
+                data = f"{name} {number} ".encode()
+                writer.put(f"{name}/{number:08}", data * (_FILE_BYTES // len(data)))
+            layer = writer.close()
+        Commits(store).create(job, name, [layer])
+    os.sync()

@@ -24,7 +24,7 @@ class HoldfastDataSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """Return what stands in `format(…)`."""
+        """Return the name for `format(…)`."""
         return "holdfast"
 
     def schema(self) -> StructType:

@@ -82,7 +82,7 @@ class PipelineHarness:
         self._columns: dict[str, pa.Schema] = {}
         self._clock_us = 0
         self.settings = self._redirected(settings)
-        # What the queries told, of all runs so far.
+        # What the queries counted, in all runs so far.
         self.counts: Counter[str] = Counter()
         self.statistics: tuple[QueryStatistics, ...] = ()
 
@@ -150,6 +150,7 @@ class PipelineHarness:
         self._drain(close=True)
 
     def _drain(self, *, close: bool) -> None:
+        """Run the pipeline over everything that was fed, and add up its counts."""
         session = self._session or start_session(_MASTER)
         places = Places(self._folder / "state", self._folder)
         with PipelineRun(self._name, self.settings, places, session) as run:
@@ -187,6 +188,10 @@ class PipelineHarness:
     # ------------------------------------------------------------------ redirecting
 
     def _redirected(self, settings: PipelineSettings) -> PipelineSettings:
+        """Return the pipeline between quivers that a test fills and folders that it reads.
+
+        Everything between the ends stays as it is: a test is of the pipeline that will run.
+        """
         vertices = {}
         for name, vertex in settings.vertices.items():
             change: dict[str, Any] = {}
@@ -198,6 +203,11 @@ class PipelineHarness:
         return settings.model_copy(update={"vertices": vertices})
 
     def _source(self, name: str, source: SourceSettings) -> SourceSettings:
+        """Return a source that reads the rows of a test.
+
+        Its watermark is the promise of one producer, which `advance` moves: so time passes only
+        when the test says so, and not by the clock of the machine.
+        """
         return source.model_copy(
             update={
                 "quiver": [str(self._folder / "quivers" / name)],
@@ -209,6 +219,7 @@ class PipelineHarness:
         )
 
     def _sink(self, name: str, sink: SinkSettings) -> SinkSettings:
+        """Return a sink that writes files; one that is a function is called all the same."""
         place: dict[str, Any] = {} if sink.python is not None else self._target(name)
         for key in ("fallback", "on_success"):
             if getattr(sink, key) is not None:
@@ -295,6 +306,7 @@ def run_case(
 
 
 def _take(harness: PipelineHarness, step: CaseStep) -> None:
+    """Do one step of a test."""
     for source, rows in (step.feed or {}).items():
         harness.feed(source, [{**row, EVENT_TIME: _moment(row.get(EVENT_TIME))} for row in rows])
     if step.advance is not None:
@@ -306,6 +318,7 @@ def _take(harness: PipelineHarness, step: CaseStep) -> None:
 
 
 def _moment(value: Any) -> datetime:
+    """Return an event time as a test writes it; without a zone it is UTC."""
     try:
         moment = datetime.fromisoformat(value)
         return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
@@ -316,6 +329,7 @@ def _moment(value: Any) -> datetime:
 
 
 def _compare(harness: PipelineHarness, sink: str, expected: list[dict[str, Any]]) -> list[str]:
+    """Return what a sink lacks and what it has too much, by the columns that are expected."""
     columns = sorted({name for row in expected for name in row})
     found = Counter(_key(row, columns) for row in harness.rows(sink))
     wanted = Counter(_key(row, columns) for row in expected)

@@ -13,8 +13,8 @@ from holdfast.quiver import Bundle, Quiver
 from holdfast.quiver.base.frame import NOTHING
 from holdfast.quiver.engine.decisions import waiting_refs
 from holdfast.quiver.ledger.subscriber import Subscriber
+from holdfast.quiver.tools.changes import readable_of
 from holdfast.quiver.tools.inspect import inspect
-from holdfast.quiver.tools.offline import readable_of
 from holdfast.seam import Seam
 from holdfast.signals.event import events_of
 

@@ -20,13 +20,12 @@ from pathlib import Path
 
 import yaml
 
-from holdfast.demo.counting import PIPELINES, Counting, PipelineScene
-from holdfast.demo.keeping import Keeping, Kept, can_keep
+from holdfast.demo.results import PIPELINES, Counting, Keeping, Kept, PipelineScene, can_keep
 from holdfast.errors import CheckFailed
 from holdfast.graph.loader import load
 from holdfast.graph.paths import plan
-from holdfast.prove.gateway import free_ports
 from holdfast.prove.journal import whole_lines
+from holdfast.prove.runner import free_ports
 from holdfast.quiver import Balance, Quiver
 
 STEADY, FLAKY = "backend-a", "backend-b"

@@ -10,7 +10,7 @@ from holdfast.dataflow.compiler.places import subscriber
 from holdfast.dataflow.spec import PipelineSettings
 from holdfast.graph.model import Graph
 from holdfast.graph.paths import plan
-from holdfast.quiver.engine.registration import StartPosition
+from holdfast.quiver.engine.verbs import StartPosition
 
 # Of the data directory.
 PIPELINES_DIR = "pipelines"

@@ -19,7 +19,7 @@ from holdfast.dataflow.driver.java import JAVA_MIN, find_java
 from holdfast.errors import HoldfastError
 from holdfast.extras import MODULES, install_command, missing_modules
 from holdfast.quiver import Quiver
-from holdfast.quiver.log import byte_order
+from holdfast.quiver.base import identity
 from holdfast.seam.disk import RealDisk, write_all
 
 Health = Literal["ok", "warn", "fail"]
@@ -54,9 +54,9 @@ def _software() -> Iterator[MachineFinding]:
     known = sys.platform == "linux"
     advice = "Linux is the reference; elsewhere only the embedded Quiver is supported"
     yield MachineFinding("system", "ok" if known else "warn", platform.platform(terse=True), advice)
-    good = byte_order.machine_order() == byte_order.NEEDED
+    good = identity.machine_order() == identity.BYTE_ORDER
     advice = "data directories are for little-endian machines"
-    yield MachineFinding("byte order", "ok" if good else "fail", byte_order.machine_order(), advice)
+    yield MachineFinding("byte order", "ok" if good else "fail", identity.machine_order(), advice)
     for package in ("pyarrow", "xxhash"):
         yield MachineFinding(package, "ok", importlib.metadata.version(package))
 

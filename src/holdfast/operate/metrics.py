@@ -16,7 +16,7 @@ from operator import attrgetter
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 from holdfast.quiver.keep.retention import REASONS
-from holdfast.quiver.ledger.outcome import Outcome
+from holdfast.quiver.ledger.subscriber import Outcome
 from holdfast.quiver.statistics import Statistics, SubscriberStatistics
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"

@@ -60,6 +60,7 @@ def places_at(document: object, path: Path) -> Iterator[tuple[Any, str | int]]:
 
 
 def _members(container: object, step: str) -> list[tuple[str | int, object]]:
+    """Return what one step of a path leads to, each with its key or index."""
     if isinstance(container, dict):
         if step == ANY:
             return list(container.items())

@@ -73,6 +73,7 @@ class RenameRule(Settings):
 
     @model_validator(mode="after")
     def _makes_sense(self) -> Self:
+        """Refuse a rule that could be read in two ways, or would make an empty name."""
         given = [one for one in (self.exact, self.prefix, self.regex) if one is not None]
         if len(given) != 1:
             raise ValueError("give one of exact, prefix and regex")
@@ -120,6 +121,10 @@ class Rename:
             place[NAMESPACE] = self.renamed(place[NAMESPACE])
 
     def _look_up(self, namespace: str) -> str:
+        """Return the new name by the first rule that holds.
+
+        A rule that would leave nothing of a name leaves it as it is: a namespace cannot be empty.
+        """
         for rule, substitution in self._rules:
             if rule.exact == namespace:
                 return rule.to

@@ -71,6 +71,7 @@ class Trim:
         return changed(event, self._trim) or event
 
     def _trim(self, document: dict[str, Any]) -> None:
+        """Take large facets out, and put a marker beside them that says what they were."""
         for facets in _maps(document):
             large = self._too_large(facets)
             for key in large:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from holdfast.extras import need
-from holdfast.prove.strikes import OnProgress
+from holdfast.prove.runner import OnProgress, ProofOptions
+from holdfast.prove.small_disk import data_directory
 from holdfast.seam.points import FaultPoint
 
 NAMES = {
@@ -31,23 +33,31 @@ def run(
 ) -> dict[str, Any]:
     """Run one proof in an empty directory and return its findings; `ok` is the verdict."""
     assert name in NAMES, f"BUG: no proof {name}"
-    if name in ON_SMALL_DISK:
-        from holdfast.prove.gateway import prove_gateway
-        from holdfast.prove.quiver import prove_quiver
+    prove = _prover(name)
+    fills_disk = small_disk_bytes is not None
+    with data_directory(directory, small_disk_bytes) as data_dir:
+        return prove(ProofOptions(kills, seed, directory, data_dir, progress, fills_disk))
 
-        return (prove_gateway if name == "gateway" else prove_quiver)(
-            kills=kills,
-            seed=seed,
-            directory=directory,
-            progress=progress,
-            small_disk_bytes=small_disk_bytes,
-        )
-    if name == "dataflow":
-        need("spark")
-        from holdfast.prove.dataflow import prove_dataflow as prove
-    else:
-        from holdfast.prove.store import prove_store as prove
-    return prove(kills=kills, seed=seed, directory=directory, progress=progress)
+
+def _prover(name: str) -> Callable[[ProofOptions], dict[str, Any]]:
+    """Return a proof, with the libraries that it alone needs."""
+    match name:
+        case "quiver":
+            from holdfast.prove.quiver import prove_quiver
+
+            return prove_quiver
+        case "gateway":
+            from holdfast.prove.gateway import prove_gateway
+
+            return prove_gateway
+        case "dataflow":
+            need("spark")
+            from holdfast.prove.dataflow import prove_dataflow
+
+            return prove_dataflow
+    from holdfast.prove.store import prove_store
+
+    return prove_store
 
 
 def points(name: str) -> list[tuple[str, str]]:

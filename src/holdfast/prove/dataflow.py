@@ -1,22 +1,18 @@
 """Prove pipelines: clients post, a driver counts, and gateway and driver are killed under it.
 
-The gateway is `holdfast up`, which starts the driver itself. Every other kill strikes at a named
-point: of the driver a moment between two effects, of the gateway a step of its disk. The rest
-strike at random moments. In the end the pipelines are drained and closed, and the journals of the
-clients are compared with the files of the sinks.
+The gateway is `holdfast up`, which starts the driver itself. A named point is a moment between two
+effects in the driver, or a step of the gateway's disk. In the end the pipelines are drained and
+closed, and the journals of the clients are compared with the files of the sinks.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import random
 import signal
-import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -36,8 +32,14 @@ from holdfast.prove.dataflow_checker import (
     DataflowVerdict,
     check_dataflow,
 )
-from holdfast.prove.gateway import ProvenProcess, free_ports
-from holdfast.prove.quiver import KILL_SITES as QUIVER_SITES
+from holdfast.prove.runner import (
+    RANDOM,
+    ProofOptions,
+    ProofProcesses,
+    ProofRunner,
+    free_ports,
+    listens,
+)
 from holdfast.prove.sessions import (
     DRIVER,
     GATEWAY,
@@ -48,7 +50,7 @@ from holdfast.prove.sessions import (
     set_trap,
     take_trap,
 )
-from holdfast.prove.strikes import Strikes
+from holdfast.prove.victim import ONCE, QUIVER_SITES
 
 CLIENTS = 4
 START_SECONDS_MAX = 60.0
@@ -63,9 +65,8 @@ DRAIN_SECONDS_MAX = 600.0
 DRAIN_ATTEMPTS = 3
 POLL_SECONDS = 0.05
 # What a gateway does while it runs.
-GATEWAY_SITES = tuple(
-    point for point in QUIVER_SITES if not point.startswith(("recover", "wal.close"))
-)
+GATEWAY_SITES = tuple(point for point in QUIVER_SITES if not point.startswith(ONCE))
+_CLIENTS = "clients"
 
 PIPELINES = (NAMES, COUNTS)
 # Small files and short pauses, so that every step happens often.
@@ -144,63 +145,66 @@ def graph_file(port: int, folder: Path) -> str:
     return yaml.safe_dump(written, sort_keys=False)
 
 
-class DataflowProof:
-    """All processes of one proof."""
+class DataflowProver:
+    """A gateway with pipelines, the driver that it starts, and its clients."""
 
-    def __init__(self, directory: Path, seed: int) -> None:
-        self.directory = directory
-        self.journals, self._logs, self._traps = (
-            directory / name for name in ("journals", "logs", "traps")
-        )
-        for folder in (self.journals, self._logs, self._traps, directory / "spark"):
-            folder.mkdir(parents=True)
+    last_step = "everything has to be counted"
+
+    def __init__(self, options: ProofOptions) -> None:
+        directory = options.directory
+        self._options = options
+        self._processes = ProofProcesses(directory, options.seed)
+        self._dice = self._processes.dice
+        self._traps = directory / "traps"
+        for folder in (self._traps, directory / "spark"):
+            folder.mkdir()
         (self._port,) = free_ports(1)
-        self._dice = random.Random(seed)
         self._config = directory / "gateway.yaml"
         self._config.write_text(graph_file(self._port, directory))
         graph = load(self._config).graph
         self._states = [state_dir(graph, name) for name in PIPELINES]
-        self._environment = {
-            **os.environ,
-            TRAPS: str(self._traps),
-            TRAP: "holdfast.prove.sessions:reached",
-        }
-        self._gateway: subprocess.Popen[bytes] | None = None
-        self._clients: ProvenProcess | None = None
+        self._environment = {TRAPS: str(self._traps), TRAP: "holdfast.prove.sessions:reached"}
 
     # ----------------------------------------------------------------- starting
 
-    def start_gateway(self) -> None:
-        """Start the gateway, which starts the driver, and wait until it listens."""
-        command = [sys.executable, "-m", "holdfast.prove.gateway_victim", "up", str(self._config)]
-        with (self._logs / "gateway").open("ab") as log:
-            self._gateway = subprocess.Popen(
-                command, stdout=log, stderr=log, env=self._environment, start_new_session=True
-            )
-        self._wait(self._listens, START_SECONDS_MAX, "the gateway does not listen")
+    def start(self) -> None:
+        """Start the gateway and its clients; they run until the end."""
+        self._start_gateway()
+        arguments = (str(self._port), str(self._processes.journals), str(CLIENTS))
+        self._processes.start(_CLIENTS, "lineage", "clients", *arguments, "paced", word=None)
+        self._options.progress("Spark starts")
 
-    def start_clients(self) -> None:
-        """Start the clients; they run until the end."""
-        arguments = ["clients", str(self._port), str(self.journals), str(CLIENTS), "paced"]
-        command = [sys.executable, "-m", "holdfast.prove.lineage", *arguments]
-        self._clients = ProvenProcess(command, self._logs / "clients")
+    def _start_gateway(self) -> None:
+        """Start the gateway, which starts the driver, and wait until it listens."""
+        self._processes.start(
+            GATEWAY, "gateway_victim", "up", str(self._config),
+            word=None, environment=self._environment, leads_session=True,
+        )  # fmt: skip
+        self._processes.wait_until(
+            lambda: listens(self._port), START_SECONDS_MAX, "the gateway does not listen"
+        )
 
     def wait_for_progress(self) -> None:
-        """Wait until every pipeline has done a batch more than it has now."""
+        """Wait until every pipeline has done a batch more than it has now.
+
+        A strike needs a pipeline at work: one that is killed while it starts shows little.
+        """
         before = self._batches()
 
-        def went_on() -> bool:
+        def has_moved() -> bool:
             if self._is_gateway_dead():
-                raise CheckFailed("the gateway was killed by somebody", hint=f"see {self._logs}")
+                raise self._processes.failure("somebody else killed the gateway")
             return all(now > then for now, then in zip(self._batches(), before, strict=True))
 
         try:
-            self._wait(went_on, PROGRESS_SECONDS_MAX, "a pipeline does not go on")
+            self._processes.wait_until(
+                has_moved, PROGRESS_SECONDS_MAX, "a pipeline does not make progress"
+            )
         except CheckFailed:
-            self._tell_stacks()
+            self._log_stacks()
             raise
 
-    def _tell_stacks(self) -> None:
+    def _log_stacks(self) -> None:
         """Let drivers and their Java write down what they do, in the gateway's log."""
         asked = {"holdfast.operate.driver_main": signal.SIGUSR2, "java": signal.SIGQUIT}
         for pid, command in commands_with(TRAPS, str(self._traps)).items():
@@ -211,28 +215,17 @@ class DataflowProof:
         time.sleep(STACKS_SECONDS)
 
     def _batches(self) -> list[int]:
-        """Return the last batch of each pipeline's only query."""
+        """Return the last batch of each pipeline's only query, as Spark's own commit log says."""
         found = []
         for state in self._states:
             commits = [p.name for p in state.glob("*/checkpoint/commits/*") if p.name.isdigit()]
             found.append(max(map(int, commits), default=-1))
         return found
 
-    def _listens(self) -> bool:
-        with socket.socket() as probe:
-            return probe.connect_ex(("127.0.0.1", self._port)) == 0
-
-    def _wait(self, condition: Callable[[], bool], seconds_max: float, complaint: str) -> None:
-        deadline_s = time.monotonic() + seconds_max
-        while not condition():
-            if time.monotonic() > deadline_s:
-                raise CheckFailed(complaint, hint=f"see {self._logs}")
-            time.sleep(POLL_SECONDS)
-
     # ------------------------------------------------------------------ killing
 
-    def kill_at_random(self) -> str:
-        """Kill the driver or the gateway at a random moment; return who it was."""
+    def strike_at_random(self) -> str:
+        """Kill the driver or the gateway at a random moment; return which it was."""
         self.wait_for_progress()
         time.sleep(self._dice.uniform(0.0, 2.0))
         victim = self._dice.choice((DRIVER, GATEWAY))
@@ -240,14 +233,11 @@ class DataflowProof:
             for session in self._drivers():
                 end_session(session)
         else:
-            assert self._gateway is not None
-            self._gateway.kill()
-            self._gateway.wait()
-            self.start_gateway()
-        return f"random: {victim}"
+            self._restart_gateway()
+        return f"{RANDOM}: {victim}"
 
-    def kill_at_point(self) -> str | None:
-        """Set a trap; return where it struck, or None if nobody came there in time."""
+    def strike_at_point(self) -> str | None:
+        """Set a trap; return where it struck, or None if nobody got there in time."""
         self.wait_for_progress()
         victim = self._dice.choice((DRIVER, GATEWAY))
         sites = tuple(BatchPoint) if victim == DRIVER else GATEWAY_SITES
@@ -258,93 +248,66 @@ class DataflowProof:
             if victim == DRIVER and not (self._traps / DRIVER).exists():
                 return point
             if self._is_gateway_dead():
-                self.start_gateway()
+                self._start_gateway()
                 return point
             time.sleep(POLL_SECONDS)
-        if victim == DRIVER and take_trap(self._traps, DRIVER) is None:
-            return point
-        if victim == GATEWAY:
-            self._disarm_gateway()
+        if victim == DRIVER:
+            # Whoever renames the file has it: the driver may be dying of it right now.
+            return point if take_trap(self._traps, DRIVER) is None else None
+        # The trap is in the gateway's memory already: the next one has none.
+        self._restart_gateway()
         return None
 
-    def _disarm_gateway(self) -> None:
-        """Let the next gateway be one without a trap; it ends as it would have at the point."""
-        assert self._gateway is not None
-        self._gateway.kill()
-        self._gateway.wait()
-        self.start_gateway()
+    def _restart_gateway(self) -> None:
+        self._processes.kill(GATEWAY)
+        self._start_gateway()
 
     def _is_gateway_dead(self) -> bool:
-        assert self._gateway is not None
-        code = self._gateway.poll()
+        code = self._processes.children[GATEWAY].poll()
         if code not in (None, -signal.SIGKILL):
-            raise CheckFailed(f"the gateway ended with {code}", hint=f"see {self._logs}")
+            raise self._processes.failure(f"the gateway ended with {code}")
         return code is not None
 
     def _drivers(self) -> set[int]:
         """Return the sessions of all drivers; one whose gateway is dead takes a while to end."""
-        assert self._gateway is not None
-        return sessions_with(TRAPS, str(self._traps)) - {self._gateway.pid}
+        gateway = self._processes.children[GATEWAY].pid
+        return sessions_with(TRAPS, str(self._traps)) - {gateway}
 
     # ------------------------------------------------------------------- ending
 
-    def drain(self) -> DataflowVerdict:
-        """End the clients, let the pipelines read everything and close; return the verdict."""
-        assert self._clients is not None
+    def settle(self) -> DataflowVerdict:
+        """Stop the clients, let the pipelines read everything and close; compare."""
         # While somebody posts: the last event may be in a batch already.
         self.wait_for_progress()
-        self._clients.end()
+        self._processes.stop(_CLIENTS)
         for name in PIPELINES:
-            self._close(name)
-        return check_dataflow(self.journals, self.directory)
+            self._drain(name)
+        return check_dataflow(self._processes.journals, self._options.directory)
 
-    def _close(self, name: str) -> None:
+    def _drain(self, name: str) -> None:
         command = [sys.executable, "-m", "holdfast", "dataflow", "drain", str(self._config), name]
         for attempt in range(1, DRAIN_ATTEMPTS + 1):
-            with (self._logs / "drain").open("ab") as log:
+            with (self._processes.logs / "drain").open("ab") as log:
                 done = subprocess.run(
                     [*command, "--close"],
                     stdout=log, stderr=log, timeout=DRAIN_SECONDS_MAX, check=False,
-                    env=self._environment,
+                    env={**os.environ, **self._environment},
                 )  # fmt: skip
             if done.returncode == 0:
                 return
-            # A driver that has just been begun again may not have its lock yet.
+            # A driver that has just been restarted may not have its lock yet.
             time.sleep(attempt)
-        raise CheckFailed(f"{name} cannot be drained", hint=f"see {self._logs}")
+        raise self._processes.failure(f"{name} cannot be drained")
 
     def close(self) -> None:
-        """Leave no process behind."""
-        if self._clients is not None and self._clients.is_alive():
-            self._clients.kill()
-        if self._gateway is not None:
-            self._gateway.kill()
-            self._gateway.wait()
-            for session in sessions_with(TRAPS, str(self._traps)):
-                end_session(session)
+        """Leave no process behind, nor any that a driver has started."""
+        self._processes.close()
+        for session in sessions_with(TRAPS, str(self._traps)):
+            end_session(session)
 
 
-def prove_dataflow(
-    *, kills: int, seed: int, directory: Path, progress: Callable[[str], None]
-) -> dict[str, Any]:
-    """Kill gateway and driver `kills` times under load, and check what was promised."""
-    started_s = time.monotonic()
-    strikes = Strikes()
-    proof = DataflowProof(directory, seed)
-    try:
-        proof.start_gateway()
-        proof.start_clients()
-        progress("Spark starts")
-        strikes.run(kills, proof.kill_at_random, proof.kill_at_point, progress)
-        progress("everything has to be counted")
-        verdict = proof.drain()
-    finally:
-        proof.close()
-    return {
-        "proof": "dataflow",
-        "ok": verdict.ok,
-        **asdict(verdict),
-        **strikes.as_dict(),
-        "seconds": round(time.monotonic() - started_s, 1),
-        "seed": seed,
-    }
+def prove_dataflow(options: ProofOptions) -> dict[str, Any]:
+    """Kill gateway and driver again and again under load, and check what was promised."""
+    runner = ProofRunner(options)
+    verdict = runner.run(DataflowProver(options), options.kills)
+    return runner.report("dataflow", verdict.ok, asdict(verdict))

@@ -32,6 +32,7 @@ import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Self
 
 CURSOR, LEASE = "by-cursor", "by-lease"
 # The name of content that nobody sent.
@@ -59,51 +60,44 @@ class Sent:
 
 
 class ProofJournal:
-    """Written by one client."""
+    """Written by one process at a time; its successor may continue it."""
 
     def __init__(self, path: Path) -> None:
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+
+    def note(self, *words: object) -> None:
+        """Write one fact."""
+        os.write(self._fd, " ".join(map(str, words)).encode() + b"\n")
 
     def sent(self, name: str, bundles: int) -> None:
         """Note that an append is about to be made."""
-        self._write(f"S {name} {bundles}")
+        self.note("S", name, bundles)
 
     def answered(self, name: str, seq: int) -> None:
         """Note that it was acknowledged."""
-        self._write(f"A {name} {seq}")
+        self.note("A", name, seq)
 
     def refused(self, name: str, stored: str, error: str) -> None:
         """Note that it was refused."""
-        self._write(f"E {name} {stored} {error}")
+        self.note("E", name, stored, error)
 
-    def close(self) -> None:
-        """Close the file."""
-        os.close(self._fd)
-
-    def _write(self, line: str) -> None:
-        os.write(self._fd, line.encode() + b"\n")
-
-
-class ReaderJournal:
-    """Written by one reader."""
-
-    def __init__(self, path: Path) -> None:
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-
-    def delivered(self, seq: int, names: list[str]) -> None:
-        """Note what is in hand."""
-        self._write(f"D {seq} {' '.join(names)}")
+    def delivered(self, seq: int, names: Iterable[str]) -> None:
+        """Note what a reader was handed."""
+        self.note("D", seq, *names)
 
     def acknowledged(self, seq: int) -> None:
-        """Note that it is off our hands."""
-        self._write(f"K {seq}")
+        """Note that a reader's acknowledgement was accepted."""
+        self.note("K", seq)
 
     def close(self) -> None:
         """Close the file."""
         os.close(self._fd)
 
-    def _write(self, line: str) -> None:
-        os.write(self._fd, line.encode() + b"\n")
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
 
 
 def read_journals(directory: Path) -> dict[str, Sent]:
@@ -135,17 +129,6 @@ def whole_lines(path: Path) -> Iterator[str]:
     """Yield the lines of a file up to the last newline: a kill may cut one in two."""
     text = path.read_text()
     return iter(text[: text.rfind("\n") + 1].splitlines())
-
-
-class StoreJournal:
-    """Written by one process at a time; its successor goes on."""
-
-    def __init__(self, path: Path) -> None:
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-
-    def note(self, fact: str, commit: str, more: str = "") -> None:
-        """Write one fact."""
-        os.write(self._fd, f"{fact} {commit} {more}".rstrip().encode() + b"\n")
 
 
 @dataclass

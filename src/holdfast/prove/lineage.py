@@ -32,6 +32,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from holdfast.prove.journal import UNKNOWN, ProofJournal
+from holdfast.prove.victim import end_with_parent, say
 
 NAMESPACE = "prove"
 # About 1.9 kB in all, as events of real clients are.
@@ -40,6 +41,21 @@ _RUNS = uuid.UUID("3b0c1b9e-92b0-5a52-8f4f-6f1a7d9c2a10")
 _FACETS = "https://openlineage.io/spec/facets/1-1-0"
 _PRODUCER = "urn:holdfast:prove"
 _NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
+
+PATH = "/api/v1/lineage"
+TIMEOUT_S = 30.0
+# A gateway that is being restarted is asked again after so long.
+PAUSE_S = 0.02
+# Between two posts of a paced client.
+PACE_S = 0.03
+BATCH_EVENTS = 5
+_BATCH_EVERY, _INVALID_EVERY = 7, 11
+# An event without a run.
+INVALID = b'{"eventType": "COMPLETE", "job": {"namespace": "prove", "name": "invalid"}}'
+_OK, _BAD_REQUEST = 200, 400
+_HEAD_BYTES_MAX = 64 * 1024
+
+EventName = Callable[[bytes], str | None]
 
 
 def event_of(name: str, at: datetime | None = None) -> bytes:
@@ -86,21 +102,15 @@ def run_name_of(payload: bytes) -> str | None:
         return None
 
 
-PATH = "/api/v1/lineage"
-TIMEOUT_S = 30.0
-# A gateway that is being restarted is asked again after so long.
-PAUSE_S = 0.02
-BATCH_EVENTS = 5
-_BATCH_EVERY = 7
-_OK, _BAD_REQUEST = 200, 400
-
-
 class LineageClient(threading.Thread):
     """Posts one event, or a small batch, after the other."""
 
-    def __init__(self, port: int, directory: Path, number: int, stop: threading.Event) -> None:
+    def __init__(
+        self, port: int, directory: Path, number: int, stop: threading.Event, *, paced: bool
+    ) -> None:
         super().__init__(name=f"client-{number}")
         self._port = port
+        self._is_paced = paced
         self._stop_asked = stop
         self._number = number
         self._journal = ProofJournal(directory / f"{number}.journal")
@@ -109,13 +119,20 @@ class LineageClient(threading.Thread):
     def run(self) -> None:
         """Post until told to stop."""
         count = 0
-        while not self._stop_asked.is_set():
+        while not self._stop_asked.wait(PACE_S if self._is_paced else 0.0):
             count += 1
-            events = BATCH_EVENTS if count % _BATCH_EVERY == 0 else 1
             name = f"{self._number}-{count}"
-            self._post(name, [event_of(f"{name}.{place}") for place in range(events)])
+            self._post(name, self._events(name, count))
         self._close()
         self._journal.close()
+
+    def _events(self, name: str, count: int) -> list[bytes]:
+        """Return what to post next: mostly one event, at times a batch, or an invalid one."""
+        if self._is_paced and count % _INVALID_EVERY == 0:
+            return [INVALID]
+        events = BATCH_EVENTS if count % _BATCH_EVERY == 0 else 1
+        now = datetime.now(UTC) if self._is_paced else None
+        return [event_of(f"{name}.{place}", now) for place in range(events)]
 
     def _post(self, name: str, events: list[bytes]) -> None:
         self._journal.sent(name, len(events))
@@ -160,52 +177,17 @@ class LineageClient(threading.Thread):
             self._connection = None
 
 
-def post_until_stopped(
-    port: int, directory: Path, count: int, client: type[LineageClient] = LineageClient
-) -> None:
+def post_until_stopped(port: int, directory: Path, count: int, *, paced: bool) -> None:
     """Run all clients until SIGTERM."""
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
-    clients = [client(port, directory, number, stop) for number in range(count)]
-    for one in clients:
-        one.start()
-    parent = os.getppid()
-    while not stop.is_set():
-        time.sleep(0.1)
-        if os.getppid() != parent:
-            stop.set()
-    for one in clients:
-        one.join()
-
-
-# Between two posts of a client.
-PACE_S = 0.03
-_BATCH_EVERY, _INVALID_EVERY = 7, 11
-# An event without a run.
-INVALID = b'{"eventType": "COMPLETE", "job": {"namespace": "prove", "name": "invalid"}}'
-
-
-class PacedClient(LineageClient):
-    """Posts one event, or a small batch, or something invalid, after the other."""
-
-    def run(self) -> None:
-        """Post until told to stop."""
-        count = 0
-        while not self._stop_asked.wait(PACE_S):
-            count += 1
-            name = f"{self._number}-{count}"
-            if count % _INVALID_EVERY == 0:
-                self._post(name, [INVALID])
-                continue
-            events = BATCH_EVENTS if count % _BATCH_EVERY == 0 else 1
-            now = datetime.now(UTC)
-            self._post(name, [event_of(f"{name}.{place}", now) for place in range(events)])
-        self._close()
-        self._journal.close()
-
-
-EventName = Callable[[bytes], str | None]
-_HEAD_BYTES_MAX = 64 * 1024
+    end_with_parent(signal.SIGTERM)
+    clients = [LineageClient(port, directory, n, stop, paced=paced) for n in range(count)]
+    for client in clients:
+        client.start()
+    stop.wait()
+    for client in clients:
+        client.join()
 
 
 class Backend(asyncio.Protocol):
@@ -217,7 +199,7 @@ class Backend(asyncio.Protocol):
         self._received = bytearray()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the way back."""
+        """Keep the transport, to answer by."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
 
@@ -272,16 +254,13 @@ async def serve(port: int, journal: str, name: EventName) -> None:
     journal_fd = os.open(journal, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     loop = asyncio.get_running_loop()
     server = await loop.create_server(lambda: Backend(journal_fd, name), "127.0.0.1", port)
-    sys.stdout.write("ready\n")
-    sys.stdout.flush()
+    say("ready")
     await server.serve_forever()
 
 
 if __name__ == "__main__":
     role, port_text, path, *more = sys.argv[1:]
     if role == "clients":
-        kind = PacedClient if "paced" in more else LineageClient
-        post_until_stopped(int(port_text), Path(path), int(more[0]), kind)
+        post_until_stopped(int(port_text), Path(path), int(more[0]), paced="paced" in more)
     else:
-        names: EventName = run_name_of if "run" in more else name_of
-        asyncio.run(serve(int(port_text), path, names))
+        asyncio.run(serve(int(port_text), path, run_name_of if "run" in more else name_of))

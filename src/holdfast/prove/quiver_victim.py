@@ -1,8 +1,8 @@
 """The process that is killed: clients appending to one quiver and readers emptying it.
 
-Run as `python -m holdfast.prove.quiver_victim` with a `QuiverTask` as JSON on the command line. It
-prints "open" when the quiver is open, and "full" when the disk refused an append for the first
-time. It appends for `seconds`, closes the quiver and ends; most never get that far.
+Run as `python -m holdfast.prove.quiver_victim TASK [DEATH]`, both as JSON. It prints "open" when
+the quiver is open, and "full" when the disk refused an append for the first time. It appends for
+`seconds`, closes the quiver and ends; most never get that far.
 
 The content of every event follows from its name, so that damage is noticed by whoever reads it.
 """
@@ -15,7 +15,7 @@ import random
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -27,9 +27,9 @@ from holdfast.prove.journal import (
     LEASE,
     UNKNOWN,
     ProofJournal,
-    ReaderJournal,
     read_journals,
 )
+from holdfast.prove.victim import deadly_seam, say
 from holdfast.quiver import (
     AppendConfig,
     Balance,
@@ -41,8 +41,6 @@ from holdfast.quiver import (
     WalConfig,
 )
 from holdfast.seam import Seam
-from holdfast.seam.disk import RealDisk
-from holdfast.seam.faulty import Fault, FaultKind, FaultyDisk, die_for_real
 
 MB = 1 << 20
 BODY_BYTES_MAX = 3000
@@ -58,17 +56,13 @@ class QuiverTask:
     clients: int
     seconds: float
     seed: int
-    # Where to die, if not by the parent's hand.
-    point: str | None = None
-    kind: str = FaultKind.KILL_BEFORE
-    nth: int = 1
     # Which of the two readers run.
     readers: tuple[str, ...] = (CURSOR, LEASE)
     append_timeout_s: float = AppendConfig.timeout_s
 
-    def command(self) -> list[str]:
-        """Return the command line that runs this task."""
-        return [sys.executable, "-m", "holdfast.prove.quiver_victim", json.dumps(asdict(self))]
+    def argument(self) -> str:
+        """Return it for a command line."""
+        return json.dumps(asdict(self))
 
 
 # Small files and short periods, so that every step happens many times a second.
@@ -136,7 +130,7 @@ class AppendClient(threading.Thread):
             self._journal.refused(name, error.stored, type(error).__name__)
             if isinstance(error, DiskFull) and not self.met_full_disk:
                 self.met_full_disk = True
-                tell("full")
+                say("full")
         else:
             self._journal.answered(name, seq)
 
@@ -190,13 +184,13 @@ def names_of(bundle: Bundle) -> list[str]:
     return names
 
 
-def read_by_cursor(quiver: Quiver, journal: ReaderJournal, go_on: Callable[[], bool]) -> None:
+def read_by_cursor(quiver: Quiver, journal: ProofJournal, more_comes: Callable[[], bool]) -> None:
     """Take ranges in order and commit them."""
     with quiver.cursor(CURSOR, on_data_loss="count") as cursor:
         while True:
             planned = cursor.plan(max_events=100, wait_s=0.05)
             if planned is None:
-                if not go_on():
+                if not more_comes():
                     return
                 continue
             for bundle in cursor.read(planned):
@@ -207,14 +201,14 @@ def read_by_cursor(quiver: Quiver, journal: ReaderJournal, go_on: Callable[[], b
 
 
 def read_by_lease(
-    quiver: Quiver, journal: ReaderJournal, go_on: Callable[[], bool], dice: random.Random
+    quiver: Quiver, journal: ProofJournal, more_comes: Callable[[], bool], dice: random.Random
 ) -> None:
     """Take single bundles, give some back, acknowledge the rest."""
     with quiver.lease(LEASE) as lease:
         while True:
             delivery = lease.poll(timeout_s=0.05)
             if delivery is None:
-                if not go_on() and lease.in_flight == 0 and not lease.leased():
+                if not more_comes() and lease.in_flight == 0 and not lease.leased():
                     return
                 continue
             if delivery.attempt == 1 and dice.random() < 0.05:  # noqa: PLR2004
@@ -226,73 +220,47 @@ def read_by_lease(
 
 
 def start_readers(
-    quiver: Quiver,
-    directory: Path,
-    incarnation: int,
-    seed: int,
-    go_on: Callable[[], bool],
-    which: Sequence[str],
+    quiver: Quiver, task: QuiverTask, more_comes: Callable[[], bool]
 ) -> list[threading.Thread]:
-    """Start readers; they end when `go_on` says no and nothing is left."""
-    dice = random.Random(f"{seed}-{incarnation}-reader")
+    """Start a task's readers; they end when no more comes and nothing is left."""
+    dice = random.Random(f"{task.seed}-{task.incarnation}-reader")
 
-    def by_cursor() -> None:
-        journal = ReaderJournal(directory / f"{incarnation:06d}.{CURSOR}")
-        read_by_cursor(quiver, journal, go_on)
-        journal.close()
+    def run(name: str) -> None:
+        path = Path(task.journal_dir) / f"{task.incarnation:06d}.{name}"
+        with ProofJournal(path) as journal:
+            if name == CURSOR:
+                read_by_cursor(quiver, journal, more_comes)
+            else:
+                read_by_lease(quiver, journal, more_comes, dice)
 
-    def by_lease() -> None:
-        journal = ReaderJournal(directory / f"{incarnation:06d}.{LEASE}")
-        read_by_lease(quiver, journal, go_on, dice)
-        journal.close()
-
-    known = {CURSOR: by_cursor, LEASE: by_lease}
-    threads = [threading.Thread(target=known[name], name=name) for name in which]
+    threads = [threading.Thread(target=run, args=(name,), name=name) for name in task.readers]
     for thread in threads:
         thread.start()
     return threads
 
 
-def tell(word: str) -> None:
-    """Say something to the parent."""
-    sys.stdout.write(f"{word}\n")
-    sys.stdout.flush()
-
-
-def main(task: QuiverTask) -> None:
+def main(task: QuiverTask, seam: Seam) -> None:
     """Open, append, close."""
-    faults = [Fault(task.point, FaultKind(task.kind), task.nth)] if task.point else []
-    seam = Seam(disk=FaultyDisk(RealDisk(), faults, die_for_real))
     until_s = time.monotonic() + task.seconds
     with Quiver.open(task.quiver_dir, config_of(task), seam=seam) as quiver:
         for name in {CURSOR, LEASE}.difference(quiver.subscribers()):
             quiver.register(name)  # before the first append, so that both see everything
-        tell("open")
+        say("open")
         clients = [AppendClient(quiver, task, number, until_s) for number in range(task.clients)]
         for client in clients:
             client.start()
-        readers = start_readers(
-            quiver,
-            Path(task.journal_dir),
-            task.incarnation,
-            task.seed,
-            lambda: any(client.is_alive() for client in clients),
-            task.readers,
-        )
+        readers = start_readers(quiver, task, lambda: any(client.is_alive() for client in clients))
         for thread in (*clients, *readers):
             thread.join()
 
 
 def drain(task: QuiverTask) -> list[Balance]:
-    """Read everything that is left, as the last incarnation; return the subscribers' accounts."""
+    """Read everything that is left, as the last incarnation; return the subscribers' balances."""
     with Quiver.open(task.quiver_dir, config_of(task)) as quiver:
-        readers = start_readers(
-            quiver, Path(task.journal_dir), task.incarnation, task.seed, lambda: False, task.readers
-        )
-        for thread in readers:
+        for thread in start_readers(quiver, task, lambda: False):
             thread.join()
         return [quiver.balance(name) for name in quiver.subscribers()]
 
 
 if __name__ == "__main__":
-    main(QuiverTask(**json.loads(sys.argv[1])))
+    main(QuiverTask(**json.loads(sys.argv[1])), deadly_seam(sys.argv[2:]))

@@ -23,8 +23,8 @@ SIZE_BYTES_MAX = 1 << 30
 FILL_SECONDS_MAX = 300.0
 # On a disk that is full appends are refused soon, so that many are.
 APPEND_TIMEOUT_S = 2.0
-# Every so many kills the disk is filled before.
-FILL_EVERY_KILLS = 4
+# Of the strikes at random moments, every so many are on a disk that was filled before.
+FILL_EVERY_STRIKES = 2
 
 
 def check_small_disk(size_bytes: int) -> None:

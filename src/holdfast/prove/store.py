@@ -11,30 +11,28 @@ import contextlib
 import importlib.util
 import os
 import random
-import socket
 import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from holdfast.errors import CheckFailed
-from holdfast.prove.gateway import ProvenProcess, free_ports
-from holdfast.prove.store_checker import StoreVerdict, check_store
-from holdfast.prove.store_victim import (
-    DATABASE,
-    JOURNALS,
-    LEASE_S,
-    POINT,
-    SEED,
-    SETTINGS,
-    URL,
+from holdfast.prove.runner import (
+    RANDOM,
+    ProofOptions,
+    ProofProcesses,
+    ProofRunner,
+    free_ports,
+    listens,
 )
-from holdfast.prove.strikes import RANDOM, Strikes
+from holdfast.prove.store_checker import StoreVerdict, check_store
+from holdfast.prove.store_victim import LEASE_S, SETTINGS, StoreTask
+from holdfast.prove.victim import Death
 from holdfast.store.gc.collector import Collector
 from holdfast.store.gc.points import StorePoint
 from holdfast.store.objects.local import ObjectPoint
@@ -68,9 +66,13 @@ _WRITER_STEPS = (
     ObjectPoint.DIR_SYNC,
 )
 _COLLECTOR_STEPS = (ObjectPoint.DELETE, ObjectPoint.DELETE_SYNC)
-# How long a process may take to get to its point.
+# How long a process may take to get to its point, and which of its next moments is struck.
 POINT_SECONDS_MAX = 20.0
+NTH_MAX = 5
 POLL_SECONDS = 0.02
+# The S3 server.
+START_SECONDS_MAX = 60.0
+BUCKET = "holdfast"
 
 
 def sites_of(role: str, *, is_local: bool) -> list[str]:
@@ -102,60 +104,49 @@ class _Turns:
         return self._left.pop()
 
 
-class StoreProof:
-    """All processes over one store."""
+class StoreProver:
+    """All processes over one store, which is in a folder or on S3."""
 
     def __init__(self, folder: Path, url: str, database: str | None, seed: int) -> None:
-        self.journals, self._logs = folder / "journals", folder / "logs"
-        for made in (self.journals, self._logs):
-            made.mkdir(parents=True)
-        self._url, self._database = url, database
-        self._dice = random.Random(seed)
+        self.last_step = f"{folder.name}: everything is collected and compared"
+        self._processes = ProofProcesses(folder, seed)
+        self._dice = self._processes.dice
+        self._url, self._database, self._seed = url, database, seed
         self._at_random, self._at_points = _Turns(self._dice), _Turns(self._dice)
         self._is_local = "://" not in url
-        self._environment = {URL: url, JOURNALS: str(self.journals), SEED: str(seed)}
-        if database is not None:
-            self._environment[DATABASE] = database
-        self._processes: dict[str, ProvenProcess] = {}
         Store.create(url, database=database, settings=SETTINGS).close()
+
+    def start(self) -> None:
+        """Start one process, or two, for every role."""
         for name in ROLES:
-            self.start(name)
+            self._start(name)
 
-    def start(self, name: str, point: str | None = None) -> None:
-        """Start one of the processes, perhaps with a point at which it dies."""
-        values = {**self._environment, **({POINT: point} if point else {})}
-        with _environment(values):
-            command = [sys.executable, "-m", "holdfast.prove.store_victim", ROLES[name], name]
-            self._processes[name] = ProvenProcess(command, self._logs / name)
-        self._processes[name].wait_ready()
+    def _start(self, name: str, death: Death | None = None) -> None:
+        journals = str(self._processes.journals)
+        task = StoreTask(ROLES[name], name, self._url, self._database, journals, self._seed)
+        self._processes.start(name, "store_victim", task.argument(), death=death)
 
-    def kill_at_random(self) -> str:
-        """Kill one of them at a random time; return which one."""
+    def strike_at_random(self) -> str:
+        """Kill one of them at a random time; return its role."""
         time.sleep(self._dice.uniform(0.1, 1.0))
         name = self._at_random.next(sorted(ROLES))
-        self._processes[name].kill()
-        self.start(name)
+        self._processes.kill(name)
+        self._start(name)
         return f"{RANDOM}: {ROLES[name]}"
 
-    def kill_at_point(self) -> str | None:
+    def strike_at_point(self) -> str | None:
         """Let one die at a named point; None if it did not reach it in time."""
         name = self._at_points.next([name for name, role in ROLES.items() if role != "reader"])
         point = self._dice.choice(sites_of(ROLES[name], is_local=self._is_local))
-        self._processes[name].kill()
-        self.start(name, point)
-        give_up_s = time.monotonic() + POINT_SECONDS_MAX
-        while self._processes[name].is_alive() and time.monotonic() < give_up_s:
-            time.sleep(POLL_SECONDS)
-        reached = not self._processes[name].is_alive()
-        self._processes[name].kill()
-        self.start(name)
-        return point if reached else None
+        self._processes.kill(name)
+        self._start(name, Death.at(point, self._dice, NTH_MAX))
+        is_reached = self._processes.dies(name, POINT_SECONDS_MAX)
+        self._start(name)
+        return point if is_reached else None
 
     def close(self) -> None:
         """Kill every process."""
-        for process in self._processes.values():
-            process.kill()
-        self._processes.clear()
+        self._processes.close()
 
     def settle(self) -> StoreVerdict:
         """Kill every process, collect what is garbage, and compare."""
@@ -171,7 +162,7 @@ class StoreProof:
             while collector.collect().leases_lapsed:
                 time.sleep(POLL_SECONDS)
             collector.sweep()
-            return check_store(store, self.journals)
+            return check_store(store, self._processes.journals)
 
 
 @contextlib.contextmanager
@@ -186,35 +177,23 @@ def _environment(values: dict[str, str]) -> Iterator[None]:
         os.environ.update(before)
 
 
-def prove_store(
-    *, kills: int, seed: int, directory: Path, progress: Callable[[str], None]
-) -> dict[str, Any]:
-    """Kill `kills` processes that work on a store, half of them over S3; check what is left."""
-    started_s = time.monotonic()
-    strikes = Strikes()
+def prove_store(options: ProofOptions) -> dict[str, Any]:
+    """Kill processes that work on a store, half of them over S3, and check what is left."""
+    runner = ProofRunner(options)
     locations = ["folder", *(["s3"] if has_s3_server() else [])]
     verdicts: dict[str, StoreVerdict] = {}
     for number, location in enumerate(locations):
-        share = kills // len(locations) + (number < kills % len(locations))
-        with _new_location(directory, location) as (url, database):
-            proof = StoreProof(directory / location, url, database, seed)
-            try:
-                strikes.run(share, proof.kill_at_random, proof.kill_at_point, progress)
-                progress(f"{location}: everything is collected and compared")
-                verdicts[location] = proof.settle()
-            finally:
-                proof.close()
-    return {
-        "proof": "store",
-        "ok": all(verdict.ok for verdict in verdicts.values()),
+        share = options.kills // len(locations) + (number < options.kills % len(locations))
+        with _new_location(options.directory, location) as (url, database):
+            prover = StoreProver(options.directory / location, url, database, options.seed)
+            verdicts[location] = runner.run(prover, share)
+    findings = {
         "missing": sum(v.missing_chunks + v.lost_commits for v in verdicts.values()),
         "leaked": sum(v.leaked_objects + v.leaked_rows for v in verdicts.values()),
         "places": {location: asdict(verdict) for location, verdict in verdicts.items()},
-        **strikes.as_dict(),
         "without_s3": "s3" not in locations,
-        "seconds": round(time.monotonic() - started_s, 1),
-        "seed": seed,
     }
+    return runner.report("store", all(verdict.ok for verdict in verdicts.values()), findings)
 
 
 @contextlib.contextmanager
@@ -225,10 +204,6 @@ def _new_location(directory: Path, location: str) -> Iterator[tuple[str, str | N
         return
     with running_s3(directory / "s3.log") as variables, _environment(variables):
         yield f"s3://{BUCKET}/store", f"sqlite:///{directory / 's3.sqlite'}"
-
-
-START_SECONDS_MAX = 60.0
-BUCKET = "holdfast"
 
 
 def has_s3_server() -> bool:
@@ -262,8 +237,7 @@ def running_s3(log: Path) -> Iterator[dict[str, str]]:
 def _wait_for(port: int, log: Path) -> None:
     give_up_s = time.monotonic() + START_SECONDS_MAX
     while time.monotonic() < give_up_s:
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                return
-        time.sleep(0.05)
+        if listens(port):
+            return
+        time.sleep(POLL_SECONDS)
     raise CheckFailed("the S3 server did not start", hint=f"see {log}")

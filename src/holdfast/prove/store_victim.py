@@ -1,36 +1,29 @@
 """A process that works on a store until it is killed: as writer, reader, deleter or collector.
 
-Run as `python -m holdfast.prove.store_victim ROLE NAME`, with everything else in the environment.
-If a point is named there, the process kills itself when it gets to it.
+Run as `python -m holdfast.prove.store_victim TASK [DEATH]`, both as JSON. It prints "ready" when
+its store is open, and works until it is killed, or until it reaches the point of its death.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import random
-import signal
 import sys
-import threading
 import time
 from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from holdfast.errors import CommitExists, LeaseLost, StoreUnavailable, UnknownCommit
-from holdfast.prove.journal import StoreJournal, digest_of, whole_lines
+from holdfast.prove.journal import ProofJournal, digest_of, whole_lines
+from holdfast.prove.victim import deadly_seam, end_with_parent, say
 from holdfast.seam import Seam
-from holdfast.seam.disk import RealDisk
-from holdfast.seam.faulty import Fault, FaultKind, FaultyDisk, die_for_real
 from holdfast.store.chunks.settings import Chunking, StoreSettings
 from holdfast.store.filesets import Commits, FileSetWriter
 from holdfast.store.gc.collector import Collector
 from holdfast.store.gc.settings import GcSettings
 from holdfast.store.store import Store
-
-URL = "HOLDFAST_PROVE_STORE"
-DATABASE = "HOLDFAST_PROVE_DATABASE"
-JOURNALS = "HOLDFAST_PROVE_JOURNALS"
-POINT = "HOLDFAST_PROVE_POINT"
-SEED = "HOLDFAST_PROVE_SEED"
 
 LEASE_S = 5.0
 ORPHAN_GRACE_S = 15.0
@@ -45,37 +38,34 @@ FILES_PER_COMMIT = 12
 # Contents that all writers draw from: what one reserves, another may be deleting.
 COMMON_CONTENTS = 40
 KEPT_COMMITS = 6
-# A point strikes one of its next moments.
-NTH_MAX = 5
 
 
-class Victim:
+@dataclass(frozen=True)
+class StoreTask:
+    """What one process has to do."""
+
+    role: str
+    name: str
+    url: str
+    database: str | None
+    journal_dir: str
+    seed: int
+
+    def argument(self) -> str:
+        """Return it for a command line."""
+        return json.dumps(asdict(self))
+
+
+class StoreVictim:
     """What all roles have."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.dice = random.Random(f"{os.environ[SEED]} {name} {os.getpid()}")
-        self._left = self.dice.randint(1, NTH_MAX)
-        self.path = Path(os.environ[JOURNALS]) / f"{name}.journal"
-        self.journal = StoreJournal(self.path)
-        self.store = Store.open(
-            os.environ[URL],
-            database=os.environ.get(DATABASE),
-            settings=SETTINGS,
-            seam=Seam(disk=self._disk(), reached=self._reached),
-        )
+    def __init__(self, task: StoreTask, seam: Seam) -> None:
+        self.name = task.name
+        self.dice = random.Random(f"{task.seed} {task.name} {os.getpid()}")
+        self.path = Path(task.journal_dir) / f"{task.name}.journal"
+        self.journal = ProofJournal(self.path)
+        self.store = Store.open(task.url, database=task.database, settings=SETTINGS, seam=seam)
         self.commits = Commits(self.store)
-
-    def _disk(self) -> FaultyDisk:
-        kind = self.dice.choice((FaultKind.KILL_BEFORE, FaultKind.KILL_AFTER))
-        faults = [Fault(os.environ[POINT], kind, self._left)] if POINT in os.environ else []
-        return FaultyDisk(RealDisk(), faults, die_for_real)
-
-    def _reached(self, point: str) -> None:
-        if point == os.environ.get(POINT):
-            self._left -= 1
-            if self._left <= 0:
-                die_for_real()
 
     def write(self) -> None:
         """Make a commit of some files, a few of them like those of others."""
@@ -137,30 +127,31 @@ class Victim:
         collector.sweep()
 
 
-ROLES: dict[str, Callable[[Victim], None]] = {
-    "writer": Victim.write,
-    "reader": Victim.read,
-    "deleter": Victim.delete,
-    "collector": Victim.collect,
+ROLES: dict[str, Callable[[StoreVictim], None]] = {
+    "writer": StoreVictim.write,
+    "reader": StoreVictim.read,
+    "deleter": StoreVictim.delete,
+    "collector": StoreVictim.collect,
 }
 
 
-def _end_with_parent() -> None:
-    parent = os.getppid()
-    while os.getppid() == parent:
-        time.sleep(0.2)
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def main(role: str, name: str) -> None:
-    """Do one thing again and again."""
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    victim = Victim(name)
-    sys.stdout.write("ready\n")
-    sys.stdout.flush()
+def _opened(task: StoreTask, seam: Seam) -> StoreVictim:
+    """Open the store, however busy the machine is."""
     while True:
         try:
-            ROLES[role](victim)
+            return StoreVictim(task, seam)
+        except StoreUnavailable:
+            time.sleep(0.1)
+
+
+def main(task: StoreTask, seam: Seam) -> None:
+    """Do one thing again and again."""
+    end_with_parent()
+    victim = _opened(task, seam)
+    say("ready")
+    while True:
+        try:
+            ROLES[task.role](victim)
         except (LeaseLost, StoreUnavailable, CommitExists):
             # A busy machine: the attempt is given up, and what it left is for the collector.
             continue
@@ -168,4 +159,4 @@ def main(role: str, name: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2])
+    main(StoreTask(**json.loads(sys.argv[1])), deadly_seam(sys.argv[2:]))

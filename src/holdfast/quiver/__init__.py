@@ -8,6 +8,7 @@ set of consecutive bundles, stored as plain Arrow files.
 from holdfast.quiver.base.config import (
     AckLevel,
     AppendConfig,
+    Extractor,
     LedgerConfig,
     ProducerConfig,
     QuiverConfig,
@@ -16,18 +17,16 @@ from holdfast.quiver.base.config import (
     TransactionConfig,
     WalConfig,
 )
-from holdfast.quiver.base.envelope import ColumnExtractor, Extractor, TimeFlag
+from holdfast.quiver.base.envelope import ColumnExtractor, TimeFlag
 from holdfast.quiver.cores import Cores
 from holdfast.quiver.engine.balance import Balance
-from holdfast.quiver.ledger.outcome import Outcome, Position
-from holdfast.quiver.ledger.subscriber import SubscriberOptions
-from holdfast.quiver.log.inbox import Receipt
-from holdfast.quiver.log.intake import Intake
+from holdfast.quiver.engine.event_times import EventTimeStatement
+from holdfast.quiver.ledger.subscriber import Outcome, Position, SubscriberOptions
+from holdfast.quiver.log.inbox import Intake, Receipt
 from holdfast.quiver.log.transaction import Transaction
 from holdfast.quiver.quiver import Quiver
 from holdfast.quiver.read.cursor import Cursor, Range
 from holdfast.quiver.read.lease import Lease, LeasedBundle, LeaseOptions
-from holdfast.quiver.read.statement import EventTimeStatement
 from holdfast.quiver.segments.segment import Bundle
 from holdfast.quiver.statistics import Statistics
 

@@ -36,8 +36,7 @@ from holdfast.quiver.base.frame import NOTHING
 from holdfast.quiver.engine.balance import balance
 from holdfast.quiver.engine.engine import cannot_open, make_folders, take_lock
 from holdfast.quiver.keep.trash import Trash
-from holdfast.quiver.log.inbox import Append
-from holdfast.quiver.log.intake import Intake
+from holdfast.quiver.log.inbox import Append, Intake
 from holdfast.quiver.log.transaction import Transaction
 from holdfast.quiver.quiver import Quiver
 from holdfast.quiver.shares import CapClaim, check_count, fair_share, share_of

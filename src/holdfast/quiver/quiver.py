@@ -39,31 +39,27 @@ from holdfast.quiver.base.frame import FrameKind, Totals
 from holdfast.quiver.base.held_bundle import in_memory
 from holdfast.quiver.engine.balance import Balance, balance
 from holdfast.quiver.engine.control import ControlServer, serve
-from holdfast.quiver.engine.decisions import resolve_bundles, waiting_refs
+from holdfast.quiver.engine.decisions import replay_range, resolve_bundles, waiting_refs
 from holdfast.quiver.engine.engine import Engine
-from holdfast.quiver.engine.event_times import EventTimes
-from holdfast.quiver.engine.registration import (
+from holdfast.quiver.engine.event_times import EventTimes, EventTimeStatement
+from holdfast.quiver.engine.verbs import (
     StartPosition,
+    owner_verbs,
     register,
     register_if_new,
-    replay_range,
     set_options,
 )
-from holdfast.quiver.engine.verbs import owner_verbs
-from holdfast.quiver.ledger.outcome import Outcome, Position
-from holdfast.quiver.ledger.subscriber import SubscriberOptions
-from holdfast.quiver.log.inbox import Append, Receipt
-from holdfast.quiver.log.intake import Intake
-from holdfast.quiver.log.producers import check_producer, check_watermark
+from holdfast.quiver.ledger.subscriber import Outcome, Position, SubscriberOptions
+from holdfast.quiver.log.inbox import Append, Intake, Receipt
 from holdfast.quiver.log.recovery import RecoveryReport
 from holdfast.quiver.log.transaction import OpenTransactions, Transaction
 from holdfast.quiver.log.wakeup import Wakeup
+from holdfast.quiver.log.writer_state import check_producer, check_watermark
 from holdfast.quiver.read.cursor import Cursor, OnDataLoss
 from holdfast.quiver.read.lease import Lease, LeaseOptions
 from holdfast.quiver.read.scan import OnDamage, Span, TimeRange, scan
-from holdfast.quiver.read.statement import EventTimeStatement
+from holdfast.quiver.segments.rows import TableMaker
 from holdfast.quiver.segments.segment import Bundle, Segment
-from holdfast.quiver.segments.table import TableMaker
 from holdfast.quiver.statistics import Statistics, gather
 from holdfast.seam import Seam
 from holdfast.seam.process import bind_to_process
@@ -323,7 +319,7 @@ class Quiver:
     def statement(
         self, position: Position | None = None, *, claim_us: int | None = None
     ) -> EventTimeStatement:
-        """Return what is known of the event times beyond a position; see `statement.py`.
+        """Return what is known of the event times beyond a position; see `event_times.py`.
 
         `claim_us` is the watermark that was claimed on the ground of earlier statements.
         """

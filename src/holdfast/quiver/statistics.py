@@ -12,7 +12,7 @@ from holdfast.quiver.engine.engine import Engine
 from holdfast.quiver.keep.retention import RetentionCounters
 from holdfast.quiver.ledger.subscriber import Subscriber
 from holdfast.quiver.log.sealer import SealCounters
-from holdfast.quiver.log.writer_interface import WriterCounters
+from holdfast.quiver.log.writer_state import WriterCounters
 
 # Where attributes are that `Statistics` had itself before its counters were nested.
 FORMER_NAMES = {

@@ -31,9 +31,9 @@ from holdfast.quiver import (
     Receipt,
     SubscriberOptions,
 )
+from holdfast.quiver.base.arrow import unify
 from holdfast.quiver.base.bundle import DEFAULT_SLOT, BundleData, Headers, Payloads, one_batch
-from holdfast.quiver.base.dictionaries import unify
-from holdfast.quiver.engine.registration import StartPosition
+from holdfast.quiver.engine.verbs import StartPosition
 from holdfast.quiver.read.cursor import OnDataLoss
 from holdfast.quiver.read.scan import TimeRange
 from holdfast.quiver.read.sealed import SealedRead

@@ -18,7 +18,7 @@ from pyarrow import flight
 
 from holdfast.errors import BadInput
 from holdfast.quiver import Outcome, Quiver, Range, SubscriberOptions
-from holdfast.quiver.engine.registration import StartPosition
+from holdfast.quiver.engine.verbs import StartPosition
 from holdfast.quiver.read.cursor import OnDataLoss
 from holdfast.quiver.read.scan import TimeRange
 from holdfast.quiver.read.sealed import SealedRead, all_sealed, names_between

@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from holdfast.errors import UnknownPosition
-from holdfast.quiver.ledger.outcome import Position
+from holdfast.quiver.ledger.subscriber import Position
 from holdfast.quiver.read.scan import Span, TimeRange
-from holdfast.quiver.segments.rows import OPAQUE
+from holdfast.quiver.segments.manifest import OPAQUE
 from holdfast.quiver.segments.segment import Segment
 from holdfast.remote.wire import Fields
 

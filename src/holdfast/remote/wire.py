@@ -13,11 +13,11 @@ from typing import Any, TypeVar
 
 from holdfast.errors import BadInput
 from holdfast.quiver.base.config import AckLevel
-from holdfast.quiver.ledger.outcome import Position
+from holdfast.quiver.engine.event_times import EventTimeStatement
+from holdfast.quiver.ledger.subscriber import Position
 from holdfast.quiver.log.inbox import Receipt
 from holdfast.quiver.read.scan import TimeRange
 from holdfast.quiver.read.sealed import SealedRead
-from holdfast.quiver.read.statement import EventTimeStatement
 
 VERSION = 1
 # More than any quiver will ever have, and some room for sums.

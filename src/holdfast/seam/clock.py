@@ -1,4 +1,7 @@
-"""Time: the machine's clocks, and a wall clock that a test sets."""
+"""Time: the machine's clocks, a wall clock that a test sets, and time that does not jump.
+
+`SteadyTime` is what ages and waits are measured by, whatever is done to the machine's clock.
+"""
 
 from __future__ import annotations
 
@@ -48,3 +51,47 @@ class JumpingClock:
         """Move the wall clock; negative moves it back."""
         with self._lock:
             self._wall_ns += int(seconds * 1e9)
+
+
+class SteadyTime:
+    """Wall time as it was when the process began, and as much later as really passed."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._began_ns = clock.wall_ns()
+        self._began_s = clock.monotonic_s()
+        self._doubted_ns = 0
+        self._believed_s = self._began_s
+
+    def now_ns(self) -> int:
+        """Return nanoseconds since 1970, UTC, if the clock was right when the process began."""
+        return self._began_ns + int((self._clock.monotonic_s() - self._began_s) * 1e9)
+
+    def doubt(self, newest_ns: int, grace_s: float) -> None:
+        """Do not believe at once in a clock that is far ahead of everything it dated before.
+
+        A dead battery or a restored machine may have set it; what expires by it is gone. Whoever
+        watches has `grace_s` to set it right; then it is believed.
+        """
+        ahead_ns = self._began_ns - newest_ns
+        if ahead_ns > grace_s * 1e9:
+            self._doubted_ns = ahead_ns
+            self._believed_s = self._began_s + grace_s
+
+    @property
+    def doubted_s(self) -> float:
+        """How much longer the clock is not believed; 0 if it is."""
+        return max(0.0, self._believed_s - self._clock.monotonic_s())
+
+    def age_now_ns(self) -> int:
+        """Return the time by which data expires: while the clock is doubted, a cautious one."""
+        now_ns = self.earliest_now_ns()
+        return min(now_ns, self.now_ns() - self._doubted_ns) if self.doubted_s else now_ns
+
+    def earliest_now_ns(self) -> int:
+        """Return the earlier of steady time and the clock.
+
+        By this the age of something that the clock dated is never overstated because the clock
+        jumped after that, forward or back.
+        """
+        return min(self.now_ns(), self._clock.wall_ns())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from tests.dataflow.spec.pipelines import KINDS, WINDOW, pipeline, pipelines, same
 
 from holdfast.dataflow.compiler.cuts import ASKED, MEETS, REJECTS, USED_TWICE, components
@@ -20,7 +20,6 @@ def only(plan: Plan) -> Query:
 
 
 @given(pipelines())
-@settings(max_examples=100, deadline=None)
 def test_every_vertex_and_every_edge_has_its_place(one: PipelineSettings) -> None:
     plan = make_plan("p", one)
     placed = [name for query in plan.queries for name in query.vertices]
@@ -36,7 +35,6 @@ def test_every_vertex_and_every_edge_has_its_place(one: PipelineSettings) -> Non
 
 
 @given(pipelines())
-@settings(max_examples=100, deadline=None)
 def test_queries_come_after_those_they_read(one: PipelineSettings) -> None:
     written: set[Output] = set()
     for query in make_plan("p", one).queries:
@@ -45,7 +43,6 @@ def test_queries_come_after_those_they_read(one: PipelineSettings) -> None:
 
 
 @given(pipelines())
-@settings(max_examples=100, deadline=None)
 def test_no_edge_is_cut_without_a_need(one: PipelineSettings) -> None:
     plan = make_plan("p", one)
     cut = {cut.edge for cut in plan.cuts}
@@ -78,7 +75,6 @@ def waits_for_itself(one: PipelineSettings, cut: set[int]) -> bool:
 
 
 @given(pipelines())
-@settings(max_examples=100, deadline=None)
 def test_no_results_of_a_reduce_are_used_twice_in_a_streaming_plan(one: PipelineSettings) -> None:
     """Spark would keep its state twice."""
     plan = make_plan("p", one)
@@ -95,7 +91,6 @@ def test_no_results_of_a_reduce_are_used_twice_in_a_streaming_plan(one: Pipeline
 
 
 @given(pipelines())
-@settings(max_examples=100, deadline=None)
 def test_trunks_hold_all_state_and_tails_none(one: PipelineSettings) -> None:
     for query in make_plan("p", one).queries:
         for name in query.tail:

@@ -95,7 +95,7 @@ def test_a_window_is_called_once_when_it_ends_with_its_rows_in_order() -> None:
     assert stand.advance(100) == []
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.lists(st.integers(0, 120), min_size=1, max_size=4), min_size=1, max_size=6))
 def test_sessions_are_those_of_all_rows_however_they_come(batches: list[list[int]]) -> None:
     """Without late rows, batches and their order change nothing."""

@@ -148,7 +148,7 @@ def columns(rows: int) -> st.SearchStrategy[pa.Array]:
     return values.map(pa.array)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.data(), st.integers(1, 12))
 def test_what_fits_and_what_does_not_is_everything_in_order(data: st.DataObject, rows: int) -> None:
     """And a row is judged by itself alone: it is judged again, beside others, after a restart."""

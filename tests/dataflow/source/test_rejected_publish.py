@@ -318,7 +318,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(STEPS)
 def test_rows_that_went_on_and_dead_letters_are_all_rows_each_once(
     tmp_path_factory: pytest.TempPathFactory, steps: list[Step]

@@ -13,7 +13,6 @@ from functools import partial
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
-import duckdb
 import pyarrow.parquet as pq
 import pytest
 from pydantic import ValidationError
@@ -63,6 +62,8 @@ def is_published(directory: Path, count: int) -> bool:
 
 
 def query(sql: str) -> list[Any]:
+    import duckdb
+
     with duckdb.connect() as connection:
         return connection.execute(sql).fetchall()
 

@@ -71,7 +71,7 @@ def apply(layer: LayerModel, state: State) -> State:
     return files
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(operations(), operations(), operations(), operations(4))
 def test_composition_is_associative_and_equals_sequential_replay(
     a: list[Operation], b: list[Operation], c: list[Operation], before: list[Operation]
@@ -91,7 +91,7 @@ def check_composition(
 
 
 @pytest.mark.slow
-@settings(max_examples=3000, deadline=None)
+@settings(max_examples=3000)
 @given(operations(), operations(), operations(), operations(4))
 def test_composition_is_associative_and_equals_sequential_replay_at_length(
     a: list[Operation], b: list[Operation], c: list[Operation], before: list[Operation]
@@ -99,7 +99,7 @@ def test_composition_is_associative_and_equals_sequential_replay_at_length(
     check_composition(a, b, c, before)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(operations(), operations(), operations(4))
 def test_flags_may_be_dropped_below_a_layers_own_tombstones(
     a: list[Operation], b: list[Operation], before: list[Operation]

@@ -95,7 +95,7 @@ def test_single_layer_subtrees_pass_by_reference() -> None:
     assert read_all(FileSet(store, [merged])) == dict(sorted(expected.items()))
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(st.integers(0, 2**32))
 def test_by_reference_or_anew_makes_the_same_index(seed: int) -> None:
     dice = random.Random(seed)

@@ -138,7 +138,7 @@ def test_metadata_and_links_are_kept() -> None:
         files.read("d/l")
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(0, 40_000), st.integers(0, 40_000))
 def test_byte_ranges_of_a_file_of_many_chunks(offset: int, size: int) -> None:
     store, _ = memory_store()
@@ -147,7 +147,7 @@ def test_byte_ranges_of_a_file_of_many_chunks(offset: int, size: int) -> None:
     assert files.read("f", offset, size) == data[offset : offset + size]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(-9000, 9000), st.integers(0, 9000))))
 def test_an_open_file_is_read_like_any_other(steps: list[tuple[int, int, int]]) -> None:
     store, _ = memory_store()
@@ -257,7 +257,7 @@ def test_the_work_of_a_diff_grows_with_the_difference() -> None:
     assert opened_by_a_diff(4000) < 2 * opened_by_a_diff(400)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(st.dictionaries(st.sampled_from(sorted(many(100))), st.sampled_from([b"", b"x"])), st.data())
 def test_a_diff_finds_exactly_what_differs(changes: dict[str, bytes], data: st.DataObject) -> None:
     store, _ = memory_store()

@@ -8,7 +8,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.errors import Damaged
@@ -31,7 +31,6 @@ def by_tarfile(packed: bytes, size_bytes: int) -> tarfile.TarInfo:
         return member
 
 
-@settings(max_examples=100, deadline=None)
 @given(NAMES, st.integers(0, 5000), st.integers(0, 0o7777), st.integers(0, 2**40))
 def test_tarfile_reads_what_is_packed(name: bytes, size: int, mode: int, mtime: int) -> None:
     packed = tar.pack(Header(name, tar.FILE, size, mode, mtime, 7, 8, b"", b"me", b"us"))
@@ -41,7 +40,6 @@ def test_tarfile_reads_what_is_packed(name: bytes, size: int, mode: int, mtime: 
     assert (member.uid, member.gid, member.uname, member.gname) == (7, 8, "me", "us")
 
 
-@settings(max_examples=100, deadline=None)
 @given(NAMES.filter(lambda name: tar.split_name(name) is not None), st.integers(0, tar.SIZE_MAX))
 def test_a_header_is_parsed_as_it_was_packed(name: bytes, size: int) -> None:
     header = Header(name, tar.FILE, size, 0o600, 5, 1, 2, b"target", b"user", b"group")
@@ -50,7 +48,6 @@ def test_a_header_is_parsed_as_it_was_packed(name: bytes, size: int) -> None:
     assert tar.parse(packed, "here") == header
 
 
-@settings(max_examples=100, deadline=None)
 @given(NAMES, st.integers(0, 5000), st.sampled_from([tarfile.REGTYPE, tarfile.DIRTYPE]))
 def test_what_tarfile_packs_is_parsed(name: bytes, size: int, kind: bytes) -> None:
     info = tarfile.TarInfo(name.decode())
@@ -76,7 +73,6 @@ def test_the_packed_bytes_are_those_of_tarfile() -> None:
         assert ours[field] == theirs[field]
 
 
-@settings(max_examples=100, deadline=None)
 @given(NAMES, st.integers(0, 2**40), st.sampled_from([tar.INDEX, tar.RANGE, tar.FILE]))
 def test_the_quick_way_packs_the_same(name: bytes, size: int, kind: bytes) -> None:
     assert tar.pack_plain(name, kind, size) == tar.pack(Header(name, kind, size))

@@ -74,7 +74,7 @@ def test_first_middle_and_last_are_found_as_file_and_range(where: int, count: in
     assert [file.path for file in files.files(paths[where], paths[end])] == paths[where:end]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.data())
 def test_any_range_of_paths_is_read(data: st.DataObject) -> None:
     store, _, layer = indexed(MANY)
@@ -135,7 +135,7 @@ def test_a_lookup_opens_one_chunk_of_each_level_and_a_filter_spares_them() -> No
     assert missed < 200 * (layer.index.range.level - 1) + 20
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.text(max_size=20), min_size=1, max_size=300, unique=True))
 def test_a_filter_holds_all_its_paths(paths: list[str]) -> None:
     kept = bloom.build([bloom.path_hash(path) for path in paths])

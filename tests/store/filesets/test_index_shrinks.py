@@ -78,7 +78,7 @@ def test_an_index_of_paths_that_fill_a_chunk_ends(max_bytes: int, length: int, f
     check(long_paths(40, length, filler), max_bytes)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     lengths=st.lists(st.integers(6, PATH_BYTES_MAX), min_size=1, max_size=30),
     filler=st.sampled_from(["x", NOT_UTF8]),

@@ -24,7 +24,7 @@ from holdfast.store.gc.leases import Job
 from holdfast.store.store import Store
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(st.lists(operations(8), min_size=1, max_size=5), st.data())
 def test_reading_layers_is_replaying_their_operations(
     given_layers: list[list[Operation]], data: st.DataObject
@@ -33,7 +33,7 @@ def test_reading_layers_is_replaying_their_operations(
 
 
 @pytest.mark.slow
-@settings(max_examples=2000, deadline=None)
+@settings(max_examples=2000)
 @given(st.lists(operations(8), min_size=1, max_size=5), st.data())
 def test_reading_layers_is_replaying_their_operations_at_length(
     given_layers: list[list[Operation]], data: st.DataObject
@@ -63,7 +63,7 @@ def check_layers(given_layers: list[list[Operation]], data: st.DataObject) -> No
     assert list(files.diff(grouped)) == []
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(operations(8), min_size=1, max_size=4))
 def test_a_base_does_not_depend_on_how_it_came_about(
     given_layers: list[list[Operation]],
@@ -79,7 +79,7 @@ def test_a_base_does_not_depend_on_how_it_came_about(
     assert [layer.root for layer in whole] == [layer.root for layer in one_by_one]
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(operations(20), st.integers(1, 3000))
 def test_a_full_buffer_changes_nothing(one: list[Operation], max_buffer_bytes: int) -> None:
     state = replay(one)
@@ -92,9 +92,7 @@ def test_a_full_buffer_changes_nothing(one: list[Operation], max_buffer_bytes: i
     assert read_all(FileSet(store, [before, spilled])) == content(expected)
 
 
-@settings(
-    max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=5, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(given_layers=st.lists(operations(6), min_size=2, max_size=3))
 def test_a_real_store_holds_the_same(
     store: Store, job: Job, commits: Commits, given_layers: list[list[Operation]]

@@ -1,1 +1,1 @@
-"""What every part of dataflow stands on: durable small files, rows as JSON, named fault points."""
+"""What every part of dataflow builds on: durable small files, rows as JSON, named fault points."""

@@ -8,11 +8,14 @@ from __future__ import annotations
 import errno
 import os
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from holdfast.errors import DiskFull, PipelineDiskFull
 
+# Staged files of drivers that died are removed at this age.
+STALE_AFTER_S = 24 * 3600.0
 # What Java, Python, Arrow and RocksDB say; the error itself is left behind in another process.
 _NO_ROOM = ("No space left on device", "Disk quota exceeded", "[Errno 28]", "[Errno 122]")
 
@@ -40,6 +43,17 @@ def sync_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def remove_stale(folder: Path, suffix: str) -> None:
+    """Remove what tasks staged in a folder and no driver ever published, because it died.
+
+    Only after a day: a task of a batch that runs now may have written it hours ago.
+    """
+    oldest_s = time.time() - STALE_AFTER_S
+    for path in folder.glob(f"*{suffix}") if folder.is_dir() else ():
+        if path.stat().st_mtime < oldest_s:
+            path.unlink(missing_ok=True)
 
 
 def is_disk_full(error: BaseException) -> bool:

@@ -1,9 +1,10 @@
 """Files of a files sink that grow: a small batch is added to the newest file, not put beside it.
 
-A file cannot be appended to, and several files cannot become one at a single moment: whoever looks
-at the folder just then would see rows twice, or not at all. But one file can be replaced by itself
-with some rows more. So a batch is published together with the rows of the newest file, under the
-name of that file, by one rename: a reader has the rows before the batch, or those and the batch's.
+A file cannot be appended to, and several files cannot become one in a single step: a reader who
+lists the folder in between would see rows twice, or not at all. But one file can be replaced by
+itself with some rows more. So a batch is published together with the rows of the newest file, under
+the name of that file, by one rename: a reader has the rows before the batch, or those and the
+batch's.
 
 The file says which batch was added last, and how many rows it had before. A driver that died after
 the rename runs that batch again, and its rows take the place of those that are there.
@@ -88,7 +89,7 @@ def may_grow(file: pq.ParquetFile) -> bool:
 def write_joined(
     pieces: Sequence[tuple[str, int | None]], target: Path, last: LastBatch | None = None
 ) -> None:
-    """Write the rows of some files of one schema, or the first so many, into one, and sync it."""
+    """Write the rows of some files of one schema, or the first of them, into one, and sync it."""
     with pq.ParquetFile(pieces[0][0]) as first:
         schema = first.schema_arrow
     with pq.ParquetWriter(target, schema) as writer:
@@ -102,6 +103,7 @@ def write_joined(
 
 
 def _rows_of(path: str, rows_max: int | None) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a file, or the first of them."""
     with pq.ParquetFile(path) as file:
         left = file.metadata.num_rows if rows_max is None else rows_max
         for batch in file.iter_batches():

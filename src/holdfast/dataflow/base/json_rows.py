@@ -1,4 +1,4 @@
-"""Rows as JSON objects in bytes, for whoever takes events and not columns."""
+"""Rows as JSON objects in bytes, for quivers and files that hold events and not columns."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ def as_json(rows: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _plain(value: Any) -> str:
+    """Return as a text what JSON has no type for."""
     if isinstance(value, bytes):
         try:
             return value.decode("utf-8")

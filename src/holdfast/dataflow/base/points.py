@@ -1,9 +1,9 @@
-"""The named moments of a batch at which a test or a proof ends a driver, with all it started.
+"""The named points of a batch at which a test or a proof ends a driver, with all it started.
 
-Each lies between two effects: of Spark's logs, of a sink, of a quiver's ledger. A query is several
-processes (the driver, the JVM, whoever plans, the workers), and a seam cannot be handed to those
-that Spark starts. So whoever wants to be told names a function in the environment, which all of
-them inherit; without it nothing happens.
+Each is between two effects: of Spark's logs, of a sink, of a quiver's ledger. A query is several
+processes (the driver, the JVM, the one that plans, the workers), and a seam cannot be handed to
+those that Spark starts. So a test names a function in the environment, which all of them inherit;
+without it nothing happens.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from collections.abc import Callable
 
 from holdfast.seam.points import FaultPoint
 
-# `module:name` of a function that is called with the moment and the query's checkpoint folder.
+# `module:name` of a function that is called with the point and the query's checkpoint folder.
 TRAP = "HOLDFAST_DATAFLOW_TRAP"
 
 Trap = Callable[["BatchPoint", str], None]
 
 
 class BatchPoint(FaultPoint):
-    """One moment between two effects."""
+    """One point between two effects."""
 
     OFFSETS = (
         "dataflow-offsets",
@@ -41,7 +41,7 @@ class BatchPoint(FaultPoint):
 
 
 def reached(point: BatchPoint, checkpoint: str) -> None:
-    """Tell whoever wants to know that a query is at this moment."""
+    """Call the function that the environment names, if any: a query is at this point."""
     trap = _trap()
     if trap is not None:
         trap(point, checkpoint)
@@ -49,6 +49,7 @@ def reached(point: BatchPoint, checkpoint: str) -> None:
 
 @functools.cache
 def _trap() -> Trap | None:
+    """Return the function that the environment names; it is looked up once for each process."""
     module, _, name = os.environ.get(TRAP, "").partition(":")
     if not module:
         return None

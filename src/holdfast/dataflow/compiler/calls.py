@@ -12,9 +12,12 @@ from types import FrameType
 from typing import Any, TypeVar
 
 import pyarrow as pa
+from pyspark.errors import AnalysisException, ParseException
+from pyspark.sql.pandas.types import from_arrow_type
+from pyspark.sql.types import StructType
 
 from holdfast.dataflow.spec.vertices import RetrySettings
-from holdfast.errors import BadInput
+from holdfast.errors import BadConfig, BadInput
 
 # What a row needs to come again. `tries` says the how-maniest time that is, `attempts` how often a
 # function was called with it; times are wall clock.
@@ -29,10 +32,7 @@ LANE_TYPE = pa.struct(
         pa.field("row", pa.binary()),
     ]
 )
-LANE_DDL = (
-    "struct<id: string, vertex: string, tries: int, attempts: int, failed_us: bigint, "
-    "due_us: bigint, row: binary>"
-)
+LANE_DDL = from_arrow_type(LANE_TYPE).simpleString()
 FAILED_TYPE = pa.struct(
     [
         pa.field("vertex", pa.string()),
@@ -44,10 +44,7 @@ FAILED_TYPE = pa.struct(
         pa.field("lane", LANE_TYPE),
     ]
 )
-FAILED_DDL = (
-    "struct<vertex: string, error: string, attempts: int, row: string, payload: binary, "
-    f"lane: {LANE_DDL}>"
-)
+FAILED_DDL = from_arrow_type(FAILED_TYPE).simpleString()
 
 ERROR_LETTERS_MAX = 500
 ROW_LETTERS_MAX = 64 * 1024
@@ -115,6 +112,19 @@ def as_batch(rows: list[dict[str, Any]], schema: pa.Schema) -> pa.RecordBatch:
             unknown = ", ".join(sorted(map(str, row.keys() - set(schema.names))))
             raise ValueError(f"returned {unknown}, which is not in `returns`")
     return pa.RecordBatch.from_pylist(rows, schema)
+
+
+def parse_columns(ddl: str, setting: str) -> StructType:
+    """Return the columns that a setting declares; raises `BadConfig` if Spark cannot parse them."""
+    try:
+        parsed = StructType.fromDDL(ddl)
+    except (ParseException, AnalysisException) as error:
+        raise BadConfig(
+            f"{setting} is not understood: {str(error).strip().splitlines()[0]}",
+            hint="write names and types of Spark: key string, number bigint",
+        ) from error
+    assert isinstance(parsed, StructType), "BUG: columns are a struct"
+    return parsed
 
 
 @contextmanager

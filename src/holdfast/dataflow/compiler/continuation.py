@@ -3,8 +3,8 @@
 First each vertex of the file gets its identity: that of the recorded vertex it is, whether or not
 it has another name now. From there on it is planned under that. Then the order of edges and of
 vertices is the recorded one, with what is new behind it, so that whatever follows from the order of
-lines is as it was. Last it is looked whether every state finds its reduce again. What would move
-state to another reduce, or leave it to nobody, is refused: nothing is lost without a word.
+lines is as it was. Last, every state must find its reduce again. What would move
+state to another reduce, or leave it without one, is refused: nothing is lost silently.
 
 The version before plan files left `shape.json` beside each checkpoint, with the reduces of the
 query in the order of the file, and named folders and subscribers after vertices. What can be told
@@ -103,14 +103,19 @@ class _Matching:
                 self.found[name] = identity
 
     def by_place(self) -> bool:
-        """Match vertices with new names that stand where a recorded one stood; whether any did."""
+        """Match vertices with new names in the place of a recorded one; whether any did."""
         return self._match(self._stands)
 
     def by_essence(self) -> bool:
-        """Match what stands elsewhere now; no reduce: it would have the state of other rows."""
+        """Match what was moved; no reduce: it would have the state of other rows."""
         return self._match(lambda name, _: self._pipeline.vertices[name].reduce is None)
 
     def _match(self, admits: Callable[[str, str], bool]) -> bool:
+        """Match what fits exactly one recorded vertex, which no other fits; whether there was any.
+
+        A wrong match would give a vertex the state or the position of another one. So whatever
+        leaves a doubt stays unmatched, and what is left over is refused later if it has state.
+        """
         gone = [one for one in self._recorded.vertices if one not in self.found.values()]
         candidates = {
             name: [
@@ -121,7 +126,7 @@ class _Matching:
             for name in self._left()
         }
         wanted = [one for several in candidates.values() for one in several]
-        # Only where there is no doubt: one candidate, and nobody else's.
+        # Only where there is no doubt: one candidate, and of no other vertex.
         sure = {
             name: several[0]
             for name, several in candidates.items()
@@ -134,6 +139,7 @@ class _Matching:
         return [name for name in self._pipeline.vertices if name not in self.found]
 
     def _is_same(self, vertex: VertexSettings, identity: str) -> bool:
+        """Whether a vertex does what a recorded one did, whatever its name is."""
         known = self._recorded.vertices[identity]
         return known.kind == vertex.kind and known.essence in (None, essence_of(vertex))
 
@@ -197,7 +203,7 @@ def _edge(edge: PipelineEdge, identities: Mapping[str, str]) -> PipelineEdge:
 
 
 def _mismatches(plan: Plan, recorded: RecordedPlan) -> Iterator[str]:
-    """Yield what would leave a state, or a place in a source, to nobody or to somebody else."""
+    """Yield what would leave a state, or a position in a source, unused or to another vertex."""
     for query in recorded.queries:
         gone = _changed(plan, recorded, query.operators)
         yield from gone
@@ -232,6 +238,7 @@ def copied_states(plan: Plan, recorded: RecordedPlan) -> Iterator[tuple[Query, i
 
 
 def _changed(plan: Plan, recorded: RecordedPlan, names: list[str]) -> list[str]:
+    """Return which reduces that have state are gone, or are not what their state is of."""
     found = []
     for name in dict.fromkeys(names):
         vertex = plan.pipeline.vertices.get(name)
@@ -265,6 +272,7 @@ def record_of(plan: Plan) -> RecordedPlan:
 
 
 def _recorded_query(pipeline: PipelineSettings, query: Query) -> RecordedQuery:
+    """Return what is written down of a query: what its state and its positions depend on."""
     return RecordedQuery(
         name=query.name,
         vertices=list(query.vertices),
@@ -325,6 +333,7 @@ def earlier_record(name: str, pipeline: PipelineSettings, state_dir: Path) -> Re
 
 
 def _query(name: str, query: str, shape: Mapping[str, Any], state_dir: Path) -> RecordedQuery:
+    """Return what the version before plan files left of a query, in its shape and its offsets."""
     checkpoint = Checkpoint(str(state_dir / query / "checkpoint"))
     batch = checkpoint.last_planned()
     subscribers = [] if batch is None else list(checkpoint.offsets(batch))
@@ -367,7 +376,7 @@ def _operators(
         plan = make_plan("", tried, free)
         now = next((one for one in plan.queries if one.name == query.name), None)
         if now is None or set(now.operators) != set(order):
-            return order  # changed or gone: whoever compares it with the file will say so
+            return order  # changed or gone: the comparison with the file will say so
         trunk = [name for name in now.trunk if name in order]
         if trunk == order and (not given or len(now.operators) == given):
             return list(now.operators)

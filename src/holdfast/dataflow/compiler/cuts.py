@@ -83,6 +83,7 @@ def reduces_behind(pipeline: PipelineSettings, edge: PipelineEdge) -> bool:
 
 
 def _rejecting(pipeline: PipelineSettings) -> list[int]:
+    """Return the edges behind a function that may reject rows, with a reduce further on."""
     return [
         index
         for index, edge in enumerate(pipeline.edges)
@@ -93,6 +94,11 @@ def _rejecting(pipeline: PipelineSettings) -> list[int]:
 
 
 def _used_twice(pipeline: PipelineSettings, cut: set[int], homes: Mapping[str, str]) -> list[int]:
+    """Return the edges that lead from state to another reduce while the same state has other uses.
+
+    Vertices are walked in the order of the edges: whatever is behind a reduce and not cut off from
+    it has its state in the plan, too. Cutting the edge to the next reduce leaves one use for Spark.
+    """
     found: list[int] = []
     stateful: set[str] = set()
     for name in pipeline.ordered():

@@ -60,6 +60,7 @@ def as_fields(plan: Plan) -> dict[str, Any]:
 
 
 def _query(plan: Plan, query: Query) -> Iterator[str]:
+    """Yield what a query does, and why it is run as it is, a line each."""
     for name in query.vertices:
         place = "stream" if name in query.trunk else "batch "
         yield f"{place}  {name}: {describe(plan.pipeline.vertices[name])}"
@@ -103,6 +104,7 @@ def describe(vertex: VertexSettings) -> str:
 
 
 def _reduce(reduce: ReduceSettings) -> str:
+    """Return a reduce in a few words."""
     window = reduce.window
     key = f" by {', '.join(reduce.key)}" if reduce.key else ""
     if window is None:

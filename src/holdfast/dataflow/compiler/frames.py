@@ -16,7 +16,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import ArrayType, DataType, StringType, StructField, StructType
 
-from holdfast.dataflow.compiler.calls import FAILED_DDL, LANE_DDL
+from holdfast.dataflow.compiler.calls import FAILED_DDL, LANE_DDL, parse_columns
 from holdfast.dataflow.compiler.plan import EVERY, LANE, Output, Plan, Query
 from holdfast.dataflow.compiler.python import ALWAYS_LATE_US, Call, FunctionRun
 from holdfast.dataflow.compiler.reduces import (
@@ -88,6 +88,12 @@ class Frames:
     # -------------------------------------------------------------------- vertices
 
     def _make(self, output: Output) -> DataFrame:
+        """Return an output of a vertex: of a reduce, of SQL, or of a run of functions.
+
+        A run is one `mapInArrow` for several vertices, so only the last of them has results of its
+        own. Rows that failed come out of the same frame, marked in `_failed`; here they part:
+        results have no mark, and the port `failed` has those that no retry lane takes.
+        """
         vertex = self._pipeline.vertices[output.vertex]
         if vertex.reduce is not None:
             return self._of_reduce(output)
@@ -109,6 +115,12 @@ class Frames:
         return run.where(F.col("_failed.vertex") == vertex)
 
     def _of_reduce(self, output: Output) -> DataFrame:
+        """Return an output of a reduce: results, late rows, or failed calls.
+
+        Late rows never enter the reduce, so they are a frame of their own. Failed calls of a
+        function come out among its results (`EVERY` has both), because Spark's operator has one
+        output.
+        """
         settings = self._pipeline.vertices[output.vertex].reduce
         assert settings is not None, "BUG: not a reduce"
         if output.port == LATE:
@@ -121,6 +133,7 @@ class Frames:
         return every.where("_failed IS NULL").drop("_failed")
 
     def _along(self, edge: PipelineEdge) -> DataFrame:
+        """Return the rows that take an edge."""
         frame = self.output(Output(edge.vertex, edge.port))
         if edge.tags is None:
             return frame
@@ -132,10 +145,19 @@ class Frames:
         return self._reduced[name]
 
     def _made_reduce(self, name: str) -> Reduced:
+        """Return a reduce over the union of all edges that lead to it.
+
+        Each edge gets the claim as its own watermark before the union: Spark takes the least of
+        several watermarks, and a part without one would keep every window open.
+        """
         settings = self._pipeline.vertices[name].reduce
         assert settings is not None, "BUG: not a reduce"
         parts = [self._with_claim(self._along(edge)) for edge in self._pipeline.into(name)]
-        returns = None if settings.returns is None else _parsed(settings.returns, name)
+        returns = (
+            None
+            if settings.returns is None
+            else parse_columns(settings.returns, f"`returns` of {name}")
+        )
         return reduce_frame(_union(parts), settings, name, self._lateness_ms, returns)
 
     def _with_claim(self, frame: DataFrame) -> DataFrame:
@@ -145,6 +167,11 @@ class Frames:
         return frame.withColumn("_wm_prev", F.lit(None).cast("timestamp"))
 
     def _sql(self, step: FunctionStep, frame: DataFrame) -> DataFrame:
+        """Return a frame after a step that is written in SQL.
+
+        Control rows have to come through: an `explode` of an empty or missing array would drop
+        them, and with them the claim of the batch. They get an array of one null instead.
+        """
         if isinstance(step, MapSettings):
             return _with_expressions(frame, step)
         if isinstance(step, FlatMapSettings):
@@ -169,6 +196,12 @@ class Frames:
         return self._runs[run]
 
     def _made_run(self, run: tuple[str, ...]) -> DataFrame:
+        """Return the rows after a run of functions, called in one pass through Python.
+
+        The columns that one function returns are those that the next is called with, so the calls
+        are made in order. Rows that a function drops are counted by Spark while it runs the plan
+        (`observe`): nothing behind the run ever sees them.
+        """
         frame = self.with_lane(self.rows_into(run[0]), run)
         calls, schema = [], without_system(frame.schema)
         for name in run:
@@ -203,7 +236,7 @@ class Frames:
         returns = schema
         if step.returns is not None:
             kept = [field for field in schema if field.name in step.keep]
-            returns = StructType([*kept, *_parsed(step.returns, name)])
+            returns = StructType([*kept, *parse_columns(step.returns, f"`returns` of {name}")])
         return Call(
             vertex=name,
             kind="arrow" if arrow else vertex.kind,  # type: ignore[arg-type]
@@ -258,6 +291,7 @@ def _naming(vertex: str, make: Callable[[], Made]) -> Made:
 
 
 def _union(frames: list[DataFrame]) -> DataFrame:
+    """Return the rows of all frames; columns that one of them lacks are null there."""
     return functools.reduce(lambda a, b: a.unionByName(b, allowMissingColumns=True), frames)
 
 
@@ -267,6 +301,7 @@ def _pinned(condition: Column) -> Column:
 
 
 def _admitted(tags: TagCondition, frame: DataFrame) -> Column:
+    """Return the condition of an edge with tags; a row without tags has an empty list of them."""
     none = F.array().cast("array<string>")
     own = F.coalesce(F.col("_tags"), none) if "_tags" in frame.columns else none
 
@@ -301,21 +336,10 @@ def _with_expressions(frame: DataFrame, step: MapSettings) -> DataFrame:
 
 
 def _element(frame: DataFrame, expression: str) -> DataType:
+    """Return the type of the elements of an array expression; raises `BadConfig` if it is none."""
     kind = frame.select(F.expr(expression)).schema[0].dataType
     if not isinstance(kind, ArrayType):
         raise BadConfig(
             f"{expression!r} is {kind.simpleString()}, not an array", hint="name an array"
         )
     return kind.elementType
-
-
-def _parsed(ddl: str, vertex: str) -> StructType:
-    try:
-        parsed = StructType.fromDDL(ddl)
-    except (ParseException, AnalysisException) as error:
-        raise BadConfig(
-            f"`returns` of {vertex} is not understood: {str(error).strip().splitlines()[0]}",
-            hint="write names and types of Spark: key string, number bigint",
-        ) from error
-    assert isinstance(parsed, StructType), "BUG: columns are a struct"
-    return parsed

@@ -5,7 +5,8 @@
 A row that a function did not take, however often its task tried, goes to `waiting` with the batch
 that it failed in, in one transaction of that batch: once. The driver moves bundles to `due` in
 their order, each as one idempotent append, when their time has come; there the query reads them
-like any source. So a row is nowhere but in the log of one quiver or the other, whoever is killed.
+like any source. So a row is always in the log of one of the two quivers, whichever process is
+killed.
 
 Bundles keep their order: a row may wait for those before it, but no longer than the longest pause
 of a retry. While a row is here it holds what its query promises to the queries behind it, so that

@@ -176,6 +176,7 @@ _SLACK_S = 5.0
 
 
 def _config_of(settings: SourceSettings) -> str:
+    """Return the configuration with which a directory of lineage events is opened, if it is one."""
     return f"{_HERE}:LINEAGE_CONFIG" if settings.decode == "openlineage" else ""
 
 
@@ -201,6 +202,7 @@ def target_options(
 
 
 def _fileset_options(fileset: FileSetTarget, places: Places) -> dict[str, str]:
+    """Return the options of a sink that commits to a store."""
     database, keep = fileset.database, fileset.keep_commits
     options = {
         "store": places.store(fileset.store),

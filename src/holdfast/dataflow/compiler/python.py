@@ -138,6 +138,7 @@ def _split(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, _SplitRows, pa.Record
 
 
 def _joined(part: _SplitRows) -> pa.RecordBatch:
+    """Return the user's and the system's columns as one batch again."""
     return pa.RecordBatch.from_arrays(
         [*part.rows.columns, *part.system.columns],
         names=[*part.rows.schema.names, *part.system.schema.names],
@@ -198,6 +199,7 @@ class _CallRunner:
         return _SplitRows(*(_concat([one[side] for one in parts]) for side in (0, 1))), rejected
 
     def _no_longer(self, system: pa.RecordBatch, error: str) -> pa.RecordBatch:
+        """Return a row of the retry lane as failed: it cannot be handed to its function."""
         attempts = system.column("_lane").field("attempts")[0].as_py()
         letter = {"vertex": self._call.vertex, "error": error, "attempts": attempts, "row": "{}"}
         return _replaced(system, "_failed", pa.array([letter], FAILED_TYPE))
@@ -223,6 +225,10 @@ class _CallRunner:
     def _fit_alone(
         self, made: list[tuple[int, list[dict[str, Any]]]], failures: list[_FailedCall]
     ) -> Iterator[tuple[int, list[dict[str, Any]]]]:
+        """Yield the results that fit the declared columns, each tried alone; note the others.
+
+        Arrow converts a whole column or nothing, and its error does not say which row it was.
+        """
         for place, rows in made:
             try:
                 self._as_batch(rows)
@@ -234,6 +240,11 @@ class _CallRunner:
     def _as_part(
         self, part: _SplitRows, made: list[tuple[int, list[dict[str, Any]]]]
     ) -> _SplitRows:
+        """Return results as Arrow, each beside the system columns of the row that it came from.
+
+        A flat map makes several rows of one, or none: the origins say which row's event time, claim
+        and position each result inherits, unless the function set them itself.
+        """
         batch = self._as_batch([row for _, rows in made for row in rows])
         origins = pa.array([place for place, rows in made for _ in rows], pa.int64())
         names = {name for _, rows in made for row in rows for name in row if name in SETTABLE}
@@ -302,6 +313,8 @@ class _CallRunner:
     # -------------------------------------------------------------------- one call
 
     def _tried(self, argument: Any) -> Any:
+        """Call the function, as often and as long as it may."""
+
         def call() -> Any:
             return self._materialised(self._function(argument))
 
@@ -363,6 +376,7 @@ class _CallRunner:
 
 
 def _arguments(part: _SplitRows) -> list[dict[str, Any]]:
+    """Return rows as a function gets them: the user's columns, and the system's that it may set."""
     rows: list[dict[str, Any]] = part.rows.to_pylist()
     for name in SETTABLE:
         if name in part.system.schema.names:
@@ -372,6 +386,7 @@ def _arguments(part: _SplitRows) -> list[dict[str, Any]]:
 
 
 def _lane_of(part: _SplitRows, place: int) -> dict[str, Any] | None:
+    """Return what a row carried when it came out of the retry lane; None for one that is new."""
     if "_lane" not in part.system.schema.names:
         return None
     found: dict[str, Any] | None = part.system.column("_lane")[place].as_py()
@@ -405,6 +420,12 @@ def _with_columns(system: pa.RecordBatch, returned: pa.RecordBatch) -> pa.Record
 
 
 def _with_values(system: pa.RecordBatch, given: dict[str, list[Any]]) -> pa.RecordBatch:
+    """Return the system's columns with given tags and event times.
+
+    A function may move an event time forward freely. One that is moved back may lie before the
+    claim that the batch carries: windows of that time may be closed. So such a row counts as late,
+    whatever its windows are.
+    """
     if "_tags" in given:
         tags = pa.array(given["_tags"], pa.list_(pa.string()))
         system = _replaced(system, "_tags", tags)
@@ -430,6 +451,7 @@ def _earliest(system: pa.RecordBatch, rows: int) -> pa.RecordBatch:
 
 
 def _concat(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    """Return batches as one; an empty one keeps the schema."""
     return (
         pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
         if any(batch.num_rows for batch in batches)
@@ -438,6 +460,7 @@ def _concat(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
 
 
 def _sentence(call: Call, part: _SplitRows, failure: _FailedCall) -> str:
+    """Return in words where a function failed, with bundle and row if these are known."""
     row = part.argument(failure.place)
     where = f" of bundle {row['_seq']}" if "_seq" in row else ""
     place = row.get("_row", failure.place)

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, TimerValues
 
 KEPT = "kept binary"
-# Columns of the rows that a reducer is given, which are nobody else's.
+# Columns of the rows that a reducer is given, which only the operator needs.
 OURS = ("_close", "_everything", "_window_start", "_window_end")
 _TAGS = pa.field("_tags", pa.list_(pa.string()))
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -105,20 +105,19 @@ class Reducer(StatefulProcessor):
         fixed: dict[str, Any],
         when: datetime,
     ) -> Row:
+        """Return a failed call as a row among the results, or end the query if it says so.
+
+        Spark's operator has one output. `_failed` says what happened, and frames.py tells such rows
+        from results by it.
+        """
         reducing = self._reducing
         if reducing.is_fatal:
             where = ", ".join(f"{name} {value}" for name, value in fixed.items())
             raise FunctionFailed(
                 f"{reducing.vertex} failed at {where}, after {attempts} tries: {error}"
             )
-        letter = Row(
-            vertex=reducing.vertex,
-            error=error,
-            attempts=attempts,
-            row=as_json(given),
-            payload=None,
-            lane=None,
-        )
+        said = {"vertex": reducing.vertex, "error": error, "attempts": attempts}
+        letter = Row(**said, row=as_json(given), payload=None, lane=None)
         return self._row(fixed, {}, when, letter)
 
     def _row(
@@ -142,10 +141,7 @@ class WindowReducer(Reducer):
         self._function = load_function(self._reducing.function)
 
     def handleInputRows(
-        self,
-        key: Any,
-        rows: Iterator[Row],
-        timerValues: TimerValues,
+        self, key: Any, rows: Iterator[Row], timerValues: TimerValues
     ) -> Iterator[Row]:
         """See Spark: keep the rows, and wake at the end of the window."""
         given = [_plain(row) for row in rows]
@@ -157,10 +153,7 @@ class WindowReducer(Reducer):
         return iter(())
 
     def handleExpiredTimer(
-        self,
-        key: Any,
-        timerValues: TimerValues,
-        expiredTimerInfo: ExpiredTimerInfo,
+        self, key: Any, timerValues: TimerValues, expiredTimerInfo: ExpiredTimerInfo
     ) -> Iterator[Row]:
         """See Spark: the window has ended."""
         start, end, *keys = (_plain_value(value) for value in key)
@@ -171,6 +164,7 @@ class WindowReducer(Reducer):
     def _close(
         self, start: datetime, end: datetime, key: dict[str, Any], rows: list[dict[str, Any]]
     ) -> list[Row]:
+        """Return what the function makes of a window that has ended; its rows are in order."""
         rows.sort(key=lambda row: row["_event_time"])
         window = {"window_start": start, "window_end": end, **key}
         given = {**window, "rows": rows}
@@ -184,10 +178,7 @@ class SessionReducer(WindowReducer):
     """A group is one key; its sessions are found when one may have ended."""
 
     def handleInputRows(
-        self,
-        key: Any,
-        rows: Iterator[Row],
-        timerValues: TimerValues,
+        self, key: Any, rows: Iterator[Row], timerValues: TimerValues
     ) -> Iterator[Row]:
         """See Spark: keep the rows, and wake when each session that they make alone would end."""
         own = sorted((_without_ours(_plain(row)) for row in rows), key=_time)
@@ -197,10 +188,7 @@ class SessionReducer(WindowReducer):
         return iter(())
 
     def handleExpiredTimer(
-        self,
-        key: Any,
-        timerValues: TimerValues,
-        expiredTimerInfo: ExpiredTimerInfo,
+        self, key: Any, timerValues: TimerValues, expiredTimerInfo: ExpiredTimerInfo
     ) -> Iterator[Row]:
         """See Spark: close the sessions that have ended; others have timers of their own."""
         rows = [row for (kept,) in self._kept.get() for row in pickle.loads(kept)]
@@ -279,20 +267,14 @@ class ProcessReducer(Reducer):
         self._process = load_function(self._reducing.function)()
 
     def handleInputRows(
-        self,
-        key: Any,
-        rows: Iterator[Row],
-        timerValues: TimerValues,
+        self, key: Any, rows: Iterator[Row], timerValues: TimerValues
     ) -> Iterator[Row]:
         """See Spark: call `on_row` for each, in order of their times."""
         given = sorted((_without_ours(_plain(row)) for row in rows), key=_time)
         return iter(self._all(key, given, timerValues))
 
     def handleExpiredTimer(
-        self,
-        key: Any,
-        timerValues: TimerValues,
-        expiredTimerInfo: ExpiredTimerInfo,
+        self, key: Any, timerValues: TimerValues, expiredTimerInfo: ExpiredTimerInfo
     ) -> Iterator[Row]:
         """See Spark: call `on_timer`."""
         moment = _EPOCH + expiredTimerInfo.getExpiryTimeInMs() * _MS
@@ -388,11 +370,13 @@ class _Turn:
 
 
 def _time(event: Any) -> datetime:
+    """Return when a row or a timer happens, in event time."""
     moment: datetime = event if isinstance(event, datetime) else event["_event_time"]
     return moment
 
 
 def _rows(returned: Any) -> list[dict[str, Any]]:
+    """Return what a function returned as a list of rows; raises `TypeError` if it is none."""
     if returned is None:
         return []
     if isinstance(returned, str | bytes):
@@ -401,6 +385,7 @@ def _rows(returned: Any) -> list[dict[str, Any]]:
 
 
 def _without_ours(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row without the columns that only the operator needs."""
     return {name: value for name, value in row.items() if name not in OURS}
 
 

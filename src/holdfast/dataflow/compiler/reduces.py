@@ -12,7 +12,7 @@ time instead. The key is internal to Spark: the version is pinned, and a test fa
 version means something else by it.
 
 Spark pushes a filter below the watermark if it does not mention `_wm`. Two things follow. The
-filter that drops control rows mentions it, or else they are dropped before anybody has seen their
+filter that drops control rows mentions it, or else they are dropped before Spark has seen their
 claim. And filters that a user puts before the windows have to keep control rows: `keep_control`.
 """
 
@@ -46,12 +46,6 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 DELAY_KEY = "spark.watermarkDelayMs"
-
-# What a session must have: otherwise windows stay open until the next row, or close too early.
-SESSION_SETTINGS = {
-    "spark.sql.streaming.multipleWatermarkPolicy": "min",
-    "spark.sql.streaming.noDataMicroBatches.enabled": "true",
-}
 # A result is of the last moment of its window: the next window that it counts in is the right one.
 RESULT_BEFORE_END = "interval 1 millisecond"
 
@@ -148,6 +142,7 @@ def _called(
 
 
 def _reducer(settings: ReduceSettings, name: str, returns: StructType) -> Reducer:
+    """Return what Spark runs for a function: of windows, of sessions, or of a process."""
     window = settings.window
     gap_s = window.session if window is not None and window.session is not None else 0.0
     function = settings.process or settings.python
@@ -174,6 +169,11 @@ def _everything() -> Column:
 
 
 def _unmarked(time: Column) -> Column:
+    """Return an event time without the mark by which Spark closes windows.
+
+    Arithmetic on the column makes another one, which has no metadata. Spark allows one marked
+    column in a plan; for a function that is the end of a row's window.
+    """
     return F.timestamp_micros(F.unix_micros(time)).alias("_event_time")
 
 
@@ -193,6 +193,7 @@ def marked(event_time: Column, allowed_lateness_ms: int) -> Column:
 
 
 def _window(window: WindowSettings) -> Column:
+    """Return Spark's window of a row."""
     if window.session is not None:
         return F.session_window("_event_time", _interval(window.session))
     if window.sliding is not None:

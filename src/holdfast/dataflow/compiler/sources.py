@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
+import pyarrow as pa
 from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import BooleanType, StructField, StructType, TimestampType
 
+from holdfast.dataflow.compiler.calls import LANE_TYPE, parse_columns
 from holdfast.dataflow.compiler.places import (
     OWN_PRODUCER,
     Places,
@@ -17,14 +20,10 @@ from holdfast.dataflow.compiler.places import (
 )
 from holdfast.dataflow.compiler.plan import LANE, Output, Plan, Query
 from holdfast.dataflow.sink.options import EVENT_TIME, SLOT
-from holdfast.errors import BadConfig
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-_LANE = (
-    "id string, vertex string, tries int, attempts int, failed_us bigint, due_us bigint, row binary"
-)
 _TIME = StructField("_event_time", TimestampType())
 _CLAIMS = (
     StructField("_wm", TimestampType()),
@@ -45,7 +44,7 @@ _LINEAGE_COLUMNS = {
 
 
 class Buffered(NamedTuple):
-    """A quiver between queries, for whoever reads it."""
+    """A quiver between queries, as the query behind it has to know it."""
 
     address: str
     # As it is stored, and whether its `event_time` is ours alone.
@@ -89,7 +88,7 @@ def _lane(
     session: SparkSession, plan: Plan, query: Query, places: Places, address: str
 ) -> DataFrame:
     """Return the rows that come again, as `FunctionRun` wants them."""
-    columns = _parsed(_LANE, "the retry lane")
+    columns = from_arrow_schema(pa.schema(list(LANE_TYPE)))
     rows = (
         session.readStream.format("holdfast")
         .option("quiver", address)
@@ -106,6 +105,11 @@ def _lane(
 def _source(
     session: SparkSession, plan: Plan, query: Query, name: str, options: dict[str, str]
 ) -> DataFrame:
+    """Return the stream of a source vertex, decoded if it is lineage.
+
+    Columns that are declared are given to the reader, so that a pipeline can start before its
+    quivers hold any data; else the reader finds them in what is stored.
+    """
     settings = plan.pipeline.vertices[name].source
     assert settings is not None, "BUG: not a source"
     reader = session.readStream.format("holdfast").options(**options)
@@ -113,7 +117,9 @@ def _source(
     if settings.generator is not None:
         known = _GENERATED
     if known:
-        reader = reader.schema(_with_claims(_parsed(known, name), query))
+        reader = reader.schema(
+            _with_claims(parse_columns(known, f"`columns_are` of {name}"), query)
+        )
     elif settings.columns:
         names = dict.fromkeys((*settings.columns, _TIME.name))
         reader = reader.option("columns", ",".join(names))
@@ -140,21 +146,8 @@ def _with_claims(schema: StructType, query: Query) -> StructType:
     return StructType([*own, _TIME, *(_CLAIMS if query.claims else ())])
 
 
-def _parsed(ddl: str, name: str) -> StructType:
-    from pyspark.errors import AnalysisException, ParseException
-
-    try:
-        parsed = StructType.fromDDL(ddl)
-    except (ParseException, AnalysisException) as error:
-        raise BadConfig(
-            f"`columns_are` of {name} is not understood: {str(error).strip().splitlines()[0]}",
-            hint="write names and types of Spark: key string, number bigint",
-        ) from error
-    assert isinstance(parsed, StructType), "BUG: columns are a struct"
-    return parsed
-
-
 def _decoded(frame: DataFrame) -> DataFrame:
+    """Return lineage events with the fields that pipelines use most, taken from the JSON."""
     text = F.col("payload").cast("string")
     columns: dict[str, Column] = {
         name: F.get_json_object(text, path) for name, path in _LINEAGE_COLUMNS.items()
@@ -165,6 +158,11 @@ def _decoded(frame: DataFrame) -> DataFrame:
 def _buffer(
     session: SparkSession, query: Query, buffer: Buffered, options: dict[str, str]
 ) -> DataFrame:
+    """Return what another query put out, with the watermark that it promised.
+
+    The query that writes is the producer: what it has promised is complete, so this query claims no
+    more than that, instead of `max_delay` behind the newest row.
+    """
     if query.claims:
         options["producers"] = buffer.producer
     reader = session.readStream.format("holdfast").option("quiver", buffer.address)

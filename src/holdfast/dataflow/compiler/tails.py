@@ -39,7 +39,6 @@ from holdfast.dataflow.compiler.places import (
 from holdfast.dataflow.compiler.plan import Output, Plan, Query
 from holdfast.dataflow.compiler.python import Call
 from holdfast.dataflow.sink.options import EVENT_TIME, SinkOptions
-from holdfast.dataflow.sink.quiver_writer import RECORDS_DIR
 from holdfast.dataflow.sink.records import BatchRecord, BatchRecords
 from holdfast.dataflow.sink.writers import stream_writer
 from holdfast.dataflow.source.checkpoint import Checkpoint
@@ -127,6 +126,13 @@ class Tail:
             self.is_called = False
 
     def _run(self, batch: DataFrame, number: int) -> None:
+        """Do everything for a batch, in an order that a crash may cut anywhere.
+
+        Functions are called first: what they reject decides what goes into the retry lane. Quivers
+        for other queries are written behind the sinks, with a promise that the earliest row in the
+        lane holds back, so the lane must have its rows by then. Dead letters come last. Each of
+        these writes takes a batch once, so a batch that is run again simply does all of them again.
+        """
         with ExitStack() as kept:
             frames = self._frames(batch, number, kept)
             called = [self._called(n, sink, frames, number, kept) for n, sink in self._sinks(True)]
@@ -143,10 +149,12 @@ class Tail:
             self._keep_rejected(frames, number)
 
     def _buffer_options(self, output: Output, hold_us: int | None) -> SinkOptions:
+        """Return how an output is written to the quiver between two queries."""
         address = self._buffers[output]
         return buffer_options(self._plan, self._query, output, address, self._places, hold_us)
 
     def _sinks(self, are_functions: bool) -> Iterator[tuple[str, SinkSettings]]:
+        """Yield the sinks of the tail: those that are functions, or the others."""
         for name in self._query.tail:
             sink = self._plan.pipeline.vertices[name].sink
             if sink is not None and (sink.python is not None) == are_functions:
@@ -155,6 +163,12 @@ class Tail:
     # ------------------------------------------------------------------- branches
 
     def _frames(self, batch: DataFrame, number: int, kept: ExitStack) -> Frames:
+        """Return the vertices of the tail over one batch; what is used repeatedly is kept.
+
+        Spark computes a frame again for each use. For the batch itself that would be reading the
+        sources again; for a run of functions it would be worse: a function that decides by chance
+        would reject a row in one use and pass it in another.
+        """
         taps = self._query.taps
         if len(taps) == 1:
             given = {taps[0]: batch}
@@ -213,9 +227,7 @@ class Tail:
         name = f"lane-{place}"
         checkpoint = Checkpoint(str(self._checkpoint))
         query_id, turn = checkpoint.require_query_id(), 0
-        while BatchRecords(
-            self._checkpoint / RECORDS_DIR, f"quiver-{name}-{query_id}", checkpoint
-        ).of(number):
+        while BatchRecords(checkpoint.notes, f"quiver-{name}-{query_id}", checkpoint).of(number):
             turn += 1
             name = f"lane-{place}-{turn}"
         if turn:
@@ -236,10 +248,15 @@ class Tail:
     def _sink(
         self, name: str, sink: SinkSettings, rows: DataFrame, number: int, kept: ExitStack
     ) -> None:
+        """Write a batch to a sink or, when all attempts failed, to its fallback.
+
+        Which of the two is recorded before the fallback is written: a batch that is run again after
+        a crash must not go to the sink that has recovered meanwhile, or its rows would be in both.
+        """
         if sink.on_success is not None or sink.fallback is not None:
             _keep(rows, kept)
         checkpoint = Checkpoint(str(self._checkpoint))
-        fallbacks = BatchRecords(self._checkpoint / RECORDS_DIR, f"fallback-{name}", checkpoint)
+        fallbacks = BatchRecords(checkpoint.notes, f"fallback-{name}", checkpoint)
         if fallbacks.of(number) is None and self._is_taken(name, sink, rows, number):
             if sink.on_success is not None:
                 self._place(f"{name}-on_success", sink.on_success, rows, number)
@@ -302,6 +319,7 @@ class Tail:
             self.counts["failed", name] += self._dead_letters(name, letters, number)
 
     def _place(self, name: str, target: TargetSettings, rows: DataFrame, number: int) -> int:
+        """Write rows where a target says; return how many they are."""
         if target.console:
             written(rows, SinkOptions()).show(CONSOLE_ROWS_MAX, truncate=False)
             return rows.count()

@@ -37,7 +37,7 @@ from holdfast.dataflow.compiler.places import SINK_CONFIG, Places
 from holdfast.dataflow.compiler.plan import Output, Plan
 from holdfast.dataflow.compiler.recorded import RecordedPlan, RecordedQuery
 from holdfast.dataflow.source.checkpoint import Checkpoint
-from holdfast.dataflow.source.notes import FOLDER, forget_start
+from holdfast.dataflow.source.notes import forget_start
 from holdfast.quiver import Quiver
 
 if TYPE_CHECKING:
@@ -95,10 +95,10 @@ def mend_moved(folder: Path) -> None:
 
 def copy_state(folder: Path, known: int, number: int) -> None:
     """Let an operator begin with the state of another one."""
-    state, fresh = folder / "state", folder / FOLDER / f"state-{number}"
+    state, notes = folder / "state", Checkpoint(str(folder)).notes
+    fresh, note = notes / f"state-{number}", notes / f"{_COPIED}{number}"
     if not (state / str(known)).is_dir():
         return  # it never ran
-    note = folder / FOLDER / f"{_COPIED}{number}"
     note.parent.mkdir(exist_ok=True)
     shutil.rmtree(fresh, ignore_errors=True)
     shutil.copytree(state / str(known), fresh, copy_function=_link_or_copy)
@@ -118,7 +118,7 @@ def copy_state(folder: Path, known: int, number: int) -> None:
 
 def settle_copies(folder: Path, operators: int) -> None:
     """Remove copies of states that no plan file names: the driver that made them was killed."""
-    for note in folder.glob(f"{FOLDER}/{_COPIED}*"):
+    for note in Checkpoint(str(folder)).notes.glob(f"{_COPIED}*"):
         number = int(note.name.removeprefix(_COPIED))
         if number >= operators:
             shutil.rmtree(folder / "state" / str(number), ignore_errors=True)
@@ -126,6 +126,7 @@ def settle_copies(folder: Path, operators: int) -> None:
 
 
 def _link_or_copy(source: str, target: str) -> None:
+    """Link a file of a state, which never changes; copy it where the disk has no links."""
     try:
         os.link(source, target)
     except OSError:
@@ -133,6 +134,7 @@ def _link_or_copy(source: str, target: str) -> None:
 
 
 def _replace(path: Path, text: str) -> None:
+    """Replace a file of Spark's, without the checksum that would no longer be right."""
     path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
     replace_durably(path, text)
 
@@ -182,6 +184,7 @@ def _unfinished(plan: Plan, query: RecordedQuery, folder: Path) -> Iterator[str]
 
 
 def _buffer(places: Places, output: str) -> Path:
+    """Return where an output that is named in a plan file is kept."""
     vertex, _, port = output.partition(".")
     return places.buffer(Output(vertex, port))
 

@@ -98,6 +98,11 @@ class DriverChild:
     # ------------------------------------------------------------------ keeping
 
     async def _keep(self) -> None:
+        """Start the process whenever it ends, after a pause that doubles, until it is stopped.
+
+        Exit code 0 means that all pipelines have ended for good. Anything else is worth a restart,
+        even if it could not be started at all: disk space or memory may be free again in a minute.
+        """
         loop = asyncio.get_running_loop()
         pause_s = self._settings.restart_min
         while not self._stopping.is_set():
@@ -186,6 +191,7 @@ class DriverChild:
         return await asking
 
     async def _read_figures(self, process: Process) -> None:
+        """Take in what the driver reports; any line shows that it is alive, even an unknown one."""
         assert process.stdout is not None
         async for line in _lines(process.stdout):
             self._reported_s = asyncio.get_running_loop().time()
@@ -193,9 +199,10 @@ class DriverChild:
                 self._figures = replace(self._figures, pipelines=decode_figures(line))
 
     async def _read_log(self, process: Process) -> None:
+        """Log what the driver logs, with its own severity."""
         assert process.stderr is not None
         async for line in _lines(process.stderr):
-            level, message = _told(line)
+            level, message = _parsed_log(line)
             if message:
                 log.log(level, "%s", message)
 
@@ -209,7 +216,7 @@ async def _read_out(reading: asyncio.Future[tuple[None, None]]) -> None:
         await asyncio.wait([reading])
 
 
-def _told(line: bytes) -> tuple[int, str]:
+def _parsed_log(line: bytes) -> tuple[int, str]:
     """Return severity and text of a line: ours are JSON, those of Java and Spark are not."""
     text = line.decode("utf-8", "replace").strip()
     try:
@@ -259,6 +266,7 @@ def _processes() -> list[int]:
 
 
 def _session_of(pid: int) -> int | None:
+    """Return the session of a process; None if it has ended, or is another user's."""
     try:
         return os.getsid(pid)
     except (ProcessLookupError, PermissionError):

@@ -10,8 +10,8 @@ their tasks. It is never written down, and Spark leaves options of that name out
 Three settings are our own, among Spark's: the ports, and files for TLS.
 
 Where a firewall stands between driver and executors, the ports are fixed (`OwnPorts`). gRPC shares
-a port with whoever else listens there, so a port is tried before it is given away, and the runs of
-one process do not get the same.
+a port with any other process that listens there, so a port is tried before it is given away, and
+the runs of one process do not get the same.
 
 And they open folders that the pipeline names as plain paths: the state directory (checkpoints, and
 what tasks stage there), the folders of `files` sinks, the data directories that sources read. On
@@ -113,6 +113,7 @@ def _own_conf(session: SparkSession) -> dict[str, str]:
 
 
 def _tls(conf: dict[str, str]) -> FlightTls | None:
+    """Return the certificate of what the driver serves; None: it is not encrypted."""
     if CERT_FILE not in conf:
         return None
     return FlightTls(cert_file=conf[CERT_FILE], key_file=conf[KEY_FILE])
@@ -168,6 +169,7 @@ class OwnPorts:
 
 
 def _is_free(host: str, port: int) -> bool:
+    """Whether a port can be listened on now."""
     try:
         require_free(host, port)
     except BadConfig:
@@ -242,6 +244,7 @@ def _marks(plan: Plan, places: Places, marked: ExitStack) -> Iterator[tuple[str,
 
 
 def _targets(plan: Plan) -> Iterator[tuple[str, TargetSettings]]:
+    """Yield everything that sinks write to, fallbacks included."""
     for name, vertex in plan.pipeline.vertices.items():
         sink: SinkSettings | None = vertex.sink
         if sink is not None:
@@ -250,6 +253,7 @@ def _targets(plan: Plan) -> Iterator[tuple[str, TargetSettings]]:
 
 
 def _read(path: str) -> bytes | None:
+    """Return what is in a file; None if it is not here."""
     try:
         with open(path, "rb") as file:
             return file.read()

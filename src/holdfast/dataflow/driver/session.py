@@ -38,7 +38,7 @@ QUERY_STOP_PATIENCE_S = 60
 
 # Of the process; they cannot be changed later.
 _EVERYWHERE = {"spark.ui.showConsoleProgress": "false"}
-# On this machine nobody else looks at Spark, and nobody else is let in.
+# On one machine no page of Spark is served, and no other host is let in.
 _LOCAL = {
     **_EVERYWHERE,
     "spark.ui.enabled": "false",
@@ -48,14 +48,18 @@ _LOCAL = {
 # What Spark itself logs, by its own setting: on a cluster it says what failed in executors.
 LOG_LEVEL = "spark.log.level"
 _LOCAL_LOG_LEVEL, _CLUSTER_LOG_LEVEL = "OFF", "WARN"
+# What windows need: otherwise they stay open until the next row, or close too early.
+WATERMARK_SETTINGS = {
+    "spark.sql.streaming.multipleWatermarkPolicy": "min",
+    "spark.sql.streaming.noDataMicroBatches.enabled": "true",
+}
 # Of each query.
 QUERY_SETTINGS = {
+    **WATERMARK_SETTINGS,
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.streaming.stateStore.providerClass": STATE_STORE,
     "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
-    "spark.sql.streaming.multipleWatermarkPolicy": "min",
-    "spark.sql.streaming.noDataMicroBatches.enabled": "true",
-    # Without it whoever stops a query that hangs would hang, too.
+    # Without it the thread that stops a query that hangs would hang, too.
     "spark.sql.streaming.stopTimeout": f"{QUERY_STOP_PATIENCE_S}s",
     "spark.sql.adaptive.enabled": "false",
 }

@@ -22,7 +22,7 @@ from typing import IO, Any, NamedTuple
 
 from holdfast.errors import DirectoryLocked, PipelineFailed
 
-# How often a driver that was asked is looked at.
+# How often to look whether a driver that was asked has ended.
 ASKED_POLL_S = 0.2
 # For a driver to take up what it was asked: it may be starting its queries.
 ASKED_PATIENCE_S = 300.0
@@ -65,6 +65,7 @@ class StateDir:
         return lock
 
     def _try_lock(self) -> IO[bytes] | None:
+        """Return the lock if no other process has it; it ends with this process, at any rate."""
         self.path.mkdir(parents=True, exist_ok=True)
         lock = open(self.path / "lock", "ab")  # noqa: SIM115
         try:
@@ -141,6 +142,7 @@ class StateDir:
         return queries
 
     def _write(self, name: str, fields: Mapping[str, Any]) -> None:
+        """Replace a file as a whole: the process that reads it sees all of a request or none."""
         fresh = self.path / f"{name}.new"
         fresh.write_text(json.dumps(fields), "utf-8")
         os.replace(fresh, self.path / name)

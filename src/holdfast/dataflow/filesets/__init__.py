@@ -7,5 +7,5 @@
 
 Only the driver talks to the database of a store. Tasks get the names of the objects they read, and
 give back what is to be written: a chunk is safe from the collector from the moment it is reserved
-under a lease that somebody renews, and of all that Spark starts only the driver can.
+under a lease that is renewed, and of all that Spark starts only the driver can.
 """

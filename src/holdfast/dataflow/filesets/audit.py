@@ -1,4 +1,4 @@
-"""The check of a store on Spark: tasks read indexes, list objects and compare; nobody else does.
+"""The check of a store on Spark: tasks read indexes, list objects and compare; the driver does not.
 
     driver: commits ─▶ tasks: look into index chunks, level by level ─▶ ┐
                        tasks: list objects, prefix by prefix         ─▶ ├─▶ by prefix ─▶ compare
@@ -198,6 +198,7 @@ def _union(one: DataFrame, other: DataFrame) -> DataFrame:
 
 
 def _damaged(frame: DataFrame) -> pa.Table:
+    """Return the chunks that tasks could not read or whose content is not what it should be."""
     rows = frame.where(f"table = '{DAMAGED}'").select("hash", "generation", "kind").collect()
     return to_table(
         [
@@ -236,12 +237,13 @@ def look_into(url: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Record
             for row in rows:
                 yield from _chunk_facts(reader, row)
             for finding in reader.damaged.values():
-                yield _told(
+                yield _one_fact(
                     DAMAGED, hash=finding.hash, generation=finding.generation, kind=finding.detail
                 )
 
 
 def _chunk_facts(reader: IndexReader, row: dict[str, Any]) -> Iterator[pa.RecordBatch]:
+    """Yield that an index chunk was read, and what it refers to."""
     parent = Reached(ChunkHash(row["hash"]), Use(row["use"]))
     children = reader.look_into(parent)
     if children is None:
@@ -267,7 +269,7 @@ def list_objects(
                     lambda stored: unknown.append(stored.key),
                 )
     for name in unknown:
-        yield _told(UNKNOWN, kind=name)
+        yield _one_fact(UNKNOWN, kind=name)
 
 
 def compare_facts(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -277,6 +279,6 @@ def compare_facts(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]
     yield from compare(part).to_batches()
 
 
-def _told(table: str, **columns: Any) -> pa.RecordBatch:
+def _one_fact(table: str, **columns: Any) -> pa.RecordBatch:
     row = {"table": table, "prefix": 0, **columns}
     return pa.RecordBatch.from_pylist([row], FACTS)

@@ -119,6 +119,10 @@ def _join(files: FileSet, writer: ChunkWriter, builder: LayerBuilder, leaf: Leaf
 def _run_on_spark(
     spark: SparkSession, task: Callable[[ShippedPart], list[Leaf]], parts: Sequence[ShippedPart]
 ) -> Iterator[list[Leaf]]:
+    """Yield the leaves of all parts, a few parts for each core at a time.
+
+    The driver holds what tasks return until it is written: a wave bounds how much that is.
+    """
     context = spark.sparkContext
     wave = WAVE_PER_CORE * context.defaultParallelism
     for first in range(0, len(parts), wave):

@@ -1,7 +1,7 @@
 """`spark.read` of a commit: its files, or the rows in them, a range of paths per task.
 
-The pin is a lease of the length that option `pin` says, and nobody renews it: Spark plans a read in
-a process that ends when the plan is made, long before the last task. It lapses by itself.
+The pin is a lease of the length that option `pin` says, and it is never renewed: Spark plans a read
+in a process that ends when the plan is made, long before the last task. It simply expires.
 
 Files hold rows as Parquet, Arrow (the IPC file format) or JSON (an object a line). Of Parquet only
 the columns and row groups are read that may hold something wanted, of Arrow only the columns; JSON
@@ -18,15 +18,14 @@ from typing import Annotated, Any, BinaryIO, Literal, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.dataset as ds
 import pyarrow.json as pj
-from pydantic import AwareDatetime, Field, ValidationError
+from pydantic import AwareDatetime, Field
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from holdfast.dataflow.filesets.shipping import ShippedPart, Shipper, absolute
-from holdfast.dataflow.source.options import NameTuple
+from holdfast.dataflow.source.options import NameTuple, validated
 from holdfast.dataflow.source.schema import fitter, spark_type
 from holdfast.errors import BadConfig, BadInput
 from holdfast.settings import DurationS, Secret, Settings, SizeBytes
@@ -82,15 +81,8 @@ class FileSetOptions(Settings):
 
 def parse_file_set_options(options: Mapping[str, Any]) -> FileSetOptions:
     """Return the options of a read; raise `BadConfig` with everything that is wrong."""
-    try:
-        parsed = FileSetOptions.model_validate(dict(options))
-    except ValidationError as error:
-        wrong = [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()]
-        known = ", ".join(FileSetOptions.model_fields)
-        raise BadConfig(
-            f"the store cannot be read like this: {'; '.join(wrong)}",
-            hint=f"options with `store` are {known}",
-        ) from None
+    fault = "the store cannot be read like this"
+    parsed = validated(FileSetOptions, options, fault, "options with `store`")
     if not parsed.path:
         raise BadConfig(
             "no commit is named", hint="write .load('name'); `holdfast files ls` lists them"
@@ -104,7 +96,6 @@ SUFFIXES: Mapping[str, tuple[str, ...]] = {
     "json": (".json", ".ndjson", ".jsonl"),
 }
 BATCH_ROWS = 10_000
-_COLUMNAR = {"parquet": ds.ParquetFileFormat, "arrow": ds.IpcFileFormat}
 
 
 class RowFormat:
@@ -151,9 +142,14 @@ class RowFormat:
             raise self._unreadable(path, error) from error
 
     def _fragment(self, file: BinaryIO) -> Any:
-        return _COLUMNAR[self._kind]().make_fragment(pa.PythonFile(file, mode="r"))
+        # Here, because it imports pandas: half a second that nobody else should wait for.
+        import pyarrow.dataset as ds
+
+        kinds = {"parquet": ds.ParquetFileFormat, "arrow": ds.IpcFileFormat}
+        return kinds[self._kind]().make_fragment(pa.PythonFile(file, mode="r"))
 
     def _columnar(self, file: BinaryIO, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """Yield rows of Parquet or Arrow; whole row groups are skipped by their statistics."""
         fragment = self._fragment(file)
         found = fragment.physical_schema
         if self._is_timed and self._time_column not in found.names:
@@ -164,6 +160,7 @@ class RowFormat:
         )
 
     def _json(self, file: BinaryIO, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """Yield rows of JSON, which has to be parsed as a whole before anything is left out."""
         with pj.open_json(file) as reader:
             found = reader.schema
             if self._is_timed and self._time_column not in found.names:
@@ -174,6 +171,7 @@ class RowFormat:
                 yield (batch if condition is None else batch.filter(condition)).select(wanted)
 
     def _filter(self, schema: pa.Schema) -> pc.Expression | None:
+        """Return the condition on time; None if all rows are wanted."""
         if not self._is_timed:
             return None
         column, kind = pc.field(self._time_column), schema.field(self._time_column).type
@@ -185,6 +183,7 @@ class RowFormat:
         return bounds[0] if len(bounds) == 1 else bounds[0] & bounds[1]
 
     def _unreadable(self, path: str, error: pa.ArrowException) -> BadInput:
+        """Return the error for a file that is not of the format that was asked for."""
         return BadInput(
             f"{path!r} cannot be read as {self._kind}: {str(error).splitlines()[0]}",
             hint="leave it out with option glob, or read it as a file: option format",
@@ -291,6 +290,11 @@ def file_set_schema(options: FileSetOptions) -> pa.Schema:
 
 
 def _first_schema(options: FileSetOptions) -> pa.Schema:
+    """Return the columns of the first file that is wanted.
+
+    Reading all files for their columns would be as long as the read itself. Columns that a later
+    file has in another type are cast; those it lacks are null.
+    """
     is_wanted = wanted(options)
     lease_s = StoreSettings().gc.lease_s
     with open_store(options, lease_s) as store, Commits(store).open(options.path) as files:
@@ -327,6 +331,7 @@ def wanted(options: FileSetOptions) -> Callable[[FileInfo], bool]:
 
 
 def _ns(moment: datetime | None) -> int | None:
+    """Return a bound of time as files have theirs."""
     return None if moment is None else pa.scalar(moment, TIME_TYPE).value * _US_NS
 
 
@@ -335,6 +340,7 @@ def _row_format(options: FileSetOptions) -> RowFormat:
 
 
 def _opened(files: FileSet, file: FileInfo) -> BinaryIO:
+    """Return a file as Arrow reads it: in any order, and only the chunks it asks for."""
     raw = StoredFile(files.reader, file.refs, file.size_bytes)
     return cast("BinaryIO", io.BufferedReader(raw, buffer_size=BUFFER_BYTES))
 
@@ -342,6 +348,7 @@ def _opened(files: FileSet, file: FileInfo) -> BinaryIO:
 def _rows_in(
     files: FileSet, found: Iterator[FileInfo], schema: pa.Schema, options: FileSetOptions
 ) -> Iterator[pa.RecordBatch]:
+    """Yield the rows that are in some files."""
     fit, row_format = fitter(schema), _row_format(options)
     for file in found:
         with _opened(files, file) as opened:
@@ -353,6 +360,7 @@ def _rows_in(
 def _as_rows(
     files: FileSet, found: Iterator[FileInfo], schema: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
+    """Yield a row for each file, in batches that are bounded by number and by bytes."""
     fit, with_content = fitter(schema), "content" in schema.names
     rows: list[dict[str, object]] = []
     size_bytes = 0
@@ -371,6 +379,7 @@ def _as_rows(
 
 
 def _batch(rows: list[dict[str, object]]) -> pa.RecordBatch:
+    """Return files as Arrow; a batch has the columns that its rows were given."""
     names = [name for name in FILES.names if name in rows[0]]
     return pa.RecordBatch.from_arrays(
         [pa.array([row[name] for row in rows], FILES.field(name).type) for name in names], names
@@ -378,6 +387,7 @@ def _batch(rows: list[dict[str, object]]) -> pa.RecordBatch:
 
 
 def _content(files: FileSet, file: FileInfo) -> bytes:
+    """Return the bytes of a file; raises if one value of Spark cannot hold them."""
     if file.size_bytes > CONTENT_BYTES_MAX:
         raise BadInput(
             f"{file.path!r} has {file.size_bytes} bytes, too many for one value",

@@ -6,13 +6,14 @@
 Tasks encode their rows and hand the files to the driver, inline or through the staging folder; the
 driver cuts, hashes and stores them. They could store the chunks themselves only under a lease that
 is held from before their first upload until the commit. Spark's own writer calls the driver when
-all tasks have ended, in a process that was not there before: nobody could hold it. And no executor
-needs to reach the database. What is expensive, encoding and compressing, is done in the tasks.
+all tasks have ended, in a process that was not there before: no process could hold it. And no
+executor needs to reach the database. What is expensive, encoding and compressing, is done in the
+tasks.
 
 What makes a batch count is its record in the commit: number and range of the sources, of the last
 hundred batches. It becomes visible with the rows, in one step. So there is nothing to repair: a
 driver that dies before leaves chunks that its lease lets go, one that dies after has committed.
-A copy of the records lies beside the checkpoint, for a source that trims (source/notes.py).
+A copy of the records is kept beside the checkpoint, for a source that trims (source/notes.py).
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ import io
 import json
 import os
 import re
-import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -32,6 +32,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 
+from holdfast.dataflow.base.durable_file import remove_stale
 from holdfast.dataflow.base.json_rows import as_json
 from holdfast.dataflow.base.points import BatchPoint, reached
 from holdfast.dataflow.sink.options import SinkOptions
@@ -48,8 +49,6 @@ if TYPE_CHECKING:
 
 CommittedFormat = Literal["parquet", "ndjson"]
 BLOCK_BYTES = 1024 * 1024
-# Staged files of drivers that died are removed at this age.
-STALE_AFTER_S = 24 * 3600.0
 _SUFFIX = ".staged"
 
 
@@ -91,6 +90,7 @@ class Spool(io.RawIOBase):
         return True
 
     def write(self, data: Buffer, /) -> int:
+        """Take bytes; what exceeds the limit moves everything so far into a file."""
         view = memoryview(data).cast("B")
         if self._file is None and len(self.content) + view.nbytes > self._inline_bytes:
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -126,15 +126,8 @@ def stage_file(
     return StagedCommitFile(rows, bytes(spool.content), spool.path)
 
 
-def sweep(folder: Path) -> None:
-    """Remove what drivers that died have left."""
-    oldest_s = time.time() - STALE_AFTER_S
-    for path in folder.glob(f"*{_SUFFIX}") if folder.is_dir() else ():
-        if path.stat().st_mtime < oldest_s:
-            path.unlink(missing_ok=True)
-
-
 def _write_parquet(batches: Iterator[pa.RecordBatch], spool: Spool) -> int:
+    """Write rows as Parquet; without any there is no file, because there is no schema either."""
     first = next(batches, None)
     if first is None:
         return 0
@@ -148,6 +141,7 @@ def _write_parquet(batches: Iterator[pa.RecordBatch], spool: Spool) -> int:
 
 
 def _write_lines(batches: Iterator[pa.RecordBatch], spool: Spool) -> int:
+    """Write rows as JSON, one object a line."""
     rows = 0
     for batch in batches:
         for payload in as_json(batch).column("payload").to_pylist():
@@ -162,8 +156,6 @@ _ENCODERS: dict[CommittedFormat, Callable[[Iterator[pa.RecordBatch], Spool], int
 }
 
 
-# Beside Spark's own logs, like the records of quiver sinks.
-RECORDS_DIR = "holdfast"
 BATCH_DIGITS = 12
 _NAME = re.compile(r"0\d{11}(-\d{3})?")
 
@@ -180,9 +172,10 @@ class CommitRecords(BatchRecords):
         checkpoint = Checkpoint(options.checkpoint)
         name = "-".join(part for part in ("store", options.name, query_id) if part)
         self._last, self._sink = last, f"spark/{query_id}"
-        super().__init__(checkpoint.folder / RECORDS_DIR, name, checkpoint)
+        super().__init__(checkpoint.notes, name, checkpoint)
 
     def _load(self) -> dict[int, BatchRecord]:
+        """Return the records of the last commit: those, not the copy on disk, decide."""
         if self._last is None:
             return {}
         found = self._last.batch_records.get(self._sink)
@@ -215,8 +208,8 @@ class CommitWriter(DataSourceStreamArrowWriter):
 
     @property
     def _staging(self) -> Path:
-        own = Checkpoint(self._options.checkpoint).folder / RECORDS_DIR / "staging"
-        return Path(self._options.staging) if self._options.staging else own
+        own = Checkpoint(self._options.checkpoint).notes / "staging"
+        return Path(self._options.staging or own)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Commit a batch, once."""
@@ -228,7 +221,7 @@ class CommitWriter(DataSourceStreamArrowWriter):
                 self._commit(store, staged, batchId)
         reached(BatchPoint.SINK_COMMIT, self._options.checkpoint)
         self.abort(messages, batchId)
-        sweep(self._staging)
+        remove_stale(self._staging, _SUFFIX)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Remove what was staged."""
@@ -237,6 +230,12 @@ class CommitWriter(DataSourceStreamArrowWriter):
                 message.discard()
 
     def _commit(self, store: Store, staged: Sequence[StagedCommitFile], batch: int) -> None:
+        """Make one commit of a batch, unless the store has it.
+
+        The records travel inside of the commit, so rows and records become visible in the same
+        step. The copy beside the checkpoint is written afterwards, also for a batch that the store
+        had: a driver may have died in between.
+        """
         checkpoint = Checkpoint(self._options.checkpoint)
         query_id, span = checkpoint.require_query_id(), checkpoint.span(batch)
         commits = Commits(store)
@@ -271,6 +270,7 @@ class CommitWriter(DataSourceStreamArrowWriter):
     def _layer(
         self, store: Store, job: Job, staged: Sequence[StagedCommitFile], batch: int, part: int
     ) -> Layer:
+        """Store the files of a batch as one layer; paths say which batch and task they are of."""
         known = Metadata(mtime_ns=store.references.seam.clock.wall_ns())
         with FileSetWriter(store, job) as writer:
             for number, file in enumerate(staged):
@@ -288,12 +288,13 @@ class CommitWriter(DataSourceStreamArrowWriter):
         number: tuple[int, int],
         records: dict[str, bytes],
     ) -> None:
+        """Commit a layer on top of the newest commit."""
         commits = Commits(store)
         name = commit_name(self._options.commit, *number)
         if last is None:
             commits.create(job, name, [new], batch_records=records)
             return
-        # Pinned, so that nobody who deletes it meanwhile takes its layers away.
+        # Pinned, so that its layers stay if it is deleted meanwhile.
         with commits.open(last.name) as before:
             layers = compact(store, job, [*before.layers, new])
             commits.create(job, name, layers, parent=last.name, batch_records=records)

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import logging
 import os
-import time
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -30,7 +29,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 
-from holdfast.dataflow.base.durable_file import is_disk_full, sync_folder
+from holdfast.dataflow.base.durable_file import is_disk_full, remove_stale, sync_folder
 from holdfast.dataflow.base.growing_files import Growing, LastBatch, newest_file, write_joined
 from holdfast.dataflow.base.points import BatchPoint, reached
 from holdfast.dataflow.sink.options import SinkOptions
@@ -38,8 +37,6 @@ from holdfast.dataflow.sink.records import BatchRecord, BatchRecords
 from holdfast.dataflow.source.checkpoint import Checkpoint
 from holdfast.errors import DiskFull
 
-# Staged files of drivers that died are removed at this age.
-STALE_AFTER_S = 24 * 3600.0
 # Files of a batch that are smaller than this together become one.
 ONE_FILE_BYTES = 16 * 1024 * 1024
 
@@ -103,7 +100,7 @@ class FilesWriter(DataSourceStreamArrowWriter):
         self._discard(paths)
         records.record(batchId, BatchRecord(span, part + 1))
         reached(BatchPoint.SINK_COMMIT, self._options.checkpoint)
-        self._sweep()
+        remove_stale(self._staging, ".parquet")
 
     def _publish(self, name: str, paths: list[str]) -> None:
         """Give files the name of a batch, and remove others that an earlier run of it has left."""
@@ -201,9 +198,3 @@ class FilesWriter(DataSourceStreamArrowWriter):
     def _discard(self, paths: list[str]) -> None:
         for path in paths:
             Path(path).unlink(missing_ok=True)
-
-    def _sweep(self) -> None:
-        oldest_s = time.time() - STALE_AFTER_S
-        for path in self._staging.glob("*.parquet") if self._staging.is_dir() else ():
-            if path.stat().st_mtime < oldest_s:
-                path.unlink(missing_ok=True)

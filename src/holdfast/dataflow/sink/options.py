@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
+from holdfast.dataflow.source.options import validated
 from holdfast.dataflow.spec.vertices import TARGET_BYTES_MAX
 from holdfast.errors import BadConfig
 from holdfast.remote.settings import ClientSettings
@@ -122,15 +123,8 @@ def parse_sink_options(options: Mapping[str, Any]) -> SinkOptions:
     location = given.pop("checkpointlocation", "")
     given.pop("queryname", None)  # Spark gives a named query's name to its writer
     given.setdefault("checkpoint", location)
-    try:
-        parsed = SinkOptions.model_validate(given)
-    except ValidationError as error:
-        wrong = [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()]
-        known = ", ".join(SinkOptions.model_fields)
-        raise BadConfig(
-            f"nothing can be written like this: {'; '.join(wrong)}",
-            hint=f"options of the sinks are {known}",
-        ) from None
+    fault = "nothing can be written like this"
+    parsed = validated(SinkOptions, given, fault, "options of the sinks")
     places = (parsed.path, parsed.quiver, parsed.files, parsed.store)
     if len([place for place in places if place]) != 1 or not parsed.checkpoint:
         raise BadConfig(

@@ -17,6 +17,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 
+from holdfast.dataflow.base.durable_file import remove_stale
 from holdfast.dataflow.base.json_rows import as_json
 from holdfast.dataflow.base.points import BatchPoint, reached
 from holdfast.dataflow.sink.options import SinkOptions
@@ -28,6 +29,8 @@ from holdfast.dataflow.source.quiver_location import split_address
 from holdfast.errors import StaleEpoch, TransactionEnded
 from holdfast.quiver import Quiver, Receipt
 from holdfast.remote import RemoteQuiver
+
+_STAGED_SUFFIX = ".arrow"
 
 
 @dataclass
@@ -70,8 +73,9 @@ def stage(batches: Iterable[pa.RecordBatch], folder: Path, inline_bytes: int) ->
 
 
 def _to_file(batches: Iterable[pa.RecordBatch], schema: pa.Schema, folder: Path) -> StagedRows:
+    """Write the rows of a task to a staged file; one that fails leaves nothing."""
     folder.mkdir(parents=True, exist_ok=True)
-    path = os.path.abspath(folder / f"{uuid.uuid4()}.arrow")
+    path = os.path.abspath(folder / f"{uuid.uuid4()}{_STAGED_SUFFIX}")
     try:
         with pa.OSFile(path, "wb") as file:
             rows = _write(file, batches, schema)
@@ -82,6 +86,7 @@ def _to_file(batches: Iterable[pa.RecordBatch], schema: pa.Schema, folder: Path)
 
 
 def _write(sink: pa.NativeFile, batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> int:
+    """Write batches as an Arrow stream; return how many rows they have."""
     rows = 0
     with pa.ipc.new_stream(sink, schema) as writer:
         for batch in batches:
@@ -90,8 +95,6 @@ def _write(sink: pa.NativeFile, batches: Iterable[pa.RecordBatch], schema: pa.Sc
     return rows
 
 
-# Beside Spark's own logs, which are synced less carefully.
-RECORDS_DIR = "holdfast"
 # Epochs of one batch: it has more than one if it was trimmed, perhaps several times.
 PARTS_MAX = 1000
 # A quiver keeps promises in 64 bits; the end of time is beyond that.
@@ -119,7 +122,7 @@ class QuiverWriter(DataSourceStreamArrowWriter):
 
     @property
     def _staging(self) -> Path:
-        return Path(self._options.staging or self._checkpoint.folder / RECORDS_DIR / "staging")
+        return Path(self._options.staging or self._checkpoint.notes / "staging")
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Append a batch, all or nothing, once."""
@@ -132,22 +135,30 @@ class QuiverWriter(DataSourceStreamArrowWriter):
                     self._promise(quiver, batchId)
         reached(BatchPoint.SINK_COMMIT, self._options.checkpoint)
         self._discard(messages)
+        remove_stale(self._staging, _STAGED_SUFFIX)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Forget what was staged."""
         self._discard(messages)
 
     def _open(self) -> Quiver | RemoteQuiver:
+        """Open the quiver for one batch: others may need its directory between two batches."""
         if self._options.path:
             return Quiver.open(self._options.path, load_config(self._options.quiver_config))
         location, name = split_address(self._options.quiver)
         return RemoteQuiver.open(location, name, self._options.client)
 
     def _append(self, quiver: Quiver | RemoteQuiver, staged: list[StagedRows], batch: int) -> None:
+        """Append a batch as one transaction, once.
+
+        The record is written twice. First as not sure, before the append: should the driver die
+        now, the next one knows which range was on its way, and the quiver, which has the epoch or
+        has not, says whether it arrived. Then as sure, because a quiver forgets epochs in the end,
+        and a record does not.
+        """
         query_id, span = self._checkpoint.require_query_id(), self._checkpoint.span(batch)
-        folder = self._checkpoint.folder / RECORDS_DIR
         name = "-".join(part for part in ("quiver", self._options.name, query_id) if part)
-        records = BatchRecords(folder, name, self._checkpoint)
+        records = BatchRecords(self._checkpoint.notes, name, self._checkpoint)
         verdict, known = self._judge(records, batch, span)
         if verdict == "again" and known is not None and known.is_sure:
             return  # however long ago: a quiver does not remember epochs for ever
@@ -185,6 +196,7 @@ class QuiverWriter(DataSourceStreamArrowWriter):
         producer: str,
         epoch: int,
     ) -> Receipt:
+        """Append batches under one producer and epoch: all of them become visible, or none."""
         slot, is_raw = self._options.slot, self._options.encode == "json"
         if isinstance(quiver, RemoteQuiver):
             options: dict[str, Any] = {"producer": producer, "epoch": epoch, "raw": is_raw}
@@ -203,7 +215,7 @@ class QuiverWriter(DataSourceStreamArrowWriter):
             raise
 
     def _promise(self, quiver: Quiver | RemoteQuiver, batch: int) -> None:
-        """Say how far the query's results are complete: whoever reads them claims no more."""
+        """Promise how far the query's results are complete: queries behind it claim no more."""
         producer = producer_name(self._checkpoint.require_query_id(), self._options.name)
         reached_ns = min(self._reached_us(batch) * 1000, PROMISE_NS_MAX)
         if self._options.hold_us is not None:
@@ -212,6 +224,11 @@ class QuiverWriter(DataSourceStreamArrowWriter):
             quiver.heartbeat(producer, reached_ns)
 
     def _reached_us(self, batch: int) -> int:
+        """Return how far the query has come with a batch.
+
+        A query with state is as far as the watermark by which it closed windows. One without passes
+        rows on as they come, and is as far as the least claim of its sources.
+        """
         if not self._options.claims_of:
             return (self._checkpoint.watermark_ms(batch) or 0) * 1000
         offsets = self._checkpoint.offsets(batch)

@@ -44,6 +44,7 @@ class BatchRecords:
         self._records = self._load()
 
     def _load(self) -> dict[int, BatchRecord]:
+        """Return what the file holds; sinks that keep records elsewhere replace this."""
         try:
             found = json.loads(self._path.read_text("utf-8"))
         except FileNotFoundError:
@@ -61,7 +62,7 @@ class BatchRecords:
     def judge(self, batch: int, span: BatchSpan) -> BatchVerdict:
         """Return whether a batch is new, here already, or goes on; raise if it is another.
 
-        A batch older than what is remembered is refused: nobody can tell what it covered.
+        A batch older than what is remembered is refused: what it covered is not known any more.
         """
         known, last = self.of(batch), self.last()
         if known is None and (last is None or batch > last):

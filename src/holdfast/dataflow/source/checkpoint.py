@@ -76,6 +76,9 @@ class Checkpoint:
     def __init__(self, folder: str) -> None:
         path = folder.removeprefix(_SCHEME)
         self.folder = Path("/" + path.lstrip("/") if path != folder else path)
+        # Our own files beside Spark's, which are synced less carefully: a stream's notes, batch
+        # records of sinks, and what tasks stage. Spark passes over what it did not write.
+        self.notes = self.folder / "holdfast"
 
     def query_id(self) -> str | None:
         """Return the id that Spark gave the query; None before its first start."""
@@ -126,6 +129,7 @@ class Checkpoint:
         return None
 
     def _batches(self, log: str) -> list[int]:
+        """Return the numbers of the batches in a log; Spark keeps other files there, too."""
         try:
             names = [entry.name for entry in (self.folder / log).iterdir()]
         except OSError:
@@ -133,6 +137,7 @@ class Checkpoint:
         return [int(name) for name in names if name.isdigit()]
 
     def _lines(self, batch: int) -> list[dict[str, Any]]:
+        """Return what a batch's file of offsets has: metadata, and a line for each source."""
         try:
             text = (self.folder / "offsets" / str(batch)).read_text("utf-8")
         except OSError:

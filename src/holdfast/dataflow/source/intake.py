@@ -74,7 +74,7 @@ class SourceIntake(ABC):
 
     @abstractmethod
     def take(self, should_stop: Callable[[], bool]) -> int:
-        """Take in what is there now; return how many rows that were."""
+        """Take in what is there now; return how many rows that was."""
 
     def _append(self, rows: pa.RecordBatch, **so_far: Any) -> None:
         """Append rows, once, and note how far that is."""
@@ -155,6 +155,7 @@ class FilesIntake(SourceIntake):
         )
 
     def _finish(self, name: str) -> None:
+        """Note that a file is done, durably, before the next one is begun."""
         self._done_log.parent.mkdir(parents=True, exist_ok=True)
         with open(self._done_log, "a", encoding="utf-8") as file:
             file.write(json.dumps(name) + "\n")
@@ -163,6 +164,7 @@ class FilesIntake(SourceIntake):
         self._done.add(name)
 
     def _load_done(self) -> set[str]:
+        """Return the names of all files that are done; a line that a crash cut off is no name."""
         try:
             lines = self._done_log.read_text("utf-8").splitlines()
         except FileNotFoundError:
@@ -236,6 +238,7 @@ class FilesIntake(SourceIntake):
         return fitting
 
     def _row(self, row: object) -> dict[str, Any]:
+        """Return a JSON object with texts in columns of times parsed; Arrow does not parse them."""
         if not isinstance(row, dict):
             raise TypeError("it is not a JSON object")
         for name in self._moments:
@@ -246,6 +249,7 @@ class FilesIntake(SourceIntake):
         return row
 
     def _why_rejected(self, row: dict[str, Any]) -> str:
+        """Return what Arrow says against a row; "" if it fits."""
         try:
             self._batch([row])
         except _ROW_ERRORS as error:
@@ -271,11 +275,13 @@ class FilesIntake(SourceIntake):
 
 
 def _with_time(schema: pa.Schema, name: str) -> pa.Schema:
+    """Return a schema whose event time is a timestamp, whatever was declared."""
     place, field = schema.get_field_index(name), pa.field(name, TIME_TYPE)
     return schema.append(field) if place < 0 else schema.set(place, field)
 
 
 def _lines(file: Any, count: int) -> list[bytes]:
+    """Return the next lines of a file, each with its end, so that offsets can be counted."""
     found = []
     for _ in range(count):
         line = file.readline()
@@ -294,7 +300,7 @@ class GeneratorIntake(SourceIntake):
     def __init__(
         self, folder: Path, quiver: Quiver, rows_per_s: float, keys: int, rows: int | None
     ) -> None:
-        """Make `rows_per_s` since the first start; at once, if there is a number of `rows`."""
+        """Make `rows_per_s` since the first start; immediately, if there is a number of `rows`."""
         super().__init__(folder, quiver)
         self._rows_per_s = rows_per_s
         self._keys = keys

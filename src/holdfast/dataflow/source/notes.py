@@ -39,11 +39,22 @@ from holdfast.dataflow.source.options import SourceOptions
 from holdfast.dataflow.watermark.claims import Claim
 from holdfast.errors import UnknownPosition
 
-FOLDER = "holdfast"
 _WATERMARK_SUFFIX = ".watermark.json"
 
 # The sources' offsets, where a batch begins and where it ends, as the offset log has them.
 BatchSpan = list[list[dict[str, Any]]]
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """Replace a note as a whole, unsynced: readers see the old one or the new one.
+
+    A power cut may take it back. Columns and explanations are found out again then, and without the
+    note of a trimmed batch the sink refuses it.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = path.with_suffix(".new")
+    fresh.write_bytes(content)
+    os.replace(fresh, path)
 
 
 def remember(options: SourceOptions, schema: pa.Schema) -> None:
@@ -52,10 +63,7 @@ def remember(options: SourceOptions, schema: pa.Schema) -> None:
     if path is None or recall(options) == schema:
         return
     with contextlib.suppress(OSError):  # the checkpoint may be out of reach: then as without it
-        path.parent.mkdir(parents=True, exist_ok=True)
-        fresh = path.with_suffix(".new")
-        fresh.write_bytes(schema.serialize().to_pybytes())
-        os.replace(fresh, path)
+        _replace(path, schema.serialize().to_pybytes())
 
 
 def recall(options: SourceOptions) -> pa.Schema | None:
@@ -74,10 +82,11 @@ def recall(options: SourceOptions) -> pa.Schema | None:
 
 
 def _path(options: SourceOptions) -> Path | None:
+    """Return where the columns of a stream are kept; slots of one quiver have different ones."""
     if not options.checkpoint or not options.subscriber:
         return None
     name = f"{options.subscriber}.{options.slot}.schema"
-    return Checkpoint(options.checkpoint).folder / FOLDER / name
+    return Checkpoint(options.checkpoint).notes / name
 
 
 def remember_start(checkpoint: Checkpoint, start: Offset) -> None:
@@ -99,12 +108,12 @@ def recall_start(checkpoint: Checkpoint, subscriber: str) -> Offset | None:
 
 
 def forget_start(checkpoint: Checkpoint, subscriber: str) -> None:
-    """Let a stream begin anew: its checkpoint has no offset of it any more."""
+    """Let a stream start over: its checkpoint has no offset of it any more."""
     _start_path(checkpoint, subscriber).unlink(missing_ok=True)
 
 
 def _start_path(checkpoint: Checkpoint, subscriber: str) -> Path:
-    return checkpoint.folder / FOLDER / f"{subscriber}.start.json"
+    return checkpoint.notes / f"{subscriber}.start.json"
 
 
 def ends_of(span: BatchSpan) -> dict[str, Offset]:
@@ -138,14 +147,12 @@ class TrimNote:
     """Where the quivers of a stream begin in a batch that was trimmed."""
 
     def __init__(self, checkpoint: Checkpoint, subscriber: str) -> None:
-        self._path = checkpoint.folder / FOLDER / f"{subscriber}.trimmed.json"
+        self._path = checkpoint.notes / f"{subscriber}.trimmed.json"
 
     def write(self, end: Offset, starts: Mapping[str, int]) -> None:
         """Leave the note, before any task of the batch runs."""
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        fresh = self._path.with_suffix(".new")
-        fresh.write_text(json.dumps({"end": end.to_fields(), "starts": dict(starts)}), "utf-8")
-        os.replace(fresh, self._path)
+        note = {"end": end.to_fields(), "starts": dict(starts)}
+        _replace(self._path, json.dumps(note).encode())
 
     def starts(self, end: Offset) -> dict[str, int] | None:
         """Return where the quivers begin in the batch that ends there; None without a note."""
@@ -174,14 +181,14 @@ class WatermarkExplanation:
     """The note of what holds the watermark of one stream."""
 
     def __init__(self, checkpoint: Checkpoint, subscriber: str) -> None:
-        self._path = checkpoint.folder / FOLDER / f"{subscriber}{_WATERMARK_SUFFIX}"
-        self._told: tuple[object, ...] = ()
+        self._path = checkpoint.notes / f"{subscriber}{_WATERMARK_SUFFIX}"
+        self._noted: tuple[object, ...] = ()
 
-    def tell(self, claim: Claim, is_released: bool, now_us: int) -> None:
+    def note(self, claim: Claim, is_released: bool, now_us: int) -> None:
         """Write down a claim, if what there is to say about it has changed."""
         holder = claim.holds[0] if claim.holds else None
-        telling = (claim.us, holder and (holder.gateway, holder.bound.reason), is_released)
-        if telling == self._told:
+        noted = (claim.us, holder and (holder.gateway, holder.bound.reason), is_released)
+        if noted == self._noted:
             return
         note = {
             "claim_us": claim.us,
@@ -199,18 +206,15 @@ class WatermarkExplanation:
             "is_released": is_released,
             "written_us": now_us,
         }
-        with contextlib.suppress(OSError):  # nobody's data depends on it
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            fresh = self._path.with_suffix(".new")
-            fresh.write_text(json.dumps(note), "utf-8")
-            os.replace(fresh, self._path)
-            self._told = telling
+        with contextlib.suppress(OSError):  # no data depends on it
+            _replace(self._path, json.dumps(note).encode())
+            self._noted = noted
 
 
 def read_explanations(checkpoint: str) -> dict[str, dict[str, Any]]:
     """Return the newest notes of a query's streams, by subscriber."""
     found: dict[str, dict[str, Any]] = {}
-    for path in sorted(Path(Checkpoint(checkpoint).folder / FOLDER).glob(f"*{_WATERMARK_SUFFIX}")):
+    for path in sorted(Checkpoint(checkpoint).notes.glob(f"*{_WATERMARK_SUFFIX}")):
         with contextlib.suppress(OSError, ValueError):
             found[path.name.removesuffix(_WATERMARK_SUFFIX)] = json.loads(path.read_text("utf-8"))
     return found

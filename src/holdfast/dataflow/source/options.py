@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AwareDatetime, BeforeValidator, Field, ValidationError
 
@@ -20,6 +20,8 @@ def _names(value: object) -> object:
         return tuple(part.strip() for part in value.split(",") if part.strip())
     return value
 
+
+Options = TypeVar("Options", bound=Settings)
 
 NameTuple = Annotated[tuple[str, ...], BeforeValidator(_names)]
 Paths = Annotated[tuple[LocalPath, ...], BeforeValidator(_names)]
@@ -207,17 +209,25 @@ class SourceOptions(Settings):
         return self.since, self.until
 
 
-def parse_options(options: Mapping[str, Any]) -> SourceOptions:
-    """Return the options of a source; raise `BadConfig` with everything that is wrong."""
+def validated(model: type[Options], options: Mapping[str, Any], fault: str, known: str) -> Options:
+    """Return options as a model; raise `BadConfig` with everything that is wrong with them.
+
+    Spark passes on what users write as it is, so that all three kinds of options (of sources, of
+    sinks, of file sets) meet their first check here, in the driver, before any task runs.
+    """
     try:
-        parsed = SourceOptions.model_validate(dict(options))
+        return model.model_validate(dict(options))
     except ValidationError as error:
         wrong = [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()]
-        known = ", ".join(SourceOptions.model_fields)
         raise BadConfig(
-            f"the source cannot be read like this: {'; '.join(wrong)}",
-            hint=f"options of the source are {known}",
+            f"{fault}: {'; '.join(wrong)}", hint=f"{known} are {', '.join(model.model_fields)}"
         ) from None
+
+
+def parse_options(options: Mapping[str, Any]) -> SourceOptions:
+    """Return the options of a source; raise `BadConfig` with everything that is wrong."""
+    fault = "the source cannot be read like this"
+    parsed = validated(SourceOptions, options, fault, "options of the source")
     if not parsed.path and not parsed.quiver:
         raise BadConfig(
             "no quiver is named", hint="use option path (a directory) or quiver (an address)"

@@ -28,7 +28,7 @@ from holdfast.dataflow.source.rejected_stage import (
 from holdfast.dataflow.source.schema import EVENT_TIME, WATERMARK_COLUMNS, fitter
 from holdfast.errors import BadInput
 from holdfast.quiver.base.envelope import TIME_TYPE
-from holdfast.quiver.ledger.outcome import Position
+from holdfast.quiver.ledger.subscriber import Position
 from holdfast.quiver.read.scan import TimeRange
 from holdfast.quiver.read.sealed import SealedRead
 
@@ -149,6 +149,7 @@ class _PieceReader:
                 staged.discard()
 
     def _staged(self) -> RejectedFile:
+        """Return the file for rejected rows, named after what is read: a second run replaces it."""
         piece = self._piece
         name = RejectedFileName(piece.quiver_id, piece.segment, piece.start, piece.end)
         return RejectedFile(staging_folder(self._options), name)
@@ -159,7 +160,11 @@ class _PieceReader:
     def _drifted(
         self, rows_before: int, staged: RejectedFile | None, error: BadInput
     ) -> Iterator[pa.RecordBatch]:
-        """Yield those of the rows that are left that fit, and stage the others as rejected."""
+        """Yield those of the rows that are left that fit, and stage the others as rejected.
+
+        Without a place for rejected rows the first of them ends the query: leaving it out silently
+        would be losing it.
+        """
         name, piece = self._options.called, self._piece
         where = f"quiver {piece.quiver_id}, segment {piece.segment}, {piece.place.name}"
         for one in read_drifted(self._read, self._wanted, self._columns, rows_before):
@@ -175,6 +180,7 @@ class _PieceReader:
 
 
 def _with_watermark(batch: pa.RecordBatch, claimed: Claimed | None) -> pa.RecordBatch:
+    """Return rows with the claim of their batch and that of the batch before, the same in all."""
     if claimed is None:
         return batch
     values = (
@@ -188,10 +194,7 @@ def _with_watermark(batch: pa.RecordBatch, claimed: Claimed | None) -> pa.Record
 
 
 def _control_row(claimed: Claimed) -> pa.RecordBatch:
-    """Return a row that is no event.
-
-    Its event time is not null: `window()` filters nulls, below the node that looks at `_wm`.
-    """
+    """Return the row that carries the claim through a batch, even if filters leave no event."""
     claim = pa.array([claimed.claim_us], TIME_TYPE)
     row = pa.record_batch({EVENT_TIME: claim})
     return _with_watermark(row, claimed).set_column(3, "_control", pa.array([True]))

@@ -259,7 +259,7 @@ class Planner:
         self._released_total += claims.released_total
         if self._explanation is not None:
             now_us = self._seam.clock.wall_ns() // 1000
-            self._explanation.tell(self.claim, self._released_total > 0, now_us)
+            self._explanation.note(self.claim, self._released_total > 0, now_us)
         seen = [
             s.newest_us for s in heard.values() if isinstance(s, EventTimeReport) and s.newest_us
         ]

@@ -16,14 +16,18 @@ from holdfast.dataflow.source.options import SourceOptions
 from holdfast.dataflow.source.quiver_location import QuiverLocation, connect, with_directory
 from holdfast.dataflow.watermark.claims import NOTHING_CLAIMED_US, EventTimeReport
 from holdfast.errors import BadConfig
-from holdfast.quiver import EventTimeStatement, Position, Quiver, QuiverConfig, Range
+from holdfast.quiver import Cursor, EventTimeStatement, Position, Quiver, QuiverConfig, Range
 from holdfast.quiver.read.sealed import names_between
-from holdfast.remote import PlannedRange, RemoteCursor
+from holdfast.remote import PlannedRange, RemoteCursor, RemoteQuiver
 from holdfast.seam import Seam
 
 
 class QuiverClient(ABC):
     """One quiver, attached as one subscriber when it is first needed. One thread."""
+
+    # Set by `_attach`, of a quiver that has a subscriber.
+    _quiver: Quiver | RemoteQuiver
+    _cursor: Cursor | RemoteCursor
 
     def __init__(self, place: QuiverLocation, options: SourceOptions) -> None:
         self.place = place
@@ -50,13 +54,15 @@ class QuiverClient(ABC):
     def _attach(self) -> str:
         """Attach, and return the quiver's id."""
 
-    @abstractmethod
     def position(self) -> Position:
         """Return the first event that is not acknowledged."""
+        return self._cursor.position
 
-    @abstractmethod
     def seal(self) -> int:
         """Have everything sealed that is there now; return where it ends."""
+        newest_seq = self._quiver.statement().through_seq
+        self._quiver.flush()
+        return newest_seq + 1
 
     @abstractmethod
     def plan(self, start: Position, max_rows: int, max_bytes: int) -> PlannedRange | None:
@@ -70,9 +76,9 @@ class QuiverClient(ABC):
     def commit(self, start: Position, end: Position) -> None:
         """Acknowledge a range."""
 
-    @abstractmethod
     def statement(self, position: Position, claim_us: int) -> EventTimeStatement:
         """Return what the quiver states about event time."""
+        return self._quiver.statement(position, claim_us=claim_us)
 
     @abstractmethod
     def close(self) -> None:
@@ -114,6 +120,9 @@ def _earliest_promise(known: EventTimeStatement, producers: Sequence[str]) -> in
 class LocalQuiverClient(QuiverClient):
     """A quiver in a directory, opened here. A second driver is refused by the directory's lock."""
 
+    _quiver: Quiver
+    _cursor: Cursor
+
     def __init__(self, place: QuiverLocation, options: SourceOptions, seam: Seam) -> None:
         super().__init__(place, options)
         self._seam = seam
@@ -121,6 +130,7 @@ class LocalQuiverClient(QuiverClient):
         self._ranges: dict[Position, Range] = {}
 
     def _attach(self) -> str:
+        """Open the directory, which no other process may have open, and its subscriber."""
         config = load_config(self._options.quiver_config)
         self._quiver = Quiver.open(self.place.directory, config, seam=self._seam)
         try:
@@ -135,16 +145,6 @@ class LocalQuiverClient(QuiverClient):
             raise
         return self._quiver.quiver_id
 
-    def position(self) -> Position:
-        """See `QuiverClient`."""
-        return self._cursor.position
-
-    def seal(self) -> int:
-        """See `QuiverClient`."""
-        newest_seq = self._quiver.statement().through_seq
-        self._quiver.flush()
-        return newest_seq + 1
-
     def plan(self, start: Position, max_rows: int, max_bytes: int) -> PlannedRange | None:
         """See `QuiverClient`."""
         planned = self._cursor.plan(
@@ -157,6 +157,7 @@ class LocalQuiverClient(QuiverClient):
         return self._keep(self._cursor.replan(start, end))
 
     def _keep(self, planned: Range) -> PlannedRange:
+        """Remember a range for `commit`, and return it with the segments that executors read."""
         self._ranges[planned.end] = planned
         names = names_between(self._quiver.segments(), planned.start, planned.end)
         return PlannedRange(
@@ -180,10 +181,6 @@ class LocalQuiverClient(QuiverClient):
         self._cursor.commit(planned)
         self._ranges = {last: kept for last, kept in self._ranges.items() if last > end}
 
-    def statement(self, position: Position, claim_us: int) -> EventTimeStatement:
-        """See `QuiverClient`."""
-        return self._quiver.statement(position, claim_us=claim_us)
-
     def close(self) -> None:
         """Let go of the directory."""
         if self._quiver_id is not None:
@@ -194,9 +191,11 @@ class LocalQuiverClient(QuiverClient):
 class FlightQuiverClient(QuiverClient):
     """A quiver at a server. A driver that attaches later fences this one off."""
 
+    _quiver: RemoteQuiver
     _cursor: RemoteCursor
 
     def _attach(self) -> str:
+        """Connect, and take the subscriber over from whichever driver had it before."""
         place = self.place
         self._quiver = connect(place.location, place.quiver, self._options.client)
         self.place = with_directory(place, self._quiver)
@@ -206,16 +205,6 @@ class FlightQuiverClient(QuiverClient):
             on_data_loss=self._options.on_data_loss,
         )
         return self._quiver.quiver_id
-
-    def position(self) -> Position:
-        """See `QuiverClient`."""
-        return self._cursor.position
-
-    def seal(self) -> int:
-        """See `QuiverClient`."""
-        newest_seq = self._quiver.statement().through_seq
-        self._quiver.flush()
-        return newest_seq + 1
 
     def plan(self, start: Position, max_rows: int, max_bytes: int) -> PlannedRange | None:
         """See `QuiverClient`."""
@@ -229,12 +218,8 @@ class FlightQuiverClient(QuiverClient):
         """See `QuiverClient`."""
         self._cursor.commit(self._cursor.replan(start, end))
 
-    def statement(self, position: Position, claim_us: int) -> EventTimeStatement:
-        """See `QuiverClient`."""
-        return self._quiver.statement(position, claim_us=claim_us)
-
     def close(self) -> None:
-        """Detach; the connection stays for whoever reads next."""
+        """Detach; the connection stays open for the next reader of this process."""
         if self._quiver_id is not None:
             self._quiver_id = None
             self._cursor.close()

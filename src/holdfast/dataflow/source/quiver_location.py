@@ -1,8 +1,8 @@
 """Where a quiver is: a directory on this machine, or a name at a Flight server.
 
-Executors get places, not connections. What lies on their own machine they map, whoever owns it;
-everything else they read over Flight. The sealed segments of a directory can be seen from outside,
-beside the process that owns it (`sealed_segments`).
+Executors get locations, not connections. What is on their own machine they map, whichever process
+owns it; everything else they read over Flight. The sealed segments of a directory can be seen from
+outside, beside the process that owns it (`sealed_segments`).
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ from holdfast.quiver.base import names
 from holdfast.quiver.base.identity import identity_or_none
 from holdfast.quiver.read.sealed import SealedRead, scan_sealed
 from holdfast.quiver.segments import manifest
-from holdfast.quiver.segments.rivals import choices
-from holdfast.quiver.segments.segment import Segment
+from holdfast.quiver.segments.segment import Segment, choices
 from holdfast.quiver.tools.inspect import require_quiver
 from holdfast.remote import ClientSettings, RemoteQuiver
 from holdfast.seam.disk import Disk, RealDisk
@@ -34,13 +33,13 @@ CONNECTIONS_MAX = 16
 
 @dataclass(frozen=True)
 class QuiverLocation:
-    """One quiver, for whoever has to find it again in another process."""
+    """One quiver, as another process can find it again."""
 
     # How people call it.
     name: str
     # Of a server that has not answered yet: "".
     directory: str
-    # Of the server, and the quiver's name there; "": whoever reads it opens the directory.
+    # Of the server, and the quiver's name there; "": the reader opens the directory.
     location: str = ""
     quiver: str = ""
 

@@ -65,7 +65,7 @@ def cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
 def fit_rows(batch: pa.RecordBatch, wanted: pa.Schema) -> tuple[pa.RecordBatch, list[RejectedRow]]:
     """Return the rows that fit, in their order, and the others, each with what does not fit.
 
-    Columns that the batch lacks are null, those that nobody wants are left out.
+    Columns that the batch lacks are null, those that the query does not want are left out.
     """
     arrays: list[pa.Array] = []
     rejected: dict[int, RejectedRow] = {}
@@ -101,14 +101,14 @@ def _fit_values(column: pa.Array, field: pa.Field) -> tuple[pa.Array, Sequence[R
                 continue
             parts.append(pa.nulls(len(part), field.type))
             rejected += [
-                RejectedRow(first + index, field.name, column.type, field.type, _told(error))
+                RejectedRow(first + index, field.name, column.type, field.type, _in_words(error))
                 for index, is_valid in enumerate(part.is_valid().to_pylist())
                 if is_valid
             ]
     return pa.concat_arrays(parts), rejected
 
 
-def _told(error: Exception) -> str:
+def _in_words(error: Exception) -> str:
     """Return what Arrow says, without all of a long value."""
     return str(error)[:WHY_LETTERS_MAX]
 
@@ -120,7 +120,7 @@ def _part(column: pa.Array, first: int, end: int) -> pa.Array:
 
 
 def _is_hopeless(error: Exception, part: pa.Array) -> bool:
-    """Whether no value of a part can be cast: its type alone stands against it."""
+    """Whether no value of a part can be cast: its type alone rules that out."""
     return isinstance(error, pa.ArrowNotImplementedError) and not kinds.is_nested(part.type)
 
 

@@ -8,15 +8,15 @@ E is where the committed batch ends, so it only grows. A driver that dies before
 everything again: the files are synced, and the quiver still holds the rows themselves. One that
 dies behind it appends again what was begun, to the same E, under the same epochs, and the quiver
 answers that it has them. That is so even if Spark forgot the batch in a power cut and the next one
-ends elsewhere: what was begun is finished first, by itself.
+ends elsewhere: what was begun is finished first, on its own.
 
 Rows of bundles before the last E that is done are dead letters, whatever files say: a task that
 came too late may leave one. Two files may be about one row, if a batch was planned anew with
 another end: it is taken once. So what is appended for an E depends on the rows alone, not on files.
 
 The quiver is opened only while that is done. Its lock is also what keeps two drivers apart, if one
-has not ended yet when the next one begins. The note says how many rows there were, for whoever
-wants to know (`rejected_totals`).
+has not ended yet when the next one begins. The note says how many rows there were
+(`rejected_totals`).
 """
 
 from __future__ import annotations
@@ -39,7 +39,6 @@ from holdfast.dataflow.base.durable_file import replace_durably
 from holdfast.dataflow.source.checkpoint import Checkpoint
 from holdfast.dataflow.source.options import SourceOptions
 from holdfast.dataflow.source.rejected_stage import (
-    FOLDER,
     LETTER_FIELDS,
     SCHEMA,
     RejectedFileName,
@@ -94,6 +93,12 @@ class RejectedPublisher:
             (self._folder / name.file).unlink(missing_ok=True)
 
     def _publish(self, quiver: Quiver, quiver_id: str, end: int) -> None:
+        """Append the letters of one quiver up to an end, after finishing what was begun before.
+
+        What a dead driver had begun goes to its own end, under its own epochs, and only then what
+        is new. Appended together, both would have other epochs than before, and the quiver could
+        not tell that it has some of the letters already.
+        """
         begun = self._note.begun(quiver_id)
         for until in sorted({end if begun is None else begun, end}):
             letters = _Letters(self._folder, quiver_id, self._note.done(quiver_id), until)
@@ -152,6 +157,7 @@ def _table(path: Path) -> pa.Table:
 
 
 def _open_when_free(directory: str) -> Quiver:
+    """Open the dead letters; a process that is just ending may still have them open."""
     give_up_s = time.monotonic() + FREE_TIMEOUT_S
     while True:
         try:
@@ -169,7 +175,7 @@ class _RejectedNote:
     """How far rejected rows are dead letters, by quiver: a small file, replaced and synced."""
 
     def __init__(self, checkpoint: Checkpoint, options: SourceOptions) -> None:
-        self._path = checkpoint.folder / FOLDER / f"{options.subscriber}{_NOTE_SUFFIX}"
+        self._path = checkpoint.notes / f"{options.subscriber}{_NOTE_SUFFIX}"
         self._vertex = options.called
         self._quivers: dict[str, dict[str, int]] = {}
 
@@ -202,6 +208,7 @@ class _RejectedNote:
 
 
 def _read_note(path: Path) -> dict[str, Any]:
+    """Return a note; without a file nothing was ever rejected."""
     try:
         note: dict[str, Any] = json.loads(path.read_text("utf-8"))
     except FileNotFoundError:
@@ -212,7 +219,7 @@ def _read_note(path: Path) -> dict[str, Any]:
 def rejected_totals(checkpoint: Path) -> Counter[str]:
     """Return how many rows of a query were ever rejected by its sources, by vertex."""
     totals: Counter[str] = Counter()
-    for path in (checkpoint / FOLDER).glob(f"*{_NOTE_SUFFIX}"):
+    for path in Checkpoint(str(checkpoint)).notes.glob(f"*{_NOTE_SUFFIX}"):
         note = _read_note(path)
         for counted in note.get("quivers", {}).values():
             totals[note["vertex"]] += counted.get("rows", 0)

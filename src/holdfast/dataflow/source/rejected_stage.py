@@ -2,9 +2,9 @@
 
 A task cannot write dead letters itself: it may run twice, its batch may be run again, and a query
 may read its source twice in one batch. So it leaves a file beside the checkpoint, whose name says
-which rows it read, and which is there as a whole or not at all. Whoever reads the same rows again
-replaces it by the same letters, or removes it if all of them fit now. The driver takes the letters
-from there when the batch is committed (rejected_publish.py).
+which rows it read, and which is there as a whole or not at all. A task that reads the same rows
+again replaces it by the same letters, or removes it if all of them fit now. The driver takes the
+letters from there when the batch is committed (rejected_publish.py).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from holdfast.dataflow.source.rejected_judge import CAST_ERRORS, RejectedRow, ca
 from holdfast.dataflow.source.schema import spark_type
 from holdfast.errors import BadInput
 from holdfast.quiver import Position
-from holdfast.quiver.base.arrow_types import has_dictionary, slices_take_all
+from holdfast.quiver.base.arrow import has_dictionary, slices_take_all
 from holdfast.quiver.base.bundle import RESERVED_COLUMNS
 from holdfast.quiver.base.envelope import TIME_TYPE
 
@@ -51,7 +51,6 @@ ROW_LETTERS_MAX = 64 * 1024
 # A larger row has only what is for people: dead letters have to fit into a bundle.
 PAYLOAD_BYTES_MAX = 16 * 1024 * 1024
 
-FOLDER = "holdfast"
 _FRESH = ".new"
 _SUFFIX = ".arrow"
 
@@ -85,7 +84,7 @@ class RejectedFileName(NamedTuple):
 
 def staging_folder(options: SourceOptions) -> Path:
     """Return where the tasks of a stream leave their files."""
-    return Checkpoint(options.checkpoint).folder / FOLDER / "unfit" / options.subscriber
+    return Checkpoint(options.checkpoint).notes / "unfit" / options.subscriber
 
 
 def staged_names(folder: Path) -> list[RejectedFileName]:
@@ -140,6 +139,7 @@ class RejectedFile:
             self._fresh.unlink(missing_ok=True)
 
     def _flush(self) -> None:
+        """Write the letters that are held to the file, which is made for the first of them."""
         if not self._held:
             return
         if self._writer is None:
@@ -149,6 +149,7 @@ class RejectedFile:
         self._held = []
 
     def _open(self) -> pa.NativeFile:
+        """Make the file; tasks never make the folder (see `RejectedPublisher`)."""
         try:
             return pa.OSFile(str(self._fresh), "wb")
         except FileNotFoundError as error:
@@ -196,6 +197,7 @@ def position(rows: pa.RecordBatch, rejected_row: RejectedRow) -> tuple[int, int]
 
 
 def _as_stream(row: pa.RecordBatch) -> bytes | None:
+    """Return a row as an Arrow stream, by which it can be sent again; None if it is too large."""
     arrays = [_alone(column) for column in row.columns]
     alone = pa.RecordBatch.from_arrays(arrays, names=row.schema.names)
     out = pa.BufferOutputStream()

@@ -14,7 +14,7 @@ from holdfast.dataflow.source.rejected_judge import CAST_ERRORS, cast
 from holdfast.errors import BadInput, OwnerGone
 from holdfast.quiver.base.envelope import TIME_TYPE
 from holdfast.quiver.read.scan import TimeRange, scan
-from holdfast.quiver.segments.rows import OPAQUE
+from holdfast.quiver.segments.manifest import OPAQUE
 from holdfast.quiver.segments.segment import Segment
 
 # What a stream adds to the stored columns: its claim, the claim of the batch before, and whether
@@ -60,6 +60,7 @@ def spark_type(kind: pa.DataType) -> pa.DataType | None:
 
 
 def _nested(kind: pa.DataType) -> pa.DataType | None:
+    """Return how Spark reads lists, maps and structs; None if it has no type for a part of it."""
     if kinds.is_list(kind) or kinds.is_large_list(kind) or kinds.is_fixed_size_list(kind):
         value = spark_type(kind.value_type)
         return None if value is None else pa.list_(pa.field("element", value))
@@ -108,6 +109,7 @@ def _stored(options: SourceOptions, remembered: pa.Schema | None) -> pa.Schema |
 
 
 def _with_new_columns(known: pa.Schema, found: pa.Schema) -> pa.Schema:
+    """Return the columns that a query began with, and behind them those that came since."""
     return pa.schema([*known, *(field for field in found if field.name not in known.names)])
 
 
@@ -127,10 +129,12 @@ def _here(options: SourceOptions) -> pa.Schema | None:
 
 
 def _local_segments(options: SourceOptions) -> list[Segment]:
+    """Return the sealed segments of all data directories that are read here."""
     return [segment for path in options.path for segment in sealed_segments(path)]
 
 
 def _at_servers(options: SourceOptions) -> Iterable[pa.Schema | None]:
+    """Yield the columns of each quiver at a server; it may have only some of those wanted."""
     is_one = len(options.path) + len(options.quiver) == 1
     for place in quiver_locations(options):
         if not place.location:
@@ -175,6 +179,7 @@ def _plain(field: pa.Field) -> pa.Field:
 
 
 def _unknown(options: SourceOptions) -> BadInput:
+    """Return the error for a stream whose columns nobody has declared, stored or remembered."""
     files = [file.summary for segment in _local_segments(options) for file in segment.files]
     slots = ", ".join(sorted({file.slot for file in files}))
     return BadInput(
@@ -186,6 +191,7 @@ def _unknown(options: SourceOptions) -> BadInput:
 
 
 def _readable(stored: pa.Schema, *, must: bool) -> Iterable[pa.Field]:
+    """Yield the columns that Spark can read; one it cannot is an error only if it is asked for."""
     for field in stored:
         kind = spark_type(field.type)
         if kind is not None:
@@ -214,6 +220,7 @@ def fitter(wanted: pa.Schema) -> Callable[[pa.RecordBatch], pa.RecordBatch]:
 
 
 def _cast(column: pa.Array, field: pa.Field) -> pa.Array:
+    """Return a column in the wanted type; raises `BadInput` if some value does not fit."""
     try:
         return cast(column, field.type)
     except CAST_ERRORS as error:

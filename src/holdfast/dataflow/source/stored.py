@@ -51,6 +51,34 @@ from holdfast.seam import Seam
 log = logging.getLogger("holdfast.dataflow")
 
 
+def _seal(place: QuiverLocation, options: SourceOptions) -> None:
+    """Have everything sealed that the quiver holds now; only sealed segments can be listed."""
+    if place.location:
+        connect(place.location, place.quiver, options.client).flush()
+    else:
+        with Quiver.open(place.directory, load_config(options.quiver_config)) as quiver:
+            quiver.flush()
+
+
+def _stored(
+    place: QuiverLocation, options: SourceOptions, times: TimeRange
+) -> tuple[QuiverLocation, str, Iterable[StoredSegment]]:
+    """Return a quiver's place, its id, and its segments that may hold wanted rows."""
+    start, end = _range(options)
+    if place.location:
+        quiver = connect(place.location, place.quiver, options.client)
+        found = quiver.segments(options.slot, times=times, start=start, end=end)
+        return with_directory(place, quiver), quiver.quiver_id, found
+    segments = sealed_segments(place.directory)
+    quiver_id = quiver_id_of(place.directory, segments)
+    return place, quiver_id, stored_segments(segments, options.slot, times, start, end)
+
+
+def _range(options: SourceOptions) -> tuple[Position | None, Position | None]:
+    since, until = options.since_seq, options.until_seq
+    return None if since is None else Position(since), None if until is None else Position(until)
+
+
 class StoredQuiverClient(QuiverClient):
     """The sealed segments of a quiver, here or at a server, as they are when it is first asked."""
 
@@ -60,36 +88,15 @@ class StoredQuiverClient(QuiverClient):
         self._segments: Sequence[StoredSegment] = ()
 
     def _attach(self) -> str:
-        self._seal()
-        quiver_id, found = self._list()
-        self._segments = list(found)
-        return quiver_id
-
-    def _seal(self) -> None:
-        """Have everything sealed that is there, if we may."""
-        place, options = self.place, self._options
+        """Seal what may be sealed, and list the segments once: a replay reads a fixed set."""
         try:
-            if place.location:
-                connect(place.location, place.quiver, options.client).flush()
-            else:
-                with Quiver.open(place.directory, load_config(options.quiver_config)) as quiver:
-                    quiver.flush()
+            _seal(self.place, self._options)
         except (DirectoryLocked, NotAllowed) as error:
             log.warning("%s: what is not sealed yet is left out: %s", self.name, error.message)
-
-    def _list(self) -> tuple[str, Iterable[StoredSegment]]:
-        options, times = self._options, TimeRange.of(*self._options.times)
-        start = None if options.since_seq is None else Position(options.since_seq)
-        end = None if options.until_seq is None else Position(options.until_seq)
-        if self.place.location:
-            quiver = connect(self.place.location, self.place.quiver, options.client)
-            self.place = with_directory(self.place, quiver)
-            return quiver.quiver_id, quiver.segments(
-                options.slot, times=times, start=start, end=end
-            )
-        segments = sealed_segments(self.place.directory)
-        found = stored_segments(segments, options.slot, times, start, end)
-        return quiver_id_of(self.place.directory, segments), found
+        times = TimeRange.of(*self._options.times)
+        self.place, quiver_id, found = _stored(self.place, self._options, times)
+        self._segments = list(found)
+        return quiver_id
 
     def _bounds(self, one: StoredSegment) -> tuple[int, int]:
         """Return the first of its bundles that is wanted, and the end."""
@@ -135,6 +142,7 @@ class StoredQuiverClient(QuiverClient):
     def _range(
         self, start: Position, end: Position, chosen: Sequence[StoredSegment]
     ) -> PlannedRange:
+        """Return segments as the range that a cursor would have planned."""
         return PlannedRange(
             self.reach(),
             start,
@@ -145,7 +153,7 @@ class StoredQuiverClient(QuiverClient):
         )
 
     def commit(self, start: Position, end: Position) -> None:
-        """See `QuiverClient`; nobody has to know."""
+        """See `QuiverClient`; without a subscriber there is nothing to acknowledge."""
 
     def statement(self, position: Position, claim_us: int) -> EventTimeStatement:
         """See `QuiverClient`; of a segment not read the earliest event counts, late or not."""
@@ -168,7 +176,7 @@ class StoredQuiverClient(QuiverClient):
         )
 
     def close(self) -> None:
-        """Forget it; nobody knew."""
+        """See `QuiverClient`; nothing was registered."""
         self._quiver_id = None
 
 
@@ -200,23 +208,15 @@ class BatchReader(DataSourceReader):
         return [SourcePartition(group) for group in split(pieces, self._options.partition_bytes)]
 
     def _pieces(self, place: QuiverLocation) -> Iterator[SegmentPiece]:
-        options = self._options
-        start = None if options.since_seq is None else Position(options.since_seq)
-        end = None if options.until_seq is None else Position(options.until_seq)
-        found: Iterable[StoredSegment]
-        if place.location:
-            quiver = connect(place.location, place.quiver, options.client)
-            if options.seal:
-                quiver.flush()
-            place, quiver_id = with_directory(place, quiver), quiver.quiver_id
-            found = quiver.segments(options.slot, times=self._times, start=start, end=end)
-        else:
-            if options.seal:
-                with Quiver.open(place.directory, load_config(options.quiver_config)) as opened:
-                    opened.flush()
-            segments = sealed_segments(place.directory)
-            quiver_id = quiver_id_of(place.directory, segments)
-            found = stored_segments(segments, options.slot, self._times, start, end)
+        """Yield what is to be read of a quiver.
+
+        Numbers that the options name cut segments exactly. Conditions of the query only leave out
+        whole segments: Spark applies them to the rows once more.
+        """
+        if self._options.seal:
+            _seal(place, self._options)
+        place, quiver_id, found = _stored(place, self._options, self._times)
+        start, end = _range(self._options)
         first, last = self._seqs
         for one in found:
             if first <= one.last_seq and one.first_seq <= last:
@@ -248,6 +248,11 @@ class PushingBatchReader(BatchReader):
     def _narrow(
         self, one: EqualTo | GreaterThan | GreaterThanOrEqual | LessThan | LessThanOrEqual
     ) -> None:
+        """Narrow what is read by one condition of the query.
+
+        Bounds of numbers and times are kept a little too wide (`>` counts as `>=`): they only
+        decide which segments are read, and Spark applies the condition to the rows.
+        """
         is_lower = not isinstance(one, LessThan | LessThanOrEqual)
         is_upper = not isinstance(one, GreaterThan | GreaterThanOrEqual)
         value = one.value

@@ -104,7 +104,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.planner.stop_at_newest()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        """Plan the next batch; the same offset again if there is nothing to do."""
+        """Plan the next batch; the same offset again if there is nothing to do.
+
+        Spark asks again immediately, so a question without a new answer waits for a moment. While
+        the driver has put up the file `wait_while`, the answer is always the old one: batches that
+        are planned already run on, and nothing is lost, only later.
+        """
         reached(BatchPoint.COMMIT_LOG, self._options.checkpoint)
         rows = self._options.max_rows
         if isinstance(limit, ReadMaxRows):
@@ -118,7 +123,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return end
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """Return what executors read of a batch."""
+        """Return what executors read of a batch.
+
+        By now Spark has logged the offsets. After a restart it asks for the same two offsets once
+        more, and must be given the same rows.
+        """
         reached(BatchPoint.OFFSETS, self._options.checkpoint)
         return self.planner.partitions(Offset.from_fields(start), Offset.from_fields(end))
 
@@ -128,7 +137,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return read(partition, self._schema, self._options)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Acknowledge a batch that is committed."""
+        """Acknowledge a batch that is committed.
+
+        Usually that has been done: the commit log was read when the next batch was planned.
+        """
         self.planner.acknowledge(Offset.from_fields(end))
 
     def stop(self) -> None:

@@ -180,11 +180,16 @@ class Pipeline:
         return settings
 
     def _changed(self, **changes: Any) -> Pipeline:
+        """Return a copy: a pipeline is never changed, so that several can share a beginning."""
         changed = Pipeline()
         changed._draft = replace(self._draft, **changes)
         return changed
 
     def _added(self, kind: str, settings: dict[str, Any], name: str) -> Pipeline:
+        """Return the pipeline with one more vertex, and edges to it from what it is behind.
+
+        Tags and `durable` belong to those edges, so they are used up by them.
+        """
         draft = self._draft
         name = name or _free_name(kind, draft.vertices)
         if name in draft.vertices:

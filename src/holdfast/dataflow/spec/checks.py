@@ -88,6 +88,12 @@ def _at(name: str, *path: str | int) -> PipelinePath:
 
 
 class _PipelineChecker:
+    """Finds what a model cannot check field by field: what settings mean beside each other.
+
+    Each method yields all its findings, so that one pass over a file reports everything; what
+    depends on a sound graph (`shape`) is left to the last.
+    """
+
     def __init__(self, pipeline: PipelineSettings, parse: Parse) -> None:
         self._pipeline = pipeline
         self._parse = parse
@@ -111,6 +117,7 @@ class _PipelineChecker:
             seen.add((edge.source, edge.target))
 
     def _ends(self, edge: PipelineEdge, at: PipelinePath) -> Iterator[PipelineFinding]:
+        """Find ends that do not fit: outputs that a vertex does not have, inputs of sources."""
         source, target = (self._pipeline.vertices[name] for name in (edge.vertex, edge.target))
         if source.kind == "sink":
             hint = "use `on_success` and `fallback` of the sink"
@@ -150,6 +157,7 @@ class _PipelineChecker:
                 yield from self._name(_at(name, "flat_map", "into"), vertex.flat_map.into)
 
     def _reduce(self, name: str, reduce: ReduceSettings) -> Iterator[PipelineFinding]:
+        """Find what Spark would refuse in a reduce, or would run without ever closing a window."""
         at = _at(name, "reduce")
         if reduce.window is None and reduce.process is None:
             hint = "add `window: {fixed: 1m}`, or sliding, or session: without it it never ends"
@@ -172,6 +180,7 @@ class _PipelineChecker:
             yield PipelineFinding((*at, "late"), "late rows are sent nowhere", hint)
 
     def _durations(self, at: PipelinePath, reduce: ReduceSettings) -> Iterator[PipelineFinding]:
+        """Find windows with parts of a millisecond: Spark's windows and watermark have none."""
         window = reduce.window
         assert window is not None
         sliding = window.sliding
@@ -184,6 +193,11 @@ class _PipelineChecker:
                 yield PipelineFinding(path, "windows have whole milliseconds", "round it")
 
     def _column(self, at: PipelinePath, column: str, text: str) -> Iterator[PipelineFinding]:
+        """Find a column that is taken, or whose expression makes several rows.
+
+        Spark allows `explode` in a select. Here it would lose control rows, and with them the
+        claim.
+        """
         yield from self._name(at, column)
         if _MANY_ROWS.search(text):
             hint = "use a flat_map: {explode: …, into: …}"
@@ -193,6 +207,7 @@ class _PipelineChecker:
     def _name(
         self, at: PipelinePath, column: str, reserved: tuple[str, ...] = ()
     ) -> Iterator[PipelineFinding]:
+        """Find names that belong to Holdfast: a column of the user would overwrite its own."""
         taken = {*(set(SYSTEM_COLUMNS) - set(SETTABLE)), *reserved}
         if column in taken:
             yield PipelineFinding(
@@ -256,6 +271,7 @@ class _PipelineChecker:
             yield from self._lateness()
 
     def _dead_ends(self) -> Iterator[PipelineFinding]:
+        """Find vertices without rows, and rows without a way out: a typing mistake, most likely."""
         pipeline = self._pipeline
         fed = {name for source in pipeline.of_kind("source") for name in pipeline.behind(source)}
         for name, vertex in pipeline.vertices.items():
@@ -269,6 +285,7 @@ class _PipelineChecker:
                 yield PipelineFinding(_at(name), message, f"add an edge `{name} -> …`", at_key=True)
 
     def _tags(self) -> Iterator[PipelineFinding]:
+        """Warn about an edge whose tags no vertex before it can have set: no row would take it."""
         for index, edge in enumerate(self._pipeline.edges):
             if edge.tags is not None and not any(
                 _sets_tags(self._pipeline.vertices[name]) and edge.vertex in {name, *behind}
@@ -296,6 +313,7 @@ class _PipelineChecker:
 
 
 def _place_of(target: TargetSettings) -> str | None:
+    """Return where a target writes, in words that two targets of one place share."""
     if target.fileset is not None:
         return f"{target.fileset.store} {target.fileset.commit}"
     return target.quiver or target.files

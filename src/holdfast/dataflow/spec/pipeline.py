@@ -77,6 +77,7 @@ class PipelineEdge(Settings):
 
 
 def _edge(value: Any) -> Any:
+    """Return a short edge as the mapping it stands for."""
     if not isinstance(value, str):
         return value
     found = _TEXT.fullmatch(value)

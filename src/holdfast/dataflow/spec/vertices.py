@@ -30,6 +30,7 @@ Positive = Annotated[float, Field(gt=0)]
 
 
 def _one_of(settings: Settings, *names: str) -> None:
+    """Raise unless exactly one of some settings is given: each says what kind of thing it is."""
     given = [name for name in names if getattr(settings, name) not in (None, "", [], {})]
     if len(given) != 1:
         others = f", not {' and '.join(given)}" if given else ""

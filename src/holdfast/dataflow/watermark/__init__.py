@@ -10,8 +10,8 @@ before it came, and late rows are data too: they are counted or kept, never drop
 that failed and will come again is not done: it holds what its query promises (compiler/lane.py).
 
 Three words, from the gateway to Spark. A quiver *states* what only it can know about the event
-times beyond a position (`EventTimeStatement`, quiver/read/statement.py). The client of that quiver
-turns the statement into a *report* by the pipeline's settings: whether it counts as idle, and which
-producers' promises hold (`EventTimeReport`). A report *bounds* the claim, and the *claim*
-is the least of all bounds, which never moves back (`claims.py`).
+times beyond a position (`EventTimeStatement`, quiver/engine/event_times.py). The client of that
+quiver turns the statement into a *report* by the pipeline's settings: whether it counts as idle,
+and which producers' promises hold (`EventTimeReport`). A report *bounds* the claim,
+and the *claim* is the least of all bounds, which never moves back (`claims.py`).
 """

@@ -12,9 +12,8 @@ import click
 from rich.live import Live
 from rich.table import Table
 
-from holdfast.demo.counting import PipelineScene, can_count
-from holdfast.demo.keeping import Kept, how_to_read
 from holdfast.demo.play import Play, Reckoning, Scene
+from holdfast.demo.results import Kept, PipelineScene, can_count, how_to_read
 from holdfast.errors import BadInput
 from holdfast.operate.cli.consoles import stdout
 from holdfast.operate.cli.output import json_option, print_json, print_table

@@ -17,9 +17,8 @@ from holdfast.operate.cli.output import (
     size,
 )
 from holdfast.operate.cli.quiver.options import Directory, NamedQuiver, dead_letters_at, quivers_at
-from holdfast.quiver.tools.explain import BundleExplanation, Fate, explain
+from holdfast.quiver.tools.explain import BundleExplanation, Fate, Match, explain, search
 from holdfast.quiver.tools.inspect import Inventory, inspect
-from holdfast.quiver.tools.search import Match, search
 from holdfast.seam import Seam
 
 

@@ -19,8 +19,7 @@ from typing import NamedTuple, TypeAlias
 import pyarrow as pa
 
 from holdfast.errors import BadInput, BundleTooLarge
-from holdfast.quiver.base.arrow_types import check_readable, has_dictionary
-from holdfast.quiver.base.dictionaries import unify
+from holdfast.quiver.base.arrow import check_readable, has_dictionary, unify
 from holdfast.quiver.base.frame import FrameKind
 from holdfast.quiver.base.names import SLOT_PATTERN
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from holdfast.errors import BadInput
-from holdfast.quiver.base.envelope import Extractor
 from holdfast.quiver.base.frame import BODY_BYTES_MAX
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 KB = 1024
 MB = 1024 * KB
@@ -56,6 +58,18 @@ def check_level(level: AckLevel) -> AckLevel:
     """Return the level if it is one."""
     _require(level in _LEVELS, "level", level, "one of AckLevel")
     return AckLevel(level)
+
+
+class Extractor(Protocol):
+    """Reads event time and keys out of a slot's rows."""
+
+    def extract(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Return as many rows, with `event_time` (timestamp, may be null) and any key columns.
+
+        Raw slots come as one binary column `payload`. The rows are those of many bundles; an
+        extractor that raises is asked again for fewer, and in the end costs one bundle its event
+        times and keys, never an event.
+        """
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from holdfast.quiver.base.arrow import constant
 from holdfast.quiver.base.bundle import one_batch, read_stream
-from holdfast.quiver.base.columns import constant
+from holdfast.quiver.base.config import Extractor
 
 # Microseconds: what Spark, duckdb and Python keep, and enough range for the year 9999. The payload
 # still has whatever its producer wrote.
@@ -31,18 +31,6 @@ class TimeFlag(IntEnum):
     IN_FUTURE = 1  # later than ingestion + max_skew
     BEFORE_1970 = 2
     MISSING = 3  # no extractor, or it found none: the ingestion time stands in
-
-
-class Extractor(Protocol):
-    """Reads event time and keys out of a slot's rows."""
-
-    def extract(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """Return as many rows, with `event_time` (timestamp, may be null) and any key columns.
-
-        Raw slots come as one binary column `payload`. The rows are those of many bundles; an
-        extractor that raises is asked again for fewer, and in the end costs one bundle its event
-        times and keys, never an event.
-        """
 
 
 @dataclass(frozen=True)

@@ -13,14 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from holdfast.quiver.base.frame import NOTHING, Totals
 from holdfast.quiver.base.held_bundle import HeldBundle
 from holdfast.quiver.ledger.intervals import IntervalSet
 from holdfast.quiver.ledger.ledger import Ledger, LedgerState, resolution
-from holdfast.quiver.ledger.outcome import Outcome, Resolution
-from holdfast.quiver.ledger.subscriber import Subscriber
+from holdfast.quiver.ledger.subscriber import Outcome, Resolution, Subscriber
 from holdfast.quiver.log.quarantine import Damage
 from holdfast.quiver.read.readable_bundles import ReadableBundles
 
@@ -201,3 +200,15 @@ def _empty_ranges(
         ranges += [(*hole, NO_LONGER_THERE) for hole in holes if hole not in known]
         low = max(low, end)
     return ranges
+
+
+def balance_fields(account: Balance) -> dict[str, Any]:
+    """Return a subscriber's account as JSON can hold it."""
+    return {
+        "subscriber": account.subscriber,
+        "accepted": account.accepted._asdict(),
+        "outcomes": {o.name.lower(): counts._asdict() for o, counts in account.outcomes.items()},
+        "pending": account.pending._asdict(),
+        "pending_bytes": account.pending_bytes,
+        "holds": account.holds,
+    }

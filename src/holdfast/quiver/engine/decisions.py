@@ -1,17 +1,18 @@
-"""Single bundles decided by their number, in any order: for data that nobody reads in a row.
+"""Bundles decided, or taken back, by their numbers: for data that is not read in order.
 
 Cursor and lease decide what they handed out. Dead letters are looked at by people and programs, now
-this one and now that one, for months; what decides them names them.
+this one and now that one, for months; whatever decides them names them. This needs no engine, only
+what a reader needs, so that tools can do it in a directory without an owner, too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
+from holdfast.errors import UnknownPosition
 from holdfast.quiver.base.frame import NOTHING, Totals
 from holdfast.quiver.ledger.ledger import resolution
-from holdfast.quiver.ledger.outcome import Outcome, Resolution
-from holdfast.quiver.ledger.subscriber import Subscriber
+from holdfast.quiver.ledger.subscriber import Outcome, Resolution, Subscriber
 from holdfast.quiver.read.attachment import ReadableQuiver
 from holdfast.quiver.read.readable_bundles import ReadableBundles
 from holdfast.quiver.segments.segment import BundleRef
@@ -69,3 +70,31 @@ def _refs_of(
             return
         if ref.seq in wanted and ref.seq not in subscriber.resolved:
             yield ref
+
+
+def replay_range(store: ReadableQuiver, name: str, first_seq: int, end_seq: int) -> Totals:
+    """Take back the outcomes of a range, so that what is still there is handed out again.
+
+    It counts as accepted once more, so that the subscriber's account stays true.
+    """
+    with store.ledger.lock:
+        subscriber = store.ledger.subscriber(name)
+        if not subscriber.start_seq <= first_seq < end_seq:
+            raise UnknownPosition(
+                f"no range from {first_seq} to {end_seq} for a subscriber that starts at "
+                f"{subscriber.start_seq}",
+                hint="name a range from its start on, first before end",
+            )
+        again = NOTHING
+        for ref in store.readable.refs(first_seq):
+            if ref.seq >= end_seq:
+                break
+            if ref.seq in subscriber.resolved:
+                again = again.plus(1, ref.events)
+        before = subscriber.accepted_before.plus(-again.bundles, -again.events)
+        store.ledger.change(
+            "reopen", name, first_seq=first_seq, end_seq=end_seq, accepted_before=list(before)
+        )
+        store.ledger.sync()
+    store.arrivals.notify()
+    return again

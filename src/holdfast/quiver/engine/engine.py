@@ -11,14 +11,18 @@ Locks. Whoever holds one may take those to its right, and none to its left:
 Under all others (inbox, signal, the conditions of keeper and retention) nothing else is taken. The
 writer holds no lock while it works, but takes those of retention and ledger to make room: so nobody
 waits for the writer (appends, flushes) while holding one of the above. Waiting readers hold none.
+
+The keeper: one thread that syncs the ledger, keeps the bounds, and sweeps.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
-from collections.abc import Collection, Iterable
+import threading
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from pathlib import PurePath
 from typing import TypeVar
@@ -32,8 +36,8 @@ from holdfast.errors import (
     StorageFailed,
 )
 from holdfast.quiver.base import names
-from holdfast.quiver.base.backup_marker import refuse_backup
-from holdfast.quiver.base.config import QuiverConfig
+from holdfast.quiver.base.config import QuiverConfig, RetentionConfig
+from holdfast.quiver.base.identity import check_machine, refuse_backup
 from holdfast.quiver.base.points import QuiverPoint
 from holdfast.quiver.engine.balance import (
     proven,
@@ -43,13 +47,11 @@ from holdfast.quiver.engine.balance import (
     with_known_start,
     write_off_lost,
 )
-from holdfast.quiver.keep.keeper import Keeper
 from holdfast.quiver.keep.retention import Retention
 from holdfast.quiver.keep.trash import Trash
 from holdfast.quiver.ledger.ledger import Ledger
-from holdfast.quiver.ledger.outcome import Resolution
 from holdfast.quiver.ledger.recovery import RecoveredLedger, recover_ledger, refuse_newer
-from holdfast.quiver.log.byte_order import check_machine
+from holdfast.quiver.ledger.subscriber import Resolution
 from holdfast.quiver.log.quarantine import Damage
 from holdfast.quiver.log.recovery import Recovered, Recovery
 from holdfast.quiver.log.reserve import DiskReserve
@@ -59,8 +61,7 @@ from holdfast.quiver.log.writer import Writer
 from holdfast.quiver.read.attachment import Attachment
 from holdfast.quiver.read.readable_bundles import ReadableBundles
 from holdfast.quiver.segments.build import SegmentBuilder
-from holdfast.quiver.segments.catalog import Catalog
-from holdfast.quiver.segments.segment import Segment
+from holdfast.quiver.segments.segment import Catalog, Segment
 from holdfast.seam import Seam
 from holdfast.seam.clock import Clock
 from holdfast.seam.disk import Disk, Handle, LockHeld
@@ -392,3 +393,93 @@ def take_lock(disk: Disk, root: PurePath) -> Handle:
             hint="a quiver has one owner; stop the other process or use another directory",
             path=str(root),
         ) from None
+
+
+# How often the account of used bytes is compared with the disk.
+LOOK_EVERY_S = 30.0
+# After something was resolved it looks at once, which takes time in proportion to the segments; and
+# then not again before so many times that long, so that it never takes more than a tenth.
+RESTS_PER_TICK = 9
+
+
+class Keeper:
+    """Does what is due by time. Its failures are told, and tried again at the next tick."""
+
+    def __init__(
+        self, clock: Clock, config: RetentionConfig, ledger: Ledger, retention: Retention
+    ) -> None:
+        self.last_error: str | None = None
+        self._clock = clock
+        self._config = config
+        self._ledger = ledger
+        self._retention = retention
+        self._condition = threading.Condition()
+        self._resolved = False
+        self._closing = False
+        self._looked_s = clock.monotonic_s()
+        self._thread = threading.Thread(target=self._run, name="quiver-keeper", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._ledger.on_dirty = self.wake
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Look at the clock again: something may be due earlier than it was."""
+        with self._condition:
+            self._condition.notify_all()
+
+    def freed(self) -> None:
+        """Something was resolved: segments may go at the next opportunity."""
+        self._resolved = True
+
+    def close(self) -> None:
+        """End the thread."""
+        with self._condition:
+            self._closing = True
+            self._condition.notify_all()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            self._keep()
+        except BaseException as error:
+            self.last_error = f"the keeper ended: {type(error).__name__}: {error}"
+
+    def _keep(self) -> None:
+        next_tick_s = self._clock.monotonic_s() + self._config.tick_s
+        rested_s = -math.inf
+        while True:
+            with self._condition:
+                if self._closing:
+                    return
+                due_s = self._ledger.seconds_until_due()
+                tick_s = min(next_tick_s, rested_s) if self._resolved else next_tick_s
+                patience_s = max(0.0, tick_s - self._clock.monotonic_s())
+                self._condition.wait(patience_s if due_s is None else min(due_s, patience_s))
+            now_s = self._clock.monotonic_s()
+            self._try(self._ledger.sync_if_due)
+            if now_s >= (min(next_tick_s, rested_s) if self._resolved else next_tick_s):
+                self._resolved = False
+                next_tick_s = now_s + self._config.tick_s
+                self._try(self._tick)
+                ended_s = self._clock.monotonic_s()
+                rested_s = ended_s + RESTS_PER_TICK * (ended_s - now_s)
+
+    def _try(self, work: Callable[[], None]) -> None:
+        """Do some work; whatever happens, the keeper goes on, because nobody else does it."""
+        try:
+            work()
+        except Exception as error:
+            told = f"{type(error).__name__}: {error}"
+            if told != self.last_error:
+                log.warning("the keeper failed and will try again: %s", told)
+            self.last_error = told
+
+    def _tick(self) -> None:
+        now_s = self._clock.monotonic_s()
+        if now_s - self._looked_s >= LOOK_EVERY_S:
+            self._looked_s = now_s
+            self._retention.look_at_disk()
+        self._retention.tick()

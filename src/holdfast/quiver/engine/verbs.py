@@ -1,18 +1,91 @@
-"""What an operator's tools may ask of the process that owns a quiver (control.py carries it)."""
+"""Subscribers registered by the owner, and what an operator's tools may ask of it (control.py).
+
+A new subscriber starts somewhere, and what had been accepted before that is noted, so that its
+account is true from the first day.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any, TypeGuard
+from dataclasses import asdict
+from datetime import datetime
+from typing import Any, Literal, TypeAlias, TypeGuard
 
 from holdfast.errors import BadInput
-from holdfast.quiver.engine.balance import Balance, balance
+from holdfast.quiver.base.frame import NOTHING, Totals
+from holdfast.quiver.engine.balance import balance, balance_fields
 from holdfast.quiver.engine.control import Verbs
-from holdfast.quiver.engine.decisions import resolve_bundles
+from holdfast.quiver.engine.decisions import replay_range, resolve_bundles
 from holdfast.quiver.engine.engine import Engine
-from holdfast.quiver.engine.registration import replay_range
-from holdfast.quiver.ledger.outcome import Outcome
+from holdfast.quiver.ledger.subscriber import Outcome, Subscriber, SubscriberOptions, check_name
+
+StartPosition: TypeAlias = "Literal['oldest', 'latest'] | datetime"
+
+
+def register(engine: Engine, name: str, start: StartPosition, options: SubscriberOptions) -> None:
+    """Add a subscriber, durably."""
+    check_name(name)
+    _check_options(engine, options)
+    with engine.ledger.lock:
+        start_seq, accepted_before = _start(engine, start)
+        now_ns = engine.clock.wall_ns()
+        fresh = Subscriber(name, start_seq, accepted_before, now_ns, options)
+        # Nobody has attached yet: if nobody ever does, it is an orphan from now on.
+        fresh.absent_since_ns = engine.ledger.steady.now_ns()
+        engine.ledger.register(fresh)
+
+
+def register_if_new(
+    engine: Engine, name: str, start: StartPosition, options: SubscriberOptions | None
+) -> None:
+    """Register a subscriber that is not known; give a known one its new options."""
+    with engine.ledger.lock:
+        known = engine.ledger.state.subscribers.get(name)
+        if known is None:
+            register(engine, name, start, options or SubscriberOptions())
+        elif options is not None and options != known.options:
+            set_options(engine, name, options)
+
+
+def set_options(engine: Engine, name: str, options: SubscriberOptions) -> None:
+    """Change what a subscriber may hold back."""
+    _check_options(engine, options)
+    engine.ledger.subscriber(name)
+    engine.ledger.change("options", name, options=asdict(options))
+
+
+def _start(engine: Engine, start: StartPosition) -> tuple[int, Totals]:
+    """Return the first seq for a new subscriber, and what was accepted before it."""
+    last_seq, accepted = engine.readable.extent()
+    if start == "latest":
+        return last_seq + 1, accepted
+    if start == "oldest":
+        since_ns = None
+    elif getattr(start, "tzinfo", None) is not None:
+        since_ns = int(start.timestamp() * 1e9)
+    else:
+        raise BadInput(
+            f"start is {start!r}", hint="use 'oldest', 'latest', or a datetime with a time zone"
+        )
+    first_seq, total = last_seq + 1, NOTHING
+    for ref in engine.readable.refs(0):
+        if ref.seq > last_seq:
+            break
+        if since_ns is None or ref.ingestion_ns >= since_ns or total != NOTHING:
+            first_seq = min(first_seq, ref.seq)
+            total = total.plus(1, ref.events)
+    return first_seq, accepted.plus(-total.bundles, -total.events)
+
+
+def _check_options(engine: Engine, options: SubscriberOptions) -> None:
+    target = engine.config.segment.target_size_bytes
+    if options.max_bytes is not None and options.max_bytes < target:
+        raise BadInput(
+            f"max_bytes is {options.max_bytes}, less than one segment ({target} bytes)",
+            hint="raise it, or lower segment.target_size_bytes",
+        )
+
 
 # A copy in progress renews this; a tool that died holds nothing back for longer.
 HOLD_MAX_S = 300.0
@@ -29,18 +102,6 @@ def owner_verbs(engine: Engine, flush: Callable[[], None]) -> Verbs:
         "drop_subscriber": verbs.drop_subscriber,
         "checkpoint": verbs.checkpoint,
         "hold": verbs.hold,
-    }
-
-
-def balance_fields(account: Balance) -> dict[str, Any]:
-    """Return a subscriber's account as JSON can hold it."""
-    return {
-        "subscriber": account.subscriber,
-        "accepted": account.accepted._asdict(),
-        "outcomes": {o.name.lower(): counts._asdict() for o, counts in account.outcomes.items()},
-        "pending": account.pending._asdict(),
-        "pending_bytes": account.pending_bytes,
-        "holds": account.holds,
     }
 
 

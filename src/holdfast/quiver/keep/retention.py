@@ -37,11 +37,9 @@ from holdfast.quiver.keep.orphans import Orphans
 from holdfast.quiver.keep.trash import Trash
 from holdfast.quiver.ledger.intervals import IntervalSet
 from holdfast.quiver.ledger.ledger import Ledger, resolution
-from holdfast.quiver.ledger.outcome import Outcome, Resolution
-from holdfast.quiver.ledger.subscriber import Subscriber
+from holdfast.quiver.ledger.subscriber import Outcome, Resolution, Subscriber
 from holdfast.quiver.read.readable_bundles import ReadableBundles
-from holdfast.quiver.segments.catalog import Catalog
-from holdfast.quiver.segments.segment import BundleRef, Segment
+from holdfast.quiver.segments.segment import BundleRef, Catalog, Segment
 from holdfast.seam import Seam
 
 # Where no age limit says how long data may wait, `max_segments` lasts for this long.

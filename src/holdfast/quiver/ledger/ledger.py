@@ -33,13 +33,20 @@ from holdfast.quiver.base.frame import NOTHING, Totals
 from holdfast.quiver.base.points import QuiverPoint
 from holdfast.quiver.ledger.intervals import IntervalSet
 from holdfast.quiver.ledger.log import LedgerContent, LedgerFile, LedgerHeader
-from holdfast.quiver.ledger.outcome import Outcome, Position, Resolution
-from holdfast.quiver.ledger.steady import SteadyTime
-from holdfast.quiver.ledger.subscriber import Pin, Subscriber, SubscriberOptions, check_name
-from holdfast.quiver.log.producers import LastAppend
+from holdfast.quiver.ledger.subscriber import (
+    Outcome,
+    Pin,
+    Position,
+    Resolution,
+    Subscriber,
+    SubscriberOptions,
+    check_name,
+)
 from holdfast.quiver.log.reserve import TIGHT_LINES_BYTES, DiskReserve, ReserveShare
 from holdfast.quiver.log.wal import new_salt
+from holdfast.quiver.log.writer_state import LastAppend
 from holdfast.seam import Seam
+from holdfast.seam.clock import SteadyTime
 from holdfast.seam.disk import DISK_IS_FULL
 
 # Of producers whose segments are gone; the one that appended last is forgotten last.

@@ -35,9 +35,8 @@ from holdfast.quiver.base.frame import (
     encode,
 )
 from holdfast.quiver.base.points import QuiverPoint
-from holdfast.quiver.ledger.outcome import Outcome, Position, Resolution
-from holdfast.quiver.log.header_block import BLOCK_BYTES, decode_block, encode_block
-from holdfast.quiver.log.wal import Hole, walk
+from holdfast.quiver.ledger.subscriber import Outcome, Position, Resolution
+from holdfast.quiver.log.wal import BLOCK_BYTES, Hole, decode_block, encode_block, walk
 from holdfast.seam.disk import Disk, Handle, Pages, read_pages, write_all, write_behind
 
 VERSION = 1

@@ -19,10 +19,9 @@ from holdfast.quiver.ledger.log import (
     decode_resolutions,
     read_ledger_file,
 )
-from holdfast.quiver.log.header_block import BLOCK_BYTES, HeaderFault, NewerVersion
 from holdfast.quiver.log.quarantine import Damage
 from holdfast.quiver.log.replay import UNREADABLE
-from holdfast.quiver.log.wal import Hole
+from holdfast.quiver.log.wal import BLOCK_BYTES, HeaderFault, Hole, NewerVersion
 from holdfast.seam.disk import DirEntry, Disk
 
 _FORGOTTEN = "outcomes in it are forgotten, and what they resolved comes again"

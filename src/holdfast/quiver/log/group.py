@@ -23,12 +23,12 @@ from holdfast.quiver.base.frame import (
 )
 from holdfast.quiver.base.held_bundle import HeldBundle, Unread
 from holdfast.quiver.log.inbox import Answered, Append, Receipt
-from holdfast.quiver.log.producers import LastAppend, Producers
+from holdfast.quiver.log.writer_state import LastAppend, Producers
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-    from holdfast.quiver.log.writer_interface import Room
+    from holdfast.quiver.log.writer_state import Room
 
 COUNT = struct.Struct("<I")
 

@@ -1,7 +1,7 @@
 """Recovery: from whatever a crash left to a catalog, an open buffer and the next sequence number.
 
     1. identity     read FORMAT; if it is damaged, ask the WAL files and manifests who they are
-    2. segments     sweep unfinished ones, read all summaries (more only of rivals.py), sync their
+    2. segments     sweep unfinished ones, read all summaries (more only of rivals), sync their
                     folder: a segment whose name is not durable must not let its WAL go
     3. replay       what the WAL holds beyond the segments (replay.py), cut into buffers
     4. numbering    after a clean shutdown go on at the next number; otherwise skip to the
@@ -32,19 +32,14 @@ from holdfast.quiver.base.identity import (
     write_identity,
 )
 from holdfast.quiver.base.points import QuiverPoint
-from holdfast.quiver.log.buffer import OpenBuffer
-from holdfast.quiver.log.header_block import HeaderFault, NewerVersion
-from holdfast.quiver.log.producers import LastAppend, Producers
 from holdfast.quiver.log.quarantine import Damage, Quarantine
 from holdfast.quiver.log.replay import Replay, WalContent, read_wal_file
 from holdfast.quiver.log.reserve import DiskReserve, ReserveShare
-from holdfast.quiver.log.wal import HEADER_BYTES, SEQ_BLOCK, WalHeader
-from holdfast.quiver.log.writer_interface import WriterStart
+from holdfast.quiver.log.wal import HEADER_BYTES, SEQ_BLOCK, HeaderFault, NewerVersion, WalHeader
+from holdfast.quiver.log.writer_state import LastAppend, OpenBuffer, Producers, WriterStart
 from holdfast.quiver.segments import manifest
-from holdfast.quiver.segments.catalog import Catalog
 from holdfast.quiver.segments.data_file import DAMAGE_ERRORS
-from holdfast.quiver.segments.rivals import choices
-from holdfast.quiver.segments.segment import Segment
+from holdfast.quiver.segments.segment import Catalog, Segment, choices
 from holdfast.seam import Seam
 from holdfast.seam.disk import remove_tree
 from holdfast.seam.randomness import random_uuid

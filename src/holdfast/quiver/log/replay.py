@@ -14,25 +14,120 @@ Transactions. Staged bundles count only with the COMMIT behind them, and only al
 one exception: if a hole that is damage swallowed the COMMIT or some of the bundles, what is sound
 is kept, because all of it had been acknowledged. That is so only next to the hole, and only for
 frames that were synced: a transaction torn later in the same file was not.
+
+A file is read piece by piece, into one buffer of bounded size (`FileWindow`). What the disk cannot
+read is zeros there, which no checksum takes for a frame, and is noted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import PurePath
 from typing import NamedTuple
 
 from holdfast.quiver.base.bundle import is_readable
-from holdfast.quiver.base.frame import BUNDLE_KINDS, NOTHING, STAGED, Frame, FrameKind, Totals
+from holdfast.quiver.base.frame import (
+    ALIGNMENT_BYTES,
+    BUNDLE_KINDS,
+    HEADER_BYTES,
+    NOTHING,
+    STAGED,
+    Frame,
+    FrameFault,
+    FrameKind,
+    Totals,
+    decode,
+    find_next,
+)
 from holdfast.quiver.base.held_bundle import HeldBundle, OpenFile, Unread, in_memory
 from holdfast.quiver.base.identity import unknown_format
 from holdfast.quiver.log.group import COUNT
 from holdfast.quiver.log.quarantine import Damage
-from holdfast.quiver.log.wal import HEADER_BYTES, Hole, WalHeader, decode_header
-from holdfast.quiver.log.window import FileWindow, is_begun, walk_file
-from holdfast.quiver.segments.catalog import Catalog
+from holdfast.quiver.log.wal import HEADER_BYTES as FILE_HEADER_BYTES
+from holdfast.quiver.log.wal import Hole, WalHeader, decode_header
+from holdfast.quiver.segments.segment import Catalog
 from holdfast.seam.disk import Disk, read_pages
+
+# What is read at once; a larger frame is read as a whole.
+WINDOW_BYTES = 1 << 20
+
+
+class FileWindow:
+    """What is seen of a file at the moment, up to `end`."""
+
+    def __init__(self, file: OpenFile, end: int) -> None:
+        self.file = file
+        self.end = end
+        self.unreadable: list[tuple[int, int]] = []
+        self.base = 0
+        self.view = memoryview(b"")
+        self._buffer = bytearray(min(WINDOW_BYTES, end))
+
+    def show(self, offset: int, size_bytes: int) -> None:
+        """Have a part of the file in view, as far as the file goes."""
+        if self.base <= offset and offset + size_bytes <= self.base + len(self.view):
+            return
+        size_bytes = min(max(WINDOW_BYTES, size_bytes), self.end - offset)
+        if size_bytes > len(self._buffer):
+            self._buffer = bytearray(size_bytes)
+        self.base, self.view = offset, memoryview(self._buffer)[:size_bytes]
+        count, unreadable = self.file.fill(offset, self.view)
+        self.unreadable += unreadable
+        if count < size_bytes:
+            self.view, self.end = self.view[:count], offset + count
+
+    @property
+    def shown_end(self) -> int:
+        """Where the view ends in the file."""
+        return self.base + len(self.view)
+
+    def lacks(self, start: int, end: int) -> bool:
+        """Whether anything between the two cannot be read."""
+        return any(first < end and start < last for first, last in self.unreadable)
+
+
+def walk_file(window: FileWindow, salt: int) -> Iterator[Frame | Hole]:
+    """Yield everything after the header, as `walk` does; payloads are there until the next item."""
+    offset = FILE_HEADER_BYTES
+    while offset < window.end:
+        if offset + HEADER_BYTES > window.shown_end:
+            window.show(offset, HEADER_BYTES)
+        try:
+            frame = decode(window.view, offset - window.base, salt, window.base)
+        except FrameFault as fault:
+            frame_end = offset if fault.frame is None else min(fault.frame.end, window.end)
+            if window.shown_end < frame_end:
+                window.show(offset, frame_end - offset)
+                continue
+            if fault.frame is None:
+                frame_end = _next_header(window, offset + ALIGNMENT_BYTES, salt)
+            yield Hole(offset, frame_end, fault.reason, fault.frame)
+            offset = frame_end
+        else:
+            yield frame
+            offset = frame.end
+
+
+def is_begun(window: FileWindow, header: WalHeader) -> bool:
+    """Whether the creation of a file was finished: all its copies are there, or more is."""
+    end = FILE_HEADER_BYTES + header.copied_bytes
+    if window.end != end:
+        return window.end > end
+    return all(isinstance(item, Frame) for item in walk_file(window, header.salt))
+
+
+def _next_header(window: FileWindow, offset: int, salt: int) -> int:
+    while offset + HEADER_BYTES <= window.end:
+        window.show(offset, HEADER_BYTES)
+        found = find_next(window.view, offset - window.base, salt, window.base)
+        if found is not None:
+            return window.base + found
+        # The first place whose header is not in view as a whole.
+        offset = window.shown_end - HEADER_BYTES
+        offset += ALIGNMENT_BYTES - offset % ALIGNMENT_BYTES
+    return window.end
+
 
 UNREADABLE = "the disk cannot read it"
 
@@ -59,7 +154,7 @@ class WalContent:
 
 def read_wal_file(disk: Disk, path: PurePath) -> WalContent:
     """Return a WAL file by its header; raises what `decode_header` raises."""
-    header = decode_header(read_pages(disk, path, HEADER_BYTES).view)
+    header = decode_header(read_pages(disk, path, FILE_HEADER_BYTES).view)
     return WalContent(disk, path, header, disk.file_bytes(path))
 
 
@@ -76,7 +171,7 @@ class _Place:
     # Which of the items have payloads that are not what their kinds say.
     unlike: set[int]
     number: int = 0
-    start: int = HEADER_BYTES
+    start: int = FILE_HEADER_BYTES
 
     def neighbours(self) -> tuple[Frame | None, Frame | None]:
         """Return what the headers before and after say; no two holes without one are adjacent."""

@@ -32,9 +32,9 @@ from typing import TypeVar
 from holdfast.quiver.base import names
 from holdfast.quiver.base.config import KB, MB
 from holdfast.quiver.base.points import QuiverPoint
-from holdfast.quiver.log.header_block import BLOCK_BYTES
+from holdfast.quiver.log.wal import BLOCK_BYTES
 from holdfast.quiver.segments import manifest
-from holdfast.quiver.segments.catalog import Catalog
+from holdfast.quiver.segments.segment import Catalog
 from holdfast.seam import Seam
 from holdfast.seam.disk import DISK_IS_FULL, entries_of, write_all
 from holdfast.seam.randomness import seeded_randomness

@@ -17,12 +17,11 @@ from pathlib import PurePath
 from holdfast.errors import HoldfastError, Overloaded, StorageFailed
 from holdfast.quiver.base.config import QuiverConfig
 from holdfast.quiver.base.held_bundle import HeldBundle, Unread, in_memory
-from holdfast.quiver.log.buffer import OpenBuffer
 from holdfast.quiver.log.reserve import DiskReserve, ReserveShare
 from holdfast.quiver.log.wal import ClosedWalFiles
+from holdfast.quiver.log.writer_state import OpenBuffer
 from holdfast.quiver.segments.build import SegmentBuilder
-from holdfast.quiver.segments.catalog import Catalog
-from holdfast.quiver.segments.segment import Segment
+from holdfast.quiver.segments.segment import Catalog, Segment
 from holdfast.seam import Seam
 
 # A bundle that is lost, and why.

@@ -4,7 +4,9 @@ Every process start and every handed-over segment begins a new file, so a file i
 after a crash, and it is removed as a whole once its bundles are in segments: there is no cursor to
 keep and nothing to truncate in place.
 
-The header (header_block.py) holds
+The header is stored twice, each copy in a sector of its own with its checksum at its end, in this
+and in all later versions, so that a program can tell a newer header from a damaged one. (Ledger
+files and the reserve begin with such a block, too.) It holds
 
     salt              seeds this file's frames (see frame.py)
     seq_limit         no sequence number from here on is given out while this file is the newest.
@@ -19,7 +21,7 @@ The header (header_block.py) holds
     accepted_before   how many bundles and events the quiver had accepted before this file, without
                       the copies
 
-A file exists once its header and its copies do: until then (window.py) the file before counts as a
+A file exists once its header and its copies do: until then (replay.py) the file before counts as a
 whole. So a file is never written to again once its successor was tried, or a leftover of that try
 would cut off what came later.
 
@@ -37,6 +39,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePath
 
+from xxhash import xxh3_64_intdigest
+
 from holdfast.errors import DiskFull, NotAccepted, StorageFailed
 from holdfast.quiver.base import names
 from holdfast.quiver.base.frame import (
@@ -51,8 +55,55 @@ from holdfast.quiver.base.frame import (
 from holdfast.quiver.base.held_bundle import HeldBundle
 from holdfast.quiver.base.points import QuiverPoint
 from holdfast.quiver.log.group import Framing, Numbered
-from holdfast.quiver.log.header_block import BLOCK_BYTES, decode_block, encode_block
 from holdfast.seam.disk import DISK_IS_FULL, Disk, write_all, write_behind
+
+BLOCK_BYTES = 8192
+
+# What a disk loses at once. (Those that tell of sectors of 512 bytes have larger ones inside.)
+_COPY_BYTES = 4096
+_SUM_OFFSET = _COPY_BYTES - 8
+_LEAD = struct.Struct("<8sHHI")
+_SUM = struct.Struct("<Q")
+
+
+class HeaderFault(Exception):
+    """A file has no sound header."""
+
+
+class NewerVersion(Exception):
+    """A sound header of a version this program does not know."""
+
+
+def encode_block(magic: bytes, version: int, fields: bytes) -> bytes:
+    """Return the first `BLOCK_BYTES` of a file."""
+    content = (_LEAD.pack(magic, version, BLOCK_BYTES, 0) + fields).ljust(_SUM_OFFSET, b"\0")
+    return (content + _SUM.pack(xxh3_64_intdigest(content))) * 2
+
+
+def sound_copies(view: memoryview) -> int:
+    """Return how many of the two copies match their checksums."""
+    copies = (view[:_COPY_BYTES], view[_COPY_BYTES:BLOCK_BYTES])
+    return sum(
+        len(copy) == _COPY_BYTES
+        and _SUM.unpack_from(copy, _SUM_OFFSET)[0] == xxh3_64_intdigest(copy[:_SUM_OFFSET])
+        for copy in copies
+    )
+
+
+def decode_block(view: memoryview, magic: bytes, version: int) -> memoryview:
+    """Return the fields from whichever copy is sound."""
+    if len(view) < BLOCK_BYTES:
+        raise HeaderFault("the file is shorter than its header")
+    for copy in (view[:_COPY_BYTES], view[_COPY_BYTES:BLOCK_BYTES]):
+        (checksum,) = _SUM.unpack_from(copy, _SUM_OFFSET)
+        if bytes(copy[:8]) != magic or xxh3_64_intdigest(copy[:_SUM_OFFSET]) != checksum:
+            continue
+        _, found, _, _ = _LEAD.unpack_from(copy)
+        if found != version:
+            raise NewerVersion(f"version {found}")
+        return copy[_LEAD.size : _SUM_OFFSET]
+    raise HeaderFault("both copies of the header are damaged")
+
 
 HEADER_BYTES = BLOCK_BYTES
 SEQ_BLOCK = 65_536

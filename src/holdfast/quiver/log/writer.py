@@ -37,14 +37,13 @@ from holdfast.quiver.base.config import AckLevel, QuiverConfig
 from holdfast.quiver.base.frame import NOTHING, Totals
 from holdfast.quiver.base.held_bundle import HeldBundle
 from holdfast.quiver.base.points import QuiverPoint
-from holdfast.quiver.log.buffer import OpenBuffer
 from holdfast.quiver.log.group import Numbered, Numbering, last_append, needs_sync, parts
 from holdfast.quiver.log.inbox import Answered, Append, Inbox, Receipt, answer, answer_when_sealed
 from holdfast.quiver.log.reserve import DiskReserve, ReserveShare
 from holdfast.quiver.log.sealer import Sealer
 from holdfast.quiver.log.wakeup import Wakeup
 from holdfast.quiver.log.wal import SEQ_BLOCK, WalFile, WalHeader, new_salt, write_error
-from holdfast.quiver.log.writer_interface import Room, WriterCounters, WriterStart
+from holdfast.quiver.log.writer_state import OpenBuffer, Room, WriterCounters, WriterStart
 from holdfast.seam import Seam
 from holdfast.seam.disk import DISK_IS_FULL
 

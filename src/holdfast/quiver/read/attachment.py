@@ -12,8 +12,7 @@ from typing import Protocol, Self
 from holdfast.errors import Fenced, StorageFailed
 from holdfast.quiver.base.frame import Totals
 from holdfast.quiver.ledger.ledger import Ledger
-from holdfast.quiver.ledger.outcome import Outcome, Position, Resolution
-from holdfast.quiver.ledger.subscriber import Subscriber
+from holdfast.quiver.ledger.subscriber import Outcome, Position, Resolution, Subscriber
 from holdfast.quiver.log.wakeup import Wakeup
 from holdfast.quiver.read.readable_bundles import ReadableBundles
 from holdfast.quiver.segments.segment import BundleRef

@@ -26,7 +26,7 @@ import pyarrow as pa
 from holdfast.errors import BadInput, Damaged, DataLoss, UnknownPosition
 from holdfast.quiver.base.frame import NOTHING, Totals
 from holdfast.quiver.ledger.intervals import IntervalSet
-from holdfast.quiver.ledger.outcome import Outcome, Position
+from holdfast.quiver.ledger.subscriber import Outcome, Position
 from holdfast.quiver.read.attachment import Attachment, ReadableQuiver
 from holdfast.quiver.read.readable_bundles import SEQ_MAX
 from holdfast.quiver.segments.segment import Bundle, BundleRef

@@ -24,8 +24,7 @@ from typing import Literal
 
 from holdfast.errors import BadInput, Damaged, NotAccepted, UnknownPosition
 from holdfast.quiver.base.frame import Totals
-from holdfast.quiver.ledger.outcome import Outcome, Position
-from holdfast.quiver.ledger.subscriber import Subscriber
+from holdfast.quiver.ledger.subscriber import Outcome, Position, Subscriber
 from holdfast.quiver.read.attachment import Attachment, ReadableQuiver
 from holdfast.quiver.segments.segment import Bundle, BundleRef
 

@@ -17,8 +17,14 @@ from holdfast.quiver.base.held_bundle import HeldBundle
 from holdfast.quiver.ledger.subscriber import Subscriber
 from holdfast.quiver.log.sealer import Sealer
 from holdfast.quiver.log.writer import Writer
-from holdfast.quiver.segments.catalog import Catalog
-from holdfast.quiver.segments.segment import Bundle, BundleRef, Segment, SegmentIndex, held_bundle
+from holdfast.quiver.segments.segment import (
+    Bundle,
+    BundleRef,
+    Catalog,
+    Segment,
+    SegmentIndex,
+    held_bundle,
+)
 
 SEQ_MAX = 2**63 - 1
 # Bundle tables kept as Python lists; one is some MB for a segment of tiny bundles.

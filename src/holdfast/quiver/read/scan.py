@@ -19,15 +19,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from holdfast.errors import BadInput, Damaged
-from holdfast.quiver.base.arrow_types import can_be_filtered, has_dictionary
+from holdfast.quiver.base.arrow import can_be_filtered, has_dictionary, plain_type
 from holdfast.quiver.base.bundle import one_batch, read_stream
-from holdfast.quiver.base.dictionaries import plain_type
 from holdfast.quiver.base.envelope import TIME_TYPE
-from holdfast.quiver.ledger.outcome import Position
+from holdfast.quiver.ledger.subscriber import Position
 from holdfast.quiver.segments.data_file import DataFile
-from holdfast.quiver.segments.rows import ARROW, OPAQUE, RAW_FIELDS
+from holdfast.quiver.segments.manifest import ARROW, OPAQUE
+from holdfast.quiver.segments.rows import RAW_FIELDS, GroupTable
 from holdfast.quiver.segments.segment import Segment
-from holdfast.quiver.segments.table import GroupTable
 
 OnDamage = Literal["fail", "skip"]
 # Whether a segment that cannot be read was removed, by whoever keeps them.

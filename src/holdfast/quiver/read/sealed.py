@@ -18,7 +18,7 @@ import pyarrow as pa
 from holdfast.errors import BadInput, Damaged, UnknownPosition, WrongQuiver
 from holdfast.quiver.base import names
 from holdfast.quiver.base.identity import identity_or_none
-from holdfast.quiver.ledger.outcome import Position
+from holdfast.quiver.ledger.subscriber import Position
 from holdfast.quiver.read.scan import OnDamage, Span, TimeRange, scan
 from holdfast.quiver.segments import manifest
 from holdfast.quiver.segments.data_file import DAMAGE_ERRORS

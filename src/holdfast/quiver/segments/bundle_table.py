@@ -23,8 +23,7 @@ import pyarrow.compute as pc
 from holdfast.errors import Damaged
 from holdfast.quiver.base.bundle import read_stream
 from holdfast.quiver.base.frame import FrameKind
-from holdfast.quiver.segments.manifest import FileSummary, Summary
-from holdfast.quiver.segments.rows import ARROW, OPAQUE, RAW
+from holdfast.quiver.segments.manifest import ARROW, OPAQUE, RAW, FileSummary, Summary
 
 # All numbers are signed: Spark has no others.
 PLACE_TYPE = pa.struct([("file", pa.int32()), ("first_row", pa.int32()), ("rows", pa.int32())])

@@ -28,6 +28,9 @@ READABLE_VERSIONS = (1, VERSION)
 _SECTOR_BYTES = 4096
 COPIES = 2
 
+# The kinds of data files: rows of one schema, raw events, and what could not be stored as either.
+ARROW, RAW, OPAQUE = "arrow", "raw", "opaque"
+
 _Record = TypeVar("_Record")
 
 

@@ -1,12 +1,19 @@
-"""A sealed segment: its summary, and reads that check what they touch (data_file.py).
+"""A sealed segment, and the catalog of all of them, in the order of their seqs.
 
-Opening a segment reads nothing but the summary.
+Opening a segment reads nothing but the summary; reads check what they touch (data_file.py).
+
+**Rivals** are segments that hold the same range of seqs, of which only one may be read. A seal
+whose last step failed and could not be taken back leaves one, and so does moving a repaired segment
+back beside the one that was made in its place. The one that holds most is kept. The others are mere
+copies only if every byte of the kept one proves sound.
 """
 
 from __future__ import annotations
 
+import bisect
 import logging
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import PurePath
@@ -21,9 +28,15 @@ from holdfast.quiver.base.bundle import decode_arrow, one_batch, read_stream
 from holdfast.quiver.base.frame import NO_WATERMARK, FrameKind
 from holdfast.quiver.base.held_bundle import HeldBundle
 from holdfast.quiver.segments.bundle_table import BUNDLE_SCHEMA, rebuild
-from holdfast.quiver.segments.data_file import DAMAGE_ERRORS, DataFile, MappedFile, unreadable
-from holdfast.quiver.segments.manifest import FileSummary, Summary
-from holdfast.quiver.segments.rows import ARROW, OPAQUE, group_bundles, group_table
+from holdfast.quiver.segments.data_file import (
+    DAMAGE_ERRORS,
+    BatchCache,
+    DataFile,
+    MappedFile,
+    unreadable,
+)
+from holdfast.quiver.segments.manifest import ARROW, OPAQUE, FileSummary, Summary
+from holdfast.quiver.segments.rows import group_bundles, group_table
 from holdfast.seam.disk import Disk
 
 _BLOCK_BYTES = 4096
@@ -249,3 +262,120 @@ def _damaged_table(path: PurePath) -> Damaged:
         hint="its rows are still served; restore the segment from a copy to have producers again",
         path=str(path),
     )
+
+
+class Catalog:
+    """All sealed segments. Readers take snapshots; only recovery and the sealer change it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._segments: tuple[Segment, ...] = ()
+        self._next_segment_seq = 1
+        # What all segments occupy on disk.
+        self.size_bytes = 0
+        self._cache = BatchCache()
+
+    def snapshot(self) -> tuple[Segment, ...]:
+        """Return all segments, oldest seq first."""
+        return self._segments
+
+    def add(self, segment: Segment) -> None:
+        """Make a durable segment visible; what is read of all of them shares one memory."""
+        for file in segment.files:
+            file.cache = self._cache
+        with self._lock:
+            place = bisect.bisect_right(
+                self._segments, segment.summary.first_seq, key=lambda s: s.summary.first_seq
+            )
+            self._segments = (*self._segments[:place], segment, *self._segments[place:])
+            self._next_segment_seq = max(self._next_segment_seq, segment.summary.segment_seq + 1)
+            self.size_bytes += segment.disk_bytes
+
+    def remove(self, segment: Segment) -> None:
+        """Make a segment invisible that is about to go."""
+        with self._lock:
+            self._segments = tuple(s for s in self._segments if s is not segment)
+            self.size_bytes -= segment.disk_bytes
+
+    def reserve(self, segment_seq: int) -> None:
+        """Never give out this number, or a lower one, again (a damaged segment had it)."""
+        with self._lock:
+            self._next_segment_seq = max(self._next_segment_seq, segment_seq + 1)
+
+    def next_segment_seq(self) -> int:
+        """Return the number for the next segment; a failed seal leaves a gap."""
+        with self._lock:
+            self._next_segment_seq += 1
+            return self._next_segment_seq - 1
+
+    def find(self, seq: int) -> Segment | None:
+        """Return the segment whose range holds `seq`."""
+        segments = self._segments
+        if not segments or seq > segments[-1].summary.last_seq:
+            return None  # as for nearly every bundle that recovery asks about
+        place = bisect.bisect_right(segments, seq, key=lambda s: s.summary.first_seq) - 1
+        if place >= 0 and segments[place].summary.last_seq >= seq:
+            return segments[place]
+        return None
+
+    def covers(self, seq: int) -> bool:
+        """Whether the bundle with this seq, if it was ever accepted, is in a segment."""
+        return self.find(seq) is not None
+
+
+class Choice(NamedTuple):
+    """Which of some rivals to read, and what to do with the others."""
+
+    kept: Segment
+    # Nothing is lost with these.
+    copies: list[Segment]
+    # Something may be in these that is nowhere else.
+    doubtful: list[Segment]
+
+
+def choices(segments: Iterable[Segment]) -> Iterator[Choice]:
+    """Yield one choice for each range of seqs, in the order in which they first come."""
+    ranges: dict[tuple[int, int], list[Segment]] = {}
+    for segment in segments:
+        summary = segment.summary
+        ranges.setdefault((summary.first_seq, summary.last_seq), []).append(segment)
+    return (_choose(rivals) for rivals in ranges.values())
+
+
+def _choose(rivals: Sequence[Segment]) -> Choice:
+    if len(rivals) == 1:
+        return Choice(rivals[0], [], [])
+    unreadable = {segment.path: _unreadable_parts(segment) for segment in rivals}
+    kept = max(rivals, key=lambda s: (-unreadable[s.path], s.summary.events, s.summary.bundles))
+    copies: list[Segment] = []
+    doubtful: list[Segment] = []
+    for other in rivals:
+        if other is not kept:
+            sure = not unreadable[kept.path] and _holds(other) == _holds(kept)
+            (copies if sure else doubtful).append(other)
+    return Choice(kept, copies, doubtful)
+
+
+def _holds(segment: Segment) -> tuple[object, ...]:
+    summary = segment.summary
+    return summary.quiver_id, summary.bundles, summary.events, summary.payload_bytes
+
+
+def _unreadable_parts(segment: Segment) -> int:
+    """Return how many record batches, beginnings and ends of files, and tables are damaged."""
+    damaged = 0
+    for file in segment.files:
+        for place in range(len(file.summary.batches)):
+            try:
+                file.batch(place)
+            except Damaged:
+                damaged += 1
+        try:
+            file.check_frame()
+        except Damaged:
+            damaged += 1
+    try:
+        segment.stored_table()
+    except Damaged:
+        damaged += 1
+    return damaged

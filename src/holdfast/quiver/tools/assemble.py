@@ -14,17 +14,24 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import PurePath
 
 from xxhash import xxh3_64
 
 from holdfast.errors import BadInput, Damaged, DiskFull, StorageFailed
 from holdfast.quiver.base import names
-from holdfast.quiver.base.backup_marker import VERSION, BackupMarker, CopiedFile, write_marker
 from holdfast.quiver.base.config import AckLevel
 from holdfast.quiver.base.frame import NO_WATERMARK, NOTHING, Totals
 from holdfast.quiver.base.held_bundle import HeldBundle
-from holdfast.quiver.base.identity import QuiverIdentity, write_identity
+from holdfast.quiver.base.identity import (
+    MARKER_VERSION,
+    BackupMarker,
+    CopiedFile,
+    QuiverIdentity,
+    write_identity,
+    write_marker,
+)
 from holdfast.quiver.base.points import ToolPoint
 from holdfast.quiver.engine.engine import make_folders
 from holdfast.quiver.ledger.ledger import LedgerState
@@ -40,6 +47,8 @@ OnRead = Callable[[int], None]
 _WAL_FILE_BYTES = 64 * 1024 * 1024
 # Bundles are written in groups of this size: one write each would be slow for tiny ones.
 _GROUP_BYTES = 4 * 1024 * 1024
+# Added to every generation at a restore: more often has nobody attached to the original since.
+GENERATION_STEP = 1 << 20
 
 
 @contextmanager
@@ -102,7 +111,7 @@ class Assembly:
             make_folders(self._disk, root, folders)
 
     def _marker(self, *, complete: bool) -> BackupMarker:
-        return BackupMarker(VERSION, complete, self.identity.quiver_id, self._now_ns)
+        return BackupMarker(MARKER_VERSION, complete, self.identity.quiver_id, self._now_ns)
 
     # ------------------------------------------------------------------ copying
 
@@ -220,7 +229,7 @@ class Assembly:
             self._note(PurePath(names.FORMAT))
             if backup is not None:
                 marker = BackupMarker(
-                    VERSION,
+                    MARKER_VERSION,
                     True,
                     self.identity.quiver_id,
                     self._now_ns,
@@ -235,3 +244,15 @@ class Assembly:
 
 # Stands for the append of a bundle that was accepted long ago.
 _SALVAGED = Append([], AckLevel.FSYNCED, None, 0, NO_WATERMARK)
+
+
+def fenced(state: LedgerState, now_ns: int) -> LedgerState:
+    """Return a ledger's state for another quiver: nobody who was attached may go on."""
+    generation = state.last_generation + GENERATION_STEP
+    subscribers = {
+        name: replace(
+            subscriber, generation=generation, absent_since_ns=now_ns, absent_s=0.0, pins=[]
+        )
+        for name, subscriber in state.subscribers.items()
+    }
+    return replace(state, subscribers=subscribers, last_generation=generation)

@@ -21,25 +21,22 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any
 
 from holdfast.errors import CannotOpen, Damaged, HoldfastError, Overloaded
 from holdfast.quiver.base import names
-from holdfast.quiver.base.backup_marker import CopiedFile, read_marker, refuse_backup
 from holdfast.quiver.base.frame import Totals
-from holdfast.quiver.base.identity import QuiverIdentity
+from holdfast.quiver.base.identity import CopiedFile, QuiverIdentity, read_marker, refuse_backup
 from holdfast.quiver.ledger.ledger import LedgerState
 from holdfast.quiver.ledger.log import read_ledger_file
 from holdfast.quiver.ledger.recovery import recover_ledger
 from holdfast.quiver.log.wal import SEQ_BLOCK
 from holdfast.quiver.segments.segment import Segment
-from holdfast.quiver.tools.assemble import Assembly, OnRead, check_apart, hash_file
-from holdfast.quiver.tools.changes import ask_owner, balances
-from holdfast.quiver.tools.findings import QuiverFinding
-from holdfast.quiver.tools.inspect import Inventory, inspect, require_quiver
-from holdfast.quiver.tools.offline import directory_lock, require_identity
+from holdfast.quiver.tools.assemble import Assembly, OnRead, check_apart, fenced, hash_file
+from holdfast.quiver.tools.changes import ask_owner, balances, directory_lock, require_identity
+from holdfast.quiver.tools.inspect import Inventory, QuiverFinding, inspect, require_quiver
 from holdfast.quiver.tools.scrub import scrub
 from holdfast.seam import Seam
 from holdfast.seam.disk import Disk
@@ -49,8 +46,6 @@ from holdfast.seam.randomness import random_uuid
 HOLD_S = 60
 # How often a copy begins again because the owner had to delete what was being copied.
 ATTEMPTS_MAX = 5
-# Added to every generation at a restore: more often has nobody attached to the original since.
-GENERATION_STEP = 1 << 20
 
 
 @dataclass
@@ -257,18 +252,6 @@ def restore(seam: Seam, source: PurePath, target: PurePath, on_read: OnRead) -> 
     assembly.write_ledger(fenced(inventory.ledger.state, seam.clock.wall_ns()), number)
     assembly.finish(None)
     return _describe(seam, assembly, _stored(inventory, inventory.ledger.state))
-
-
-def fenced(state: LedgerState, now_ns: int) -> LedgerState:
-    """Return a ledger's state for another quiver: nobody who was attached may go on."""
-    generation = state.last_generation + GENERATION_STEP
-    subscribers = {
-        name: replace(
-            subscriber, generation=generation, absent_since_ns=now_ns, absent_s=0.0, pins=[]
-        )
-        for name, subscriber in state.subscribers.items()
-    }
-    return replace(state, subscribers=subscribers, last_generation=generation)
 
 
 def _verify(

@@ -15,13 +15,20 @@ from typing import Any
 
 from holdfast.errors import Damaged
 from holdfast.quiver.base import names
-from holdfast.quiver.base.backup_marker import read_marker
-from holdfast.quiver.log.quarantine import Damage
+from holdfast.quiver.base.identity import read_marker
 from holdfast.quiver.log.wal import HEADER_BYTES
 from holdfast.quiver.segments.segment import Segment
 from holdfast.quiver.tools.changes import ask_owner, balances
-from holdfast.quiver.tools.findings import QuiverFinding, Report, Severity
-from holdfast.quiver.tools.inspect import Inventory, inspect
+from holdfast.quiver.tools.inspect import (
+    Inventory,
+    QuiverFinding,
+    Report,
+    Severity,
+    format_findings,
+    inspect,
+    seqs_of,
+    wal_damage_findings,
+)
 from holdfast.seam import Seam
 from holdfast.seam.disk import DirEntry, Disk, entries_of
 
@@ -58,25 +65,6 @@ def fsck(seam: Seam, root: PurePath) -> Report:
     )
     report.findings.sort(key=lambda finding: list(Severity).index(finding.severity))
     return report
-
-
-def format_findings(inventory: Inventory) -> Iterator[QuiverFinding]:
-    """Yield what is wrong with FORMAT."""
-    if inventory.identity is None:
-        act = "the next start writes it again from the write-ahead log, if that agrees on an id"
-        yield QuiverFinding(Severity.ERROR, names.FORMAT, "it is missing or damaged", act)
-
-
-def wal_damage_findings(inventory: Inventory) -> Iterator[QuiverFinding]:
-    """Yield the damaged parts of WAL files, with what they cost."""
-    for damage in inventory.wal_damages:
-        where = f"{names.WAL_DIR}/{damage.source} at byte {damage.offset}"
-        lost = f"{damage.bundles} bundles, {damage.events} events are lost"
-        if damage.bundles is None:
-            lost = "bundles whose number is not known may be lost"
-        what = f"{damage.reason}: {lost}"
-        act = "the next start sets the bytes aside and records the loss; restore from a backup"
-        yield QuiverFinding(Severity.ERROR, where, what, act, _seqs(damage))
 
 
 def _check_balances(
@@ -339,11 +327,4 @@ class _FsckChecks:
                 what += f" ({damage.bundles} bundles, {damage.events} events)"
             where = f"{names.QUARANTINE_DIR}/ {damage.source}"
             act = f"{_SALVAGE}; remove it when you are done"
-            yield QuiverFinding(Severity.WARNING, where, what, act, _seqs(damage))
-
-
-def _seqs(damage: Damage) -> tuple[tuple[int, int], ...]:
-    if damage.first_seq is None:
-        return ()
-    last_seq = damage.first_seq if damage.last_seq is None else damage.last_seq
-    return ((damage.first_seq, last_seq),)
+            yield QuiverFinding(Severity.WARNING, where, what, act, seqs_of(damage))

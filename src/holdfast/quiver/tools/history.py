@@ -14,8 +14,8 @@ from holdfast.quiver.ledger.log import (
     decode_resolutions,
     read_ledger_file,
 )
-from holdfast.quiver.ledger.outcome import Outcome, Resolution
-from holdfast.quiver.log.header_block import HeaderFault, NewerVersion
+from holdfast.quiver.ledger.subscriber import Outcome, Resolution
+from holdfast.quiver.log.wal import HeaderFault, NewerVersion
 from holdfast.quiver.tools.inspect import Inventory
 from holdfast.seam.disk import Disk
 

@@ -7,31 +7,80 @@ err go through the owner.
 Beside a running owner the order matters. The ledger comes first: what is resolved a moment later is
 then seen as pending, not as resolved without ever having been accepted. The WAL comes before the
 segments: a bundle sealed in between is then seen twice and skipped once.
+
+What is not as it should be is a `QuiverFinding`: how bad it is, where, what, and what to do next.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import PurePath
+from typing import NamedTuple
 
 from holdfast.errors import CannotOpen, Overloaded
 from holdfast.quiver.base import names
 from holdfast.quiver.base.frame import Totals
 from holdfast.quiver.base.held_bundle import HeldBundle
-from holdfast.quiver.base.identity import QuiverIdentity, identity_or_none
+from holdfast.quiver.base.identity import QuiverIdentity, check_machine, identity_or_none
 from holdfast.quiver.engine.balance import with_known_start
 from holdfast.quiver.ledger.ledger import LedgerState
 from holdfast.quiver.ledger.recovery import RecoveredLedger, recover_ledger
-from holdfast.quiver.log.byte_order import check_machine
-from holdfast.quiver.log.header_block import HeaderFault, NewerVersion
 from holdfast.quiver.log.quarantine import Damage, Quarantine
 from holdfast.quiver.log.replay import Replay, WalContent, read_wal_file
-from holdfast.quiver.log.wal import SEQ_BLOCK
+from holdfast.quiver.log.wal import SEQ_BLOCK, HeaderFault, NewerVersion
 from holdfast.quiver.segments import manifest
-from holdfast.quiver.segments.catalog import Catalog
-from holdfast.quiver.segments.rivals import choices
-from holdfast.quiver.segments.segment import Segment
+from holdfast.quiver.segments.segment import Catalog, Segment, choices
 from holdfast.seam.disk import Disk, entries_of
+
+
+class Severity(StrEnum):
+    """How bad a finding is."""
+
+    # Something is lost, or will be if nobody acts.
+    ERROR = "error"
+    # Nothing is lost, and somebody should look.
+    WARNING = "warning"
+    # As it should be after a crash, and mended by itself.
+    NOTE = "note"
+
+
+class QuiverFinding(NamedTuple):
+    """One thing that is not as it should be."""
+
+    severity: Severity
+    where: str
+    what: str
+    next: str
+    # Ranges of seqs, both ends included, that it concerns; not all of them need exist.
+    seqs: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass
+class Report:
+    """What was checked, and what was found."""
+
+    findings: list[QuiverFinding] = field(default_factory=list)
+    files: int = 0
+    size_bytes: int = 0
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is lost or about to be."""
+        return not any(finding.severity is Severity.ERROR for finding in self.findings)
+
+
+def as_ranges(seqs: Iterable[int]) -> tuple[tuple[int, int], ...]:
+    """Return numbers as ranges, both ends included."""
+    ranges: list[tuple[int, int]] = []
+    for seq in sorted(seqs):
+        if ranges and ranges[-1][1] + 1 == seq:
+            ranges[-1] = (ranges[-1][0], seq)
+        else:
+            ranges.append((seq, seq))
+    return tuple(ranges)
+
 
 # How often files may vanish while they are listed, before that is taken for an error.
 _LISTINGS_MAX = 100
@@ -233,3 +282,29 @@ def _read_wal(disk: Disk, directory: PurePath) -> tuple[list[WalContent], list[W
             fault = str(error)
         files.append(WalFileInfo(entry.name, entry.size_bytes, fault))
     return sorted(contents, key=lambda content: content.header.number), files
+
+
+def format_findings(inventory: Inventory) -> Iterator[QuiverFinding]:
+    """Yield what is wrong with FORMAT."""
+    if inventory.identity is None:
+        act = "the next start writes it again from the write-ahead log, if that agrees on an id"
+        yield QuiverFinding(Severity.ERROR, names.FORMAT, "it is missing or damaged", act)
+
+
+def wal_damage_findings(inventory: Inventory) -> Iterator[QuiverFinding]:
+    """Yield the damaged parts of WAL files, with what they cost."""
+    for damage in inventory.wal_damages:
+        where = f"{names.WAL_DIR}/{damage.source} at byte {damage.offset}"
+        lost = f"{damage.bundles} bundles, {damage.events} events are lost"
+        if damage.bundles is None:
+            lost = "bundles whose number is not known may be lost"
+        what = f"{damage.reason}: {lost}"
+        act = "the next start sets the bytes aside and records the loss; restore from a backup"
+        yield QuiverFinding(Severity.ERROR, where, what, act, seqs_of(damage))
+
+
+def seqs_of(damage: Damage) -> tuple[tuple[int, int], ...]:
+    if damage.first_seq is None:
+        return ()
+    last_seq = damage.first_seq if damage.last_seq is None else damage.last_seq
+    return ((damage.first_seq, last_seq),)

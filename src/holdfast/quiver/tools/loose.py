@@ -39,8 +39,16 @@ from holdfast.quiver.log.wal import WalHeader
 from holdfast.quiver.read.scan import ENVELOPE_SCHEMA
 from holdfast.quiver.segments.bundle_table import BUNDLE_SCHEMA
 from holdfast.quiver.segments.data_file import DataFile
-from holdfast.quiver.segments.manifest import VERSION, BatchSummary, FileSummary, Summary
-from holdfast.quiver.segments.rows import ARROW, OPAQUE, RAW, RAW_FIELDS
+from holdfast.quiver.segments.manifest import (
+    ARROW,
+    OPAQUE,
+    RAW,
+    VERSION,
+    BatchSummary,
+    FileSummary,
+    Summary,
+)
+from holdfast.quiver.segments.rows import RAW_FIELDS
 from holdfast.quiver.segments.segment import Segment
 from holdfast.seam.disk import Disk, Pages, read_pages
 

@@ -26,18 +26,14 @@ from holdfast.quiver.base.frame import BODY_BYTES_MAX, NO_WATERMARK, NOTHING, Fr
 from holdfast.quiver.base.held_bundle import HeldBundle
 from holdfast.quiver.base.identity import QuiverIdentity
 from holdfast.quiver.ledger.ledger import LedgerState
-from holdfast.quiver.log.header_block import HeaderFault, NewerVersion
 from holdfast.quiver.log.replay import Replay, WalContent, read_wal_file
-from holdfast.quiver.log.wal import HEADER_BYTES, SEQ_BLOCK
+from holdfast.quiver.log.wal import HEADER_BYTES, SEQ_BLOCK, HeaderFault, NewerVersion
 from holdfast.quiver.segments import manifest
-from holdfast.quiver.segments.catalog import Catalog
-from holdfast.quiver.segments.segment import Bundle, Segment
-from holdfast.quiver.tools.assemble import Assembly, OnRead, check_apart
-from holdfast.quiver.tools.backup import fenced
-from holdfast.quiver.tools.findings import QuiverFinding, Severity
-from holdfast.quiver.tools.inspect import inspect
+from holdfast.quiver.segments.segment import Bundle, Catalog, Segment
+from holdfast.quiver.tools.assemble import Assembly, OnRead, check_apart, fenced
+from holdfast.quiver.tools.changes import readable_of
+from holdfast.quiver.tools.inspect import QuiverFinding, Severity, inspect
 from holdfast.quiver.tools.loose import LooseSegment, headless_content
-from holdfast.quiver.tools.offline import readable_of
 from holdfast.seam import Seam
 from holdfast.seam.disk import DirEntry, Disk, entries_of, read_pages
 from holdfast.seam.randomness import random_uuid

@@ -14,14 +14,20 @@ from holdfast.errors import Damaged
 from holdfast.quiver.base import names
 from holdfast.quiver.base.frame import Frame
 from holdfast.quiver.ledger.log import read_ledger_file
-from holdfast.quiver.log.header_block import HeaderFault, NewerVersion, sound_copies
-from holdfast.quiver.log.wal import HEADER_BYTES
+from holdfast.quiver.log.wal import HEADER_BYTES, HeaderFault, NewerVersion, sound_copies
 from holdfast.quiver.segments import manifest
 from holdfast.quiver.segments.data_file import DataFile
 from holdfast.quiver.segments.segment import Segment
-from holdfast.quiver.tools.findings import QuiverFinding, Report, Severity, as_ranges
-from holdfast.quiver.tools.fsck import format_findings, wal_damage_findings
-from holdfast.quiver.tools.inspect import Inventory, inspect
+from holdfast.quiver.tools.inspect import (
+    Inventory,
+    QuiverFinding,
+    Report,
+    Severity,
+    as_ranges,
+    format_findings,
+    inspect,
+    wal_damage_findings,
+)
 from holdfast.seam.disk import Disk, entries_of, read_pages
 
 _RESTORE = "readers get it recorded as damaged; restore it from a backup before they come to it"

@@ -9,7 +9,7 @@ from itertools import pairwise
 import orjson
 import pyarrow as pa
 
-from holdfast.quiver.base.columns import numbers, texts
+from holdfast.quiver.base.arrow import numbers, texts
 from holdfast.signals.openlineage.names import event_time, job_name, run_id
 
 _FIELDS = pa.schema(

@@ -14,8 +14,8 @@ from holdfast.errors import Damaged
 from holdfast.operate.cli.consoles import stderr
 from holdfast.operate.cli.output import json_option, print_json, print_table, size
 from holdfast.operate.cli.quiver.options import directory_argument
-from holdfast.quiver.tools.findings import QuiverFinding, Report
 from holdfast.quiver.tools.fsck import fsck
+from holdfast.quiver.tools.inspect import QuiverFinding, Report
 from holdfast.quiver.tools.scrub import scrub, total_bytes
 from holdfast.seam import Seam
 

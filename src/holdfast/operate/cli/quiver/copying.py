@@ -19,7 +19,7 @@ from holdfast.operate.cli.quiver.options import (
     target_argument,
 )
 from holdfast.quiver.tools.backup import Copied, backup, restore
-from holdfast.quiver.tools.findings import QuiverFinding, Severity
+from holdfast.quiver.tools.inspect import QuiverFinding, Severity
 from holdfast.quiver.tools.salvage import salvage
 from holdfast.quiver.tools.scrub import total_bytes
 from holdfast.seam import Seam

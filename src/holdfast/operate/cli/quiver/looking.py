@@ -23,8 +23,8 @@ from holdfast.quiver.base import names
 from holdfast.quiver.base.config import AGE_MAX_S, WAIT_MAX_S
 from holdfast.quiver.cores import core_ids
 from holdfast.quiver.read.scan import TimeRange, scan
+from holdfast.quiver.segments.rows import TableMaker
 from holdfast.quiver.segments.segment import Segment
-from holdfast.quiver.segments.table import TableMaker
 from holdfast.quiver.tools.changes import ask_owner, balances
 from holdfast.quiver.tools.inspect import Inventory, inspect
 from holdfast.seam import Seam
