@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from holdfast.operate.cli import cli, cmd_tap
+from holdfast.operate.cli import cli, cmd_destination
 from holdfast.quiver import Quiver
 
 # Clears the screen; and the same by a character that JSON lets through as it is.
@@ -21,7 +21,7 @@ def test_a_tap_shows_no_orders_to_the_terminal(monkeypatch: pytest.MonkeyPatch) 
     def ask(where: Path, verb: str, **fields: Any) -> dict[str, Any]:
         return {"next": 1, "events": [{**event, "payload": f"job {ORDERS}"}]}
 
-    monkeypatch.setattr(cmd_tap, "ask_gateway", ask)
+    monkeypatch.setattr(cmd_destination, "ask_gateway", ask)
     shown = CliRunner().invoke(cli, ["tap", "out", ".", "--limit", "1"], catch_exceptions=False)
     assert "job \\u001b[2J \\u009b2J" in shown.output
 

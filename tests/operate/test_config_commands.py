@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 from holdfast.errors import BadConfig, BadInput
 from holdfast.graph.registry import COMPONENTS
 from holdfast.operate.cli import cli
-from holdfast.operate.cli.gateway_options import data_directory
+from holdfast.operate.cli.base.target import data_directory
 
 EXAMPLE = str(Path(__file__).parents[2] / "examples" / "openlineage.yaml")
 

@@ -8,7 +8,7 @@ from pathlib import PurePath
 
 import click
 
-from holdfast.operate.cli.output import (
+from holdfast.operate.cli.base.output import (
     json_option,
     moment,
     print_json,
@@ -16,7 +16,7 @@ from holdfast.operate.cli.output import (
     printable,
     size,
 )
-from holdfast.operate.cli.quiver.options import Directory, NamedQuiver, dead_letters_at, quivers_at
+from holdfast.operate.cli.base.target import Directory, NamedQuiver, dead_letters_at, quivers_at
 from holdfast.quiver.tools.explain import BundleExplanation, Fate, Match, explain, search
 from holdfast.quiver.tools.inspect import Inventory, inspect
 from holdfast.seam import Seam

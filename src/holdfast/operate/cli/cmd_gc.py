@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from holdfast.errors import BadConfig, BadInput
-from holdfast.operate.cli.files.place import ChosenStore, leftover_rows, place_options
-from holdfast.operate.cli.groups import CommandGroup
-from holdfast.operate.cli.output import (
+from holdfast.operate.cli.base.groups import CommandGroup
+from holdfast.operate.cli.base.output import (
     Command,
     json_option,
+    leftover_rows,
     moment,
     print_json,
     print_table,
@@ -25,6 +25,7 @@ from holdfast.operate.cli.output import (
     short_hash,
     size,
 )
+from holdfast.operate.cli.base.work import ChosenStore, place_options
 
 if TYPE_CHECKING:
     from holdfast.store.gc.collector import Collector

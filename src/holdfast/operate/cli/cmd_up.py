@@ -12,9 +12,8 @@ import click
 from holdfast.errors import BadConfig
 from holdfast.graph.environment import caps_beyond_disks, missing_in_environment
 from holdfast.graph.loader import Loaded, load
-from holdfast.operate.cli import finding_line
-from holdfast.operate.cli.gateway_options import config_argument
-from holdfast.operate.cli.output import json_option
+from holdfast.operate.cli.base.output import finding_line, json_option
+from holdfast.operate.cli.base.target import config_argument
 
 # When all is stopped: how long a user's own coroutines may take to end.
 LAST_WAIT_S = 3.0

@@ -14,9 +14,15 @@ import click
 import pyarrow as pa
 
 from holdfast.errors import BadInput, CannotOpen, Damaged, Overloaded
-from holdfast.operate.cli.output import json_option, moment, print_json, print_table, size
-from holdfast.operate.cli.quiver.options import directory_argument, parquet_option, time_option
-from holdfast.operate.cli.quiver.parquet import write_parquet
+from holdfast.operate.cli.base.output import (
+    json_option,
+    moment,
+    print_json,
+    print_table,
+    size,
+    write_parquet,
+)
+from holdfast.operate.cli.base.target import directory_argument, parquet_option, time_option
 from holdfast.operate.metrics import records, render
 from holdfast.quiver import LedgerConfig, Quiver, QuiverConfig, RetentionConfig, Statistics
 from holdfast.quiver.base import names

@@ -1,10 +1,11 @@
-"""How commands are grouped: in the order of their story, with an example and a guess for each."""
+"""How commands are grouped and completed: in a fixed order, each with an example and a guess."""
 
 from __future__ import annotations
 
 import difflib
 
 import click
+from click.shell_completion import get_completion_class
 
 EXAMPLES = {
     "demo": "demo",
@@ -110,3 +111,19 @@ class CommandGroup(click.Group):
                 guess = " or ".join(repr(name) for name in close)
                 ctx.fail(f"No such command {args[0]!r}. Did you mean {guess}?")
         return super().resolve_command(ctx, args)
+
+
+SHELLS = ("bash", "zsh", "fish")
+
+
+@click.command("completion")
+@click.argument("shell", type=click.Choice(SHELLS))
+@click.pass_context
+def completion_command(ctx: click.Context, shell: str) -> None:
+    """Print a script with which SHELL completes commands and options.
+
+    Write it where your shell looks for completions, or evaluate it in its start-up file.
+    """
+    kind = get_completion_class(shell)
+    assert kind is not None, f"BUG: click does not know {shell}"
+    click.echo(kind(ctx.find_root().command, {}, "holdfast", "_HOLDFAST_COMPLETE").source())

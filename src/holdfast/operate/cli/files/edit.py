@@ -10,17 +10,10 @@ from typing import TYPE_CHECKING
 import click
 
 from holdfast.errors import BadInput
-from holdfast.operate.cli.files.looking import commit_fields
-from holdfast.operate.cli.files.place import (
-    STORED_PATH,
-    ChosenStore,
-    opened_job,
-    opened_parent,
-    place_options,
-)
-from holdfast.operate.cli.files.tags import tag_option
-from holdfast.operate.cli.output import Command, json_option, print_json
-from holdfast.operate.cli.spark import engine_option, spark_session
+from holdfast.operate.cli.base.output import Command, json_option, print_json
+from holdfast.operate.cli.base.work import ChosenStore, engine_option, place_options, spark_session
+from holdfast.operate.cli.files.commits import STORED_PATH, opened_job, opened_parent, tag_option
+from holdfast.operate.cli.files.show import commit_fields
 
 if TYPE_CHECKING:
     from holdfast.store.filesets import Commit, FileSet, FileSetWriter, Layer

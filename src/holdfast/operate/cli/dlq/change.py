@@ -17,18 +17,22 @@ from holdfast.dead_letters.queue import REJECTED_DIR, UNDELIVERED_DIR
 from holdfast.dead_letters.stored import LetterId, LetterSelection, StoredLetter
 from holdfast.deliver.redrive import VERB, replay_request
 from holdfast.errors import BadInput, OwnerGone
-from holdfast.operate.cli.dlq.looking import destination_option, reason_option, store_option
-from holdfast.operate.cli.dlq.place import (
+from holdfast.operate.cli.base.output import counted, json_option, print_json, print_table, size
+from holdfast.operate.cli.base.target import Directory, as_ns, time_option
+from holdfast.operate.cli.dlq.show import (
+    destination_option,
+    echo_verdict,
+    reason_option,
+    store_option,
+)
+from holdfast.operate.cli.dlq.target import (
     STORES,
     DeadLetterTarget,
+    Submitter,
     level_option,
     place_argument,
     worker_option,
 )
-from holdfast.operate.cli.dlq.submission import Submitter
-from holdfast.operate.cli.dlq.telling import echo_verdict
-from holdfast.operate.cli.output import counted, json_option, print_json, print_table, size
-from holdfast.operate.cli.quiver.options import Directory, as_ns, time_option
 from holdfast.quiver import Outcome
 from holdfast.signals.openlineage.validation import Validator
 

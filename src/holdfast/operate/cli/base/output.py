@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+
+from holdfast.errors import BadInput, ConfigFinding
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from rich.console import Console
+
+    from holdfast.store.objects.local import Leftovers
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -50,8 +60,6 @@ def _draw_table(
     from rich.table import Table
     from rich.text import Text
 
-    from holdfast.operate.cli.consoles import stdout
-
     table = Table(title=title, title_justify="left", title_style="bold")
     for name, is_number in zip(columns, numbers, strict=True):
         # A moment that is cut short tells nothing; the text beside it can be broken.
@@ -62,7 +70,7 @@ def _draw_table(
     for row in cells:
         # As Text: what is printed may contain brackets that are no markup.
         table.add_row(*map(Text, row))
-    stdout.print(table)
+    stdout().print(table)
 
 
 def _shown(value: object) -> str:
@@ -104,3 +112,69 @@ def moment(time_ns: int) -> str:
     """Return a time in UTC, to the millisecond."""
     when = datetime.fromtimestamp(time_ns // 1_000_000 / 1000, tz=UTC)
     return when.isoformat(sep=" ", timespec="milliseconds").replace("+00:00", "Z")
+
+
+# In a pipe or a log there is no width to keep to, and the text may be searched for.
+PIPE_COLUMNS = 240
+
+
+@functools.cache
+def stdout() -> Console:
+    """Return standard output as a console; rich is imported here, as that takes 0.1 s."""
+    from rich.console import Console
+
+    console = Console()
+    return console if console.is_terminal else Console(width=PIPE_COLUMNS)
+
+
+@functools.cache
+def stderr() -> Console:
+    """Return standard error as a console."""
+    from rich.console import Console
+
+    return Console(stderr=True)
+
+
+def write_parquet(path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> int:
+    """Write a Parquet file, under a temporary name first; return the number of rows."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    if path.exists():
+        raise BadInput("the file exists", hint="name a new one, or remove it", path=str(path))
+    temporary, rows = path.with_name(path.name + ".tmp"), 0
+    try:
+        with pq.ParquetWriter(temporary, schema) as writer:
+            for batch in batches:
+                writer.write_batch(batch)
+                rows += batch.num_rows
+        temporary.rename(path)
+    except pa.ArrowNotImplementedError as error:
+        raise BadInput(
+            f"Parquet cannot hold a column: {error}", hint="leave it out with --columns"
+        ) from error
+    except OSError as error:
+        raise BadInput(
+            f"the file cannot be written: {error.strerror}",
+            hint="check the folder and the space on its disk",
+            path=str(path),
+        ) from error
+    finally:
+        temporary.unlink(missing_ok=True)
+    return rows
+
+
+def finding_line(found: ConfigFinding) -> str:
+    """Return a finding as compilers write theirs, so that editors can jump to it."""
+    color = "red" if found.severity == "error" else "yellow"
+    where = f"{found.file}:{found.line}:{found.column}: {click.style(found.severity, fg=color)}"
+    return f"{where}: {found.message}" + (f"; {found.hint}" if found.hint else "")
+
+
+def leftover_rows(found: Leftovers) -> list[tuple[str, str]]:
+    """Return what to say of temporary files that killed processes left, if there are any."""
+    told = (
+        ("temporary files removed", found.removed, found.removed_bytes),
+        ("temporary files of others, left alone", found.kept, found.kept_bytes),
+    )
+    return [(what, f"{count:,}, {size(size_bytes)}") for what, count, size_bytes in told if count]

@@ -11,16 +11,19 @@ import click
 
 from holdfast.dataflow.driver.session import start_session
 from holdfast.errors import BadInput
-from holdfast.operate.cli.consoles import stdout
-from holdfast.operate.cli.dataflow.arguments import (
+from holdfast.operate.cli.base.output import json_option, print_json, stdout
+from holdfast.operate.cli.dataflow.run import (
+    conf_option,
+    master_option,
+    progress_table,
+    spark_settings,
+)
+from holdfast.operate.cli.dataflow.show import (
     choose,
     config_argument,
     name_argument,
     state_option,
 )
-from holdfast.operate.cli.dataflow.display import progress_table
-from holdfast.operate.cli.dataflow.running import conf_option, master_option, spark_settings
-from holdfast.operate.cli.output import json_option, print_json
 
 if TYPE_CHECKING:
     from holdfast.dataflow.driver.replay import StoredRange
@@ -104,7 +107,7 @@ def replay_command(
     if as_json:
         print_json({"into": str(into), "queries": [one.to_fields() for one in told]})
     else:
-        stdout.print(progress_table(told))
+        stdout().print(progress_table(told))
 
 
 @click.command("redrive")

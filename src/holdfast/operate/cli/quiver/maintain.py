@@ -1,8 +1,8 @@
-"""`holdfast quiver backup | restore | salvage`: make a copy, or a quiver of one."""
+"""`holdfast quiver fsck | scrub`: is everything as it should be?"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import PurePath
@@ -10,19 +10,73 @@ from pathlib import PurePath
 import click
 
 from holdfast.errors import Damaged
-from holdfast.operate.cli.output import json_option, print_json, print_table, size
-from holdfast.operate.cli.quiver.account import print_balances
-from holdfast.operate.cli.quiver.checking import ThrottledProgress, print_findings
-from holdfast.operate.cli.quiver.options import (
+from holdfast.operate.cli.base.output import json_option, print_json, print_table, size
+from holdfast.operate.cli.base.target import (
     Directory,
     directory_argument,
     target_argument,
 )
+from holdfast.operate.cli.base.work import ThrottledProgress
+from holdfast.operate.cli.quiver.ledger import print_balances
 from holdfast.quiver.tools.backup import Copied, backup, restore
-from holdfast.quiver.tools.inspect import QuiverFinding, Severity
+from holdfast.quiver.tools.fsck import fsck
+from holdfast.quiver.tools.inspect import QuiverFinding, Report, Severity
 from holdfast.quiver.tools.salvage import salvage
-from holdfast.quiver.tools.scrub import total_bytes
+from holdfast.quiver.tools.scrub import scrub, total_bytes
 from holdfast.seam import Seam
+
+
+@click.command("fsck")
+@directory_argument
+@json_option
+def fsck_command(directory: PurePath, as_json: bool) -> int:
+    """Check names, sizes, summaries, logs, accounts. Changes nothing; exits with 65 on errors."""
+    report = fsck(Seam(), directory)
+    return tell_report(report, f"{report.files:,} files and folders checked", as_json=as_json)
+
+
+@click.command("scrub")
+@directory_argument
+@click.option("--max-mb-s", type=click.FloatRange(min=0.001), help="Read at most this many MB/s.")
+@json_option
+def scrub_command(directory: PurePath, max_mb_s: float | None, as_json: bool) -> int:
+    """Compare every byte with its checksum. Changes nothing; exits with 65 on errors."""
+    disk = Seam().disk
+    total = total_bytes(disk, directory) if disk.exists(directory) else 0
+    with ThrottledProgress("scrub", total, max_mb_s=max_mb_s, quiet=as_json) as pace:
+        report = scrub(disk, directory, pace)
+    done = f"{report.files:,} files, {size(report.size_bytes)} read"
+    return tell_report(report, done, as_json=as_json)
+
+
+def tell_report(report: Report, done: str, *, as_json: bool) -> int:
+    """Print what was found; return the exit code."""
+    if as_json:
+        print_json(
+            {
+                "ok": report.ok,
+                "files": report.files,
+                "size_bytes": report.size_bytes,
+                "findings": [finding._asdict() for finding in report.findings],
+            }
+        )
+    else:
+        print_findings(report.findings)
+        click.echo(f"{done}: " + ("sound" if report.ok else "SOMETHING IS LOST, see above"))
+    return 0 if report.ok else Damaged.exit_code
+
+
+def print_findings(findings: Sequence[QuiverFinding]) -> None:
+    """Print findings as a table, if there are any."""
+    if findings:
+        rows = [(f.severity, f.where, f.what, show_ranges(f.seqs), f.next) for f in findings]
+        print_table("found", ("severity", "where", "what", "seqs", "next"), rows)
+
+
+def show_ranges(ranges: Sequence[tuple[int, int]]) -> str:
+    """Return ranges of seqs as people write them."""
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in ranges)
+
 
 rate_option = click.option("--max-mb-s", type=click.FloatRange(min=0.001), help="At most so fast.")
 
