@@ -17,7 +17,7 @@ from tests.quiver.owner import CONFIG, Owner
 from tests.quiver.reading import acknowledge, reject
 
 from holdfast.operate.cli import main
-from holdfast.operate.cli.base.work import ThrottledProgress
+from holdfast.operate.cli.base.work import progress
 from holdfast.operate.cli.quiver.ledger import TABLE_LINES
 from holdfast.quiver import Quiver
 from holdfast.quiver.tools.inspect import Inventory, inspect
@@ -226,8 +226,8 @@ class FakeTime:
 
 def test_the_pace_keeps_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
-    monkeypatch.setattr("holdfast.operate.cli.quiver.maintain.time", FakeTime(slept))
-    with ThrottledProgress("work", 10_000_000, max_mb_s=2.0, quiet=True) as pace:
+    monkeypatch.setattr("holdfast.operate.cli.base.work.time", FakeTime(slept))
+    with progress("work", 10_000_000, max_mb_s=2.0, quiet=True) as pace:
         pace(4_000_000)
         pace(1_000_000)
     assert slept == [2.0, 0.5]

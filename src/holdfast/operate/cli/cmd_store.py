@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import signal
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -26,12 +25,13 @@ from holdfast.operate.cli.base.output import (
     size,
     write_parquet,
 )
+from holdfast.operate.cli.base.target import Target, store_options
 from holdfast.operate.cli.base.work import (
-    ChosenStore,
+    BYTES_PER_MB,
     engine_option,
-    place_options,
     progress,
     spark_session,
+    stop_on_signals,
 )
 
 if TYPE_CHECKING:
@@ -55,11 +55,11 @@ def command() -> None:
 
 
 @command.command("create")
-@place_options
+@store_options
 @json_option
-def create_command(place: ChosenStore, as_json: bool) -> None:
+def create_command(chosen: Target, as_json: bool) -> None:
     """Make a new store, and its database."""
-    with place.create() as store:
+    with chosen.create_store() as store:
         if as_json:
             print_json({"url": store.url, "store_id": store.id})
         else:
@@ -67,11 +67,11 @@ def create_command(place: ChosenStore, as_json: bool) -> None:
 
 
 @command.command("info")
-@place_options
+@store_options
 @json_option
-def info_command(place: ChosenStore, as_json: bool) -> None:
+def info_command(chosen: Target, as_json: bool) -> None:
     """Say what a store holds, by state of its chunks; `files ls` lists its commits."""
-    with place.open() as store:
+    with chosen.open_store() as store:
         found = store.references.statistics()
         chunking = store.chunks.chunking
         fields = {
@@ -102,7 +102,6 @@ def info_command(place: ChosenStore, as_json: bool) -> None:
 
 
 FINDINGS_SHOWN = 200
-BYTES_PER_MB = 1_000_000
 
 _report_option = click.option(
     "--report",
@@ -114,14 +113,14 @@ _repair_option = click.option("--repair", is_flag=True, help="Repair what was fo
 
 
 @command.command("fsck")
-@place_options
+@store_options
 @_repair_option
 @click.option("--scrub", "also_scrub", is_flag=True, help="Read every chunk, too.")
 @engine_option("Where the indexes are read and everything is compared.")
 @_report_option
 @json_option
 def fsck_command(
-    place: ChosenStore,
+    chosen: Target,
     repair: bool,
     also_scrub: bool,
     engine: str,
@@ -137,18 +136,18 @@ def fsck_command(
 
     rebuilt = None
     try:
-        store = place.open()
+        store = chosen.open_store()
     except DatabaseLost:
         if not repair:
             raise
-        rebuilt = _rebuild(place)
+        rebuilt = _rebuild(chosen)
         # A repair ends with a collection, which would take what only a lost index led to.
         repair = not rebuilt.damaged_commits
-        store = place.open()
+        store = chosen.open_store()
     with store:
         damaged = _scrub(store, None, restart=True).findings if also_scrub else []
-        with ENGINES[engine](store) as chosen:
-            result = _run(store, chosen, damaged, repair=repair)
+        with ENGINES[engine](store) as checking:
+            result = _run(store, checking, damaged, repair=repair)
     if also_scrub and not repair:
         result.before.findings += without_known(damaged, result.before.findings)
     left = store.leftovers
@@ -158,14 +157,14 @@ def fsck_command(
 
 
 @command.command("scrub")
-@place_options
+@store_options
 @click.option("--max-mb-s", type=click.FloatRange(min=0.001), help="Read at most this many MB/s.")
 @click.option("--restart", is_flag=True, help="Begin at the first chunk again.")
 @_repair_option
 @_report_option
 @json_option
 def scrub_command(
-    place: ChosenStore,
+    chosen: Target,
     max_mb_s: float | None,
     restart: bool,
     repair: bool,
@@ -177,7 +176,7 @@ def scrub_command(
     An interrupted scrub is resumed. With --repair, damaged chunks are set aside, and come
     back from another stored generation if there is one.
     """
-    with place.open() as store:
+    with chosen.open_store() as store:
         report = _scrub(store, max_mb_s, restart=restart)
         repaired = _repair_damaged(store, report.findings) if repair else None
     fields = {
@@ -200,14 +199,14 @@ def scrub_command(
 
 
 @command.command("rebuild")
-@place_options
+@store_options
 @json_option
-def rebuild_command(place: ChosenStore, as_json: bool) -> int:
+def rebuild_command(chosen: Target, as_json: bool) -> int:
     """Make the database anew from the store's objects, if it is lost, or an old copy.
 
     An old one is set aside, not deleted; one that is up to date is left alone.
     """
-    report = _rebuild(place)
+    report = _rebuild(chosen)
     if as_json:
         print_json(dataclasses.asdict(report))
     else:
@@ -255,8 +254,9 @@ def _scrub(store: Store, max_mb_s: float | None, *, restart: bool) -> ScrubRepor
 
     rate = int(max_mb_s * BYTES_PER_MB) if max_mb_s else None
     settings = FsckSettings(scrub_bytes_per_s=rate)
-    with progress("scrub") as tell, _until_told_to_stop() as stop:
-        return scrub(store, settings=settings, restart=restart, stop=stop, progress=tell)
+    stop = threading.Event()
+    with progress("scrub") as done, stop_on_signals(stop.set):
+        return scrub(store, settings=settings, restart=restart, stop=stop, progress=done)
 
 
 def _repair_damaged(store: Store, findings: Sequence[StoreFinding]) -> RepairReport:
@@ -265,10 +265,10 @@ def _repair_damaged(store: Store, findings: Sequence[StoreFinding]) -> RepairRep
     return Repair(store).execute(plan_repair(findings))
 
 
-def _rebuild(place: ChosenStore) -> RebuildReport:
+def _rebuild(chosen: Target) -> RebuildReport:
     from holdfast.store.fsck.run import rebuild_database
 
-    return rebuild_database(place.url, database=place.database)
+    return rebuild_database(chosen.named, database=chosen.database)
 
 
 def _tell_result(
@@ -419,18 +419,3 @@ def _write_report(
             path=str(folder),
         ) from error
     write_parquet(folder / "findings.parquet", FINDINGS, to_table(findings).to_batches())
-
-
-@contextmanager
-def _until_told_to_stop() -> Iterator[threading.Event]:
-    """Let a signal end a scrub after the chunk at hand: the next one resumes there."""
-    stop = threading.Event()
-    before = {
-        number: signal.signal(number, lambda *_: stop.set())
-        for number in (signal.SIGINT, signal.SIGTERM)
-    }
-    try:
-        yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -135,6 +135,11 @@ def stderr() -> Console:
     return Console(stderr=True)
 
 
+parquet_option: Callable[[Command], Command] = click.option(
+    "--parquet", type=click.Path(path_type=Path), help="Write a Parquet file instead."
+)
+
+
 def write_parquet(path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> int:
     """Write a Parquet file, under a temporary name first; return the number of rows."""
     import pyarrow as pa

@@ -12,6 +12,7 @@ import click
 from holdfast.dataflow.driver.session import start_session
 from holdfast.errors import BadInput
 from holdfast.operate.cli.base.output import json_option, print_json, stdout
+from holdfast.operate.cli.base.target import config_argument
 from holdfast.operate.cli.dataflow.run import (
     conf_option,
     master_option,
@@ -20,7 +21,6 @@ from holdfast.operate.cli.dataflow.run import (
 )
 from holdfast.operate.cli.dataflow.show import (
     choose,
-    config_argument,
     name_argument,
     state_option,
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import signal
 import tempfile
 import threading
 import time
@@ -11,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Protocol
 
 import click
@@ -30,10 +28,11 @@ from holdfast.graph.pipelines import load_pipelines
 from holdfast.graph.substitution import Substitution
 from holdfast.graph.validation import validated
 from holdfast.operate.cli.base.output import json_option, print_json, stdout
+from holdfast.operate.cli.base.target import config_argument
+from holdfast.operate.cli.base.work import stop_on_signals
 from holdfast.operate.cli.dataflow.show import (
     Chosen,
     choose,
-    config_argument,
     name_argument,
     state_option,
 )
@@ -169,7 +168,8 @@ def run_command(
     if once:
         _drain(chosen, master, settings, close=False, as_json=as_json)
         return
-    with _stop_on_signals() as stop, _running(chosen, master, settings) as run:
+    stop = threading.Event()
+    with stop_on_signals(stop.set), _running(chosen, master, settings) as run:
         with (
             Display(as_json) as display,
             exposed(metrics, chosen.name, display),
@@ -195,21 +195,6 @@ def _reporting(config: str, chosen: Chosen) -> Iterator[RunReporter | None]:
         yield RunReporter(settings, sender, chosen.name, chosen.pipeline, chosen.places)
     finally:
         sender.close()
-
-
-@contextlib.contextmanager
-def _stop_on_signals() -> Iterator[threading.Event]:
-    stop = threading.Event()
-
-    def end(number: int, frame: FrameType | None) -> None:
-        stop.set()
-
-    before = {one: signal.signal(one, end) for one in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 @contextlib.contextmanager

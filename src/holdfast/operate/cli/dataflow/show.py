@@ -16,8 +16,8 @@ from holdfast.dataflow.spec import PipelineSettings
 from holdfast.errors import BadConfig, BadInput
 from holdfast.graph.pipelines import LoadedPipelines, ask_for_access, load_pipelines
 from holdfast.operate.cli.base.output import counted, finding_line, json_option, print_json
+from holdfast.operate.cli.base.target import config_argument
 
-config_argument = click.argument("config", type=click.Path(dir_okay=False))
 name_argument = click.argument("name", required=False)
 state_option = click.option(
     "--state-dir",

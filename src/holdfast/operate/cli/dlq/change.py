@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from datetime import datetime
-from pathlib import Path, PurePath
+from pathlib import PurePath
 from typing import Any, BinaryIO, NamedTuple
 
 import click
@@ -18,7 +18,7 @@ from holdfast.dead_letters.stored import LetterId, LetterSelection, StoredLetter
 from holdfast.deliver.redrive import VERB, replay_request
 from holdfast.errors import BadInput, OwnerGone
 from holdfast.operate.cli.base.output import counted, json_option, print_json, print_table, size
-from holdfast.operate.cli.base.target import Directory, as_ns, time_option
+from holdfast.operate.cli.base.target import Directory, Target, as_ns, target_argument, time_option
 from holdfast.operate.cli.dlq.show import (
     destination_option,
     echo_verdict,
@@ -30,7 +30,6 @@ from holdfast.operate.cli.dlq.target import (
     DeadLetterTarget,
     Submitter,
     level_option,
-    place_argument,
     worker_option,
 )
 from holdfast.quiver import Outcome
@@ -47,7 +46,7 @@ quiver_option = click.option(
 
 
 @click.command("fix")
-@place_argument
+@target_argument
 @click.argument("letter")
 @click.option("--file", type=click.File("rb"), help="The corrected event; - is standard input.")
 @click.option("--everywhere", is_flag=True, help="An undelivered event goes to ALL destinations.")
@@ -57,7 +56,7 @@ quiver_option = click.option(
 @worker_option
 @json_option
 def fix_command(  # noqa: PLR0913, PLR0917  (its options)
-    place: Path,
+    target: Target,
     letter: str,
     file: BinaryIO | None,
     everywhere: bool,
@@ -71,18 +70,18 @@ def fix_command(  # noqa: PLR0913, PLR0917  (its options)
 
     Without --file your editor is opened. Nothing is submitted before it is valid.
     """
-    office = DeadLetterTarget.find(place, worker)
-    stored = office.letter(LetterId.parse(letter))
+    queue = DeadLetterTarget.find(target, worker)
+    stored = queue.letter(LetterId.parse(letter))
     if stored.id.store == UNDELIVERED_DIR and not everywhere:
         raise BadInput(
             "as a new event it would go to every destination, also to those that have it",
             hint="say --everywhere if it should, or `holdfast dlq replay` to send it to its own",
         )
-    validator = office.validator(level, stored.letter.origin)
-    with Submitter.to(office, url, quiver, stored.letter.origin) as submitter:
+    validator = queue.validator(level, stored.letter.origin)
+    with Submitter.to(queue, url, quiver, stored.letter.origin) as submitter:
         payload = _edited(stored, validator) if file is None else _checked(file.read(), validator)
         submitter.submit(payload)
-    office.resolve(stored.id.store, [stored.id.seq], Outcome.ACKED, "fixed, submitted anew")
+    queue.resolve(stored.id.store, [stored.id.seq], Outcome.ACKED, "fixed, submitted anew")
     if as_json:
         print_json({"letter": letter, "submitted_to": submitter.target})
     else:
@@ -126,7 +125,7 @@ def _checked(payload: bytes, validator: Validator) -> bytes:
 
 
 @click.command("replay")
-@place_argument
+@target_argument
 @click.argument("letters", nargs=-1)
 @click.option("--rejected", is_flag=True, help="Whatever is valid by now of what was rejected.")
 @destination_option
@@ -138,7 +137,7 @@ def _checked(payload: bytes, validator: Validator) -> bytes:
 @worker_option
 @json_option
 def replay_command(  # noqa: PLR0913, PLR0917  (its options)
-    place: Path,
+    target: Target,
     letters: tuple[str, ...],
     rejected: bool,
     destination: str | None,
@@ -155,7 +154,7 @@ def replay_command(  # noqa: PLR0913, PLR0917  (its options)
     An undelivered letter goes to the destination that did not take it, out of order, through the
     running gateway. A rejected one is checked again and submitted as a new event.
     """
-    office = DeadLetterTarget.find(place, worker)
+    queue = DeadLetterTarget.find(target, worker)
     if sum([bool(letters), rejected, destination is not None]) != 1:
         raise BadInput(
             "it is not clear what to replay",
@@ -164,17 +163,17 @@ def replay_command(  # noqa: PLR0913, PLR0917  (its options)
     chosen = LetterSelection(destination=destination, reason=reason, since_ns=as_ns(since))
     ids = [LetterId.parse(letter) for letter in letters]
     told: dict[str, Any] = {}
-    for one in _undelivered(office, ids, chosen):
-        told[f"to {one.destination}"] = _replay(office, one)
+    for one in _undelivered(queue, ids, chosen):
+        told[f"to {one.destination}"] = _replay(queue, one)
     seqs = frozenset(one.seq for one in ids if one.store == REJECTED_DIR)
     if rejected or seqs:
         with ExitStack() as held:
 
             def submitter_for(receiver: str) -> Submitter:
-                return held.enter_context(Submitter.to(office, url, quiver, receiver))
+                return held.enter_context(Submitter.to(queue, url, quiver, receiver))
 
             again = replace(chosen, seqs=seqs)
-            told["rejected"] = _submit_valid(office, again, submitter_for, level)
+            told["rejected"] = _submit_valid(queue, again, submitter_for, level)
     if as_json:
         print_json(told)
         return
@@ -184,7 +183,7 @@ def replay_command(  # noqa: PLR0913, PLR0917  (its options)
 
 
 def _undelivered(
-    office: DeadLetterTarget, ids: Sequence[LetterId], chosen: LetterSelection
+    queue: DeadLetterTarget, ids: Sequence[LetterId], chosen: LetterSelection
 ) -> Iterator[LetterSelection]:
     """Yield what to replay, destination by destination."""
     if chosen.destination is not None:
@@ -192,22 +191,22 @@ def _undelivered(
     by_destination: dict[str, set[int]] = {}
     for letter_id in ids:
         if letter_id.store == UNDELIVERED_DIR:
-            destination = office.letter(letter_id).letter.destination or ""
+            destination = queue.letter(letter_id).letter.destination or ""
             by_destination.setdefault(destination, set()).add(letter_id.seq)
     for destination, seqs in by_destination.items():
         yield replace(chosen, destination=destination, seqs=frozenset(seqs))
 
 
-def _replay(office: DeadLetterTarget, selection: LetterSelection) -> dict[str, Any]:
+def _replay(queue: DeadLetterTarget, selection: LetterSelection) -> dict[str, Any]:
     """Ask the gateway to send letters, in as many turns as it takes."""
     total: Counter[str] = Counter()
     while True:
-        told = office.ask_gateway(VERB, **replay_request(selection), worker=office.worker)
+        told = queue.ask_gateway(VERB, **replay_request(selection), worker=queue.worker)
         if told is None:
             raise OwnerGone(
                 "no gateway runs here, and only it can send to its destinations",
                 hint="start it with `holdfast up`, then try again",
-                path=str(office.data_dir),
+                path=str(queue.data_dir),
             )
         names = ("delivered", "filtered", "filed_again", "skipped")
         total.update({name: told[name] for name in names})
@@ -217,7 +216,7 @@ def _replay(office: DeadLetterTarget, selection: LetterSelection) -> dict[str, A
 
 
 def _submit_valid(
-    office: DeadLetterTarget,
+    queue: DeadLetterTarget,
     selection: LetterSelection,
     submitter_for: Callable[[str], Submitter],
     level: str | None,
@@ -228,11 +227,11 @@ def _submit_valid(
     submitted: list[int] = []
     still_invalid = 0
     try:
-        for stored in office.letters(REJECTED_DIR, selection):
+        for stored in queue.letters(REJECTED_DIR, selection):
             letter = stored.letter
             origin = letter.origin
             if origin not in ways:
-                ways[origin] = (office.validator(level, origin), submitter_for(origin))
+                ways[origin] = (queue.validator(level, origin), submitter_for(origin))
             validator, submitter = ways[origin]
             _, verdict = validator.parse_and_check(letter.payload)
             if verdict.ok:
@@ -244,7 +243,7 @@ def _submit_valid(
         # Also what was submitted before something went wrong.
         if submitted:
             reason = "valid now, submitted anew"
-            office.resolve(REJECTED_DIR, submitted, Outcome.ACKED, reason)
+            queue.resolve(REJECTED_DIR, submitted, Outcome.ACKED, reason)
     return {"submitted": len(submitted), "still_invalid": still_invalid}
 
 
@@ -252,7 +251,7 @@ def _submit_valid(
 
 
 @click.command("purge")
-@place_argument
+@target_argument
 @click.argument("letters", nargs=-1)
 @store_option
 @destination_option
@@ -266,7 +265,7 @@ def _submit_valid(
 @worker_option
 @json_option
 def purge_command(  # noqa: PLR0913, PLR0917  (its options)
-    place: Path,
+    target: Target,
     letters: tuple[str, ...],
     store: str | None,
     destination: str | None,
@@ -279,20 +278,20 @@ def purge_command(  # noqa: PLR0913, PLR0917  (its options)
     as_json: bool,
 ) -> None:
     """Give letters up: LETTERS by name, or by filters. Without --yes it only says what would go."""
-    office = DeadLetterTarget.find(place, worker)
+    queue = DeadLetterTarget.find(target, worker)
     chosen = LetterSelection(destination=destination, reason=reason, before_ns=as_ns(before))
     if not (letters or everything or store or chosen != LetterSelection()):
         raise BadInput("it is not clear what to purge", hint="name letters, a filter, or --all")
     ids = [LetterId.parse(letter) for letter in letters]
     # Without their payloads: there may be more letters than memory.
-    planned = [_Doomed.of(one) for one in _planned(office, store, ids, chosen)]
+    planned = [_Doomed.of(one) for one in _planned(queue, store, ids, chosen)]
     if planned and not as_json:
         _tell_plan(planned)
     if planned and (yes or (not as_json and _may_ask() and _confirmed(planned))):
         for one in STORES:
             seqs = [doomed.id.seq for doomed in planned if doomed.id.store == one]
             if seqs:
-                office.resolve(one, seqs, Outcome.GIVEN_UP, because)
+                queue.resolve(one, seqs, Outcome.GIVEN_UP, because)
         purged = len(planned)
     else:
         purged = 0
@@ -318,12 +317,12 @@ class _Doomed(NamedTuple):
 
 
 def _planned(
-    office: DeadLetterTarget, only: str | None, ids: Sequence[LetterId], chosen: LetterSelection
+    queue: DeadLetterTarget, only: str | None, ids: Sequence[LetterId], chosen: LetterSelection
 ) -> Iterator[StoredLetter]:
     for store in STORES if only is None else (only,):
         seqs = frozenset(one.seq for one in ids if one.store == store)
         if seqs or not ids:
-            yield from office.letters(store, replace(chosen, seqs=seqs))
+            yield from queue.letters(store, replace(chosen, seqs=seqs))
 
 
 def _tell_plan(planned: Sequence[_Doomed]) -> None:

@@ -9,7 +9,6 @@ import json
 import sys
 from collections.abc import Callable
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 import click
@@ -25,12 +24,11 @@ from holdfast.operate.cli.base.output import (
     printable,
     size,
 )
-from holdfast.operate.cli.base.target import as_ns, time_option
+from holdfast.operate.cli.base.target import Target, as_ns, target_argument, time_option
 from holdfast.operate.cli.dlq.target import (
     STORES,
     DeadLetterTarget,
     level_option,
-    place_argument,
     worker_option,
 )
 from holdfast.signals.openlineage.validation import Verdict
@@ -122,7 +120,7 @@ reason_option: Callable[[Command], Command] = click.option(
 
 
 @click.command("ls")
-@place_argument
+@target_argument
 @store_option
 @destination_option
 @reason_option
@@ -131,7 +129,7 @@ reason_option: Callable[[Command], Command] = click.option(
 @worker_option
 @json_option
 def list_command(
-    place: Path,
+    target: Target,
     store: str | None,
     destination: str | None,
     reason: str | None,
@@ -140,12 +138,15 @@ def list_command(
     worker: int,
     as_json: bool,
 ) -> None:
-    """List letters, oldest first. PLACE is a configuration, a data directory, or theirs."""
-    office = DeadLetterTarget.find(place, worker)
+    """List letters, oldest first.
+
+    TARGET is a configuration, its data directory, or the directory of the letters.
+    """
+    queue = DeadLetterTarget.find(target, worker)
     selection = LetterSelection(destination=destination, reason=reason, since_ns=as_ns(since))
     stores = [store] if store else STORES
     found = heapq.merge(
-        *(office.letters(one, selection) for one in stores), key=lambda letter: letter.filed_ns
+        *(queue.letters(one, selection) for one in stores), key=lambda letter: letter.filed_ns
     )
     letters = list(itertools.islice(found, limit))
     more = next(found, None) is not None
@@ -161,25 +162,25 @@ def list_command(
 
 
 @click.command("show")
-@place_argument
+@target_argument
 @click.argument("letter")
 @level_option
 @click.option("--raw", is_flag=True, help="Write the payload's bytes, and nothing else.")
 @worker_option
 @json_option
 def show_command(
-    place: Path, letter: str, level: str | None, raw: bool, worker: int, as_json: bool
+    target: Target, letter: str, level: str | None, raw: bool, worker: int, as_json: bool
 ) -> None:
     """Show one letter, such as `rejected/12`: why, from where, its payload, and today's verdict."""
-    office = DeadLetterTarget.find(place, worker)
-    stored = office.letter(LetterId.parse(letter))
+    queue = DeadLetterTarget.find(target, worker)
+    stored = queue.letter(LetterId.parse(letter))
     payload = stored.letter.payload
     if raw:
         sys.stdout.buffer.write(payload)
         return
     verdict = None
     if stored.letter.slot == "openlineage":
-        validator = office.validator(level, stored.letter.origin)
+        validator = queue.validator(level, stored.letter.origin)
         _, verdict = validator.parse_and_check(payload, thorough=True)
     fields = letter_fields(stored)
     if as_json:

@@ -1,4 +1,8 @@
-"""Where dead letters lie: found from a configuration, a data directory, or their own directory."""
+"""Where dead letters are stored, and where a corrected event is submitted.
+
+An event is submitted to the running gateway over HTTP, as a producer does; without a gateway it is
+appended to the quiver that its receiver fills.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +20,10 @@ import click
 from holdfast.dead_letters.queue import KEEPER, REJECTED_DIR, UNDELIVERED_DIR
 from holdfast.dead_letters.stored import LetterId, LetterSelection, StoredLetter, letters_at
 from holdfast.errors import BadInput, CannotOpen, NotAccepted, OwnerGone
-from holdfast.graph.loader import load
 from holdfast.graph.model import Graph
 from holdfast.graph.paths import DEAD_LETTERS_DIR, dead_letters_directory, plan
 from holdfast.operate.cli.base.output import Command
+from holdfast.operate.cli.base.target import Target
 from holdfast.quiver import Outcome, Quiver, QuiverConfig, RetentionConfig, SegmentConfig
 from holdfast.quiver.base import names
 from holdfast.quiver.base.frame import Totals
@@ -32,9 +36,6 @@ from holdfast.signals.openlineage.validation import ValidationSettings, Validato
 
 STORES = (REJECTED_DIR, UNDELIVERED_DIR)
 
-place_argument: Callable[[Command], Command] = click.argument(
-    "place", type=click.Path(exists=True, path_type=Path)
-)
 worker_option: Callable[[Command], Command] = click.option(
     "--worker",
     type=click.IntRange(min=0),
@@ -51,10 +52,10 @@ level_option: Callable[[Command], Command] = click.option(
 
 @dataclass(frozen=True)
 class DeadLetterTarget:
-    """An office, and the gateway it belongs to."""
+    """A dead letter queue, and the gateway it belongs to."""
 
-    # Holds the two stores.
-    office: PurePath
+    # Holds the two stores: rejected, undelivered.
+    queue: PurePath
     # Where the gateway listens for tools, if it runs.
     data_dir: PurePath
     worker: int
@@ -62,30 +63,29 @@ class DeadLetterTarget:
     graph: Graph | None
 
     @classmethod
-    def find(cls, path: Path, worker: int) -> DeadLetterTarget:
-        """Return what a user named."""
-        if path.is_file():
-            graph = load(path).graph
-            office = _of_worker(dead_letters_directory(graph), worker)
-            return cls(PurePath(office), PurePath(graph.data_dir), worker, graph)
-        directory = path.resolve()
-        for office, data_dir in (
+    def find(cls, target: Target, worker: int) -> DeadLetterTarget:
+        """Return the queue of a gateway, or the one in a directory; raises if there is none."""
+        if target.graph is not None:
+            queue = _of_worker(dead_letters_directory(target.graph), worker)
+            return cls(PurePath(queue), PurePath(target.graph.data_dir), worker, target.graph)
+        directory = Path(target.path)
+        for queue, data_dir in (
             (_of_worker(directory / DEAD_LETTERS_DIR, worker), directory),
             (directory, directory.parent),
         ):
-            if any((office / store).is_dir() for store in STORES):
-                return cls(PurePath(office), PurePath(data_dir), worker, None)
+            if any((queue / store).is_dir() for store in STORES):
+                return cls(PurePath(queue), PurePath(data_dir), worker, None)
         raise CannotOpen(
             "there are no dead letters here",
             hint="name a configuration, its data directory, or the directory of dead letters",
-            path=str(path),
+            path=target.named,
         )
 
     def letters(self, store: str, selection: LetterSelection) -> Iterator[StoredLetter]:
         """Yield the letters of a store that are meant, oldest first."""
-        if not Path(self.office / store).is_dir():
+        if not Path(self.queue / store).is_dir():
             return iter(())
-        return letters_at(Seam(), self.office, store, selection)
+        return letters_at(Seam(), self.queue, store, selection)
 
     def letter(self, letter_id: LetterId) -> StoredLetter:
         """Return one letter."""
@@ -95,13 +95,13 @@ class DeadLetterTarget:
             raise BadInput(
                 f"there is no letter {letter_id}, or no longer",
                 hint="`holdfast dlq ls` lists those that are there",
-                path=str(self.office),
+                path=str(self.queue),
             )
         return found
 
     def resolve(self, store: str, seqs: list[int], outcome: Outcome, reason: str) -> Totals:
         """Decide letters, through the gateway if it runs."""
-        return changes.resolve(Seam(), self.office / store, KEEPER, seqs, outcome, reason)
+        return changes.resolve(Seam(), self.queue / store, KEEPER, seqs, outcome, reason)
 
     def ask_gateway(self, verb: str, **fields: Any) -> dict[str, Any] | None:
         """Ask the running gateway; None if there is none."""
@@ -128,8 +128,8 @@ class DeadLetterTarget:
         return PurePath(first.directory / names.core_dir(self.worker))
 
 
-def _of_worker(office: Path, worker: int) -> Path:
-    return office.with_name(f"{office.name}-{worker:02d}") if worker else office
+def _of_worker(queue: Path, worker: int) -> Path:
+    return queue.with_name(f"{queue.name}-{worker:02d}") if worker else queue
 
 
 SLOT = "openlineage"
@@ -151,22 +151,22 @@ class Submitter:
 
     @classmethod
     def to(
-        cls, place: DeadLetterTarget, url: str | None, quiver: PurePath | None, receiver: str
+        cls, letters: DeadLetterTarget, url: str | None, quiver: PurePath | None, receiver: str
     ) -> Submitter:
         """Return the way to a gateway: the URL given, the receiver if it runs, or its quiver."""
         if url is not None:
             if not url.startswith(("http://", "https://")):
                 raise BadInput(f"{url!r} is no HTTP address", hint="write http://HOST:PORT/PATH")
             return cls(url, None)
-        status = place.ask_gateway("status")
+        status = letters.ask_gateway("status")
         if status is not None:
-            return cls(_address(status, place, receiver), None)
-        directory = quiver or place.quiver_directory(receiver)
+            return cls(_address(status, letters, receiver), None)
+        directory = quiver or letters.quiver_directory(receiver)
         if directory is None:
             raise OwnerGone(
                 "no gateway runs here",
                 hint="name its configuration instead of the directory, or say --url or --quiver",
-                path=str(place.data_dir),
+                path=str(letters.data_dir),
             )
         return cls(None, directory)
 
@@ -193,12 +193,12 @@ class Submitter:
             self._quiver.close()
 
 
-def _address(status: dict[str, Any], place: DeadLetterTarget, receiver: str) -> str:
+def _address(status: dict[str, Any], letters: DeadLetterTarget, receiver: str) -> str:
     """Return where a running gateway takes OpenLineage events: the same receiver, or any."""
     workers = status.get("workers")
     told = workers[0] if isinstance(workers, list) and workers else status
     addresses: dict[str, list[str]] = told.get("addresses") or {}
-    nodes = place.graph.nodes if place.graph else {}
+    nodes = letters.graph.nodes if letters.graph else {}
     for name in sorted(addresses, key=lambda name: name != receiver):
         config = nodes[name].config if name in nodes else OpenLineageConfig()
         if addresses[name] and isinstance(config, OpenLineageConfig):
@@ -206,7 +206,7 @@ def _address(status: dict[str, Any], place: DeadLetterTarget, receiver: str) -> 
     raise BadInput(
         "the gateway has no receiver for OpenLineage events",
         hint="say --url, the address of one",
-        path=str(place.data_dir),
+        path=str(letters.data_dir),
     )
 
 

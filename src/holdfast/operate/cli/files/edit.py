@@ -11,7 +11,8 @@ import click
 
 from holdfast.errors import BadInput
 from holdfast.operate.cli.base.output import Command, json_option, print_json
-from holdfast.operate.cli.base.work import ChosenStore, engine_option, place_options, spark_session
+from holdfast.operate.cli.base.target import Target, store_options
+from holdfast.operate.cli.base.work import engine_option, spark_session
 from holdfast.operate.cli.files.commits import STORED_PATH, opened_job, opened_parent, tag_option
 from holdfast.operate.cli.files.show import commit_fields
 
@@ -62,7 +63,7 @@ def added(
 @click.argument("target", type=STORED_PATH)
 @as_option
 @message_option
-@place_options
+@store_options
 @json_option
 def copy_command(
     commit: str,
@@ -70,7 +71,7 @@ def copy_command(
     target: str,
     new_name: str,
     message: str,
-    place: ChosenStore,
+    chosen: Target,
     as_json: bool,
 ) -> None:
     """Copy a file or a folder within a commit, by reference; the result is a new commit."""
@@ -85,7 +86,7 @@ def copy_command(
         for file in files.files(found.path, after_folder(found.path)):
             writer.copy(below + file.path[len(found.path) :], file)
 
-    with place.open() as store:
+    with chosen.open_store() as store:
         tell(_changed(store, commit, new_name, message, change), as_json)
 
 
@@ -96,7 +97,7 @@ def copy_command(
 @tag_option("Delete only what the files hold under this tag.")
 @click.option("-y", "--yes", is_flag=True, help="Delete a whole commit without asking.")
 @message_option
-@place_options
+@store_options
 @json_option
 def remove_command(
     commit: str,
@@ -105,7 +106,7 @@ def remove_command(
     tag: bytes | None,
     yes: bool,
     message: str,
-    place: ChosenStore,
+    chosen: Target,
     as_json: bool,
 ) -> None:
     """Make a commit without some paths; without any PATH, delete the commit itself.
@@ -114,7 +115,7 @@ def remove_command(
     """
     if tag is not None and not paths:
         raise BadInput("a tag is of a file, not of a commit", hint="Name the files.")
-    with place.open() as store:
+    with chosen.open_store() as store:
         if paths:
             if new_name is None:
                 raise BadInput(
@@ -186,20 +187,20 @@ def _changed(
     help="What it is made of; later ones lie on top of earlier ones. May be repeated.",
 )
 @message_option
-@place_options
+@store_options
 @json_option
 def commit_command(
     new_name: str,
     sources: Sequence[str],
     message: str,
-    place: ChosenStore,
+    chosen: Target,
     as_json: bool,
 ) -> None:
     """Give commits another name, or lay several on top of each other; no content is copied."""
     from holdfast.store.filesets import Commits
 
     with (
-        place.open() as store,
+        chosen.open_store() as store,
         opened_job(store, new_name) as job,
         ExitStack() as held,
     ):
@@ -225,15 +226,19 @@ def _on_top(store: Store, job: Job, files: FileSet) -> Layer:
 @as_option
 @click.option("--whole", is_flag=True, help="Into one layer, however large the oldest ones are.")
 @engine_option("Where the layers are merged.")
-@place_options
+@store_options
 @json_option
 def compact_command(
-    commit: str, new_name: str, whole: bool, engine: str, place: ChosenStore, as_json: bool
+    commit: str, new_name: str, whole: bool, engine: str, chosen: Target, as_json: bool
 ) -> None:
     """Make a commit with the same files in fewer layers, which is read faster."""
     from holdfast.store.filesets import Commits
 
-    with place.open() as store, opened_job(store, new_name) as job, _merging(engine) as merge:
+    with (
+        chosen.open_store() as store,
+        opened_job(store, new_name) as job,
+        _merging(engine) as merge,
+    ):
         tell(Commits(store).compact(job, commit, new_name, whole=whole, merge=merge), as_json)
 
 

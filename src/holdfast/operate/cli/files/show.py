@@ -20,7 +20,7 @@ from holdfast.operate.cli.base.output import (
     short_hash,
     size,
 )
-from holdfast.operate.cli.base.work import ChosenStore, place_options
+from holdfast.operate.cli.base.target import Target, store_options
 from holdfast.operate.cli.files.commits import STORED_PATH, opened_commit, shown_path, tag_option
 
 if TYPE_CHECKING:
@@ -34,20 +34,20 @@ if TYPE_CHECKING:
 @click.argument("path", default="", type=STORED_PATH)
 @click.option("-r", "--recursive", is_flag=True, help="Everything below the path.")
 @click.option("--glob", "pattern", metavar="PATTERN", help="Only paths that match: * ? [] and **.")
-@place_options
+@store_options
 @json_option
 def list_command(
     commit: str | None,
     path: str,
     recursive: bool,
     pattern: str | None,
-    place: ChosenStore,
+    chosen: Target,
     as_json: bool,
 ) -> None:
     """List a folder of a commit; without one, the commits themselves."""
     from holdfast.store.filesets import Commits
 
-    with place.open() as store:
+    with chosen.open_store() as store:
         if commit is None:
             _show_commits("commits", Commits(store).list(), as_json)
             return
@@ -98,17 +98,17 @@ def _echo_file(file: FileInfo) -> None:
 @click.option("--offset", "offset_bytes", type=click.IntRange(min=0), default=0, metavar="BYTES")
 @click.option("--size", "size_bytes", type=click.IntRange(min=0), metavar="BYTES")
 @tag_option("Only what the file holds under this tag.")
-@place_options
+@store_options
 def cat_command(
     commit: str,
     path: str,
     offset_bytes: int,
     size_bytes: int | None,
     tag: bytes | None,
-    place: ChosenStore,
+    chosen: Target,
 ) -> None:
     """Write a file, or a range of its bytes, to the standard output."""
-    with place.open() as store, opened_commit(store, commit) as files:
+    with chosen.open_store() as store, opened_commit(store, commit) as files:
         for block in files.stream(path, offset_bytes, size_bytes, tag=tag):
             sys.stdout.buffer.write(block)
         sys.stdout.buffer.flush()
@@ -117,13 +117,13 @@ def cat_command(
 @click.command("tags")
 @click.argument("commit")
 @click.argument("path", type=STORED_PATH)
-@place_options
+@store_options
 @json_option
-def tags_command(commit: str, path: str, place: ChosenStore, as_json: bool) -> None:
+def tags_command(commit: str, path: str, chosen: Target, as_json: bool) -> None:
     """List the tags of a file in the order of their content: text, #NUMBER, or 0xHEX."""
     from holdfast.store.filesets import shown_tag
 
-    with place.open() as store, opened_commit(store, commit) as files:
+    with chosen.open_store() as store, opened_commit(store, commit) as files:
         file = files.stat(path)
     if file.is_folder:
         raise BadInput(f"{path!r} is a folder, and has no tags", hint="Name a file.")
@@ -141,12 +141,12 @@ _MARKS = {"added": "+", "removed": "-", "content": "M", "metadata": "m"}
 @click.argument("old")
 @click.argument("new")
 @click.option("--limit", type=click.IntRange(min=1), default=10_000, show_default=True)
-@place_options
+@store_options
 @json_option
-def diff_command(old: str, new: str, limit: int, place: ChosenStore, as_json: bool) -> None:
+def diff_command(old: str, new: str, limit: int, chosen: Target, as_json: bool) -> None:
     """Say what differs between two commits: + added, - removed, M content, m metadata."""
     with (
-        place.open() as store,
+        chosen.open_store() as store,
         opened_commit(store, old) as before,
         opened_commit(store, new) as after,
     ):
@@ -174,13 +174,13 @@ def _difference_fields(one: Difference) -> dict[str, object]:
 @click.command("log")
 @click.argument("commit")
 @click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True)
-@place_options
+@store_options
 @json_option
-def log_command(commit: str, limit: int, place: ChosenStore, as_json: bool) -> None:
+def log_command(commit: str, limit: int, chosen: Target, as_json: bool) -> None:
     """List a commit, its parent, and so on, as far as they still exist."""
     from holdfast.store.filesets import Commits
 
-    with place.open() as store:
+    with chosen.open_store() as store:
         _show_commits(commit, list(itertools.islice(Commits(store).log(commit), limit)), as_json)
 
 
@@ -232,10 +232,10 @@ def index_group() -> None:
     help="Show no chunks below this level.",
 )
 @click.option("--limit", type=click.IntRange(min=1), default=100, show_default=True)
-@place_options
+@store_options
 @json_option
 def show_command(
-    commit: str, path: str, lowest_level: int, limit: int, place: ChosenStore, as_json: bool
+    commit: str, path: str, lowest_level: int, limit: int, chosen: Target, as_json: bool
 ) -> None:
     """List the index chunks of each layer, from the root down, with the paths they span.
 
@@ -244,7 +244,7 @@ def show_command(
     """
     from holdfast.store.filesets.index_chunks import entries_of, index_chunks
 
-    with place.open() as store, opened_commit(store, commit) as files:
+    with chosen.open_store() as store, opened_commit(store, commit) as files:
         chunks = index_chunks(files.nodes, files.layers, path, lowest_level=lowest_level)
         found = list(itertools.islice(chunks, limit))
         more = next(chunks, None) is not None

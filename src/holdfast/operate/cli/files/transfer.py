@@ -13,14 +13,8 @@ import click
 
 from holdfast.errors import BadInput
 from holdfast.operate.cli.base.output import counted, json_option, print_json, printable, size
-from holdfast.operate.cli.base.work import (
-    ChosenStore,
-    CountedReader,
-    CountedWriter,
-    place_options,
-    progress,
-    status,
-)
+from holdfast.operate.cli.base.target import Target, store_options
+from holdfast.operate.cli.base.work import CountedReader, CountedWriter, progress, status
 from holdfast.operate.cli.files.commits import (
     INCOMPLETE_EXIT_CODE,
     opened_commit,
@@ -89,10 +83,10 @@ def _restoring_options(command: Callable[..., int]) -> Callable[..., int]:
 @click.argument("target", type=click.Path(file_okay=False, path_type=Path))
 @click.option("--from", "folder", default="", metavar="FOLDER", help="Only what is below it.")
 @_restoring_options
-@place_options
+@store_options
 @json_option
 def get_command(
-    commit: str, target: Path, folder: str, how: Restoring, place: ChosenStore, as_json: bool
+    commit: str, target: Path, folder: str, how: Restoring, chosen: Target, as_json: bool
 ) -> int:
     """Restore a commit into a folder, checking every byte; nothing is written outside of it.
 
@@ -102,7 +96,7 @@ def get_command(
     from holdfast.store.filesets import extract
 
     with (
-        place.open() as store,
+        chosen.open_store() as store,
         opened_commit(store, commit) as files,
         status(f"restoring {commit}"),
     ):
@@ -127,21 +121,21 @@ def get_command(
 @click.argument("archive", type=click.Path(dir_okay=False, writable=True, allow_dash=True))
 @click.option("--from", "folder", default="", metavar="FOLDER", help="Only what is below it.")
 @click.option("--index", is_flag=True, help="The stored index entries themselves, not the files.")
-@place_options
+@store_options
 @json_option
 def export_command(
     commit: str,
     archive: str,
     folder: str,
     index: bool,
-    place: ChosenStore,
+    chosen: Target,
     as_json: bool,
 ) -> None:
     """Write a commit as a tar archive; - is the standard output."""
     from holdfast.store.filesets import export_index, export_tar
 
     with (
-        place.open() as store,
+        chosen.open_store() as store,
         opened_commit(store, commit) as files,
         click.open_file(archive, "wb") as file,
         progress(f"exporting {commit}") as done,
@@ -163,7 +157,7 @@ def export_command(
 @click.option("--parent", metavar="COMMIT", help="On top of what this commit holds.")
 @click.option("--keep-outside-links", is_flag=True, help="Store links that lead out.")
 @message_option
-@place_options
+@store_options
 @json_option
 def import_command(
     name: str,
@@ -172,14 +166,14 @@ def import_command(
     parent: str | None,
     keep_outside_links: bool,
     message: str,
-    place: ChosenStore,
+    chosen: Target,
     as_json: bool,
 ) -> None:
     """Store a tar archive as a commit; - is the standard input. Paths that lead out are refused."""
     from holdfast.store.filesets import import_tar
 
     with (
-        place.open() as store,
+        chosen.open_store() as store,
         click.open_file(archive, "rb") as file,
         progress(f"importing {name}") as done,
     ):
@@ -282,9 +276,9 @@ class _Put:
 @click.option("--append", is_flag=True, help="Behind what the parent has there.")
 @_selection_options
 @message_option
-@place_options
+@store_options
 @json_option
-def put_command(place: ChosenStore, as_json: bool, **options: Any) -> int:
+def put_command(chosen: Target, as_json: bool, **options: Any) -> int:
     """Store a file or a folder as a commit.
 
     A folder becomes all that the commit holds. With --into, or if SOURCE is a file, it comes beside
@@ -297,7 +291,7 @@ def put_command(place: ChosenStore, as_json: bool, **options: Any) -> int:
     is_folder = asked.source.is_dir()
     if is_folder and (asked.append or asked.tag is not None):
         raise BadInput(f"{asked.source} is a folder", hint="--tag and --append are for one file.")
-    with place.open() as store:
+    with chosen.open_store() as store:
         if is_folder and not asked.into:
             made, report, fields = _put_folder(store, asked)
         else:

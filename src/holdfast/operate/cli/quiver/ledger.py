@@ -18,6 +18,7 @@ from holdfast.errors import BadInput, Damaged, UnknownSubscriber
 from holdfast.operate.cli.base.output import (
     json_option,
     moment,
+    parquet_option,
     print_json,
     print_table,
     size,
@@ -25,8 +26,7 @@ from holdfast.operate.cli.base.output import (
 )
 from holdfast.operate.cli.base.target import (
     as_ns,
-    directory_argument,
-    parquet_option,
+    quiver_argument,
     time_option,
 )
 from holdfast.quiver import Outcome
@@ -59,7 +59,7 @@ _PARQUET_SCHEMA = pa.schema(
 
 
 @click.command("ledger")
-@directory_argument
+@quiver_argument
 @click.option("--subscriber", help="Only this one.")
 @click.option(
     "--outcome",
@@ -189,7 +189,7 @@ def _in_both(counts: dict[str, int]) -> tuple[int, int]:
 
 
 @click.command("replay")
-@directory_argument
+@quiver_argument
 @click.option("--subscriber", required=True, help="Who gets it again.")
 @click.option("--from", "first_seq", type=click.IntRange(min=0), required=True, help="First seq.")
 @click.option("--to", "last_seq", type=click.IntRange(min=0), required=True, help="Last seq, too.")
@@ -206,7 +206,7 @@ def replay_command(
 
 
 @click.command("drop-subscriber")
-@directory_argument
+@quiver_argument
 @click.argument("subscriber")
 @click.option("--reason", default="dropped by an operator", show_default=True)
 @click.option("--yes", is_flag=True, help="Do not ask.")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import PurePath
@@ -13,10 +13,9 @@ from holdfast.errors import Damaged
 from holdfast.operate.cli.base.output import json_option, print_json, print_table, size
 from holdfast.operate.cli.base.target import (
     Directory,
-    directory_argument,
-    target_argument,
+    quiver_argument,
 )
-from holdfast.operate.cli.base.work import ThrottledProgress
+from holdfast.operate.cli.base.work import progress
 from holdfast.operate.cli.quiver.ledger import print_balances
 from holdfast.quiver.tools.backup import Copied, backup, restore
 from holdfast.quiver.tools.fsck import fsck
@@ -25,9 +24,14 @@ from holdfast.quiver.tools.salvage import salvage
 from holdfast.quiver.tools.scrub import scrub, total_bytes
 from holdfast.seam import Seam
 
+rate_option = click.option(
+    "--max-mb-s", type=click.FloatRange(min=0.001), help="Read at most this many MB/s."
+)
+copy_argument = click.argument("copy", metavar="NEW_DIRECTORY", type=Directory())
+
 
 @click.command("fsck")
-@directory_argument
+@quiver_argument
 @json_option
 def fsck_command(directory: PurePath, as_json: bool) -> int:
     """Check names, sizes, summaries, logs, accounts. Changes nothing; exits with 65 on errors."""
@@ -36,14 +40,14 @@ def fsck_command(directory: PurePath, as_json: bool) -> int:
 
 
 @click.command("scrub")
-@directory_argument
-@click.option("--max-mb-s", type=click.FloatRange(min=0.001), help="Read at most this many MB/s.")
+@quiver_argument
+@rate_option
 @json_option
 def scrub_command(directory: PurePath, max_mb_s: float | None, as_json: bool) -> int:
     """Compare every byte with its checksum. Changes nothing; exits with 65 on errors."""
     disk = Seam().disk
     total = total_bytes(disk, directory) if disk.exists(directory) else 0
-    with ThrottledProgress("scrub", total, max_mb_s=max_mb_s, quiet=as_json) as pace:
+    with progress("scrub", total, max_mb_s=max_mb_s, quiet=as_json) as pace:
         report = scrub(disk, directory, pace)
     done = f"{report.files:,} files, {size(report.size_bytes)} read"
     return tell_report(report, done, as_json=as_json)
@@ -78,48 +82,45 @@ def show_ranges(ranges: Sequence[tuple[int, int]]) -> str:
     return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in ranges)
 
 
-rate_option = click.option("--max-mb-s", type=click.FloatRange(min=0.001), help="At most so fast.")
-
-
 @click.command("backup")
-@directory_argument
-@target_argument
+@quiver_argument
+@copy_argument
 @rate_option
 @json_option
 def backup_command(
-    directory: PurePath, target: PurePath, max_mb_s: float | None, as_json: bool
+    directory: PurePath, copy: PurePath, max_mb_s: float | None, as_json: bool
 ) -> int:
-    """Copy a quiver to TARGET, consistently, also while its owner works on."""
+    """Copy a quiver to NEW_DIRECTORY, consistently, also while its owner works on."""
     with _paced("backup", directory, max_mb_s, quiet=as_json) as (seam, pace):
-        made = backup(seam, directory, target, pace)
-    return _tell_copy(made, f"backup in {target}", as_json=as_json)
+        made = backup(seam, directory, copy, pace)
+    return _tell_copy(made, f"backup in {copy}", as_json=as_json)
 
 
 @click.command("restore")
 @click.argument("directory", metavar="BACKUP", type=Directory())
-@target_argument
+@copy_argument
 @rate_option
 @json_option
 def restore_command(
-    directory: PurePath, target: PurePath, max_mb_s: float | None, as_json: bool
+    directory: PurePath, copy: PurePath, max_mb_s: float | None, as_json: bool
 ) -> int:
-    """Make a quiver in TARGET of a backup, under a new id: old positions end."""
+    """Make a quiver in NEW_DIRECTORY of a backup, under a new id: old positions end."""
     with _paced("restore", directory, max_mb_s, quiet=as_json) as (seam, pace):
-        made = restore(seam, directory, target, pace)
-    return _tell_copy(made, f"restored to {target}", as_json=as_json)
+        made = restore(seam, directory, copy, pace)
+    return _tell_copy(made, f"restored to {copy}", as_json=as_json)
 
 
 @click.command("salvage")
-@directory_argument
-@target_argument
+@quiver_argument
+@copy_argument
 @rate_option
 @json_option
 def salvage_command(
-    directory: PurePath, target: PurePath, max_mb_s: float | None, as_json: bool
+    directory: PurePath, copy: PurePath, max_mb_s: float | None, as_json: bool
 ) -> int:
     """Read what is sound of a damaged quiver into a new one. Exits with 65 if anything is lost."""
     with _paced("salvage", directory, max_mb_s, quiet=as_json) as (seam, pace):
-        made = salvage(seam, directory, target, pace)
+        made = salvage(seam, directory, copy, pace)
     if as_json:
         print_json(_plain(asdict(made)))
     else:
@@ -131,7 +132,7 @@ def salvage_command(
             ("  without checksums to prove them", *made.unverified),
             ("lost, as far as is known", *made.lost),
         ]
-        print_table(f"salvaged to {target}", ("", "bundles", "events"), rows)
+        print_table(f"salvaged to {copy}", ("", "bundles", "events"), rows)
         click.echo(f"quiver {made.quiver_id}; subscribers: {', '.join(made.subscribers) or 'none'}")
     return _exit_code(made.findings)
 
@@ -139,11 +140,11 @@ def salvage_command(
 @contextmanager
 def _paced(
     what: str, directory: PurePath, max_mb_s: float | None, *, quiet: bool
-) -> Iterator[tuple[Seam, ThrottledProgress]]:
+) -> Iterator[tuple[Seam, Callable[[int], None]]]:
     seam = Seam()
     # Everything is read twice: copied and read back, or checked and copied.
     total = 2 * total_bytes(seam.disk, directory)
-    with ThrottledProgress(what, total, max_mb_s=max_mb_s, quiet=quiet) as pace:
+    with progress(what, total, max_mb_s=max_mb_s, quiet=quiet) as pace:
         yield seam, pace
 
 

@@ -17,12 +17,13 @@ from holdfast.errors import BadInput, CannotOpen, Damaged, Overloaded
 from holdfast.operate.cli.base.output import (
     json_option,
     moment,
+    parquet_option,
     print_json,
     print_table,
     size,
     write_parquet,
 )
-from holdfast.operate.cli.base.target import directory_argument, parquet_option, time_option
+from holdfast.operate.cli.base.target import quiver_argument, time_option
 from holdfast.operate.metrics import records, render
 from holdfast.quiver import LedgerConfig, Quiver, QuiverConfig, RetentionConfig, Statistics
 from holdfast.quiver.base import names
@@ -38,7 +39,7 @@ from holdfast.seam.disk import RealDisk
 
 
 @click.command("ls")
-@directory_argument
+@quiver_argument
 @json_option
 def list_command(directory: PurePath, as_json: bool) -> None:
     """List segments, write-ahead log, subscribers and quarantine."""
@@ -93,7 +94,7 @@ def _print_subscribers(inventory: Inventory, accounts: list[dict[str, Any]]) -> 
 
 
 @click.command("show")
-@directory_argument
+@quiver_argument
 @click.argument("segment_seq", type=int)
 @json_option
 def show_command(directory: PurePath, segment_seq: int, as_json: bool) -> None:
@@ -121,7 +122,7 @@ def show_command(directory: PurePath, segment_seq: int, as_json: bool) -> None:
 
 
 @click.command("cat")
-@directory_argument
+@quiver_argument
 @click.option("--slot", help="Needed when there are several.")
 @click.option("--columns", help="Comma separated; all by default.")
 @time_option("--since", "Event time, inclusive, with a zone.")
