@@ -61,9 +61,8 @@ def _run(loaded: Loaded, worker: int | None, as_json: bool) -> None:
     import uvloop
 
     from holdfast.operate import logs
-    from holdfast.operate.interpreter import suit_a_gateway
     from holdfast.operate.supervisor import Supervisor
-    from holdfast.operate.up import GatewayProcess, raise_open_files, tell_warnings
+    from holdfast.operate.up import GatewayProcess, raise_open_files, suit_a_gateway, tell_warnings
 
     settings = loaded.graph.settings.logging
     if as_json:

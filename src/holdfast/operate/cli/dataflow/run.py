@@ -36,10 +36,9 @@ from holdfast.operate.cli.dataflow.show import (
     name_argument,
     state_option,
 )
-from holdfast.operate.gateway_metrics import render_records
+from holdfast.operate.gateway_metrics import driver_records, render_records
 from holdfast.operate.metrics import CONTENT_TYPE
-from holdfast.operate.pipeline_driver import gateway_lineage_url
-from holdfast.operate.pipeline_metrics import driver_records
+from holdfast.operate.up import gateway_lineage_url
 from holdfast.receive.listening import parse_address
 
 if TYPE_CHECKING:

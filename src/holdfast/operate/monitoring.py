@@ -1,21 +1,87 @@
-"""Figures over UDP for a statsd server: the names of `/metrics`, counters as what they grew by.
+"""How a running gateway is watched: the admin port, and figures pushed to statsd.
 
-Nothing waits for the server and nothing fails if there is none: datagrams are sent or lost. A push
-is bounded in datagrams; what did not fit is the first to go with the next one, and no count is lost
-by waiting, because a counter remembers what was sent of it.
+/healthz    200 while the process answers at all: restart it if it does not
+/readyz     200 while senders should be sent here; 503 with the reasons during a replay, while
+            events are refused, and while it stops
+/metrics    every figure, as Prometheus' text
+
+The same figures go to a statsd server over UDP, counters as what they grew by. Nothing waits for
+the server and nothing fails if there is none: datagrams are sent or lost. A push is bounded in
+datagrams; what did not fit is sent first by the next one, and no count is lost by waiting, because
+a counter remembers what was sent of it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import re
 import socket
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from typing import Protocol
 
+from holdfast.graph.loader import Loaded
 from holdfast.graph.model import StatsdSettings
-from holdfast.operate.metrics import Sample
+from holdfast.operate.gateway_metrics import COUNTERS, render_records
+from holdfast.operate.metrics import CONTENT_TYPE, Sample
+from holdfast.receive.http_server import HttpServer
 from holdfast.receive.listening import parse_address
+from holdfast.receive.responses import Receive, Response, Scope, Send, json_response, send_response
+
+OK = 200
+NOT_FOUND = 404
+NOT_ALLOWED = 405
+UNAVAILABLE = 503
+
+
+class WatchedGateway(Protocol):
+    """What the port tells of: one gateway, or several workers."""
+
+    async def not_ready(self) -> Sequence[str]:
+        """Return why senders should not be sent here; empty if they should."""
+
+    async def records(self) -> Sequence[Sample]:
+        """Return every figure."""
+
+
+class AdminApp:
+    """The ASGI app of the port."""
+
+    def __init__(self, watched: WatchedGateway) -> None:
+        self._watched = watched
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        if scope["method"] not in ("GET", "HEAD"):
+            answer = json_response(NOT_ALLOWED, {"error": "use GET"}, ((b"allow", b"GET, HEAD"),))
+            await send_response(send, answer)
+            return
+        if scope["path"] == "/metrics":
+            await self._metrics(send)
+            return
+        await send_response(send, await self._answer(scope["path"]))
+
+    async def _answer(self, path: str) -> Response:
+        if path == "/healthz":
+            return json_response(OK, {"status": "ok"})
+        if path == "/readyz":
+            reasons = list(await self._watched.not_ready())
+            status = UNAVAILABLE if reasons else OK
+            return json_response(status, {"ready": not reasons, "reasons": reasons})
+        known = ["/healthz", "/readyz", "/metrics"]
+        return json_response(NOT_FOUND, {"error": "there is nothing here", "known": known})
+
+    async def _metrics(self, send: Send) -> None:
+        body = render_records(await self._watched.records()).encode()
+        headers = [
+            (b"content-type", CONTENT_TYPE.encode()),
+            (b"content-length", b"%d" % len(body)),
+        ]
+        await send({"type": "http.response.start", "status": OK, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
 
 # Fits into one Ethernet frame, also over IPv6.
 DATAGRAM_BYTES_MAX = 1400
@@ -139,3 +205,25 @@ def _key(record: Sample) -> SeriesKey:
 
 def _safe(text: str) -> str:
     return _UNSAFE.sub("_", text)
+
+
+@contextlib.asynccontextmanager
+async def observed(loaded: Loaded, watched: WatchedGateway) -> AsyncIterator[None]:
+    """Serve the admin port, and push to statsd, while something runs."""
+    settings = loaded.graph.settings
+    async with contextlib.AsyncExitStack() as held:
+        if settings.admin.listen is not None:
+            server = HttpServer(AdminApp(watched), settings.admin.listen)
+            await server.start()
+            held.push_async_callback(server.stop, 1.0)
+            log.info("admin: listens on %s", ", ".join(server.addresses))
+        if settings.statsd is not None:
+            task = asyncio.create_task(Statsd(settings.statsd, COUNTERS, watched.records).run())
+            held.push_async_callback(end, task)
+        yield
+
+
+async def end(task: asyncio.Task[None]) -> None:
+    """Cancel a task, and wait until it is over."""
+    task.cancel()
+    await asyncio.wait([task])
