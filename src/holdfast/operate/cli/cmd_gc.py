@@ -258,7 +258,7 @@ def _collector(
 ) -> Iterator[tuple[Store, Collector]]:
     from holdfast.store.chunks.settings import StoreSettings
     from holdfast.store.gc.collector import Collector
-    from holdfast.store.gc.hash_shards import Shard
+    from holdfast.store.gc.limits import Shard
     from holdfast.store.gc.settings import GcSettings
     from holdfast.store.store import Store
 

@@ -37,8 +37,7 @@ from holdfast.operate.cli.base.work import (
 if TYPE_CHECKING:
     from holdfast.store.fsck.check import CheckEngine
     from holdfast.store.fsck.findings import FsckReport, StoreFinding
-    from holdfast.store.fsck.repair import RepairReport
-    from holdfast.store.fsck.run import Repaired
+    from holdfast.store.fsck.repair import Repaired, RepairReport
     from holdfast.store.fsck.scrub import ScrubReport
     from holdfast.store.gc.rebuild import RebuildReport
     from holdfast.store.objects.local import Leftovers
@@ -240,7 +239,7 @@ def _run(
     store: Store, engine: CheckEngine, damaged: Sequence[StoreFinding], *, repair: bool
 ) -> Repaired:
     from holdfast.store.fsck.check import check
-    from holdfast.store.fsck.run import Repaired, check_and_repair
+    from holdfast.store.fsck.repair import Repaired, check_and_repair
 
     if repair:
         return check_and_repair(store, engine, damaged=damaged)
@@ -250,7 +249,7 @@ def _run(
 
 def _scrub(store: Store, max_mb_s: float | None, *, restart: bool) -> ScrubReport:
     from holdfast.store.fsck.scrub import scrub
-    from holdfast.store.fsck.settings import FsckSettings
+    from holdfast.store.fsck.tables import FsckSettings
 
     rate = int(max_mb_s * BYTES_PER_MB) if max_mb_s else None
     settings = FsckSettings(scrub_bytes_per_s=rate)
@@ -266,7 +265,7 @@ def _repair_damaged(store: Store, findings: Sequence[StoreFinding]) -> RepairRep
 
 
 def _rebuild(chosen: Target) -> RebuildReport:
-    from holdfast.store.fsck.run import rebuild_database
+    from holdfast.store.fsck.repair import rebuild_database
 
     return rebuild_database(chosen.named, database=chosen.database)
 

@@ -1,4 +1,4 @@
-"""How a pipeline goes, for whoever watches: a table on a terminal, else a line now and then."""
+"""`holdfast dataflow run | drain | test`: what starts Spark, and how its progress is shown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arguments that the commands about pipelines share."""
+"""`holdfast dataflow validate | graph | explain | watermark`: no Spark is started."""
 
 from __future__ import annotations
 

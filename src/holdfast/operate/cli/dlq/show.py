@@ -1,4 +1,7 @@
-"""Letters as people and programs read them; nothing that others sent moves a cursor."""
+"""`holdfast dlq ls | show`: look at dead letters.
+
+What others sent is printed so that nothing in it moves a terminal's cursor.
+"""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from holdfast.operate.cli.files.show import commit_fields
 
 if TYPE_CHECKING:
     from holdfast.store.filesets import Commit, FileSet, FileSetWriter, Layer
-    from holdfast.store.filesets.compact import Compact
+    from holdfast.store.filesets.layer_builder import Compact
     from holdfast.store.gc.leases import Job
     from holdfast.store.store import Store
 
@@ -245,7 +245,7 @@ def compact_command(
 @contextmanager
 def _merging(engine: str) -> Iterator[Compact]:
     if engine == "local":
-        from holdfast.store.filesets.compact import compact
+        from holdfast.store.filesets.layer_builder import compact
 
         yield compact
         return

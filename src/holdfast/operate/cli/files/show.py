@@ -1,4 +1,4 @@
-"""`holdfast files ls | cat | tags | diff | log`: look at commits and what is in them."""
+"""`holdfast files ls | cat | tags | diff | log | index show`: look at commits and their files."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from holdfast.operate.cli.files.commits import STORED_PATH, opened_commit, shown
 if TYPE_CHECKING:
     from holdfast.store.filesets import Commit, Difference, FileInfo, FileSet
     from holdfast.store.filesets import fileset_pb2 as pb
-    from holdfast.store.filesets.index_chunks import IndexChunk, LayerEntry
+    from holdfast.store.filesets.cursor import IndexChunk, LayerEntry
 
 
 @click.command("ls")
@@ -242,7 +242,7 @@ def show_command(
     A chunk holds entries of kind i (one path each, level 1) or r (one range each, above). With
     PATH, only chunks that may hold it or what is below it, and what each layer says of it.
     """
-    from holdfast.store.filesets.index_chunks import entries_of, index_chunks
+    from holdfast.store.filesets.cursor import entries_of, index_chunks
 
     with chosen.open_store() as store, opened_commit(store, commit) as files:
         chunks = index_chunks(files.nodes, files.layers, path, lowest_level=lowest_level)

@@ -1,4 +1,4 @@
-"""`holdfast files get | export | import`: take files out, and bring archives in."""
+"""`holdfast files put | get | import | export`: bring files and archives in, and take them out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`holdfast quiver ledger`: what became of everything, line by line or as a balance."""
+"""`holdfast quiver ledger | replay | drop-subscriber`: what became of what, and what is due."""
 
 from __future__ import annotations
 

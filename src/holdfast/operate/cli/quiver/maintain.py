@@ -1,4 +1,4 @@
-"""`holdfast quiver fsck | scrub`: is everything as it should be?"""
+"""`holdfast quiver fsck | scrub | backup | restore | salvage`: check a quiver, or copy it."""
 
 from __future__ import annotations
 
