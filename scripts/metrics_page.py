@@ -12,9 +12,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from holdfast.operate.gateway_metrics import GATEWAY_METRICS
+from holdfast.operate.gateway_metrics import GATEWAY_METRICS, PIPELINE_METRICS
 from holdfast.operate.metrics import METRICS, Metric, prometheus_name
-from holdfast.operate.pipeline_metrics import PIPELINE_METRICS
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "metrics.md"
 
@@ -23,7 +22,7 @@ HEAD = """\
 
 Every figure that a gateway, its quivers and its pipelines tell about themselves, made of their
 `statistics()` and of nothing else. This page is written by `scripts/metrics_page.py` from the
-tables in `src/holdfast/operate/metrics.py`, `gateway_metrics.py` and `pipeline_metrics.py`.
+tables in `src/holdfast/operate/metrics.py` and `gateway_metrics.py`.
 
 A running gateway serves all of them as Prometheus' text at `/metrics` of its admin port
 (`admin.listen`, 127.0.0.1:8480), and pushes them over UDP if `statsd:` is configured.

@@ -174,7 +174,7 @@ def test_what_is_refused_is_refused_before_spark_is_started(
     def start_session(*arguments: object, **options: object) -> None:
         raise AssertionError("Spark was started")
 
-    monkeypatch.setattr("holdfast.operate.cli.dataflow.running.start_session", start_session)
+    monkeypatch.setattr("holdfast.operate.cli.dataflow.run.start_session", start_session)
     file = write(tmp_path, GATEWAY)
     state = StateDir(tmp_path / "state" / "counts")
     with state.lock():

@@ -11,7 +11,7 @@ import pytest
 from tests.docs.test_guide import run
 
 from holdfast.graph.pipelines import load_pipelines
-from holdfast.operate.cli.cmd_dataflow import command
+from holdfast.operate.cli.dataflow import command
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

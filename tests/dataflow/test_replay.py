@@ -19,7 +19,7 @@ from holdfast.dataflow.driver.replay import StoredRange, replay
 from holdfast.dataflow.driver.run import PipelineRun
 from holdfast.dataflow.spec import Pipeline, PipelineSettings
 from holdfast.errors import BadConfig, BadInput, PipelineFailed
-from holdfast.operate.cli.dataflow.replaying import replay_command
+from holdfast.operate.cli.dataflow.replay import replay_command
 from holdfast.prove.sessions import end_session
 from holdfast.quiver import Quiver
 

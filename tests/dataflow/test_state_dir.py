@@ -17,8 +17,7 @@ from holdfast.dataflow.driver.progress import lag_s
 from holdfast.dataflow.driver.state_dir import DrainRequest, StateDir
 from holdfast.dataflow.driver.wire import QueryStatistics
 from holdfast.errors import BadConfig, DirectoryLocked, PipelineFailed
-from holdfast.operate.cli.dataflow.display import Display
-from holdfast.operate.cli.dataflow.running import exposed
+from holdfast.operate.cli.dataflow.run import Display, exposed
 
 NOON = datetime(2026, 5, 1, 12, tzinfo=UTC)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from holdfast import errors
 from holdfast.operate.cli import COMMANDS, EXIT_CODES
-from holdfast.operate.cli.cmd_quiver import command
+from holdfast.operate.cli.quiver import command
 
 PAGE = (Path(__file__).parents[2] / "docs" / "operate.md").read_text()
 

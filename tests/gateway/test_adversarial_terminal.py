@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from holdfast.operate.cli import cli, cmd_tap
+from holdfast.operate.cli import cli
+from holdfast.operate.cli.base.target import Target
 from holdfast.quiver import Quiver
 
 # Clears the screen; and the same by a character that JSON lets through as it is.
@@ -18,10 +19,10 @@ ORDERS = "\x1b[2J \x9b2J"
 def test_a_tap_shows_no_orders_to_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     event = {"seq": 1, "row": 0, "slot": "openlineage", "bytes": 9, "ingestion_ns": 0}
 
-    def ask(where: Path, verb: str, **fields: Any) -> dict[str, Any]:
+    def ask(target: Target, verb: str, **fields: Any) -> dict[str, Any]:
         return {"next": 1, "events": [{**event, "payload": f"job {ORDERS}"}]}
 
-    monkeypatch.setattr(cmd_tap, "ask_gateway", ask)
+    monkeypatch.setattr(Target, "ask_gateway", ask)
     shown = CliRunner().invoke(cli, ["tap", "out", ".", "--limit", "1"], catch_exceptions=False)
     assert "job \\u001b[2J \\u009b2J" in shown.output
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import orjson
 
-from holdfast.operate.admin import AdminApp
 from holdfast.operate.metrics import Sample
+from holdfast.operate.monitoring import AdminApp
 
 
 class Watched:

@@ -15,8 +15,8 @@ from click.shell_completion import BashComplete
 from click.testing import CliRunner
 
 from holdfast.operate.cli import COMMANDS, cli
-from holdfast.operate.cli.groups import EXAMPLES
-from holdfast.operate.cli.output import counted
+from holdfast.operate.cli.base.groups import EXAMPLES
+from holdfast.operate.cli.base.output import counted
 from holdfast.quiver import Quiver
 
 

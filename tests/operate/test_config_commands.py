@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 from holdfast.errors import BadConfig, BadInput
 from holdfast.graph.registry import COMPONENTS
 from holdfast.operate.cli import cli
-from holdfast.operate.cli.gateway_options import data_directory
+from holdfast.operate.cli.base.target import Target
 
 EXAMPLE = str(Path(__file__).parents[2] / "examples" / "openlineage.yaml")
 
@@ -96,11 +96,11 @@ def test_a_bad_file_is_an_error_with_its_findings(name: str, tmp_path: Path) -> 
 def test_a_tool_finds_the_data_directory_without_the_secrets_of_the_file(tmp_path: Path) -> None:
     file = tmp_path / "graph.yaml"
     file.write_text("data_dir: there\nnodes: {a: {config: {token: '${env:UNSET_SECRET}'}}}\n")
-    assert data_directory(file) == tmp_path / "there"
+    assert Target(str(file)).data_dir() == tmp_path / "there"
     file.write_text("nodes: {}")
-    assert data_directory(file) == tmp_path / "holdfast_data"
-    assert data_directory(tmp_path) == tmp_path
+    assert Target(str(file)).data_dir() == tmp_path / "holdfast_data"
+    assert Target(str(tmp_path)).data_dir() == tmp_path
     for text in ("data_dir: 5", "data_dir: '${env:UNSET_SECRET}'", "just text", ""):
         file.write_text(text)
         with pytest.raises(BadInput, match="does not say"):
-            data_directory(file)
+            Target(str(file)).data_dir()

@@ -14,8 +14,7 @@ from tests.operate.test_drivers import FIGURES
 from holdfast.dataflow.driver.wire import DriverFigures
 from holdfast.dataflow.spec import PipelineSettings, check
 from holdfast.demo.results import PIPELINES, Counting, PipelineScene, can_count
-from holdfast.operate.gateway_metrics import render_records
-from holdfast.operate.pipeline_metrics import driver_records
+from holdfast.operate.gateway_metrics import driver_records, render_records
 
 
 def test_its_pipeline_is_sound() -> None:

@@ -22,7 +22,7 @@ from holdfast.dead_letters.letter import Letter
 from holdfast.dead_letters.queue import KEEPER, DeadLetterQueue
 from holdfast.deliver.exporter import Failure, FailureClass
 from holdfast.errors import BadInput, CannotOpen, HoldfastError, NotAccepted, OwnerGone
-from holdfast.operate.cli import cmd_dlq
+from holdfast.operate.cli import dlq as cmd_dlq
 from holdfast.quiver import Outcome, Quiver
 
 VALID = orjson.dumps(run_event())

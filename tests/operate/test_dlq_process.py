@@ -22,7 +22,7 @@ from click.testing import CliRunner
 from tests.patience import PATIENCE_S, until
 from tests.signals.events import run_event
 
-from holdfast.operate.cli import cmd_dlq
+from holdfast.operate.cli import dlq as cmd_dlq
 
 pytestmark = pytest.mark.slow
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.operate import doctor
-from holdfast.operate.doctor import examine
+from holdfast.operate.cli import cmd_doctor
+from holdfast.operate.cli.cmd_doctor import examine
 from holdfast.quiver.base import identity
 
 
@@ -30,7 +30,7 @@ def test_it_says_which_java_and_which_spark(
     assert " from " in findings["java"].found
     assert findings["spark"].found == importlib.metadata.version("pyspark")
     assert findings["spark"].health == "ok"
-    monkeypatch.setattr(doctor, "SPARK_SERIES", "3.5")
+    monkeypatch.setattr(cmd_doctor, "SPARK_SERIES", "3.5")
     findings = {finding.name: finding for finding in examine(tmp_path)}
     assert findings["spark"].health == "warn"
     assert "3.5" in findings["spark"].advice

@@ -36,7 +36,7 @@ from holdfast.dataflow.driver.wire import (
 )
 from holdfast.dataflow.spec import PipelineSettings
 from holdfast.errors import PipelineFailed
-from holdfast.operate.pipeline_metrics import PIPELINE_METRICS, driver_records
+from holdfast.operate.gateway_metrics import PIPELINE_METRICS, driver_records
 
 QUERY = QueryStatistics(
     name="events", is_running=True, batch=3, batches_total=4, batch_s=0.5, rows_total=100,

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from holdfast.errors import BadInput, UnknownPath
 from holdfast.operate.cli import cli
-from holdfast.operate.cli.files.tags import TAG
+from holdfast.operate.cli.files.commits import TAG
 from holdfast.store.filesets import shown_tag, tag_of
 
 Run = Callable[..., Any]

@@ -24,11 +24,11 @@ from holdfast.operate.gateway_metrics import (
     ALL_METRICS,
     COUNTERS,
     GATEWAY_METRICS,
+    driver_records,
     gateway_records,
     render_records,
 )
 from holdfast.operate.metrics import prometheus_name
-from holdfast.operate.pipeline_metrics import driver_records
 from holdfast.receive.receiver import ReceiverStatistics
 from holdfast.remote.server import ServerStatistics
 

@@ -8,12 +8,12 @@ import sys
 
 from tests.patience import PATIENCE_S
 
-from holdfast.operate.interpreter import NEW_CONTAINERS, SWITCH_S
+from holdfast.operate.up import NEW_CONTAINERS, SWITCH_S
 
 # In a process of its own: all of it is for the whole interpreter.
 _PROGRAM = """
 import gc, sys
-from holdfast.operate.interpreter import leave_alone_what_is_here, suit_a_gateway
+from holdfast.operate.up import leave_alone_what_is_here, suit_a_gateway
 suit_a_gateway()
 leave_alone_what_is_here()
 print(gc.get_threshold()[0], sys.getswitchinterval(), gc.get_freeze_count(), len(gc.get_objects()))

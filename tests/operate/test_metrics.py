@@ -15,7 +15,7 @@ from scripts import metrics_page
 from tests.operate.exposition import Family, WrongExposition, parse
 
 from holdfast.errors import CannotOpen, DirectoryLocked
-from holdfast.operate.cli.quiver.looking import metrics_command as command
+from holdfast.operate.cli.quiver.show import metrics_command as command
 from holdfast.operate.metrics import METRICS, prometheus_name, records, render
 from holdfast.quiver import Cores, Quiver, QuiverConfig, RetentionConfig
 from holdfast.quiver.base.frame import Totals

@@ -17,8 +17,8 @@ from tests.quiver.owner import CONFIG, Owner
 from tests.quiver.reading import acknowledge, reject
 
 from holdfast.operate.cli import main
-from holdfast.operate.cli.quiver.account import TABLE_LINES
-from holdfast.operate.cli.quiver.checking import ThrottledProgress
+from holdfast.operate.cli.base.work import progress
+from holdfast.operate.cli.quiver.ledger import TABLE_LINES
 from holdfast.quiver import Quiver
 from holdfast.quiver.tools.inspect import Inventory, inspect
 from holdfast.seam.disk import Disk
@@ -167,7 +167,7 @@ def test_cat_tells_damage_from_what_was_removed(
         first_segment(data).rename(tmp_path / "trash")
         return inventory
 
-    monkeypatch.setattr("holdfast.operate.cli.quiver.looking.inspect", find_and_remove)
+    monkeypatch.setattr("holdfast.operate.cli.quiver.show.inspect", find_and_remove)
     result = run("quiver", "cat", data)
     assert result.code == 75
     assert "went while it was read" in result.err
@@ -226,8 +226,8 @@ class FakeTime:
 
 def test_the_pace_keeps_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
-    monkeypatch.setattr("holdfast.operate.cli.quiver.checking.time", FakeTime(slept))
-    with ThrottledProgress("work", 10_000_000, max_mb_s=2.0, quiet=True) as pace:
+    monkeypatch.setattr("holdfast.operate.cli.base.work.time", FakeTime(slept))
+    with progress("work", 10_000_000, max_mb_s=2.0, quiet=True) as pace:
         pace(4_000_000)
         pace(1_000_000)
     assert slept == [2.0, 0.5]

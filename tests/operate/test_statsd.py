@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from holdfast.graph.model import StatsdSettings
 from holdfast.operate.metrics import Sample
-from holdfast.operate.statsd import DATAGRAM_BYTES_MAX, Statsd, StatsdLines
+from holdfast.operate.monitoring import DATAGRAM_BYTES_MAX, Statsd, StatsdLines
 
 COUNTERS = {"sent_total", "failed_total"}
 

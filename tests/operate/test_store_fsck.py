@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from holdfast.errors import BadInput, DatabaseLost
 from holdfast.operate.cli import cli
 from holdfast.store.filesets import Commits
-from holdfast.store.objects.address import ChunkKey
+from holdfast.store.objects.objects import ChunkKey
 from holdfast.store.store import Store
 
 Run = Callable[..., Any]

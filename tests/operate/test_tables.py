@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.operate.cli.output import print_table, short_hash
+from holdfast.operate.cli.base.output import print_table, short_hash
 
 ROWS = [("long/" * 60, 1_234_567, None), ("b", 8, "first\nsecond \x1b[31m")]
 

@@ -27,7 +27,7 @@ from holdfast.store.chunks.settings import StoreSettings
 from holdfast.store.filesets import Commits, FileSetWriter
 from holdfast.store.fsck.check import LocalEngine
 from holdfast.store.fsck.findings import FindingKind
-from holdfast.store.fsck.run import check_and_repair, rebuild_database
+from holdfast.store.fsck.repair import check_and_repair, rebuild_database
 from holdfast.store.fsck.scrub import scrub
 from holdfast.store.gc.collector import Collector
 from holdfast.store.gc.leases import Job

@@ -31,13 +31,27 @@ class BadReference(Exception):
 class Substitution:
     """Replaces references by what an environment and a folder hold."""
 
-    def __init__(self, environment: Mapping[str, str], base_dir: Path) -> None:
+    def __init__(
+        self, environment: Mapping[str, str], base_dir: Path, *, keep_unknown: bool = False
+    ) -> None:
+        """With `keep_unknown`, text whose references are not known here stays as it is.
+
+        Tools beside a gateway need its paths, not the secrets that only its own environment has.
+        """
         self._environment = environment
         self._base_dir = base_dir
+        self._keep_unknown = keep_unknown
 
     def apply(self, text: str) -> str:
         """Return the text with every reference replaced; raises `BadReference`."""
-        return _REFERENCE.sub(self._replaced, text) if "${" in text else text
+        if "${" not in text:
+            return text
+        try:
+            return _REFERENCE.sub(self._replaced, text)
+        except BadReference:
+            if self._keep_unknown:
+                return text
+            raise
 
     def _replaced(self, found: re.Match[str]) -> str:
         if found["scheme"] is None:

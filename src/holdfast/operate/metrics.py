@@ -1,7 +1,7 @@
 """Metrics: every figure of `statistics()` under a name, and all of them as Prometheus text.
 
 A figure is defined once: as a `Metric`, a row of a table. `METRICS` here is the table of quivers;
-`gateway_metrics.py` and `pipeline_metrics.py` have those of gateways and drivers. The exposition,
+`gateway_metrics.py` has those of gateways and of the drivers of pipelines. The exposition,
 statsd, docs/reference/metrics.md and `--json` are made from these rows, so that a figure has one
 name, one unit and one explanation everywhere. Names have dots; Prometheus gets underscores.
 

@@ -29,11 +29,11 @@ from holdfast.errors import BadConfig, BadInput, HoldfastError
 from holdfast.graph.control import REPLAY_ANSWER_S, SKIP_ANSWER_S, SKIP_VERB
 from holdfast.graph.loader import Loaded
 from holdfast.graph.serving import ACCESS_VERB
+from holdfast.operate.gateway_metrics import driver_records
 from holdfast.operate.metrics import Sample
-from holdfast.operate.pipeline_driver import driver_of, lineage_url
-from holdfast.operate.pipeline_metrics import driver_records
+from holdfast.operate.monitoring import end, observed
 from holdfast.operate.sd_notify import Notifier
-from holdfast.operate.up import STATUS_S, Signals, end, observed, worker_directory
+from holdfast.operate.up import STATUS_S, Signals, driver_of, lineage_url, worker_directory
 from holdfast.quiver.engine.control import Verbs, ask, serve
 from holdfast.seam.clock import RealClock
 

@@ -11,33 +11,32 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path, PurePath
 from typing import Any
 
 from holdfast import __version__
 from holdfast.dataflow.driver.child import DriverChild
 from holdfast.dataflow.driver.wire import DriverOrders
-from holdfast.errors import BadConfig, ConfigFinding
+from holdfast.errors import BadConfig, ConfigFinding, NotInstalled
+from holdfast.extras import install_command
 from holdfast.graph.control import gateway_verbs, on_loop
 from holdfast.graph.loader import Loaded, load
+from holdfast.graph.model import Graph
 from holdfast.graph.reload import reload
 from holdfast.graph.runtime import Gateway
 from holdfast.operate import logs
-from holdfast.operate.admin import AdminApp, WatchedGateway
-from holdfast.operate.gateway_metrics import COUNTERS, gateway_records
-from holdfast.operate.interpreter import leave_alone_what_is_here
+from holdfast.operate.gateway_metrics import driver_records, gateway_records
 from holdfast.operate.metrics import Sample
-from holdfast.operate.pipeline_driver import driver_of, lineage_url
-from holdfast.operate.pipeline_metrics import driver_records
+from holdfast.operate.monitoring import end, observed
 from holdfast.operate.sd_notify import Notifier
-from holdfast.operate.statsd import Statsd
-from holdfast.quiver.engine.control import ControlServer, serve
-from holdfast.receive.http_server import HttpServer
+from holdfast.quiver.engine.control import ControlServer, ask, serve
 from holdfast.seam import Seam
 
 # How often `systemctl status` hears something, without a watchdog.
@@ -126,28 +125,6 @@ class Signals:
             return "stop"
         self.reload.clear()
         return "reload"
-
-
-@contextlib.asynccontextmanager
-async def observed(loaded: Loaded, watched: WatchedGateway) -> AsyncIterator[None]:
-    """Serve the admin port, and push to statsd, while something runs."""
-    settings = loaded.graph.settings
-    async with contextlib.AsyncExitStack() as held:
-        if settings.admin.listen is not None:
-            server = HttpServer(AdminApp(watched), settings.admin.listen)
-            await server.start()
-            held.push_async_callback(server.stop, 1.0)
-            log.info("admin: listens on %s", ", ".join(server.addresses))
-        if settings.statsd is not None:
-            task = asyncio.create_task(Statsd(settings.statsd, COUNTERS, watched.records).run())
-            held.push_async_callback(end, task)
-        yield
-
-
-async def end(task: asyncio.Task[None]) -> None:
-    """Cancel a task, and wait until it is over."""
-    task.cancel()
-    await asyncio.wait([task])
 
 
 async def _done_or(task: asyncio.Task[None], event: asyncio.Event) -> None:
@@ -291,3 +268,66 @@ async def _follow_parent(signals: Signals) -> None:
         await reader.read()
         log.warning("the parent process is gone")
         signals.ask_to_stop()
+
+
+# Containers beyond those that were freed, between two collections; older generations are
+# collected every 10th and 100th time, as Python does.
+NEW_CONTAINERS = 10_000
+SWITCH_S = 0.001
+
+
+def suit_a_gateway() -> None:
+    """Set how often Python looks for garbage and switches threads; before the gateway starts.
+
+    Python looks for cycles whenever there are 700 containers more than were freed, and now and
+    then goes through every object of the process. A gateway keeps what it accepted until it is
+    sealed, so that this took a seventh of its time, nearly all of it spent on modules that never
+    change. A thread that works keeps the interpreter for 5 ms from one that has a packet to read:
+    while a segment is sealed, that is the latency of every request.
+    """
+    gc.set_threshold(NEW_CONTAINERS, 10, 10)
+    sys.setswitchinterval(SWITCH_S)
+
+
+def leave_alone_what_is_here() -> None:
+    """Look for garbage once, then never again at what is left: modules, settings, schemas."""
+    gc.collect()
+    gc.freeze()
+
+
+# What runs Spark beside a gateway.
+DRIVER = (sys.executable, "-m", "holdfast.operate.driver_main")
+
+
+def driver_of(loaded: Loaded, orders: Callable[[], Awaitable[DriverOrders]]) -> DriverChild | None:
+    """Return the driver of a file's pipelines; None if nothing is to be run."""
+    settings = loaded.graph.settings
+    if not settings.pipelines or not settings.spark.run:
+        return None
+    if find_spec("pyspark") is None:
+        instead = "run them elsewhere with `spark: {run: false}`"
+        raise NotInstalled(
+            "the file has pipelines, and Spark is not installed",
+            hint=f"{install_command('spark')}, or {instead}",
+            path=loaded.document.file,
+        )
+    return DriverChild(settings.spark, orders, DRIVER)
+
+
+def lineage_url(graph: Graph, addresses: Mapping[str, Sequence[str]]) -> str | None:
+    """Return where the gateway itself takes lineage, if it does."""
+    for node in graph.of_kind("receiver"):
+        if node.component.type == "openlineage" and addresses.get(node.name):
+            return addresses[node.name][0]
+    return None
+
+
+def gateway_lineage_url(config: str) -> str | None:
+    """Return where the gateway of a file takes lineage, if it runs."""
+    graph = load(config).graph
+    told = ask(PurePath(graph.data_dir), "status")
+    if told is None:
+        return None
+    # With several workers their parent answers; they share their ports.
+    one = told["workers"][0] if told.get("workers") else told
+    return lineage_url(graph, one["addresses"])

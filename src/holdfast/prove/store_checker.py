@@ -15,8 +15,7 @@ from holdfast.errors import HoldfastError
 from holdfast.prove.journal import CommitHistories, digest_of, read_histories
 from holdfast.store.filesets import Commits
 from holdfast.store.gc.commit_rows import COMMIT_PREFIX, commit_object_key
-from holdfast.store.objects.address import CHUNK_PREFIX
-from holdfast.store.objects.objects import Objects, StoredObject
+from holdfast.store.objects.objects import CHUNK_PREFIX, Objects, StoredObject
 from holdfast.store.store import Store, StoreFormat
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from tests.dataflow.filesets.stores import make_store, write_layer
 from holdfast.dataflow.filesets.compaction import Leaf, compact_on_spark, merge_in_parts
 from holdfast.dataflow.filesets.shipping import ShippedPart
 from holdfast.store.filesets import Commits, Layer, compact
-from holdfast.store.filesets.compact import compact_run
+from holdfast.store.filesets.layer_builder import compact_run
 from holdfast.store.gc.leases import Job
 from holdfast.store.store import Store
 

@@ -8,11 +8,10 @@ from pathlib import Path
 
 from blake3 import blake3
 
-from holdfast.store.chunks import ChunkStore
 from holdfast.store.chunks.settings import Chunking, StoreSettings
 from holdfast.store.gc.settings import GcSettings
-from holdfast.store.objects import Objects
-from holdfast.store.store import Store
+from holdfast.store.objects.objects import Objects
+from holdfast.store.store import ChunkStore, Store
 
 TINY = Chunking(
     min_bytes=256,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.store.objects.address import HASH_BYTES, ChunkHash, ChunkKey, hash_of
+from holdfast.store.objects.objects import HASH_BYTES, ChunkHash, ChunkKey, hash_of
 
 HASHES = st.binary(min_size=HASH_BYTES, max_size=HASH_BYTES).map(ChunkHash)
 

@@ -12,8 +12,8 @@ from tests.store.chunks.stage import noise
 
 from holdfast.store.chunks.codec import encode
 from holdfast.store.chunks.settings import CHUNK_BYTES_MAX, Chunking, StoreSettings
-from holdfast.store.objects.address import ChunkKey, hash_of
 from holdfast.store.objects.local import SYNC_THREADS
+from holdfast.store.objects.objects import ChunkKey, hash_of
 from holdfast.store.store import FORMAT_VERSION
 
 PAGE = (Path(__file__).parents[3] / "docs" / "format" / "chunk.md").read_text()

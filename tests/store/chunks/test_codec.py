@@ -12,7 +12,7 @@ from tests.store.chunks.stage import noise
 
 from holdfast.errors import Damaged
 from holdfast.store.chunks.codec import HEADER_BYTES, ZSTD, decode, encode
-from holdfast.store.objects.address import ChunkKey, hash_of
+from holdfast.store.objects.objects import ChunkKey, hash_of
 
 COMPRESSIBLE = b"the same words again and again, " * 40
 CONTENTS = st.binary(max_size=2000) | st.builds(lambda b, n: b * n, st.binary(max_size=20),

@@ -12,7 +12,7 @@ from tests.store.chunks.stage import TINY, noise
 
 from holdfast.store.chunks.settings import Chunking
 from holdfast.store.chunks.writer import WINDOW_CHUNKS, cut
-from holdfast.store.objects.address import hash_of
+from holdfast.store.objects.objects import hash_of
 
 LOG = b"".join(b"line %d of a log\n" % number for number in range(200_000))
 

@@ -13,12 +13,11 @@ from hypothesis import strategies as st
 from tests.store.chunks.stage import TINY, new_store, noise, over
 
 from holdfast.errors import BadInput, Damaged, ObjectMissing
-from holdfast.store.chunks import ChunkReader
 from holdfast.store.chunks import reader as reader_module
-from holdfast.store.chunks.reader import ChunkCache
+from holdfast.store.chunks.reader import ChunkCache, ChunkReader
 from holdfast.store.gc.leases import Job
-from holdfast.store.objects.address import ChunkHash, ChunkKey, DataRef, hash_of
 from holdfast.store.objects.faulty import FaultyObjects, ObjectFault, ObjectFaultKind
+from holdfast.store.objects.objects import ChunkHash, ChunkKey, DataRef, hash_of
 from holdfast.store.store import Store
 
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from tests.store.chunks.stage import TINY, noise
 
 from holdfast.errors import BadInput
-from holdfast.store.chunks import ChunkWriter, PackedFile, SmallFiles
 from holdfast.store.chunks.settings import Chunking
-from holdfast.store.objects.address import ChunkHash, hash_of
+from holdfast.store.chunks.writer import ChunkWriter, PackedFile, SmallFiles
+from holdfast.store.objects.objects import ChunkHash, hash_of
 from holdfast.store.store import Store
 
 

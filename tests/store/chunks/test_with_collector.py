@@ -13,8 +13,8 @@ from tests.store.chunks.stage import new_store, noise, over
 from holdfast.errors import ChunkGone, LeaseLost, ObjectMissing, StoreUnavailable
 from holdfast.store.gc.collector import Collector
 from holdfast.store.gc.settings import GcSettings
-from holdfast.store.objects.address import ChunkHash, ChunkKey, DataRef
 from holdfast.store.objects.faulty import FaultyObjects, ObjectFault, ObjectFaultKind
+from holdfast.store.objects.objects import ChunkHash, ChunkKey, DataRef
 from holdfast.store.store import Store
 
 # An orphan is one at once: nobody puts objects by hand here.

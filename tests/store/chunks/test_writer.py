@@ -14,9 +14,8 @@ from holdfast.seam.simulated import SimulatedCrash
 from holdfast.store.chunks import writer as writer_module
 from holdfast.store.chunks.settings import INDEX_ROOM_BYTES
 from holdfast.store.chunks.writer import WINDOW_CHUNKS
-from holdfast.store.objects import Objects
-from holdfast.store.objects.address import ChunkHash, ChunkKey, hash_of
 from holdfast.store.objects.faulty import FaultyObjects, ObjectFault, ObjectFaultKind
+from holdfast.store.objects.objects import ChunkHash, ChunkKey, Objects, hash_of
 from holdfast.store.store import Store
 
 if TYPE_CHECKING:

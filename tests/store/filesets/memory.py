@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
-from holdfast.store.chunks import SmallFiles
 from holdfast.store.chunks.settings import Chunking
-from holdfast.store.chunks.writer import cut
-from holdfast.store.objects.address import ChunkHash, DataRef, hash_of
+from holdfast.store.chunks.writer import SmallFiles, cut
+from holdfast.store.objects.objects import ChunkHash, DataRef, hash_of
 from holdfast.store.store import Store
 
 KB = 1024

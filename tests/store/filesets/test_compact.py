@@ -13,7 +13,7 @@ from tests.store.filesets.operations import NO_JOB, Operation, layer_of, put_all
 from holdfast.errors import BadInput
 from holdfast.store.filesets import FileSet, Layer, compact
 from holdfast.store.filesets import fileset_pb2 as pb
-from holdfast.store.filesets.compact import compact_run, plan
+from holdfast.store.filesets.layer_builder import compact_run, plan
 
 
 def sized(entries: int) -> Layer:

@@ -16,7 +16,7 @@ from tests.store.filesets.operations import NO_JOB, Operation, layer_of, put_all
 
 from holdfast.errors import BadInput, UnknownPath
 from holdfast.store.filesets import FileSet, FileSetWriter, Layer, Metadata
-from holdfast.store.filesets.glob import compile_glob, literal_prefix
+from holdfast.store.filesets.paths import compile_glob, literal_prefix
 
 TREE = {
     "a": b"1",

@@ -19,7 +19,7 @@ from tests.store.filesets.operations import (
 )
 
 from holdfast.store.filesets import Commits, FileSet, compact
-from holdfast.store.filesets.compact import compact_run
+from holdfast.store.filesets.layer_builder import compact_run
 from holdfast.store.gc.leases import Job
 from holdfast.store.store import Store
 

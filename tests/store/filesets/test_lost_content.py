@@ -12,12 +12,12 @@ from tests.store.filesets.operations import read_all
 
 from holdfast.store.chunks.settings import StoreSettings
 from holdfast.store.filesets import Commits, FileSet, StoredTree, put_tree
-from holdfast.store.filesets.sources import direct
+from holdfast.store.filesets.merge import direct
 from holdfast.store.fsck.check import LocalEngine
-from holdfast.store.fsck.run import check_and_repair
-from holdfast.store.fsck.settings import FsckSettings
+from holdfast.store.fsck.repair import check_and_repair
+from holdfast.store.fsck.tables import FsckSettings
 from holdfast.store.gc.settings import GcSettings
-from holdfast.store.objects.address import ChunkHash
+from holdfast.store.objects.objects import ChunkHash
 from holdfast.store.store import Store
 
 LONG_AGO_NS = 1_600_000_000 * 10**9
@@ -34,7 +34,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Many small files, which share chunks, a large one, and one of so many chunks that they are
     listed apart."""
-    monkeypatch.setattr("holdfast.store.filesets.previous_tree.RACY_NS", -(10**18))
+    monkeypatch.setattr("holdfast.store.filesets.folder_writer.RACY_NS", -(10**18))
     made = tmp_path / "folder"
     made.mkdir()
     monkeypatch.setattr("holdfast.store.filesets.layer_builder.INLINE_REFS_MAX", 8)

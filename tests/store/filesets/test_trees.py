@@ -112,7 +112,7 @@ def test_a_part_is_restored_by_itself(
 
 def age(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let files that were changed just now count as old enough to be trusted."""
-    monkeypatch.setattr("holdfast.store.filesets.previous_tree.RACY_NS", -(10**18))
+    monkeypatch.setattr("holdfast.store.filesets.folder_writer.RACY_NS", -(10**18))
 
 
 def test_only_what_changed_is_read_again(

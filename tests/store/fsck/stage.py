@@ -14,12 +14,12 @@ from holdfast.store.chunks.settings import StoreSettings
 from holdfast.store.filesets import Commits, FileSetWriter
 from holdfast.store.fsck.check import LocalEngine, check
 from holdfast.store.fsck.findings import FsckReport, StoreFinding
-from holdfast.store.fsck.run import Repaired, check_and_repair
-from holdfast.store.fsck.settings import FsckSettings
+from holdfast.store.fsck.repair import Repaired, check_and_repair
+from holdfast.store.fsck.tables import FsckSettings
 from holdfast.store.gc.database import chunk
 from holdfast.store.gc.leases import Job
 from holdfast.store.gc.settings import GcSettings
-from holdfast.store.objects.address import ChunkHash, ChunkKey
+from holdfast.store.objects.objects import ChunkHash, ChunkKey
 from holdfast.store.store import Store
 
 _GC = GcSettings(synchronous="off", orphan_grace_s=0.0, reserve_bytes=0)

@@ -11,20 +11,27 @@ from tests.store.fsck.stage import LIMITS, Damaged
 from tests.store.fsck.ways import object_lost, row_lost, row_of_an_index_lost, wrong_holds
 
 from holdfast.seam.disk import RealDisk
-from holdfast.store.fsck.commit_check import check_commits
-from holdfast.store.fsck.compare import compare
-from holdfast.store.fsck.findings import FindingKind, from_table
-from holdfast.store.fsck.gather import (
+from holdfast.store.fsck.check import (
     edge_facts,
     object_facts,
     row_facts,
     source_facts,
     walk_facts,
 )
+from holdfast.store.fsck.commit_check import check_commits
+from holdfast.store.fsck.compare import compare
+from holdfast.store.fsck.findings import FindingKind, from_table
 from holdfast.store.fsck.indexes import IndexReader
-from holdfast.store.fsck.settings import FsckSettings
-from holdfast.store.fsck.spill import Spill, prefixes_of
-from holdfast.store.fsck.tables import FACTS, PREFIXES, FactTable, facts, partition_of
+from holdfast.store.fsck.tables import (
+    FACTS,
+    PREFIXES,
+    FactTable,
+    FsckSettings,
+    Spill,
+    facts,
+    partition_of,
+    prefixes_of,
+)
 from holdfast.store.gc.database import chunk, commit, edge
 
 

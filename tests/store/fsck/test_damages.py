@@ -13,7 +13,7 @@ from holdfast.errors import HoldfastError
 from holdfast.store.fsck.findings import FindingKind, StoreFinding
 from holdfast.store.fsck.scrub import scrub
 from holdfast.store.gc.collector import Collector
-from holdfast.store.objects.address import ChunkKey
+from holdfast.store.objects.objects import ChunkKey
 
 ON_POSTGRES = (
     *("row_lost", "wrong_refcount", "missing_reference_of_a_chunk", "commit_row_lost"),

@@ -14,7 +14,7 @@ from tests.store.postgres import schema
 
 from holdfast.errors import BadInput, CannotOpen, DatabaseLost
 from holdfast.seam import Seam
-from holdfast.store.fsck.run import rebuild_database
+from holdfast.store.fsck.repair import rebuild_database
 from holdfast.store.gc.collector import Collector
 from holdfast.store.gc.database import chunk, commit, edge, meta
 from holdfast.store.gc.points import StorePoint

@@ -15,7 +15,7 @@ from tests.store.postgres import schema
 from holdfast.store.filesets import FileSetWriter
 from holdfast.store.fsck.check import LocalEngine, check
 from holdfast.store.fsck.findings import FindingKind
-from holdfast.store.fsck.settings import FsckSettings
+from holdfast.store.fsck.tables import FsckSettings
 from holdfast.store.gc.collector import Collector
 from holdfast.store.gc.database import job
 

@@ -11,9 +11,10 @@ from tests.store.fsck.stage import Damaged
 
 from holdfast.errors import StorageFailed
 from holdfast.store.fsck.findings import FindingKind
-from holdfast.store.fsck.scrub import scrub, verify
-from holdfast.store.fsck.settings import FsckSettings
-from holdfast.store.objects.address import ChunkKey
+from holdfast.store.fsck.indexes import verify
+from holdfast.store.fsck.scrub import scrub
+from holdfast.store.fsck.tables import FsckSettings
+from holdfast.store.objects.objects import ChunkKey
 
 
 def flip(data: bytes, bit: int) -> bytes:

@@ -13,7 +13,7 @@ from holdfast.store.gc.commit_rows import commit_object_key
 from holdfast.store.gc.database import chunk, commit, edge
 from holdfast.store.gc.references_sql import CHUNK_KIND, COMMIT_KIND
 from holdfast.store.gc.transitions import CommitState
-from holdfast.store.objects.address import ChunkKey
+from holdfast.store.objects.objects import ChunkKey
 
 # kind, chunk or commit, commit, path, source
 Said = tuple[FindingKind, object, str, str, str]

@@ -16,9 +16,9 @@ from tests.store.gc.stage import LEASE_S, SETTINGS, Died, Stage, staged
 
 from holdfast.errors import ChunkGone, CommitExists, LeaseLost, StoreUnavailable, UnknownCommit
 from holdfast.store.gc.commit_rows import commit_object_key
-from holdfast.store.gc.hash_shards import Shard
 from holdfast.store.gc.leases import CommitPin, Job
-from holdfast.store.objects.address import ChunkHash, hash_of
+from holdfast.store.gc.limits import Shard
+from holdfast.store.objects.objects import ChunkHash, hash_of
 
 # Few names, so that writers meet. A chunk's children are those its name says: content decides them.
 LEAVES = [b"leaf %d" % number for number in range(4)]

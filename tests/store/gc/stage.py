@@ -19,13 +19,12 @@ from holdfast.seam.holder import monotonic_name
 from holdfast.store.gc.collector import Collector
 from holdfast.store.gc.commit_rows import CommitId, commit_object_key, parse_commit_key
 from holdfast.store.gc.database import chunk, commit, edge, job
-from holdfast.store.gc.hash_shards import Shard
 from holdfast.store.gc.leases import Job
+from holdfast.store.gc.limits import Shard
 from holdfast.store.gc.references import References
 from holdfast.store.gc.settings import GcSettings
 from holdfast.store.gc.watch import DATABASE_CLOCK
-from holdfast.store.objects.address import ChunkHash, ChunkKey, hash_of
-from holdfast.store.objects.objects import ObjectExists, StoredObject
+from holdfast.store.objects.objects import ChunkHash, ChunkKey, ObjectExists, StoredObject, hash_of
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

@@ -14,14 +14,13 @@ from holdfast.seam import Seam
 from holdfast.store.gc.collector import Collector
 from holdfast.store.gc.commit_rows import commit_object_key
 from holdfast.store.gc.database import chunk, edge
-from holdfast.store.gc.hash_shards import SHARDS_MAX, Shard
+from holdfast.store.gc.limits import BURST_S, SHARDS_MAX, Shard
 from holdfast.store.gc.plan import FREED, HELD_BY_LAPSED, INTERRUPTED, NEVER_UPLOADED, UNREFERENCED
 from holdfast.store.gc.points import StorePoint
-from holdfast.store.gc.rate import BURST_S
 from holdfast.store.gc.references import References
 from holdfast.store.gc.settings import DELETE_OBJECTS_MAX
 from holdfast.store.gc.transitions import ChunkState, CommitState
-from holdfast.store.objects.address import ChunkHash, ChunkKey, hash_of
+from holdfast.store.objects.objects import ChunkHash, ChunkKey, hash_of
 
 A, B, C, D = (hash_of(name) for name in (b"a", b"b", b"c", b"d"))
 

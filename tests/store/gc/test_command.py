@@ -19,7 +19,7 @@ from holdfast.operate.cli.cmd_gc import command
 from holdfast.seam.holder import this_process
 from holdfast.store.gc import gc_pb2 as pb
 from holdfast.store.gc.service import SERVICE
-from holdfast.store.objects.address import ChunkKey, hash_of
+from holdfast.store.objects.objects import ChunkKey, hash_of
 from holdfast.store.store import Store
 
 
@@ -75,7 +75,7 @@ VICTIM = """
 import sys
 from holdfast.seam import Seam
 from holdfast.seam.disk import RealDisk
-from holdfast.store.objects.address import hash_of
+from holdfast.store.objects.objects import hash_of
 from holdfast.store.store import Store
 
 class Stopping(RealDisk):

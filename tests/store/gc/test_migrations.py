@@ -10,7 +10,7 @@ from tests.store.gc.stage import SETTINGS
 from holdfast.errors import UnknownFormat
 from holdfast.store.gc.database import FORMAT_VERSION, metadata
 from holdfast.store.gc.references import References
-from holdfast.store.objects.address import ChunkKey, hash_of
+from holdfast.store.objects.objects import ChunkKey, hash_of
 
 HASH = hash_of(b"stored long ago")
 DRIVERS = {"sqlite": "sqlite+pysqlite", "postgresql": "postgresql+psycopg"}

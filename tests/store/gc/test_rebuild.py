@@ -13,10 +13,9 @@ from holdfast.seam import Seam
 from holdfast.store.gc.collector import Collector
 from holdfast.store.gc.commit_rows import commit_object_key
 from holdfast.store.gc.database import REBUILD_NUMBER_STEP, chunk, edge
-from holdfast.store.gc.quarantine import release_quarantine
-from holdfast.store.gc.rebuild import Resolve, WalkedChunk, rebuild
+from holdfast.store.gc.rebuild import Resolve, WalkedChunk, rebuild, release_quarantine
 from holdfast.store.gc.references import References
-from holdfast.store.objects.address import ChunkKey, hash_of
+from holdfast.store.objects.objects import ChunkKey, hash_of
 
 # A chunk's bytes are the names of its children, between commas; a commit's record is its root.
 LEAF, OTHER = b"leaf", b"other"

@@ -26,7 +26,7 @@ from holdfast.store.gc.database import chunk, edge, job
 from holdfast.store.gc.references import References
 from holdfast.store.gc.settings import GcSettings
 from holdfast.store.gc.transitions import ChunkState, CommitState
-from holdfast.store.objects.address import ChunkHash, ChunkKey, hash_of
+from holdfast.store.objects.objects import ChunkHash, ChunkKey, hash_of
 
 A, B, C = (hash_of(name) for name in (b"a", b"b", b"c"))
 

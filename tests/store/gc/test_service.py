@@ -22,7 +22,7 @@ from holdfast.errors import BadConfig
 from holdfast.store.gc import gc_pb2 as pb
 from holdfast.store.gc.collector import Collector
 from holdfast.store.gc.service import REQUEST_CHUNKS_MAX, SERVICE, GcService
-from holdfast.store.objects.address import ChunkHash, hash_of
+from holdfast.store.objects.objects import ChunkHash, hash_of
 
 A, B, C = (hash_of(name) for name in (b"a", b"b", b"c"))
 

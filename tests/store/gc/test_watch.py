@@ -16,7 +16,7 @@ from holdfast.seam.holder import Holder, is_dead, this_process
 from holdfast.store.gc.database import job
 from holdfast.store.gc.leases import QUARANTINE_JOB
 from holdfast.store.gc.watch import LeaseVerdict
-from holdfast.store.objects.address import hash_of
+from holdfast.store.objects.objects import hash_of
 
 DAY_S = 86_400.0
 A = hash_of(b"a")

@@ -8,9 +8,9 @@ from pathlib import Path, PurePath
 
 from holdfast.seam import Seam
 from holdfast.seam.simulated import SimulatedDisk
-from holdfast.store.objects import Objects
 from holdfast.store.objects.faulty import FaultyObjects
 from holdfast.store.objects.local import LocalObjects
+from holdfast.store.objects.objects import Objects
 from holdfast.store.objects.remote import RemoteLimits, RemoteObjects
 
 ROOT = PurePath("/store")

@@ -8,8 +8,8 @@ import pytest
 from tests.store.objects.places import on_simulated_disk, simulated_disk
 
 from holdfast.errors import ObjectMissing, StoreUnavailable
-from holdfast.store.objects import ObjectExists
 from holdfast.store.objects.faulty import FaultyObjects, ObjectFault, ObjectFaultKind
+from holdfast.store.objects.objects import ObjectExists
 
 Kind = ObjectFaultKind
 

@@ -10,7 +10,7 @@ import pytest
 from tests.store.objects.places import opened
 
 from holdfast.errors import ObjectMissing
-from holdfast.store.objects import ObjectExists, Objects
+from holdfast.store.objects.objects import ObjectExists, Objects
 
 
 @pytest.fixture(params=["local", "simulated", "faulty", "s3"])

@@ -21,8 +21,8 @@ from holdfast.errors import (
     StoreUnavailable,
 )
 from holdfast.seam import Seam
-from holdfast.store.objects import ObjectExists
 from holdfast.store.objects import remote as remote_module
+from holdfast.store.objects.objects import ObjectExists
 from holdfast.store.objects.remote import RemoteLimits, RemoteObjects
 
 LIMITS = RemoteLimits(request_timeout_s=20.0, retries=2, retry_timeout_s=60.0, connections=4)

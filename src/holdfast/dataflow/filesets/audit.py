@@ -21,30 +21,31 @@ import pyarrow as pa
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from holdfast.dataflow.filesets.shipping import absolute
-from holdfast.store.filesets.reachable import Reached, Use, roots_of
-from holdfast.store.fsck.commit_check import CheckedCommits
-from holdfast.store.fsck.compare import compare
-from holdfast.store.fsck.findings import FindingKind, FsckReport, StoreFinding, to_table
-from holdfast.store.fsck.gather import (
+from holdfast.store.filesets.commits import roots_of
+from holdfast.store.filesets.reachable import Reached, Use
+from holdfast.store.fsck.check import (
     children_facts,
     edge_facts,
     object_facts,
     row_facts,
     source_facts,
 )
+from holdfast.store.fsck.commit_check import CheckedCommits
+from holdfast.store.fsck.compare import compare
+from holdfast.store.fsck.findings import FindingKind, FsckReport, StoreFinding, to_table
 from holdfast.store.fsck.indexes import IndexReader
-from holdfast.store.fsck.settings import FsckSettings
 from holdfast.store.fsck.tables import (
     FACTS,
     FINDINGS,
     PREFIXES,
     FactTable,
+    FsckSettings,
     facts,
     partition_of,
 )
 from holdfast.store.gc.references import NoReferences
 from holdfast.store.gc.references_sql import COMMIT_KIND, ReferenceSource
-from holdfast.store.objects.address import ChunkHash, ChunkKey
+from holdfast.store.objects.objects import ChunkHash, ChunkKey
 from holdfast.store.store import Store
 
 if TYPE_CHECKING:

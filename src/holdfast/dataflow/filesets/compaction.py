@@ -17,14 +17,13 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from holdfast.dataflow.filesets.shipping import ShippedPart, Shipper, absolute
-from holdfast.store.chunks import ChunkWriter
+from holdfast.store.chunks.writer import ChunkWriter
 from holdfast.store.filesets import FileSet, Layer
 from holdfast.store.filesets import fileset_pb2 as pb
 from holdfast.store.filesets.algebra import Tombstones
-from holdfast.store.filesets.compact import LEVEL_FACTOR, add_merged, plan
 from holdfast.store.filesets.entry import change_of, parse_node
-from holdfast.store.filesets.layer_builder import LayerBuilder
-from holdfast.store.objects.address import ChunkHash, hash_of
+from holdfast.store.filesets.layer_builder import LEVEL_FACTOR, LayerBuilder, add_merged, plan
+from holdfast.store.objects.objects import ChunkHash, hash_of
 from holdfast.store.store import Store
 
 if TYPE_CHECKING:

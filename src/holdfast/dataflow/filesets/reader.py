@@ -32,7 +32,7 @@ from holdfast.settings import DurationS, Secret, Settings, SizeBytes
 from holdfast.store.chunks.settings import StoreSettings
 from holdfast.store.filesets import Commits, FileInfo, FileSet
 from holdfast.store.filesets.fileset import BUFFER_BYTES, StoredFile
-from holdfast.store.filesets.glob import compile_glob
+from holdfast.store.filesets.paths import compile_glob
 from holdfast.store.store import Store
 
 RowsFormat = Literal["files", "parquet", "arrow", "json"]

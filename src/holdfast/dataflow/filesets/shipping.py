@@ -15,7 +15,7 @@ from pyspark.sql.datasource import InputPartition
 
 from holdfast.store.filesets import FileInfo, FileSet, Layer
 from holdfast.store.filesets import fileset_pb2 as pb
-from holdfast.store.objects.address import HASH_BYTES, ChunkHash, ChunkKey
+from holdfast.store.objects.objects import HASH_BYTES, ChunkHash, ChunkKey
 
 if TYPE_CHECKING:
     from holdfast.store.gc.references import References

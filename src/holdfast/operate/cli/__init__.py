@@ -10,9 +10,10 @@ from typing import Any
 import click
 
 from holdfast import __version__
-from holdfast.errors import BadConfig, ConfigFinding, HoldfastError
+from holdfast.errors import BadConfig, HoldfastError
 from holdfast.extras import missing_extra
-from holdfast.operate.cli.groups import CommandGroup
+from holdfast.operate.cli.base.groups import CommandGroup
+from holdfast.operate.cli.base.output import finding_line
 
 # Command, its module (with its name there, unless `command`), one line for the help. The order is
 # the order of the help.
@@ -27,27 +28,30 @@ COMMANDS = {
         "cmd_config:print_config_command",
         "Print a graph file with every default filled in.",
     ),
-    "config": ("cmd_config", "Describe graph files: their JSON Schema."),
-    "components": ("cmd_components", "List receivers, processors and exporters."),
+    "config": ("cmd_config:config_group", "Describe graph files: their JSON Schema."),
+    "components": ("cmd_config:components_command", "List receivers, processors and exporters."),
     "graph": ("cmd_config:graph_command", "Draw a graph file as text or as a Mermaid chart."),
-    "processors": ("cmd_processors", "Try the processors of a graph file on events."),
+    "processors": ("cmd_config:processors_group", "Try the processors of a graph file on events."),
     "destination": ("cmd_destination", "Look at the destinations of a gateway; pause, resume."),
-    "tap": ("cmd_tap", "Look at events on their way to a destination, live."),
-    "quiver": ("cmd_quiver", "Look into a data directory, check it, change it, copy it."),
+    "tap": ("cmd_destination:tap_command", "Look at events on their way to a destination, live."),
+    "quiver": ("quiver", "Look into a data directory, check it, change it, copy it."),
     "explain": ("cmd_explain", "Say what became of a bundle or a run, from receipt to outcome."),
     "lineage": ("cmd_lineage", "Check OpenLineage events without sending them anywhere."),
     "dead-letters": (
-        "cmd_dlq",
+        "dlq",
         "Look at dead letters: correct them, send them again, give them up. Also: dlq.",
     ),
-    "dataflow": ("cmd_dataflow", "Run pipelines on Spark: sources, maps, windows, sinks."),
+    "dataflow": ("dataflow", "Run pipelines on Spark: sources, maps, windows, sinks."),
     "store": ("cmd_store", "Make a store for files; check it, repair it, look at its totals."),
-    "files": ("cmd_files", "Keep versions of files in a store: put, get, ls, diff, tar."),
+    "files": ("files", "Keep versions of files in a store: put, get, ls, diff, tar."),
     "gc": ("cmd_gc", "Collect what nothing refers to: look, run once, or serve."),
     "prove": ("cmd_prove", "Prove durability on this machine's disk, with real kills."),
     "bench": ("cmd_bench", "Measure speed on this machine."),
     "doctor": ("cmd_doctor", "Say what this machine has, and what it lacks."),
-    "completion": ("cmd_completion", "Print what a shell needs to complete commands."),
+    "completion": (
+        "base.groups:completion_command",
+        "Print what a shell needs to complete commands.",
+    ),
 }
 
 
@@ -123,13 +127,6 @@ def main() -> None:
     except BrokenPipeError:
         sys.exit(0)  # the reader of our output had enough
     sys.exit(outcome if isinstance(outcome, int) else 0)
-
-
-def finding_line(found: ConfigFinding) -> str:
-    """Return a finding as compilers write theirs, so that editors can jump to it."""
-    color = "red" if found.severity == "error" else "yellow"
-    where = f"{found.file}:{found.line}:{found.column}: {click.style(found.severity, fg=color)}"
-    return f"{where}: {found.message}" + (f"; {found.hint}" if found.hint else "")
 
 
 def _tell(error: HoldfastError) -> None:

@@ -8,8 +8,7 @@ from typing import Any
 import click
 
 from holdfast import bench
-from holdfast.operate.cli.consoles import stderr
-from holdfast.operate.cli.output import json_option, print_json, print_table
+from holdfast.operate.cli.base.output import json_option, print_json, print_table, stderr
 
 
 @click.command()
@@ -27,7 +26,7 @@ def command(
         return
 
     def progress(text: str) -> None:
-        stderr.print(f"[dim]{text}[/dim]")
+        stderr().print(f"[dim]{text}[/dim]")
 
     result = bench.run(name, quick=quick, progress=progress, directory=directory)
     if as_json:

@@ -1,28 +1,50 @@
-"""`holdfast validate | print-config | config | graph`: check, print, describe, draw graph files."""
+"""Commands about graph files and what they are made of; nothing is started.
+
+`holdfast validate | print-config | config | graph | components | processors`
+"""
 
 from __future__ import annotations
 
-import click
+import json
+from collections.abc import Iterator
+from typing import IO, Any, NamedTuple
 
-from holdfast.errors import BadConfig
+import click
+import orjson
+
+from holdfast.errors import BadConfig, BadInput
+from holdfast.extras import install_command, missing_modules
+from holdfast.graph.delivery import chain_of
 from holdfast.graph.drawing import arrows, as_mermaid, as_text, pipeline_label
 from holdfast.graph.environment import caps_beyond_disks, missing_packages
 from holdfast.graph.loader import load
+from holdfast.graph.paths import DestinationPlan, plan
 from holdfast.graph.printing import as_yaml, printed
-from holdfast.graph.registry import Registry
+from holdfast.graph.registry import Component, Registry
 from holdfast.graph.schema import graph_schema
-from holdfast.operate.cli import finding_line
-from holdfast.operate.cli.gateway_options import config_argument
-from holdfast.operate.cli.groups import CommandGroup
-from holdfast.operate.cli.output import counted, json_option, print_json
+from holdfast.graph.settings_table import Setting, settings_of
+from holdfast.graph.validation import nearest
+from holdfast.operate.cli.base.groups import CommandGroup
+from holdfast.operate.cli.base.output import (
+    counted,
+    finding_line,
+    json_option,
+    print_json,
+    print_table,
+    printable,
+)
+from holdfast.operate.cli.base.target import config_argument
+from holdfast.quiver import Position
+from holdfast.signals.event import Event
+from holdfast.signals.openlineage.signal import OPENLINEAGE, SLOT
 
 
-@click.group(cls=CommandGroup)
-def command() -> None:
+@click.group("config", cls=CommandGroup)
+def config_group() -> None:
     """Describe graph files."""
 
 
-@command.command("schema")
+@config_group.command("schema")
 @json_option
 def schema_command(as_json: bool) -> None:
     """Print the JSON Schema of graph files, with the settings of every component, for editors."""
@@ -97,3 +119,144 @@ def graph_command(config: str, form: str, as_json: bool) -> None:
         print_json({"nodes": nodes, "connections": connections})
     else:
         click.echo(as_mermaid(graph) if form == "mermaid" else as_text(graph), nl=False)
+
+
+@click.command("components")
+@click.argument("name", required=False)
+@json_option
+def components_command(name: str | None, as_json: bool) -> None:
+    """List receivers, processors and exporters, or the settings of one."""
+    registry = list(Registry.standard())
+    if name is None:
+        _list(registry, as_json)
+        return
+    found = [one for one in registry if name in (one.type, *one.aliases)]
+    if not found:
+        hint = nearest(name, [one.type for one in registry], "known components")
+        raise BadInput(f"there is no component {name!r}", hint=hint)
+    settings = {one: _settings(one) for one in found}
+    if as_json:
+        print_json(
+            [{**_fields(one), "settings": [s._asdict() for s in settings[one]]} for one in found]
+        )
+        return
+    for one in found:
+        click.echo(f"{one.kind} {one.type}: {one.summary}")
+        columns = ("key", "type", "default", "what it is")
+        print_table("settings", columns, settings[one])
+
+
+def _list(registry: list[Component], as_json: bool) -> None:
+    if as_json:
+        print_json([_fields(one) for one in registry])
+        return
+    rows = [(one.kind, one.type, one.summary, "yes" if _installed(one) else _how(one))
+            for one in registry]  # fmt: skip
+    print_table("components", ("kind", "type", "what it does", "installed"), rows)
+
+
+def _fields(one: Component) -> dict[str, Any]:
+    return {
+        "kind": one.kind,
+        "type": one.type,
+        "aliases": list(one.aliases),
+        "summary": one.summary,
+        "installed": _installed(one),
+    }
+
+
+def _installed(one: Component) -> bool:
+    if one.extra is not None and missing_modules(one.extra):
+        return False
+    return _importable(one)
+
+
+def _importable(one: Component) -> bool:
+    try:
+        return one.config_model is not None
+    except ImportError:
+        return False
+
+
+def _how(one: Component) -> str:
+    return install_command(one.extra) if one.extra else "no"
+
+
+def _settings(one: Component) -> list[Setting]:
+    return settings_of(one.config_model) if _importable(one) else []
+
+
+@click.group("processors", cls=CommandGroup)
+def processors_group() -> None:
+    """Try the processors of a graph file on events."""
+
+
+class Tried(NamedTuple):
+    """What one destination gets of one event: the event, or the processor that stopped it."""
+
+    line: int
+    destination: str
+    event: Any
+    stopped_by: str | None
+
+
+@processors_group.command("test")
+@config_argument
+@click.argument("events", type=click.File("rb"), default="-")
+@click.option("--destination", help="Look at this destination only.")
+@json_option
+def test_command(config: str, events: IO[bytes], destination: str | None, as_json: bool) -> None:
+    """Run the processors of CONFIG on EVENTS, a JSON document in each line (by default standard
+    input), and print what each destination would get.
+
+    Nothing is stored or sent. An event that a destination does not get is named on standard error,
+    with the processor that stopped it; with --json, each line says both.
+    """
+    destinations = [one for quiver in plan(load(config).graph) for one in quiver.destinations]
+    if destination is not None:
+        names = ", ".join(sorted(one.name for one in destinations))
+        destinations = [one for one in destinations if one.name == destination]
+        if not destinations:
+            raise BadInput(f"there is no destination {destination!r}", hint=f"known: {names}")
+    passed = stopped = 0
+    for tried in _tried(events, destinations):
+        passed, stopped = passed + (not tried.stopped_by), stopped + bool(tried.stopped_by)
+        if as_json:
+            click.echo(json.dumps(tried._asdict(), ensure_ascii=False))
+        elif tried.stopped_by is None:
+            text = json.dumps(tried.event, ensure_ascii=False)
+            click.echo(f"{tried.destination}  {printable(text)}")
+        else:
+            why = f"line {tried.line}: {tried.destination} does not get it"
+            click.echo(f"{why}: stopped by {tried.stopped_by!r}", err=True)
+    if not as_json:
+        click.echo(f"{counted(passed, 'event')} passed, {stopped} stopped", err=True)
+
+
+def _tried(events: IO[bytes], destinations: list[DestinationPlan]) -> Iterator[Tried]:
+    for number, line in enumerate(events, start=1):
+        if not line.strip():
+            continue
+        try:
+            orjson.loads(line)
+        except orjson.JSONDecodeError as error:
+            hint = "write one JSON document in each line"
+            raise BadInput(f"line {number} is not JSON: {error}", hint=hint) from None
+        for one in destinations:
+            yield _sent(number, line.strip(), one)
+
+
+def _sent(line: int, payload: bytes, destination: DestinationPlan) -> Tried:
+    """Try the chains in order, as a delivery does: the first that lets an event through counts."""
+    stopped_by = None
+    for chain in destination.chains:
+        # Each chain gets an event of its own: the parsed form is cached in it.
+        event: Any = Event("", Position(line, 0), SLOT, payload, {}, 0, OPENLINEAGE.name)
+        for step in chain:
+            event = chain_of((step,)).process(event)
+            if event is None:
+                stopped_by = stopped_by or step.node.name
+                break
+        if event is not None:
+            return Tried(line, destination.name, event.document, None)
+    return Tried(line, destination.name, None, stopped_by)

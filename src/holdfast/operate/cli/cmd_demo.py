@@ -15,8 +15,7 @@ from rich.table import Table
 from holdfast.demo.play import Play, Reckoning, Scene
 from holdfast.demo.results import Kept, PipelineScene, can_count, how_to_read
 from holdfast.errors import BadInput
-from holdfast.operate.cli.consoles import stdout
-from holdfast.operate.cli.output import json_option, print_json, print_table
+from holdfast.operate.cli.base.output import json_option, print_json, print_table, stdout
 from holdfast.quiver import Balance, Outcome
 
 
@@ -45,8 +44,8 @@ def command(seconds: float, spark: bool | None, keep: Path | None, as_json: bool
             reckoning = Play(directory, lambda _: None, seconds, counts=counts).run()
             print_json(_fields(reckoning))
             return 0 if reckoning.ok else 3
-        if stdout.is_terminal:
-            with Live(console=stdout, auto_refresh=False) as live:
+        if stdout().is_terminal:
+            with Live(console=stdout(), auto_refresh=False) as live:
 
                 def show(scene: Scene) -> None:
                     live.update(_picture(scene), refresh=True)

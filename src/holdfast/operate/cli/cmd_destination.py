@@ -1,17 +1,25 @@
-"""`holdfast destination`: the destinations of a running gateway."""
+"""`holdfast destination | tap`: the destinations of a running gateway, and what they are sent."""
 
 from __future__ import annotations
 
-from pathlib import Path
+import json
+import time
 from typing import Any
 
 import click
 
 from holdfast.errors import BadInput
 from holdfast.graph.control import SKIP_VERB
-from holdfast.operate.cli.gateway_options import ask_gateway, where_argument
-from holdfast.operate.cli.groups import CommandGroup
-from holdfast.operate.cli.output import json_option, print_json, print_table, size
+from holdfast.operate.cli.base.groups import CommandGroup
+from holdfast.operate.cli.base.output import (
+    json_option,
+    moment,
+    print_json,
+    print_table,
+    printable,
+    size,
+)
+from holdfast.operate.cli.base.target import Target, gateway_argument
 
 
 @click.group(cls=CommandGroup)
@@ -20,11 +28,11 @@ def command() -> None:
 
 
 @command.command("ls")
-@where_argument
+@gateway_argument
 @json_option
-def list_command(where: Path, as_json: bool) -> None:
+def list_command(target: Target, as_json: bool) -> None:
     """Say how every destination is: its state, how far it is behind, the event it fails at."""
-    status = ask_gateway(where, "status")
+    status = target.ask_gateway("status")
     workers = status.get("workers", [status])
     found: list[dict[str, Any]] = [one for worker in workers for one in worker["destinations"]]
     if as_json:
@@ -58,34 +66,34 @@ def list_command(where: Path, as_json: bool) -> None:
 
 @command.command("pause")
 @click.argument("name")
-@where_argument
+@gateway_argument
 @json_option
-def pause_command(name: str, where: Path, as_json: bool) -> None:
+def pause_command(name: str, target: Target, as_json: bool) -> None:
     """Deliver nothing to NAME until it is resumed, also after a restart; events wait for it."""
-    ask_gateway(where, "pause", destination=name)
+    target.ask_gateway("pause", destination=name)
     _done({"paused": name}, f"{name} is paused", as_json)
 
 
 @command.command("resume")
 @click.argument("name")
-@where_argument
+@gateway_argument
 @json_option
-def resume_command(name: str, where: Path, as_json: bool) -> None:
+def resume_command(name: str, target: Target, as_json: bool) -> None:
     """Go on delivering to NAME; after a failure, try at once."""
-    ask_gateway(where, "resume", destination=name)
+    target.ask_gateway("resume", destination=name)
     _done({"resumed": name}, f"{name} resumes", as_json)
 
 
 @command.command("skip")
 @click.argument("name")
 @click.argument("event", metavar="SEQ[/ROW]")
-@where_argument
+@gateway_argument
 @click.option("--reason", required=True, help="Why; it is kept in the dead letter and the ledger.")
 @click.option("--worker", type=click.IntRange(min=0), default=0, help="Of several: the one it is.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @json_option
 def skip_command(
-    name: str, event: str, where: Path, reason: str, worker: int, yes: bool, as_json: bool
+    name: str, event: str, target: Target, reason: str, worker: int, yes: bool, as_json: bool
 ) -> None:
     """Make a dead letter of the event that NAME fails at, and continue after it.
 
@@ -101,7 +109,7 @@ def skip_command(
         what = f"Never deliver event {event} to {name}, unless it is replayed by hand?"
         click.confirm(what, abort=True)
     fields = {"destination": name, "seq": int(seq), "row": int(row or 0), "reason": reason}
-    ask_gateway(where, SKIP_VERB, worker=worker, **fields)
+    target.ask_gateway(SKIP_VERB, worker=worker, **fields)
     text = f"event {event} is a dead letter now: `holdfast dlq ls --destination {name}`"
     _done({"skipped": event, "destination": name}, text, as_json)
 
@@ -119,3 +127,39 @@ def _done(fields: dict[str, str], text: str, as_json: bool) -> None:
         print_json(fields)
     else:
         click.echo(text)
+
+
+# How often the gateway is asked.
+POLL_S = 0.25
+
+
+@click.command("tap")
+@click.argument("node")
+@gateway_argument
+@click.option("--limit", type=click.IntRange(min=1), help="End after so many events.")
+@json_option
+def tap_command(node: str, target: Target, limit: int | None, as_json: bool) -> None:
+    """Show a sample of the events that pass to the destination NODE, as it gets them.
+
+    At most twenty per second are shown, and 4 kB of each. With --json, one line each.
+    """
+    after: Any = None
+    shown = 0
+    while limit is None or shown < limit:
+        told = target.ask_gateway("tap", destination=node, after=after)
+        after = told["next"]
+        for event in told["events"][: None if limit is None else limit - shown]:
+            _show_event(event, as_json)
+            shown += 1
+        if limit is None or shown < limit:
+            time.sleep(POLL_S)
+
+
+def _show_event(event: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps(event))
+        return
+    where = f"{event['seq']}/{event['row']}"
+    head = f"{moment(event['ingestion_ns'])}  {where}  {event['slot']}  {event['bytes']} bytes"
+    click.secho(head, bold=True)
+    click.echo(printable(event["payload"]))

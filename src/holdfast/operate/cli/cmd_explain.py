@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from itertools import islice
-from pathlib import PurePath
 
 import click
 
-from holdfast.operate.cli.output import (
+from holdfast.operate.cli.base.output import (
     json_option,
     moment,
     print_json,
@@ -16,7 +15,7 @@ from holdfast.operate.cli.output import (
     printable,
     size,
 )
-from holdfast.operate.cli.quiver.options import Directory, NamedQuiver, dead_letters_at, quivers_at
+from holdfast.operate.cli.base.target import TARGET, NamedQuiver, Target
 from holdfast.quiver.tools.explain import BundleExplanation, Fate, Match, explain, search
 from holdfast.quiver.tools.inspect import Inventory, inspect
 from holdfast.seam import Seam
@@ -24,7 +23,7 @@ from holdfast.seam import Seam
 
 @click.command()
 @click.argument("what", metavar="RUN_ID|TEXT|SEQ")
-@click.argument("where", metavar="[CONFIG|DIR]", type=Directory(), default=".")
+@click.argument("target", metavar="[TARGET]", type=TARGET, default=".")
 @click.option("--text", "is_text", is_flag=True, help="Search for digits, too.")
 @click.option(
     "--limit",
@@ -34,14 +33,14 @@ from holdfast.seam import Seam
     help="Bundles to tell of, of each quiver.",
 )
 @json_option
-def command(what: str, where: PurePath, is_text: bool, limit: int, as_json: bool) -> int:
+def command(what: str, target: Target, is_text: bool, limit: int, as_json: bool) -> int:
     """Say which bundles mention a run, and what became of them for every destination.
 
     Instead of the id of a run, any text in an event will do, or the number of a bundle. Without a
-    CONFIG or a directory, the data directory is the current one.
+    TARGET, the data directory is the current one.
     """
     seam = Seam()
-    found = [_look(seam, place, what, is_text, limit) for place in _places(seam, where)]
+    found = [_look(seam, place, what, is_text, limit) for place in _quivers(target)]
     if as_json:
         if len(found) == 1 and not found[0].name:
             print_json(found[0].fields())
@@ -69,9 +68,10 @@ class _QuiverMatches:
         return {"matches": told, "explanations": [asdict(story) for story in self.stories]}
 
 
-def _places(seam: Seam, where: PurePath) -> list[NamedQuiver]:
+def _quivers(target: Target) -> list[NamedQuiver]:
     """Return the quiver in a directory, those under a root, or all of a gateway's."""
-    return [*quivers_at(seam, where), *dead_letters_at(seam, where)] or [NamedQuiver("", where)]
+    found = [*target.quivers(), *target.dead_letter_quivers()]
+    return found or [NamedQuiver("", target.path)]
 
 
 def _look(seam: Seam, place: NamedQuiver, what: str, is_text: bool, limit: int) -> _QuiverMatches:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from holdfast.errors import BadConfig, BadInput
-from holdfast.operate.cli.files.place import ChosenStore, leftover_rows, place_options
-from holdfast.operate.cli.groups import CommandGroup
-from holdfast.operate.cli.output import (
+from holdfast.operate.cli.base.groups import CommandGroup
+from holdfast.operate.cli.base.output import (
     Command,
     json_option,
+    leftover_rows,
     moment,
     print_json,
     print_table,
@@ -25,6 +24,8 @@ from holdfast.operate.cli.output import (
     short_hash,
     size,
 )
+from holdfast.operate.cli.base.target import Target, store_options
+from holdfast.operate.cli.base.work import stop_on_signals
 
 if TYPE_CHECKING:
     from holdfast.store.gc.collector import Collector
@@ -56,12 +57,12 @@ def command() -> None:
 
 
 @command.command("plan")
-@place_options
+@store_options
 @_shard_option
 @json_option
-def plan_command(place: ChosenStore, shard_words: str, as_json: bool) -> None:
+def plan_command(chosen: Target, shard_words: str, as_json: bool) -> None:
     """Say what would go now, and why; nothing is changed."""
-    with _collector(place, shard_words, {}) as (_, collector):
+    with _collector(chosen, shard_words, {}) as (_, collector):
         plan = collector.plan()
     totals = [
         {"reason": reason, "chunks": chunks, "bytes": size_bytes}
@@ -91,7 +92,7 @@ def plan_command(place: ChosenStore, shard_words: str, as_json: bool) -> None:
 
 
 @command.command("run")
-@place_options
+@store_options
 @_shard_option
 @_objects_option
 @_bytes_option
@@ -99,12 +100,12 @@ def plan_command(place: ChosenStore, shard_words: str, as_json: bool) -> None:
 @click.option("--sweep/--no-sweep", default=True, help="Look for objects without a row, too.")
 @json_option
 def run_command(
-    place: ChosenStore, shard_words: str, sweep: bool, as_json: bool, **limits: object
+    chosen: Target, shard_words: str, sweep: bool, as_json: bool, **limits: object
 ) -> None:
     """Collect until nothing is left to collect."""
     with (
-        _collector(place, shard_words, limits) as (store, collector),
-        _until_told_to_stop(collector.stop),
+        _collector(chosen, shard_words, limits) as (store, collector),
+        stop_on_signals(collector.stop),
     ):
         report = collector.collect()
         swept = collector.sweep() if sweep else None
@@ -134,11 +135,11 @@ def run_command(
 
 
 @command.command("status")
-@place_options
+@store_options
 @json_option
-def status_command(place: ChosenStore, as_json: bool) -> None:
+def status_command(chosen: Target, as_json: bool) -> None:
     """Show chunks by state, leases, commits, and what collectors did."""
-    with place.open() as store:
+    with chosen.open_store() as store:
         found = store.references.statistics()
     oldest_s = None if found.oldest_lease_s is None else found.now_s - found.oldest_lease_s
     if as_json:
@@ -177,9 +178,9 @@ def status_command(place: ChosenStore, as_json: bool) -> None:
 @command.command("end-lease")
 @click.argument("number", type=int)
 @click.option("-y", "--yes", is_flag=True, help="End it though its process may be at work.")
-@place_options
+@store_options
 @json_option
-def end_lease_command(number: int, yes: bool, place: ChosenStore, as_json: bool) -> None:
+def end_lease_command(number: int, yes: bool, chosen: Target, as_json: bool) -> None:
     """End a lease that `gc status` shows, so that what it holds can be collected.
 
     One whose process is certainly dead is ended without a question. Any other may be at work: its
@@ -187,7 +188,7 @@ def end_lease_command(number: int, yes: bool, place: ChosenStore, as_json: bool)
     """
     from holdfast.store.gc.watch import ENDED_BY_COLLECTORS
 
-    with place.open() as store:
+    with chosen.open_store() as store:
         found = store.references.end_lease(number, sure=yes)
         if found is None:
             raise BadInput(
@@ -205,7 +206,7 @@ def end_lease_command(number: int, yes: bool, place: ChosenStore, as_json: bool)
 
 
 @command.command("serve")
-@place_options
+@store_options
 @_shard_option
 @_objects_option
 @_bytes_option
@@ -216,7 +217,7 @@ def end_lease_command(number: int, yes: bool, place: ChosenStore, as_json: bool)
 @click.option("--tls-certificate", type=click.Path(path_type=Path))
 @json_option
 def serve_command(
-    place: ChosenStore,
+    chosen: Target,
     shard_words: str,
     listen: str,
     token_file: Path | None,
@@ -236,11 +237,11 @@ def serve_command(
         )
     pair = (_read(tls_key), _read(tls_certificate)) if tls_key and tls_certificate else None
     stop = threading.Event()
-    with _collector(place, shard_words, limits) as (store, collector):
+    with _collector(chosen, shard_words, limits) as (store, collector):
         service = GcService(
             collector, store.references, address=listen, tokens=tokens, certificate=pair
         )
-        with _until_told_to_stop(stop.set):
+        with stop_on_signals(stop.set):
             service.start()
             host = listen.rpartition(":")[0]
             if as_json:
@@ -253,11 +254,11 @@ def serve_command(
 
 @contextmanager
 def _collector(
-    place: ChosenStore, shard_words: str, limits: dict[str, Any]
+    chosen: Target, shard_words: str, limits: dict[str, Any]
 ) -> Iterator[tuple[Store, Collector]]:
     from holdfast.store.chunks.settings import StoreSettings
     from holdfast.store.gc.collector import Collector
-    from holdfast.store.gc.hash_shards import Shard
+    from holdfast.store.gc.limits import Shard
     from holdfast.store.gc.settings import GcSettings
     from holdfast.store.store import Store
 
@@ -270,22 +271,8 @@ def _collector(
         settings = StoreSettings(gc=GcSettings(**given))
     except ValueError as error:
         raise click.UsageError(str(error)) from error
-    with Store.open(place.url, database=place.database, settings=settings) as store:
+    with Store.open(chosen.named, database=chosen.database, settings=settings) as store:
         yield store, Collector(store.references, store.objects, shard=shard, name="holdfast gc")
-
-
-@contextmanager
-def _until_told_to_stop(stop: Callable[[], None]) -> Iterator[None]:
-    """Let a signal end the work after the batch at hand: what was begun is found again."""
-    before = {
-        number: signal.signal(number, lambda *_: stop())
-        for number in (signal.SIGINT, signal.SIGTERM)
-    }
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _read(path: Path) -> bytes:

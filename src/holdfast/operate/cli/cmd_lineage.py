@@ -10,8 +10,8 @@ from typing import BinaryIO
 import click
 
 from holdfast.errors import BadInput
-from holdfast.operate.cli.groups import CommandGroup
-from holdfast.operate.cli.output import counted, json_option, print_json
+from holdfast.operate.cli.base.groups import CommandGroup
+from holdfast.operate.cli.base.output import counted, json_option, print_json
 from holdfast.signals.openlineage.json_text import elements_of
 from holdfast.signals.openlineage.problem import Problem
 from holdfast.signals.openlineage.validation import ValidationSettings, Validator, Verdict

@@ -12,8 +12,7 @@ import click
 
 from holdfast import prove
 from holdfast.errors import BadInput
-from holdfast.operate.cli.consoles import stderr
-from holdfast.operate.cli.output import json_option, print_json, print_table
+from holdfast.operate.cli.base.output import json_option, print_json, print_table, stderr
 from holdfast.prove.small_disk import check_small_disk
 from holdfast.settings.units import parse_size_bytes
 
@@ -78,7 +77,7 @@ def _run_aside(
         if is_done_with:
             shutil.rmtree(directory, ignore_errors=True)
         else:
-            stderr.print(f"everything is kept in {directory}", soft_wrap=True)
+            stderr().print(f"everything is kept in {directory}", soft_wrap=True)
     return code
 
 
@@ -90,7 +89,7 @@ def _run(
     small_disk_bytes: int | None,
     as_json: bool,
 ) -> int:
-    with stderr.status(f"proving {name}, seed {seed}") as status:
+    with stderr().status(f"proving {name}, seed {seed}") as status:
         result = prove.run(
             name,
             kills=kills,

@@ -12,9 +12,8 @@ import click
 from holdfast.errors import BadConfig
 from holdfast.graph.environment import caps_beyond_disks, missing_in_environment
 from holdfast.graph.loader import Loaded, load
-from holdfast.operate.cli import finding_line
-from holdfast.operate.cli.gateway_options import config_argument
-from holdfast.operate.cli.output import json_option
+from holdfast.operate.cli.base.output import finding_line, json_option
+from holdfast.operate.cli.base.target import config_argument
 
 # When all is stopped: how long a user's own coroutines may take to end.
 LAST_WAIT_S = 3.0
@@ -62,9 +61,8 @@ def _run(loaded: Loaded, worker: int | None, as_json: bool) -> None:
     import uvloop
 
     from holdfast.operate import logs
-    from holdfast.operate.interpreter import suit_a_gateway
     from holdfast.operate.supervisor import Supervisor
-    from holdfast.operate.up import GatewayProcess, raise_open_files, tell_warnings
+    from holdfast.operate.up import GatewayProcess, raise_open_files, suit_a_gateway, tell_warnings
 
     settings = loaded.graph.settings.logging
     if as_json:

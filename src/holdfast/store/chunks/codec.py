@@ -16,7 +16,7 @@ import zstandard
 
 from holdfast.errors import Damaged
 from holdfast.store.chunks.settings import CHUNK_BYTES_MAX
-from holdfast.store.objects.address import ChunkKey, hash_of
+from holdfast.store.objects.objects import ChunkKey, hash_of
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

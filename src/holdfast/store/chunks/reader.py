@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from holdfast.errors import BadInput, Damaged, ObjectMissing
 from holdfast.store.chunks.codec import decode
-from holdfast.store.objects import Objects
-from holdfast.store.objects.address import ChunkHash, ChunkKey, DataRef, hash_of
+from holdfast.store.objects.objects import ChunkHash, ChunkKey, DataRef, Objects, hash_of
 
 if TYPE_CHECKING:
     from holdfast.store.gc.leases import CommitPin

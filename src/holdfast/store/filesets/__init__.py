@@ -2,13 +2,13 @@
 
 from holdfast.store.filesets.archive import export_index, export_tar, import_tar
 from holdfast.store.filesets.commits import Commit, Commits
-from holdfast.store.filesets.compact import compact
-from holdfast.store.filesets.diff import Difference
 from holdfast.store.filesets.extract import extract
 from holdfast.store.filesets.fileset import FileSet, PathRange
+from holdfast.store.filesets.folder_writer import StoredTree, put_tree
 from holdfast.store.filesets.info import FileInfo, Metadata, shown_tag, tag_of
 from holdfast.store.filesets.layer import Layer
-from holdfast.store.filesets.put_tree import StoredTree, put_tree
+from holdfast.store.filesets.layer_builder import compact
+from holdfast.store.filesets.merge import Difference
 from holdfast.store.filesets.selection import Selection
 from holdfast.store.filesets.writer import FileSetWriter
 

@@ -32,7 +32,7 @@ from holdfast.store.filesets.tar_reader import (
     unpacked,
 )
 from holdfast.store.filesets.writer import FileSetWriter
-from holdfast.store.objects.address import ChunkHash
+from holdfast.store.objects.objects import ChunkHash
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

@@ -13,15 +13,18 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from google.protobuf.message import DecodeError
 
-from holdfast.errors import BadInput, Damaged, UnknownCommit, UnknownFormat
+from holdfast.errors import BadInput, Damaged, ObjectMissing, UnknownCommit, UnknownFormat
+from holdfast.store.chunks.codec import decode
 from holdfast.store.filesets import fileset_pb2 as pb
-from holdfast.store.filesets.compact import LEVEL_FACTOR, Compact, compact
 from holdfast.store.filesets.entry import message_of, ref_of
 from holdfast.store.filesets.fileset import FileSet
 from holdfast.store.filesets.layer import Layer
+from holdfast.store.filesets.layer_builder import LEVEL_FACTOR, Compact, compact
+from holdfast.store.filesets.reachable import Reached, Use, children_of, index_range, walk_below
 from holdfast.store.gc.commit_rows import CommitId, CommitRow, commit_object_key
+from holdfast.store.gc.rebuild import Resolve, Walk, WalkedChunk
 from holdfast.store.gc.transitions import CommitState
-from holdfast.store.objects.address import DataRef
+from holdfast.store.objects.objects import ChunkHash, ChunkKey, DataRef, Objects
 
 if TYPE_CHECKING:
     from holdfast.store.gc.leases import Job
@@ -264,3 +267,50 @@ def _parse(data: bytes, number: CommitId) -> Commit:
 def parse_record(data: bytes, number: int) -> Commit:
     """Return the commit that a record stands for, wherever it was found."""
     return _parse(data, CommitId(number))
+
+
+def roots_of(commit: Commit) -> list[Reached]:
+    """Return the chunks that a commit refers to itself."""
+    found: list[Reached] = []
+    for layer in commit.layers:
+        if layer.index is not None:
+            found.append(index_range(layer.index))
+        found += [Reached(ref.hash, Use.TOMBSTONES) for ref in layer.tombstones]
+    found += [Reached(ref.hash, Use.SEEN) for ref in commit.seen]
+    return list(dict.fromkeys(found))
+
+
+def walk_record(objects: Objects) -> Walk:
+    """Return how a rebuild walks commits: every chunk once that is a root, or refers to others."""
+
+    def walk(record: bytes, resolve: Resolve) -> Iterator[WalkedChunk]:
+        commit = parse_record(record, 0)
+        roots = roots_of(commit)
+        yield from (WalkedChunk(root.hash, root=True) for root in roots if not root.use.refers)
+        own = {root.hash for root in roots}
+        trouble: list[Exception] = []
+
+        def look_into(one: Reached) -> list[Reached] | None:
+            try:
+                return children_of(one, _read(objects, one.hash, resolve([one.hash])))
+            except (Damaged, ObjectMissing) as error:
+                trouble.append(error)
+                return None
+
+        for parent, children in walk_below([r for r in roots if r.use.refers], look_into):
+            below = list(dict.fromkeys(child.hash for child in children or ()))
+            yield WalkedChunk(parent.hash, below, root=parent.hash in own)
+        if trouble:
+            raise trouble[0]  # all that could be read was yielded
+
+    return walk
+
+
+def _read(objects: Objects, hash_: ChunkHash, keys: Mapping[ChunkHash, ChunkKey]) -> bytes:
+    key = keys.get(hash_)
+    if key is None:
+        raise ObjectMissing(
+            f"chunk {hash_.hex()} is not in the store",
+            hint="run `holdfast store fsck` to see which files it belongs to",
+        )
+    return decode(objects.get(key.object_key()), key)

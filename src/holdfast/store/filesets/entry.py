@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError
 from holdfast.store.filesets import fileset_pb2 as pb
 from holdfast.store.filesets import header as tar
 from holdfast.store.filesets.algebra import Change, TagChange
-from holdfast.store.objects.address import ChunkHash, DataRef
+from holdfast.store.objects.objects import ChunkHash, DataRef
 
 FileChange = Change[pb.DataRef]
 

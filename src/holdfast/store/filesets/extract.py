@@ -33,7 +33,7 @@ from holdfast.store.filesets.paths import (
     leads_out,
 )
 from holdfast.store.filesets.selection import OutsideLinks
-from holdfast.store.objects.address import ChunkHash
+from holdfast.store.objects.objects import ChunkHash
 
 WRITE_THREADS = 4
 # Files that one thread restores at a time, and their bytes.

@@ -14,22 +14,32 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 from holdfast.errors import BadInput, UnknownPath
-from holdfast.store.chunks import ChunkReader
+from holdfast.store.chunks.reader import ChunkReader
 from holdfast.store.filesets import fileset_pb2 as pb
 from holdfast.store.filesets.cursor import IndexCursor, IndexNodes
-from holdfast.store.filesets.diff import Diff, Difference
-from holdfast.store.filesets.glob import compile_glob, literal_prefix
 from holdfast.store.filesets.info import FileInfo
 from holdfast.store.filesets.layer import Layer
-from holdfast.store.filesets.merge import Merge, Source, files_of, find, merged_file
+from holdfast.store.filesets.merge import (
+    Diff,
+    Difference,
+    Merge,
+    Source,
+    files_of,
+    find,
+    merged_file,
+    open_layers,
+    open_nodes,
+    read_content,
+)
 from holdfast.store.filesets.paths import (
     Collisions,
     after_folder,
     check_folder,
     collision,
+    compile_glob,
     folders_above,
+    literal_prefix,
 )
-from holdfast.store.filesets.sources import open_layers, open_nodes, read_content
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -37,7 +47,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     from holdfast.store.gc.leases import CommitPin
-    from holdfast.store.objects.address import ChunkHash, ChunkKey
+    from holdfast.store.objects.objects import ChunkHash, ChunkKey
     from holdfast.store.store import Store
 
 # What a buffered file asks for at once.

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from holdfast.errors import BadInput
 from holdfast.store.filesets import fileset_pb2 as pb
 from holdfast.store.filesets.entry import message_of, ref_of
-from holdfast.store.objects.address import ChunkHash, DataRef
+from holdfast.store.objects.objects import ChunkHash, DataRef
 
 # Folders that one layer may take away: all of them are held in memory while it is read.
 TOMBSTONES_MAX = 100_000

@@ -1,4 +1,4 @@
-"""Which chunks a commit leads to: its roots, and the children of each chunk that refers to others.
+"""Which chunks a chunk leads to: the children of each one that refers to others, walked downwards.
 
 A chunk does not say itself what it is. It is an index, a list of references, or content, because of
 what refers to it; the same bytes may be used as two of them.
@@ -6,21 +6,16 @@ what refers to it; the same bytes may be used as two of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from enum import StrEnum
 from typing import NamedTuple
 
 from google.protobuf.message import DecodeError
 
-from holdfast.errors import Damaged, ObjectMissing
-from holdfast.store.chunks.codec import decode
 from holdfast.store.filesets import fileset_pb2 as pb
-from holdfast.store.filesets.commits import Commit, parse_record
 from holdfast.store.filesets.entry import parse_node
 from holdfast.store.filesets.header import damaged
-from holdfast.store.gc.rebuild import Resolve, Walk, WalkedChunk
-from holdfast.store.objects.address import ChunkHash, ChunkKey
-from holdfast.store.objects.objects import Objects
+from holdfast.store.objects.objects import ChunkHash
 
 
 class Use(StrEnum):
@@ -47,17 +42,6 @@ class Reached(NamedTuple):
     last_path: str = ""
 
 
-def roots_of(commit: Commit) -> list[Reached]:
-    """Return the chunks that a commit refers to itself."""
-    found: list[Reached] = []
-    for layer in commit.layers:
-        if layer.index is not None:
-            found.append(_range(layer.index))
-        found += [Reached(ref.hash, Use.TOMBSTONES) for ref in layer.tombstones]
-    found += [Reached(ref.hash, Use.SEEN) for ref in commit.seen]
-    return list(dict.fromkeys(found))
-
-
 def children_of(parent: Reached, data: bytes) -> list[Reached]:
     """Return the chunks that an index, or a list of references, refers to; `Damaged` if it is none.
 
@@ -72,38 +56,12 @@ def children_of(parent: Reached, data: bytes) -> list[Reached]:
         return list(dict.fromkeys(_refs(listed, parent.path)))
     node = parse_node(data, where)
     if not node.is_leaf:
-        return [_range(index) for index in node.indexes]
+        return [index_range(index) for index in node.indexes]
     return list(
         dict.fromkeys(
             child for index in node.indexes for child in _refs(index.data_op.data_ref, index.path)
         )
     )
-
-
-def walk_record(objects: Objects) -> Walk:
-    """Return how a rebuild walks commits: every chunk once that is a root, or refers to others."""
-
-    def walk(record: bytes, resolve: Resolve) -> Iterator[WalkedChunk]:
-        commit = parse_record(record, 0)
-        roots = roots_of(commit)
-        yield from (WalkedChunk(root.hash, root=True) for root in roots if not root.use.refers)
-        own = {root.hash for root in roots}
-        trouble: list[Exception] = []
-
-        def look_into(one: Reached) -> list[Reached] | None:
-            try:
-                return children_of(one, _read(objects, one.hash, resolve([one.hash])))
-            except (Damaged, ObjectMissing) as error:
-                trouble.append(error)
-                return None
-
-        for parent, children in walk_below([r for r in roots if r.use.refers], look_into):
-            below = list(dict.fromkeys(child.hash for child in children or ()))
-            yield WalkedChunk(parent.hash, below, root=parent.hash in own)
-        if trouble:
-            raise trouble[0]  # all that could be read was yielded
-
-    return walk
 
 
 def walk_below(
@@ -135,17 +93,8 @@ def walk_below(
         waiting += reversed([child for child in children or () if child.use.refers])
 
 
-def _read(objects: Objects, hash_: ChunkHash, keys: Mapping[ChunkHash, ChunkKey]) -> bytes:
-    key = keys.get(hash_)
-    if key is None:
-        raise ObjectMissing(
-            f"chunk {hash_.hex()} is not in the store",
-            hint="run `holdfast store fsck` to see which files it belongs to",
-        )
-    return decode(objects.get(key.object_key()), key)
-
-
-def _range(index: pb.Index) -> Reached:
+def index_range(index: pb.Index) -> Reached:
+    """Return the chunk that a range of an index refers to."""
     address = ChunkHash(index.data_op.data_ref[0].chunk.hash)
     return Reached(address, Use.INDEX, index.path, index.range.last_path)
 

@@ -18,7 +18,7 @@ from typing import Literal
 
 from holdfast.seam.folders import FolderEntry
 from holdfast.seam.names import stored_name
-from holdfast.store.filesets.glob import compile_glob
+from holdfast.store.filesets.paths import compile_glob
 
 # What a file of this name begins with where a folder is a cache (https://bford.info/cachedir/).
 CACHE_TAG = "CACHEDIR.TAG"

@@ -19,7 +19,6 @@ from holdfast.errors import BadInput
 from holdfast.store.filesets import algebra
 from holdfast.store.filesets import fileset_pb2 as pb
 from holdfast.store.filesets.algebra import Change, TagChange, Tombstones
-from holdfast.store.filesets.compact import merge_into
 from holdfast.store.filesets.entry import change_of, message_of
 from holdfast.store.filesets.folder_reader import (
     FolderReader,
@@ -30,8 +29,8 @@ from holdfast.store.filesets.folder_reader import (
 )
 from holdfast.store.filesets.info import FileInfo, Metadata, tag_of
 from holdfast.store.filesets.layer import TOMBSTONES_MAX, Layer
-from holdfast.store.filesets.layer_builder import Content, LayerBuilder
-from holdfast.store.filesets.merge import find
+from holdfast.store.filesets.layer_builder import Content, LayerBuilder, merge_into
+from holdfast.store.filesets.merge import find, open_layers, open_nodes
 from holdfast.store.filesets.paths import (
     check_file,
     check_folder,
@@ -41,7 +40,6 @@ from holdfast.store.filesets.paths import (
     leads_out,
 )
 from holdfast.store.filesets.selection import Selection
-from holdfast.store.filesets.sources import open_layers, open_nodes
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

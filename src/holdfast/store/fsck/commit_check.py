@@ -15,7 +15,7 @@ from holdfast.store.gc.commit_rows import (
     CommitRow,
     commit_object_key,
     parse_commit_key,
-    to_row,
+    row_of,
 )
 from holdfast.store.gc.database import commit, job
 from holdfast.store.gc.references import References
@@ -73,15 +73,6 @@ def stored_record(objects: Objects, name: str, number: int) -> bytes | None:
         return b""  # what the disk cannot read stands for no commit
 
 
-def row_of(references: References, number: CommitId) -> CommitRow | None:
-    """Return a commit's row as it is now."""
-    asked = select(commit).where(commit.c.id == number)
-    found = references.database.read(
-        lambda connection: connection.execute(asked).mappings().first()
-    )
-    return to_row(found) if found is not None else None
-
-
 def is_abandoned(references: References, row: CommitRow) -> bool:
     """Whether nobody works on a commit any more that is neither published nor gone.
 
@@ -126,7 +117,7 @@ def _add(
     found: CheckedCommits, references: References, kind: FindingKind, row: CommitRow, detail: str
 ) -> None:
     """Note what is wrong with a row, if it is still as it was."""
-    now = row_of(references, row.id)
+    now = row_of(references.database, row.id)
     if now is not None and now.state == row.state:
         found.findings.append(_finding(kind, row.name, row.id, detail))
 
@@ -136,7 +127,7 @@ def _check_object(
 ) -> None:
     """Note an object without a row: the row comes before it and goes after it."""
     name, number = named
-    if row_of(references, number) is not None:
+    if row_of(references.database, number) is not None:
         return
     data = stored_record(objects, name, number)
     if data is None:

@@ -23,15 +23,13 @@ from typing import Any
 from sqlalchemy import Connection, case, func, select
 
 from holdfast.errors import Damaged, ObjectMissing
-from holdfast.store.fsck.commit_check import row_of
 from holdfast.store.fsck.findings import FindingKind, StoreFinding, parse_source
-from holdfast.store.gc.commit_rows import CommitId
+from holdfast.store.gc.commit_rows import CommitId, row_of
 from holdfast.store.gc.database import Database, chunk, edge, slices
 from holdfast.store.gc.references import References
 from holdfast.store.gc.references_sql import CHUNK_KIND, COMMIT_KIND, ReferenceSource, locked_rows
 from holdfast.store.gc.transitions import JobKind
-from holdfast.store.objects.address import ChunkHash, ChunkKey
-from holdfast.store.objects.objects import Objects
+from holdfast.store.objects.objects import ChunkHash, ChunkKey, Objects
 
 
 class Confirm:
@@ -130,7 +128,7 @@ def is_stored(objects: Objects, key: ChunkKey) -> bool:
 def source_exists(references: References, source: ReferenceSource) -> bool:
     """Whether a commit, or a chunk that has references, is there."""
     if source.kind == COMMIT_KIND:
-        return row_of(references, CommitId(int.from_bytes(source.id, "big"))) is not None
+        return row_of(references.database, CommitId(int.from_bytes(source.id, "big"))) is not None
     assert source.kind == CHUNK_KIND, "BUG: only commits and chunks are walked"
     row = _row(references.database, ChunkKey(ChunkHash(source.id), source.generation))
     return row is not None and row["uploaded"] and row["deleting"] is None

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from holdfast.store.fsck.tables import FINDINGS
 from holdfast.store.gc.references_sql import CHUNK_KIND, ReferenceSource
-from holdfast.store.objects.address import ChunkHash, ChunkKey
+from holdfast.store.objects.objects import ChunkHash, ChunkKey
 
 
 class FindingKind(StrEnum):

@@ -9,8 +9,7 @@ from holdfast.store.chunks.codec import decode
 from holdfast.store.filesets.reachable import Reached, children_of
 from holdfast.store.fsck.findings import FindingKind, StoreFinding
 from holdfast.store.gc.references import References
-from holdfast.store.objects.address import CHUNK_PREFIX, ChunkHash, ChunkKey
-from holdfast.store.objects.objects import Objects
+from holdfast.store.objects.objects import CHUNK_PREFIX, ChunkHash, ChunkKey, Objects
 
 # Keys that are remembered; then all are forgotten, and asked for again.
 KEYS_MAX = 100_000
@@ -36,6 +35,19 @@ def whole_object(
             except (Damaged, ObjectMissing, StorageFailed):
                 continue
             return key, stored
+    return None
+
+
+def verify(objects: Objects, key: ChunkKey) -> StoreFinding | None:
+    """Read one stored chunk; return what is wrong with it. One that is gone is not damaged."""
+    try:
+        decode(objects.get(key.object_key()), key)
+    except ObjectMissing:
+        return None
+    except (Damaged, StorageFailed) as error:
+        return StoreFinding(
+            FindingKind.DAMAGED_CHUNK, key.hash, key.generation, detail=error.message
+        )
     return None
 
 

@@ -16,6 +16,9 @@ harm. What can be repaired:
 What brings something back is done first, and by itself. Only a check that finds nothing more to
 bring back knows all that is in use; until then no reference is removed, no count lowered, nothing
 deleted or collected. While an index is missing nobody knows what it led to, and it stays so.
+
+`check_and_repair` checks, repairs and checks again, until nothing is wrong or nothing more can be
+done. `rebuild_database` makes a lost database again from the objects of its store.
 """
 
 from __future__ import annotations
@@ -27,18 +30,30 @@ from typing import NamedTuple
 from blake3 import blake3
 
 from holdfast.errors import Damaged, HoldfastError, ObjectMissing
+from holdfast.seam import Seam
 from holdfast.store.chunks.codec import decode
-from holdfast.store.fsck.commit_check import readable, row_of, stored_record
+from holdfast.store.chunks.settings import StoreSettings
+from holdfast.store.filesets.commits import walk_record
+from holdfast.store.fsck.check import CheckEngine, check
+from holdfast.store.fsck.commit_check import readable, stored_record
 from holdfast.store.fsck.confirm import Confirm, is_stored, source_exists
-from holdfast.store.fsck.findings import NEEDED_BY_COMMITS, FindingKind, StoreFinding, parse_source
-from holdfast.store.fsck.indexes import whole_object
+from holdfast.store.fsck.findings import (
+    NEEDED_BY_COMMITS,
+    FindingKind,
+    FsckReport,
+    StoreFinding,
+    parse_source,
+    without_known,
+)
+from holdfast.store.fsck.indexes import verify, whole_object
 from holdfast.store.fsck.repair_transactions import RepairTransactions
-from holdfast.store.fsck.scrub import verify
+from holdfast.store.fsck.tables import FsckSettings
 from holdfast.store.gc.collector import Collector
-from holdfast.store.gc.commit_rows import CommitId, commit_object_key
+from holdfast.store.gc.commit_rows import CommitId, commit_object_key, row_of
+from holdfast.store.gc.rebuild import RebuildReport, rebuild, release_quarantine
 from holdfast.store.gc.references_sql import CHUNK_KIND, COMMIT_KIND
-from holdfast.store.objects.address import ChunkKey
-from holdfast.store.store import Store
+from holdfast.store.objects.objects import ChunkKey
+from holdfast.store.store import Store, open_objects
 
 QUARANTINE_PREFIX = "quarantine/"
 _NAME_MARK_BYTES = 4
@@ -154,7 +169,7 @@ class Repair:
 
     def _agree(self, finding: StoreFinding) -> str:
         number = CommitId(finding.generation)
-        row = row_of(self._references, number)
+        row = row_of(self._references.database, number)
         data = stored_record(self._objects, finding.commit, number)
         if row is None or data is None or data == row.record:
             return ""
@@ -169,7 +184,7 @@ class Repair:
         return ""
 
     def _write_commit(self, finding: StoreFinding) -> str:
-        row = row_of(self._references, CommitId(finding.generation))
+        row = row_of(self._references.database, CommitId(finding.generation))
         if row is not None:
             self._objects.put(commit_object_key(row.name, row.id), [row.record])
         return ""
@@ -177,7 +192,7 @@ class Repair:
     def _restore_commit(self, finding: StoreFinding) -> str:
         number = CommitId(finding.generation)
         data = stored_record(self._objects, finding.commit, number)
-        if data is None or row_of(self._references, number) is not None:
+        if data is None or row_of(self._references.database, number) is not None:
             return ""
         commit = readable(data, number)
         is_whole = commit is not None and commit.name == finding.commit
@@ -296,3 +311,63 @@ def _hides_others(finding: StoreFinding) -> bool:
 
 _UNKNOWN_USE = "something that leads to other chunks is missing, so nobody knows what is in use"
 _NO_OTHER = "no other generation of it is stored; store the same data again, then repair once more"
+
+
+@dataclass
+class Repaired:
+    """What was wrong, what was done, and what is wrong still."""
+
+    before: FsckReport
+    repairs: list[RepairReport] = field(default_factory=list)
+    after: FsckReport = field(default_factory=FsckReport)
+    released: int = 0
+    """Chunks that a rebuild had held back, and that the collector may take now."""
+
+
+def check_and_repair(
+    store: Store,
+    engine: CheckEngine,
+    settings: FsckSettings | None = None,
+    damaged: Sequence[StoreFinding] = (),
+) -> Repaired:
+    """Repair what a check finds, and what a scrub has found damaged before.
+
+    One repair may bring to light what another one is needed for: the references of a row that came
+    back, or chunks that only a leaked one kept.
+    """
+    limits = settings or FsckSettings()
+    before = check(store, engine, limits)
+    before.findings += without_known(damaged, before.findings)
+    result = Repaired(before, after=before)
+    for _ in range(limits.repair_rounds):
+        if result.after.ok:
+            break
+        done = Repair(store).execute(plan_repair(result.after.findings))
+        result.repairs.append(done)
+        result.after = check(store, engine, limits)
+        if not done.done:
+            break
+    if result.after.ok:
+        # All that is in use is known, and has its references.
+        result.released = release_quarantine(store.references.database)
+    return result
+
+
+def rebuild_database(
+    url: str,
+    *,
+    database: str | None = None,
+    settings: StoreSettings | None = None,
+    seam: Seam | None = None,
+) -> RebuildReport:
+    """Fill a database that is gone, empty, or half rebuilt; one that knows chunks is left alone."""
+    used = settings or StoreSettings()
+    with open_objects(url, database=database, settings=used, seam=seam) as found:
+        return rebuild(
+            found.database_url,
+            found.objects,
+            walk_record(found.objects),
+            settings=used.gc,
+            store_id=found.store_id,
+            seam=seam,
+        )

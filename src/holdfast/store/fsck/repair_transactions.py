@@ -17,8 +17,7 @@ from sqlalchemy import (
     update,
 )
 
-from holdfast.store.filesets.commits import Commit
-from holdfast.store.filesets.reachable import roots_of
+from holdfast.store.filesets.commits import Commit, roots_of
 from holdfast.store.fsck.confirm import of_source, true_counts
 from holdfast.store.gc.commit_rows import CommitId
 from holdfast.store.gc.database import Database, chunk, commit, edge, job, slices
@@ -34,7 +33,7 @@ from holdfast.store.gc.references_sql import (
     take_step,
 )
 from holdfast.store.gc.transitions import LOSE, CommitState, JobKind, allows
-from holdfast.store.objects.address import ChunkHash, ChunkKey
+from holdfast.store.objects.objects import ChunkHash, ChunkKey
 
 
 class RepairTransactions:

@@ -15,17 +15,14 @@ from dataclasses import dataclass, field
 
 from sqlalchemy import Connection, bindparam, delete, insert, select, update
 
-from holdfast.errors import Damaged, ObjectMissing, StorageFailed
 from holdfast.seam.rate import TokenBucket
-from holdfast.store.chunks.codec import decode
 from holdfast.store.fsck.check import locate
 from holdfast.store.fsck.confirm import Confirm
-from holdfast.store.fsck.findings import FindingKind, StoreFinding
-from holdfast.store.fsck.settings import FsckSettings
-from holdfast.store.fsck.tables import PREFIXES
+from holdfast.store.fsck.findings import StoreFinding
+from holdfast.store.fsck.indexes import verify
+from holdfast.store.fsck.tables import PREFIXES, FsckSettings
 from holdfast.store.gc.database import Database, chunk, meta
-from holdfast.store.objects.address import CHUNK_PREFIX, ChunkKey
-from holdfast.store.objects.objects import Objects, StoredObject
+from holdfast.store.objects.objects import CHUNK_PREFIX, ChunkKey, StoredObject
 from holdfast.store.store import Store
 
 POSITION = "scrub"
@@ -71,19 +68,6 @@ def forget_position(database: Database) -> None:
     """Let the next scrub begin at the first object."""
     gone = delete(meta).where(meta.c.name == POSITION)
     database.transact(lambda connection: connection.execute(gone))
-
-
-def verify(objects: Objects, key: ChunkKey) -> StoreFinding | None:
-    """Read one stored chunk; return what is wrong with it. One that is gone is not damaged."""
-    try:
-        decode(objects.get(key.object_key()), key)
-    except ObjectMissing:
-        return None
-    except (Damaged, StorageFailed) as error:
-        return StoreFinding(
-            FindingKind.DAMAGED_CHUNK, key.hash, key.generation, detail=error.message
-        )
-    return None
 
 
 class _ScrubRun:

@@ -39,11 +39,10 @@ from holdfast.store.gc.database import (
     job,
     slices,
 )
-from holdfast.store.gc.hash_shards import Shard
 from holdfast.store.gc.leases import release_references
+from holdfast.store.gc.limits import DeleteRate, Shard
 from holdfast.store.gc.plan import GcPlan, make_plan
 from holdfast.store.gc.points import StorePoint
-from holdfast.store.gc.rate import DeleteRate
 from holdfast.store.gc.references import References
 from holdfast.store.gc.references_sql import CHUNK_KIND, ReferenceSource, lock_rows, take_step
 from holdfast.store.gc.sweep import Sweeper, SweepReport
@@ -56,8 +55,7 @@ from holdfast.store.gc.transitions import (
     Transition,
 )
 from holdfast.store.gc.watch import LeaseWatch
-from holdfast.store.objects.address import ChunkHash, ChunkKey
-from holdfast.store.objects.objects import Objects
+from holdfast.store.objects.objects import ChunkHash, ChunkKey, Objects
 
 # Chunks whose references are asked for at once.
 OUTGOING_ROWS = 250

@@ -36,8 +36,7 @@ from holdfast.store.gc.transitions import (
     CommitState,
     JobKind,
 )
-from holdfast.store.objects.address import ChunkHash, ChunkKey
-from holdfast.store.objects.objects import Objects
+from holdfast.store.objects.objects import ChunkHash, ChunkKey, Objects
 
 COMMIT_PREFIX = "commits/"
 # The quoted name of a commit, its id and a dot must fit into one file name.
@@ -225,6 +224,13 @@ def last_with_prefix(prefix: str) -> Select[Any]:
         .order_by(commit.c.name.desc(), commit.c.id.desc())
         .limit(1)
     )
+
+
+def row_of(database: Database, number: CommitId) -> CommitRow | None:
+    """Return a commit's row as it is now."""
+    asked = select(commit).where(commit.c.id == number)
+    found = database.read(lambda connection: connection.execute(asked).mappings().first())
+    return to_row(found) if found is not None else None
 
 
 def to_row(row: RowMapping) -> CommitRow:

@@ -25,7 +25,7 @@ from holdfast.store.gc.references_sql import (
     remove_references,
 )
 from holdfast.store.gc.transitions import CLOSE, FORGET_JOB, RENEW, WORK, JobKind
-from holdfast.store.objects.address import ChunkHash, ChunkKey
+from holdfast.store.objects.objects import ChunkHash, ChunkKey
 
 RENEWALS_PER_LEASE = 3
 # The job that holds what a rebuild did not understand (quarantine.py). A repair alone ends it.

@@ -22,11 +22,11 @@ from holdfast.store.gc.database import (
     edge,
     slices,
 )
-from holdfast.store.gc.hash_shards import Shard
+from holdfast.store.gc.limits import Shard
 from holdfast.store.gc.references_sql import CHUNK_KIND
 from holdfast.store.gc.transitions import BEGIN_REMOVING
 from holdfast.store.gc.watch import ENDED_BY_COLLECTORS, LeaseWatch
-from holdfast.store.objects.address import ChunkHash, ChunkKey
+from holdfast.store.objects.objects import ChunkHash, ChunkKey
 
 NEVER_UPLOADED = "reserved, never uploaded"
 UNREFERENCED = "nothing refers to it"

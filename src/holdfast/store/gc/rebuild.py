@@ -36,7 +36,8 @@ from functools import partial
 from pathlib import PurePath
 from typing import NamedTuple
 
-from sqlalchemy import Connection, delete, func, insert, select, text, update
+from sqlalchemy import Connection, delete, func, insert, literal, select, text, update
+from sqlalchemy.types import BigInteger, LargeBinary, Text
 
 from holdfast.errors import BadInput, CannotOpen, Damaged, ObjectMissing
 from holdfast.seam import Seam
@@ -55,8 +56,8 @@ from holdfast.store.gc.database import (
     metadata,
     slices,
 )
+from holdfast.store.gc.leases import QUARANTINE_JOB, end_lease, release_references
 from holdfast.store.gc.points import StorePoint
-from holdfast.store.gc.quarantine import META_NAME, hold_garbage
 from holdfast.store.gc.references_sql import (
     COMMIT_KIND,
     Reference,
@@ -68,9 +69,8 @@ from holdfast.store.gc.references_sql import (
 )
 from holdfast.store.gc.settings import GcSettings
 from holdfast.store.gc.sweep import pages
-from holdfast.store.gc.transitions import CommitState
-from holdfast.store.objects.address import CHUNK_PREFIX, ChunkHash, ChunkKey
-from holdfast.store.objects.objects import Objects, StoredObject
+from holdfast.store.gc.transitions import BEGIN_REMOVING, CommitState, JobKind
+from holdfast.store.objects.objects import CHUNK_PREFIX, ChunkHash, ChunkKey, Objects, StoredObject
 
 # Somebody who is in does not leave within any time that is worth waiting for.
 BUSY_TIMEOUT_S = 1.0
@@ -379,3 +379,53 @@ class _Rebuild:
 
 def _rows(connection: Connection, asked: object) -> list[tuple[bytes, int]]:
     return [(hash_, generation) for hash_, generation in connection.execute(asked)]  # type: ignore[call-overload]
+
+
+LEASE_S = 100 * 365.25 * 86400
+# Its row in `gc_meta` has the number of the job.
+META_NAME = "quarantine"
+
+
+def hold_garbage(database: Database, connection: Connection, number: int) -> int:
+    """Hold everything that a collector would take, by a job of this number; return how much.
+
+    A database that is rebuilt while an index is lost cannot know what that index led to: to the
+    collector it is garbage like any other. So the rebuild lets a job of its own, the quarantine,
+    hold all that nothing refers to. Its lease does not lapse in our lifetimes; it ends when a
+    repair has found that nothing hides what is in use (`holdfast store fsck --repair`): the index
+    was brought back, or the commits that needed it were deleted. Writers that store the same chunks
+    meanwhile refer to them as to any others.
+    """
+    times = {"created": database.now, "lease_until": database.now + literal(LEASE_S)}
+    named = {"id": number, "kind": JobKind.JOB.value, "name": QUARANTINE_JOB}
+    connection.execute(insert(job).values(**named, **times))
+    connection.execute(insert(meta).values(name=META_NAME, number=number, words=""))
+    source = ReferenceSource.numbered(JobKind.JOB.value, number)
+    garbage = database.guard(BEGIN_REMOVING)
+    columns = (
+        literal(source.kind, Text()),
+        literal(source.id, LargeBinary()),
+        literal(source.generation, BigInteger()),
+        chunk.c.hash,
+        chunk.c.generation,
+    )
+    held = insert(edge).from_select(edge.c.keys(), select(*columns).where(*garbage))
+    connection.execute(held)
+    counted = update(chunk).where(*garbage).values(holds=chunk.c.holds + 1)
+    return int(connection.execute(counted).rowcount)
+
+
+def release_quarantine(database: Database) -> int:
+    """Hand over to the collector what is held, if there is a quarantine; return how much it is."""
+    asked = select(meta.c.number).where(meta.c.name == META_NAME)
+    number = database.read(lambda connection: connection.execute(asked).scalar())
+    if number is None:
+        return 0
+    end_lease(database, number)
+    released = release_references(
+        database, ReferenceSource.numbered(JobKind.JOB.value, number), number
+    )
+    # Last: whoever dies before begins again, and what is left by then goes in any case.
+    gone = delete(meta).where(meta.c.name == META_NAME)
+    database.transact(lambda connection: connection.execute(gone))
+    return released

@@ -52,10 +52,9 @@ from holdfast.store.gc.references_sql import (
     remove_references,
 )
 from holdfast.store.gc.settings import GcSettings
-from holdfast.store.gc.statistics import GcStatistics, gather
 from holdfast.store.gc.transitions import MARK_UPLOADED, JobKind, allows, wins
-from holdfast.store.gc.watch import ENDED_BY_COLLECTORS, LeaseWatch, OpenLease
-from holdfast.store.objects.address import HASH_BYTES, ChunkHash, ChunkKey
+from holdfast.store.gc.watch import ENDED_BY_COLLECTORS, GcStatistics, LeaseWatch, OpenLease, gather
+from holdfast.store.objects.objects import HASH_BYTES, ChunkHash, ChunkKey
 
 # Who refers, in `update_references`: a kind and an id of the caller's choice.
 NamedSource = tuple[str, bytes]

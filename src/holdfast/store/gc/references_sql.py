@@ -25,7 +25,7 @@ from holdfast.store.gc.transitions import (
     JobKind,
     Transition,
 )
-from holdfast.store.objects.address import ChunkHash, ChunkKey
+from holdfast.store.objects.objects import ChunkHash, ChunkKey
 
 CHUNK_KIND = "chunk"
 COMMIT_KIND = "commit"

@@ -26,7 +26,7 @@ from holdfast.store.gc.database import IS_DYING, chunk, slices
 from holdfast.store.gc.references import References
 from holdfast.store.gc.references_sql import ReferenceSource
 from holdfast.store.gc.sweep import SweepReport
-from holdfast.store.objects.address import HASH_BYTES, ChunkHash, ChunkKey
+from holdfast.store.objects.objects import HASH_BYTES, ChunkHash, ChunkKey
 
 SERVICE = "holdfast.store.gc.Collector"
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")

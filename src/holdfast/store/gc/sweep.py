@@ -21,10 +21,8 @@ from sqlalchemy import Connection, select
 
 from holdfast.store.gc.commit_rows import COMMIT_PREFIX, parse_commit_key
 from holdfast.store.gc.database import Database, chunk, commit
-from holdfast.store.gc.hash_shards import Shard
-from holdfast.store.gc.rate import DeleteRate
-from holdfast.store.objects.address import ChunkHash, ChunkKey
-from holdfast.store.objects.objects import Objects, StoredObject
+from holdfast.store.gc.limits import DeleteRate, Shard
+from holdfast.store.objects.objects import ChunkHash, ChunkKey, Objects, StoredObject
 
 UNKNOWN_KEYS_SHOWN = 20
 

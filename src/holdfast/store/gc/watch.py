@@ -1,17 +1,19 @@
-"""Judges open leases: who is at work, who is gone, and whose lease is over.
+"""Judges open leases: which are in use, which process is dead, whose lease is over; and counts.
 
-A lease is over once nobody has renewed it for its whole length. What a wall clock says of that is
-not enough: on SQLite it is the clock of whoever looks, and one that is wrong, or a machine that
-slept, would end the leases of everybody at work. So a collector notes in the row of each lease when
-it first saw it as it is, by a clock that does not jump, and ends it only when it sees it unchanged
-one length later:
+A lease is over once it has not been renewed for its whole length. A wall clock alone cannot say
+that: on SQLite it is the clock of the process that looks, and one that is wrong, or a machine that
+slept, would end leases that are in use. So a collector notes in the row of each lease when it first
+saw it in its present state, by a clock that does not jump, and ends it only when it sees it
+unchanged one length later:
 
 - on SQLite, by the monotonic clock of this boot, which stands still while the machine sleeps; what
-  was noted before the machine was started anew counts for nothing;
+  was noted before the machine was restarted counts for nothing;
 - on PostgreSQL, by the clock of the server, which is one for all.
 
-A lease whose process is certainly dead is ended at once. None of this is needed for safety: a lease
-may end at any moment, and its holder is refused from then on.
+A lease whose process is certainly dead is ended immediately. None of this is needed for safety: a
+lease may end at any time, and its holder is refused from then on.
+
+`gather` counts what the database holds: the one source for status, metrics and console.
 """
 
 from __future__ import annotations
@@ -22,12 +24,12 @@ from enum import StrEnum
 from functools import partial
 from typing import Any
 
-from sqlalchemy import Connection, Select, select, update
+from sqlalchemy import Connection, Select, case, func, select, update
 
 from holdfast.seam.clock import Clock
 from holdfast.seam.holder import Holder, is_dead, monotonic_name
-from holdfast.store.gc.database import Database, job
-from holdfast.store.gc.transitions import CLOSE, EXPIRE
+from holdfast.store.gc.database import Database, chunk, collector, commit, job
+from holdfast.store.gc.transitions import CLOSE, EXPIRE, ChunkState
 
 DATABASE_CLOCK = "database"
 
@@ -163,3 +165,117 @@ class LeaseWatch:
             seen = {"seen_until": row["lease_until"], "seen_clock": clock, "seen_s": now_s}
             connection.execute(update(job).where(*same).values(**seen))
         return ended
+
+
+LEASES_SHOWN = 100
+
+
+@dataclass(frozen=True)
+class StateTotals:
+    """How much is in one state."""
+
+    chunks: int = 0
+    size_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class CollectorTotals:
+    """What one collector has done since it began."""
+
+    name: str
+    started_s: float
+    updated_s: float
+    chunks: int
+    size_bytes: int
+    chunks_per_s: float
+
+
+@dataclass(frozen=True)
+class GcStatistics:
+    """Everything at one moment; times are by the database's clock."""
+
+    now_s: float
+    states: dict[ChunkState, StateTotals]
+    not_uploaded_chunks: int
+    jobs: int
+    pins: int
+    lapsed_leases: int
+    oldest_lease_s: float | None
+    """Since when the oldest job or pin is open."""
+    leases: tuple[OpenLease, ...]
+    """Whose they are, the oldest first, `LEASES_SHOWN` at most."""
+    commits: dict[str, int]
+    collectors: tuple[CollectorTotals, ...]
+
+
+def gather(database: Database, clock: Clock) -> GcStatistics:
+    """Count everything; one look at each table."""
+    watch = LeaseWatch(database, clock)
+    return database.read(lambda connection: _gather(database, connection, watch))
+
+
+def _gather(database: Database, connection: Connection, watch: LeaseWatch) -> GcStatistics:
+    now_s = connection.execute(select(database.now)).scalar_one()
+    leases = [
+        row._mapping
+        for row in connection.execute(
+            select(
+                job.c.kind,
+                func.count().label("count"),
+                func.min(job.c.created).label("oldest"),
+                func.sum(case((job.c.lease_until < now_s, 1), else_=0)).label("lapsed"),
+            )
+            .where(job.c.ended.is_(None))
+            .group_by(job.c.kind)
+        )
+    ]
+    by_kind = {row["kind"]: row["count"] for row in leases}
+    by_state = select(commit.c.state, func.count()).group_by(commit.c.state)
+    states, not_uploaded = _states(connection)
+    return GcStatistics(
+        now_s=now_s,
+        states=states,
+        not_uploaded_chunks=not_uploaded,
+        jobs=by_kind.get("job", 0),
+        pins=by_kind.get("pin", 0),
+        lapsed_leases=sum(int(row["lapsed"]) for row in leases),
+        oldest_lease_s=min((row["oldest"] for row in leases), default=None),
+        leases=tuple(watch.open_leases(connection, LEASES_SHOWN)),
+        commits={row[0]: row[1] for row in connection.execute(by_state)},
+        collectors=_collectors(connection),
+    )
+
+
+def _states(connection: Connection) -> tuple[dict[ChunkState, StateTotals], int]:
+    state = case(
+        (chunk.c.deleting.is_not(None), ChunkState.DELETING.value),
+        (chunk.c.removing.is_not(None), ChunkState.REMOVING.value),
+        (chunk.c.refcount > 0, ChunkState.LIVE.value),
+        else_=ChunkState.NASCENT.value,
+    ).label("state")
+    asked = select(
+        state,
+        func.count().label("count"),
+        func.sum(chunk.c.size_bytes).label("size"),
+        func.sum(case((chunk.c.uploaded.is_(True), 0), else_=1)).label("waiting"),
+    ).group_by(state)
+    rows = connection.execute(asked).mappings().all()
+    totals = {ChunkState(row["state"]): StateTotals(row["count"], int(row["size"])) for row in rows}
+    every = (ChunkState.NASCENT, ChunkState.LIVE, ChunkState.REMOVING, ChunkState.DELETING)
+    found = {one: totals.get(one, StateTotals()) for one in every}
+    return found, sum(int(row["waiting"]) for row in rows)
+
+
+def _collectors(connection: Connection) -> tuple[CollectorTotals, ...]:
+    rows = connection.execute(select(collector).order_by(collector.c.name)).mappings()
+    return tuple(
+        CollectorTotals(
+            name=row["name"],
+            started_s=row["started"],
+            updated_s=row["updated"],
+            chunks=row["chunks"],
+            size_bytes=row["size_bytes"],
+            chunks_per_s=row["chunks"] / row["busy_s"] if row["busy_s"] else 0.0,
+        )
+        for row in rows
+    )

@@ -1,1 +1,21 @@
-"""The commands of `holdfast dlq`."""
+"""`holdfast dlq`: events that were not accepted, or that a destination will never take."""
+
+from __future__ import annotations
+
+import click
+
+from holdfast.operate.cli.base.groups import CommandGroup
+from holdfast.operate.cli.dlq.change import fix_command, purge_command, replay_command
+from holdfast.operate.cli.dlq.show import list_command, show_command
+
+
+@click.group(cls=CommandGroup)
+def command() -> None:
+    """Look at dead letters, correct them, try them again, give them up.
+
+    All commands work beside a running gateway; all but replaying undelivered letters without one.
+    """
+
+
+for subcommand in (list_command, show_command, fix_command, replay_command, purge_command):
+    command.add_command(subcommand)

@@ -1,1 +1,50 @@
-"""The commands of `holdfast quiver`, a few to a module."""
+"""`holdfast quiver`: look into a data directory, check it, change it, copy it."""
+
+from __future__ import annotations
+
+import click
+
+from holdfast.operate.cli.base.groups import CommandGroup
+from holdfast.operate.cli.quiver.ledger import (
+    drop_subscriber_command,
+    ledger_command,
+    replay_command,
+)
+from holdfast.operate.cli.quiver.maintain import (
+    backup_command,
+    fsck_command,
+    restore_command,
+    salvage_command,
+    scrub_command,
+)
+from holdfast.operate.cli.quiver.show import (
+    cat_command,
+    list_command,
+    metrics_command,
+    show_command,
+)
+
+
+@click.group(cls=CommandGroup)
+def command() -> None:
+    """Look into a data directory, check it, change it, copy it.
+
+    All commands work beside a running owner, and without one.
+    """
+
+
+for subcommand in (
+    list_command,
+    show_command,
+    cat_command,
+    ledger_command,
+    metrics_command,
+    fsck_command,
+    scrub_command,
+    replay_command,
+    drop_subscriber_command,
+    backup_command,
+    restore_command,
+    salvage_command,
+):
+    command.add_command(subcommand)

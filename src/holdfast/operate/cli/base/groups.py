@@ -1,0 +1,129 @@
+"""How commands are grouped and completed: in a fixed order, each with an example and a guess."""
+
+from __future__ import annotations
+
+import difflib
+
+import click
+from click.shell_completion import get_completion_class
+
+EXAMPLES = {
+    "demo": "demo",
+    "up": "up gateway.yaml",
+    "validate": "validate gateway.yaml",
+    "print-config": "print-config gateway.yaml",
+    "config schema": "config schema > graph-file.schema.json",
+    "components": "components http",
+    "graph": "graph gateway.yaml",
+    "processors test": "processors test gateway.yaml events.jsonl",
+    "destination ls": "destination ls gateway.yaml",
+    "destination pause": "destination pause marquez gateway.yaml",
+    "destination resume": "destination resume marquez gateway.yaml",
+    "destination skip": "destination skip marquez 4711 gateway.yaml --reason 'not a valid run'",
+    "tap": "tap marquez gateway.yaml --limit 5",
+    "quiver ls": "quiver ls gateway.yaml",
+    "quiver show": "quiver show data 12",
+    "quiver cat": "quiver cat data --slot events",
+    "quiver ledger": "quiver ledger gateway.yaml --balance",
+    "quiver metrics": "quiver metrics data",
+    "quiver fsck": "quiver fsck data",
+    "quiver scrub": "quiver scrub data --max-mb-s 50",
+    "quiver replay": "quiver replay data --subscriber archive --from 100 --to 250",
+    "quiver drop-subscriber": "quiver drop-subscriber data archive",
+    "quiver backup": "quiver backup data /backup/data",
+    "quiver restore": "quiver restore /backup/data data",
+    "quiver salvage": "quiver salvage data salvaged",
+    "explain": "explain 4711 gateway.yaml",
+    "lineage lint": "lineage lint events.jsonl",
+    "dead-letters ls": "dead-letters ls gateway.yaml",
+    "dead-letters show": "dead-letters show gateway.yaml r42",
+    "dead-letters fix": "dead-letters fix gateway.yaml r42",
+    "dead-letters replay": "dead-letters replay gateway.yaml --destination marquez",
+    "dead-letters purge": "dead-letters purge gateway.yaml r42",
+    "dataflow validate": "dataflow validate pipelines.yaml",
+    "dataflow graph": "dataflow graph pipelines.yaml",
+    "dataflow explain": "dataflow explain pipelines.yaml",
+    "dataflow test": "dataflow test pipelines.yaml pipelines_tests.yaml",
+    "dataflow run": "dataflow run pipelines.yaml totals --once",
+    "dataflow watermark": "dataflow watermark pipelines.yaml",
+    "dataflow drain": "dataflow drain pipelines.yaml --close",
+    "dataflow redrive": "dataflow redrive pipelines.yaml totals",
+    "dataflow replay": "dataflow replay pipelines.yaml totals --into replayed",
+    "store create": "store create --store ./store",
+    "store info": "store info --store ./store",
+    "store fsck": "store fsck --store ./store",
+    "store scrub": "store scrub --store ./store",
+    "store rebuild": "store rebuild --store ./store",
+    "files ls": "files ls reports/monday --store ./store",
+    "files cat": "files cat reports/monday daily.csv --store ./store",
+    "files tags": "files tags reports/monday daily.csv --store ./store",
+    "files put": "files put reports/monday ./reports --store ./store",
+    "files get": "files get reports/monday ./restored --store ./store",
+    "files cp": "files cp reports/monday daily.csv copy.csv --as reports/copy --store ./store",
+    "files rm": "files rm reports/monday --store ./store",
+    "files diff": "files diff reports/monday reports/tuesday --store ./store",
+    "files log": "files log reports/tuesday --store ./store",
+    "files commit": "files commit reports/week --from reports/monday --store ./store",
+    "files compact": "files compact reports/week --as reports/compact --store ./store",
+    "files export": "files export reports/monday reports.tar --store ./store",
+    "files import": "files import old/archive backup.tar.gz --store ./store",
+    "files index show": "files index show reports/monday --store ./store",
+    "gc plan": "gc plan --store ./store",
+    "gc run": "gc run --store ./store",
+    "gc status": "gc status --store ./store",
+    "gc end-lease": "gc end-lease 7 --store ./store",
+    "gc serve": "gc serve --store ./store",
+    "prove": "prove quiver --kills 20",
+    "bench": "bench quiver",
+    "doctor": "doctor",
+    "completion": "completion bash > ~/.local/share/bash-completion/completions/holdfast",
+}
+
+
+class CommandGroup(click.Group):
+    """Lists commands as they were added, with an example in each help; guesses mistyped ones."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names as they were added."""
+        return list(self.commands)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return a command, with its example."""
+        command = self.find(cmd_name)
+        if command is not None and command.epilog is None:
+            path = f"{ctx.command_path} {cmd_name}".partition(" ")[2]
+            if path in EXAMPLES:
+                command.epilog = f"\b\nExample:\n  holdfast {EXAMPLES[path]}"
+        return command
+
+    def find(self, name: str) -> click.Command | None:
+        """Return the command of a name, if there is one."""
+        return self.commands.get(name)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command that is meant by the first argument, or say which one may be."""
+        known = self.list_commands(ctx)
+        if args and args[0] not in known and self.find(args[0]) is None:
+            close = difflib.get_close_matches(args[0], known, n=2)
+            if close:
+                guess = " or ".join(repr(name) for name in close)
+                ctx.fail(f"No such command {args[0]!r}. Did you mean {guess}?")
+        return super().resolve_command(ctx, args)
+
+
+SHELLS = ("bash", "zsh", "fish")
+
+
+@click.command("completion")
+@click.argument("shell", type=click.Choice(SHELLS))
+@click.pass_context
+def completion_command(ctx: click.Context, shell: str) -> None:
+    """Print a script with which SHELL completes commands and options.
+
+    Write it where your shell looks for completions, or evaluate it in its start-up file.
+    """
+    kind = get_completion_class(shell)
+    assert kind is not None, f"BUG: click does not know {shell}"
+    click.echo(kind(ctx.find_root().command, {}, "holdfast", "_HOLDFAST_COMPLETE").source())

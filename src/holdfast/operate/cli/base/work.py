@@ -1,0 +1,159 @@
+"""How commands do long work: with a progress bar, at a limited rate, until a signal, on Spark."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from typing import IO, TYPE_CHECKING, Any
+
+import click
+
+from holdfast.errors import NotInstalled
+from holdfast.extras import install_command
+from holdfast.operate.cli.base.output import Command, stderr
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from typing_extensions import Buffer
+
+# As drives and networks are sold.
+BYTES_PER_MB = 1_000_000
+
+
+def engine_option(what: str) -> Callable[[Command], Command]:
+    """Return an option that says where the work is done, passed as `engine`."""
+    return click.option(
+        "--engine",
+        type=click.Choice(["local", "spark"]),
+        default="local",
+        show_default=True,
+        help=what,
+    )
+
+
+@contextmanager
+def spark_session(name: str) -> Iterator[SparkSession]:
+    """Give a session where `spark-submit` says, or on all cores of this machine."""
+    if find_spec("pyspark") is None:
+        hint = f"{install_command('spark')}, or use --engine local"
+        raise NotInstalled("Spark is not installed", hint=hint)
+    from holdfast.dataflow.driver.session import start_session, stop_session
+
+    session = start_session(name=name)
+    try:
+        yield session
+    finally:
+        stop_session(session)
+
+
+@contextmanager
+def status(what: str) -> Iterator[None]:
+    """Show on a terminal that something is under way, and nothing elsewhere."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    with stderr().status(what):
+        yield
+
+
+@contextmanager
+def progress(
+    what: str,
+    total_bytes: int | None = None,
+    *,
+    max_mb_s: float | None = None,
+    quiet: bool = False,
+) -> Iterator[Callable[[int], None]]:
+    """Give a function that is called with the bytes of each piece of work that is done.
+
+    On a terminal it moves a bar. With `max_mb_s` it sleeps, so that the work is no faster.
+    """
+    with contextlib.ExitStack() as held:
+        advance = _no_bar if quiet or not sys.stderr.isatty() else _bar(what, total_bytes, held)
+        started_s, done_bytes = time.monotonic(), 0
+
+        def done(size_bytes: int) -> None:
+            nonlocal done_bytes
+            done_bytes += size_bytes
+            advance(size_bytes)
+            if max_mb_s is not None:
+                due_s = started_s + done_bytes / (max_mb_s * BYTES_PER_MB)
+                time.sleep(max(0.0, due_s - time.monotonic()))
+
+        yield done
+
+
+def _no_bar(size_bytes: int) -> None:
+    """Show nothing: there is no terminal, or its reader wants JSON."""
+
+
+def _bar(what: str, total_bytes: int | None, held: contextlib.ExitStack) -> Callable[[int], None]:
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TransferSpeedColumn,
+    )
+
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeElapsedColumn(),
+        console=stderr(),
+        transient=True,
+    )
+    task = held.enter_context(bar).add_task(what, total=total_bytes)
+    return lambda size_bytes: bar.advance(task, size_bytes)
+
+
+@contextmanager
+def stop_on_signals(stop: Callable[[], None]) -> Iterator[None]:
+    """Call `stop` on Ctrl-C and SIGTERM, so that work ends after the piece it is at.
+
+    What was begun is finished; an exception in the middle of it would leave it to the next run.
+    """
+    before = {
+        number: signal.signal(number, lambda *_: stop())
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class CountedReader:
+    """A file that reports how much was read from it."""
+
+    def __init__(self, file: IO[bytes], report: Callable[[int], None]) -> None:
+        self._file = file
+        self._report = report
+
+    def read(self, size: int = -1, /) -> bytes:
+        """Read from the file."""
+        data = self._file.read(size)
+        self._report(len(data))
+        return data
+
+
+class CountedWriter:
+    """A file that reports how much was written to it."""
+
+    def __init__(self, file: IO[bytes], report: Callable[[int], None]) -> None:
+        self._file = file
+        self._report = report
+
+    def write(self, data: Buffer, /) -> Any:
+        """Write to the file."""
+        self._report(memoryview(data).nbytes)
+        return self._file.write(data)

@@ -1,0 +1,386 @@
+"""`holdfast files put | get | import | export`: bring files and archives in, and take them out."""
+
+from __future__ import annotations
+
+import functools
+import stat
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+import click
+
+from holdfast.errors import BadInput
+from holdfast.operate.cli.base.output import counted, json_option, print_json, printable, size
+from holdfast.operate.cli.base.target import Target, store_options
+from holdfast.operate.cli.base.work import CountedReader, CountedWriter, progress, status
+from holdfast.operate.cli.files.commits import (
+    INCOMPLETE_EXIT_CODE,
+    opened_commit,
+    opened_job,
+    opened_parent,
+    outside_links_option,
+    shown_path,
+    tag_option,
+)
+from holdfast.operate.cli.files.edit import added, message_option, tell
+from holdfast.seam.names import stored_name
+
+if TYPE_CHECKING:
+    from holdfast.store.filesets import Commit, FileSetWriter
+    from holdfast.store.filesets.extract import Restoring
+    from holdfast.store.filesets.folder_reader import FolderReport
+    from holdfast.store.filesets.selection import OutsideLinks, Selection
+    from holdfast.store.store import Store
+
+_NOT_RESTORED = {
+    "owner": "the owner",
+    "xattrs": "an extended attribute",
+    "time": "the time",
+    "set_id": "set-id bits or capabilities (--set-id restores them)",
+    "hard_link": "the hard link (a copy was made)",
+    "outside_link": "the link out of the folder itself",
+}
+
+
+def _restoring_options(command: Callable[..., int]) -> Callable[..., int]:
+    """Let a command be told how files are restored, as `how`."""
+
+    @functools.wraps(command)
+    def with_restoring(
+        overwrite: bool,
+        outside_links: OutsideLinks,
+        owner: bool | None,
+        numeric_ids: bool,
+        set_id: bool,
+        keep_going: bool,
+        **others: object,
+    ) -> int:
+        from holdfast.store.filesets.extract import Restoring
+
+        how = Restoring(overwrite, outside_links, owner, numeric_ids, set_id, keep_going)
+        return command(how=how, **others)
+
+    for option in (
+        click.option("--keep-going", is_flag=True, help="Restore the rest if a file fails."),
+        click.option("--set-id", is_flag=True, help="Restore set-id bits and capabilities."),
+        click.option("--numeric-ids", is_flag=True, help="Owners by number, not by name."),
+        click.option(
+            "--owner/--no-owner",
+            default=None,
+            help="Give files to whom they belonged; by default if root runs it.",
+        ),
+        outside_links_option("keep"),
+        click.option("--overwrite", is_flag=True, help="Replace files that are there already."),
+    ):
+        with_restoring = option(with_restoring)
+    return with_restoring
+
+
+@click.command("get")
+@click.argument("commit")
+@click.argument("target", type=click.Path(file_okay=False, path_type=Path))
+@click.option("--from", "folder", default="", metavar="FOLDER", help="Only what is below it.")
+@_restoring_options
+@store_options
+@json_option
+def get_command(
+    commit: str, target: Path, folder: str, how: Restoring, chosen: Target, as_json: bool
+) -> int:
+    """Restore a commit into a folder, checking every byte; nothing is written outside of it.
+
+    A file has its name once all of it is there. With --keep-going, files that cannot be restored
+    are told, the rest is restored, and the exit code is 3.
+    """
+    from holdfast.store.filesets import extract
+
+    with (
+        chosen.open_store() as store,
+        opened_commit(store, commit) as files,
+        status(f"restoring {commit}"),
+    ):
+        restored = extract(files, target, folder=folder, how=how)
+    more = {
+        "failed": restored.failed,
+        "failures": [failure._asdict() for failure in restored.failures],
+        "not_restored": dict(sorted(restored.not_restored.items())),
+    }
+    _tell_moved(restored.files, restored.size_bytes, as_json, more)
+    for kind, count in sorted(restored.not_restored.items()):
+        click.echo(f"not restored: {_NOT_RESTORED[kind]} of {count:,} files", err=True)
+    for failure in restored.failures:
+        click.echo(f"failed: {shown_path(failure.path)}: {printable(failure.why)}", err=True)
+    if restored.failed > len(restored.failures):
+        click.echo(f"and {restored.failed - len(restored.failures):,} more that failed", err=True)
+    return INCOMPLETE_EXIT_CODE if restored.failed else 0
+
+
+@click.command("export")
+@click.argument("commit")
+@click.argument("archive", type=click.Path(dir_okay=False, writable=True, allow_dash=True))
+@click.option("--from", "folder", default="", metavar="FOLDER", help="Only what is below it.")
+@click.option("--index", is_flag=True, help="The stored index entries themselves, not the files.")
+@store_options
+@json_option
+def export_command(
+    commit: str,
+    archive: str,
+    folder: str,
+    index: bool,
+    chosen: Target,
+    as_json: bool,
+) -> None:
+    """Write a commit as a tar archive; - is the standard output."""
+    from holdfast.store.filesets import export_index, export_tar
+
+    with (
+        chosen.open_store() as store,
+        opened_commit(store, commit) as files,
+        click.open_file(archive, "wb") as file,
+        progress(f"exporting {commit}") as done,
+    ):
+        target = CountedWriter(file, done)
+        if index:
+            export_index(files, target)
+            return
+        moved = export_tar(files, target, folder=folder)
+    # The archive may be the standard output: what is told goes beside it.
+    if archive != "-":
+        _tell_moved(moved.files, moved.size_bytes, as_json)
+
+
+@click.command("import")
+@click.argument("name")
+@click.argument("archive", type=click.Path(exists=True, dir_okay=False, allow_dash=True))
+@click.option("--into", default="", metavar="FOLDER", help="Below this folder.")
+@click.option("--parent", metavar="COMMIT", help="On top of what this commit holds.")
+@click.option("--keep-outside-links", is_flag=True, help="Store links that lead out.")
+@message_option
+@store_options
+@json_option
+def import_command(
+    name: str,
+    archive: str,
+    into: str,
+    parent: str | None,
+    keep_outside_links: bool,
+    message: str,
+    chosen: Target,
+    as_json: bool,
+) -> None:
+    """Store a tar archive as a commit; - is the standard input. Paths that lead out are refused."""
+    from holdfast.store.filesets import import_tar
+
+    with (
+        chosen.open_store() as store,
+        click.open_file(archive, "rb") as file,
+        progress(f"importing {name}") as done,
+    ):
+        counted = CountedReader(file, done)
+
+        def write(writer: FileSetWriter) -> None:
+            import_tar(writer, counted, into=into, keep_outside_links=keep_outside_links)
+
+        made = added(store, name, parent, message, write)
+    tell(made, as_json)
+
+
+def _tell_moved(
+    files: int, size_bytes: int, as_json: bool, more: Mapping[str, object] | None = None
+) -> None:
+    if as_json:
+        print_json({"files": files, "size_bytes": size_bytes, **(more or {})})
+    else:
+        click.echo(f"{files:,} files, {size(size_bytes)}")
+
+
+_BLOCK_BYTES = 1024 * 1024
+_WORDS: dict[str, str] = {
+    "excluded": "excluded",
+    "socket": "sockets",
+    "pipe": "pipes",
+    "device": "devices",
+    "outside_link": "links that lead out",
+    "vanished": "that went meanwhile",
+    "name": "with paths that cannot be stored",
+    "unreadable": "that cannot be read",
+}
+
+
+def _selection_options(command: Callable[..., int]) -> Callable[..., int]:
+    """Let a command be told what of a folder is stored, as `selection`."""
+
+    @functools.wraps(command)
+    def with_selection(
+        exclude: Sequence[str],
+        include: Sequence[str],
+        pattern_files: Sequence[TextIO],
+        exclude_caches: bool,
+        outside_links: OutsideLinks,
+        **others: object,
+    ) -> int:
+        from holdfast.store.filesets.selection import Selection, split_patterns
+
+        left_out, kept = list(exclude), list(include)
+        for file in pattern_files:
+            more_left_out, more_kept = split_patterns(file)
+            left_out += more_left_out
+            kept += more_kept
+        selection = Selection(
+            left_out, kept, exclude_caches=exclude_caches, outside_links=outside_links
+        )
+        return command(selection=selection, **others)
+
+    for option in (
+        outside_links_option("keep"),
+        click.option("--exclude-caches", is_flag=True, help="Leave out what has a CACHEDIR.TAG."),
+        click.option(
+            "--exclude-file",
+            "pattern_files",
+            multiple=True,
+            type=click.File("r", encoding="utf-8", errors="surrogateescape"),
+            help="Patterns, one in a line; with a ! before it, what is stored all the same.",
+        ),
+        click.option(
+            "--include", multiple=True, metavar="PATTERN", help="Store it although excluded."
+        ),
+        click.option(
+            "--exclude", multiple=True, metavar="PATTERN", help="Leave it out, as in .gitignore."
+        ),
+    ):
+        with_selection = option(with_selection)
+    return with_selection
+
+
+@dataclass(frozen=True)
+class _Put:
+    """What `put` was asked for."""
+
+    name: str
+    source: Path
+    parent: str | None
+    into: str
+    selection: Selection
+    message: str
+    tag: bytes | None
+    append: bool
+
+
+@click.command("put")
+@click.argument("name")
+@click.argument("source", type=click.Path(exists=True, path_type=Path))
+@click.option("--parent", metavar="COMMIT", help="Files that look as they do there are not read.")
+@click.option("--into", default="", metavar="FOLDER", help="Beside what the parent holds.")
+@tag_option("Store a file's content under this tag; what the parent has under others stays.")
+@click.option("--append", is_flag=True, help="Behind what the parent has there.")
+@_selection_options
+@message_option
+@store_options
+@json_option
+def put_command(chosen: Target, as_json: bool, **options: Any) -> int:
+    """Store a file or a folder as a commit.
+
+    A folder becomes all that the commit holds. With --into, or if SOURCE is a file, it comes beside
+    what the parent holds, instead of what is there. Sockets, pipes and devices are left out, and so
+    is what cannot be read: the commit is made all the same, and the exit code is 3.
+
+    A file may consist of tags, whose content follows in their order: --tag replaces one of them.
+    """
+    asked = _Put(**options)
+    is_folder = asked.source.is_dir()
+    if is_folder and (asked.append or asked.tag is not None):
+        raise BadInput(f"{asked.source} is a folder", hint="--tag and --append are for one file.")
+    with chosen.open_store() as store:
+        if is_folder and not asked.into:
+            made, report, fields = _put_folder(store, asked)
+        else:
+            made, report, fields = _put_beside(store, asked)
+    tell(made, as_json, {**fields, **_report_fields(report)})
+    _tell_report(report)
+    return INCOMPLETE_EXIT_CODE if report.missed else 0
+
+
+def _report_fields(report: FolderReport) -> dict[str, object]:
+    return {
+        "left_out": dict(report.left_out),
+        "changed_files": report.changed_files,
+        "large_xattrs": report.large_xattrs,
+        "told": [told._asdict() for told in report.first],
+    }
+
+
+def _tell_report(report: FolderReport) -> None:
+    """Say beside the output what is not stored as it stands."""
+    counts = [f"{count:,} {_WORDS[reason]}" for reason, count in report.left_out.items()]
+    if counts:
+        click.echo(f"left out: {', '.join(counts)}", err=True)
+    if report.changed_files:
+        click.echo(f"changed while they were read: {report.changed_files:,} files", err=True)
+    for told in report.first:
+        why = f": {printable(told.why)}" if told.why else ""
+        click.echo(f"  {told.what.replace('_', ' ')}: {shown_path(told.path)}{why}", err=True)
+
+
+def _put_folder(store: Store, asked: _Put) -> tuple[Commit, FolderReport, dict[str, object]]:
+    from holdfast.store.filesets import Commits, put_tree
+
+    commits, parent = Commits(store), asked.parent
+    with opened_job(store, asked.name) as job, opened_parent(store, parent) as files:
+        seen = commits.get(parent).seen if parent is not None else ()
+        with status(f"storing {asked.source}"):
+            tree = put_tree(
+                store,
+                job,
+                asked.source,
+                parent=files,
+                parent_seen=seen,
+                selection=asked.selection,
+            )
+        if tree.lost_files:
+            click.echo(f"read {counted(tree.lost_files, 'file')} that the store had lost", err=True)
+        made = commits.create(
+            job, asked.name, [tree.layer], parent=parent, message=asked.message, seen=tree.seen
+        )
+    counts = ("files", "read_files", "read_bytes", "lost_files")
+    return made, tree.report, {count: getattr(tree, count) for count in counts}
+
+
+def _put_beside(store: Store, asked: _Put) -> tuple[Commit, FolderReport, dict[str, object]]:
+    from holdfast.store.filesets.folder_reader import FolderReport
+
+    reports = [FolderReport()]
+
+    def write(writer: FileSetWriter) -> None:
+        source, into = asked.source, asked.into
+        if source.is_dir():
+            reports[:] = [
+                writer.put_tree(
+                    source,
+                    into=into,
+                    selection=asked.selection,
+                )
+            ]
+        else:
+            name = stored_name(source.name)
+            _put_file(writer, f"{into.rstrip('/')}/{name}" if into else name, asked)
+
+    made = added(store, asked.name, asked.parent, asked.message, write)
+    return made, reports[0], {}
+
+
+def _put_file(writer: FileSetWriter, path: str, asked: _Put) -> None:
+    from holdfast.store.filesets import Metadata
+
+    source, tag = asked.source, asked.tag
+    known = source.stat()
+    metadata = Metadata(mode=stat.S_IMODE(known.st_mode), mtime_ns=known.st_mtime_ns)
+    with source.open("rb") as file, progress(path, known.st_size) as done:
+        counted = CountedReader(file, done)
+        blocks = iter(lambda: counted.read(_BLOCK_BYTES), b"")
+        if asked.append:
+            writer.append(path, blocks, tag=tag or b"", metadata=metadata)
+        elif tag is not None:
+            writer.replace_tag(path, blocks, tag=tag)
+        else:
+            writer.put(path, blocks, metadata=metadata)

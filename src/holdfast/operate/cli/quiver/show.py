@@ -1,0 +1,282 @@
+"""`holdfast quiver ls | show | cat | metrics`: look into a data directory."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from datetime import datetime
+from pathlib import Path, PurePath
+from typing import Any
+
+import click
+import pyarrow as pa
+
+from holdfast.errors import BadInput, CannotOpen, Damaged, Overloaded
+from holdfast.operate.cli.base.output import (
+    json_option,
+    moment,
+    parquet_option,
+    print_json,
+    print_table,
+    size,
+    write_parquet,
+)
+from holdfast.operate.cli.base.target import quiver_argument, time_option
+from holdfast.operate.metrics import records, render
+from holdfast.quiver import LedgerConfig, Quiver, QuiverConfig, RetentionConfig, Statistics
+from holdfast.quiver.base import names
+from holdfast.quiver.base.config import AGE_MAX_S, WAIT_MAX_S
+from holdfast.quiver.cores import core_ids
+from holdfast.quiver.read.scan import TimeRange, scan
+from holdfast.quiver.segments.rows import TableMaker
+from holdfast.quiver.segments.segment import Segment
+from holdfast.quiver.tools.changes import ask_owner, balances
+from holdfast.quiver.tools.inspect import Inventory, inspect
+from holdfast.seam import Seam
+from holdfast.seam.disk import RealDisk
+
+
+@click.command("ls")
+@quiver_argument
+@json_option
+def list_command(directory: PurePath, as_json: bool) -> None:
+    """List segments, write-ahead log, subscribers and quarantine."""
+    seam = Seam()
+    inventory = inspect(seam.disk, directory)
+    owner = ask_owner(seam, directory, "ping")
+    accounts = balances(seam, inventory)
+    if as_json:
+        print_json({**_inventory_fields(inventory), "owner": owner, "subscribers": accounts})
+        return
+    identity = inventory.identity
+    whose = f"owned by process {owner['process']}" if owner else "nobody owns it now"
+    click.echo(f"quiver {identity.quiver_id if identity else '(FORMAT is damaged)'}, {whose}")
+    print_table(
+        "segments",
+        ("segment", "seqs", "bundles", "events", "size", "slots", "ingested until"),
+        (_segment_row(segment) for segment in inventory.segments),
+    )
+    wal = [(f.name, size(f.size_bytes), f.fault or "") for f in inventory.wal_files]
+    print_table("write-ahead log", ("file", "size", "fault"), wal)
+    click.echo(f"unsealed bundles: {len(inventory.unsealed)}")
+    _print_subscribers(inventory, accounts)
+    damages = [*inventory.wal_damages, *inventory.quarantined]
+    if damages:
+        rows = [(d.source, d.reason, d.first_seq, d.last_seq, size(d.size_bytes)) for d in damages]
+        print_table("damaged", ("source", "reason", "first seq", "last seq", "size"), rows)
+
+
+def _print_subscribers(inventory: Inventory, accounts: list[dict[str, Any]]) -> None:
+    known = inventory.ledger.state.subscribers
+    rows = []
+    for account in accounts:
+        subscriber = known.get(account["subscriber"])
+        since = "attached"
+        if subscriber is None:
+            since = "new"
+        elif subscriber.absent_since_ns is not None:
+            since = f"nobody since {moment(subscriber.absent_since_ns)}"
+        rows.append(
+            (
+                account["subscriber"],
+                subscriber.high_water_seq if subscriber else None,
+                account["pending"]["bundles"],
+                account["pending"]["events"],
+                size(account["pending_bytes"]),
+                since,
+                account["holds"],
+            )
+        )
+    columns = ("subscriber", "next seq", "bundles", "events", "size", "reader", "adds up")
+    print_table("waiting for subscribers", columns, rows)
+
+
+@click.command("show")
+@quiver_argument
+@click.argument("segment_seq", type=int)
+@json_option
+def show_command(directory: PurePath, segment_seq: int, as_json: bool) -> None:
+    """Show one segment: its summary, and its bundles."""
+    found = [
+        segment
+        for segment in inspect(Seam().disk, directory).segments
+        if segment.summary.segment_seq == segment_seq
+    ]
+    if not found:
+        raise BadInput(f"no segment {segment_seq}", hint="`holdfast quiver ls` lists them")
+    try:
+        summary, bundles = found[0].summary, found[0].bundle_table.to_pylist()
+    except Damaged as damage:
+        raise _removed_meanwhile(damage) from None
+    if as_json:
+        print_json({"summary": asdict(summary), "bundles": bundles})
+        return
+    rows = [(key, value) for key, value in asdict(summary).items() if key != "files"]
+    print_table(f"segment {segment_seq}", ("field", "value"), rows)
+    files = [(f.name, f.slot, f.kind, f.rows, size(f.size_bytes)) for f in summary.files]
+    print_table("files", ("file", "slot", "kind", "rows", "size"), files)
+    columns = ("seq", "events", "payload_bytes", "producer", "epoch")
+    print_table("bundles", columns, ([b[name] for name in columns] for b in bundles))
+
+
+@click.command("cat")
+@quiver_argument
+@click.option("--slot", help="Needed when there are several.")
+@click.option("--columns", help="Comma separated; all by default.")
+@time_option("--since", "Event time, inclusive, with a zone.")
+@time_option("--until", "Event time, exclusive, with a zone.")
+@click.option("--limit", type=click.IntRange(min=1), help="At most so many rows.")
+@click.option("--skip-damaged", is_flag=True, help="Leave damaged batches out instead of failing.")
+@parquet_option
+@json_option
+def cat_command(  # noqa: PLR0913, PLR0917  (its options)
+    directory: PurePath,
+    slot: str | None,
+    columns: str | None,
+    since: datetime | None,
+    until: datetime | None,
+    limit: int | None,
+    skip_damaged: bool,
+    parquet: Path | None,
+    as_json: bool,
+) -> None:
+    """Print the rows of a slot, sealed or not, as JSON lines (with or without --json)."""
+    inventory = inspect(Seam().disk, directory)
+    try:
+        reader = scan(
+            inventory.segments,
+            list(TableMaker(QuiverConfig()).tables(inventory.unsealed)),
+            slot,
+            columns.split(",") if columns else None,
+            TimeRange.of(since, until),
+            "skip" if skip_damaged else "fail",
+        )
+        batches = _limited(reader, limit)
+        if parquet is not None:
+            click.echo(f"{write_parquet(parquet, reader.schema, batches):,} rows", err=True)
+            return
+        for batch in batches:
+            for row in batch.to_pylist():
+                click.echo(json.dumps(row, default=_as_text, ensure_ascii=False))
+    except Damaged as damage:
+        raise _removed_meanwhile(damage) from None
+
+
+def _limited(reader: pa.RecordBatchReader, limit: int | None) -> Iterator[pa.RecordBatch]:
+    left = limit
+    for batch in reader:
+        if left is None:
+            yield batch
+        elif left > 0:
+            yield batch.slice(0, left)
+            left -= batch.num_rows
+        else:
+            return
+
+
+def _removed_meanwhile(damage: Damaged) -> Damaged | Overloaded:
+    """Tell a segment that the owner removed while it was read from one that is damaged."""
+    if damage.path is None or Path(damage.path).parent.exists():
+        return damage
+    return Overloaded(
+        "a segment went while it was read: everyone has what was in it",
+        hint="try again",
+        path=damage.path,
+    )
+
+
+def _as_text(value: object) -> str:
+    if isinstance(value, bytes):
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            return "base64:" + base64.b64encode(value).decode()
+    return str(value)
+
+
+def _segment_row(segment: Segment) -> tuple[object, ...]:
+    s = segment.summary
+    return (
+        s.segment_seq,
+        f"{s.first_seq}-{s.last_seq}",
+        s.bundles,
+        s.events,
+        size(s.size_bytes),
+        " ".join(s.slots),
+        moment(s.max_ingestion_ns),
+    )
+
+
+def _inventory_fields(inventory: Inventory) -> dict[str, object]:
+    return {
+        "quiver_id": inventory.identity.quiver_id if inventory.identity else None,
+        "segments": [asdict(segment.summary) for segment in inventory.segments],
+        "unreadable_segments": inventory.unreadable,
+        "wal_files": [asdict(file) for file in inventory.wal_files],
+        "unsealed_bundles": len(inventory.unsealed),
+        "unsealed_events": sum(held.events for held in inventory.unsealed),
+        "ledger_files": [path.name for path, _, _ in inventory.ledger.files],
+        "wal_damages": [asdict(damage) for damage in inventory.wal_damages],
+        "quarantined": [asdict(damage) for damage in inventory.quarantined],
+    }
+
+
+# Whoever only looks does not know the owner's bounds, and must not delete by bounds of its own.
+_UNBOUNDED = 1 << 60
+_ONLY_LOOKING = QuiverConfig(
+    retention=RetentionConfig(
+        size_cap_bytes=_UNBOUNDED,
+        max_segments=_UNBOUNDED,
+        steady_state_headroom_bytes=_UNBOUNDED,
+        orphan_ttl_s=None,
+        tick_s=WAIT_MAX_S,
+    ),
+    ledger=LedgerConfig(retain_s=AGE_MAX_S, retain_bytes=_UNBOUNDED),
+)
+
+
+@click.command("metrics")
+@click.argument("directory", type=click.Path(path_type=PurePath))
+@click.option("--name", help="The label `quiver`; by default the name of the directory.")
+@click.option(
+    "--size-cap-bytes",
+    type=click.IntRange(min=1),
+    default=RetentionConfig().size_cap_bytes,
+    show_default=True,
+    help="The cap to compare with: the directory does not know its owner's.",
+)
+@json_option
+def metrics_command(
+    directory: PurePath, name: str | None, size_cap_bytes: int, as_json: bool
+) -> None:
+    """Print every figure of a quiver that nobody has open, or of all cores under a root."""
+    found = {name or directory.name: _closed_statistics(directory, size_cap_bytes)}
+    if as_json:
+        print_json([record._asdict() for record in records(found)])
+    else:
+        click.echo(render(found), nl=False)
+
+
+def _closed_statistics(directory: PurePath, size_cap_bytes: int) -> list[Statistics]:
+    disk = RealDisk()
+    if disk.exists(directory / names.WAL_DIR):
+        paths = {0: directory}
+    else:
+        found = core_ids(disk, directory) if disk.exists(directory) else []
+        paths = {core_id: directory / names.core_dir(core_id) for core_id in found}
+    if not paths:
+        raise CannotOpen("there is no quiver", hint="name its directory", path=str(directory))
+    told = []
+    for core_id, path in paths.items():
+        if inspect(disk, path).unsealed:
+            # Opening it would seal them, and without the owner's extractors.
+            raise CannotOpen(
+                "its log holds bundles that only its owner can seal as they should be",
+                hint="start its owner and take its own figures, or let it close cleanly first",
+                path=str(path),
+            )
+        with Quiver.open(path, _ONLY_LOOKING) as quiver:
+            told.append(replace(quiver.statistics(), core_id=core_id))
+    return [replace(one, size_cap_bytes=size_cap_bytes // len(told)) for one in told]

@@ -1,0 +1,447 @@
+"""Stores a whole folder as one layer; files that look as they did in a parent commit are not read.
+
+The folder comes in order of its paths, so nothing is buffered or sorted: small files go straight
+into shared chunks, large ones into their own, and the index behind them. The layer takes away all
+older files, and holds all of the folder's. Its entries that did not change are the bytes they were,
+and so are the chunks of its index. Those whose content the store has lost are read again.
+
+The parent commit (`PreviousTree`) is walked beside the folder. It may have lost chunks since it was
+made, and what refers to one of them must not be taken over: so the chunks of many entries together
+are looked up in the database, and files of lost ones are read again, which brings the chunks back.
+Where the index itself, or the table of how files looked, is lost, the files it described are read.
+
+`SeenFiles` says what files looked like on disk when they were stored. It is a table beside the
+commit's index, not in it: it says nothing about the files' content, and equal folders on two disks
+must have equal indexes. For each file two numbers of 64 bits, little-endian: xxh3-64 of its path,
+and of its size, time of change of content, time of change of anything, and inode (four numbers of
+64 bits). The rows are sorted by the first. A file that was changed less than `RACY_NS` before the
+folder was read is left out: another change may have the same time.
+"""
+
+from __future__ import annotations
+
+import itertools
+import operator
+import struct
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import TYPE_CHECKING, NamedTuple
+
+from xxhash import xxh3_64_intdigest
+
+from holdfast.errors import Damaged, ObjectMissing
+from holdfast.seam.folders import FolderEntry
+from holdfast.store.chunks.reader import ChunkReader
+from holdfast.store.chunks.writer import ChunkWriter
+from holdfast.store.filesets import algebra
+from holdfast.store.filesets import fileset_pb2 as pb
+from holdfast.store.filesets.algebra import Tombstones
+from holdfast.store.filesets.entry import change_of, index_of, is_plain_index, message_of
+from holdfast.store.filesets.fileset import FileSet
+from holdfast.store.filesets.folder_reader import (
+    READ_THREADS,
+    FolderReader,
+    FolderReport,
+    FoundFile,
+    ReadFile,
+    metadata_of,
+)
+from holdfast.store.filesets.info import XATTRS_BYTES_MAX, Metadata, Xattrs
+from holdfast.store.filesets.layer import Layer
+from holdfast.store.filesets.layer_builder import Content, LayerBuilder
+from holdfast.store.filesets.merge import direct, readable_files
+from holdfast.store.filesets.selection import Selection
+from holdfast.store.objects.objects import ChunkHash, DataRef
+
+if TYPE_CHECKING:
+    from holdfast.store.gc.leases import Job
+    from holdfast.store.store import Store
+
+RACY_NS = 1_000_000_000
+
+_ROW = struct.Struct("<QQ")
+_LOOK = struct.Struct("<QqqQ")
+
+
+def path_number(path: str) -> int:
+    """Return the number that stands for a path."""
+    return xxh3_64_intdigest(path.encode())
+
+
+def look_number(entry: FolderEntry) -> int:
+    """Return the number that stands for how a file looked."""
+    look = (entry.size_bytes, entry.mtime_ns, entry.ctime_ns, entry.inode)
+    return xxh3_64_intdigest(_LOOK.pack(*look))
+
+
+class SeenFiles:
+    """The table of a commit."""
+
+    def __init__(self, data: bytes = b"") -> None:
+        if len(data) % _ROW.size:
+            raise Damaged(
+                "the table of files seen on disk is cut off",
+                hint="Store the folder without the parent commit; `holdfast store fsck` says more.",
+            )
+        self._looks: dict[int, int] = dict(_ROW.iter_unpack(data))
+
+    def is_same(self, entry: FolderEntry) -> bool:
+        """Whether a file looks as it did when it was stored."""
+        return self._looks.get(path_number(entry.path)) == look_number(entry)
+
+
+class SeenWriter:
+    """Collects the table while files are stored: 16 bytes for each."""
+
+    def __init__(self, began_ns: int) -> None:
+        self._began_ns = began_ns
+        self._rows: list[tuple[int, int]] = []
+
+    def add(self, entry: FolderEntry) -> None:
+        """Note a file as it looked before it was read."""
+        if self._began_ns - max(entry.mtime_ns, entry.ctime_ns) > RACY_NS:
+            self._rows.append((path_number(entry.path), look_number(entry)))
+
+    def data(self) -> Iterator[bytes]:
+        """Yield the bytes of the table."""
+        self._rows.sort(key=operator.itemgetter(0))
+        yield b"".join(itertools.starmap(_ROW.pack, self._rows))
+
+
+# Entries whose chunks are looked up together.
+LOOKED_UP_ENTRIES = 4096
+
+_IndexedPath = tuple[str, pb.Index]
+
+
+class PreviousTree:
+    """What the parent holds, and which of it is still stored; None: there is no parent."""
+
+    def __init__(self, parent: FileSet | None, seen: Sequence[DataRef]) -> None:
+        self._table = SeenFiles()
+        self._files: Iterator[_IndexedPath] = iter(())
+        self._lost: set[bytes] = set()
+        if parent is not None and seen:
+            self._table = _table(parent.reader, seen)
+            self._files = self._looked_up(parent)
+        self._next = next(self._files, None)
+
+    def looks_same(self, entry: FolderEntry) -> bool:
+        """Whether a file looks as when the parent was made."""
+        return self._table.is_same(entry)
+
+    def find(self, entry: FolderEntry) -> pb.Index | None:
+        """Return what the parent holds of a file that looks the same; asked in order of paths."""
+        while self._next is not None and self._next[0] < entry.path:
+            self._next = next(self._files, None)
+        if self._next is None or self._next[0] != entry.path:
+            return None
+        index = self._next[1]
+        if not _is_same(index, entry):
+            return None
+        if is_plain_index(index):
+            return index
+        change = algebra.over_nothing(change_of(index, entry.path))
+        return index_of(entry.path, change) if change is not None else None
+
+    def lost_chunk(self, index: pb.Index) -> bytes | None:
+        """Return the first chunk of what was found that is lost; None: it is all there."""
+        if not self._lost:
+            return None
+        chunks = (ref.chunk.hash for ref in index.data_op.data_ref)
+        return next((chunk for chunk in chunks if chunk in self._lost), None)
+
+    def _looked_up(self, parent: FileSet) -> Iterator[_IndexedPath]:
+        entries = readable_files(parent.nodes, parent.sources, lambda lost: None)
+        asked: set[ChunkHash] = set()
+        while some := list(itertools.islice(entries, LOOKED_UP_ENTRIES)):
+            refs = [ref for _, index in some for ref in index.data_op.data_ref]
+            chunks = {ChunkHash(ref.chunk.hash) for ref in refs}
+            self._lost |= parent.reader.missing(chunks - asked)
+            lists = [ref for ref in refs if ref.indirect and ref.chunk.hash not in self._lost]
+            self._lost |= _incomplete(parent.reader, lists)
+            asked = chunks
+            yield from some
+
+
+def _is_same(index: pb.Index, entry: FolderEntry) -> bool:
+    known = index.metadata
+    if entry.kind == "link":
+        return known.HasField("link_target")
+    if known.mode != entry.mode or known.HasField("link_target"):
+        return False
+    return entry.kind == "folder" or index.size_bytes == entry.size_bytes
+
+
+def _table(reader: ChunkReader, seen: Sequence[DataRef]) -> SeenFiles:
+    try:
+        return SeenFiles(b"".join(reader.read(seen)))
+    except (Damaged, ObjectMissing):
+        return SeenFiles()  # then every file is read
+
+
+def _incomplete(reader: ChunkReader, lists: Iterable[pb.DataRef]) -> set[bytes]:
+    """Return the lists of references that cannot be read, or name a chunk that is lost."""
+    found: set[bytes] = set()
+    for ref in lists:
+        try:
+            inner = {one.hash for _, one in direct(reader, [ref])}
+        except (Damaged, ObjectMissing):
+            found.add(ref.chunk.hash)
+            continue
+        if reader.missing(inner):
+            found.add(ref.chunk.hash)
+    return found
+
+
+StoreProgress = Callable[[int, int], None]
+
+_NOTHING = Metadata()
+
+
+class StoredTree(NamedTuple):
+    """A folder that was stored. `layer` and `seen` belong into one commit."""
+
+    layer: Layer
+    seen: tuple[DataRef, ...]
+    files: int
+    read_files: int
+    read_bytes: int
+    # What was left out, or changed while it was read.
+    report: FolderReport
+    # Files that look as in the parent, and were read because the store has lost their content.
+    lost_files: int
+
+
+@dataclass
+class _Counts:
+    files: int = 0
+    read_files: int = 0
+    read_bytes: int = 0
+    lost_files: int = 0
+
+
+def put_tree(
+    store: Store,
+    job: Job,
+    folder: PurePath | str,
+    *,
+    parent: FileSet | None = None,
+    parent_seen: Sequence[DataRef] = (),
+    selection: Selection | None = None,
+    threads: int = READ_THREADS,
+    progress: StoreProgress = lambda files, read_bytes: None,
+) -> StoredTree:
+    """Store a folder. `parent` is a pinned file set, kept open until the new commit is made.
+
+    `progress` is called, in this thread, with how many files were met and how many bytes were read.
+    """
+    with store.chunks.writer(job) as writer:
+        before = PreviousTree(parent, parent_seen)
+        reader = FolderReader(
+            folder,
+            small_bytes=store.chunks.chunking.small_file_bytes,
+            skip=before.looks_same,
+            selection=selection,
+            threads=threads,
+        )
+        return _Tree(store, writer, reader, before).store(progress)
+
+
+class _Tree:
+    def __init__(
+        self, store: Store, writer: ChunkWriter, reader: FolderReader, before: PreviousTree
+    ) -> None:
+        self._writer = writer
+        self._reader = reader
+        self._builder = LayerBuilder(store.chunks, writer)
+        self._before = before
+        self._small_bytes = store.chunks.chunking.small_file_bytes
+        self._seen = SeenWriter(store.references.seam.clock.wall_ns())
+        self._xattrs_max_bytes = min(XATTRS_BYTES_MAX, store.chunks.chunking.max_bytes // 4)
+        self._counts = _Counts()
+        self._links = _HardLinks()
+        # The lost chunk that the small files being read are to make again; None: a new one.
+        self._lost_pack: bytes | None = None
+
+    def store(self, progress: StoreProgress) -> StoredTree:
+        for found in self._reader.files():
+            if found.entry.kind == "file":
+                self._add_file(found)
+                progress(self._counts.files, self._counts.read_bytes)
+            else:
+                self._add_other(found)
+        layer = self._builder.close(Tombstones([""]))
+        seen = tuple(self._writer.put_stream(self._seen.data()))
+        self._writer.barrier()
+        counts = self._counts
+        return StoredTree(
+            layer,
+            seen,
+            counts.files,
+            counts.read_files,
+            counts.read_bytes,
+            self._reader.report,
+            counts.lost_files,
+        )
+
+    def _add_other(self, found: FoundFile) -> None:
+        """Store a folder or a symbolic link."""
+        entry = found.entry
+        before = self._before.find(entry) if found.is_skipped else None
+        if before is not None and before.metadata.HasField("uid"):
+            self._builder.add_again(before)
+        else:
+            target = found.link_target
+            if found.is_skipped and entry.kind == "link":
+                target = before.metadata.link_target if before else self._reader.target(entry)
+                if target is None:
+                    return
+            metadata = self._metadata(found, found.xattrs)._replace(link_target=target)
+            self._builder.add(entry.path, algebra.append(b"", (), metadata.to_message()))
+        self._seen.add(entry)
+        self._counts.files += entry.kind == "link"
+
+    def _add_file(self, found: FoundFile) -> None:
+        entry = found.entry
+        before = self._before.find(entry) if found.is_skipped else None
+        lost = self._before.lost_chunk(before) if before is not None else None
+        if before is not None and lost is None:
+            self._take_over(found, before)
+            self._seen.add(entry)
+        elif not self._add_again(found) and not self._read(found, lost):
+            return
+        self._counts.files += 1
+
+    def _take_over(self, found: FoundFile, before: pb.Index) -> None:
+        """Store what the parent holds of a file, with what is known of it now."""
+        entry = found.entry
+        refs = tuple(before.data_op.data_ref)
+        first = self._links.first(entry, refs) if entry.links > 1 else ""
+        if not before.metadata.HasField("uid") or before.metadata.hard_link != first:
+            kept = Metadata(sparse=before.metadata.sparse or None)
+            metadata = self._metadata(found, self._reader.xattrs(entry), first, kept)
+            renewed = pb.Index()
+            renewed.CopyFrom(before)
+            renewed.metadata.CopyFrom(metadata.to_message() or pb.Metadata())
+            before = renewed
+        self._builder.add_again(before)
+
+    def _add_again(self, found: FoundFile) -> bool:
+        """Store another name of a file that was stored under one already; False: it was not."""
+        entry = found.entry
+        known = self._links.find(entry) if found.is_again else None
+        if known is None:
+            return False
+        metadata = self._metadata(found, known.metadata.xattrs, known.path, known.metadata)
+        self._builder.add(entry.path, algebra.append(b"", known.content, metadata.to_message()))
+        self._seen.add(entry)
+        return True
+
+    def _read(self, found: FoundFile, lost: bytes | None) -> bool:
+        """Store a file that is new, or whose chunk is lost; False if it cannot be read."""
+        if lost != self._lost_pack:
+            self._builder.cut_pack()
+            self._lost_pack = lost
+        entry = found.entry
+        content, read = self._content(found)
+        if content is None:
+            return False
+        holes = Metadata(sparse=read.has_holes or None)
+        metadata = self._metadata(found, read.xattrs, "", holes)
+        if entry.links > 1:
+            metadata = metadata._replace(hard_link=self._links.first(entry, content, metadata))
+        self._builder.add(entry.path, algebra.append(b"", content, metadata.to_message()))
+        self._counts.lost_files += found.is_skipped
+        self._counts.read_files += 1
+        if read.has_changed:
+            self._reader.report.has_changed(entry.path)
+        else:
+            self._seen.add(entry)
+        return True
+
+    def _metadata(
+        self, found: FoundFile, xattrs: Xattrs, first: str = "", kept: Metadata = _NOTHING
+    ) -> Metadata:
+        """Return all that is kept of what was found; `first` is the first of a file's names."""
+        entry = found.entry
+        if sum(len(name) + len(value) for name, value in xattrs) > self._xattrs_max_bytes:
+            self._reader.report.has_large_xattrs(entry.path)
+            xattrs = ()
+        known = metadata_of(entry, xattrs)
+        return known._replace(hard_link=first or None, sparse=kept.sparse)
+
+    def _content(self, found: FoundFile) -> tuple[tuple[Content, ...] | None, FoundFile | ReadFile]:
+        """Store what is in a file, and say what was seen of it; None: it cannot be read.
+
+        What was stored of a file before it failed is collected with the job.
+        """
+        entry = found.entry
+        if found.small is not None:
+            return self._small(entry, found.small), found
+        file = self._reader.open(entry)
+        if file is None:
+            return None, found
+        content: tuple[Content, ...]
+        if entry.size_bytes <= self._small_bytes:
+            data = b"".join(file.blocks())
+            content = self._small(entry, data) if file.error is None else ()
+        else:
+            content = self._large(file.blocks())
+        if file.error is not None:
+            self._reader.report.failed(entry.path, file.error)
+            return None, found
+        return content, file
+
+    def _small(self, entry: FolderEntry, data: bytes) -> tuple[Content, ...]:
+        if len(data) > self._small_bytes:  # it has grown
+            return self._large(iter((data,)))
+        self._counts.read_bytes += len(data)
+        return (self._builder.store_small(entry.path, data),)
+
+    def _large(self, blocks: Iterator[bytes]) -> tuple[Content, ...]:
+        refs = self._writer.put_stream(blocks)
+        self._counts.read_bytes += sum(ref.size_bytes for ref in refs)
+        return tuple(map(message_of, refs))
+
+
+class _LinkName(NamedTuple):
+    """The first name of a file that has several, and what was stored under it."""
+
+    path: str
+    content: tuple[Content, ...]
+    metadata: Metadata
+
+
+class _HardLinks:
+    """Files that have several names, until the last of them was met."""
+
+    def __init__(self) -> None:
+        self._names: dict[tuple[int, int], _LinkName] = {}
+        self._left: dict[tuple[int, int], int] = {}
+
+    def find(self, entry: FolderEntry) -> _LinkName | None:
+        """Return what was stored under another name of a file."""
+        number = (entry.device, entry.inode)
+        known = self._names.get(number)
+        if known is not None:
+            self._count(number)
+        return known
+
+    def first(
+        self, entry: FolderEntry, content: tuple[Content, ...], metadata: Metadata = _NOTHING
+    ) -> str:
+        """Note a file that was stored; return the first of its names, which may be this one."""
+        number = (entry.device, entry.inode)
+        if number not in self._names:
+            self._names[number] = _LinkName(entry.path, content, metadata)
+            self._left[number] = entry.links
+        path = self._names[number].path
+        self._count(number)
+        return path
+
+    def _count(self, number: tuple[int, int]) -> None:
+        self._left[number] -= 1
+        if self._left[number] <= 0:
+            del self._names[number], self._left[number]
