@@ -74,8 +74,8 @@ class Buffers:
     def _open(self, opening: ExitStack, served: FlightSettings) -> None:
         """Open all quivers, then serve them at one address.
 
-        Addresses are known only when the server listens, and lanes have to be open before that,
-        because the server is given all quivers at once. So lanes learn their addresses last.
+        Addresses are known only when the server listens, and it is given all quivers together,
+        those of lanes included. So lanes learn their addresses last.
         """
         plan, places = self._plan, self._places
         for buffer in plan.buffers:
@@ -131,7 +131,11 @@ class Buffers:
                 log.warning("cannot count the rows that wait between queries: %s", error)
 
     def look(self) -> None:
-        """Let the sources of each query wait, or go on, by how much is behind them."""
+        """Let the sources of each query wait, or go on, by how much is behind them.
+
+        A file is all that sources see of it: they plan in other processes. They resume only when
+        clearly less waits than the limit, so that they do not start and stop with every batch.
+        """
         limit = self._plan.pipeline.buffers
         for query in self._plan.queries:
             path = self._places.wait_file(query)
@@ -150,7 +154,10 @@ class Buffers:
         return max([*found, 0 if lane is None else lane.rows])
 
     def hold_sources(self) -> None:
-        """Let no source plan anything new, until the pipeline is opened again."""
+        """Let no source plan anything new, until the pipeline is opened again.
+
+        The watcher is ended first: it would remove the files again.
+        """
         self._stop()
         for query in self._plan.queries:
             path = self._places.wait_file(query)

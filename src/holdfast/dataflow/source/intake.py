@@ -129,7 +129,10 @@ class FilesIntake(SourceIntake):
         return self.rows_total - before
 
     def _next(self) -> str | None:
-        """Return the file that was begun, else the first that is not done."""
+        """Return the file that was begun, else the first that is not done.
+
+        One that was begun and vanished is done: what was taken of it stays, and there is no more.
+        """
         begun = self._note.get("file", None)
         if begun is not None and begun not in self._done:
             if self._exists(begun):
@@ -218,7 +221,10 @@ class FilesIntake(SourceIntake):
             offset = file.tell()
 
     def _rows(self, path: Path, offset: int, lines: Sequence[bytes]) -> pa.RecordBatch:
-        """Return lines as rows; those that are none are kept elsewhere, with their place."""
+        """Return lines as rows; those that are none are kept elsewhere, with their position.
+
+        Arrow converts all rows or none, so they are tried one by one only if there is a bad one.
+        """
         rows: list[dict[str, Any]] = []
         places: list[tuple[int, bytes]] = []
         wrong: list[tuple[int, bytes, str]] = []
