@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import copy
 import random
-import threading
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import PurePath
 from typing import NamedTuple
@@ -14,6 +13,7 @@ from typing import NamedTuple
 from tests.crash.contents import RAW_SLOT, Shape
 from tests.crash.journal import Entry, Journal
 from tests.patience import PATIENCE_S
+from tests.support.disk import GatedDisk
 
 from holdfast.quiver import AckLevel, AppendConfig, Quiver, QuiverConfig, SegmentConfig, WalConfig
 from holdfast.quiver.base.config import KB, MB
@@ -21,8 +21,7 @@ from holdfast.quiver.base.points import QuiverPoint
 from holdfast.quiver.log.quarantine import Quarantine
 from holdfast.seam import Seam
 from holdfast.seam.clock import Clock, JumpingClock
-from holdfast.seam.disk import Handle
-from holdfast.seam.faulty import Fault, FaultyDisk
+from holdfast.seam.faulty import Fault
 from holdfast.seam.randomness import seeded_randomness
 from holdfast.seam.simulated import SimulatedCrash, SimulatedDisk
 
@@ -39,31 +38,6 @@ CONFIG = QuiverConfig(
 )
 
 
-class GatedDisk(FaultyDisk):
-    """A faulty disk that can be held up at its next sync of the WAL."""
-
-    def __init__(self, inner: SimulatedDisk, faults: Iterable[Fault]) -> None:
-        super().__init__(inner, faults, inner.die)
-        self.gate = threading.Event()
-        self.gate.set()
-        self.reached = threading.Event()
-
-    @property
-    def has_faults(self) -> bool:
-        return bool(self._faults)
-
-    def add(self, fault: Fault) -> None:
-        """Prepare one more fault; its `nth` counts from the beginning."""
-        with self._lock:
-            self._faults.append(fault)
-
-    def sync(self, handle: Handle, at: str) -> None:
-        if at == QuiverPoint.WAL_SYNC:
-            self.reached.set()
-            assert self.gate.wait(PATIENCE_S)
-        super().sync(handle, at)
-
-
 class Stage:
     """A disk with faults, and the one quiver that runs on it."""
 
@@ -76,7 +50,8 @@ class Stage:
         seed: int = 0,
     ) -> None:
         self.disk = disk
-        self.faulty = GatedDisk(disk, faults)
+        self.faulty = GatedDisk(disk, QuiverPoint.WAL_SYNC, faults)
+        self.faulty.gate.set()
         self._config = config
         self._seam = Seam(self.faulty, clock or JumpingClock(NOON_NS), seeded_randomness(seed))
         self._quiver: Quiver | None = None

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from tests.dead_letters.letters import LETTERS, MB, invalid, open_office, payloads, poison
 from tests.patience import PATIENCE_S, until
-from tests.quiver.machine import GatedDisk
+from tests.support.disk import GatedDisk
 
 from holdfast.dead_letters import queue as queue_module
 from holdfast.dead_letters.letter import Letter

@@ -5,24 +5,13 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.clock import ManualClock
 
 from holdfast.dead_letters.rate import RateLimit
 
 
-class SetClock:
-    """A clock that a test sets."""
-
-    now_s = 0.0
-
-    def wall_ns(self) -> int:
-        return 0
-
-    def monotonic_s(self) -> float:
-        return self.now_s
-
-
 def test_a_burst_then_the_rate() -> None:
-    clock = SetClock()
+    clock = ManualClock(0.0)
     rate = RateLimit(clock, events_per_s=2, bytes_per_s=1000, burst_s=5)
     assert [rate.take(1) for _ in range(11)] == [True] * 10 + [False]
     clock.now_s += 1.0
@@ -32,7 +21,7 @@ def test_a_burst_then_the_rate() -> None:
 
 
 def test_bytes_count_as_well_and_a_large_letter_is_paid_for_later() -> None:
-    clock = SetClock()
+    clock = ManualClock(0.0)
     rate = RateLimit(clock, events_per_s=1000, bytes_per_s=100, burst_s=1)
     assert rate.take(1000)
     assert not rate.take(1)
@@ -43,7 +32,7 @@ def test_bytes_count_as_well_and_a_large_letter_is_paid_for_later() -> None:
 
 
 def test_a_rate_below_one_still_takes_one() -> None:
-    clock = SetClock()
+    clock = ManualClock(0.0)
     rate = RateLimit(clock, events_per_s=0.001, bytes_per_s=1, burst_s=1)
     assert rate.take(1)
     assert not rate.take(1)
@@ -60,7 +49,7 @@ def test_a_rate_below_one_still_takes_one() -> None:
 def test_over_any_time_it_is_never_much_more_than_the_rate(
     steps: list[tuple[float, int]], events_per_s: float, bytes_per_s: float, burst_s: float
 ) -> None:
-    clock = SetClock()
+    clock = ManualClock(0.0)
     rate = RateLimit(clock, events_per_s, bytes_per_s, burst_s)
     taken: list[int] = []
     for wait_s, size_bytes in steps:
@@ -75,5 +64,5 @@ def test_over_any_time_it_is_never_much_more_than_the_rate(
 
 @pytest.mark.parametrize("events", [0, 1, 7])
 def test_nothing_is_taken_twice(events: int) -> None:
-    rate = RateLimit(SetClock(), events_per_s=max(events, 1), bytes_per_s=10**9, burst_s=1)
+    rate = RateLimit(ManualClock(0.0), events_per_s=max(events, 1), bytes_per_s=10**9, burst_s=1)
     assert sum(rate.take(10) for _ in range(100)) == max(events, 1)

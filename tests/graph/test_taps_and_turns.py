@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 from tests.graph.toys.exporter import DELIVERED, REFUSING, MemoryExporter
+from tests.support.clock import ManualClock
 
 from holdfast.graph import delivery as module
 from holdfast.graph.delivery import RoundRobin, Taps
@@ -13,25 +14,12 @@ from holdfast.quiver import Position
 from holdfast.signals.event import Event
 
 
-class StandingClock:
-    """Monotonic time that a test moves."""
-
-    def __init__(self) -> None:
-        self.now_s = 100.0
-
-    def wall_ns(self) -> int:
-        return 0
-
-    def monotonic_s(self) -> float:
-        return self.now_s
-
-
 def event(payload: bytes, seq: int = 0) -> Event:
     return Event("q", Position(seq, 0), "openlineage", payload, {}, 0)
 
 
 def test_a_tap_shows_what_passes_after_it_was_opened() -> None:
-    taps = Taps(StandingClock())
+    taps = Taps(ManualClock())
     taps.see("out", event(b"before"))
     assert taps.read("out", 0) == {"passed": 0, "events": [], "next": 0}
     taps.see("out", event(b"one", 7))
@@ -42,7 +30,7 @@ def test_a_tap_shows_what_passes_after_it_was_opened() -> None:
 
 
 def test_samples_are_few_per_second_and_all_are_counted() -> None:
-    clock = StandingClock()
+    clock = ManualClock()
     taps = Taps(clock)
     taps.read("out", 0)
     for _ in range(100):
@@ -56,7 +44,7 @@ def test_samples_are_few_per_second_and_all_are_counted() -> None:
 
 
 def test_what_nobody_fetches_is_bounded_in_number_and_size() -> None:
-    clock = StandingClock()
+    clock = ManualClock()
     taps = Taps(clock)
     taps.read("out", 0)
     for second in range(9):
@@ -71,7 +59,7 @@ def test_what_nobody_fetches_is_bounded_in_number_and_size() -> None:
 
 
 def test_a_tap_that_nobody_reads_is_closed() -> None:
-    clock = StandingClock()
+    clock = ManualClock()
     taps = Taps(clock)
     taps.read("out", 0)
     clock.now_s += module.IDLE_S
@@ -80,7 +68,7 @@ def test_a_tap_that_nobody_reads_is_closed() -> None:
 
 
 def test_there_are_only_so_many_taps() -> None:
-    taps = Taps(StandingClock())
+    taps = Taps(ManualClock())
     for number in range(module.TAPS_MAX + 1):
         taps.read(f"out-{number}", 0)
     taps.see("out-0", event(b"x"))

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scripts import metrics_page
 from tests.graph.gateways import gateway_of, running, send
 from tests.graph.lineage import run_event
 from tests.graph.toys.exporter import DELIVERED
@@ -28,7 +27,6 @@ from holdfast.operate.gateway_metrics import (
     gateway_records,
     render_records,
 )
-from holdfast.operate.metrics import prometheus_name
 from holdfast.receive.receiver import ReceiverStatistics
 from holdfast.remote.server import ServerStatistics
 
@@ -171,9 +169,3 @@ def test_the_text_of_a_small_gateway_is_as_it_always_was(told: GatewayStatistics
     text = re.sub(r'quiver_id="[^"]+"', 'quiver_id="…"', text)
     text = re.sub(r"(?m)^([^#].*) \S+$", r"\1 …", text)
     assert text == GOLDEN.read_text()
-
-
-def test_the_page_names_every_metric(tmp_path: Path) -> None:
-    page = metrics_page.page()
-    for metric in ALL_METRICS:
-        assert page.count(f"| `{prometheus_name(metric.name)}") >= 1, metric.name

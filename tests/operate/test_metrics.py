@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from scripts import metrics_page
 from tests.operate.exposition import Family, WrongExposition, parse
 
 from holdfast.errors import CannotOpen, DirectoryLocked
@@ -244,21 +243,6 @@ def test_the_strict_reader_finds_what_is_wrong(text: str) -> None:
     assert parse(GOOD)
     with pytest.raises(WrongExposition):
         parse(text)
-
-
-# --------------------------------------------------------------------------- the page
-
-
-def test_the_page_is_what_the_table_says() -> None:
-    assert metrics_page.PAGE.read_text() == metrics_page.page(), (
-        "run: python scripts/metrics_page.py"
-    )
-
-
-def test_the_page_names_every_metric_once() -> None:
-    page = metrics_page.page()
-    for metric in METRICS:
-        assert page.count(f"| `{prometheus_name(metric.name)}") >= 1
 
 
 # ------------------------------------------------------------------------- the command

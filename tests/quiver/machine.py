@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import random
-import threading
 from collections.abc import Callable, Iterable
 from pathlib import PurePath
 from typing import NamedTuple, Self
@@ -18,7 +17,7 @@ from holdfast.quiver.base.points import QuiverPoint
 from holdfast.quiver.log.wal import Hole, WalHeader, decode_header, walk
 from holdfast.seam import Seam
 from holdfast.seam.clock import JumpingClock
-from holdfast.seam.disk import Disk, Handle
+from holdfast.seam.disk import Disk
 from holdfast.seam.faulty import Fault, FaultKind, FaultyDisk
 from holdfast.seam.randomness import seeded_randomness
 from holdfast.seam.simulated import SimulatedCrash, SimulatedDisk
@@ -193,37 +192,3 @@ def disk_with(files: dict[PurePath, bytes]) -> SimulatedDisk:
     for folder in {folder for path in (WAL, SEGMENTS, *files) for folder in path.parents}:
         disk.sync_dir(folder, "test")
     return disk
-
-
-class GatedDisk(FaultyDisk):
-    """Holds every call of one step until the gate is opened."""
-
-    def __init__(self, inner: SimulatedDisk, at: str) -> None:
-        super().__init__(inner, (), inner.die)
-        self.at = at
-        self.reached = threading.Event()
-        self.gate = threading.Event()
-
-    def _enter(self, at: str) -> FaultKind | None:
-        if at == self.at:
-            self.reached.set()
-            assert self.gate.wait(PATIENCE_S), "nobody opened the gate"
-        return super()._enter(at)
-
-
-class WatchedDisk(FaultyDisk):
-    """Remembers, by file, at which steps it was synced."""
-
-    def __init__(self, inner: SimulatedDisk, faults: Iterable[Fault] = ()) -> None:
-        super().__init__(inner, faults, inner.die)
-        self.syncs: dict[str, list[str]] = {}
-        self._names: dict[Handle, str] = {}
-
-    def create(self, path: PurePath, at: str) -> Handle:
-        handle = super().create(path, at)
-        self._names[handle] = path.name
-        return handle
-
-    def sync(self, handle: Handle, at: str) -> None:
-        self.syncs.setdefault(self._names[handle], []).append(at)
-        super().sync(handle, at)

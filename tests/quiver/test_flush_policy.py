@@ -6,7 +6,8 @@ from collections import Counter
 
 import pytest
 from tests.patience import until
-from tests.quiver.machine import Machine, WatchedDisk, payloads, quiet
+from tests.quiver.machine import Machine, payloads, quiet
+from tests.support.disk import WatchedDisk
 
 from holdfast.quiver import AckLevel, Quiver
 from holdfast.quiver.base.points import QuiverPoint

@@ -16,8 +16,10 @@ from typing import Any
 
 import pytest
 from tests.patience import APPEND_S, PATIENCE_S, until
-from tests.quiver.machine import ROOT, SEGMENTS, GatedDisk, Machine, payloads, quiet
-from tests.readers.setting import SteppingClock, StillMachine
+from tests.quiver.machine import ROOT, SEGMENTS, Machine, payloads, quiet
+from tests.readers.setting import StillMachine
+from tests.support.clock import SteppingClock
+from tests.support.disk import GatedDisk
 
 from holdfast.errors import DiskFull, NotAccepted, Overloaded
 from holdfast.quiver import AckLevel, Quiver, QuiverConfig, RetentionConfig

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 from tests.patience import PATIENCE_S, SCALE, until
-from tests.quiver.machine import GatedDisk, Machine, payloads, quiet
+from tests.quiver.machine import Machine, payloads, quiet
 from tests.quiver.waiting import in_thread, run_loop
+from tests.support.disk import GatedDisk
 
 from holdfast.errors import HoldfastError, NotAccepted, Overloaded, QuiverClosed, StorageFailed
 from holdfast.quiver import AckLevel, Quiver, Receipt

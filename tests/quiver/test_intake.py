@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 from tests.patience import PATIENCE_S, SCALE
-from tests.quiver.machine import GatedDisk, Machine, payloads, quiet
+from tests.quiver.machine import Machine, payloads, quiet
+from tests.support.disk import GatedDisk
 
 from holdfast.errors import BundleTooLarge, Overloaded, StorageFailed
 from holdfast.quiver import AckLevel, Intake, Quiver, Receipt

@@ -10,7 +10,6 @@ import pytest
 from tests.patience import PATIENCE_S
 from tests.quiver.machine import Machine
 from tests.readers.setting import (
-    SteppingClock,
     StillMachine,
     append,
     calm,
@@ -20,6 +19,7 @@ from tests.readers.setting import (
     must_poll,
     sealed,
 )
+from tests.support.clock import SteppingClock
 
 from holdfast.errors import BadInput, Fenced, UnknownPosition
 from holdfast.quiver import Lease, LeaseOptions, Outcome, Quiver

@@ -9,8 +9,9 @@ from dataclasses import replace
 import pytest
 from tests.patience import PATIENCE_S
 from tests.quiver.batches import column_of, numbers
-from tests.quiver.machine import GatedDisk, Machine, quiet
+from tests.quiver.machine import Machine, quiet
 from tests.readers.setting import StillMachine
+from tests.support.disk import GatedDisk
 
 from holdfast.errors import DiskFull, StaleEpoch
 from holdfast.quiver import ProducerConfig, Quiver, QuiverConfig, Receipt

@@ -11,12 +11,13 @@ import pytest
 from tests.patience import PATIENCE_S
 from tests.quiver.machine import SEGMENTS
 from tests.readers.setting import StillMachine, append, check_books, sealed
+from tests.support.disk import GatedDisk
 
 from holdfast.errors import Fenced, StorageFailed, UnknownSubscriber
 from holdfast.quiver import Lease, Outcome, Quiver
 from holdfast.quiver.base.frame import Totals
 from holdfast.quiver.base.points import QuiverPoint
-from holdfast.seam.faulty import Fault, FaultKind, FaultyDisk
+from holdfast.seam.faulty import Fault, FaultKind
 
 NAME = "stats"
 
@@ -225,13 +226,13 @@ def test_a_reader_of_a_subscriber_that_is_gone_does_not_speak_for_its_successor(
 def test_what_cannot_be_recorded_is_told_and_may_be_said_again(
     still: StillMachine, reader: Open
 ) -> None:
-    faulty = FaultyDisk(still.disk, (), still.disk.die)
+    faulty = GatedDisk(still.disk, at="nowhere")
     quiver = still.start(through=lambda _: faulty)
     reads = reader(quiver)
     append(quiver, 1)
     taken = reads.must_take()
     nth = faulty.calls()[QuiverPoint.LEDGER_WRITE] + 1
-    faulty._faults.append(Fault(QuiverPoint.LEDGER_WRITE, FaultKind.EIO, nth))
+    faulty.add(Fault(QuiverPoint.LEDGER_WRITE, FaultKind.EIO, nth))
     with pytest.raises(StorageFailed):
         taken.done()
     assert check_books(quiver)[NAME].pending == Totals(1, 1)

@@ -4,15 +4,8 @@ from __future__ import annotations
 
 import pytest
 from tests.patience import until
-from tests.quiver.machine import (
-    NO_SEAL,
-    WAL,
-    Machine,
-    WatchedDisk,
-    contents,
-    disk_with,
-    payloads,
-)
+from tests.quiver.machine import NO_SEAL, WAL, Machine, contents, disk_with, payloads
+from tests.support.disk import WatchedDisk
 
 from holdfast.errors import CannotOpen
 from holdfast.quiver import Quiver

@@ -19,7 +19,8 @@ from tests.quiver.batches import (
     quiet_segments,
     seal,
 )
-from tests.quiver.machine import START_NS, GatedDisk, Machine, quiet
+from tests.quiver.machine import START_NS, Machine, quiet
+from tests.support.disk import GatedDisk
 
 from holdfast.errors import BadInput
 from holdfast.quiver import AckLevel, ColumnExtractor, Quiver

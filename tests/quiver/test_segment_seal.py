@@ -13,7 +13,8 @@ from tests.quiver.batches import (
     own_rows,
     quiet_segments,
 )
-from tests.quiver.machine import ROOT, SEGMENTS, GatedDisk, Machine, quiet
+from tests.quiver.machine import ROOT, SEGMENTS, Machine, quiet
+from tests.support.disk import GatedDisk
 
 from holdfast.errors import Overloaded, StorageFailed
 from holdfast.quiver import AckLevel, Quiver, QuiverConfig

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.patience import PATIENCE_S
 from tests.quiver.batches import numbers, seal
-from tests.quiver.machine import WAL, GatedDisk, Machine, quiet
+from tests.quiver.machine import WAL, Machine, quiet
+from tests.support.disk import GatedDisk
 
 from holdfast.errors import BadInput, DiskFull, StorageFailed
 from holdfast.quiver import AckLevel, Quiver, Statistics

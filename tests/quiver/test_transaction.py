@@ -11,7 +11,9 @@ import pyarrow as pa
 import pytest
 from tests.patience import PATIENCE_S
 from tests.quiver.batches import column_of, numbers
-from tests.quiver.machine import START_NS, GatedDisk, Machine, quiet
+from tests.quiver.machine import Machine, quiet
+from tests.support.clock import ManualClock
+from tests.support.disk import GatedDisk
 
 from holdfast.errors import (
     BadInput,
@@ -29,19 +31,6 @@ from holdfast.quiver.base.points import QuiverPoint
 from holdfast.quiver.log.transaction import OpenTransactions
 from holdfast.seam.faulty import Fault, FaultKind
 from holdfast.seam.simulated import SimulatedCrash
-
-
-class PushedClock:
-    """A clock that a test pushes forward, monotonic time and all."""
-
-    def __init__(self) -> None:
-        self.now_s = 100.0
-
-    def wall_ns(self) -> int:
-        return START_NS
-
-    def monotonic_s(self) -> float:
-        return self.now_s
 
 
 def budget(max_staged_bytes: int) -> QuiverConfig:
@@ -312,7 +301,7 @@ def test_rows_that_take_no_bytes_use_up_the_budget_too(machine: Machine) -> None
 
 
 def test_an_untouched_transaction_is_swept_and_its_owner_told() -> None:
-    clock = PushedClock()
+    clock = ManualClock()
     staging = OpenTransactions(TransactionConfig(lease_s=60.0), clock)
     swept, alive = (new_transaction(staging) for _ in range(2))
     swept.append(numbers(1))
@@ -330,7 +319,7 @@ def test_an_untouched_transaction_is_swept_and_its_owner_told() -> None:
 
 
 def test_every_append_renews_the_lease() -> None:
-    clock = PushedClock()
+    clock = ManualClock()
     staging = OpenTransactions(TransactionConfig(lease_s=60.0), clock)
     transaction = new_transaction(staging)
     for _ in range(5):
@@ -340,7 +329,7 @@ def test_every_append_renews_the_lease() -> None:
 
 
 def test_a_transaction_swept_within_a_block_raises_at_its_end() -> None:
-    clock = PushedClock()
+    clock = ManualClock()
     staging = OpenTransactions(TransactionConfig(lease_s=60.0), clock)
     transaction = new_transaction(staging)
     transaction.append(numbers(1))

@@ -9,8 +9,9 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 from tests.patience import PATIENCE_S, until
-from tests.quiver.machine import NO_SEAL, START_NS, GatedDisk, Machine, payloads, quiet
+from tests.quiver.machine import NO_SEAL, START_NS, Machine, payloads, quiet
 from tests.quiver.waiting import in_thread
+from tests.support.disk import GatedDisk
 
 from holdfast.errors import BadInput
 from holdfast.quiver import AckLevel, Quiver, SegmentConfig

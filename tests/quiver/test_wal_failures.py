@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 from tests.patience import APPEND_S, PATIENCE_S, until
-from tests.quiver.machine import ROOT, GatedDisk, Machine, WatchedDisk, payloads, quiet
+from tests.quiver.machine import ROOT, Machine, payloads, quiet
 from tests.quiver.waiting import in_thread
+from tests.support.disk import GatedDisk, WatchedDisk
 
 from holdfast.errors import CannotOpen, DiskFull, NotAccepted, Overloaded, StorageFailed
 from holdfast.quiver import AckLevel, Quiver

@@ -6,8 +6,9 @@ from functools import partial
 
 import pytest
 from tests.patience import PATIENCE_S, until
-from tests.quiver.machine import GatedDisk, Machine, payloads, quiet
+from tests.quiver.machine import Machine, payloads, quiet
 from tests.quiver.waiting import in_thread
+from tests.support.disk import GatedDisk
 
 from holdfast.errors import NotAccepted
 from holdfast.quiver import AckLevel, Quiver

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 from tests.quiver.machine import START_NS, Machine, quiet
+from tests.support.clock import SteppingClock
 
 from holdfast.quiver import (
     AckLevel,
@@ -22,29 +23,12 @@ from holdfast.quiver import (
 )
 from holdfast.quiver.base.config import MB
 from holdfast.quiver.engine.balance import Balance
-from holdfast.seam.clock import JumpingClock
 from holdfast.seam.disk import Disk
 from holdfast.seam.faulty import Fault
 from holdfast.seam.simulated import SimulatedDisk
 
 # A timer that is set to this does nothing during a test.
 NEVER_S = 24 * 3600.0
-
-
-class SteppingClock(JumpingClock):
-    """A clock on which a test lets time pass, for waits as well as for dates."""
-
-    def __init__(self, wall_ns: int) -> None:
-        super().__init__(wall_ns)
-        self._passed_s = 0.0
-
-    def monotonic_s(self) -> float:
-        return super().monotonic_s() + self._passed_s
-
-    def pass_time(self, seconds: float) -> None:
-        """Let time pass; `jump` only sets the wall clock."""
-        self._passed_s += seconds
-        self.jump(seconds)
 
 
 def calm(

@@ -5,22 +5,10 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.clock import ManualClock
 
 from holdfast.receive.admission import Admission, ClientRate
 from holdfast.receive.responses import Reason, Refused
-
-
-class ManualClock:
-    """Time that a test moves."""
-
-    def __init__(self) -> None:
-        self.now_s = 100.0
-
-    def wall_ns(self) -> int:
-        return int(self.now_s * 1e9)
-
-    def monotonic_s(self) -> float:
-        return self.now_s
 
 
 def test_requests_have_a_bound() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from tests.patience import until_async
 from tests.receive.harness import JSON, PATH, Exchange, Place, call, event, event_bytes
-from tests.receive.test_admission import ManualClock
+from tests.support.clock import ManualClock
 
 from holdfast.dead_letters.queue import DeadLettersSettings, RejectedSettings
 from holdfast.errors import DiskFull, NotAccepted, Overloaded

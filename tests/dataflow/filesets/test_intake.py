@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from tests.dataflow.filesets.stores import commit, make_store, parquet
 
-from holdfast.dataflow.filesets.intake import FileSetIntake
+from holdfast.dataflow.source.intake import FileSetIntake
 from holdfast.dataflow.spec.vertices import SourceSettings, TargetSettings
 from holdfast.errors import UnknownCommit
 from holdfast.quiver import Quiver

@@ -6,7 +6,6 @@ import asyncio
 import base64
 import json
 import logging
-import time
 from typing import Any
 
 import pytest
@@ -24,6 +23,7 @@ from tests.deliver.exporters.certificates import Certificates
 from tests.deliver.exporters.sending import context, event, events, send, send_one, with_exporter
 from tests.deliver.exporters.token_endpoint import CLIENT_ID, CLIENT_SECRET, Tokens
 from tests.patience import SCALE
+from tests.support.clock import ManualClock
 
 from holdfast.deliver.exporter import Answer, Exporter, FailureClass
 from holdfast.deliver.exporters import http
@@ -31,19 +31,6 @@ from holdfast.errors import BadConfig
 from holdfast.seam import Seam
 
 HUSH = "hush-hush-42"
-
-
-class SetClock:
-    """Clocks that a test moves."""
-
-    def __init__(self) -> None:
-        self.now_s = 1000.0
-
-    def wall_ns(self) -> int:
-        return time.time_ns()
-
-    def monotonic_s(self) -> float:
-        return self.now_s
 
 
 def exporter(url: str, seam: Seam | None = None, **config: Any) -> Exporter:
@@ -170,7 +157,7 @@ def test_lanes_share_one_token() -> None:
 def test_a_token_is_renewed_shortly_before_it_ends(
     expires_in: Any, still_good_s: float, renewed_s: float
 ) -> None:
-    tokens, clock = Tokens(expires_in=expires_in), SetClock()
+    tokens, clock = Tokens(expires_in=expires_in), ManualClock(1000.0)
 
     async def use(started: Exporter) -> None:
         for after_s, given in ((0, 1), (still_good_s, 1), (renewed_s, 2)):

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import event
 from tests.store.gc.stage import LEASE_S, SETTINGS, START_S, Died, Stage, staged
+from tests.support.clock import ManualClock
 
 from holdfast.errors import DatabaseLost, StoreUnavailable
 from holdfast.seam import Seam
@@ -338,23 +339,10 @@ def test_delete_requests_are_no_larger_than_s3_takes() -> None:
     assert SETTINGS.delete_objects <= DELETE_OBJECTS_MAX == 1000
 
 
-class VirtualClock:
-    """Time that passes only by waiting."""
-
-    def __init__(self) -> None:
-        self.now_s = 0.0
-
-    def wall_ns(self) -> int:
-        return int(self.now_s * 1e9)
-
-    def monotonic_s(self) -> float:
-        return self.now_s
-
-
 class PatientCollector(Collector):
     """Waits in virtual time."""
 
-    clock: VirtualClock
+    clock: ManualClock
 
     def wait(self, wait_s: float) -> None:
         self.clock.now_s += wait_s
@@ -370,7 +358,7 @@ def test_deletes_keep_to_their_rate(tmp_path: Path, limit: dict[str, float], mos
         with stage.references.open_job("j") as job:
             for number in range(100):
                 stage.upload(job, b"%02d" % number)
-        clock = VirtualClock()
+        clock = ManualClock(0.0)
         collector = PatientCollector(stage.references, stage.objects, seam=Seam(clock=clock))
         collector.clock = clock
         deleted_at_s: list[float] = []

@@ -79,7 +79,10 @@ class Frames:
         return _union([self._along(edge) for edge in self._pipeline.into(vertex)])
 
     def tap(self, output: Output) -> DataFrame:
-        """Return an output of the trunk, of events only, with its watermark in the plan."""
+        """Return an output of the trunk, of events only, with its watermark in the plan.
+
+        Behind a tap there are no windows, so control rows and claims have done their work there.
+        """
         frame = self.output(output)
         if "_wm" in frame.columns:
             frame = claimed(frame, allowed_lateness_ms=self._lateness_ms)
@@ -147,8 +150,8 @@ class Frames:
     def _made_reduce(self, name: str) -> Reduced:
         """Return a reduce over the union of all edges that lead to it.
 
-        Each edge gets the claim as its own watermark before the union: Spark takes the least of
-        several watermarks, and a part without one would keep every window open.
+        Each edge gets the claim as its own watermark before the union. Spark takes the least of
+        several watermarks, so the source that is behind holds the windows for all.
         """
         settings = self._pipeline.vertices[name].reduce
         assert settings is not None, "BUG: not a reduce"
@@ -227,6 +230,7 @@ class Frames:
         return asked.unionByName(mine, allowMissingColumns=True)
 
     def _call(self, name: str, schema: StructType) -> Call:
+        """Return a function of a run as workers need it: without the pipeline around it."""
         vertex = self._pipeline.vertices[name]
         step = vertex.step
         assert step is not None, "BUG: not a step"
@@ -280,7 +284,10 @@ def without_system(schema: StructType) -> StructType:
 
 
 def _naming(vertex: str, make: Callable[[], Made]) -> Made:
-    """Return what is made; an error of Spark's becomes one that names the vertex."""
+    """Return what is made; an error of Spark's becomes one that names the vertex.
+
+    Spark's message has a position in a plan that no user has ever seen.
+    """
     try:
         return make()
     except (AnalysisException, ParseException) as error:

@@ -119,7 +119,11 @@ class Lane:
                     log.warning("rows of a retry lane were not moved: %s", error)
 
     def move(self, *, hurry: bool = False) -> int:
-        """Move what is due, or with `hurry` everything; return how many rows that was."""
+        """Move what is due, or with `hurry` everything; return how many rows that was.
+
+        The append comes before the commit. A driver that dies in between moves the bundle again
+        under the same epoch, and the quiver answers that it has it.
+        """
         moved = 0
         with self._lock:
             while (head := self._first()) is not None:
@@ -134,7 +138,11 @@ class Lane:
         return moved
 
     def _first(self) -> _LaneBundle | None:
-        """Return the first bundle that waits."""
+        """Return the first bundle that waits.
+
+        Only the first: bundles are moved in order, so that one position says which rows are where.
+        It is remembered until it is due, and not read again at every look.
+        """
         if self._head is None:
             planned = self._cursor.plan(max_events=1, start=self._cursor.position)
             for bundle in () if planned is None else self._cursor.read(planned):
@@ -253,7 +261,7 @@ class LaneIndex:
         return set(self._ids.get(batch, ()))
 
     def _take_in(self) -> None:
-        """Read what is new."""
+        """Read what is new, columns for the question only; rows themselves stay on disk."""
         start = Position(self._next_seq)
         if not self._quiver.statement(start).pending_events:
             return

@@ -104,7 +104,11 @@ def subscriber(pipeline: str, vertex: str) -> str:
 def source_options(
     plan: Plan, query: Query, vertex: str, places: Places, *, close: bool
 ) -> dict[str, str]:
-    """Return the options of the stream that a source vertex is."""
+    """Return the options of the stream that a source vertex is.
+
+    Empty ones are left out: Spark passes on everything it is given, and the source has defaults.
+    What a replay asks for (`reading`) comes last, because it overrides the pipeline.
+    """
     settings = plan.pipeline.vertices[vertex].source
     assert settings is not None, "BUG: not a source"
     named = [places.quiver(name) for name in settings.quiver]

@@ -171,8 +171,8 @@ def _everything() -> Column:
 def _unmarked(time: Column) -> Column:
     """Return an event time without the mark by which Spark closes windows.
 
-    Arithmetic on the column makes another one, which has no metadata. Spark allows one marked
-    column in a plan; for a function that is the end of a row's window.
+    Arithmetic on the column makes another one, which has no metadata. Where a function is called,
+    the mark is on the end of a row's last window instead (`_close`).
     """
     return F.timestamp_micros(F.unix_micros(time)).alias("_event_time")
 

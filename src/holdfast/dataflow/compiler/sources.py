@@ -141,6 +141,7 @@ def _of_others() -> Column:
 
 
 def _with_claims(schema: StructType, query: Query) -> StructType:
+    """Return declared columns with the event time and, if the query claims, with the claim."""
     # Control rows have nothing in the columns of events, whatever Spark knew about those.
     own = [StructField(field.name, field.dataType) for field in schema]
     return StructType([*own, _TIME, *(_CLAIMS if query.claims else ())])

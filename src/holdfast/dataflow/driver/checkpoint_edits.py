@@ -94,7 +94,11 @@ def mend_moved(folder: Path) -> None:
 
 
 def copy_state(folder: Path, known: int, number: int) -> None:
-    """Let an operator begin with the state of another one."""
+    """Let an operator begin with the state of another one.
+
+    The copy is made aside and renamed, with a note before the rename: what a killed driver leaves
+    is either unfinished and made anew, or whole and known by its note.
+    """
     state, notes = folder / "state", Checkpoint(str(folder)).notes
     fresh, note = notes / f"state-{number}", notes / f"{_COPIED}{number}"
     if not (state / str(known)).is_dir():
@@ -143,7 +147,7 @@ log = logging.getLogger("holdfast.dataflow")
 
 
 def leftovers(plan: Plan, recorded: RecordedPlan, places: Places) -> Iterator[str]:
-    """Yield what would be left behind."""
+    """Yield what would be left behind: rows in lanes and buffers that the plan no longer reads."""
     written = {str(output) for query in plan.queries for output in query.writes}
     for query in recorded.queries:
         now = next((one for one in plan.queries if one.name == query.name), None)

@@ -145,6 +145,11 @@ class OwnPorts:
         return served.model_copy(update={"listen": listen, "reader_port": ports[1]})
 
     def _take(self, host: str) -> list[int]:
+        """Return free ports of the range for one server, which no other run here gets.
+
+        Whether a port is free can only be tried. Two runs that try at the same time would both find
+        it free, so this is done under a lock.
+        """
         with _taking:
             free: list[int] = []
             for port in self._allowed:
@@ -228,7 +233,11 @@ def not_shared(host: str, folders: list[str]) -> BadConfig:
 
 
 def _marks(plan: Plan, places: Places, marked: ExitStack) -> Iterator[tuple[str, bytes]]:
-    """Yield files that are in the folders now, and what is in them."""
+    """Yield files that are in the folders now, and what is in them.
+
+    Folders that the pipeline writes get a new file with random content; data directories have one
+    of their own already, and nothing is written to a quiver that may be another process's.
+    """
     name, content = f"driver-{uuid.uuid4().hex}", os.urandom(16)
     own = [places.base_dir / one.files / "_holdfast" for _, one in _targets(plan) if one.files]
     for folder in dict.fromkeys((places.state_dir, *own)):

@@ -21,7 +21,6 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
-import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from holdfast.dataflow.compiler.calls import parse_columns
@@ -29,8 +28,14 @@ from holdfast.dataflow.compiler.lane import Lane
 from holdfast.dataflow.compiler.places import SINK_CONFIG, Places
 from holdfast.dataflow.compiler.plan import Output, Plan, Query, QueryBuffer
 from holdfast.dataflow.driver.settings import LOOPBACK
-from holdfast.dataflow.source.intake import SLOT, FilesIntake, GeneratorIntake, SourceIntake
-from holdfast.dataflow.spec.vertices import FileSetSource, SourceSettings
+from holdfast.dataflow.source.intake import (
+    SLOT,
+    FileSetIntake,
+    FilesIntake,
+    GeneratorIntake,
+    SourceIntake,
+)
+from holdfast.dataflow.spec.vertices import SourceSettings
 from holdfast.errors import HoldfastError
 from holdfast.quiver import ColumnExtractor, Quiver, QuiverConfig
 from holdfast.remote import FlightSettings, QuiverServer
@@ -69,8 +74,8 @@ class Buffers:
     def _open(self, opening: ExitStack, served: FlightSettings) -> None:
         """Open all quivers, then serve them at one address.
 
-        Addresses are known only when the server listens, and lanes have to be open before that,
-        because the server is given all quivers at once. So lanes learn their addresses last.
+        Addresses are known only when the server listens, and it is given all quivers together,
+        those of lanes included. So lanes learn their addresses last.
         """
         plan, places = self._plan, self._places
         for buffer in plan.buffers:
@@ -126,7 +131,11 @@ class Buffers:
                 log.warning("cannot count the rows that wait between queries: %s", error)
 
     def look(self) -> None:
-        """Let the sources of each query wait, or go on, by how much is behind them."""
+        """Let the sources of each query wait, or go on, by how much is behind them.
+
+        A file is all that sources see of it: they plan in other processes. They resume only when
+        clearly less waits than the limit, so that they do not start and stop with every batch.
+        """
         limit = self._plan.pipeline.buffers
         for query in self._plan.queries:
             path = self._places.wait_file(query)
@@ -145,7 +154,10 @@ class Buffers:
         return max([*found, 0 if lane is None else lane.rows])
 
     def hold_sources(self) -> None:
-        """Let no source plan anything new, until the pipeline is opened again."""
+        """Let no source plan anything new, until the pipeline is opened again.
+
+        The watcher is ended first: it would remove the files again.
+        """
         self._stop()
         for query in self._plan.queries:
             path = self._places.wait_file(query)
@@ -227,9 +239,10 @@ class Intakes:
             schema = to_arrow_schema(columns, timezone="UTC")
         kinds = (source.format, source.event_time, schema)
         if source.fileset is not None:
-            self.intakes[name] = _fileset_intake(
-                folder, (quiver, rejected), source.fileset, places, kinds
-            )
+            stored = source.fileset
+            database = stored.database.get_secret_value() if stored.database else None
+            place = (places.store(stored.store), database, stored.commit)
+            self.intakes[name] = FileSetIntake(folder, (quiver, rejected), place, *kinds)
         else:
             incoming = places.base_dir / Path(source.files or "")
             self.intakes[name] = FilesIntake(folder, quiver, rejected, incoming, *kinds)
@@ -272,19 +285,3 @@ class Intakes:
         """Take in no more, and close the quivers."""
         self.stop()
         self._stack.close()
-
-
-def _fileset_intake(
-    folder: Path,
-    quivers: tuple[Quiver, Quiver],
-    source: FileSetSource,
-    places: Places,
-    kinds: tuple[str, str, pa.Schema | None],
-) -> SourceIntake:
-    """Return the intake of a commit of a store."""
-    # Not everybody who runs pipelines has installed what a store needs.
-    from holdfast.dataflow.filesets.intake import FileSetIntake
-
-    database = source.database.get_secret_value() if source.database else None
-    place = (places.store(source.store), database, source.commit)
-    return FileSetIntake(folder, quivers, place, *kinds)

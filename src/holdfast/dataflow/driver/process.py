@@ -291,7 +291,11 @@ def run_pipelines(
     figures: IO[bytes],
     sender: LineageSender | None,
 ) -> int:
-    """Run all pipelines until they end, or `stop`; return the exit code of the process."""
+    """Run all pipelines until they end, or `stop`; return the exit code of the process.
+
+    Spark is shared by all of them, so what only a new Spark would fix ends the process: the gateway
+    starts another one, and every pipeline resumes from its checkpoint.
+    """
     keepers = [
         PipelineKeeper(name, pipeline, places, spark, stop, sender)
         for name, (pipeline, places) in pipelines.items()

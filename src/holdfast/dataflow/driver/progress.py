@@ -89,7 +89,12 @@ class QueryProgress:
     def stuck(
         self, planning_patience_s: float, has_jobs: Callable[[StreamingQuery], bool]
     ) -> tuple[str, float] | None:
-        """Return what a query hangs in, and for how long; None if it makes progress."""
+        """Return what a query hangs in, and for how long; None if it makes progress.
+
+        While it plans, its status and its reports stand still, and gateways answer within their
+        time-outs: silence for longer is a hang. A batch may take any time as long as something is
+        done for it, in Spark or in our tail; if nothing is, it will not end either.
+        """
         message, now_s = str(self.spark.status["message"]), self.clock_s()
         if (message, self._reported) != self._doing[:2]:
             self._doing = _Doing(message, self._reported, now_s)
@@ -116,7 +121,12 @@ class QueryProgress:
         return is_at_work
 
     def look(self) -> None:
-        """Take in what is new."""
+        """Take in what is new.
+
+        Spark keeps the last hundred reports only, so this is called several times a second. An idle
+        query repeats its last report, and one that was restarted may repeat a batch: each number
+        counts once.
+        """
         for progress in self.spark.recentProgress:
             self._reported = str(progress["timestamp"])
             batch = int(progress["batchId"])

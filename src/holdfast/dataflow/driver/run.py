@@ -178,7 +178,13 @@ class PipelineRun:
         self._intakes.start()
 
     def drain(self, *, close: bool = False) -> None:
-        """Read what is there now, to the end; with `close` close all windows, for good."""
+        """Read what is there now, to the end; with `close` close all windows, for good.
+
+        Queries run one after the other, each until it has read everything, so that the next one
+        finds all that the first has put out. Rows of a lane that are due come with it; with `close`
+        all others follow, as often as rows still fail and have attempts left, because no later run
+        will try them.
+        """
         self.finish()
         self._stop_queries()
         self._intakes.stop()
@@ -215,7 +221,11 @@ class PipelineRun:
         return True
 
     def _goes_on(self) -> bool:
-        """Whether there is something to wait for: a query that runs, while none has failed."""
+        """Whether there is something to wait for: a query that runs, while none has failed.
+
+        A query that ended for lack of a Python process is restarted here; one that hangs is an
+        error, because a query that waits for ever looks like one that has nothing to do.
+        """
         with self._asking():
             for one in self._running:
                 one.begin_again()
@@ -307,7 +317,12 @@ class PipelineRun:
     def _prepare(
         self, query: Query, buffered: dict[Output, Buffered], *, close: bool, once: bool
     ) -> tuple[Frames, Tail | None, Callable[[], StreamingQuery]]:
-        """Return a query's frames, what is done with its batches, and what starts it."""
+        """Return a query's frames, what is done with its batches, and what starts it.
+
+        A query without branches is written by Spark's own writer; one with branches hands each
+        batch to a `Tail`. The offset log is arranged only now, when Spark has analyzed the plan:
+        the order of sources in it is Spark's, and nothing else knows it.
+        """
         pipeline = self.plan.pipeline
         self._wait_for_sources(query)
         is_repeated = len(set(query.operators)) < len(query.operators)
@@ -401,7 +416,11 @@ class PipelineRun:
     # ---------------------------------------------------------------------- state
 
     def _planned(self, name: str, pipeline: PipelineSettings) -> Plan:
-        """Return the plan, and write it down; refuse a state directory that it does not fit."""
+        """Return the plan, and write it down; refuse a state directory that it does not fit.
+
+        Copies of states are made before the plan is written down. A driver that dies in between
+        leaves copies that no plan names, and the next one removes them.
+        """
         state = self._places.state_dir
         if self.state_dir.is_closed:
             raise BadConfig(

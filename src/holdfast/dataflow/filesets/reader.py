@@ -149,7 +149,7 @@ class RowFormat:
         return kinds[self._kind]().make_fragment(pa.PythonFile(file, mode="r"))
 
     def _columnar(self, file: BinaryIO, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """Yield rows of Parquet or Arrow; whole row groups are skipped by their statistics."""
+        """Yield rows of Parquet, without row groups that cannot match, or of Arrow."""
         fragment = self._fragment(file)
         found = fragment.physical_schema
         if self._is_timed and self._time_column not in found.names:
@@ -292,7 +292,7 @@ def file_set_schema(options: FileSetOptions) -> pa.Schema:
 def _first_schema(options: FileSetOptions) -> pa.Schema:
     """Return the columns of the first file that is wanted.
 
-    Reading all files for their columns would be as long as the read itself. Columns that a later
+    Reading all files for their columns would take as long as the read itself. Columns that a later
     file has in another type are cast; those it lacks are null.
     """
     is_wanted = wanted(options)

@@ -257,7 +257,10 @@ class CommitWriter(DataSourceStreamArrowWriter):
         self._retire(commits)
 
     def _last(self, commits: Commits) -> Commit | None:
-        """Return the newest commit under the prefix."""
+        """Return the newest commit under the prefix.
+
+        Anything else under it would be taken for a batch, and the next commit would be based on it.
+        """
         prefix = f"{self._options.commit}/"
         last = commits.last(f"{prefix}0")
         if last is not None and not _NAME.fullmatch(last.name[len(prefix) :]):

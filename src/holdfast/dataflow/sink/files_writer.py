@@ -81,7 +81,11 @@ class FilesWriter(DataSourceStreamArrowWriter):
         return StagedRowFile(os.path.abspath(path))
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Publish a batch, once."""
+        """Publish a batch, once.
+
+        The record is written last. A driver that dies before it leaves files of the batch's own
+        names, and the batch, run again, replaces exactly these.
+        """
         checkpoint = Checkpoint(self._options.checkpoint)
         query_id, span = checkpoint.require_query_id(), checkpoint.span(batchId)
         records = BatchRecords(self._own, query_id, checkpoint)
@@ -141,7 +145,13 @@ class FilesWriter(DataSourceStreamArrowWriter):
     # ------------------------------------------------------------ files that grow
 
     def _is_added(self, query_id: str, paths: list[str], batch: int, part: int) -> bool:
-        """Put a batch into a file that may grow, the newest or a new one; whether that was done."""
+        """Put a batch into a file that may grow, the newest or a new one; whether that was done.
+
+        The marker says that files of this query may grow at all: without it no file has to be
+        opened to find that out. A file that has this batch already is of a driver that died behind
+        the rename; the batch takes the place of its own rows there, even if the target size has
+        changed.
+        """
         marker = self._own / f"{query_id}.grows"
         newest = newest_file(self._folder, query_id) if marker.exists() else None
         if newest is not None and newest.has(batch, part):

@@ -82,7 +82,10 @@ class BatchRecords:
         )
 
     def record(self, batch: int, record: BatchRecord | None) -> None:
-        """Write down a batch, durably; without a record, that nothing is known of it."""
+        """Write down a batch, durably; without a record, that nothing is known of it.
+
+        Only the newest are kept: Spark does not run a batch again that is older than its own logs.
+        """
         if record is None:
             self._records.pop(batch, None)
         else:

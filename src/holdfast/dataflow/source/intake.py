@@ -1,4 +1,4 @@
-"""Sources that are no quivers, files and a generator: taken into a quiver, each row once.
+"""Sources that are no quivers (files, commits, a generator), taken into one, each row once.
 
 A source has to give a batch again as it was, to say what it still holds, and to forget what is
 processed. Quivers can; so everything else goes into one first, and is read from there like the
@@ -20,7 +20,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 import orjson
 import pyarrow as pa
@@ -31,6 +31,9 @@ from holdfast.dataflow.base.growing_files import may_grow
 from holdfast.errors import BadInput
 from holdfast.quiver import Quiver
 from holdfast.quiver.base.envelope import TIME_TYPE
+
+if TYPE_CHECKING:
+    from holdfast.store.filesets import FileSet
 
 PRODUCER = "intake"
 SLOT = "events"
@@ -126,7 +129,10 @@ class FilesIntake(SourceIntake):
         return self.rows_total - before
 
     def _next(self) -> str | None:
-        """Return the file that was begun, else the first that is not done."""
+        """Return the file that was begun, else the first that is not done.
+
+        One that was begun and vanished is done: what was taken of it stays, and there is no more.
+        """
         begun = self._note.get("file", None)
         if begun is not None and begun not in self._done:
             if self._exists(begun):
@@ -215,7 +221,10 @@ class FilesIntake(SourceIntake):
             offset = file.tell()
 
     def _rows(self, path: Path, offset: int, lines: Sequence[bytes]) -> pa.RecordBatch:
-        """Return lines as rows; those that are none are kept elsewhere, with their place."""
+        """Return lines as rows; those that are none are kept elsewhere, with their position.
+
+        Arrow converts all rows or none, so they are tried one by one only if there is a bad one.
+        """
         rows: list[dict[str, Any]] = []
         places: list[tuple[int, bytes]] = []
         wrong: list[tuple[int, bytes, str]] = []
@@ -289,6 +298,70 @@ def _lines(file: Any, count: int) -> list[bytes]:
             break
         found.append(line)
     return found
+
+
+# ------------------------------------------------------------------------ commits
+
+
+class FileSetIntake(FilesIntake):
+    """Takes the files of a commit of a store.
+
+    A commit never changes, so there is an end: when all files are taken, that is noted, and the
+    commit is not needed any more. Until then it is pinned whenever it is read.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        quivers: tuple[Quiver, Quiver],
+        place: tuple[str, str | None, str],
+        kind: str,
+        event_time: str,
+        schema: pa.Schema | None = None,
+    ) -> None:
+        """`quivers` are for rows and for what is none; `place` is store, database and commit."""
+        # What a store needs is an extra: pipelines without one run where it is not installed. One
+        # with a store finds out here, before it starts, and not in the thread that takes rows in.
+        from holdfast.store.filesets import Commits
+        from holdfast.store.store import Store
+
+        self._commits, self._store = Commits, Store
+        self._url, self._database, self._commit = place
+        super().__init__(folder, *quivers, Path(self._commit), kind, event_time, schema)
+        self._files: FileSet | None = None
+        self._listed: list[str] = []
+
+    def take(self, should_stop: Callable[[], bool]) -> int:
+        """See `SourceIntake`."""
+        if self._note.get("complete", False):
+            return 0
+        with (
+            self._store.open(self._url, database=self._database) as store,
+            self._commits(store).open(self._commit) as self._files,
+        ):
+            found = [
+                file for file in self._files.files() if not file.is_folder and not file.is_link
+            ]
+            self._listed = [f.path for f in found if f.path.endswith(SUFFIXES[self._kind])]
+            rows = super().take(should_stop)
+            if self._next() is None:
+                self._note.write(complete=True)
+        self._files = None
+        return rows
+
+    def _names(self) -> list[str]:
+        return self._listed
+
+    def _exists(self, name: str) -> bool:
+        return self._opened.exists(name)
+
+    def _open(self, name: str) -> BinaryIO:
+        return cast("BinaryIO", self._opened.open(name))
+
+    @property
+    def _opened(self) -> FileSet:
+        assert self._files is not None, "BUG: a commit is read while it is open"
+        return self._files
 
 
 # ---------------------------------------------------------------------- generator

@@ -136,7 +136,11 @@ class _Letters:
         return len(self._order)
 
     def parts(self) -> Iterator[pa.RecordBatch]:
-        """Yield them in parts of about this many bytes, the same for the same letters."""
+        """Yield them in parts of about this many bytes, the same for the same letters.
+
+        Each part has its own epoch. A driver that runs this again must cut at the same places, or a
+        part would be taken for one that is there already.
+        """
         lengths = (pc.binary_length(self._all[name]) for name in ("error", "row", "payload"))
         sizes = [pc.fill_null(one, 0).cast(pa.int64()).take(self._order) for one in lengths]
         ends = pc.cumulative_sum(reduce(pc.add, sizes))

@@ -208,7 +208,11 @@ def _as_stream(row: pa.RecordBatch) -> bytes | None:
 
 
 def _alone(column: pa.Array) -> pa.Array:
-    """Return a value without its neighbours, which dictionaries and views would take along."""
+    """Return a value without its neighbours, which dictionaries and views would take along.
+
+    Arrow writes a slice of a dictionary column with the whole dictionary: a letter of a few bytes
+    would be as large as the batch that its row came from.
+    """
     kind = spark_type(column.type)
     if kind is None or not (has_dictionary(column.type) or slices_take_all(column.type)):
         return column

@@ -74,7 +74,12 @@ def _nested(kind: pa.DataType) -> pa.DataType | None:
 
 
 def stored_schema(options: SourceOptions) -> pa.Schema:
-    """Return the schema of what is stored, in types that Spark takes, watermark included."""
+    """Return the schema of what is stored, in types that Spark takes, watermark included.
+
+    A stream asks when it is started, and again after each restart. What it had the first time wins
+    where rejected rows have a place to go: windows and functions are of those types, and a row of
+    another type is rejected, not the query.
+    """
     if options.watermark and options.columns is not None:
         columns = tuple(dict.fromkeys((*options.columns, EVENT_TIME)))
         options = options.model_copy(update={"columns": columns})
@@ -204,7 +209,10 @@ def _readable(stored: pa.Schema, *, must: bool) -> Iterable[pa.Field]:
 
 
 def fitter(wanted: pa.Schema) -> Callable[[pa.RecordBatch], pa.RecordBatch]:
-    """Return what gives a batch exactly the columns of a schema; those it lacks are null."""
+    """Return what gives a batch exactly the columns of a schema; those it lacks are null.
+
+    Spark takes a batch as it was declared, with all columns in their order and types.
+    """
 
     def fit(batch: pa.RecordBatch) -> pa.RecordBatch:
         arrays = []
