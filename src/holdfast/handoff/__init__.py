@@ -1,0 +1,1 @@
+"""Replicated delivery to data nodes: the quiver is the store, its segments are the parts."""
