@@ -49,7 +49,7 @@ from holdfast.quiver.engine.verbs import (
     register_if_new,
     set_options,
 )
-from holdfast.quiver.ledger.subscriber import Outcome, Position, SubscriberOptions
+from holdfast.quiver.ledger.subscriber import Outcome, Position, Subscriber, SubscriberOptions
 from holdfast.quiver.log.inbox import Append, Intake, Receipt
 from holdfast.quiver.log.recovery import RecoveryReport
 from holdfast.quiver.log.transaction import OpenTransactions, Transaction
@@ -57,6 +57,7 @@ from holdfast.quiver.log.wakeup import Wakeup
 from holdfast.quiver.log.writer_state import check_producer, check_watermark
 from holdfast.quiver.read.cursor import Cursor, OnDataLoss
 from holdfast.quiver.read.lease import Lease, LeaseOptions
+from holdfast.quiver.read.parts import PartReader, resolve_segment
 from holdfast.quiver.read.scan import OnDamage, Span, TimeRange, scan
 from holdfast.quiver.segments.rows import TableMaker
 from holdfast.quiver.segments.segment import Bundle, Segment
@@ -325,6 +326,11 @@ class Quiver:
         """
         return self._event_times.statement(position or Position(0), claim_us)
 
+    @property
+    def end_seq(self) -> int:
+        """The number behind the newest bundle that can be read."""
+        return self._engine.readable.newest_seq() + 1
+
     def segments(self) -> tuple[Segment, ...]:
         """Return the sealed segments, oldest first."""
         return self._engine.catalog.snapshot()
@@ -386,6 +392,27 @@ class Quiver:
         """Attach a lease, registering the subscriber if it is new; an older reader is fenced."""
         register_if_new(self._engine, name, start, options)
         return self._engine.attached(Lease(self._engine, name, leasing or LeaseOptions()))
+
+    def part_reader(
+        self,
+        name: str,
+        *,
+        start: StartPosition = "oldest",
+        options: SubscriberOptions | None = None,
+    ) -> PartReader:
+        """Attach a reader of whole segments, registering the subscriber if it is new."""
+        register_if_new(self._engine, name, start, options)
+        return self._engine.attached(PartReader(self._engine, name, self.segments))
+
+    def resolve_segment(
+        self, name: str, segment: Segment, outcome: Outcome, reason: str = ""
+    ) -> bool:
+        """Decide a segment for a subscriber that nobody is attached to; whether it still waited."""
+        return resolve_segment(self._engine, name, segment, outcome, reason)
+
+    def subscriber(self, name: str) -> Subscriber:
+        """Return what the ledger knows of a subscriber; it changes with every outcome."""
+        return self._engine.ledger.subscriber(name)
 
     def balance(self, name: str) -> Balance:
         """Return a subscriber's account: accepted = outcomes + pending, counted independently."""

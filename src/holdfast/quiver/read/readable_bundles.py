@@ -141,6 +141,15 @@ class ReadableBundles:
         """Return the seq of the oldest bundle, None if there is none."""
         return next((ref.seq for ref in self.refs(0)), None)
 
+    def unused_before(self, first_seq: int) -> int:
+        """Return from which number on no readable bundle lies before that of a segment."""
+        segments = self._catalog.snapshot()
+        place = bisect.bisect_left(segments, first_seq, key=_first_seq)
+        end_seq = segments[place - 1].summary.last_seq + 1 if place else 0
+        # Of a damaged segment the log may hold bundles that lie between others.
+        held = [one.seq for buffer in self.tail(end_seq) for one in buffer if one.seq < first_seq]
+        return max([end_seq, *(seq + 1 for seq in held)])
+
     # ----------------------------------------------------------------- counting
 
     def extent(self) -> tuple[int, Totals]:
