@@ -112,8 +112,13 @@ class Owners:
 
     def owners(self, quiver_id: str, first_seq: int, end_seq: int) -> frozenset[str]:
         """Return the nodes that own something of a range: all of them get the whole part."""
-        blocks = self._blocks(quiver_id, first_seq, end_seq)
-        return frozenset(name for _, owners in blocks for name in owners)
+        found: set[str] = set()
+        everybody = {name for _, one in self._between(first_seq, end_seq) for name in one.nodes}
+        for _, owners in self._blocks(quiver_id, first_seq, end_seq):
+            found |= owners
+            if found == everybody:
+                break
+        return frozenset(found)
 
     def not_owned(
         self, name: str, quiver_id: str, first_seq: int, end_seq: int

@@ -57,7 +57,7 @@ class _Waiting:
     oldest_ns: int
 
 
-class _Node:
+class _NodeAccount:
     """The account of one node."""
 
     def __init__(self, clock: Clock, settings: SchedulerSettings) -> None:
@@ -112,13 +112,13 @@ class Scheduler:
     def __init__(self, clock: Clock, settings: SchedulerSettings | None = None) -> None:
         self.settings = settings or SchedulerSettings()
         self._clock = clock
-        self._nodes: dict[str, _Node] = {}
+        self._nodes: dict[str, _NodeAccount] = {}
         self._total = _Rate(clock, self.settings.total_bytes_s)
         self._turns = 0
 
     def add(self, name: str) -> None:
         """Let a node take part."""
-        self._nodes.setdefault(name, _Node(self._clock, self.settings))
+        self._nodes.setdefault(name, _NodeAccount(self._clock, self.settings))
 
     def remove(self, name: str) -> None:
         """Take a node out, and its permit back."""
@@ -160,7 +160,7 @@ class Scheduler:
         if node is not None:
             self._charge(node, sent_bytes)
 
-    def _charge(self, node: _Node, sent_bytes: int) -> None:
+    def _charge(self, node: _NodeAccount, sent_bytes: int) -> None:
         node.charge(sent_bytes)
         self._total.charge(sent_bytes)
 
@@ -185,7 +185,7 @@ class Scheduler:
         ]
         return min(covered)[2]
 
-    def _give_rounds(self, waiting: list[tuple[_Node, _Waiting]]) -> None:
+    def _give_rounds(self, waiting: list[tuple[_NodeAccount, _Waiting]]) -> None:
         """Give as many rounds as it takes until somebody's credit covers its next part."""
         quantum = self.settings.quantum_bytes
         rounds = min(

@@ -1,0 +1,123 @@
+"""Asks one data node how it is, and keeps what it said of itself.
+
+A node's statement is the ground for three things: whether it is up (`Monitor`), whether it is the
+node that is bound to the name (`Membership`), and which seqs it holds. From the last follows what
+it has to be told: ranges that are none of its own, so that its intervals grow together.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator
+
+from holdfast.errors import HoldfastError
+from holdfast.handoff.calls import Probe, Result, TellNotOwned
+from holdfast.handoff.membership import Membership
+from holdfast.handoff.monitor import Monitor
+from holdfast.handoff.worker import Worker
+from holdfast.quiver.ledger.intervals import IntervalSet
+from holdfast.replica.messages import Holding, NodeHealth
+from holdfast.seam.clock import Clock
+
+# Told at once; the rest comes with the next statement.
+RANGES_MAX = 1000
+# Telling is not urgent: it only makes a node's intervals fewer.
+TELL_EVERY_S = 60.0
+
+
+class Prober:
+    """Watches one data node. The caller holds one lock around it."""
+
+    def __init__(
+        self,
+        worker: Worker,
+        clock: Clock,
+        monitor: Monitor,
+        membership: Membership,
+        not_owned: Callable[[str, IntervalSet], Iterator[tuple[int, int]]],
+        quiver_id: str,
+    ) -> None:
+        self.health: NodeHealth | None = None
+        # What the node said that it holds, by quiver; kept while its digest stays the same.
+        self.holdings: dict[str, Holding] = {}
+        self._worker = worker
+        self._name = worker.name
+        self._clock = clock
+        self._monitor = monitor
+        self._membership = membership
+        # What of a quiver's seqs is none of a node's, apart from what it has seen.
+        self._not_owned = not_owned
+        self._quiver_id = quiver_id
+        self._is_calling = False
+        self._to_tell: IntervalSet | None = None
+        self._tell_s = -math.inf
+
+    def due_s(self) -> float:
+        """Return when to ask again; infinity while a call is under way."""
+        if self._worker.is_over or self._is_calling:
+            return math.inf
+        return self._monitor.next_probe_s(self._name)
+
+    def begin(self) -> Probe | TellNotOwned | None:
+        """Return what to ask now, if anything."""
+        if self._worker.is_over or self._is_calling:
+            return None
+        if self._to_tell is not None:
+            ranges, self._to_tell = self._to_tell, None
+            self._is_calling = True
+            return TellNotOwned(self._quiver_id, ranges)
+        if self.due_s() > self._clock.monotonic_s():
+            return None
+        self._monitor.begin_probe(self._name)
+        self._is_calling = True
+        known = "" if self.health is None else self.health.digest
+        return Probe(known, self._monitor.settings.probe_timeout_s)
+
+    def end(self, call: Probe | TellNotOwned, result: Result) -> None:
+        """Take what came of a call."""
+        self._is_calling = False
+        if self._worker.is_over:
+            return
+        if isinstance(result, HoldfastError):
+            if isinstance(call, Probe):
+                self._monitor.missed(self._name, str(result))
+        elif isinstance(result, NodeHealth):
+            self._met(result)
+
+    def _met(self, health: NodeHealth) -> None:
+        known = self.health
+        if known is None or not health.digest or health.digest != known.digest:
+            self.holdings = {one.quiver_id: one for one in health.holdings}
+        self.health = health
+        is_new = self._monitor.good(
+            self._name, is_writable=health.is_writable, boot_id=health.boot_id
+        )
+        refusal = self._membership.refusal(self._name, health.node_id)
+        if refusal is None:
+            # Durable before anything is sent: a part that arrived tells who was meant.
+            try:
+                self._membership.bind(self._name, health.node_id)
+            except OSError as error:
+                refusal = f"it could not be bound to its name: {error.strerror}"
+        self._worker.met(health, refusal, is_new_process=is_new)
+        if refusal is None and self._clock.monotonic_s() >= self._tell_s:
+            self._plan_to_tell()
+
+    def _plan_to_tell(self) -> None:
+        holding = self.holdings.get(self._quiver_id)
+        seen = IntervalSet() if holding is None else holding.seen
+        ranges = IntervalSet(itertools.islice(self._not_owned(self._name, seen), RANGES_MAX))
+        if ranges:
+            self._to_tell = ranges
+            self._tell_s = self._clock.monotonic_s() + TELL_EVERY_S
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether the node that answers is the one that its name stands for."""
+        return self.health is not None and self._worker.refusal is None
+
+    def stores(self, quiver_id: str, first_seq: int, end_seq: int) -> bool:
+        """Whether the node said, last, that it has all of a range: stored, not only seen."""
+        holding = self.holdings.get(quiver_id)
+        return holding is not None and holding.stored.covers(first_seq, end_seq)

@@ -1,0 +1,285 @@
+"""The sender: a worker and a prober for each data node, and what operators may change.
+
+    configure   the names of the configuration: new ones begin with what comes from now on, missing
+                ones are orphaned: kept, and told
+    forget      give up what waits for a node (`drop`), or let others have it (`reassign`)
+    rebind      let whoever answers under a name take the place of the node that was bound to it
+    drain       place nothing new on a node; what waits for it is still sent
+
+All state is under one lock, and nothing under it waits for a network. Below it only locks of the
+quiver are taken. `is_copied` is called by the quiver's retention, which holds its own locks: so it
+takes none, and looks at statements that are replaced as a whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+from holdfast.errors import BadInput, UnknownSubscriber
+from holdfast.handoff.membership import Membership, subscriber_of
+from holdfast.handoff.monitor import Monitor, MonitorSettings
+from holdfast.handoff.owners import BLOCK_SEQS, Owners, Placement
+from holdfast.handoff.points import HandoffPoint
+from holdfast.handoff.prober import Prober
+from holdfast.handoff.scheduler import Scheduler, SchedulerSettings
+from holdfast.handoff.syncpoint import SyncPoint, SyncPointReached, create, look
+from holdfast.handoff.worker import Worker, WorkerSettings
+from holdfast.quiver.ledger.intervals import IntervalSet
+from holdfast.quiver.ledger.subscriber import Outcome, SubscriberOptions
+from holdfast.quiver.quiver import Quiver
+from holdfast.quiver.read.parts import waiting_segments
+from holdfast.seam import Seam
+
+log = logging.getLogger("holdfast.handoff")
+
+
+@dataclass(frozen=True)
+class HandoffSettings:
+    """What the configuration says of all data nodes."""
+
+    # How many of them own a part; None: all.
+    replicas: int | None = None
+    block_seqs: int = BLOCK_SEQS
+    monitor: MonitorSettings = field(default_factory=MonitorSettings)
+    scheduler: SchedulerSettings = field(default_factory=SchedulerSettings)
+    worker: WorkerSettings = field(default_factory=WorkerSettings)
+    # What may wait for one node. Without a limit the quiver's own cap refuses.
+    subscriber: SubscriberOptions = field(default_factory=SubscriberOptions)
+
+
+class Handoff:
+    """Sends the parts of one quiver to its data nodes. Safe to use from many threads."""
+
+    def __init__(self, quiver: Quiver, seam: Seam, settings: HandoffSettings | None = None) -> None:
+        self.lock = threading.RLock()
+        self.settings = settings or HandoffSettings()
+        self.quiver = quiver
+        self.monitor = Monitor(seam.clock, self.settings.monitor)
+        self.scheduler = Scheduler(seam.clock, self.settings.scheduler)
+        self.membership = Membership(seam.disk, quiver.directory)
+        self.workers: dict[str, Worker] = {}
+        self.probers: dict[str, Prober] = {}
+        self._seam = seam
+        self._configured: frozenset[str] = frozenset()
+
+    # --------------------------------------------------------------- membership
+
+    def configure(self, names: Collection[str]) -> None:
+        """Take over the names of the configuration."""
+        with self.lock:
+            for name in names:
+                subscriber_of(name)
+            self._configured = frozenset(names)
+            for name in sorted(self._configured - set(self.membership.bound)):
+                self._add(name)
+            for name in self.membership.bound:
+                if name in self._configured:
+                    self._attach(name)
+                else:
+                    self._orphan(name)
+            self.membership.replace(self._placement(self.quiver.end_seq))
+
+    def _placement(self, from_seq: int, without: str | None = None) -> Placement:
+        """Return who shares what is accepted from a seq on."""
+        nodes = sorted(
+            name
+            for name, one in self.membership.bound.items()
+            if name in self._configured and not one.is_draining and name != without
+        )
+        return Placement(from_seq, tuple(nodes), self.settings.replicas, self.settings.block_seqs)
+
+    def _add(self, name: str) -> None:
+        """Keep data for a node from now on, and then say that it owns some."""
+        subscriber = subscriber_of(name)
+        if subscriber not in self.quiver.subscribers():
+            self.quiver.register(subscriber, start="latest", options=self.settings.subscriber)
+        # After a crash between the two it has been registered for a while.
+        start_seq = self.quiver.subscriber(subscriber).start_seq
+        nodes = {*self._placement(start_seq).nodes, name}
+        self.membership.add(
+            name,
+            Placement(
+                start_seq, tuple(sorted(nodes)), self.settings.replicas, self.settings.block_seqs
+            ),
+        )
+
+    def _attach(self, name: str) -> None:
+        if name in self.workers and not self.workers[name].is_over:
+            return
+        self.monitor.add(name)
+        self.scheduler.add(name)
+        # If its subscriber was lost with a ledger, it is offered all that is there, and has most.
+        reader = self.quiver.part_reader(
+            subscriber_of(name), start="oldest", options=self.settings.subscriber
+        )
+        worker = self.workers[name] = Worker(
+            name,
+            self._seam,
+            reader,
+            lambda: self.membership.owners,
+            self.monitor,
+            self.scheduler,
+            self.settings.worker,
+        )
+        self.probers[name] = Prober(
+            worker,
+            self._seam.clock,
+            self.monitor,
+            self.membership,
+            self._not_owned,
+            self.quiver.quiver_id,
+        )
+
+    def _orphan(self, name: str) -> None:
+        """Keep what waits for a node that is no longer configured, and say so."""
+        self.monitor.orphan(name)
+        if (worker := self.workers.pop(name, None)) is not None:
+            worker.stop()
+            self.probers.pop(name)
+        log.warning(
+            "data node %r is no longer in the configuration: what waits for it is kept (forget it, "
+            "or configure it again)",
+            name,
+        )
+
+    def forget(self, name: str, mode: Literal["drop", "reassign"]) -> int:
+        """Remove a node for good; return how many parts others have to get instead.
+
+        In this order, so that a crash between two steps leaves a state from which `forget` can be
+        repeated: others wait for the parts, the node owns nothing, its own account is closed.
+        """
+        with self.lock:
+            if name not in self.membership.bound:
+                raise BadInput(
+                    f"no data node {name!r}",
+                    hint=f"there are {', '.join(self.membership.bound) or 'none'}",
+                )
+            if (worker := self.workers.pop(name, None)) is not None:
+                worker.stop()
+                self.probers.pop(name)
+            self._configured -= {name}
+            owners, reassigned = self.membership.owners, 0
+            if mode == "reassign":
+                owners, reassigned = self._reassign(name)
+                self._seam.reached(HandoffPoint.REOPENED)
+            owners = owners.changed(self._placement(self.quiver.end_seq, without=name))
+            self.membership.forget(name, owners)
+            self._seam.reached(HandoffPoint.FORGOTTEN)
+            with contextlib.suppress(UnknownSubscriber):
+                self.quiver.unregister(subscriber_of(name), reason=f"forgotten ({mode})")
+            self.monitor.remove(name)
+            return reassigned
+
+    def _reassign(self, name: str) -> tuple[Owners, int]:
+        """Reopen what waits for a node for those who own it without that node."""
+        subscriber = self.quiver.subscriber(subscriber_of(name))
+        before = self.membership.owners
+        waiting = subscriber.resolved.holes(subscriber.start_seq, self.quiver.end_seq)
+        after = before.without(name, list(waiting))
+        reopened: dict[str, IntervalSet] = {}
+        count = 0
+        for segment in waiting_segments(self.quiver.segments(), subscriber):
+            summary = segment.summary
+            part = (summary.quiver_id, summary.first_seq, summary.last_seq + 1)
+            if name not in before.owners(*part):
+                continue
+            for other in after.owners(*part) - before.owners(*part):
+                start_seq = self.quiver.subscriber(subscriber_of(other)).start_seq
+                reopened.setdefault(other, IntervalSet()).add(max(part[1], start_seq), part[2])
+                count += 1
+        for other, ranges in reopened.items():
+            for first_seq, end_seq in ranges:
+                self.quiver.replay(subscriber_of(other), first_seq, end_seq)
+        return after, count
+
+    def rebind(self, name: str) -> None:
+        """Let whoever answers under a name next take the place of the node bound to it."""
+        with self.lock:
+            self.membership.unbind(name)
+            if name in self.workers:
+                self.workers[name].refusal = "it was not met since it was rebound"
+
+    def drain(self, name: str) -> None:
+        """Place nothing new on a node."""
+        with self.lock:
+            self.membership.drain(name, self._placement(self.quiver.end_seq, without=name))
+
+    def is_drained(self, name: str) -> bool:
+        """Whether nothing waits for a node any more, of what it owns."""
+        with self.lock:
+            subscriber = self.quiver.subscriber(subscriber_of(name))
+            end_seq = self.membership.owners.placements[-1].from_seq
+            return subscriber.high_water_seq >= end_seq
+
+    # --------------------------------------------------------------------- looking
+
+    def healthy_nodes(self) -> frozenset[str]:
+        """Return the names of the data nodes that take parts now."""
+        with self.lock:
+            return self.monitor.healthy_nodes()
+
+    def sync_point(self) -> SyncPoint:
+        """Return the sync point of this moment, of all nodes that are known."""
+        with self.lock:
+            return create(self.quiver, tuple(sorted(self.membership.bound)))
+
+    def reached(self, point: SyncPoint) -> SyncPointReached:
+        """Return how far the nodes are with a sync point."""
+        with self.lock:
+            return look(self.quiver, point)
+
+    def is_copied(self, subscriber: str, quiver_id: str, first_seq: int, end_seq: int) -> bool:
+        """Whether another owner than this subscriber's node still holds a range.
+
+        That is: it is bound and a member, and its last statement lists the range as stored. Asked
+        by the quiver before it drops anything (`on_full: drop_copied`). Takes no lock.
+        """
+        owners = self.membership.owners.owners(quiver_id, first_seq, end_seq)
+        return any(
+            prober.stores(quiver_id, first_seq, end_seq)
+            for name, prober in list(self.probers.items())
+            if name in owners and subscriber_of(name) != subscriber and prober.is_bound
+        )
+
+    def _not_owned(self, name: str, seen: IntervalSet) -> Iterator[tuple[int, int]]:
+        """Yield seqs that are none of a node's, that it has not seen, and that are settled.
+
+        Settled means resolved for every node: what still waits for one may be reassigned to this.
+        """
+        owners, known = self.membership.owners, self.quiver.subscribers()
+        own = self.quiver.subscriber(subscriber_of(name))
+        settled = IntervalSet([(own.start_seq, self.quiver.end_seq)]).without(seen)
+        for subscriber in map(subscriber_of, self.membership.bound):
+            if subscriber in known:
+                other = self.quiver.subscriber(subscriber)
+                for hole in list(other.resolved.holes(other.start_seq, self.quiver.end_seq)):
+                    settled.remove(*hole)
+        for start, end in settled:
+            yield from owners.not_owned(name, self.quiver.quiver_id, start, end)
+
+    def filter_orphans(self) -> None:
+        """Resolve what nodes without a worker do not own: their backlog must not grow for ever."""
+        with self.lock:
+            for name in self.membership.bound.keys() - self.workers.keys():
+                subscriber = subscriber_of(name)
+                if subscriber not in self.quiver.subscribers():
+                    continue
+                state = self.quiver.subscriber(subscriber)
+                for segment in list(waiting_segments(self.quiver.segments(), state)):
+                    summary = segment.summary
+                    part = (summary.quiver_id, summary.first_seq, summary.last_seq + 1)
+                    if name not in self.membership.owners.owners(*part):
+                        self.quiver.resolve_segment(
+                            subscriber, segment, Outcome.FILTERED, "not an owner"
+                        )
+
+    def close(self) -> None:
+        """Detach from the quiver; what waits, waits."""
+        with self.lock:
+            for worker in self.workers.values():
+                worker.stop()
