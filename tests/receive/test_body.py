@@ -17,8 +17,7 @@ from tests.patience import PATIENCE_S
 from tests.receive.harness import Place
 
 from holdfast.receive.admission import Admission
-from holdfast.receive.body import BodyLimits, encodings_of, read_body
-from holdfast.receive.encodings import ENCODINGS_MAX
+from holdfast.receive.body import ENCODINGS_MAX, BodyLimits, encodings_of, read_body
 from holdfast.receive.responses import Disconnected, Reason, Refused
 
 LIMITS = BodyLimits(

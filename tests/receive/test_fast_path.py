@@ -21,10 +21,10 @@ from tests.receive.harness import (
 )
 
 from holdfast.quiver import Intake
+from holdfast.receive.admission import TokenSettings
 from holdfast.receive.connection import HELD_BYTES_MAX
 from holdfast.receive.http_app import HttpApp
 from holdfast.receive.openlineage import Config
-from holdfast.receive.tokens import TokenSettings
 from holdfast.settings import Secret
 
 

@@ -23,10 +23,9 @@ from typing import Protocol, runtime_checkable
 
 from holdfast.errors import BundleTooLarge, NotAccepted
 from holdfast.quiver import Receipt
-from holdfast.receive.admission import Admission, Admitted
-from holdfast.receive.body import encodings_of, read_body
+from holdfast.receive.admission import Admission, Admitted, TokenClient, Tokens
+from holdfast.receive.body import RequestLimits, encodings_of, read_body
 from holdfast.receive.receiver import ReceiverContext, ReceiverStatistics
-from holdfast.receive.request_limits import RequestLimits
 from holdfast.receive.responses import (
     Disconnected,
     Reason,
@@ -39,7 +38,6 @@ from holdfast.receive.responses import (
     send_response,
     wrong_method,
 )
-from holdfast.receive.tokens import TokenClient, Tokens
 
 # An announced length with more digits than this is too large whatever they are.
 _LENGTH_DIGITS_MAX = 18

@@ -22,14 +22,14 @@ from holdfast.dead_letters.letter import Letter
 from holdfast.errors import BundleTooLarge
 from holdfast.quiver import Intake, Receipt
 from holdfast.quiver.base.config import AckLevel
+from holdfast.receive.admission import TokenClient, Tokens, TokenSettings
 from holdfast.receive.batches import NotABatch, split_json, split_lines
+from holdfast.receive.body import RequestLimits
 from holdfast.receive.checks import Checked, Checks
 from holdfast.receive.http_app import Endpoint, HttpApp, HttpRequest, RequestCounts
 from holdfast.receive.openapi import openapi_document
 from holdfast.receive.receiver import ReceiverContext
-from holdfast.receive.request_limits import RequestLimits
 from holdfast.receive.responses import Reason, Refused, Response, json_response, refusal
-from holdfast.receive.tokens import TokenClient, Tokens, TokenSettings
 from holdfast.signals.openlineage.names import Names
 from holdfast.signals.openlineage.problem import Problem
 from holdfast.signals.openlineage.validation import ValidationSettings, Verdict
