@@ -34,7 +34,7 @@ class Admission:
 
     def __init__(self, max_requests: int, max_bytes: int) -> None:
         self._max_requests = max_requests
-        self._max_bytes = max_bytes
+        self.max_bytes = max_bytes
         self.in_flight_requests = 0
         self.in_flight_bytes = 0
         self.received_bytes = 0
@@ -43,19 +43,10 @@ class Admission:
         """Return a place for a request; the caller must leave it again."""
         if self.in_flight_requests >= self._max_requests:
             raise _busy("too many requests are under way")
-        if self.in_flight_bytes + announced_bytes > self._max_bytes:
+        if self.in_flight_bytes + announced_bytes > self.max_bytes:
             raise _busy("too many bytes are under way")
         self.in_flight_requests += 1
         return Admitted(self)
-
-    def _take(self, size_bytes: int) -> None:
-        if self.in_flight_bytes + size_bytes > self._max_bytes:
-            raise _busy("too many bytes are under way")
-        self.in_flight_bytes += size_bytes
-
-    def _give_back(self, size_bytes: int) -> None:
-        self.in_flight_requests -= 1
-        self.in_flight_bytes -= size_bytes
 
 
 class Admitted:
@@ -70,17 +61,20 @@ class Admitted:
     def received(self, size_bytes: int) -> None:
         """Count bytes as they came, and hold them, or raise `Refused`."""
         self._admission.received_bytes += size_bytes
-        self._admission._take(size_bytes)
-        self._held_bytes += size_bytes
+        self.hold(size_bytes)
 
     def hold(self, size_bytes: int) -> None:
         """Hold some more bytes, or raise `Refused`."""
-        self._admission._take(size_bytes)
+        admission = self._admission
+        if admission.in_flight_bytes + size_bytes > admission.max_bytes:
+            raise _busy("too many bytes are under way")
+        admission.in_flight_bytes += size_bytes
         self._held_bytes += size_bytes
 
     def leave(self) -> None:
         """Give everything back; called once."""
-        self._admission._give_back(self._held_bytes)
+        self._admission.in_flight_requests -= 1
+        self._admission.in_flight_bytes -= self._held_bytes
         self._held_bytes = 0
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Protocol, Self
 
 import zstandard
@@ -194,17 +193,32 @@ def _one_more(members: int) -> int:
     return members + 1
 
 
-@dataclass(frozen=True)
-class BodyLimits:
-    """What one body may be."""
+class RequestLimits(FileSettings):
+    """Bounds of requests."""
 
-    # As it is sent, and unpacked.
-    max_body_bytes: int
-    max_expanded_bytes: int
-    # The longest pause between two pieces.
-    timeout_s: float
-    # The slowest pace, once `timeout_s` has gone by.
-    min_bytes_per_s: float
+    max_body_bytes: SizeBytes = Field(default=32 * MB, ge=1)
+    """One body as it is sent; larger is 413."""
+    max_expanded_bytes: SizeBytes = Field(default=32 * MB, ge=1)
+    """One body unpacked; larger is 413."""
+    max_batch_events: int = Field(default=10_000, ge=1)
+    """Events in one batch; more is 413."""
+    max_requests: int = Field(default=512, ge=1)
+    """Requests under way at once; more are 503."""
+    max_in_flight_bytes: SizeBytes = Field(default=128 * MB, ge=1)
+    """Bodies under way at once, as sent and unpacked together; more is 503."""
+    body_timeout_s: DurationS = Field(default=10.0, gt=0)
+    """The longest pause of a client while it sends a body; longer is 503."""
+    min_body_bytes_per_s: SizeBytes = Field(default=16 * 1024, ge=1)
+    """The slowest pace of a body after `body_timeout`; slower is 503."""
+
+    @model_validator(mode="after")
+    def _one_body_fits(self) -> Self:
+        if self.max_in_flight_bytes < self.max_body_bytes + self.max_expanded_bytes:
+            raise ValueError(
+                "max_in_flight_bytes must hold one body, as sent and unpacked "
+                "(max_body_bytes + max_expanded_bytes)"
+            )
+        return self
 
 
 def encodings_of(content_encoding: bytes) -> list[bytes]:
@@ -225,7 +239,7 @@ async def read_body(
     receive: Receive,
     announced_bytes: int,
     encodings: list[bytes],
-    limits: BodyLimits,
+    limits: RequestLimits,
     admitted: Admitted,
 ) -> bytes:
     """Return the whole body, unpacked. Raises `Refused` or `Disconnected`."""
@@ -233,7 +247,7 @@ async def read_body(
         raise _too_large(limits.max_body_bytes, "limits.max_body_bytes")
     decoding = Decoding(encodings, limits.max_expanded_bytes) if encodings else None
     try:
-        async with asyncio.timeout(limits.timeout_s) as timer:
+        async with asyncio.timeout(limits.body_timeout_s) as timer:
             if decoding is None:
                 return await _read_plain(receive, limits, admitted, timer)
             return await _read_packed(receive, decoding, limits, admitted, timer)
@@ -253,7 +267,7 @@ async def read_body(
 
 
 async def _read_plain(
-    receive: Receive, limits: BodyLimits, admitted: Admitted, timer: asyncio.Timeout
+    receive: Receive, limits: RequestLimits, admitted: Admitted, timer: asyncio.Timeout
 ) -> bytes:
     pace = _Pace(limits, timer)
     body, more = await _next_piece(receive, admitted, pace)
@@ -270,7 +284,7 @@ async def _read_plain(
 async def _read_packed(
     receive: Receive,
     decoding: Decoding,
-    limits: BodyLimits,
+    limits: RequestLimits,
     admitted: Admitted,
     timer: asyncio.Timeout,
 ) -> bytes:
@@ -327,10 +341,11 @@ async def _next_piece(receive: Receive, admitted: Admitted, pace: _Pace) -> tupl
 class _Pace:
     """Moves the deadline of the next piece: one pause from now, but never behind the slowest pace.
 
-    So the longest time a body may take is `timeout_s` + `max_body_bytes` / `min_bytes_per_s`.
+    So the longest that a body may take is
+    `body_timeout_s` + `max_body_bytes` / `min_body_bytes_per_s`.
     """
 
-    def __init__(self, limits: BodyLimits, timer: asyncio.Timeout) -> None:
+    def __init__(self, limits: RequestLimits, timer: asyncio.Timeout) -> None:
         self._limits = limits
         self._timer = timer
         self._loop = asyncio.get_running_loop()
@@ -343,8 +358,8 @@ class _Pace:
         if self._came_bytes > limits.max_body_bytes:
             raise _too_large(limits.max_body_bytes, "limits.max_body_bytes")
         if more:
-            slowest_s = self._started_s + self._came_bytes / limits.min_bytes_per_s
-            self._timer.reschedule(min(self._loop.time(), slowest_s) + limits.timeout_s)
+            slowest_s = self._started_s + self._came_bytes / limits.min_body_bytes_per_s
+            self._timer.reschedule(min(self._loop.time(), slowest_s) + limits.body_timeout_s)
 
 
 def _too_large(limit_bytes: int, option: str) -> Refused:
@@ -353,41 +368,3 @@ def _too_large(limit_bytes: int, option: str) -> Refused:
         f"the body is larger than {limit_bytes} bytes",
         f"send smaller events or batches, or raise {option}",
     )
-
-
-class RequestLimits(FileSettings):
-    """Bounds of requests."""
-
-    max_body_bytes: SizeBytes = Field(default=32 * MB, ge=1)
-    """One body as it is sent; larger is 413."""
-    max_expanded_bytes: SizeBytes = Field(default=32 * MB, ge=1)
-    """One body unpacked; larger is 413."""
-    max_batch_events: int = Field(default=10_000, ge=1)
-    """Events in one batch; more is 413."""
-    max_requests: int = Field(default=512, ge=1)
-    """Requests under way at once; more are 503."""
-    max_in_flight_bytes: SizeBytes = Field(default=128 * MB, ge=1)
-    """Bodies under way at once, as sent and unpacked together; more is 503."""
-    body_timeout_s: DurationS = Field(default=10.0, gt=0)
-    """The longest pause of a client while it sends a body; longer is 503."""
-    min_body_bytes_per_s: SizeBytes = Field(default=16 * 1024, ge=1)
-    """The slowest pace of a body after `body_timeout`; slower is 503."""
-
-    @model_validator(mode="after")
-    def _one_body_fits(self) -> Self:
-        if self.max_in_flight_bytes < self.max_body_bytes + self.max_expanded_bytes:
-            raise ValueError(
-                "max_in_flight_bytes must hold one body, as sent and unpacked "
-                "(max_body_bytes + max_expanded_bytes)"
-            )
-        return self
-
-    @property
-    def body(self) -> BodyLimits:
-        """The bounds of one body."""
-        return BodyLimits(
-            max_body_bytes=self.max_body_bytes,
-            max_expanded_bytes=self.max_expanded_bytes,
-            timeout_s=self.body_timeout_s,
-            min_bytes_per_s=self.min_body_bytes_per_s,
-        )

@@ -87,15 +87,12 @@ class Checks:
             return Checked(Verdict(None, (too_many_values(),)), None)
         if values > HEAVY_VALUES or len(raw) > HEAVY_BYTES:
             return await self._check_elsewhere(raw, thorough, with_names)
-        return self._check_here(raw, thorough, with_names)
+        return self.check_here(raw, thorough=thorough, with_names=with_names)
 
-    def check_light(self, raw: bytes, *, with_names: bool = False) -> Checked | None:
-        """Check one event without waiting; None if it may be a heavy one."""
-        if len(raw) > LIGHT_BYTES:
-            return None
-        return self._check_here(raw, thorough=False, with_names=with_names)
-
-    def _check_here(self, raw: bytes, thorough: bool, with_names: bool) -> Checked:
+    def check_here(
+        self, raw: bytes, *, thorough: bool = False, with_names: bool = False
+    ) -> Checked:
+        """Check one event without waiting; one of at most `LIGHT_BYTES` is certainly not heavy."""
         document, verdict = self.validator.parse_and_check(raw, thorough=thorough)
         wanted = with_names and verdict.ok
         return Checked(verdict, names_of(raw, document) if wanted else None)
