@@ -10,8 +10,24 @@ from holdfast.dead_letters.letter import Letter
 from holdfast.deliver.exporter import Exporter
 from holdfast.deliver.settings import DeliverySettings
 from holdfast.seam import Seam
+from holdfast.seam.points import FaultPoint
 from holdfast.signals.event import Unit
 from holdfast.signals.signal import RAW_EVENTS, Signal
+
+
+class DeliveryPoint(FaultPoint):
+    """A named moment of a delivery at which a test or a proof ends the process.
+
+    None of them is a disk call: each lies between two effects, one outside of the process and one
+    in the ledger. `Seam.reached` is called with the value.
+    """
+
+    SENT = "deliver-sent", "the destination has answered, the outcome is not written yet"
+    DEAD_LETTER_STORED = (
+        "deliver-dead-letter-stored",
+        "the dead letter is durable, the outcome is not written yet",
+    )
+    COMMITTED = "deliver-committed", "the outcome is written; a power cut may still take it back"
 
 
 class UndeliveredLetters(Protocol):

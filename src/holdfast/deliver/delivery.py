@@ -9,7 +9,7 @@ no more than what was under way.
 Order. Events of a lane are sent in order, and a send begins after the last one was answered. Three
 things may still come out of order: when the destination takes a batch in part, what it took behind
 a failed event is before it; what was set aside as a dead letter comes when somebody replays it; and
-with `poison:` events overtake one that is almost certain to be at fault (poison.py). Nothing that
+with `poison:` events overtake one that is almost certain to be at fault (`Trial`). Nothing that
 was delivered, or set aside, is sent again by itself, but for the last one, to compare with it.
 """
 
@@ -22,17 +22,13 @@ import logging
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 
 from holdfast.dead_letters.letter import Letter
-from holdfast.deliver.context import DeliveryContext
+from holdfast.deliver.context import DeliveryContext, DeliveryPoint
 from holdfast.deliver.exporter import Answer, Exporter, Failure, FailureClass, all_failed
 from holdfast.deliver.feed import Feed
 from holdfast.deliver.judge import Judge, Taken
-from holdfast.deliver.lanes import DeliveryLane, Lanes, Skip
-from holdfast.deliver.pacing import BreakerState
-from holdfast.deliver.points import DeliveryPoint
-from holdfast.deliver.poison import Round
-from holdfast.deliver.sending import Sender
+from holdfast.deliver.lanes import DeliveryLane, Lanes, Round, Skip
+from holdfast.deliver.sending import Bell, BreakerState, Sender, Timer
 from holdfast.deliver.statistics import DeliveryCounters, HeldEvent
-from holdfast.deliver.timer import Bell, Timer
 from holdfast.deliver.window import Decision, DeliveryWindow, Item, TrackedBundle
 from holdfast.errors import HoldfastError, ReaderError
 from holdfast.quiver import Outcome, Position
@@ -344,7 +340,7 @@ class DeliveryLoop:
         return None
 
     async def _send_pair(self, lane: DeliveryLane, head: Item, other: Taken | Item) -> None:
-        """Send the head and another event, in an order that is drawn by lot; see poison.py."""
+        """Send the head and another event, in an order that is drawn by lot; see `Trial`."""
         breaker, before = self.judge.breaker, self.judge.breaker.state
         was_probe = breaker.begin()
         try:

@@ -3,8 +3,8 @@
 An event is given up for one reason only: it was sent alone, and the answer is about it (too large,
 or never to be taken). Of a request that held several nobody knows for sure, so they are sent in
 smaller ones, down to one. Every other answer, and none at all, is about the destination: the event
-waits at the head of its lane and is tried again, for ever; see `poison.py` for the exception that
-somebody may ask for.
+waits at the head of its lane and is tried again, for ever; see `Trial` in `lanes.py` for the
+exception that somebody may ask for.
 
 Nothing here waits or writes. Judging decides events that are delivered, and puts those that are to
 become dead letters on the list `due`; what a lane may do next is in the lane and in the breaker.
@@ -16,13 +16,11 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from holdfast.deliver.delivery_log import DeliveryLog
 from holdfast.deliver.exporter import Answer, Failure, FailureClass
-from holdfast.deliver.lanes import DeliveryLane
-from holdfast.deliver.pacing import Backoff, Breaker, Cause
-from holdfast.deliver.poison import is_suspect
+from holdfast.deliver.lanes import DeliveryLane, is_suspect
+from holdfast.deliver.sending import Backoff, Breaker, Cause
 from holdfast.deliver.settings import DeliverySettings
-from holdfast.deliver.statistics import DeliveryCounters
+from holdfast.deliver.statistics import DeliveryCounters, DeliveryLog
 from holdfast.deliver.window import DELIVERED, DeadLetterReason, Decision, Item
 from holdfast.signals.event import Unit
 

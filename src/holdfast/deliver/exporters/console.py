@@ -17,9 +17,9 @@ from holdfast.deliver.exporter import (
     Failure,
     FailureClass,
     all_failed,
+    in_thread,
 )
 from holdfast.deliver.exporters.dialects import is_json, one_line
-from holdfast.deliver.exporters.threads import in_thread
 from holdfast.settings import Settings
 from holdfast.signals.event import Event
 

@@ -22,12 +22,12 @@ from holdfast.deliver.exporter import (
     Failure,
     FailureClass,
     all_failed,
+    in_thread,
 )
 from holdfast.deliver.exporters.dialects import is_json
 from holdfast.deliver.exporters.file_journal import JournalIdentity, frame_of, identity_of
 from holdfast.deliver.exporters.file_publishing import FileFormat, Publisher
 from holdfast.deliver.exporters.file_staging import FileLimits, FileStaging
-from holdfast.deliver.exporters.threads import in_thread
 from holdfast.seam.disk import DISK_IS_FULL, LockHeld
 from holdfast.settings import DurationS, FileSettings, LocalPath, SizeBytes
 from holdfast.signals.event import Event

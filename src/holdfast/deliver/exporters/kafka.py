@@ -22,9 +22,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, field_validator
 
-from holdfast.deliver.exporter import Answer, Exporter, ExporterContext, Failure, FailureClass
+from holdfast.deliver.exporter import (
+    Answer,
+    Exporter,
+    ExporterContext,
+    Failure,
+    FailureClass,
+    in_thread,
+)
 from holdfast.deliver.exporters.dialects import is_json
-from holdfast.deliver.exporters.threads import in_thread
 from holdfast.errors import BadConfig, NotInstalled
 from holdfast.extras import install_command, missing_modules
 from holdfast.settings import DurationS, FileSettings, Secret, SizeBytes
