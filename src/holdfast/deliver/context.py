@@ -37,11 +37,23 @@ class UndeliveredLetters(Protocol):
         """Store them durably, or raise."""
 
 
-class Chain(Protocol):
-    """The processors between a quiver and a destination, in order."""
+@dataclass(frozen=True)
+class ProcessorChain:
+    """The processors on one path to a destination, and the tap behind them."""
 
-    def process(self, unit: Any) -> Unit | None:
-        """Return the unit as it leaves them; None: the destination does not get it."""
+    steps: tuple[Callable[[Any], Unit | None], ...]
+    tap: Callable[[Unit], None] | None = None
+
+    def process(self, unit: Unit) -> Unit | None:
+        """Return the unit as it leaves them; None if one filters it, or routes it elsewhere."""
+        passed: Unit | None = unit
+        for step in self.steps:
+            passed = step(passed)
+            if passed is None:
+                return None
+        if self.tap is not None and passed is not None:
+            self.tap(passed)
+        return passed
 
 
 def refuses_all_but_raw_events(signal: Signal) -> str | None:
@@ -62,7 +74,7 @@ class DeliveryContext:
     dead_letters: UndeliveredLetters
     seam: Seam
     # Several if several paths of the graph lead there; none: no processors.
-    chains: Sequence[Chain] = ()
+    chains: Sequence[ProcessorChain] = ()
     # Why the destination cannot take a signal; None if it can.
     refusal_of: Callable[[Signal], str | None] = refuses_all_but_raw_events
 

@@ -7,10 +7,12 @@ the loop's business; an exporter only tells failures apart, because only it know
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -110,18 +112,16 @@ async def in_thread(name: str, function: Callable[[], Result]) -> Result:
 
     def run() -> None:
         try:
-            result = function()
+            settle = partial(done.set_result, function())
         except BaseException as error:
             failure = error if isinstance(error, Exception) else RuntimeError(type(error).__name__)
-            report(lambda: done.set_exception(failure))
-        else:
-            report(lambda: done.set_result(result))
+            settle = partial(done.set_exception, failure)
+        with contextlib.suppress(RuntimeError):  # the loop has ended; nobody waits for it any more
+            loop.call_soon_threadsafe(report, settle)
 
     def report(settle: Callable[[], None]) -> None:
-        try:
-            loop.call_soon_threadsafe(lambda: None if done.done() else settle())
-        except RuntimeError:  # the loop has ended; nobody waits for this any more
-            return
+        if not done.done():
+            settle()
 
     threading.Thread(target=run, name=name, daemon=True).start()
     return await done

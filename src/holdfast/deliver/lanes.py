@@ -27,7 +27,7 @@ _UNAVAILABLE = "503"
 class Round(StrEnum):
     """With what the head of a lane is compared."""
 
-    # It has not failed often enough, or `poison:` is not set.
+    # It has not failed often enough.
     NONE = "none"
     # With an event that was taken before.
     REPEATED = "repeated"
@@ -68,7 +68,7 @@ class Trial:
     back.
     """
 
-    def __init__(self, settings: PoisonSettings | None) -> None:
+    def __init__(self, settings: PoisonSettings) -> None:
         self._position: Position | None = None
         self._settings = settings
         self._failures = 0
@@ -84,9 +84,7 @@ class Trial:
 
     def round_of(self, position: Position) -> Round:
         """With what the head of the lane is to be compared when it is sent next."""
-        if self._settings is None or position != self._position:
-            return Round.NONE
-        if self._failures < self._settings.attempts:
+        if position != self._position or self._failures < self._settings.attempts:
             return Round.NONE
         is_first = self._against[Round.REPEATED] < self._settings.pairs
         return Round.REPEATED if is_first else Round.NEW
@@ -97,7 +95,7 @@ class Trial:
 
     def is_proven(self, now_s: float) -> bool:
         """Whether it is the head, and not the destination."""
-        if self._settings is None or now_s < self._since_s + self._settings.held_s:
+        if now_s < self._since_s + self._settings.held_s:
             return False
         return all(count >= self._settings.pairs for count in self._against.values())
 
@@ -124,7 +122,8 @@ class DeliveryLane:
         self.failure: Failure | None = None
         self.failing_since_s = 0.0
         self.retry_at_s = 0.0
-        self.trial = Trial(poison)
+        # None unless `poison:` is set.
+        self.trial = None if poison is None else Trial(poison)
         # By hand; see `Skip`.
         self.skip: Skip | None = None
         self.limit_events = max_batch_events

@@ -129,7 +129,7 @@ class DeliveryLog:
         self._pace_of_letters = LogPace()
         self._pace_of_refusals = LogPace(REMIND_S)
         # Since when it fails, how many sends did, and what of that was told.
-        self._since_s: float | None = None
+        self.failing_since_s: float | None = None
         self._remind_at_s = math.inf
         self._failures = 0
         self._told: set[Cause] = set()
@@ -138,9 +138,11 @@ class DeliveryLog:
     def failed(self, failure: Failure, attempts: int, now_s: float) -> None:
         """Note a failure that may pass; `attempts`: of the same event in a row."""
         again_s = self._settings.retry_max_s
-        if self._since_s is not None and now_s >= self._remind_at_s:
+        if self.failing_since_s is not None and now_s >= self._remind_at_s:
             self._remind_at_s = now_s + REMIND_S
-            lasts = f"still fails, for {now_s - self._since_s:.0f} s, {attempts} times in a row"
+            lasts = (
+                f"still fails, for {now_s - self.failing_since_s:.0f} s, {attempts} times in a row"
+            )
             where = "`holdfast destination ls` says which event it is"
             self._log(logging.ERROR, f"{lasts}, last with {failure}; nothing overtakes it; {where}")
         self._fails(
@@ -157,8 +159,8 @@ class DeliveryLog:
         self._fails(cause, what, next_, now_s)
 
     def _fails(self, cause: Cause, what: str, next_: str, now_s: float) -> None:
-        if self._since_s is None:
-            self._since_s, self._remind_at_s = now_s, now_s + REMIND_S
+        if self.failing_since_s is None:
+            self.failing_since_s, self._remind_at_s = now_s, now_s + REMIND_S
         self._failures += 1
         if cause in self._told or not self._paces[cause].lets_through(now_s):
             return
@@ -168,12 +170,12 @@ class DeliveryLog:
 
     def worked(self, now_s: float) -> None:
         """Note that something was taken."""
-        if self._since_s is None:
+        if self.failing_since_s is None:
             return
         if self._told:
-            took = f"{self._failures} failed sends in {now_s - self._since_s:.0f} s"
+            took = f"{self._failures} failed sends in {now_s - self.failing_since_s:.0f} s"
             self._log(logging.INFO, f"works again, after {took}")
-        self._since_s, self._failures = None, 0
+        self.failing_since_s, self._failures = None, 0
         self._told.clear()
 
     def cannot_take(self, position: Position, why: str, now_s: float) -> None:

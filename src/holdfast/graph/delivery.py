@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from holdfast.dead_letters.queue import DeadLetterQueue
-from holdfast.deliver.context import DeliveryContext
+from holdfast.deliver.context import DeliveryContext, ProcessorChain
 from holdfast.deliver.exporter import Answer, Exporter, ExporterContext
 from holdfast.graph.paths import ChainStep, DestinationPlan
 from holdfast.processors.processor import Processor, Router
@@ -110,25 +110,6 @@ def _described(data: ArrowData) -> tuple[str, str]:
 
 
 # ------------------------------------------------------------------------ destinations
-
-
-@dataclass(frozen=True)
-class ProcessorChain:
-    """The processors on one path to a destination, and the tap behind them."""
-
-    steps: tuple[Callable[[Any], Unit | None], ...]
-    tap: Callable[[Unit], None] | None = None
-
-    def process(self, unit: Unit) -> Unit | None:
-        """Return the unit as it leaves them; None if one filters it, or routes it elsewhere."""
-        passed: Unit | None = unit
-        for step in self.steps:
-            passed = step(passed)
-            if passed is None:
-                return None
-        if self.tap is not None and passed is not None:
-            self.tap(passed)
-        return passed
 
 
 def chain_of(

@@ -43,7 +43,10 @@ def signal_named(name: str) -> Signal | None:
 
 def signal_of(kind: FrameKind, slots: Collection[str]) -> Signal:
     """Return the signal of bundles of a kind with slots of these names."""
-    return next(signal for signal in all_signals() if signal.recognise(kind, slots))
+    for signal in _signals:
+        if signal.recognise(kind, slots):
+            return signal
+    return _RAW if kind is FrameKind.RAW else ROWS
 
 
 def extractors() -> dict[str, Extractor]:
