@@ -30,11 +30,10 @@ from holdfast.receive.http_app import Endpoint, HttpApp, HttpRequest, RequestCou
 from holdfast.receive.openapi import openapi_document
 from holdfast.receive.receiver import ReceiverContext
 from holdfast.receive.responses import OnStored, Reason, Refused, Response, json_response, refusal
-from holdfast.signals.openlineage.names import Names
+from holdfast.signals.openlineage.names import SLOT, Names
 from holdfast.signals.openlineage.problem import Problem
 from holdfast.signals.openlineage.validation import ValidationSettings, Verdict
 
-SLOT = "openlineage"
 OPENAPI_PATH = "/openapi.json"
 
 _JSON_TYPES = {b"", b"application/json", b"text/json"}
