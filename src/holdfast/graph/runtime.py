@@ -32,8 +32,14 @@ from holdfast.deliver.statistics import DestinationStatistics, Losses
 from holdfast.errors import BadInput, HoldfastError
 from holdfast.graph.delivery import Taps, delivery_context
 from holdfast.graph.model import Graph, Node
-from holdfast.graph.paths import DestinationPlan, QuiverPlan, dead_letters_directory, plan
-from holdfast.graph.pipeline_sources import readers, state_dir
+from holdfast.graph.paths import (
+    DestinationPlan,
+    QuiverPlan,
+    dead_letters_directory,
+    plan,
+    readers,
+    state_dir,
+)
 from holdfast.graph.serving import Serving, is_served
 from holdfast.graph.worker_quivers import WorkerQuivers
 from holdfast.quiver import Position, Statistics
