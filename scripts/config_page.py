@@ -14,7 +14,7 @@ from holdfast.deliver.settings import DeliverySettings
 from holdfast.graph.model import GraphFile
 from holdfast.graph.registry import COMPONENTS, Component
 from holdfast.graph.reload import LIVE_KEYS
-from holdfast.graph.settings_table import Setting, settings_of
+from holdfast.graph.schema import Setting, settings_of
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "config.md"
 

@@ -21,9 +21,8 @@ from holdfast.dataflow.driver.run import PipelineRun
 from holdfast.dataflow.driver.state_dir import StateDir
 from holdfast.dataflow.kit import CasesFile, run_case
 from holdfast.errors import DirectoryLocked
-from holdfast.graph.document import read_document
+from holdfast.graph.document import Substitution, read_document
 from holdfast.graph.pipelines import load_pipelines
-from holdfast.graph.substitution import Substitution
 from holdfast.quiver import Quiver
 
 if TYPE_CHECKING:

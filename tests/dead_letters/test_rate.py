@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.clock import ManualClock
 
-from holdfast.dead_letters.rate import RateLimit
+from holdfast.dead_letters.queue import RateLimit
 
 
 def test_a_burst_then_the_rate() -> None:

@@ -20,8 +20,8 @@ from tests.patience import PATIENCE_S, until_async
 
 from holdfast.deliver.exporter import ExporterContext
 from holdfast.deliver.exporters.http import Config, make
+from holdfast.deliver.sending import LoopTimer
 from holdfast.deliver.settings import DeliverySettings
-from holdfast.deliver.timer import LoopTimer
 from holdfast.seam import Seam
 
 # What decides whether a request fails: itself, its connection, or the replica that it is led to.

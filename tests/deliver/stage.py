@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ from tests.deliver.virtual import VirtualTimer, watch_threads
 from tests.readers.setting import StillMachine, calm, check_books
 from tests.readers.world import ArmedDisk
 
-from holdfast.deliver.context import DeliveryContext, refuses_all_but_raw_events
+from holdfast.deliver.context import DeliveryContext, ProcessorChain, refuses_all_but_raw_events
 from holdfast.deliver.destination import DeliverySettings, Destination, DestinationStatistics
 from holdfast.quiver import Outcome, Quiver, QuiverConfig
 from holdfast.quiver.base.frame import Totals
@@ -35,13 +34,6 @@ def key_of(event: Event) -> str:
 
 # Of events in the slot that `append_raw` uses by default.
 EVENTS = Signal("events", Form.RAW, in_raw_slot("events"), order_keys={"name": key_of})
-
-
-@dataclass(frozen=True)
-class FunctionChain:
-    """One function in place of processors."""
-
-    process: Callable[[Any], Event | None]
 
 
 class Stage:
@@ -98,7 +90,7 @@ class Stage:
             make_exporter=lambda: others.get("exporter", self.backend),
             dead_letters=self.letters,
             seam=seam,
-            chains=[FunctionChain(one) for one in self.paths],
+            chains=[ProcessorChain((one,)) for one in self.paths],
             refusal_of=others.get("refusal_of", refuses_all_but_raw_events),
         )
         destination = Destination(context, self.quiver)

@@ -8,7 +8,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.deliver.pacing import Backoff
+from holdfast.deliver.sending import Backoff
 from holdfast.deliver.settings import DeliverySettings
 
 SETTINGS = DeliverySettings(retry_max_s=60.0)

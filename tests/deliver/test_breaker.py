@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.deliver.pacing import Breaker, BreakerState, Cause
+from holdfast.deliver.sending import Breaker, BreakerState, Cause
 
 
 def opened() -> Breaker:

@@ -19,9 +19,9 @@ from tests.deliver.backend import (
 )
 from tests.deliver.stage import Stage
 
-from holdfast.deliver.delivery_log import DeliveryLog
 from holdfast.deliver.destination import DeliverySettings, Destination
 from holdfast.deliver.exporter import Answer, Failure, FailureClass
+from holdfast.deliver.statistics import DeliveryLog
 from holdfast.signals.event import Event
 
 

@@ -23,7 +23,7 @@ from tests.readers.setting import keep
 
 from holdfast.deliver.destination import DeliverySettings, Destination, State
 from holdfast.deliver.exporter import Answer, FailureClass
-from holdfast.deliver.timer import LoopTimer
+from holdfast.deliver.sending import LoopTimer
 from holdfast.errors import BadConfig, BadInput
 from holdfast.quiver import Outcome, Position
 from holdfast.quiver.base.points import QuiverPoint

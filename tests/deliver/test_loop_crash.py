@@ -8,8 +8,8 @@ import pytest
 from tests.deliver.backend import BAD, fails_for
 from tests.deliver.stage import Stage
 
+from holdfast.deliver.context import DeliveryPoint
 from holdfast.deliver.destination import DeliverySettings, Destination
-from holdfast.deliver.points import DeliveryPoint
 from holdfast.quiver import Outcome
 from holdfast.seam.simulated import SimulatedCrash
 

@@ -6,7 +6,7 @@ from pathlib import PurePath
 
 import pytest
 
-from holdfast.deliver.delivery_log import Losses
+from holdfast.deliver.statistics import Losses
 
 WHERE = PurePath("data/quiver/core-00")
 

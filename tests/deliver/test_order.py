@@ -25,7 +25,7 @@ from tests.deliver.tuned import tuned_settings
 
 from holdfast.deliver.destination import DeliverySettings, Destination, State
 from holdfast.deliver.exporter import Answer, Failure, all_failed
-from holdfast.deliver.pacing import BreakerState
+from holdfast.deliver.sending import BreakerState
 from holdfast.quiver import Outcome
 from holdfast.signals.event import Event
 

@@ -12,7 +12,7 @@ import yaml
 from holdfast.graph.loader import load
 from holdfast.graph.model import GraphFile
 from holdfast.graph.registry import COMPONENTS, Component
-from holdfast.graph.settings_table import settings_of
+from holdfast.graph.schema import settings_of
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "every_setting.yaml"
 # Another name of `type`; and what the guide to pipelines has.

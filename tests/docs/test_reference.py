@@ -29,9 +29,9 @@ from holdfast.operate.metrics import prometheus_name
 from holdfast.processors import filter as filter_module
 from holdfast.processors import match, redact, rename, route, trim
 from holdfast.quiver import EventTimeStatement, Receipt
+from holdfast.receive.body import RequestLimits
 from holdfast.receive.connection import ConnectionSettings
 from holdfast.receive.openlineage import Config
-from holdfast.receive.request_limits import RequestLimits
 from holdfast.receive.responses import STATUS_OF
 from holdfast.remote import ClientSettings, FlightSettings, PlannedRange
 from holdfast.remote.puts import KINDS

@@ -8,9 +8,9 @@ from textwrap import dedent
 from typing import Any
 
 from holdfast.errors import BadConfig
+from holdfast.graph.document import escaped
 from holdfast.graph.loader import Loaded, load
 from holdfast.graph.registry import QUIVER, Component, Registry
-from holdfast.graph.substitution import escaped
 
 TOYS = Registry(
     [

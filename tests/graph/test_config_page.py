@@ -8,7 +8,7 @@ from pydantic import Field
 from scripts import config_page
 
 from holdfast.graph.registry import COMPONENTS
-from holdfast.graph.settings_table import Setting, settings_of
+from holdfast.graph.schema import Setting, settings_of
 from holdfast.settings import DurationS, Secret, Settings, SizeBytes
 
 

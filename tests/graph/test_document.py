@@ -11,8 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from holdfast.graph import document as module
-from holdfast.graph.document import Document, parse_document, read_document, resolve
-from holdfast.graph.substitution import Substitution
+from holdfast.graph.document import Document, Substitution, parse_document, read_document, resolve
 
 
 def read(text: str | bytes, folder: Path | None = None, **environment: str) -> Document:

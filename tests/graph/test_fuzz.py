@@ -12,10 +12,9 @@ from tests.graph.files import TOYS
 from tests.graph.strategies import graph_files, texts
 
 from holdfast.errors import BadConfig
-from holdfast.graph.drawing import as_mermaid, as_text
 from holdfast.graph.loader import load
 from holdfast.graph.paths import plan
-from holdfast.graph.printing import as_yaml, printed
+from holdfast.graph.printing import as_mermaid, as_text, as_yaml, printed
 
 SHARED = settings(
     max_examples=max(10, settings().max_examples // 3),

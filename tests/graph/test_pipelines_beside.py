@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import BadConfig
-from holdfast.graph.drawing import as_mermaid, as_text
 from holdfast.graph.loader import load
+from holdfast.graph.printing import as_mermaid, as_text
 
 GRAPH = """\
 data_dir: data

@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 from tests.graph.files import TOYS, escaped_tree, load_text
 from tests.graph.strategies import graph_files, texts
 
-from holdfast.graph.document import Document, parse_document
+from holdfast.graph.document import Document, Substitution, parse_document
 from holdfast.graph.loader import Loaded, load
 from holdfast.graph.printing import MASK, as_yaml, printed
-from holdfast.graph.substitution import Substitution
 
 SHARED = settings(
     max_examples=max(10, settings().max_examples // 3),

@@ -11,11 +11,10 @@ from hypothesis import HealthCheck, given, settings
 from tests.graph.files import TOYS, escaped_tree, load_text
 from tests.graph.strategies import graph_files
 
-from holdfast.graph.document import read_document
+from holdfast.graph.document import Substitution, read_document
 from holdfast.graph.printing import as_yaml, printed
 from holdfast.graph.registry import Registry
 from holdfast.graph.schema import graph_schema
-from holdfast.graph.substitution import Substitution
 
 SCHEMA = jsonschema_rs.validator_for(graph_schema(TOYS))
 FULL = jsonschema_rs.validator_for(graph_schema(Registry.standard()))

@@ -16,7 +16,7 @@ from holdfast.dataflow.driver.wire import Access
 from holdfast.errors import BadConfig, NotAllowed
 from holdfast.graph.loader import load
 from holdfast.graph.model import Graph
-from holdfast.graph.pipeline_sources import state_dir
+from holdfast.graph.paths import state_dir
 from holdfast.graph.pipelines import ask_for_access, load_pipelines, quiver_directories
 from holdfast.graph.reload import reload
 from holdfast.graph.runtime import Gateway

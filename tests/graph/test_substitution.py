@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.graph import substitution
-from holdfast.graph.substitution import BadReference, Substitution, escaped, whole_reference
+from holdfast.graph import document
+from holdfast.graph.document import BadReference, Substitution, escaped, whole_reference
 
 
 def apply(text: str, folder: Path | None = None, **environment: str) -> str:
@@ -74,7 +74,7 @@ def test_the_default_is_not_told_with_the_error() -> None:
 
 
 def test_a_file_has_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(substitution, "FILE_BYTES_MAX", 4)
+    monkeypatch.setattr(document, "REFERENCED_BYTES_MAX", 4)
     (tmp_path / "large").write_text("12345")
     with pytest.raises(BadReference, match="over 4 bytes"):
         apply("${file:large}", tmp_path)

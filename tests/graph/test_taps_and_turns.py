@@ -8,8 +8,9 @@ import pytest
 from tests.graph.toys.exporter import DELIVERED, REFUSING, MemoryExporter
 from tests.support.clock import ManualClock
 
-from holdfast.graph import delivery as module
-from holdfast.graph.delivery import RoundRobin, Taps
+from holdfast.deliver import context as module
+from holdfast.deliver.context import Taps
+from holdfast.graph.delivery import RoundRobin
 from holdfast.quiver import Position
 from holdfast.signals.event import Event
 

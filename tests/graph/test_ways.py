@@ -7,9 +7,9 @@ from pathlib import Path
 from tests.graph.files import load_text
 
 from holdfast.graph.delivery import chain_of
-from holdfast.graph.drawing import as_mermaid, as_text
 from holdfast.graph.model import Graph
 from holdfast.graph.paths import plan
+from holdfast.graph.printing import as_mermaid, as_text
 from holdfast.quiver import Position
 from holdfast.signals.event import Event
 

@@ -19,7 +19,7 @@ KINDS = (pa.int8(), pa.int32(), pa.int64(), pa.timestamp("us", tz="UTC"), pa.dur
 _PROGRAM = """
 import sys
 from holdfast.quiver import Quiver, QuiverConfig
-from holdfast.signals.openlineage.envelope import OpenLineageExtractor
+from holdfast.signals.openlineage.names import OpenLineageExtractor
 config = QuiverConfig(extractors={"openlineage": OpenLineageExtractor()})
 event = b'{"eventTime": "2026-01-01T00:00:00Z", "run": {"runId": "r"}}'
 with Quiver.open(sys.argv[1], config) as quiver:

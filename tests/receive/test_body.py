@@ -17,12 +17,11 @@ from tests.patience import PATIENCE_S
 from tests.receive.harness import Place
 
 from holdfast.receive.admission import Admission
-from holdfast.receive.body import BodyLimits, encodings_of, read_body
-from holdfast.receive.encodings import ENCODINGS_MAX
+from holdfast.receive.body import ENCODINGS_MAX, RequestLimits, encodings_of, read_body
 from holdfast.receive.responses import Disconnected, Reason, Refused
 
-LIMITS = BodyLimits(
-    max_body_bytes=1000, max_expanded_bytes=2000, timeout_s=30.0, min_bytes_per_s=1.0
+LIMITS = RequestLimits(
+    max_body_bytes=1000, max_expanded_bytes=2000, body_timeout_s=30.0, min_body_bytes_per_s=1
 )
 
 
@@ -103,7 +102,7 @@ def test_a_client_that_goes_away_is_noticed() -> None:
         asyncio.run(read_body(receive, 0, [], LIMITS, Admission(1, 1).enter(0)))
 
 
-def slow(limits: BodyLimits, pause_s: float, encodings: list[bytes]) -> int:
+def slow(limits: RequestLimits, pause_s: float, encodings: list[bytes]) -> int:
     """Read a body that comes byte by byte; return how many came before it was refused."""
     came = 0
 
@@ -123,14 +122,21 @@ def slow(limits: BodyLimits, pause_s: float, encodings: list[bytes]) -> int:
 
 
 def test_a_client_that_sends_nothing_is_given_up() -> None:
-    limits = BodyLimits(1000, 1000, timeout_s=0.05, min_bytes_per_s=1)
+    limits = RequestLimits(
+        max_body_bytes=1000, max_expanded_bytes=1000, body_timeout_s=0.05, min_body_bytes_per_s=1
+    )
     assert slow(limits, 3600, []) == 0
     assert slow(limits, 3600, [b"zstd"]) == 0
 
 
 def test_a_client_that_sends_too_slowly_is_given_up() -> None:
     # Every pause is short enough, but all together are not.
-    limits = BodyLimits(1000, 1000, timeout_s=0.5, min_bytes_per_s=100_000)
+    limits = RequestLimits(
+        max_body_bytes=1000,
+        max_expanded_bytes=1000,
+        body_timeout_s=0.5,
+        min_body_bytes_per_s=100_000,
+    )
     assert slow(limits, 0.02, []) > 0
 
 
@@ -193,7 +199,12 @@ def test_a_large_body_is_put_together_beside_the_loop(encoding: bytes) -> None:
     sent = packed[encoding]
     pieces = [sent[start : start + 200_000] for start in range(0, len(sent), 200_000)]
     messages = iter([*pieces, b""])
-    limits = BodyLimits(len(body), len(body), timeout_s=PATIENCE_S, min_bytes_per_s=1)
+    limits = RequestLimits(
+        max_body_bytes=len(body),
+        max_expanded_bytes=len(body),
+        body_timeout_s=PATIENCE_S,
+        min_body_bytes_per_s=1,
+    )
 
     async def receive() -> dict[str, Any]:
         piece = next(messages)
@@ -207,7 +218,12 @@ def test_a_large_body_is_put_together_beside_the_loop(encoding: bytes) -> None:
 
 def test_a_body_of_many_tiny_pieces_takes_no_more_memory_than_it_is_long() -> None:
     left = 30_000
-    limits = BodyLimits(2 * left, 2 * left, timeout_s=PATIENCE_S, min_bytes_per_s=1)
+    limits = RequestLimits(
+        max_body_bytes=2 * left,
+        max_expanded_bytes=2 * left,
+        body_timeout_s=PATIENCE_S,
+        min_body_bytes_per_s=1,
+    )
 
     async def receive() -> dict[str, Any]:
         nonlocal left

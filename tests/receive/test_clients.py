@@ -34,8 +34,8 @@ from tests.receive.harness import Running, running
 
 from holdfast.errors import Overloaded
 from holdfast.quiver import Intake
+from holdfast.receive.admission import TokenSettings
 from holdfast.receive.openlineage import Config
-from holdfast.receive.tokens import TokenSettings
 from holdfast.settings import Secret
 
 PRODUCER = "https://example.org/tests"

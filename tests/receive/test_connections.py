@@ -26,9 +26,9 @@ from uvicorn.config import Config as UvicornConfig
 from uvicorn.server import ServerState
 
 from holdfast.quiver import Intake, Receipt
+from holdfast.receive.body import RequestLimits
 from holdfast.receive.connection import BoundedConnection, ConnectionCounts, ConnectionSettings
 from holdfast.receive.openlineage import Config
-from holdfast.receive.request_limits import RequestLimits
 
 MB = 1024 * 1024
 LONG_S = 3600.0

@@ -21,10 +21,11 @@ from tests.receive.harness import (
 )
 
 from holdfast.quiver import Intake
+from holdfast.receive.admission import TokenSettings
 from holdfast.receive.connection import HELD_BYTES_MAX
 from holdfast.receive.http_app import HttpApp
 from holdfast.receive.openlineage import Config
-from holdfast.receive.tokens import TokenSettings
+from holdfast.receive.responses import Respond
 from holdfast.settings import Secret
 
 
@@ -34,9 +35,10 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     seen: list[bool] = []
     take = HttpApp.accept_fast
 
-    def watched(app: HttpApp, *args: Any) -> bool:
-        seen.append(take(app, *args))
-        return seen[-1]
+    def watched(app: HttpApp, *args: Any) -> Respond | None:
+        respond = take(app, *args)
+        seen.append(respond is not None)
+        return respond
 
     monkeypatch.setattr(HttpApp, "accept_fast", watched)
     return seen
@@ -57,7 +59,7 @@ def test_both_paths_give_the_same_answer(tmp_path: Path, monkeypatch: pytest.Mon
     body = event_bytes()
     with running(tmp_path, settings()) as server:
         by_fast = ask(server, request_bytes(body))
-        monkeypatch.setattr(HttpApp, "accept_fast", lambda *_: False)
+        monkeypatch.setattr(HttpApp, "accept_fast", lambda *_: None)
         by_slow = ask(server, request_bytes(body))
         assert by_fast.status == by_slow.status == 200
         assert sorted(by_fast.headers) == sorted(by_slow.headers)
@@ -138,7 +140,7 @@ def test_tokens_hold_on_the_fast_path(tmp_path: Path, fast: list[bool]) -> None:
 def test_what_the_quiver_has_no_room_for_waits_on_the_long_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fast: list[bool]
 ) -> None:
-    monkeypatch.setattr(Intake, "offer", lambda *_: False)
+    monkeypatch.setattr(Intake, "offer", lambda *_: None)
     with running(tmp_path, settings()) as server:
         assert ask(server, request_bytes(event_bytes())).status == 200
         assert len(server.place.stored()) == 1

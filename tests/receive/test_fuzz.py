@@ -17,11 +17,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.receive.harness import PATH, Exchange, Place, Reply, event_bytes
 
+from holdfast.receive.admission import TokenSettings
+from holdfast.receive.body import RequestLimits
 from holdfast.receive.http_app import HttpApp
 from holdfast.receive.openapi import openapi_document
 from holdfast.receive.openlineage import Config
-from holdfast.receive.request_limits import RequestLimits
-from holdfast.receive.tokens import TokenSettings
 from holdfast.settings import Secret
 
 PACKERS: dict[str, Callable[[bytes], bytes]] = {

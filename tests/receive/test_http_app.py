@@ -11,10 +11,10 @@ import pytest
 from tests.receive.harness import Place, Reply, call
 
 from holdfast.receive import http_app
+from holdfast.receive.admission import Tokens, TokenSettings
+from holdfast.receive.body import RequestLimits
 from holdfast.receive.http_app import HttpApp, HttpRequest, RequestCounts
-from holdfast.receive.request_limits import RequestLimits
 from holdfast.receive.responses import Reason, Refused, Response
-from holdfast.receive.tokens import Tokens, TokenSettings
 from holdfast.seam import Seam
 from holdfast.settings import Secret
 
@@ -110,7 +110,6 @@ def test_it_knows_no_signal() -> None:
         "admission",
         "responses",
         "body",
-        "tokens",
         "connection",
         "http_server",
     ):

@@ -18,9 +18,9 @@ from holdfast.dead_letters.queue import DeadLettersSettings, RejectedSettings
 from holdfast.errors import DiskFull, NotAccepted, Overloaded
 from holdfast.quiver import Receipt
 from holdfast.quiver.base.config import AckLevel
+from holdfast.receive.admission import TokenSettings
+from holdfast.receive.body import RequestLimits
 from holdfast.receive.openlineage import Config
-from holdfast.receive.request_limits import RequestLimits
-from holdfast.receive.tokens import TokenSettings
 from holdfast.seam import Seam
 from holdfast.seam.disk import RealDisk
 from holdfast.seam.faulty import Fault, FaultKind, FaultyDisk, die_for_real

@@ -9,9 +9,9 @@ import orjson
 import pytest
 
 from holdfast.errors import BadConfig
+from holdfast.receive.admission import ANYBODY, TokenClient, Tokens, TokenSettings, read_token_file
 from holdfast.receive.openlineage_endpoints import forbidden
 from holdfast.receive.responses import Refused
-from holdfast.receive.tokens import ANYBODY, TokenClient, Tokens, TokenSettings, read_token_file
 from holdfast.seam import Seam
 from holdfast.settings import Secret
 from holdfast.signals.openlineage.names import Names, names_of

@@ -11,7 +11,7 @@ from holdfast.deliver.settings import DeliverySettings
 from holdfast.graph import quiver_node
 from holdfast.graph.model import GraphFile
 from holdfast.graph.registry import COMPONENTS
-from holdfast.graph.settings_table import settings_of
+from holdfast.graph.schema import settings_of
 from holdfast.settings import DurationS, FileSettings, SizeBytes
 from holdfast.settings.keys import CONVERTED, key_of, old_names
 

@@ -11,9 +11,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.signals.openlineage import pieces, validation
-from holdfast.signals.openlineage.pieces import PIECE_BYTES_MAX, JsonPiece, failures_of, pieces_of
-from holdfast.signals.openlineage.validation import EventKind, ValidationSettings, Validator
+from holdfast.signals.openlineage import validation
+from holdfast.signals.openlineage.validation import (
+    PIECE_BYTES_MAX,
+    EventKind,
+    JsonPiece,
+    ValidationSettings,
+    Validator,
+    failures_of,
+    pieces_of,
+)
 
 BASE = {"_producer": "https://example.com/p", "_schemaURL": "https://example.com/s.json"}
 DATASETS = 150
@@ -88,7 +95,7 @@ def test_the_same_is_told_in_pieces_and_at_once(breaks: list[tuple[str, int]]) -
             continue
     in_pieces = STANDARD.check(event)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pieces, "PIECE_BYTES_MAX", 1 << 40)
+        patch.setattr(validation, "PIECE_BYTES_MAX", 1 << 40)
         at_once = STANDARD.check(event)
     assert set(in_pieces.errors) == set(at_once.errors)
     assert set(in_pieces.warnings) == set(at_once.warnings)

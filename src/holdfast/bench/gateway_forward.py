@@ -28,9 +28,9 @@ from holdfast.bench.gateway_process import (
 from holdfast.bench.scale import GatewayScale
 from holdfast.errors import CheckFailed
 from holdfast.quiver import Quiver
+from holdfast.signals.openlineage.names import SLOT
 
 ARRIVAL_SECONDS_MAX = 120.0
-SLOT = "openlineage"
 BUNDLES_AT_ONCE = 64
 SENDERS = 16
 

@@ -9,7 +9,7 @@
 
 A letter is a bundle of its own, because an outcome in the ledger belongs to a bundle. In both
 quivers the subscriber `keeper` waits for every letter and never reads: what it has not resolved is
-what lies in the office. Without it a quiver would remove a letter as soon as the handlers that
+what the queue holds. Without it a quiver would remove a letter as soon as the handlers that
 follow `rejected` have seen it. A fixed, replayed or purged letter is resolved for the keeper, with
 the reason, and so leaves the count.
 """
@@ -26,7 +26,6 @@ from typing import ClassVar, NamedTuple, Self
 from pydantic import Field, model_validator
 
 from holdfast.dead_letters.letter import Letter
-from holdfast.dead_letters.rate import RateLimit
 from holdfast.errors import BundleTooLarge, NotAccepted
 from holdfast.quiver import (
     AppendConfig,
@@ -38,8 +37,33 @@ from holdfast.quiver import (
     WalConfig,
 )
 from holdfast.seam import Seam
+from holdfast.seam.clock import Clock
 from holdfast.seam.process import bind_to_process
+from holdfast.seam.rate import TokenBucket
 from holdfast.settings import DurationS, FileSettings, Settings, SizeBytes
+
+
+class RateLimit:
+    """A bucket of events and one of bytes, each filled at its rate up to `burst_s` seconds' worth.
+
+    A letter is taken while both hold something, and what it takes may leave a debt: so one that is
+    larger than the whole bucket is taken too, and those behind it wait the longer.
+    """
+
+    def __init__(
+        self, clock: Clock, events_per_s: float, bytes_per_s: float, burst_s: float
+    ) -> None:
+        self._events = TokenBucket(events_per_s, max(1.0, events_per_s * burst_s), clock)
+        self._bytes = TokenBucket(bytes_per_s, max(1.0, bytes_per_s * burst_s), clock)
+
+    def take(self, size_bytes: int) -> bool:
+        """Take one letter, if the rates allow it now."""
+        if self._events.wait_s() > 0 or self._bytes.wait_s() > 0:
+            return False
+        self._events.charge(1)
+        self._bytes.charge(size_bytes)
+        return True
+
 
 REJECTED_DIR = "rejected"
 UNDELIVERED_DIR = "undelivered"

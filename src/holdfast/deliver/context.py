@@ -1,17 +1,49 @@
-"""What one destination is made of. The graph makes it from a plan, everything in here uses it."""
+"""What one destination is made of. The graph makes it from a plan, everything in here uses it.
+
+Behind its processors a destination has a tap: a live sample of the events on their way. It lives as
+long as it is asked for. Its samples are few per second and cut short, and wait in a bounded list;
+while nobody looks, an event costs one look into an empty table.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from holdfast.dead_letters.letter import Letter
 from holdfast.deliver.exporter import Exporter
 from holdfast.deliver.settings import DeliverySettings
 from holdfast.seam import Seam
-from holdfast.signals.event import Unit
+from holdfast.seam.clock import Clock
+from holdfast.seam.points import FaultPoint
+from holdfast.signals.event import ArrowData, Event, Unit
 from holdfast.signals.signal import RAW_EVENTS, Signal
+
+SAMPLES_PER_S = 20
+SAMPLES_MAX = 200
+PAYLOAD_BYTES_MAX = 4096
+# Of each slot of a bundle of record batches.
+ROWS_SHOWN_MAX = 3
+# A tap that nobody asked for this long is closed.
+IDLE_S = 10.0
+TAPS_MAX = 16
+
+
+class DeliveryPoint(FaultPoint):
+    """A named moment of a delivery at which a test or a proof ends the process.
+
+    None of them is a disk call: each lies between two effects, one outside of the process and one
+    in the ledger. `Seam.reached` is called with the value.
+    """
+
+    SENT = "deliver-sent", "the destination has answered, the outcome is not written yet"
+    DEAD_LETTER_STORED = (
+        "deliver-dead-letter-stored",
+        "the dead letter is durable, the outcome is not written yet",
+    )
+    COMMITTED = "deliver-committed", "the outcome is written; a power cut may still take it back"
 
 
 class UndeliveredLetters(Protocol):
@@ -21,11 +53,99 @@ class UndeliveredLetters(Protocol):
         """Store them durably, or raise."""
 
 
-class Chain(Protocol):
-    """The processors between a quiver and a destination, in order."""
+@dataclass
+class _Tap:
+    closes_s: float
+    samples: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=SAMPLES_MAX))
+    # Events that passed since it was opened, and the number of the second that is counted now.
+    passed: int = 0
+    second: int = -1
+    in_second: int = 0
 
-    def process(self, unit: Any) -> Unit | None:
-        """Return the unit as it leaves them; None: the destination does not get it."""
+
+class Taps:
+    """The open taps of one gateway; used by its event loop alone."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._taps: dict[str, _Tap] = {}
+
+    def see(self, destination: str, event: Unit) -> None:
+        """Take a sample, if somebody looks at this destination and it is not too soon."""
+        tap = self._taps.get(destination)
+        if tap is None:
+            return
+        now_s = self._clock.monotonic_s()
+        if now_s >= tap.closes_s:
+            del self._taps[destination]
+            return
+        tap.passed += 1
+        if int(now_s) != tap.second:
+            tap.second, tap.in_second = int(now_s), 0
+        tap.in_second += 1
+        if tap.in_second <= SAMPLES_PER_S:
+            tap.samples.append({"number": tap.passed, **_sample(event)})
+
+    def read(self, destination: str, after: int) -> Mapping[str, Any]:
+        """Return the samples behind a number, opening the tap if it is not open."""
+        now_s = self._clock.monotonic_s()
+        self._taps = {name: tap for name, tap in self._taps.items() if now_s < tap.closes_s}
+        tap = self._taps.get(destination)
+        if tap is None:
+            while len(self._taps) >= TAPS_MAX:
+                self._taps.pop(next(iter(self._taps)))
+            tap = self._taps[destination] = _Tap(0.0)
+            after = 0
+        tap.closes_s = now_s + IDLE_S
+        samples = [sample for sample in tap.samples if sample["number"] > after]
+        return {"passed": tap.passed, "events": samples, "next": tap.passed}
+
+
+def _sample(event: Unit) -> dict[str, Any]:
+    seq, row = event.position
+    slot, text = _described(event) if isinstance(event, ArrowData) else _shown(event)
+    return {
+        "quiver_id": event.quiver_id,
+        "seq": seq,
+        "row": row,
+        "slot": slot,
+        "ingestion_ns": event.ingestion_ns,
+        "bytes": event.size_bytes,
+        "payload": text,
+    }
+
+
+def _shown(event: Event) -> tuple[str, str]:
+    return event.slot, event.payload[:PAYLOAD_BYTES_MAX].decode("utf-8", "replace")
+
+
+def _described(data: ArrowData) -> tuple[str, str]:
+    """Return the slots of a bundle, and of each its first rows as text."""
+    shown = {
+        slot: [{name: str(value) for name, value in row.items()} for row in rows]
+        for slot, batch in data.slots.items()
+        if (rows := batch.slice(0, ROWS_SHOWN_MAX).to_pylist())
+    }
+    return ", ".join(data.slots), str(shown)[:PAYLOAD_BYTES_MAX]
+
+
+@dataclass(frozen=True)
+class ProcessorChain:
+    """The processors on one path to a destination, and the tap behind them."""
+
+    steps: tuple[Callable[[Any], Unit | None], ...]
+    tap: Callable[[Unit], None] | None = None
+
+    def process(self, unit: Unit) -> Unit | None:
+        """Return the unit as it leaves them; None if one filters it, or routes it elsewhere."""
+        passed: Unit | None = unit
+        for step in self.steps:
+            passed = step(passed)
+            if passed is None:
+                return None
+        if self.tap is not None and passed is not None:
+            self.tap(passed)
+        return passed
 
 
 def refuses_all_but_raw_events(signal: Signal) -> str | None:
@@ -46,7 +166,7 @@ class DeliveryContext:
     dead_letters: UndeliveredLetters
     seam: Seam
     # Several if several paths of the graph lead there; none: no processors.
-    chains: Sequence[Chain] = ()
+    chains: Sequence[ProcessorChain] = ()
     # Why the destination cannot take a signal; None if it can.
     refusal_of: Callable[[Signal], str | None] = refuses_all_but_raw_events
 

@@ -9,7 +9,7 @@ no more than what was under way.
 Order. Events of a lane are sent in order, and a send begins after the last one was answered. Three
 things may still come out of order: when the destination takes a batch in part, what it took behind
 a failed event is before it; what was set aside as a dead letter comes when somebody replays it; and
-with `poison:` events overtake one that is almost certain to be at fault (poison.py). Nothing that
+with `poison:` events overtake one that is almost certain to be at fault (`Trial`). Nothing that
 was delivered, or set aside, is sent again by itself, but for the last one, to compare with it.
 """
 
@@ -22,17 +22,13 @@ import logging
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 
 from holdfast.dead_letters.letter import Letter
-from holdfast.deliver.context import DeliveryContext
+from holdfast.deliver.context import DeliveryContext, DeliveryPoint
 from holdfast.deliver.exporter import Answer, Exporter, Failure, FailureClass, all_failed
 from holdfast.deliver.feed import Feed
 from holdfast.deliver.judge import Judge, Taken
-from holdfast.deliver.lanes import DeliveryLane, Lanes, Skip
-from holdfast.deliver.pacing import BreakerState
-from holdfast.deliver.points import DeliveryPoint
-from holdfast.deliver.poison import Round
-from holdfast.deliver.sending import Sender
+from holdfast.deliver.lanes import DeliveryLane, Lanes, Round, Skip, Trial
+from holdfast.deliver.sending import Bell, BreakerState, Sender, Timer
 from holdfast.deliver.statistics import DeliveryCounters, HeldEvent
-from holdfast.deliver.timer import Bell, Timer
 from holdfast.deliver.window import Decision, DeliveryWindow, Item, TrackedBundle
 from holdfast.errors import HoldfastError, ReaderError
 from holdfast.quiver import Outcome, Position
@@ -83,7 +79,9 @@ class DeliveryLoop:
         self._timer = timer
         self._counters = counters
         self._sender = Sender(exporter, timer, settings.send_timeout_s)
-        self._slots = asyncio.Semaphore(settings.parallel_sends)
+        # Computed once: they are asked for with every event.
+        self._ahead_bytes, self._parallel_sends = settings.ahead_bytes, settings.parallel_sends
+        self._slots = asyncio.Semaphore(self._parallel_sends)
         self._settling = asyncio.Lock()
         # Rung when something changed that all lanes look at; and when there may be room for more.
         self._bell, self._room = Bell(), Bell()
@@ -137,7 +135,7 @@ class DeliveryLoop:
     @property
     def stuck_key(self) -> str | None:
         """The key that others are as far ahead of as they may be."""
-        if self._settings.order != "key" or self.window.ahead_bytes < self._settings.ahead_bytes:
+        if self._settings.order != "key" or self.window.ahead_bytes < self._ahead_bytes:
             return None
         oldest = self.window.oldest()
         lane = None if oldest is None else self.lanes.get(oldest.key)
@@ -170,7 +168,7 @@ class DeliveryLoop:
         loaded: list[TrackedBundle] = []
 
         async def load() -> None:
-            room_bytes = self._settings.ahead_bytes - self.window.ahead_bytes
+            room_bytes = self._ahead_bytes - self.window.ahead_bytes
             room_events = self._settings.window_events - self.window.pending_events
             loaded.extend(await self._feed.load(max(1, room_events), max(1, room_bytes)))
 
@@ -179,7 +177,7 @@ class DeliveryLoop:
 
     def _wants_more(self) -> bool:
         """Whether to read on: not further than allowed, and in large steps, for each costs."""
-        if self.window.ahead_bytes >= self._settings.ahead_bytes:
+        if self.window.ahead_bytes >= self._ahead_bytes:
             return False
         if self.window.pending_events >= self._settings.window_events:
             return False
@@ -187,7 +185,7 @@ class DeliveryLoop:
         if self.judge.breaker.state is not BreakerState.CLOSED:
             return sendable < LOW_WATER_WHEN_DOWN_EVENTS
         each = max(LOW_WATER_EVENTS, 2 * self._exporter.max_batch_events)
-        low_water = each * self._settings.parallel_sends
+        low_water = each * self._parallel_sends
         if sendable < low_water or self._settings.order == "received":
             return sendable < low_water
         # What waits behind a failure is no work for the other keys.
@@ -256,7 +254,9 @@ class DeliveryLoop:
             if self._stopping or self._pause_s(lane) != 0:
                 return
             batch = self._next_batch(lane)
-            other = self._other_than(batch[0], lane) if batch else None
+            other = None
+            if batch and lane.trial is not None:
+                other = self._other_than(batch[0], lane, lane.trial)
             if other is not None:
                 await self._send_pair(lane, batch[0], other)
             elif batch:
@@ -327,10 +327,10 @@ class DeliveryLoop:
 
     # ------------------------------------------------- an event that may be poison
 
-    def _other_than(self, head: Item, lane: DeliveryLane) -> Taken | Item | None:
+    def _other_than(self, head: Item, lane: DeliveryLane, trial: Trial) -> Taken | Item | None:
         """Return an event to compare the head of a lane with; None if that is not due, or cannot
         be."""
-        in_round = lane.trial.round_of(head.position)
+        in_round = trial.round_of(head.position)
         if in_round is Round.REPEATED:
             taken = self.judge.last_taken
             if taken is None or taken.key == lane.key:
@@ -344,7 +344,7 @@ class DeliveryLoop:
         return None
 
     async def _send_pair(self, lane: DeliveryLane, head: Item, other: Taken | Item) -> None:
-        """Send the head and another event, in an order that is drawn by lot; see poison.py."""
+        """Send the head and another event, in an order that is drawn by lot; see `Trial`."""
         breaker, before = self.judge.breaker, self.judge.breaker.state
         was_probe = breaker.begin()
         try:
@@ -457,7 +457,7 @@ class DeliveryLoop:
     async def _settle(self) -> None:
         """Store dead letters that are due, then write to the ledger what was decided."""
         async with self._settling:
-            if await self._bury():
+            if not self.judge.due or await self._bury():
                 await self._record()
         self._room.ring()
 

@@ -26,10 +26,9 @@ from holdfast.deliver.delivery import DeliveryLoop
 from holdfast.deliver.exporter import Answer, Failure, FailureClass
 from holdfast.deliver.feed import Feed
 from holdfast.deliver.judge import NOT_TAKEN
-from holdfast.deliver.pacing import Backoff, BreakerState, Cause
+from holdfast.deliver.sending import Backoff, Bell, BreakerState, Cause, LoopTimer, Timer
 from holdfast.deliver.settings import DeliverySettings
 from holdfast.deliver.statistics import DeliveryCounters, DestinationStatistics, State
-from holdfast.deliver.timer import Bell, LoopTimer, Timer
 from holdfast.errors import BadInput, HoldfastError, ReaderError
 from holdfast.quiver import Position, Quiver, Statistics
 from holdfast.signals.event import Unit

@@ -16,6 +16,7 @@ import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from holdfast.deliver.settings import DeliverySettings
@@ -86,14 +87,14 @@ class Feed:
         """Return the next bundles; waits until there are some."""
         while True:
             seen = self._cursor.arrivals.version
-            loaded = await self._in_thread(lambda: self._load(max_events, max_bytes))
+            loaded = await self._in_thread(partial(self._load, max_events, max_bytes))
             if loaded is not None:
                 return loaded
             await self._cursor.arrivals.wait_async(seen, LOOK_EVERY_S)
 
     async def commit(self, pieces: Sequence[LedgerLine]) -> int:
         """Write outcomes; return how many of the pieces are written. The rest failed: try again."""
-        return await self._in_thread(lambda: self._commit(pieces))
+        return await self._in_thread(partial(self._commit, pieces))
 
     async def waiting(self, ranges: Sequence[Range]) -> set[int]:
         """Return the seqs of these ranges that have no outcome yet."""

@@ -3,8 +3,8 @@
 An event is given up for one reason only: it was sent alone, and the answer is about it (too large,
 or never to be taken). Of a request that held several nobody knows for sure, so they are sent in
 smaller ones, down to one. Every other answer, and none at all, is about the destination: the event
-waits at the head of its lane and is tried again, for ever; see `poison.py` for the exception that
-somebody may ask for.
+waits at the head of its lane and is tried again, for ever; see `Trial` in `lanes.py` for the
+exception that somebody may ask for.
 
 Nothing here waits or writes. Judging decides events that are delivered, and puts those that are to
 become dead letters on the list `due`; what a lane may do next is in the lane and in the breaker.
@@ -16,13 +16,11 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from holdfast.deliver.delivery_log import DeliveryLog
 from holdfast.deliver.exporter import Answer, Failure, FailureClass
-from holdfast.deliver.lanes import DeliveryLane
-from holdfast.deliver.pacing import Backoff, Breaker, Cause
-from holdfast.deliver.poison import is_suspect
+from holdfast.deliver.lanes import DeliveryLane, is_suspect
+from holdfast.deliver.sending import Backoff, Breaker, Cause
 from holdfast.deliver.settings import DeliverySettings
-from holdfast.deliver.statistics import DeliveryCounters
+from holdfast.deliver.statistics import DeliveryCounters, DeliveryLog
 from holdfast.deliver.window import DELIVERED, DeadLetterReason, Decision, Item
 from holdfast.signals.event import Unit
 
@@ -65,12 +63,15 @@ class Judge:
     ) -> None:
         """Judge the answer to a send."""
         failed = answer.failed
-        self._count(failed)
+        if failed:
+            self._count(failed)
         for index, item in enumerate(batch):
             if index not in failed:
                 self._delivered(item)
         if len(failed) < len(batch):
-            self._works(now_s)
+            self.breaker.succeeded()
+            if self.log.failing_since_s is not None:
+                self.log.worked(now_s)
         if not failed:
             lane.grow()
         refused = {i: f for i, f in failed.items() if f.kind in _REFUSALS}
@@ -79,7 +80,7 @@ class Judge:
         waits = {i: f for i, f in failed.items() if f.kind not in _REFUSALS}
         if waits:
             self._wait(lane, batch, waits, now_s)
-        if batch[0].decision is not None or batch[0].verdict is not None:
+        if lane.failures and (batch[0].decision is not None or batch[0].verdict is not None):
             lane.went_on()
 
     def judge_other(self, other: Item, answer: Answer, now_s: float) -> None:
@@ -95,6 +96,7 @@ class Judge:
 
     def judge_pair(self, lane: DeliveryLane, head: Item, answer: Answer, now_s: float) -> None:
         """Judge the head of a lane after a pair in which the other event was taken."""
+        assert lane.trial is not None, "BUG: compared, and `poison:` is not set"
         in_round = lane.trial.round_of(head.position)
         self.breaker.succeeded()
         self.judge(lane, [head], answer, now_s)
@@ -188,14 +190,11 @@ class Judge:
         if not is_suspect(failure):
             return
         if len(batch) == 1:
-            lane.trial.failed(batch[0].position, now_s)
+            if lane.trial is not None:
+                lane.trial.failed(batch[0].position, now_s)
         elif len(failed) == len(batch):
             # Perhaps one of them does it: those before it need not wait for that.
             lane.shrink(len(batch) // 2)
-
-    def _works(self, now_s: float) -> None:
-        self.breaker.succeeded()
-        self.log.worked(now_s)
 
     def _alarm(self, auth: Failure, now_s: float) -> None:
         """Stop all sending at once: trying on would lock the account."""

@@ -15,6 +15,7 @@ import itertools
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import NamedTuple
 
 from holdfast.quiver import Outcome, Position, Range
@@ -90,21 +91,16 @@ class TrackedBundle:
     # For a bundle of which nothing is sent.
     whole: Decision | None = None
     is_done: bool = False
+    seq: int = field(init=False)
+    # How many events it has.
+    events: int = field(init=False)
+    # Its payload, and about what it costs to remember it.
+    size_bytes: int = field(init=False)
 
-    @property
-    def seq(self) -> int:
-        """The bundle's number."""
-        return self.planned.refs[self.place].seq
-
-    @property
-    def events(self) -> int:
-        """How many events it has."""
-        return self.planned.refs[self.place].events
-
-    @property
-    def size_bytes(self) -> int:
-        """Its payload, and about what it costs to remember it."""
-        return self.planned.refs[self.place].size_bytes + BUNDLE_OVERHEAD_BYTES
+    def __post_init__(self) -> None:
+        ref = self.planned.refs[self.place]
+        self.seq, self.events = ref.seq, ref.events
+        self.size_bytes = ref.size_bytes + BUNDLE_OVERHEAD_BYTES
 
     def record(self, end_row: int) -> None:
         """Note that everything before a row is in the ledger."""
@@ -274,7 +270,7 @@ def _runs(bundle: TrackedBundle, ready: Sequence[Item]) -> Iterator[tuple[int, i
         yield bundle.recorded, bundle.events, bundle.whole
         return
     first = bundle.recorded
-    for decision, run in itertools.groupby(ready, lambda item: item.decision):
+    for decision, run in itertools.groupby(ready, attrgetter("decision")):
         assert decision is not None, "BUG: ready, and not decided"
         *_, last = run
         yield first, last.end_row, decision

@@ -15,12 +15,13 @@ from holdfast.graph.paths import (
     ProcessorSteps,
     dead_letters_directory,
     group_name,
+    named_sources,
     plan,
     quiver_directory,
     reached,
     takes_turns,
+    writers,
 )
-from holdfast.graph.pipeline_sources import named_sources, writers
 from holdfast.graph.validation import nearest
 from holdfast.quiver.ledger.subscriber import NAME_PATTERN
 from holdfast.quiver.shares import check_count

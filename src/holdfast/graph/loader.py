@@ -12,11 +12,10 @@ from holdfast.deliver.settings import DeliverySettings
 from holdfast.errors import BadConfig, ConfigFinding, HoldfastError
 from holdfast.extras import install_command
 from holdfast.graph.checks import check_graph
-from holdfast.graph.document import Document, TreePath, read_document
+from holdfast.graph.document import Document, Substitution, TreePath, read_document
 from holdfast.graph.model import Graph, GraphFile, HandlerSettings, Node, NodeSettings
 from holdfast.graph.pipeline_checks import check_beside_gateway, check_pipelines
 from holdfast.graph.registry import Component, Kind, Registry
-from holdfast.graph.substitution import Substitution
 from holdfast.graph.validation import nearest, rest_of, validated
 from holdfast.settings import Settings
 

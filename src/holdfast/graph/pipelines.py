@@ -15,14 +15,12 @@ from holdfast.dataflow.spec import PipelineSettings
 from holdfast.dataflow.spec.checks import Parse
 from holdfast.dataflow.spec.vertices import SourceSettings, TargetSettings
 from holdfast.errors import BadConfig, ConfigFinding
-from holdfast.graph.document import Document, read_document
+from holdfast.graph.document import Document, Substitution, read_document
 from holdfast.graph.loader import FINDINGS_MAX, load
 from holdfast.graph.model import Graph, GraphFile, Name
-from holdfast.graph.paths import plan
+from holdfast.graph.paths import PIPELINES_DIR, plan
 from holdfast.graph.pipeline_checks import check_pipelines
-from holdfast.graph.pipeline_sources import PIPELINES_DIR
 from holdfast.graph.serving import ACCESS_VERB
-from holdfast.graph.substitution import Substitution
 from holdfast.graph.validation import validated
 from holdfast.quiver.base import names
 from holdfast.quiver.engine.control import ask

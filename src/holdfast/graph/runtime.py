@@ -26,15 +26,21 @@ from typing import Any, Literal
 from holdfast.dataflow.driver.state_dir import StateDir
 from holdfast.dataflow.driver.wire import Access
 from holdfast.dead_letters.queue import DeadLetterQueue, DeadLettersStatistics
-from holdfast.deliver.delivery_log import Losses
+from holdfast.deliver.context import Taps
 from holdfast.deliver.destination import Destination
 from holdfast.deliver.redrive import SendUnits, serve_replay
-from holdfast.deliver.statistics import DestinationStatistics
+from holdfast.deliver.statistics import DestinationStatistics, Losses
 from holdfast.errors import BadInput, HoldfastError
-from holdfast.graph.delivery import Taps, delivery_context
+from holdfast.graph.delivery import delivery_context
 from holdfast.graph.model import Graph, Node
-from holdfast.graph.paths import DestinationPlan, QuiverPlan, dead_letters_directory, plan
-from holdfast.graph.pipeline_sources import readers, state_dir
+from holdfast.graph.paths import (
+    DestinationPlan,
+    QuiverPlan,
+    dead_letters_directory,
+    plan,
+    readers,
+    state_dir,
+)
 from holdfast.graph.serving import Serving, is_served
 from holdfast.graph.worker_quivers import WorkerQuivers
 from holdfast.quiver import Position, Statistics

@@ -21,7 +21,7 @@ from holdfast.dataflow.driver.wire import Access
 from holdfast.errors import BadConfig
 from holdfast.graph.addresses import of_worker
 from holdfast.graph.model import Graph
-from holdfast.graph.pipeline_sources import reads_own_quivers
+from holdfast.graph.paths import reads_own_quivers
 from holdfast.graph.worker_quivers import WorkerQuivers
 from holdfast.remote import FlightSettings, QuiverServer
 from holdfast.remote.server import ServerStatistics

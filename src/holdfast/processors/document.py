@@ -12,8 +12,8 @@ from typing import Any
 import orjson
 
 from holdfast.signals.event import Event
+from holdfast.signals.openlineage.names import SLOT
 
-SLOT = "openlineage"
 # In a path: every member of an object, every item of an array.
 ANY = "*"
 

@@ -71,7 +71,7 @@ def points(name: str) -> list[tuple[str, str]]:
 
         listed = list(StorePoint)
     if name == "gateway":
-        from holdfast.deliver.points import DeliveryPoint
+        from holdfast.deliver.context import DeliveryPoint
 
         listed += DeliveryPoint
     if name == "dataflow":

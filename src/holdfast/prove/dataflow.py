@@ -22,7 +22,7 @@ import yaml
 from holdfast.dataflow.base.points import TRAP, BatchPoint
 from holdfast.errors import CheckFailed
 from holdfast.graph.loader import load
-from holdfast.graph.pipeline_sources import state_dir
+from holdfast.graph.paths import state_dir
 from holdfast.prove.dataflow_checker import (
     COPIES,
     COUNTS,

@@ -18,7 +18,7 @@ from typing import Any
 
 import yaml
 
-from holdfast.deliver.points import DeliveryPoint
+from holdfast.deliver.context import DeliveryPoint
 from holdfast.errors import CheckFailed
 from holdfast.graph.loader import load
 from holdfast.graph.paths import plan

@@ -5,6 +5,10 @@ values would stop everybody for seconds. What is heavy is known by counting, whi
 in turns. A heavy event goes to one child process, which is started when there is one, checks one
 after another, and ends when there was none for `IDLE_S`. A child that dies, or takes too long,
 costs the request it had (503, which clients send again) and is started again for the next.
+
+The child is `python -m holdfast.receive.checks`. The first line of its standard input is the
+validation as JSON; then each event comes as one line that says how long it is, and its bytes. Each
+is answered with one line of JSON. It ends with its input.
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ import os
 import sys
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import orjson
 
@@ -45,6 +49,8 @@ IDLE_S = 60.0
 # The longest answer of a child.
 _ANSWER_BYTES_MAX = 64 * 1024 * 1024
 _RETRY_AFTER_S = 5.0
+# Of a child: behind the gateway, where there is one processor for both.
+NICENESS = 5
 
 log = logging.getLogger("holdfast.receive")
 
@@ -81,15 +87,12 @@ class Checks:
             return Checked(Verdict(None, (too_many_values(),)), None)
         if values > HEAVY_VALUES or len(raw) > HEAVY_BYTES:
             return await self._check_elsewhere(raw, thorough, with_names)
-        return self._check_here(raw, thorough, with_names)
+        return self.check_here(raw, thorough=thorough, with_names=with_names)
 
-    def check_light(self, raw: bytes, *, with_names: bool = False) -> Checked | None:
-        """Check one event without waiting; None if it may be a heavy one."""
-        if len(raw) > LIGHT_BYTES:
-            return None
-        return self._check_here(raw, thorough=False, with_names=with_names)
-
-    def _check_here(self, raw: bytes, thorough: bool, with_names: bool) -> Checked:
+    def check_here(
+        self, raw: bytes, *, thorough: bool = False, with_names: bool = False
+    ) -> Checked:
+        """Check one event without waiting; one of at most `LIGHT_BYTES` is certainly not heavy."""
         document, verdict = self.validator.parse_and_check(raw, thorough=thorough)
         wanted = with_names and verdict.ok
         return Checked(verdict, names_of(raw, document) if wanted else None)
@@ -142,9 +145,8 @@ class Checks:
             self._idle.cancel()
         if self._child is None or self._child.returncode is not None:
             self.children_started += 1
-            module = "holdfast.receive.check_child"
             self._child = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", module),
+                *(sys.executable, "-m", "holdfast.receive.checks"),
                 stdin=PIPE,
                 stdout=PIPE,
                 stderr=DEVNULL,
@@ -186,3 +188,30 @@ def _checked(line: bytes) -> Checked:
         tuple(Problem(**one) for one in told["warnings"]),
     )
     return Checked(verdict, None if names is None else Names(**names))
+
+
+def main(source: BinaryIO, target: BinaryIO) -> None:
+    """Be the child: answer until the input ends."""
+    settings = orjson.loads(source.readline())
+    validation = ValidationSettings.model_validate(settings["validation"])
+    validator = Validator(validation, Path(settings["base_dir"]))
+    while line := source.readline():
+        request = orjson.loads(line)
+        raw = source.read(request["size_bytes"])
+        if len(raw) < request["size_bytes"]:
+            return
+        document, verdict = validator.parse_and_check(raw, thorough=request["thorough"])
+        names = names_of(raw, document) if request["with_names"] and verdict.ok else None
+        answer = {**_fields(verdict), "names": None if names is None else names._asdict()}
+        del raw, document
+        target.write(orjson.dumps(answer) + b"\n")
+        target.flush()
+
+
+def _fields(verdict: Verdict) -> dict[str, Any]:
+    return {"kind": verdict.kind, "errors": verdict.errors, "warnings": verdict.warnings}
+
+
+if __name__ == "__main__":
+    os.nice(NICENESS)
+    main(sys.stdin.buffer, sys.stdout.buffer)

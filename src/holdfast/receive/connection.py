@@ -26,7 +26,7 @@ import asyncio
 import math
 import socket
 from collections import Counter
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any, Protocol, cast
@@ -41,7 +41,8 @@ from uvicorn.protocols.http.httptools_impl import (
 )
 from uvicorn.server import ServerState
 
-from holdfast.receive.responses import Reason, Response, refusal
+from holdfast.quiver import Receipt
+from holdfast.receive.responses import OnStored, Reason, Respond, Response, refusal
 from holdfast.settings import DurationS, FileSettings, SizeBytes
 
 _NEVER_S = math.inf
@@ -130,9 +131,13 @@ class FastPath(Protocol):
         target: bytes,
         headers: Sequence[tuple[bytes, bytes]],
         body: bytes,
-        respond: Callable[[Response], None],
-    ) -> bool:
-        """Take a whole request and call `respond` later, once; or return False, nothing done."""
+        on_stored: OnStored,
+    ) -> Respond | None:
+        """Take a whole request, and call `on_stored` later, once; None: nothing was done.
+
+        Returns what makes the response of that outcome; to be called exactly once, also if the
+        client has gone away, because it counts.
+        """
 
 
 class BoundedConnection(HttpToolsProtocol):
@@ -231,11 +236,15 @@ class BoundedConnection(HttpToolsProtocol):
         super().on_message_begin()
 
     def on_url(self, url: bytes) -> None:
-        self._count_head(len(url))
+        self._head_bytes += len(url)
+        if self._head_bytes > self._settings.max_header_bytes:
+            raise _HeadTooLarge
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._count_head(len(name) + len(value))
+        self._head_bytes += len(name) + len(value)
+        if self._head_bytes > self._settings.max_header_bytes:
+            raise _HeadTooLarge
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
@@ -267,7 +276,16 @@ class BoundedConnection(HttpToolsProtocol):
             return  # the parser takes what follows for another protocol: see `_pass_over`
         self._phase = _Phase.IDLE
         if self._held is not None:
-            if self._took_fast_path(b"".join(self._held)):
+            assert self._fast_path is not None
+            request = _FastRequest(self, keep_alive=self.parser.should_keep_alive())
+            request.respond = self._fast_path.accept_fast(
+                self.url, self.headers, b"".join(self._held), request.stored
+            )
+            if request.respond is not None:
+                self._held = None
+                self.cycle = cast(RequestResponseCycle, request)
+                # While it is under way the server counts it as it counts the tasks of the others.
+                self.tasks.add(cast("asyncio.Task[None]", request))
                 return
             self._take_slow_path()
         if self.cycle.response_complete:
@@ -330,18 +348,6 @@ class BoundedConnection(HttpToolsProtocol):
             and not self._is_answering()
         )
 
-    def _took_fast_path(self, body: bytes) -> bool:
-        """Hand a complete request over; False if it has to take the slow path."""
-        assert self._fast_path is not None
-        request = _FastRequest(self, keep_alive=self.parser.should_keep_alive())
-        if not self._fast_path.accept_fast(self.url, self.headers, body, request.respond):
-            return False
-        self._held = None
-        self.cycle = cast(RequestResponseCycle, request)
-        # While it is under way the server counts it as it counts the tasks of the others.
-        self.tasks.add(cast("asyncio.Task[None]", request))
-        return True
-
     def _take_slow_path(self) -> None:
         """Begin a request that was held back, with what came of its body."""
         assert self._held is not None
@@ -351,11 +357,6 @@ class BoundedConnection(HttpToolsProtocol):
             super().on_body(piece)
 
     # ----------------------------------------------------------------- in here
-
-    def _count_head(self, size_bytes: int) -> None:
-        self._head_bytes += size_bytes
-        if self._head_bytes > self._settings.max_header_bytes:
-            raise _HeadTooLarge
 
     def _is_answering(self) -> bool:
         # uvicorn says that it is never None; before the first request it is.
@@ -449,13 +450,15 @@ class _BodyOnly:
 class _FastRequest:
     """A request on the fast path: what uvicorn's protocol asks of a request's cycle."""
 
-    __slots__ = ("_connection", "disconnected", "keep_alive", "response_complete")
+    __slots__ = ("_connection", "disconnected", "keep_alive", "respond", "response_complete")
 
     def __init__(self, connection: BoundedConnection, *, keep_alive: bool) -> None:
         self._connection = connection
         self.keep_alive = keep_alive
         self.disconnected = False
         self.response_complete = False
+        # None until the app has taken it.
+        self.respond: Respond | None = None
 
     @property
     def response_started(self) -> bool:
@@ -471,10 +474,15 @@ class _FastRequest:
     def cancel(self) -> None:
         """Its answer comes, and in time; there is nothing to cancel."""
 
-    def respond(self, response: Response) -> None:
-        """Send the response, unless the client has gone away."""
+    def stored(self, outcome: Receipt | BaseException) -> None:
+        """Send the response to what became of the append, unless the client has gone away.
+
+        The writer calls this, and not the app: there is no task that could wait for it.
+        """
         connection = self._connection
         connection.tasks.discard(cast("asyncio.Task[None]", self))
+        assert self.respond is not None, "BUG: stored, and not taken"
+        response = self.respond(outcome)
         if self.disconnected:
             return
         self.response_complete = True

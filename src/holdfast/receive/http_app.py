@@ -23,15 +23,16 @@ from typing import Protocol, runtime_checkable
 
 from holdfast.errors import BundleTooLarge, NotAccepted
 from holdfast.quiver import Receipt
-from holdfast.receive.admission import Admission, Admitted
-from holdfast.receive.body import encodings_of, read_body
+from holdfast.receive.admission import Admission, Admitted, TokenClient, Tokens
+from holdfast.receive.body import RequestLimits, encodings_of, read_body
 from holdfast.receive.receiver import ReceiverContext, ReceiverStatistics
-from holdfast.receive.request_limits import RequestLimits
 from holdfast.receive.responses import (
     Disconnected,
+    OnStored,
     Reason,
     Receive,
     Refused,
+    Respond,
     Response,
     Scope,
     Send,
@@ -39,7 +40,6 @@ from holdfast.receive.responses import (
     send_response,
     wrong_method,
 )
-from holdfast.receive.tokens import TokenClient, Tokens
 
 # An announced length with more digits than this is too large whatever they are.
 _LENGTH_DIGITS_MAX = 18
@@ -90,12 +90,7 @@ class Endpoint(Protocol):
 class FastEndpoint(Endpoint, Protocol):
     """One that takes ordinary requests without waiting."""
 
-    def offer(
-        self,
-        request: HttpRequest,
-        body: bytes,
-        on_stored: Callable[[Receipt | BaseException], None],
-    ) -> bool:
+    def offer(self, request: HttpRequest, body: bytes, on_stored: OnStored) -> bool:
         """Take a request and call `on_stored` later, once; or return False, nothing done."""
 
     def accepted(self, receipt: Receipt, size_bytes: int) -> Response:
@@ -124,13 +119,13 @@ class HttpApp:
         slashed = {path + "/": endpoint for path, endpoint in endpoints.items()}
         self._endpoints = {**endpoints, **slashed}
         self._pages = pages
-        self._fast = {
+        # The request targets of `accept_fast`.
+        self.fast_targets: Mapping[bytes, FastEndpoint] = {
             path.encode(): endpoint
             for path, endpoint in self._endpoints.items()
             if isinstance(endpoint, FastEndpoint)
         }
         self._limits = limits
-        self._body_limits = limits.body
         self._admission = Admission(limits.max_requests, limits.max_in_flight_bytes)
         self._tokens = tokens
         self._not_found_hint = not_found_hint
@@ -225,7 +220,8 @@ class HttpApp:
             if name == b"content-type":
                 content_type = value
             elif name == b"content-length":
-                announced_bytes = _length(value)
+                digits = value[: _LENGTH_DIGITS_MAX + 1]
+                announced_bytes = int(digits) if value.isdigit() else 0
             elif name == b"content-encoding":
                 content_encoding = b"%s,%s" % (content_encoding, value)
             elif name == b"authorization":
@@ -239,7 +235,7 @@ class HttpApp:
         admitted = self._admission.enter(min(request.announced_bytes, self._limits.max_body_bytes))
         try:
             body = await read_body(
-                receive, request.announced_bytes, request.encodings, self._body_limits, admitted
+                receive, request.announced_bytes, request.encodings, self._limits, admitted
             )
             return await endpoint.handle(request, body)
         except BundleTooLarge as error:
@@ -264,50 +260,42 @@ class HttpApp:
 
     # ---------------------------------------------------------- in one step
 
-    @property
-    def fast_targets(self) -> Mapping[bytes, FastEndpoint]:
-        """The request targets of `accept_fast`."""
-        return self._fast
-
     def accept_fast(
         self,
         target: bytes,
         headers: Sequence[tuple[bytes, bytes]],
         body: bytes,
-        respond: Callable[[Response], None],
-    ) -> bool:
-        """Take a request that nothing is wrong with; False: nothing was done."""
-        endpoint = self._fast[target]
+        on_stored: OnStored,
+    ) -> Respond | None:
+        """Take a request that nothing is wrong with; None: nothing was done."""
+        endpoint = self.fast_targets[target]
         try:
             request = self._examine(headers, endpoint)
             # A rate is charged once, by the path that answers.
             if request.encodings or request.client.bucket is not None:
-                return False
+                return None
             admitted = self._admission.enter(len(body))
         except Refused:
-            return False
-        on_stored = partial(self._stored, endpoint, admitted, len(body), respond)
+            return None
         if len(body) > self._limits.max_body_bytes or not endpoint.offer(request, body, on_stored):
             admitted.leave()
-            return False
+            return None
         admitted.received(len(body))  # there was room for them when it entered
         self._counts.requests += 1
-        return True
+        return partial(self._respond, endpoint, admitted, len(body))
 
-    def _stored(
+    def _respond(
         self,
         endpoint: FastEndpoint,
         admitted: Admitted,
         size_bytes: int,
-        respond: Callable[[Response], None],
         outcome: Receipt | BaseException,
-    ) -> None:
+    ) -> Response:
         admitted.leave()
         if isinstance(outcome, Receipt):
-            respond(endpoint.accepted(outcome, size_bytes))
-        else:
-            self._counts.rejected[Reason.UNAVAILABLE] += 1
-            respond(self._unavailable(outcome))
+            return endpoint.accepted(outcome, size_bytes)
+        self._counts.rejected[Reason.UNAVAILABLE] += 1
+        return self._unavailable(outcome)
 
     # ----------------------------------------------------------------- in here
 
@@ -327,12 +315,6 @@ def _tidy(path: str) -> str:
     if "//" not in path:
         return path
     return "/" + "/".join(part for part in path.split("/") if part)
-
-
-def _length(value: bytes) -> int:
-    if not value.isdigit():
-        return 0
-    return int(value[: _LENGTH_DIGITS_MAX + 1])
 
 
 async def _refuse_other(scope: Scope, receive: Receive, send: Send) -> None:

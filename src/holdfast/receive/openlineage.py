@@ -7,16 +7,16 @@ from typing import Literal, Self
 
 from pydantic import field_validator, model_validator
 
+from holdfast.receive.admission import Tokens, TokenSettings, read_token_file
+from holdfast.receive.body import RequestLimits
 from holdfast.receive.connection import ConnectionSettings
 from holdfast.receive.http_server import HttpServer
 from holdfast.receive.listening import AddressText, ListenerTls, parse_address
 from holdfast.receive.openlineage_endpoints import openlineage_app
 from holdfast.receive.receiver import Receiver, ReceiverContext, ReceiverStatistics
-from holdfast.receive.request_limits import RequestLimits
-from holdfast.receive.tokens import Tokens, TokenSettings, read_token_file
 from holdfast.settings import LocalPath, Settings
-from holdfast.signals.openlineage.signal import NAME
 from holdfast.signals.openlineage.validation import ValidationSettings
+from holdfast.signals.registry import OPENLINEAGE
 
 __all__ = ["Config", "OpenLineageReceiver", "make", "produces"]
 
@@ -155,7 +155,7 @@ def _tokens_of(config: Config, context: ReceiverContext) -> list[TokenSettings]:
 
 def produces(config: Config) -> tuple[str, ...]:
     """Return the signals of what it accepts."""
-    return (NAME,)
+    return (OPENLINEAGE.name,)
 
 
 def make(config: Config, context: ReceiverContext) -> Receiver:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 
 import orjson
@@ -22,19 +22,18 @@ from holdfast.dead_letters.letter import Letter
 from holdfast.errors import BundleTooLarge
 from holdfast.quiver import Intake, Receipt
 from holdfast.quiver.base.config import AckLevel
+from holdfast.receive.admission import TokenClient, Tokens, TokenSettings
 from holdfast.receive.batches import NotABatch, split_json, split_lines
-from holdfast.receive.checks import Checked, Checks
+from holdfast.receive.body import RequestLimits
+from holdfast.receive.checks import LIGHT_BYTES, Checked, Checks
 from holdfast.receive.http_app import Endpoint, HttpApp, HttpRequest, RequestCounts
 from holdfast.receive.openapi import openapi_document
 from holdfast.receive.receiver import ReceiverContext
-from holdfast.receive.request_limits import RequestLimits
-from holdfast.receive.responses import Reason, Refused, Response, json_response, refusal
-from holdfast.receive.tokens import TokenClient, Tokens, TokenSettings
-from holdfast.signals.openlineage.names import Names
+from holdfast.receive.responses import OnStored, Reason, Refused, Response, json_response, refusal
+from holdfast.signals.openlineage.names import SLOT, Names
 from holdfast.signals.openlineage.problem import Problem
 from holdfast.signals.openlineage.validation import ValidationSettings, Verdict
 
-SLOT = "openlineage"
 OPENAPI_PATH = "/openapi.json"
 
 _JSON_TYPES = {b"", b"application/json", b"text/json"}
@@ -152,15 +151,12 @@ class SingleEvent(_LineageEndpoint):
             return answer._replace(body=b'%s,"warnings":%s}' % (answer.body[:-1], warnings))
         return answer
 
-    def offer(
-        self,
-        request: HttpRequest,
-        body: bytes,
-        on_stored: Callable[[Receipt | BaseException], None],
-    ) -> bool:
+    def offer(self, request: HttpRequest, body: bytes, on_stored: OnStored) -> bool:
+        if len(body) > LIGHT_BYTES:
+            return False
         client = request.client
-        checked = self._checks.check_light(body, with_names=client.namespaces is not None)
-        if checked is None or checked.verdict.errors or checked.verdict.warnings:
+        checked = self._checks.check_here(body, with_names=client.namespaces is not None)
+        if checked.verdict.errors or checked.verdict.warnings:
             return False
         if checked.names is not None and forbidden(client, checked.names) is not None:
             return False

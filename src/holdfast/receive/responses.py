@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from holdfast.quiver import Receipt
+
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
@@ -72,6 +74,11 @@ class Response(NamedTuple):
     status: int
     body: bytes
     headers: HttpHeaders = ()
+
+
+# Hears what became of an append; and makes the response to it.
+OnStored = Callable[[Receipt | BaseException], None]
+Respond = Callable[[Receipt | BaseException], Response]
 
 
 class Refused(Exception):

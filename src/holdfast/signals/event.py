@@ -11,7 +11,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import orjson
 import pyarrow as pa
@@ -35,6 +35,8 @@ class Event:
     headers: Mapping[str, str]
     ingestion_ns: int
     signal: str = RAW_SIGNAL
+    # How many rows of its bundle it stands for.
+    rows: ClassVar[int] = 1
     _document: Any = field(default=None, repr=False, compare=False)
 
     @property
@@ -44,14 +46,18 @@ class Event:
             self._document = orjson.loads(self.payload)
         return self._document
 
+    @property
+    def is_json(self) -> bool:
+        """Whether the payload can be parsed, and so can stand between others in one document."""
+        try:
+            _ = self.document
+        except orjson.JSONDecodeError:
+            return False
+        return True
+
     def with_document(self, document: Any) -> Event:
         """Return the event with another content; its position stays."""
         return replace(self, payload=orjson.dumps(document), _document=document)
-
-    @property
-    def rows(self) -> int:
-        """How many rows of its bundle it stands for."""
-        return 1
 
     @property
     def size_bytes(self) -> int:

@@ -5,15 +5,28 @@ A package that brings a receiver for a signal of its own calls `register` in the
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from holdfast.quiver import Extractor
 from holdfast.quiver.base.frame import FrameKind
-from holdfast.signals.event import RAW_SIGNAL
-from holdfast.signals.openlineage.signal import OPENLINEAGE
-from holdfast.signals.signal import Form, Signal
+from holdfast.signals.event import RAW_SIGNAL, Event
+from holdfast.signals.openlineage.names import SLOT, OpenLineageExtractor, OrderBy, order_key
+from holdfast.signals.signal import Form, Signal, in_raw_slot
 
-# For bundles that no signal below recognises.
+
+def _by(key: OrderBy) -> Callable[[Event], str]:
+    return lambda event: order_key(event.document, key)
+
+
+# Raw JSON events in one slot, kept in order by run or by job.
+OPENLINEAGE = Signal(
+    "openlineage",
+    Form.JSON,
+    in_raw_slot(SLOT),
+    order_keys={"root_job": _by("root_job"), "job": _by("job"), "run": _by("run")},
+    extractors={SLOT: OpenLineageExtractor()},
+)
+# For bundles that no other signal recognises.
 _RAW = Signal(RAW_SIGNAL, Form.RAW, lambda kind, slots: kind is FrameKind.RAW)
 ROWS = Signal("rows", Form.ARROW, lambda kind, slots: True)
 
@@ -43,7 +56,10 @@ def signal_named(name: str) -> Signal | None:
 
 def signal_of(kind: FrameKind, slots: Collection[str]) -> Signal:
     """Return the signal of bundles of a kind with slots of these names."""
-    return next(signal for signal in all_signals() if signal.recognise(kind, slots))
+    for signal in _signals:
+        if signal.recognise(kind, slots):
+            return signal
+    return _RAW if kind is FrameKind.RAW else ROWS
 
 
 def extractors() -> dict[str, Extractor]:

@@ -15,7 +15,7 @@ from holdfast.dataflow.sink.options import EVENT_TIME, SLOT, SinkOptions, parse_
 from holdfast.dataflow.spec.vertices import FileSetTarget, SourceSettings, TargetSettings
 from holdfast.quiver import ColumnExtractor, QuiverConfig
 from holdfast.settings import Secret
-from holdfast.signals.openlineage.envelope import OpenLineageExtractor
+from holdfast.signals.openlineage.names import OpenLineageExtractor
 
 # Of quivers that a sink opens by their directory, and of those between queries.
 SINK_CONFIG = QuiverConfig(extractors={SLOT: ColumnExtractor(EVENT_TIME)})

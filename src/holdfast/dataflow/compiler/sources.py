@@ -30,7 +30,7 @@ _CLAIMS = (
     StructField("_wm_prev", TimestampType()),
     StructField("_control", BooleanType()),
 )
-# What the receiver's extractor adds to a payload (signals/openlineage/envelope.py).
+# What the receiver's extractor adds to a payload (signals/openlineage/names.py).
 _LINEAGE = "payload binary, run_id string, job string"
 # What a generator makes (source/intake.py).
 _GENERATED = "event_time timestamp, number bigint, key string, value double"

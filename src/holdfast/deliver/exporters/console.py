@@ -17,9 +17,9 @@ from holdfast.deliver.exporter import (
     Failure,
     FailureClass,
     all_failed,
+    in_thread,
 )
-from holdfast.deliver.exporters.dialects import is_json, one_line
-from holdfast.deliver.exporters.threads import in_thread
+from holdfast.deliver.exporters.dialects import one_line
 from holdfast.settings import Settings
 from holdfast.signals.event import Event
 
@@ -83,7 +83,7 @@ class ConsoleExporter:
 
 
 def _json(event: Event) -> bytes:
-    if is_json(event):
+    if event.is_json:
         return one_line(event.payload)
     return orjson.dumps({"not_json": event.payload.decode("utf-8", "backslashreplace")})
 
@@ -92,7 +92,7 @@ def _compact(event: Event) -> bytes:
     received = datetime.fromtimestamp(event.ingestion_ns // 1000 / 1e6, UTC)
     seq, row = event.position
     words = [received.strftime("%Y-%m-%dT%H:%M:%S.%fZ"), f"{seq}/{row}"]
-    words += _words(event.document) if is_json(event) else ["not JSON,"]
+    words += _words(event.document) if event.is_json else ["not JSON,"]
     return " ".join([*words, f"{len(event.payload)} bytes"]).encode("utf-8", "replace")
 
 

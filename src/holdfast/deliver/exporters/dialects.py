@@ -25,7 +25,6 @@ from typing import Any, Literal
 import orjson
 
 from holdfast.deliver.exporter import ALL_DELIVERED, Answer, Failure, FailureClass
-from holdfast.signals.event import Event
 
 DialectName = Literal["single", "batch_array", "batch_object", "batch_ndjson"]
 PresetName = Literal["openlineage", "marquez", "datahub", "openmetadata"]
@@ -89,15 +88,6 @@ def one_line(payload: bytes) -> bytes:
     if b"\n" in payload or b"\r" in payload:
         return payload.replace(b"\n", b" ").replace(b"\r", b" ")
     return payload
-
-
-def is_json(event: Event) -> bool:
-    """Whether an event can stand between others in one document."""
-    try:
-        _ = event.document
-    except orjson.JSONDecodeError:
-        return False
-    return True
 
 
 def read_batch_answer(body: bytes, count: int) -> Answer | None:

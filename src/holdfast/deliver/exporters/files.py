@@ -10,6 +10,7 @@ import os
 import re
 import socket
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import PurePath
 from typing import Literal, Self
 
@@ -22,12 +23,11 @@ from holdfast.deliver.exporter import (
     Failure,
     FailureClass,
     all_failed,
+    in_thread,
 )
-from holdfast.deliver.exporters.dialects import is_json
 from holdfast.deliver.exporters.file_journal import JournalIdentity, frame_of, identity_of
 from holdfast.deliver.exporters.file_publishing import FileFormat, Publisher
 from holdfast.deliver.exporters.file_staging import FileLimits, FileStaging
-from holdfast.deliver.exporters.threads import in_thread
 from holdfast.seam.disk import DISK_IS_FULL, LockHeld
 from holdfast.settings import DurationS, FileSettings, LocalPath, SizeBytes
 from holdfast.signals.event import Event
@@ -120,10 +120,10 @@ class FilesExporter:
     async def send(self, events: Sequence[Event]) -> Answer:
         failed: dict[int, Failure] = {}
         if self._config.format == "ndjson" and self._config.content == "payload":
-            failed = {i: _NOT_JSON for i, event in enumerate(events) if not is_json(event)}
+            failed = {i: _NOT_JSON for i, event in enumerate(events) if not event.is_json}
         wanted = [event for i, event in enumerate(events) if i not in failed]
         try:
-            await self._on_disk(lambda: self._append(wanted), wanted)
+            await self._on_disk(partial(self._append, wanted), wanted)
         except _Busy:
             return all_failed(len(events), _BUSY)
         except LockHeld as held:

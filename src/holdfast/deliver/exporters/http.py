@@ -37,7 +37,6 @@ from holdfast.deliver.exporters.dialects import (
     UNREADABLE_ANSWER,
     DialectName,
     PresetName,
-    is_json,
     read_batch_answer,
 )
 from holdfast.deliver.exporters.http_client import (
@@ -166,7 +165,7 @@ class HttpExporter:
     async def send(self, events: Sequence[Event]) -> Answer:
         if self._dialect.many:
             # One event that is not JSON would make the whole batch unreadable.
-            broken = {i: _NOT_JSON for i, event in enumerate(events) if not is_json(event)}
+            broken = {i: _NOT_JSON for i, event in enumerate(events) if not event.is_json}
             if broken:
                 return await self._send_others(events, broken)
         elif len(events) != 1:

@@ -22,9 +22,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, field_validator
 
-from holdfast.deliver.exporter import Answer, Exporter, ExporterContext, Failure, FailureClass
-from holdfast.deliver.exporters.dialects import is_json
-from holdfast.deliver.exporters.threads import in_thread
+from holdfast.deliver.exporter import (
+    Answer,
+    Exporter,
+    ExporterContext,
+    Failure,
+    FailureClass,
+    in_thread,
+)
 from holdfast.errors import BadConfig, NotInstalled
 from holdfast.extras import install_command, missing_modules
 from holdfast.settings import DurationS, FileSettings, Secret, SizeBytes
@@ -164,7 +169,7 @@ class KafkaExporter:
         return await in_thread(f"exporter {self._name}", lambda: self._send(events, keys))
 
     def _key(self, event: Event) -> bytes | None:
-        if self._key_of is None or not is_json(event):
+        if self._key_of is None or not event.is_json:
             return None
         return self._key_of(event.document).encode("utf-8", "replace") or None
 

@@ -43,9 +43,9 @@ from holdfast.deliver.exporter import (
     Failure,
     FailureClass,
     all_failed,
+    in_thread,
 )
-from holdfast.deliver.exporters.threads import in_thread
-from holdfast.deliver.poison import EXCEPTION_CODE
+from holdfast.deliver.sending import EXCEPTION_CODE
 from holdfast.errors import BadConfig
 from holdfast.settings import DurationS, FileSettings, SizeBytes
 from holdfast.signals.event import Event

@@ -15,14 +15,12 @@ import orjson
 from holdfast.errors import BadConfig, BadInput
 from holdfast.extras import install_command, missing_modules
 from holdfast.graph.delivery import chain_of
-from holdfast.graph.drawing import arrows, as_mermaid, as_text, pipeline_label
 from holdfast.graph.environment import caps_beyond_disks, missing_packages
 from holdfast.graph.loader import load
 from holdfast.graph.paths import DestinationPlan, plan
-from holdfast.graph.printing import as_yaml, printed
+from holdfast.graph.printing import arrows, as_mermaid, as_text, as_yaml, pipeline_label, printed
 from holdfast.graph.registry import Component, Registry
-from holdfast.graph.schema import graph_schema
-from holdfast.graph.settings_table import Setting, settings_of
+from holdfast.graph.schema import Setting, graph_schema, settings_of
 from holdfast.graph.validation import nearest
 from holdfast.operate.cli.base.groups import CommandGroup
 from holdfast.operate.cli.base.output import (
@@ -36,7 +34,8 @@ from holdfast.operate.cli.base.output import (
 from holdfast.operate.cli.base.target import config_argument
 from holdfast.quiver import Position
 from holdfast.signals.event import Event
-from holdfast.signals.openlineage.signal import OPENLINEAGE, SLOT
+from holdfast.signals.openlineage.names import SLOT
+from holdfast.signals.registry import OPENLINEAGE
 
 
 @click.group("config", cls=CommandGroup)

@@ -1,6 +1,6 @@
 """OpenLineage: what its events must look like, what they are called, and when they happened."""
 
-from holdfast.signals.openlineage.envelope import OpenLineageExtractor
+from holdfast.signals.openlineage.names import OpenLineageExtractor
 from holdfast.signals.openlineage.problem import Problem
 from holdfast.signals.openlineage.validation import (
     EventKind,

@@ -69,8 +69,7 @@ class Target:
 
         Nothing else of the file is looked at: its variables may be set for the gateway alone.
         """
-        from holdfast.graph.document import read_document
-        from holdfast.graph.substitution import Substitution
+        from holdfast.graph.document import Substitution, read_document
 
         file = Path(self.named).absolute()
         if not file.is_file():

@@ -23,9 +23,8 @@ from holdfast.dataflow.driver.settings import TO_GATEWAY
 from holdfast.dataflow.driver.state_dir import StateDir
 from holdfast.dataflow.driver.wire import DriverFigures, PipelineFigures, QueryStatistics
 from holdfast.errors import BadConfig, BadInput
-from holdfast.graph.document import read_document
+from holdfast.graph.document import Substitution, read_document
 from holdfast.graph.pipelines import load_pipelines
-from holdfast.graph.substitution import Substitution
 from holdfast.graph.validation import validated
 from holdfast.operate.cli.base.output import json_option, print_json, stdout
 from holdfast.operate.cli.base.target import config_argument
