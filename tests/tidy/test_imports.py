@@ -79,7 +79,7 @@ ROOMS: dict[str, tuple[set[str], ...]] = {
         {"read"},
         {"keep"},
         {"engine"},
-        {"shares", "statistics", "tools"},
+        {"statistics", "tools"},
         {"quiver"},
         {"cores"},
         {"__init__"},
