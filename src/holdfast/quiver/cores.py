@@ -148,7 +148,7 @@ class AdoptedQuiver(Quiver):
         """Refuse: nothing is appended to an adopted core."""
         self._refuse()
 
-    def _make_append(self, *_: object) -> Append:
+    def _make_append(self, *_: object, **__: object) -> Append:
         self._refuse()
 
     def _refuse(self) -> NoReturn:
