@@ -15,7 +15,6 @@ import os
 import threading
 from collections.abc import Collection, Sequence
 from datetime import datetime
-from functools import partial
 from pathlib import PurePath
 from typing import Self, Unpack
 
@@ -173,8 +172,11 @@ class Quiver:
         **options: Unpack[AppendOptions],
     ) -> Receipt:
         """As `append_raw`, awaitable; a large bundle is put together in a thread."""
-        encode = partial(encode_raw, slot, payloads, headers, self._config.max_bundle_bytes)
-        encoded = await asyncio.to_thread(encode) if is_large(payloads) else encode()
+        content = slot, payloads, headers, self._config.max_bundle_bytes
+        if is_large(payloads):
+            encoded = await asyncio.to_thread(encode_raw, *content)
+        else:
+            encoded = encode_raw(*content)
         return await self._append_all_async([encoded], options)
 
     def intake(self, *, slot: str = DEFAULT_SLOT, level: AckLevel | None = None) -> Intake:
