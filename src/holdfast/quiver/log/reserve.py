@@ -15,7 +15,10 @@ sizes at the next start; the bytes mean nothing. docs/format/README.md
 
 Where there are no headers to give up, as in a directory of a version that kept no reserve, the
 second copies of the segments' summaries go instead, some at a time: the first ones, which were
-found sound, say the same. Six of them are the room of a ledger file or a WAL file.
+found sound, say the same. Six of them are the room of a ledger file or a WAL file. Where even they
+are gone, an outcome may come before the keeper has freed what the last ones resolved. It is then
+refused (`StorageFailed`), nothing is recorded, and the same call succeeds once there is room. It
+does not wait for the keeper, because it holds the ledger's lock, which the keeper needs.
 """
 
 from __future__ import annotations
