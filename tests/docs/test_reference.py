@@ -34,7 +34,7 @@ from holdfast.receive.connection import ConnectionSettings
 from holdfast.receive.openlineage import Config
 from holdfast.receive.responses import STATUS_OF
 from holdfast.remote import ClientSettings, FlightSettings, PlannedRange
-from holdfast.remote.puts import KINDS
+from holdfast.remote.owner import KINDS
 from holdfast.remote.wire import VERSION
 from holdfast.settings.units import parse_duration_s, parse_size_bytes
 from holdfast.signals.openlineage.facts import FACETS, PLACES, Slot

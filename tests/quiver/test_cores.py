@@ -32,7 +32,7 @@ from holdfast.quiver import (
 )
 from holdfast.quiver.base.config import KB, MB
 from holdfast.quiver.base.points import QuiverPoint
-from holdfast.quiver.shares import CapClaim, fair_share, share_of
+from holdfast.quiver.cores import CapClaim, fair_share, share_of
 from holdfast.seam import Seam
 from holdfast.seam.clock import JumpingClock
 from holdfast.seam.disk import Disk

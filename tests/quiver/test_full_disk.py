@@ -21,10 +21,11 @@ from tests.readers.setting import StillMachine
 from tests.support.clock import SteppingClock
 from tests.support.disk import GatedDisk
 
-from holdfast.errors import DiskFull, NotAccepted, Overloaded
+from holdfast.errors import DiskFull, NotAccepted, Overloaded, StorageFailed
 from holdfast.quiver import AckLevel, Quiver, QuiverConfig, RetentionConfig
 from holdfast.quiver.base.config import KB, MB
 from holdfast.quiver.base.points import QuiverPoint
+from holdfast.quiver.read.lease import LeasedBundle
 from holdfast.seam.simulated import SimulatedDisk
 
 RESERVE = ROOT / "reserve"
@@ -344,6 +345,43 @@ def test_without_a_reserve_and_without_a_block_everything_is_delivered_and_freed
 
 
 @pytest.mark.slow
+def test_an_ack_that_finds_no_block_at_all_is_a_typed_error_and_costs_nothing(
+    old_machine: Machine,
+) -> None:
+    """Without a reserve an ack can come before the keeper has freed what the last ones resolved.
+
+    Here another program takes every block that is freed, so that the keeper never gets there.
+    """
+    leave_free(old_machine, 6 * KB)
+    quiver = old_machine.start(config())
+    waiting = quiver.balance("s").pending.bundles
+    acked: set[int] = set()
+    with quiver.lease("s") as lease:
+
+        def ack_until_refused() -> tuple[LeasedBundle, StorageFailed]:
+            while True:
+                delivery = lease.poll(timeout_s=PATIENCE_S)
+                assert delivery is not None, "everything was acknowledged"
+                old_machine.disk.fill()
+                try:
+                    delivery.ack()
+                except StorageFailed as error:
+                    return delivery, error
+                acked.add(delivery.seq)
+
+        delivery, refusal = ack_until_refused()
+        assert "the ledger could not be written" in str(refusal)
+        assert refusal.hint
+        assert len(acked) < waiting
+        leave_free(old_machine, MB)
+        assert delivery.ack()  # the same call again is all that it takes
+        acked.add(delivery.seq)
+    acked |= set(drain(quiver))
+    assert len(acked) == waiting
+    assert quiver.balance("s").holds
+    assert quiver.recovery.damages == []
+
+
 def test_without_a_reserve_any_room_is_enough(old_machine: Machine) -> None:
     for free_bytes in range(0, 64 * KB + 1, 4 * KB):  # in whole blocks
         drained_and_written_again(old_machine.disk.snapshot(), free_bytes)

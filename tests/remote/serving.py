@@ -24,8 +24,7 @@ from holdfast.quiver import (
 )
 from holdfast.quiver.base.config import MB
 from holdfast.remote import ClientSettings, FlightSettings, QuiverServer, RemoteQuiver
-from holdfast.remote.orders import ServedQuivers
-from holdfast.remote.reader import ReaderService
+from holdfast.remote.reader import ReaderService, ServedQuivers
 from holdfast.remote.reader_process import serve
 
 NEVER_S = 3600.0

@@ -14,8 +14,7 @@ from tests.remote.serving import Served, numbers, serving
 from holdfast.errors import BadInput, BundleTooLarge, NotAccepted, OwnerGone, StaleEpoch
 from holdfast.quiver import AckLevel, Bundle, Quiver
 from holdfast.remote import RemoteQuiver
-from holdfast.remote.faults import from_flight
-from holdfast.remote.wire import encode
+from holdfast.remote.wire import encode, from_flight
 
 
 def bundle(quiver: Quiver, seq: int) -> Bundle:

@@ -30,8 +30,15 @@ from holdfast.errors import (
 )
 from holdfast.quiver import Quiver
 from holdfast.remote import ClientSettings, RemoteQuiver
-from holdfast.remote.faults import answering, calling, from_flight, to_flight
-from holdfast.remote.wire import Fields, decode_ticket, encode
+from holdfast.remote.wire import (
+    Fields,
+    answering,
+    calling,
+    decode_ticket,
+    encode,
+    from_flight,
+    to_flight,
+)
 
 ALL = [
     kind

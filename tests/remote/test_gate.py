@@ -14,8 +14,8 @@ from tests.remote.serving import Served, numbers, serving
 from holdfast.errors import BadConfig, NotAllowed, OwnerGone
 from holdfast.quiver import Quiver
 from holdfast.remote import FlightSettings, QuiverServer, RemoteQuiver
-from holdfast.remote.faults import from_flight
 from holdfast.remote.settings import split_address
+from holdfast.remote.wire import from_flight
 
 TOKENS = [
     {"name": "spark", "token": "s3cret-of-spark", "rights": ["read", "subscribe"]},

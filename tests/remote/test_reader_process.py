@@ -20,10 +20,8 @@ from tests.remote.serving import Served, again, config, numbers, serving
 from holdfast.errors import Overloaded, OwnerGone, UnknownPosition
 from holdfast.quiver import Position
 from holdfast.remote import ClientSettings, PlannedRange, RemoteCursor, RemoteQuiver
-from holdfast.remote.child import ReaderProcess
-from holdfast.remote.gate import CallerToken
-from holdfast.remote.orders import ServedQuivers
-from holdfast.remote.reader import Secrets
+from holdfast.remote.reader import CallerToken, Secrets, ServedQuivers
+from holdfast.remote.server import ReaderProcess
 from holdfast.seam.clock import RealClock
 
 # More than is ever under way between two processes (gRPC allows 16 MB, sockets some), so that a

@@ -32,8 +32,8 @@ from holdfast.quiver.base.frame import Totals
 from holdfast.quiver.read.scan import TimeRange
 from holdfast.quiver.read.sealed import SealedRead, names_between
 from holdfast.remote import PlannedRange, RemoteCursor, RemoteQuiver
-from holdfast.remote.faults import from_flight
 from holdfast.remote.sessions import RANGES_MAX
+from holdfast.remote.wire import from_flight
 
 
 def must_plan(cursor: RemoteCursor, **limits: Any) -> PlannedRange:

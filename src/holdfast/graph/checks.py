@@ -23,8 +23,8 @@ from holdfast.graph.paths import (
     writers,
 )
 from holdfast.graph.validation import nearest
+from holdfast.quiver.cores import check_count
 from holdfast.quiver.ledger.subscriber import NAME_PATTERN
-from holdfast.quiver.shares import check_count
 from holdfast.receive.listening import Address, parse_address
 from holdfast.signals.registry import ROWS, all_signals, signal_named
 from holdfast.signals.signal import Signal

@@ -16,10 +16,9 @@ from pathlib import Path, PurePath
 
 from holdfast.quiver import Quiver, QuiverConfig, Statistics
 from holdfast.quiver.base import names
-from holdfast.quiver.cores import AdoptedQuiver, Core, core_ids
+from holdfast.quiver.cores import AdoptedQuiver, Core, check_count, core_ids, share_cap, share_of
 from holdfast.quiver.engine.engine import cannot_open, make_folders
 from holdfast.quiver.keep.trash import Trash
-from holdfast.quiver.shares import check_count, fair_share, share_of
 from holdfast.seam import Seam
 from holdfast.signals.registry import extractors
 
@@ -56,7 +55,8 @@ class WorkerQuivers:
                 quiver = kind.open(root / names.core_dir(core_id), part, seam=seam)
                 core = Core(core_id, quiver)
                 if core.adopted and core.is_drained:
-                    _remove(core, Trash(seam.disk, root))
+                    log.info("removing the drained quiver of former worker %d", core_id)
+                    core.remove(Trash(seam.disk, root))
                     continue
                 held.callback(quiver.close)
                 cores.append(core)
@@ -77,11 +77,7 @@ class WorkerQuivers:
 
     def share_cap(self) -> None:
         """Divide this worker's cap among its quivers; what is drained leaves more and more."""
-        claims = [core.claim(self._size_cap_bytes) for core in self.cores]
-        share = fair_share(self._size_cap_bytes, claims)
-        for core in self.cores:
-            kept_whole = core.adopted and not core.may_drop
-            core.engine.retention.size_cap_bytes = self._size_cap_bytes if kept_whole else share
+        share_cap(self.cores, self._size_cap_bytes)
 
     def statistics(self) -> tuple[Statistics, ...]:
         """Return a picture of this moment, quiver by quiver."""
@@ -90,10 +86,3 @@ class WorkerQuivers:
     def close(self) -> None:
         """Close all quivers."""
         self._held.close()
-
-
-def _remove(core: Core, trash: Trash) -> None:
-    log.info("the quiver of a former worker %d is drained and goes", core.core_id)
-    used_bytes = core.engine.retention.used_bytes()
-    core.quiver.close()
-    trash.remove(core.engine.root, used_bytes)

@@ -5,16 +5,30 @@
         for core in cores.sources():
             core.lease("archive")
 
-The seed runs one instance per core, so that nothing is locked across cores on the way of an event.
-Each has a folder (`core-00`, `core-01`, …) and in it numbers, ledger and subscribers of its own;
-order is kept within a core. They share the bounds (shares.py): every core has its part of the size
-cap, and the parts are looked at again at every tick, so that their sum never exceeds the whole.
+One instance per core means that nothing is locked across cores on the path of an event. Each has a
+folder (`core-00`, `core-01`, …) and in it numbers, ledger and subscribers of its own; order is kept
+within a core. `Cores` holds all of them in one process. A gateway with several workers holds one of
+them in each (graph/worker_quivers.py), with the same folders, shares and rules.
 
 When the number of cores shrinks, the folders beyond it are *adopted*: opened as well, readable by
 their subscribers as before, counted in the budget, but closed to appends. An adopted core whose
-subscribers have all resolved everything is removed, with its ledger; one that nobody is registered
-to read stays until its data is too old, and one with quarantined bytes until somebody took them
-away. When the number grows again, adopted cores are ordinary ones again.
+subscribers have all resolved everything is removed, with its ledger; one without subscribers
+stays until its data is too old, and one with quarantined bytes until somebody has taken them away.
+When the number grows again, adopted cores are ordinary ones again.
+
+**Bounds.** A configuration of cores describes the root as a whole. What bounds the whole is divided
+by their number; what shapes one file, one bundle or one wait stays as it is:
+
+    divided      disk     retention.size_cap_bytes, .reserve_bytes, .steady_state_headroom_bytes,
+                          .max_segments; wal.max_size_bytes; ledger.retain_bytes
+                 memory   append.max_pending_bytes; transactions.max_staged_bytes
+    not divided           segment.target_size_bytes (so memory holds two buffers per core),
+                          wal.file_size_bytes (unless the log itself became smaller than a file),
+                          ledger.rotate_bytes, all times, and the caps of subscribers, which are
+                          registered with each core
+
+The size cap is the one that must hold for the root at any time, also when the number of cores
+changed and some hold more than a share is now (`share_cap`). It is divided again at every tick.
 """
 
 from __future__ import annotations
@@ -22,13 +36,13 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import PurePath
-from typing import NoReturn, Self
+from typing import NamedTuple, NoReturn, Self
 
-from holdfast.errors import CannotOpen, HoldfastError, QuiverClosed
+from holdfast.errors import BadInput, CannotOpen, HoldfastError, QuiverClosed
 from holdfast.quiver.base import names
 from holdfast.quiver.base.bundle import DEFAULT_SLOT
 from holdfast.quiver.base.config import AckLevel, QuiverConfig
@@ -39,11 +53,80 @@ from holdfast.quiver.keep.trash import Trash
 from holdfast.quiver.log.inbox import Append, Intake
 from holdfast.quiver.log.transaction import Transaction
 from holdfast.quiver.quiver import Quiver
-from holdfast.quiver.shares import CapClaim, check_count, fair_share, share_of
 from holdfast.quiver.statistics import Statistics
 from holdfast.seam import Seam
 from holdfast.seam.disk import Disk
 from holdfast.seam.process import bind_to_process
+
+# Each has three threads and a handful of open files.
+CORES_MAX = 1000
+
+
+def check_count(count: int, config: QuiverConfig) -> None:
+    """Refuse a number of cores that cannot work."""
+    if type(count) is not int or not 1 <= count <= CORES_MAX:
+        raise BadInput(f"{count!r} cores", hint=f"use a whole number from 1 to {CORES_MAX}")
+    share, smallest = config.retention.size_cap_bytes // count, 4 * config.segment.target_size_bytes
+    if share < smallest:
+        raise BadInput(
+            f"retention.size_cap_bytes divided by {count} cores is {share}, less than four "
+            f"segments ({smallest} bytes)",
+            hint="raise the cap, lower segment.target_size_bytes (to 1 MB), or use fewer cores",
+        )
+
+
+def share_of(config: QuiverConfig, count: int) -> QuiverConfig:
+    """Return the configuration of one of `count` cores."""
+    kept, wal, ledger = config.retention, config.wal, config.ledger
+    wal_bytes = wal.max_size_bytes // count
+    reserve_bytes = None if kept.reserve_bytes is None else kept.reserve_bytes // count
+    append, staging = config.append, config.transactions
+    return replace(
+        config,
+        retention=replace(
+            kept,
+            size_cap_bytes=kept.size_cap_bytes // count,
+            reserve_bytes=reserve_bytes,
+            steady_state_headroom_bytes=kept.steady_state_headroom_bytes // count,
+            max_segments=max(1, kept.max_segments // count),
+        ),
+        wal=replace(
+            wal,
+            max_size_bytes=wal_bytes,
+            file_size_bytes=min(wal.file_size_bytes, wal_bytes),
+        ),
+        ledger=replace(ledger, retain_bytes=ledger.retain_bytes // count),
+        append=replace(append, max_pending_bytes=max(1, append.max_pending_bytes // count)),
+        transactions=replace(staging, max_staged_bytes=max(1, staging.max_staged_bytes // count)),
+    )
+
+
+class CapClaim(NamedTuple):
+    """What one core needs of the size cap: at least this, and at most that."""
+
+    least_bytes: int
+    most_bytes: int
+
+
+def fair_share(size_cap_bytes: int, claims: Sequence[CapClaim]) -> int:
+    """Return the largest share that everyone may have without exceeding the cap together.
+
+    A core that already holds more keeps what it has; one that wants less leaves the rest to the
+    others. The shares are those of water in connected vessels with raised floors and low lids.
+    """
+
+    def taken_bytes(share: int) -> int:
+        return sum(max(least, min(share, most)) for least, most in claims)
+
+    low, high = 0, size_cap_bytes
+    while low < high:
+        middle = (low + high + 1) // 2
+        if taken_bytes(middle) <= size_cap_bytes:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
 
 log = logging.getLogger("holdfast.quiver")
 
@@ -65,7 +148,7 @@ class AdoptedQuiver(Quiver):
         """Refuse: nothing is appended to an adopted core."""
         self._refuse()
 
-    def _make_append(self, *_: object) -> Append:
+    def _make_append(self, *_: object, **__: object) -> Append:
         self._refuse()
 
     def _refuse(self) -> NoReturn:
@@ -96,6 +179,12 @@ class Core:
         least_bytes = 0 if self.may_drop else used_bytes
         return CapClaim(least_bytes, used_bytes if self.adopted else size_cap_bytes)
 
+    def remove(self, trash: Trash) -> None:
+        """Close it and remove its folder; a crash in between leaves it drained, or in the trash."""
+        used_bytes = self.engine.retention.used_bytes()
+        self.quiver.close()
+        trash.remove(self.engine.root, used_bytes)
+
     @property
     def may_drop(self) -> bool:
         """Whether a smaller share makes it drop its oldest."""
@@ -111,6 +200,19 @@ class Core:
             if not subscribers:
                 return not any(self.engine.readable.snapshot())
             return all(balance(one, self.engine.readable).pending == NOTHING for one in subscribers)
+
+
+def share_cap(cores: Collection[Core], whole_bytes: int, free_bytes: int | None = None) -> None:
+    """Divide a size cap, or what is left of it, among cores; what is drained leaves more and more.
+
+    An adopted core cannot grow: its share only says from where on it drops. Where it may not drop,
+    a share below what it holds would only be a bound that is always exceeded.
+    """
+    claims = [core.claim(whole_bytes) for core in cores]
+    share = fair_share(whole_bytes if free_bytes is None else free_bytes, claims)
+    for core in cores:
+        kept_whole = core.adopted and not core.may_drop
+        core.engine.retention.size_cap_bytes = whole_bytes if kept_whole else share
 
 
 class Cores:
@@ -217,21 +319,12 @@ class Cores:
 
     def _share_cap(self) -> None:
         whole = self._config.retention.size_cap_bytes
-        cores = self._cores.values()
-        claims = [core.claim(whole) for core in cores]
-        share = fair_share(whole - self._trash.left_bytes, claims)
-        for core in cores:
-            # An adopted core cannot grow: its part only says from where on it drops.
-            kept_whole = core.adopted and not core.may_drop
-            core.engine.retention.size_cap_bytes = whole if kept_whole else share
+        share_cap(self._cores.values(), whole, whole - self._trash.left_bytes)
 
     def _remove(self, core: Core) -> None:
-        """Remove a drained core; a crash in between leaves it drained, or in the trash."""
-        log.info("core %d is drained and goes: %s", core.core_id, self._account(core))
-        used_bytes = core.engine.retention.used_bytes()
-        core.quiver.close()
+        log.info("removing drained core %d: %s", core.core_id, self._account(core))
+        core.remove(self._trash)
         del self._cores[core.core_id]
-        self._trash.remove(core.engine.root, used_bytes)
 
     def _account(self, core: Core) -> str:
         told = core.quiver.statistics()

@@ -15,9 +15,8 @@ import os
 import threading
 from collections.abc import Collection, Sequence
 from datetime import datetime
-from functools import partial
 from pathlib import PurePath
-from typing import Self
+from typing import Self, Unpack
 
 import pyarrow as pa
 
@@ -50,7 +49,7 @@ from holdfast.quiver.engine.verbs import (
     set_options,
 )
 from holdfast.quiver.ledger.subscriber import Outcome, Position, Subscriber, SubscriberOptions
-from holdfast.quiver.log.inbox import Append, Intake, Receipt
+from holdfast.quiver.log.inbox import Append, AppendOptions, Intake, Receipt
 from holdfast.quiver.log.recovery import RecoveryReport
 from holdfast.quiver.log.transaction import OpenTransactions, Transaction
 from holdfast.quiver.log.wakeup import Wakeup
@@ -134,22 +133,15 @@ class Quiver:
 
     # ---------------------------------------------------------------- appending
 
-    def append(
-        self,
-        data: BundleData,
-        *,
-        producer: str | None = None,
-        epoch: int | None = None,
-        watermark_ns: int | None = None,
-        level: AckLevel | None = None,
-    ) -> Receipt:
+    def append(self, data: BundleData, **options: Unpack[AppendOptions]) -> Receipt:
         """Append one bundle of record batches; returns once it is durable.
 
-        With `producer` and `epoch` the append is idempotent: the same epoch again returns the
-        receipt of the first time, an older one raises `StaleEpoch`.
+        Options: `producer`, `epoch`, `watermark_ns`, `level`. With `producer` and `epoch` the
+        append is idempotent: the same epoch again returns the receipt of the first time, an older
+        one raises `StaleEpoch`.
         """
         encoded = encode_arrow(data, self._config.max_bundle_bytes)
-        return self._append([encoded], producer, epoch, watermark_ns, level)
+        return self._append_all([encoded], options)
 
     def append_raw(
         self,
@@ -157,31 +149,20 @@ class Quiver:
         *,
         slot: str = DEFAULT_SLOT,
         headers: Sequence[Headers | None] | None = None,
-        producer: str | None = None,
-        epoch: int | None = None,
-        watermark_ns: int | None = None,
-        level: AckLevel | None = None,
+        **options: Unpack[AppendOptions],
     ) -> Receipt:
         """Append one bundle of events as bytes; they are stored as they are."""
         encoded = encode_raw(slot, payloads, headers, self._config.max_bundle_bytes)
-        return self._append([encoded], producer, epoch, watermark_ns, level)
+        return self._append_all([encoded], options)
 
-    async def append_async(
-        self,
-        data: BundleData,
-        *,
-        producer: str | None = None,
-        epoch: int | None = None,
-        watermark_ns: int | None = None,
-        level: AckLevel | None = None,
-    ) -> Receipt:
+    async def append_async(self, data: BundleData, **options: Unpack[AppendOptions]) -> Receipt:
         """As `append`, awaitable.
 
         Cancelled, it is withdrawn if the writer has not taken it yet, and stored if it has: whoever
         has to know repeats it with the same `producer` and `epoch`.
         """
         encoded = encode_arrow(data, self._config.max_bundle_bytes)
-        return await self._append_async([encoded], producer, epoch, watermark_ns, level)
+        return await self._append_all_async([encoded], options)
 
     async def append_raw_async(
         self,
@@ -189,15 +170,15 @@ class Quiver:
         *,
         slot: str = DEFAULT_SLOT,
         headers: Sequence[Headers | None] | None = None,
-        producer: str | None = None,
-        epoch: int | None = None,
-        watermark_ns: int | None = None,
-        level: AckLevel | None = None,
+        **options: Unpack[AppendOptions],
     ) -> Receipt:
         """As `append_raw`, awaitable; a large bundle is put together in a thread."""
-        encode = partial(encode_raw, slot, payloads, headers, self._config.max_bundle_bytes)
-        encoded = await asyncio.to_thread(encode) if is_large(payloads) else encode()
-        return await self._append_async([encoded], producer, epoch, watermark_ns, level)
+        content = slot, payloads, headers, self._config.max_bundle_bytes
+        if is_large(payloads):
+            encoded = await asyncio.to_thread(encode_raw, *content)
+        else:
+            encoded = encode_raw(*content)
+        return await self._append_all_async([encoded], options)
 
     def intake(self, *, slot: str = DEFAULT_SLOT, level: AckLevel | None = None) -> Intake:
         """Return a way in for many single events of one slot from the running event loop."""
@@ -210,43 +191,28 @@ class Quiver:
 
     def heartbeat(self, producer: str, watermark_ns: int) -> Receipt:
         """Append a bundle without rows that moves a producer's watermark."""
-        return self._append(
-            [Encoded(FrameKind.CONTROL, b"", 0)], producer, None, watermark_ns, None
-        )
+        marker = Encoded(FrameKind.CONTROL, b"", 0)
+        return self._append_all([marker], {"producer": producer, "watermark_ns": watermark_ns})
 
     def transaction(self, *, producer: str | None = None, epoch: int | None = None) -> Transaction:
         """Begin a transaction: many bundles, all or none."""
 
         def write(bundles: list[Encoded]) -> Receipt:
-            return self._append(bundles, producer, epoch, None, None)
+            return self._append_all(bundles, {"producer": producer, "epoch": epoch})
 
         check_producer(producer, epoch)
         return Transaction(self._staging, self._config.max_bundle_bytes, write)
 
-    def _append(
-        self,
-        bundles: list[Encoded],
-        producer: str | None,
-        epoch: int | None,
-        watermark_ns: int | None,
-        level: AckLevel | None,
-    ) -> Receipt:
-        append = self._make_append(bundles, producer, epoch, watermark_ns, level, None)
+    def _append_all(self, bundles: list[Encoded], options: AppendOptions) -> Receipt:
+        """Append bundles, all or none: one of a plain append, those of a transaction at commit."""
+        append = self._make_append(bundles, None, **options)
         clock, timeout_s = self._clock, self._config.append.timeout_s
         deadline_s = clock.monotonic_s() + timeout_s
         self._writer.inbox.put(append, deadline_s)
         return append.wait(deadline_s - clock.monotonic_s())
 
-    async def _append_async(
-        self,
-        bundles: list[Encoded],
-        producer: str | None,
-        epoch: int | None,
-        watermark_ns: int | None,
-        level: AckLevel | None,
-    ) -> Receipt:
-        loop = asyncio.get_running_loop()
-        append = self._make_append(bundles, producer, epoch, watermark_ns, level, loop)
+    async def _append_all_async(self, bundles: list[Encoded], options: AppendOptions) -> Receipt:
+        append = self._make_append(bundles, asyncio.get_running_loop(), **options)
         clock, timeout_s = self._clock, self._config.append.timeout_s
         deadline_s = clock.monotonic_s() + timeout_s
         await self._writer.inbox.put_async(append, deadline_s)
@@ -255,11 +221,12 @@ class Quiver:
     def _make_append(
         self,
         bundles: list[Encoded],
-        producer: str | None,
-        epoch: int | None,
-        watermark_ns: int | None,
-        level: AckLevel | None,
         loop: asyncio.AbstractEventLoop | None,
+        *,
+        producer: str | None = None,
+        epoch: int | None = None,
+        watermark_ns: int | None = None,
+        level: AckLevel | None = None,
     ) -> Append:
         return Append(
             bundles,

@@ -18,7 +18,7 @@ import contextlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 import pyarrow as pa
 
@@ -34,6 +34,7 @@ from holdfast.quiver import (
 from holdfast.quiver.base.arrow import unify
 from holdfast.quiver.base.bundle import DEFAULT_SLOT, BundleData, Headers, Payloads, one_batch
 from holdfast.quiver.engine.verbs import StartPosition
+from holdfast.quiver.log.inbox import AppendOptions
 from holdfast.quiver.read.cursor import OnDataLoss
 from holdfast.quiver.read.scan import TimeRange
 from holdfast.quiver.read.sealed import SealedRead
@@ -93,24 +94,15 @@ class RemoteQuiver:
 
     # ---------------------------------------------------------------- appending
 
-    def append(
-        self,
-        data: BundleData,
-        *,
-        producer: str | None = None,
-        epoch: int | None = None,
-        watermark_ns: int | None = None,
-        level: AckLevel | None = None,
-    ) -> Receipt:
+    def append(self, data: BundleData, **options: Unpack[AppendOptions]) -> Receipt:
         """Append one bundle of record batches; returns once it is durable."""
-        options = _append_options(producer, epoch, watermark_ns, level)
         slots = data if isinstance(data, Mapping) else {DEFAULT_SLOT: data}
         if len(slots) == 1:
             ((slot, rows),) = slots.items()
-            return self._put([_as_batch(rows)], kind="rows", slot=slot, **options)
+            return self._put([_as_batch(rows)], options, kind="rows", slot=slot)
         streams = [_as_stream(rows) for rows in slots.values()]
         batch = pa.record_batch({"slot": list(slots), "stream": pa.array(streams, pa.binary())})
-        return self._put([batch], kind="slots", **options)
+        return self._put([batch], options, kind="slots")
 
     def append_all(
         self,
@@ -127,9 +119,9 @@ class RemoteQuiver:
         """
         if not batches:
             raise BadInput("the transaction has no bundles", hint="give at least one record batch")
-        options = _append_options(producer, epoch, None, None)
         kind = "raw" if raw else "rows"
-        return self._put(list(batches), kind=kind, slot=slot, bundles="each", **options)
+        options: AppendOptions = {"producer": producer, "epoch": epoch}
+        return self._put(list(batches), options, kind=kind, slot=slot, bundles="each")
 
     def append_raw(
         self,
@@ -137,10 +129,7 @@ class RemoteQuiver:
         *,
         slot: str = DEFAULT_SLOT,
         headers: Sequence[Headers | None] | None = None,
-        producer: str | None = None,
-        epoch: int | None = None,
-        watermark_ns: int | None = None,
-        level: AckLevel | None = None,
+        **options: Unpack[AppendOptions],
     ) -> Receipt:
         """Append one bundle of events as bytes; they are stored as they are."""
         events = [payloads] if isinstance(payloads, bytes) else list(payloads)
@@ -150,11 +139,14 @@ class RemoteQuiver:
             columns["headers"] = pa.array(texts, pa.string())
         if any(len(column) != len(events) for column in columns.values()):
             raise BadInput("not as many headers as payloads", hint="give one, or None, for each")
-        options = _append_options(producer, epoch, watermark_ns, level)
-        return self._put([pa.record_batch(columns)], kind="raw", slot=slot, **options)
+        return self._put([pa.record_batch(columns)], options, kind="raw", slot=slot)
 
-    def _put(self, batches: Sequence[pa.RecordBatch], **fields: Any) -> Receipt:
-        return self._connection.put(batches, quiver=self.name, **fields)
+    def _put(
+        self, batches: Sequence[pa.RecordBatch], options: AppendOptions, **fields: Any
+    ) -> Receipt:
+        return self._connection.put(
+            batches, quiver=self.name, **fields, **_append_fields(**options)
+        )
 
     def heartbeat(self, producer: str, watermark_ns: int) -> Receipt:
         """Append a bundle without rows that moves a producer's watermark."""
@@ -441,8 +433,12 @@ class RemoteCursor:
             self.close()
 
 
-def _append_options(
-    producer: str | None, epoch: int | None, watermark_ns: int | None, level: AckLevel | None
+def _append_fields(
+    *,
+    producer: str | None = None,
+    epoch: int | None = None,
+    watermark_ns: int | None = None,
+    level: AckLevel | None = None,
 ) -> dict[str, Any]:
     return {
         "producer": producer,

@@ -13,9 +13,8 @@ from pyarrow import flight
 
 from holdfast.errors import BadInput, BundleTooLarge, NotAccepted, OwnerGone
 from holdfast.quiver import Receipt
-from holdfast.remote.faults import calling
 from holdfast.remote.settings import ClientSettings
-from holdfast.remote.wire import Fields, decode_receipt, encode
+from holdfast.remote.wire import Fields, calling, decode_receipt, encode
 
 # gRPC waits up to two minutes before it connects again; and shares that between all clients.
 _CHANNEL_OPTIONS = [

@@ -15,10 +15,7 @@ import threading
 from pathlib import PurePath
 from typing import TextIO
 
-from holdfast.remote.gate import Gate
-from holdfast.remote.orders import ServedQuivers
-from holdfast.remote.ports import require_free
-from holdfast.remote.reader import ReaderService
+from holdfast.remote.reader import Gate, ReaderService, ServedQuivers, require_free
 from holdfast.seam.disk import RealDisk
 from holdfast.seam.randomness import system_randomness
 

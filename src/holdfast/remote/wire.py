@@ -2,22 +2,135 @@
 
 Every document a client sends has `"v": 1`. A field that is unknown is passed over, one that is
 missing or of the wrong kind is an error that names it. docs/reference/flight.md describes them all.
+
+**Errors** arrive as the class, with the words, that was raised: as JSON in the error details of the
+call. Anything else that goes wrong in a server is logged there and reported as "the server failed":
+what a stack trace says is not the client's business.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
-from holdfast.errors import BadInput
+import pyarrow as pa
+from pyarrow import flight
+
+from holdfast import errors
+from holdfast.errors import BadInput, DataLoss, HoldfastError, NotAccepted, NotAllowed, OwnerGone
 from holdfast.quiver.base.config import AckLevel
 from holdfast.quiver.engine.event_times import EventTimeStatement
 from holdfast.quiver.ledger.subscriber import Position
 from holdfast.quiver.log.inbox import Receipt
 from holdfast.quiver.read.scan import TimeRange
 from holdfast.quiver.read.sealed import SealedRead
+
+_Parameters = ParamSpec("_Parameters")
+_Result = TypeVar("_Result")
+
+log = logging.getLogger("holdfast.remote")
+
+_CLASSES: dict[str, type[HoldfastError]] = {
+    name: kind
+    for name, kind in vars(errors).items()
+    if isinstance(kind, type) and issubclass(kind, HoldfastError)
+}
+
+
+def to_flight(error: HoldfastError) -> flight.FlightError:
+    """Return what a server raises so that its client gets this error."""
+    fields: dict[str, Any] = {
+        "error": type(error).__name__,
+        "message": error.message,
+        "hint": error.hint,
+        "path": error.path,
+    }
+    if isinstance(error, NotAccepted):
+        fields |= {"stored": error.stored, "retry_after_s": error.retry_after_s}
+    if isinstance(error, DataLoss):
+        fields["ranges"] = error.ranges
+    details = json.dumps(fields).encode()
+    if isinstance(error, NotAllowed):
+        return flight.FlightUnauthenticatedError(error.message, details)
+    if isinstance(error, NotAccepted):
+        return flight.FlightUnavailableError(error.message, details)
+    return flight.FlightServerError(error.message, details)
+
+
+def from_flight(error: BaseException) -> HoldfastError:
+    """Return the error that a server raised, or the one for a server that is not there."""
+    details = getattr(error, "extra_info", None)
+    if details:
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            return _from_fields(json.loads(details))
+    if isinstance(error, flight.FlightTimedOutError):
+        return OwnerGone("the server did not answer in time", hint="try again; is it overloaded?")
+    if isinstance(error, flight.FlightUnavailableError | flight.FlightCancelledError):
+        return OwnerGone(
+            "the server cannot be reached, or ended during the call",
+            hint="check address, TLS and that it runs, then try again",
+        )
+    if isinstance(error, flight.FlightUnauthenticatedError):
+        return NotAllowed("the server refused the caller", hint="check its token")
+    return OwnerGone(
+        f"the call failed: {type(error).__name__}",
+        hint="is it a Holdfast server, of the same version? its log tells more",
+    )
+
+
+def _from_fields(fields: dict[str, Any]) -> HoldfastError:
+    kind = _CLASSES.get(fields["error"], HoldfastError)
+    message, hint, path = fields["message"], fields["hint"], fields["path"]
+    if issubclass(kind, DataLoss):
+        ranges = [(first, end, outcome) for first, end, outcome in fields["ranges"]]
+        return kind(message, hint=hint, ranges=ranges)
+    if issubclass(kind, NotAccepted):
+        stored, retry_after_s = fields["stored"], fields["retry_after_s"]
+        return kind(message, hint=hint, path=path, stored=stored, retry_after_s=retry_after_s)
+    return kind(message, hint=hint, path=path)
+
+
+def answering(work: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
+    """Turn what a server's method raises into what its client gets."""
+
+    @functools.wraps(work)
+    def answer(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result:
+        with told():
+            return work(*args, **kwargs)
+
+    return answer
+
+
+@contextlib.contextmanager
+def told() -> Iterator[None]:
+    """Raise for the client what is raised inside."""
+    try:
+        yield
+    except HoldfastError as error:
+        raise to_flight(error) from error
+    except flight.FlightError:
+        raise
+    except Exception as error:
+        log.exception("a call failed")
+        failed = HoldfastError(
+            f"the server failed: {type(error).__name__}", hint="its log tells more"
+        )
+        raise to_flight(failed) from error
+
+
+@contextlib.contextmanager
+def calling() -> Iterator[None]:
+    """Raise in a client what its server raised inside."""
+    try:
+        yield
+    except (flight.FlightError, pa.ArrowException) as error:
+        raise from_flight(error) from error
+
 
 VERSION = 1
 # More than any quiver will ever have, and some room for sums.

@@ -16,6 +16,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import PurePath
 from typing import TYPE_CHECKING, NamedTuple, NewType, Protocol
 
+from holdfast.errors import DiskFull, StorageFailed, Stored
+
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
@@ -38,6 +40,30 @@ _PIECE_BYTES = 1 << 20
 
 # POSIX guarantees 16, Linux and macOS take 1024.
 VECTOR_BUFFERS_MAX = 1024
+
+
+def disk_error(
+    error: OSError,
+    what: str,
+    path: PurePath,
+    *,
+    then: str,
+    stored: Stored = "no",
+    retry_after_s: float | None = None,
+) -> DiskFull | StorageFailed:
+    """Return the error for a disk that refused bytes: because it is full, or because it fails.
+
+    `what` could not be done; `then` is what to do afterwards, and what is not affected.
+    """
+    full = error.errno in DISK_IS_FULL
+    kind, act = (DiskFull, "free space on the disk") if full else (StorageFailed, "check the disk")
+    return kind(
+        f"{what}: {error.strerror or error}",
+        hint=f"{act}; {then}",
+        path=str(path),
+        stored=stored,
+        retry_after_s=retry_after_s,
+    )
 
 
 class DirEntry(NamedTuple):

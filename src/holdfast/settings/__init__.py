@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, SecretStr
+from typing import Annotated
 
+from pydantic import AfterValidator, BaseModel, ConfigDict, SecretStr
+
+from holdfast.local_path import problem_of
 from holdfast.settings.keys import FileKeys
-from holdfast.settings.path import LocalPath
 from holdfast.settings.units import DurationS, SizeBytes
 
 __all__ = ["DurationS", "FileSettings", "LocalPath", "Secret", "Settings", "SizeBytes"]
@@ -13,6 +15,17 @@ __all__ = ["DurationS", "FileSettings", "LocalPath", "Secret", "Settings", "Size
 # Never shown by `repr`, by a log line or by `print-config`. Read it with `.get_secret_value()` when
 # it is used, and keep no copy.
 Secret = SecretStr
+
+
+def _is_local(value: str) -> str:
+    problem = problem_of(value)
+    if problem is not None:
+        raise ValueError(problem)
+    return value
+
+
+# A path of this machine, never `s3://…`.
+LocalPath = Annotated[str, AfterValidator(_is_local)]
 
 
 class Settings(BaseModel):

@@ -55,7 +55,7 @@ from holdfast.errors import BadConfig, PipelineFailed
 from holdfast.local_path import problem_of
 from holdfast.quiver.base.names import FORMAT
 from holdfast.remote import FlightSettings
-from holdfast.remote.ports import require_free
+from holdfast.remote.reader import require_free
 from holdfast.remote.settings import FlightTls, FlightToken, split_address
 from holdfast.settings import Secret
 

@@ -284,6 +284,8 @@ def encode_raw(
     slot: str, payloads: Payloads, headers: Sequence[Headers | None] | None, max_bytes: int
 ) -> Encoded:
     """Return the payload of a bundle of raw events."""
+    if isinstance(payloads, bytes) and headers is None:
+        return OneEvent(slot, max_bytes).encode(payloads, None)
     check_slot(slot)
     events = [payloads] if isinstance(payloads, bytes) else payloads
     if not events:

@@ -225,7 +225,8 @@ class RetentionConfig:
     max_segments: int = 100_000
     # From ingestion; None keeps data until every subscriber has it.
     max_age_s: float | None = None
-    # Segments that nobody needs any more are kept up to this many bytes.
+    # Segments that no subscriber needs any more are kept up to this many bytes. The key
+    # `keep_delivered` of a graph file becomes this (graph/quiver_node.py).
     steady_state_headroom_bytes: int = 0
     # A subscriber that nobody attached to for this long, while the quiver was open, is unregistered
     # and what waits for it given up; None: never.

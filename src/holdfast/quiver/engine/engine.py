@@ -204,7 +204,7 @@ class Engine:
         self.writer = Writer(
             self.seam, wal_dir, self.config, self.sealer, self.arrivals, self.reserve
         )
-        self.readable = ReadableBundles(self.catalog, self.sealer, self.writer)
+        self.readable = ReadableBundles(self.catalog, self.writer, self.sealer.sealing)
         for subscriber in old.state.subscribers.values():
             # Whoever was attached died with the last process; from then until now nobody could be.
             subscriber.absent_since_ns = self.clock.wall_ns()

@@ -20,7 +20,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypedDict
 
 from holdfast.errors import HoldfastError, NotAccepted, Overloaded, QuiverClosed
 from holdfast.quiver.base.bundle import Encoded, Headers, OneEvent
@@ -28,6 +28,21 @@ from holdfast.quiver.base.config import AckLevel
 from holdfast.quiver.base.frame import NO_WATERMARK
 from holdfast.seam.clock import Clock
 from holdfast.seam.process import bind_to_process
+
+
+class AppendOptions(TypedDict, total=False):
+    """What may be said with an append; `Append` has what follows from it.
+
+    producer, epoch   make it idempotent: the same epoch again is answered with the receipt of the
+                      first time, an older one raises `StaleEpoch`
+    watermark_ns      the producer's promise that no earlier event time is still to come
+    level             what the answer promises; without it, `append.level` of the configuration
+    """
+
+    producer: str | None
+    epoch: int | None
+    watermark_ns: int | None
+    level: AckLevel | None
 
 
 class Receipt(NamedTuple):

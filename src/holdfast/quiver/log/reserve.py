@@ -15,7 +15,10 @@ sizes at the next start; the bytes mean nothing. docs/format/README.md
 
 Where there are no headers to give up, as in a directory of a version that kept no reserve, the
 second copies of the segments' summaries go instead, some at a time: the first ones, which were
-found sound, say the same. Six of them are the room of a ledger file or a WAL file.
+found sound, say the same. Six of them are the room of a ledger file or a WAL file. Where even they
+are gone, an outcome may come before the keeper has freed what the last ones resolved. It is then
+refused (`StorageFailed`), nothing is recorded, and the same call succeeds once there is room. It
+does not wait for the keeper, because it holds the ledger's lock, which the keeper needs.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ import math
 import threading
 from collections.abc import Callable, Iterator
 from enum import StrEnum
+from functools import cache
 from pathlib import PurePath
 from typing import TypeVar
 
@@ -58,8 +62,9 @@ FREE_BYTES_MIN = MB
 # A quota is used up although the disk has room: then a try costs as much as the reserve does.
 RETRY_S = 0.5
 # Random bytes are written in pieces. To make all of them anew took longer than writing them: each
-# piece is the first, read from another place on, so that no two blocks are equal (below 4 GB) and
-# nothing comes again within the 1 MB that a file system compresses at once.
+# piece is the first, read from another offset on, so that no two blocks are equal (below 4 GB) and
+# nothing comes again within the 1 MB that a file system compresses in one go. The first pieces of
+# two files are one random megabyte with its byte values exchanged, by another table for each path.
 _PIECE_BYTES = MB
 _SHIFT_BYTES = 521
 
@@ -247,13 +252,18 @@ def _noise(path: PurePath, size_bytes: int) -> Iterator[memoryview]:
 
     They are the same for the same path.
     """
-    first = seeded_randomness(int.from_bytes(str(path).encode())).randbytes(
-        min(_PIECE_BYTES, size_bytes)
-    )
+    randomness = seeded_randomness(int.from_bytes(str(path).encode()))
+    table = bytes(randomness.sample(range(256), 256))
+    first = _random_piece()[:size_bytes].translate(table)
     twice = memoryview(first + first)
     for number, start in enumerate(range(0, size_bytes, _PIECE_BYTES)):
         shift = number * _SHIFT_BYTES % _PIECE_BYTES
         yield twice[shift : shift + min(_PIECE_BYTES, size_bytes - start)]
+
+
+@cache
+def _random_piece() -> bytes:
+    return seeded_randomness(_PIECE_BYTES).randbytes(_PIECE_BYTES)
 
 
 def _name(share: ReserveShare, number: int) -> str:

@@ -41,7 +41,7 @@ from pathlib import PurePath
 
 from xxhash import xxh3_64_intdigest
 
-from holdfast.errors import DiskFull, NotAccepted, StorageFailed
+from holdfast.errors import NotAccepted
 from holdfast.quiver.base import names
 from holdfast.quiver.base.frame import (
     ALIGNMENT_BYTES,
@@ -55,7 +55,7 @@ from holdfast.quiver.base.frame import (
 from holdfast.quiver.base.held_bundle import HeldBundle
 from holdfast.quiver.base.points import QuiverPoint
 from holdfast.quiver.log.group import Framing, Numbered
-from holdfast.seam.disk import DISK_IS_FULL, Disk, write_all, write_behind
+from holdfast.seam.disk import Disk, disk_error, write_all, write_behind
 
 BLOCK_BYTES = 8192
 
@@ -326,10 +326,6 @@ def new_salt(randomness: random.Random) -> int:
 
 def write_error(error: OSError, directory: PurePath) -> NotAccepted:
     """Return what a producer is told when its append could not be written."""
-    kind = DiskFull if error.errno in DISK_IS_FULL else StorageFailed
-    return kind(
-        f"the write-ahead log could not be written: {error.strerror}",
-        hint="free space on the disk, or check it; nothing acknowledged is affected",
-        path=str(directory),
-        retry_after_s=1.0,
-    )
+    what = "the write-ahead log could not be written"
+    unaffected = "nothing acknowledged is affected"
+    return disk_error(error, what, directory, then=unaffected, retry_after_s=1.0)

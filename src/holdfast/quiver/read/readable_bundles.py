@@ -9,14 +9,14 @@ from __future__ import annotations
 import bisect
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Protocol
 
 from holdfast.errors import Damaged
 from holdfast.quiver.base.frame import NOTHING, Totals
 from holdfast.quiver.base.held_bundle import HeldBundle
 from holdfast.quiver.ledger.subscriber import Subscriber
-from holdfast.quiver.log.sealer import Sealer
-from holdfast.quiver.log.writer import Writer
+from holdfast.quiver.log.writer_state import OpenBuffer, WriterCounters
 from holdfast.quiver.segments.segment import (
     Bundle,
     BundleRef,
@@ -31,13 +31,28 @@ SEQ_MAX = 2**63 - 1
 INDEXES_MAX = 8
 
 
+class NewestBundles(Protocol):
+    """What was accepted last: the writer, or what a tool found in the log of a quiver."""
+
+    buffer: OpenBuffer
+    synced_seq: int
+    published: tuple[int, Totals]
+    counters: WriterCounters
+
+
 class ReadableBundles:
     """All readable bundles. Safe to use from many threads."""
 
-    def __init__(self, catalog: Catalog, sealer: Sealer, writer: Writer) -> None:
+    def __init__(
+        self,
+        catalog: Catalog,
+        writer: NewestBundles,
+        sealing: Callable[[], Iterable[OpenBuffer]] = tuple,
+    ) -> None:
+        """Read segments, then the buffers that `sealing` returns, then the writer's."""
         self._catalog = catalog
-        self._sealer = sealer
         self._writer = writer
+        self._sealing = sealing
         self._indexes: OrderedDict[int, SegmentIndex] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -47,7 +62,7 @@ class ReadableBundles:
         newest_seq = self.newest_seq() if synced_only else SEQ_MAX
         # The open buffer before the sealer's: if it is handed over meanwhile, it is found there.
         open_bundles = self._writer.buffer.bundles
-        lists = [buffer.bundles for buffer in self._sealer.sealing()]
+        lists = [buffer.bundles for buffer in self._sealing()]
         if open_bundles and all(open_bundles is not bundles for bundles in lists):
             lists.append(open_bundles)
         tail = []

@@ -11,7 +11,6 @@
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -19,7 +18,7 @@ from pathlib import PurePath
 
 from xxhash import xxh3_64
 
-from holdfast.errors import BadInput, Damaged, DiskFull, StorageFailed
+from holdfast.errors import BadInput, Damaged
 from holdfast.quiver.base import names
 from holdfast.quiver.base.config import AckLevel
 from holdfast.quiver.base.frame import NO_WATERMARK, NOTHING, Totals
@@ -40,7 +39,7 @@ from holdfast.quiver.log.group import Numbered
 from holdfast.quiver.log.inbox import Append
 from holdfast.quiver.log.wal import WalFile, WalHeader, new_salt
 from holdfast.seam import Seam
-from holdfast.seam.disk import Disk, pieces, remove_tree, write_all
+from holdfast.seam.disk import Disk, disk_error, pieces, remove_tree, write_all
 
 OnRead = Callable[[int], None]
 
@@ -59,13 +58,8 @@ def copying(path: PurePath) -> Iterator[None]:
     except FileNotFoundError:
         raise
     except OSError as error:
-        kind = DiskFull if error.errno in (errno.ENOSPC, errno.EDQUOT) else StorageFailed
-        raise kind(
-            f"the copy could not be made: {error.strerror}",
-            hint="the original is untouched; free space or check the disk, remove the copy, and "
-            "start over",
-            path=str(path),
-        ) from error
+        again = "then remove the copy and start over; the original is untouched"
+        raise disk_error(error, "the copy could not be made", path, then=again) from error
 
 
 def hash_file(disk: Disk, path: PurePath) -> tuple[int, str]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any
 
@@ -24,35 +25,33 @@ from holdfast.quiver.engine.decisions import replay_range, resolve_bundles
 from holdfast.quiver.keep.retention import Retention
 from holdfast.quiver.ledger.ledger import Ledger
 from holdfast.quiver.ledger.subscriber import Outcome
-from holdfast.quiver.log.reserve import DiskReserve
-from holdfast.quiver.log.sealer import Sealer
 from holdfast.quiver.log.wakeup import Wakeup
-from holdfast.quiver.log.writer import Writer
-from holdfast.quiver.log.writer_state import OpenBuffer
+from holdfast.quiver.log.writer_state import OpenBuffer, WriterCounters
 from holdfast.quiver.read.readable_bundles import ReadableBundles
-from holdfast.quiver.segments.build import SegmentBuilder
 from holdfast.quiver.tools.inspect import Inventory, inspect, require_quiver
 from holdfast.seam import Seam
 from holdfast.seam.clock import Clock
 from holdfast.seam.disk import LockHeld
 
 
+@dataclass
+class _FoundBundles:
+    """What a directory holds in its log: nothing is added, nothing goes."""
+
+    buffer: OpenBuffer
+    synced_seq: int
+    published: tuple[int, Totals]
+    counters: WriterCounters = field(default_factory=WriterCounters)
+
+
 def readable_of(seam: Seam, inventory: Inventory) -> ReadableBundles:
     """Return the bundles that a directory held when it was looked at."""
-    # A writer and a sealer that are never started: nothing is added, nothing goes.
-    config, wal_dir = QuiverConfig(), inventory.root / names.WAL_DIR
-    builder = SegmentBuilder(seam.disk, inventory.root / names.SEGMENTS_DIR, "", config)
-    reserve = DiskReserve(seam, inventory.root)
-    sealer = Sealer(seam, config, builder, inventory.catalog, wal_dir, reserve)
-    writer = Writer(seam, wal_dir, config, sealer, Wakeup(), reserve)
     buffer = OpenBuffer(seam.clock.monotonic_s())
     for held in inventory.unsealed:
         buffer.add(held)
-    writer.buffer = buffer
-    writer.synced_seq = inventory.last_seq
-    writer.accepted = inventory.accepted
-    writer.published = (inventory.last_seq, inventory.accepted)
-    return ReadableBundles(inventory.catalog, sealer, writer)
+    newest_seq = inventory.last_seq
+    found = _FoundBundles(buffer, newest_seq, (newest_seq, inventory.accepted))
+    return ReadableBundles(inventory.catalog, found)
 
 
 @contextmanager

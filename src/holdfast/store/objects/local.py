@@ -24,9 +24,16 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import PurePath
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from holdfast.errors import BadInput, Damaged, DiskFull, ObjectMissing, StorageFailed
+from holdfast.errors import BadInput, Damaged, DiskFull, ObjectMissing, StorageFailed, Stored
 from holdfast.seam import Seam
-from holdfast.seam.disk import DISK_IS_FULL, DirEntry, Handle, LockHeld, write_all
+from holdfast.seam.disk import (
+    DISK_IS_FULL,
+    DirEntry,
+    Handle,
+    LockHeld,
+    disk_error,
+    write_all,
+)
 from holdfast.seam.points import FaultPoint
 from holdfast.store.objects.objects import ObjectExists, StoredObject, joined
 
@@ -342,13 +349,6 @@ def _parents(paths: Iterable[PurePath]) -> list[PurePath]:
 
 
 def _failed(what: str, path: PurePath, error: OSError) -> DiskFull | StorageFailed:
-    if error.errno in DISK_IS_FULL:
-        return DiskFull(
-            "the disk of the store is full", hint="make room, then run it again", path=str(path)
-        )
-    return StorageFailed(
-        f"the disk of the store {what}: {error}",
-        hint="look at the disk, then run it again: what is stored already is not sent twice",
-        path=str(path),
-        stored="maybe",
-    )
+    again = "then run it again: what is stored already is not sent twice"
+    stored: Stored = "no" if error.errno in DISK_IS_FULL else "maybe"
+    return disk_error(error, f"the disk of the store {what}", path, then=again, stored=stored)
