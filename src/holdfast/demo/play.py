@@ -63,7 +63,7 @@ class Reckoning:
     repeated: dict[str, int]
     lost: int
     out_of_order: int
-    # Arrived although the client was never told that they were accepted: cut off by a kill.
+    # Arrived although the client got no answer: a kill cut it off.
     unanswered: int
     accounts: list[Balance]
     # By the pipeline, in windows and late; None: it was played without.
@@ -201,6 +201,7 @@ class Play:
         return child
 
     def _begin(self) -> None:
+        """Start everything, receivers before senders, so that nothing is refused at first."""
         if self._keeping is not None:
             self._keeping.create()
         for name in self._ports:
@@ -221,6 +222,7 @@ class Play:
             raise CheckFailed("a backend ended at its start", hint="run `holdfast doctor`")
 
     def _start_gateway(self) -> None:
+        """Start the gateway, and wait until it says that it is ready."""
         child = self._start("gateway", "holdfast", "up", str(self._config))
         deadline_s = time.monotonic() + READY_SECONDS_MAX
         while child.poll() is None and time.monotonic() < deadline_s:
@@ -263,13 +265,13 @@ class Play:
     def _count_on(self) -> None:
         """Let Spark be seen at work."""
         self._wait_for_pipeline(
-            "Spark goes on where it was", lambda pipeline: pipeline.watermark is not None
+            "Spark continues where it was", lambda pipeline: pipeline.watermark is not None
         )
         if self.scene.pipeline is not None:
             self._act("Spark counts; its windows follow the watermark")
 
     def _wait_for_pipeline(self, act: str, is_seen: Callable[[PipelineScene], bool]) -> None:
-        """Wait for something; if that takes too long, the show goes on without."""
+        """Wait for something; if that takes too long, the demo continues without it."""
         self.scene.act = act
         deadline_s = time.monotonic() + SPARK_SECONDS_MAX
         pipeline = self.scene.pipeline
@@ -296,6 +298,7 @@ class Play:
             time.sleep(REFRESH_S)
 
     def _look(self) -> None:
+        """Take in what all journals say at this moment, and show it."""
         before = self.scene.accepted
         self.scene.accepted = len(self._accepted.names())
         self.scene.accepted_per_s = (self.scene.accepted - before) / REFRESH_S
@@ -317,6 +320,7 @@ class Play:
             time.sleep(REFRESH_S)
 
     def _reckon(self) -> Reckoning:
+        """Compare the journals of the client and of both backends, the ledger, and the results."""
         accepted = self._accepted.names()
         arrived = {name: journal.names() for name, journal in self._arrived.items()}
         different = {name: list(dict.fromkeys(names)) for name, names in arrived.items()}
