@@ -3,7 +3,7 @@
 The page is written by hand but for two columns: in every row that begins with the name of a figure,
 median and spread are replaced by those of a file, the output of `holdfast bench NAME --json`. Which
 benchmark a table is of is said by the comment `<!-- bench: NAME -->` before it. Rows whose figure
-is in none of the files stay as they are, and are told.
+is in none of the files stay as they are, and are listed.
 """
 
 from __future__ import annotations

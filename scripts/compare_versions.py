@@ -111,7 +111,7 @@ def measure(sections: Sequence[str], rounds: int, folder: Path) -> dict[str, flo
             setattr(module, attribute, value)
         full = getattr(importlib.import_module("holdfast.bench.scale"), section.scale)
         scale = replace(full, rounds=rounds, **section.changes)
-        getattr(module, section.function)(folder / name, scale, figures, lambda told: None)
+        getattr(module, section.function)(folder / name, scale, figures, lambda text: None)
     return {name: spread.median for name, spread in figures.spreads.items()}
 
 
@@ -165,7 +165,7 @@ def ratios(name: str, found: Results, contender: str, before: str) -> list[float
     return [b / a if is_cost(name) else a / b for a, b in speeds if a and b]
 
 
-def tell(found: Results, before: str, control_of: str, at_least: float | None) -> bool:
+def print_table(found: Results, before: str, control_of: str, at_least: float | None) -> bool:
     """Print a table of all speeds; return whether none is missed."""
     missed = []
     lines = [
@@ -202,25 +202,25 @@ def main() -> None:
     parser.add_argument("--at-least", type=float)
     parser.add_argument("--dir", type=Path, default=Path("/var/tmp"))
     parser.add_argument("--measure", type=Path, help=argparse.SUPPRESS)
-    told = parser.parse_args()
-    if told.measure is not None:
-        found = measure(told.words, told.inner_rounds, told.measure)
+    options = parser.parse_args()
+    if options.measure is not None:
+        found = measure(options.words, options.inner_rounds, options.measure)
         sys.stdout.write(json.dumps(found))
         return
-    before, after, *sections = told.words
+    before, after, *sections = options.words
     if not sections or set(sections) - set(SECTIONS):
         parser.error(f"choose sections of: {', '.join(SECTIONS)}")
     befores = {path if "," in before else "before": path for path in before.split(",")}
     first = next(iter(befores))
     pythons = {**befores, AFTER: after, CONTROL: befores[first]}
     results: dict[str, list[dict[str, float]]] = {name: [] for name in pythons}
-    for number, order in enumerate(turns(told.rounds, list(pythons)), 1):
+    for number, order in enumerate(turns(options.rounds, list(pythons)), 1):
         for contender in order:
-            sys.stderr.write(f"round {number} of {told.rounds}: {contender}\n")
+            sys.stderr.write(f"round {number} of {options.rounds}: {contender}\n")
             results[contender].append(
-                run(pythons[contender], sections, told.inner_rounds, told.dir)
+                run(pythons[contender], sections, options.inner_rounds, options.dir)
             )
-    reached = [tell(results, name, first, told.at_least) for name in befores]
+    reached = [print_table(results, name, first, options.at_least) for name in befores]
     sys.exit(0 if all(reached) else 1)
 
 

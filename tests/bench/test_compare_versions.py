@@ -42,8 +42,8 @@ def test_a_figure_is_missed_only_if_every_round_lies_below(
         return [{"deliver_mb_s": value} for value in values]
 
     found = {"before": rounds(100, 100), "after": rounds(70, 90), "control": rounds(100, 110)}
-    assert script["tell"](found, "before", "before", 0.8)
-    assert not script["tell"](found, "before", "before", 0.95)
+    assert script["print_table"](found, "before", "before", 0.8)
+    assert not script["print_table"](found, "before", "before", 0.95)
     assert "below 0.95 in every round: deliver_mb_s" in capsys.readouterr().out
 
 

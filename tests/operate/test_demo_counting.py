@@ -13,7 +13,7 @@ from tests.operate.test_drivers import FIGURES
 
 from holdfast.dataflow.driver.wire import DriverFigures
 from holdfast.dataflow.spec import PipelineSettings, check
-from holdfast.demo.results import PIPELINES, Counting, PipelineScene, can_count
+from holdfast.demo.results import PIPELINES, Counting, PipelineView, can_count
 from holdfast.operate.gateway_metrics import driver_records, render_records
 
 
@@ -49,15 +49,15 @@ def test_it_shows_what_the_admin_port_says(tmp_path: Path) -> None:
     server = HTTPServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever, args=(0.05,))
     thread.start()
-    scene = PipelineScene()
+    view = PipelineView()
     try:
-        Counting(tmp_path, tmp_path / "gateway.yaml", server.server_port).look(scene)
+        Counting(tmp_path, tmp_path / "gateway.yaml", server.server_port).look(view)
     finally:
         server.shutdown()
         server.server_close()
         thread.join()
     moment = datetime(2026, 5, 1, 10, tzinfo=UTC)
-    assert scene == PipelineScene("running", 100, 12.5, moment)
+    assert view == PipelineView("running", 100, 12.5, moment)
     # The gateway is dead: the driver went with it.
-    Counting(tmp_path, tmp_path / "gateway.yaml", server.server_port).look(scene)
-    assert scene == PipelineScene()
+    Counting(tmp_path, tmp_path / "gateway.yaml", server.server_port).look(view)
+    assert view == PipelineView()

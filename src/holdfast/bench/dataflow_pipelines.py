@@ -55,7 +55,7 @@ class Lab:
         self._numbers = itertools.count()
 
     def begin(self, quiver: str, rows_of_a_batch: int) -> Pipeline:
-        """Return a pipeline that reads a quiver, and says that it is idle at once."""
+        """Return a pipeline that reads a quiver, and counts as idle very soon."""
         return Pipeline(shuffle_partitions=2, max_delay="1s", idle_after="200ms").source(
             "events",
             quiver=self._stores.address(quiver),
@@ -111,6 +111,7 @@ def summed(window: Any, rows: Iterable[dict[str, Any]]) -> dict[str, Any]:
 def _measure_python(
     lab: Lab, scale: DataflowScale, figures: Figures, progress: Callable[[str], None]
 ) -> None:
+    """Measure rows through Python functions, and one of them in Spark's own terms beside it."""
     rows = scale.python_rows // BUNDLE_ROWS * BUNDLE_ROWS
     progress(f"python: {rows:,} rows through a function, {scale.rounds} rounds")
     here = f"{__name__}:"
@@ -143,6 +144,7 @@ def _measure_python(
 def _measure_batches(
     lab: Lab, scale: DataflowScale, figures: Figures, progress: Callable[[str], None]
 ) -> None:
+    """Measure how long a small micro-batch takes: what a pipeline adds to an event's delay."""
     progress(f"batches: {scale.batches} of {BUNDLE_ROWS:,} rows, {scale.rounds} rounds")
     begun = lab.begin(BATCHES, BUNDLE_ROWS)
     window = begun.window(fixed="10s").aggregate(key="key", n="count(*)")
@@ -173,6 +175,7 @@ def _measure_batches(
 def _measure_idle(
     lab: Lab, scale: DataflowScale, figures: Figures, progress: Callable[[str], None]
 ) -> None:
+    """Measure what a query costs that has nothing to do: it must not plan batches."""
     progress(f"idle: a query with nothing to do, for {scale.idle_s:.0f} s")
     window = lab.begin(SMALL, 1_000_000).window(fixed="10s").aggregate(key="key", n="count(*)")
     run, checkpoint = lab.made(window.sink(files="idle"))

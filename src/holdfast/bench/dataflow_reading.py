@@ -79,6 +79,7 @@ def _measure_flight(
     figures: Figures,
     progress: Callable[[str], None],
 ) -> None:
+    """Measure streams that map a quiver's files, and streams that fetch the same by Flight."""
     progress(f"read: streams of {rows:,} rows, mapped and over Flight, {scale.rounds} rounds")
     numbers = itertools.count()
 

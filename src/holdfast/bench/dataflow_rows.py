@@ -100,6 +100,7 @@ _TIME = pa.timestamp("us", tz="UTC")
 
 
 def _write_parquet(folder: Path, bundles: int) -> None:
+    """Write the rows of a quiver for Spark's own source, in files of about the size of segments."""
     folder.mkdir()
     for first in range(0, bundles, FILE_BUNDLES):
         numbers = range(first, min(first + FILE_BUNDLES, bundles))

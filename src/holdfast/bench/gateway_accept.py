@@ -129,6 +129,7 @@ def measure_accept(
 
 
 def _accept(server: ServerProcess, seconds: float, rate_per_s: float | None) -> Accepted:
+    """Run one load, and take the server's CPU and syncs over exactly that time."""
     to: Literal["http", "nats"] = "nats" if isinstance(server, JetStream) else "http"
     assert isinstance(server, JetStream | MeasuredGateway)
     load = Load(to, server.port, seconds, SENDERS, rate_per_s)
@@ -145,6 +146,7 @@ def _syncs(server: ServerProcess) -> float:
 
 
 def _note_full(full: dict[str, list[Accepted]], figures: Figures) -> None:
+    """Add the figures at full load; the peer's only where there is one."""
     durable = full["durable"]
     figures.add("durable_events_per_s", [one.per_s for one in durable])
     figures.add("cpu_us_per_event", [one.cpu_us for one in durable])

@@ -136,6 +136,7 @@ def _empty(folder: Path, events: int, dialect: dict[str, object]) -> float:
 def _measure_neighbour(
     folder: Path, scale: GatewayScale, figures: Figures, progress: Callable[[str], None]
 ) -> None:
+    """Measure what a dead destination costs another one, at the same rate with and without it."""
     progress("forward: beside a dead destination, and without one")
     port, other, dead = free_ports(3)
     backends = {"alone": Discard(folder / "alone", port), "beside": Discard(folder / "dead", other)}

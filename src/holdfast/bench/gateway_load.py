@@ -56,6 +56,7 @@ class Load:
 
 
 def _template() -> tuple[bytes, bytes]:
+    """Return an event cut in two at its run id: making one must cost next to nothing."""
     facet = {"_producer": "urn:holdfast:bench", "_schemaURL": "https://openlineage.io/facet.json"}
     event = {
         "eventType": "START",
@@ -128,6 +129,10 @@ class HttpSender(asyncio.Protocol):
 
 
 async def _send_until(send: SendBody, load: Load, number: int, latencies_s: list[float]) -> None:
+    """Send one event after another, as fast as answered or at a rate.
+
+    With a rate the senders are spread evenly over one pause, or all of them would send together.
+    """
     began_s = time.perf_counter()
     pause_s = load.senders / load.rate_per_s if load.rate_per_s else 0.0
     next_s = began_s + pause_s * number / load.senders

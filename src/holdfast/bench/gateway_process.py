@@ -60,9 +60,7 @@ class ServerProcess:
                 if probe.connect_ex(("127.0.0.1", port)) == 0:
                     return
             time.sleep(POLL_SECONDS)
-        raise CheckFailed(
-            "a server did not start", hint="its last words stand before this", path=str(self._log)
-        )
+        raise CheckFailed("a server did not start", hint="its log says why", path=str(self._log))
 
     def stop(self) -> None:
         """End it, gently at first."""

@@ -1,6 +1,6 @@
 """Append throughput: 64 producers of 88 kB batches, fsynced, against the bare disk.
 
-Each contender is followed at once by the disk's turn: write and fdatasync of the bytes that its
+Each contender is followed immediately by the disk's turn: write and fdatasync of the bytes that its
 WAL was given, in the same groups. Ratios are taken within the pair.
 
     burst       64 tasks of one event loop; nothing is sealed meanwhile, because the open buffer is
@@ -100,6 +100,7 @@ def measure_append(
 
 
 def _add(figures: Figures, prefix: str, pairs: list[Pair]) -> None:
+    """Add the figures of one way to append, and of the disk that ran right after it."""
     figures.add(f"{prefix}append_vs_disk", (pair.ratio for pair in pairs))
     figures.add(f"{prefix}append_mb_s", (pair.ours.wal_mb_per_s for pair in pairs))
     figures.add(f"{prefix}disk_mb_s", (pair.raw.mb_per_s for pair in pairs))
@@ -115,6 +116,8 @@ def _group_kb(run: LoadRun) -> float:
 
 
 def _add_amplification(figures: Figures, runs: list[LoadRun]) -> None:
+    """Add how many bytes are written for each byte of payload, in all and by what wrote them."""
+
     def per_payload_byte(run: LoadRun, *parts: str) -> float:
         written = sum(run.written_bytes.get(part, 0) for part in parts or run.written_bytes)
         return written / run.statistics.writer.payload_bytes
@@ -175,6 +178,7 @@ def _add_small(figures: Figures, prefix: str, runs: list[LoadRun]) -> None:
 
 
 def _add_stall(figures: Figures, sealing: list[LoadRun], unsealed: list[LoadRun]) -> None:
+    """Add how long the longest append waited: with sealing beside it, and without."""
     figures.add("seal_stall_ms", (run.latency_ms(100) for run in sealing))
     figures.add("unsealed_longest_ack_ms", (run.latency_ms(100) for run in unsealed))
     figures.add("seal_wait_ms", (run.statistics.writer.stall_seconds_max * 1e3 for run in sealing))

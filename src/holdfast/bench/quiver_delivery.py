@@ -126,6 +126,7 @@ def measure_throughput(
 
 
 def _add_idle(folder: Path, scale: QuiverScale, figures: Figures) -> None:
+    """Measure the delay of single events, each in an otherwise idle quiver."""
     event = raw_event()
     medians_ms, worst_ms = [], []
     with Quiver.open(folder) as quiver, quiver.lease("waiting", start="latest") as lease:
@@ -210,6 +211,7 @@ def _add_streaming(folder: Path, scale: QuiverScale, figures: Figures) -> None:
 
 
 def _half_load(folder: Path, batch: pa.RecordBatch, count: int) -> float:
+    """Return half of the rate that a quiver manages, so that neither contender is at its limit."""
     with Quiver.open(folder) as quiver:
         quiver.register("consumer")
         with Stopwatch() as watch:

@@ -33,6 +33,8 @@ def measure_ledger(
 
 
 def _add_acks(folder: Path, scale: QuiverScale, figures: Figures) -> None:
+    """Measure acknowledgements alone: everything is in hand before the clock starts."""
+
     def contend() -> Stopwatch:
         filled_sealed(folder, None, scale.acks)
         options = LeaseOptions(max_in_flight=scale.acks, lease_s=600.0)

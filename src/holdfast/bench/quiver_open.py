@@ -70,6 +70,7 @@ def probe(directory: Path) -> Opened:
 
 
 def _report(directory: Path) -> Opened:
+    """Measure `Quiver.open` in this process, which has done nothing else before."""
     wal_bytes, hash_s = _hash_wal(directory / "wal")
     rss_before_mb = _rss_mb()
     with Stopwatch() as watch:
@@ -90,6 +91,7 @@ def _report(directory: Path) -> Opened:
 
 
 def _hash_wal(directory: Path) -> tuple[int, float]:
+    """Read and hash the WAL: what recovery is compared with, and then the cache is warm."""
     disk, wal_bytes = RealDisk(), 0
     with Stopwatch() as watch:
         for entry in disk.list(directory):
@@ -157,6 +159,7 @@ def _sockets(folder: str, names: list[str]) -> list[str]:
 
 
 def _recover(left: Path, place: Path) -> Opened:
+    """Open a copy of what a kill left: opening changes the files."""
     shutil.copytree(left, place)
     try:
         opened = probe(place)
@@ -238,6 +241,7 @@ def _fill(place: Path, segments: int, segment_mb: int) -> None:
 
 
 def _open(place: Path, segments: int) -> Opened:
+    """Open a store; one that lost a segment is no measurement."""
     opened = probe(place)
     if opened.segments != segments:
         raise CheckFailed(

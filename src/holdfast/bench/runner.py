@@ -233,6 +233,7 @@ def scratch(directory: PurePath | None) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _terminate_by_exception() -> Iterator[None]:
+    """Turn SIGTERM into an exception, so that `finally` runs and the folder goes."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -88,6 +88,10 @@ class Contender(ABC):
     def _run(
         self, *words: str, cwd: Path | None = None, more: Mapping[str, str] | None = None
     ) -> Took:
+        """Run a program, and return what it and its children took.
+
+        `wait4` is the only call that says so for one child alone.
+        """
         # A home of its own, so that no cache of another round or user is used.
         variables = {**os.environ, "HOME": str(self._home), **(more or {})}
         variables.pop("XDG_CACHE_HOME", None)
@@ -322,10 +326,11 @@ def measure_backup(
         scale.rounds,
         warm_up=scale.rounds > 1,
     )
-    _tell(figures, results, corpus)
+    _add_figures(figures, results, corpus)
 
 
 def _backup(contender: Contender, corpus: Corpus) -> Backup:
+    """Run one contender: store, store again after some changes, restore, and compare every byte."""
     contender.begin()
     # Everybody finds the same: the corpus in memory, and nothing left to be written.
     os.sync()
@@ -360,7 +365,8 @@ def _compare(left: Path, right: Path) -> None:
         _compare(left / name, right / name)
 
 
-def _tell(figures: Figures, results: dict[str, list[Backup]], corpus: Corpus) -> None:
+def _add_figures(figures: Figures, results: dict[str, list[Backup]], corpus: Corpus) -> None:
+    """Add the figures of all contenders, and ours in relation to each peer's, round by round."""
     mb = corpus.size_bytes / MB
     ours = results["holdfast"]
     figures.add("store_mb_s", [mb / one.first.wall_s for one in ours])

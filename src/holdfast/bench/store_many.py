@@ -66,6 +66,7 @@ def measure_many(
 
 
 def _fill(store: Store, name: str, files: int, differing: int) -> None:
+    """Commit very many small files, then the same with a few changed, as one layer."""
     commits = Commits(store)
     with store.references.open_job(f"fill {name}") as job:
         with FileSetWriter(store, job) as writer:
@@ -169,6 +170,7 @@ def measure_collecting(
 
 
 def _collect(place: Path, garbage: int, round_number: int) -> tuple[int, Stopwatch]:
+    """Make garbage, and time nothing but its collection."""
     name = f"garbage-{round_number}"
     _commit(place, name, garbage)
     with Store.open(str(place), settings=_SETTINGS) as store:

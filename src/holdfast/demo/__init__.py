@@ -1,1 +1,1 @@
-"""What `holdfast demo` plays: a gateway, its client and backends, Spark, a store, and kill -9."""
+"""What `holdfast demo` runs: a gateway, its client and backends, Spark, a store, and kill -9."""

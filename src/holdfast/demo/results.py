@@ -65,8 +65,8 @@ PIPELINES: dict[str, Any] = {
 
 
 @dataclass
-class PipelineScene:
-    """What the audience sees of Spark."""
+class PipelineView:
+    """What is shown of Spark."""
 
     state: str = "starting"
     rows: int = 0
@@ -81,7 +81,7 @@ def can_count() -> bool:
 
 
 class Counting:
-    """The pipeline of one performance, as it is seen from outside."""
+    """The pipeline of one demo, as it is seen from outside."""
 
     def __init__(self, directory: Path, config: Path, admin_port: int) -> None:
         self._directory = directory
@@ -89,18 +89,18 @@ class Counting:
         self._admin_port = admin_port
         self._looked_s = 0.0
 
-    def look(self, scene: PipelineScene) -> None:
+    def look(self, view: PipelineView) -> None:
         """Take in what the gateway's admin port says, not too often."""
         if time.monotonic() < self._looked_s + LOOK_EVERY_S:
             return
         self._looked_s = time.monotonic()
         figures = self._figures()
         states = [line for line, value in figures.items() if "run_state" in line and value == 1]
-        scene.state = states[0].partition('state="')[2].partition('"')[0] if states else "starting"
-        scene.rows_per_s = _figure(figures, "pipeline_query_rows_per_second")
-        scene.rows = int(_figure(figures, "pipeline_query_rows_total"))
+        view.state = states[0].partition('state="')[2].partition('"')[0] if states else "starting"
+        view.rows_per_s = _figure(figures, "pipeline_query_rows_per_second")
+        view.rows = int(_figure(figures, "pipeline_query_rows_total"))
         watermark_s = _figure(figures, "pipeline_query_watermark_timestamp_seconds")
-        scene.watermark = datetime.fromtimestamp(watermark_s, UTC) if watermark_s else None
+        view.watermark = datetime.fromtimestamp(watermark_s, UTC) if watermark_s else None
 
     def _figures(self) -> dict[str, float]:
         connection = http.client.HTTPConnection("127.0.0.1", self._admin_port, timeout=5)
@@ -176,7 +176,7 @@ def can_keep() -> bool:
 
 
 class Keeping:
-    """The store of one performance."""
+    """The store of one demo."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory

@@ -30,9 +30,9 @@ class Reading:
     delivered: Counter[str] = field(default_factory=Counter)
     # By event: the seq of its bundle.
     seqs: dict[str, int] = field(default_factory=dict)
-    # Handed out again although the reader had been told that it is off its hands.
+    # Handed out again although the reader's acknowledgement had been accepted.
     after_acknowledgement: list[str] = field(default_factory=list)
-    # Handed out again because nobody had said so before a kill: the price of at-least-once.
+    # Handed out again because a kill came before the acknowledgement: at-least-once allows it.
     in_flight_again: int = 0
     order_violations: int = 0
 
@@ -91,6 +91,7 @@ def read_reader(directory: Path, subscriber: str) -> Reading:
 
 
 def _take(reading: Reading, seq: int, names: list[str], acknowledged: bool) -> None:
+    """Add one delivery, and tell one that is allowed to be repeated from one that is not."""
     for name in names:
         if reading.delivered[name]:
             if acknowledged:
@@ -140,6 +141,7 @@ def _count(verdict: QuiverVerdict, sent: dict[str, Sent], reading: Reading) -> N
 
 
 def _check_append(verdict: QuiverVerdict, subscriber: str, append: Sent, reading: Reading) -> None:
+    """Compare what a client was answered with what one reader received of the same append."""
     events = append.events()
     present = sum(1 for event in events if event in reading.delivered)
     if append.answered:
@@ -260,10 +262,15 @@ class _DestinationCheck:
             self._check_append(one)
 
     def _check_first(self, name: str) -> None:
+        """Check the order of first arrivals.
+
+        Events of one append share its seq, so their number within it decides. One whose client got
+        no answer has no known position and is not compared.
+        """
         append, _, row = name.rpartition(".")
         seq = self._sent[append].seq
         if seq is None:
-            return  # its client never heard where it stands
+            return  # its client never learnt its position
         if (seq, int(row)) <= self._newest:
             self._verdict.order_violations += 1
             self._verdict.note(f"{self._name}: {name} at {seq} came after {self._newest}")
@@ -282,6 +289,7 @@ class _DestinationCheck:
         self._verdict.note(f"{self._name}: {name} came again, {why}")
 
     def _check_append(self, append: Sent) -> None:
+        """Compare what a client was answered with what arrived here of the same request."""
         there = sum(event in self._places for event in append.events())
         if append.answered:
             self._verdict.lost += append.bundles - there

@@ -285,6 +285,7 @@ class DataflowProver:
         return check_dataflow(self._processes.journals, self._options.directory)
 
     def _drain(self, name: str) -> None:
+        """Let a pipeline read everything, close its windows, and stop."""
         command = [sys.executable, "-m", "holdfast", "dataflow", "drain", str(self._config), name]
         for attempt in range(1, DRAIN_ATTEMPTS + 1):
             with (self._processes.logs / "drain").open("ab") as log:

@@ -1,4 +1,4 @@
-"""The checker of pipelines: what clients were told against the files of the sinks, no more.
+"""The checker of pipelines: what clients were answered against the files of the sinks, no more.
 
 One pipeline writes the name of every event, into two sinks; another one counts events per window
 and client, and writes those that came too late aside. Every event that was answered is in each of
@@ -74,7 +74,7 @@ def check_dataflow(journals: Path, sinks: Path) -> DataflowVerdict:
 
 
 def _check_names(journals: Path, names: Counter[str], verdict: DataflowVerdict) -> None:
-    """Hold the names against what clients were told."""
+    """Compare the names with what clients were answered."""
     known = set[str]()
     for sent in read_journals(journals).values():
         there = [name for name in sent.events() if name in names]
@@ -93,6 +93,11 @@ def _check_names(journals: Path, names: Counter[str], verdict: DataflowVerdict) 
 
 
 def _check_windows(sinks: Path, times_us: dict[str, int], verdict: DataflowVerdict) -> None:
+    """Compare the counts of windows with what the names say they must be.
+
+    The expected counts come from the first sink, which has every event once; whatever is late is
+    expected in the late rows instead.
+    """
     late = Counter(row["name"] for row in _rows(sinks / LATE))
     _compare(verdict, LATE, late, Counter(dict.fromkeys(set(late) & set(times_us), 1)))
     expected, counted = Counter[str](), Counter[str]()

@@ -178,7 +178,7 @@ class GatewayProver:
         return f"{RANDOM}: full disk"
 
     def refused_disk_full(self) -> int:
-        """Return how often clients were told that the disk is full."""
+        """Return how many requests were refused because the disk was full."""
         return count_refused(self._journals, " 503 the disk ")
 
     # ------------------------------------------------------------------- ending
@@ -200,6 +200,7 @@ class GatewayProver:
         return verdict
 
     def _balances_hold(self) -> bool:
+        """Whether the ledger says, too, that nothing is pending: accepted = all outcomes."""
         (buffer,) = plan(load(self._config_path).graph)
         (core,) = buffer.directory.glob("core-*")
         with Quiver.open(core) as quiver:

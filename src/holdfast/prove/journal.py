@@ -1,4 +1,4 @@
-"""Journals: what everybody involved in a proof did and was told, in their own words.
+"""Journals: what everybody involved in a proof did and was answered, in their own words.
 
 The checkers believe nothing else. One line per fact, written with one system call, before the next
 thing is done. kill -9 does not take back what was written, so a journal needs no sync; a fact
@@ -117,7 +117,7 @@ def read_journals(directory: Path) -> dict[str, Sent]:
 
 
 def count_refused(directory: Path, why: str) -> int:
-    """Return how many appends were refused in these words."""
+    """Return how many appends were refused with these words in the message."""
     return sum(
         line.startswith("E ") and why in line
         for path in directory.glob("*.journal")

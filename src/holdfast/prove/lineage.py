@@ -61,7 +61,7 @@ EventName = Callable[[bytes], str | None]
 def event_of(name: str, at: datetime | None = None) -> bytes:
     """Return the event with this name: valid, and different from every other.
 
-    Without a time it has one of its own, which tells nothing about when it is sent.
+    Without a time it has one that follows from its name, whenever it is sent.
     """
     digest = hashlib.sha256(name.encode()).hexdigest()
     query = f"select '{digest * (QUERY_BYTES // len(digest) + 1)}'"[:QUERY_BYTES]
@@ -117,7 +117,7 @@ class LineageClient(threading.Thread):
         self._connection: http.client.HTTPConnection | None = None
 
     def run(self) -> None:
-        """Post until told to stop."""
+        """Post until asked to stop."""
         count = 0
         while not self._stop_asked.wait(PACE_S if self._is_paced else 0.0):
             count += 1
@@ -135,6 +135,11 @@ class LineageClient(threading.Thread):
         return [event_of(f"{name}.{place}", now) for place in range(events)]
 
     def _post(self, name: str, events: list[bytes]) -> None:
+        """Post events, and note the answer.
+
+        Only a refused connection and a 400 are certain not to have been stored. Everything else,
+        even an error status, leaves it open: the gateway may have stored it before it failed.
+        """
         self._journal.sent(name, len(events))
         try:
             status, answer = self._exchange(events)
@@ -155,6 +160,7 @@ class LineageClient(threading.Thread):
                 self._pause()
 
     def _exchange(self, events: list[bytes]) -> tuple[int, dict[str, str]]:
+        """Send one request over a connection that is kept, as real clients do."""
         if self._connection is None:
             self._connection = http.client.HTTPConnection(
                 "127.0.0.1", self._port, timeout=TIMEOUT_S
@@ -214,6 +220,7 @@ class Backend(asyncio.Protocol):
             self._transport.write(_answer(len(names)))
 
     def _take_request(self) -> bytes | None:
+        """Return the body of the next complete request, None if it has not arrived as a whole."""
         end = self._received.find(b"\r\n\r\n")
         if end < 0:
             assert len(self._received) < _HEAD_BYTES_MAX, "no end of the head"

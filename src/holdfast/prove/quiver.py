@@ -49,6 +49,7 @@ class QuiverProver:
         """Every strike starts a process of its own."""
 
     def _task(self) -> QuiverTask:
+        """Return the work of the next incarnation."""
         task = QuiverTask(
             quiver_dir=str(self._options.data_dir / "quiver"),
             journal_dir=str(self._processes.journals),

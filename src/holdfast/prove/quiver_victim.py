@@ -79,7 +79,7 @@ def config_of(task: QuiverTask) -> QuiverConfig:
 
 
 class AppendClient(threading.Thread):
-    """Appends one thing after the other and writes down what it is told."""
+    """Appends one thing after the other and writes down every answer."""
 
     def __init__(self, quiver: Quiver, task: QuiverTask, number: int, until_s: float) -> None:
         super().__init__(name=f"client-{number}")
@@ -111,7 +111,7 @@ class AppendClient(threading.Thread):
         self._journal.close()
 
     def _unanswered(self) -> list[tuple[str, int]]:
-        """Return this client's last append with an epoch, if it never heard of it."""
+        """Return this client's last append with an epoch, if it was never answered."""
         mine = [
             sent
             for sent in read_journals(self._directory).values()
@@ -123,6 +123,7 @@ class AppendClient(threading.Thread):
         return []
 
     def _append(self, name: str, bundles: int, epoch: int | None) -> None:
+        """Append once, and note the answer; the first full disk is reported to the prover."""
         self._journal.sent(name, bundles)
         try:
             seq = self._send(name, bundles, epoch)
@@ -135,6 +136,10 @@ class AppendClient(threading.Thread):
             self._journal.answered(name, seq)
 
     def _send(self, name: str, bundles: int, epoch: int | None) -> int:
+        """Append in the shape that the name says; return the seq of the first bundle.
+
+        A retry after a kill finds the same shape, because everything follows from the name.
+        """
         if bundles > 1:
             with self._quiver.transaction() as transaction:
                 for place in range(bundles):

@@ -24,11 +24,11 @@ log = logging.getLogger("holdfast.prove")
 
 
 def end_session(session: int) -> None:
-    """Kill every process of a session, the own one last."""
+    """Kill every process of a session; if it is the caller's own, the caller last."""
     mine, give_up_s = os.getpid(), time.monotonic() + END_PATIENCE_S
     while others := [pid for pid in processes() if pid != mine and session_of(pid) == session]:
         if time.monotonic() > give_up_s:
-            log.error("processes %s were killed %g s ago, and are there", others, END_PATIENCE_S)
+            log.error("processes %s still run %g s after they were killed", others, END_PATIENCE_S)
             break
         for pid in others:
             try:

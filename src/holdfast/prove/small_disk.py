@@ -19,9 +19,9 @@ from holdfast.seam.owners import is_root
 # Less leaves no room beside the reserves of a gateway's quivers; more takes too long to fill.
 SIZE_BYTES_MIN = 32 << 20
 SIZE_BYTES_MAX = 1 << 30
-# Those who wait for a full disk give up after so long.
+# How long a prover waits for the disk to be full.
 FILL_SECONDS_MAX = 300.0
-# On a disk that is full appends are refused soon, so that many are.
+# Appends to a full disk are refused this soon, so that many are tried.
 APPEND_TIMEOUT_S = 2.0
 # Of the strikes at random moments, every so many are on a disk that was filled before.
 FILL_EVERY_STRIKES = 2
@@ -67,8 +67,8 @@ def _run(*command: str) -> None:
         # In a session of its own: Ctrl-C must not end what unmounts.
         subprocess.run(command, check=True, capture_output=True, text=True, start_new_session=True)
     except (OSError, subprocess.CalledProcessError) as error:
-        told = getattr(error, "stderr", None) or str(error)
+        output = getattr(error, "stderr", None) or str(error)
         raise BadInput(
-            f"the small disk failed at {command[0]}: {told.strip().splitlines()[-1]}",
+            f"the small disk failed at {command[0]}: {output.strip().splitlines()[-1]}",
             hint="it needs mkfs.ext4, mount, and loop devices",
         ) from error

@@ -158,7 +158,7 @@ class StoreProver:
         )
         with Store.open(self._url, database=self._database, settings=patient) as store:
             collector = Collector(store.references, store.objects)
-            # Where the dead cannot be told from the slow, a lease ends once it is seen not renewed.
+            # A dead holder looks like a slow one: its lease ends when it was not renewed in time.
             while collector.collect().leases_lapsed:
                 time.sleep(POLL_SECONDS)
             collector.sweep()

@@ -140,6 +140,11 @@ def _judge(
     leaked_rows: int,
     details: list[str],
 ) -> StoreVerdict:
+    """Compare the commits that are left with what the journals say of each.
+
+    One whose making or deletion was cut off by a kill may be there or not; what is there must be
+    what was written.
+    """
     commits = stories.commits
     lost = [
         name

@@ -12,8 +12,8 @@ import click
 from rich.live import Live
 from rich.table import Table
 
-from holdfast.demo.play import Play, Reckoning, Scene
-from holdfast.demo.results import Kept, PipelineScene, can_count, how_to_read
+from holdfast.demo.results import Kept, PipelineView, can_count, how_to_read
+from holdfast.demo.run import DemoReport, DemoRun, DemoView
 from holdfast.errors import BadInput
 from holdfast.operate.cli.base.output import json_option, print_json, print_table, stdout
 from holdfast.quiver import Balance, Outcome
@@ -21,7 +21,7 @@ from holdfast.quiver import Balance, Outcome
 
 @click.command()
 @click.option(
-    "--seconds", default=3.0, show_default=True, type=click.FloatRange(0.2, 3600), help="Per act."
+    "--seconds", default=3.0, show_default=True, type=click.FloatRange(0.2, 3600), help="Per step."
 )
 @click.option(
     "--spark/--no-spark", default=None, help="With a pipeline or not; by default if Spark can run."
@@ -29,7 +29,7 @@ from holdfast.quiver import Balance, Outcome
 @click.option(
     "--keep",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Play in this folder, new or empty, and leave it; by default in a temporary one.",
+    help="Run in this folder, new or empty, and leave it; by default in a temporary one.",
 )
 @json_option
 def command(seconds: float, spark: bool | None, keep: Path | None, as_json: bool) -> int:
@@ -41,22 +41,22 @@ def command(seconds: float, spark: bool | None, keep: Path | None, as_json: bool
     counts = can_count() if spark is None else spark
     with _folder(keep) as directory:
         if as_json:
-            reckoning = Play(directory, lambda _: None, seconds, counts=counts).run()
-            print_json(_fields(reckoning))
-            return 0 if reckoning.ok else 3
+            report = DemoRun(directory, lambda _: None, seconds, counts=counts).run()
+            print_json(_fields(report))
+            return 0 if report.ok else 3
         if stdout().is_terminal:
             with Live(console=stdout(), auto_refresh=False) as live:
 
-                def show(scene: Scene) -> None:
-                    live.update(_picture(scene), refresh=True)
+                def show(view: DemoView) -> None:
+                    live.update(_picture(view), refresh=True)
 
-                reckoning = Play(directory, show, seconds, counts=counts).run()
+                report = DemoRun(directory, show, seconds, counts=counts).run()
         else:
-            reckoning = Play(directory, _Narrator(), seconds, counts=counts).run()
-    _print(reckoning)
-    if reckoning.kept is not None and reckoning.kept.last:
-        _print_how_to_read(reckoning.kept, keep)
-    return 0 if reckoning.ok else 3
+            report = DemoRun(directory, _LinePrinter(), seconds, counts=counts).run()
+    _print(report)
+    if report.kept is not None and report.kept.last:
+        _print_how_to_read(report.kept, keep)
+    return 0 if report.ok else 3
 
 
 @contextmanager
@@ -71,74 +71,76 @@ def _folder(keep: Path | None) -> Iterator[Path]:
     yield keep.resolve()
 
 
-class _Narrator:
-    """Tells what happens line by line, where there is no terminal to draw on."""
+class _LinePrinter:
+    """Prints what happens line by line, where there is no terminal to draw on."""
 
     def __init__(self) -> None:
-        self._told = ""
+        self._printed = ""
 
-    def __call__(self, scene: Scene) -> None:
-        if scene.act != self._told:
-            self._told = scene.act
-            arrived = ", ".join(f"{name} {count:,}" for name, count in scene.delivered.items())
-            line = f"{scene.act}; accepted {scene.accepted:,}, arrived: {arrived}"
-            if scene.pipeline is not None:
-                line += f"; Spark: {_pipeline_row(scene.pipeline)[1]}"
+    def __call__(self, view: DemoView) -> None:
+        if view.step != self._printed:
+            self._printed = view.step
+            arrived = ", ".join(f"{name} {count:,}" for name, count in view.delivered.items())
+            line = f"{view.step}; accepted {view.accepted:,}, arrived: {arrived}"
+            if view.pipeline is not None:
+                line += f"; Spark: {_pipeline_row(view.pipeline)[1]}"
             click.echo(line)
 
 
-def _picture(scene: Scene) -> Table:
-    table = Table(title=scene.act, title_justify="left", title_style="bold", min_width=72)
+def _picture(view: DemoView) -> Table:
+    table = Table(title=view.step, title_justify="left", title_style="bold", min_width=72)
     for name in ("", "state", "events", "behind"):
         table.add_column(name, justify="left" if name in ("", "state") else "right", no_wrap=True)
-    state = "killed" if "gateway" in scene.dead else f"{scene.accepted_per_s:,.0f} events/s"
-    table.add_row(f"accepted from {scene.client}", state, f"{scene.accepted:,}", "")
-    for name, count in scene.delivered.items():
-        behind = max(0, scene.accepted - count)
-        state = "dead" if name in scene.dead else "up"
+    state = "killed" if "gateway" in view.dead else f"{view.accepted_per_s:,.0f} events/s"
+    table.add_row(f"accepted from {view.client}", state, f"{view.accepted:,}", "")
+    for name, count in view.delivered.items():
+        behind = max(0, view.accepted - count)
+        state = "dead" if name in view.dead else "up"
         table.add_row(f"arrived at {name}", state, f"{count:,}", f"{behind:,}")
-    if scene.pipeline is not None:
-        table.add_row(*_pipeline_row(scene.pipeline))
-    table.caption = f"{scene.kills} kills so far"
+    if view.pipeline is not None:
+        table.add_row(*_pipeline_row(view.pipeline))
+    table.caption = f"{view.kills} kills so far"
     return table
 
 
-def _pipeline_row(pipeline: PipelineScene) -> tuple[str, str, str, str]:
+def _pipeline_row(pipeline: PipelineView) -> tuple[str, str, str, str]:
     state = pipeline.state
     if state == "running":
         watermark = pipeline.watermark
-        told = "no watermark yet" if watermark is None else f"watermark {watermark:%H:%M:%S}"
-        state = f"{pipeline.rows_per_s:,.0f} rows/s, {told}"
+        watermark_text = (
+            "no watermark yet" if watermark is None else f"watermark {watermark:%H:%M:%S}"
+        )
+        state = f"{pipeline.rows_per_s:,.0f} rows/s, {watermark_text}"
     return "read by Spark", state, f"{pipeline.rows:,}", ""
 
 
-def _print(reckoning: Reckoning) -> None:
+def _print(report: DemoReport) -> None:
     rows: list[tuple[str, object]] = [
-        (f"accepted from {reckoning.client}", reckoning.accepted),
-        ("+ accepted, but a kill cut off the answer", reckoning.unanswered),
+        (f"accepted from {report.client}", report.accepted),
+        ("+ accepted, but a kill cut off the answer", report.unanswered),
     ]
-    rows += [(f"= arrived at {name}", count) for name, count in reckoning.delivered.items()]
-    if reckoning.counted is not None:
+    rows += [(f"= arrived at {name}", count) for name, count in report.delivered.items()]
+    if report.counted is not None:
         rows += [
-            ("accepted, by the ledger (sent twice: there twice)", reckoning.stored),
-            ("= counted by Spark, in windows and late", reckoning.counted),
+            ("accepted, by the ledger (sent twice: there twice)", report.stored),
+            ("= counted by Spark, in windows and late", report.counted),
         ]
     rows += [
-        ("lost", reckoning.lost),
-        ("out of order", reckoning.out_of_order),
-        *((f"twice at {name} (in flight at a kill)", n) for name, n in reckoning.repeated.items()),
-        ("kills (kill -9)", reckoning.kills),
+        ("lost", report.lost),
+        ("out of order", report.out_of_order),
+        *((f"twice at {name} (in flight at a kill)", n) for name, n in report.repeated.items()),
+        ("kills (kill -9)", report.kills),
     ]
     print_table("every event accounted for", ("events", "count"), rows)
     names = [outcome.name.lower() for outcome in Outcome]
     print_table(
         "the ledger, in events: accepted = outcomes + pending",
         ("destination", "accepted", *names, "pending", "holds"),
-        (_account_row(account) for account in reckoning.accounts),
+        (_account_row(account) for account in report.accounts),
     )
-    if reckoning.kept is not None:
-        print_table("the store", ("", "chunks", "bytes"), _kept_rows(reckoning.kept))
-    click.secho("Nothing accepted was lost." if reckoning.ok else "A PROMISE WAS BROKEN", bold=True)
+    if report.kept is not None:
+        print_table("the store", ("", "chunks", "bytes"), _kept_rows(report.kept))
+    click.secho("Nothing accepted was lost." if report.ok else "A PROMISE WAS BROKEN", bold=True)
 
 
 def _kept_rows(kept: Kept) -> list[tuple[object, ...]]:
@@ -161,7 +163,7 @@ def _account_row(account: Balance) -> tuple[object, ...]:
     return (account.subscriber, *events, account.holds)
 
 
-def _fields(reckoning: Reckoning) -> dict[str, object]:
+def _fields(report: DemoReport) -> dict[str, object]:
     ledger = [
         {
             "subscriber": account.subscriber,
@@ -170,20 +172,20 @@ def _fields(reckoning: Reckoning) -> dict[str, object]:
             "pending": account.pending.events,
             "holds": account.holds,
         }
-        for account in reckoning.accounts
+        for account in report.accounts
     ]
     return {
-        "ok": reckoning.ok,
-        "client": reckoning.client,
-        "kills": reckoning.kills,
-        "accepted": reckoning.accepted,
-        "unanswered": reckoning.unanswered,
-        "delivered": reckoning.delivered,
-        "repeated": reckoning.repeated,
-        "lost": reckoning.lost,
-        "out_of_order": reckoning.out_of_order,
-        "stored": reckoning.stored,
-        "counted": reckoning.counted,
-        "store": None if reckoning.kept is None else asdict(reckoning.kept),
+        "ok": report.ok,
+        "client": report.client,
+        "kills": report.kills,
+        "accepted": report.accepted,
+        "unanswered": report.unanswered,
+        "delivered": report.delivered,
+        "repeated": report.repeated,
+        "lost": report.lost,
+        "out_of_order": report.out_of_order,
+        "stored": report.stored,
+        "counted": report.counted,
+        "store": None if report.kept is None else asdict(report.kept),
         "ledger": ledger,
     }

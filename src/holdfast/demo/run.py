@@ -3,7 +3,7 @@
 No configuration, no network but the loopback, a temporary folder. One backend dies and returns, the
 gateway itself is killed and restarted, and in the end the journals of the client and of both
 backends are compared with each other, with the ledger, and with what a pipeline counted. Without
-Spark or Java it is played without the pipeline.
+Spark or Java it runs without the pipeline.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 
 import yaml
 
-from holdfast.demo.results import PIPELINES, Counting, Keeping, Kept, PipelineScene, can_keep
+from holdfast.demo.results import PIPELINES, Counting, Keeping, Kept, PipelineView, can_keep
 from holdfast.errors import CheckFailed
 from holdfast.graph.loader import load
 from holdfast.graph.paths import plan
@@ -36,10 +36,10 @@ SPARK_SECONDS_MAX = 180.0
 
 
 @dataclass
-class Scene:
-    """What the audience sees at one moment."""
+class DemoView:
+    """What is shown at one moment."""
 
-    act: str = "starting"
+    step: str = "starting"
     client: str = ""
     accepted: int = 0
     accepted_per_s: float = 0.0
@@ -47,12 +47,12 @@ class Scene:
     delivered: dict[str, int] = field(default_factory=dict)
     dead: set[str] = field(default_factory=set)
     kills: int = 0
-    # None: it is played without.
-    pipeline: PipelineScene | None = None
+    # None: it runs without.
+    pipeline: PipelineView | None = None
 
 
 @dataclass
-class Reckoning:
+class DemoReport:
     """How it ended."""
 
     client: str
@@ -63,14 +63,14 @@ class Reckoning:
     repeated: dict[str, int]
     lost: int
     out_of_order: int
-    # Arrived although the client was never told that they were accepted: cut off by a kill.
+    # Arrived although the client got no answer: a kill cut it off.
     unanswered: int
     accounts: list[Balance]
-    # By the pipeline, in windows and late; None: it was played without.
+    # By the pipeline, in windows and late; None: it ran without.
     counted: int | None = None
     # By the pipeline, in windows.
     in_windows: int | None = None
-    # What became of the store; None: it was played without.
+    # What became of the store; None: it ran without.
     kept: Kept | None = None
 
     @property
@@ -106,22 +106,22 @@ class GrowingJournal:
         return [line.rpartition(" ")[2] for path in paths for line in whole_lines(path)]
 
 
-class Play:
-    """One performance."""
+class DemoRun:
+    """One run of the demo, step by step."""
 
     def __init__(
         self,
         directory: Path,
-        show: Callable[[Scene], None],
-        seconds_per_act: float,
+        show: Callable[[DemoView], None],
+        seconds_per_step: float,
         *,
         counts: bool,
     ) -> None:
         """`counts`: with a pipeline on Spark."""
-        self.scene = Scene(pipeline=PipelineScene() if counts else None)
+        self.view = DemoView(pipeline=PipelineView() if counts else None)
         self._directory = directory
         self._show = show
-        self._seconds_per_act = seconds_per_act
+        self._seconds_per_step = seconds_per_step
         self._port, self._admin, *ports = free_ports(4)
         self._ports = dict(zip((STEADY, FLAKY), ports, strict=True))
         self._children: dict[str, subprocess.Popen[bytes]] = {}
@@ -133,19 +133,19 @@ class Play:
         self._counting = Counting(directory, self._config, self._admin)
         self._keeping = Keeping(directory) if can_keep() else None
 
-    def run(self) -> Reckoning:
-        """Play all acts, and count."""
+    def run(self) -> DemoReport:
+        """Take all steps, and compare."""
         try:
             self._begin()
             self._wait_for_spark("Spark starts, too")
-            self._act("everything is up")
+            self._step("everything is up")
             self._kill(FLAKY)
-            self._act(f"{FLAKY} is dead (kill -9); its events wait, {STEADY} does not")
+            self._step(f"{FLAKY} is dead (kill -9); its events wait, {STEADY} does not")
             self._kill("gateway")
             self._start_gateway()
-            self._act("the gateway was killed, too (kill -9), and is back")
+            self._step("the gateway was killed, too (kill -9), and is back")
             self._start_backend(FLAKY)
-            self._act(f"{FLAKY} is back, and catches up in order")
+            self._step(f"{FLAKY} is back, and catches up in order")
             self._wait_for_spark(
                 "the driver of the pipeline went with the gateway, and starts again"
             )
@@ -154,15 +154,15 @@ class Play:
             self._wait_until_delivered()
             self._close_pipeline()
             self._stop("gateway")
-            self.scene.act = "a commit is deleted, and collected"
-            self._show(self.scene)
-            return self._reckon()
+            self.view.step = "a commit is deleted, and collected"
+            self._show(self.view)
+            return self._compare()
         finally:
             for child in self._children.values():
                 child.kill()
                 child.wait()
 
-    # ------------------------------------------------------------------- stage
+    # --------------------------------------------------------------- processes
 
     def _graph_file(self) -> str:
         exporters = {
@@ -187,7 +187,7 @@ class Play:
         }
         admin = {"listen": f"127.0.0.1:{self._admin}"}
         whole = {"data_dir": "data", "admin": admin, "nodes": nodes}
-        if self.scene.pipeline is not None:
+        if self.view.pipeline is not None:
             whole["pipelines"] = PIPELINES
         return yaml.safe_dump(whole)
 
@@ -197,10 +197,11 @@ class Play:
                 [sys.executable, "-m", *command], stdout=subprocess.PIPE, stderr=log
             )
         self._children[name] = child
-        self.scene.dead.discard(name)
+        self.view.dead.discard(name)
         return child
 
     def _begin(self) -> None:
+        """Start everything, receivers before senders, so that nothing is refused at first."""
         if self._keeping is not None:
             self._keeping.create()
         for name in self._ports:
@@ -209,7 +210,7 @@ class Play:
         url, journal = f"http://127.0.0.1:{self._port}", str(self._directory / "client.journal")
         client = self._start("client", "holdfast.demo.producer", url, journal)
         assert client.stdout is not None
-        self.scene.client = client.stdout.readline().decode().strip()
+        self.view.client = client.stdout.readline().decode().strip()
 
     def _start_backend(self, name: str) -> None:
         self._lives += 1
@@ -221,6 +222,7 @@ class Play:
             raise CheckFailed("a backend ended at its start", hint="run `holdfast doctor`")
 
     def _start_gateway(self) -> None:
+        """Start the gateway, and wait until it says that it is ready."""
         child = self._start("gateway", "holdfast", "up", str(self._config))
         deadline_s = time.monotonic() + READY_SECONDS_MAX
         while child.poll() is None and time.monotonic() < deadline_s:
@@ -243,8 +245,8 @@ class Play:
     def _kill(self, name: str) -> None:
         self._children[name].kill()
         self._children[name].wait()
-        self.scene.dead.add(name)
-        self.scene.kills += 1
+        self.view.dead.add(name)
+        self.view.kills += 1
 
     def _stop(self, name: str) -> None:
         child = self._children[name]
@@ -256,23 +258,23 @@ class Play:
 
     # --------------------------------------------------------------------- spark
 
-    def _wait_for_spark(self, act: str) -> None:
+    def _wait_for_spark(self, step: str) -> None:
         """Wait until the pipeline runs."""
-        self._wait_for_pipeline(act, lambda pipeline: pipeline.state == "running")
+        self._wait_for_pipeline(step, lambda pipeline: pipeline.state == "running")
 
     def _count_on(self) -> None:
         """Let Spark be seen at work."""
         self._wait_for_pipeline(
-            "Spark goes on where it was", lambda pipeline: pipeline.watermark is not None
+            "Spark continues where it was", lambda pipeline: pipeline.watermark is not None
         )
-        if self.scene.pipeline is not None:
-            self._act("Spark counts; its windows follow the watermark")
+        if self.view.pipeline is not None:
+            self._step("Spark counts; its windows follow the watermark")
 
-    def _wait_for_pipeline(self, act: str, is_seen: Callable[[PipelineScene], bool]) -> None:
-        """Wait for something; if that takes too long, the show goes on without."""
-        self.scene.act = act
+    def _wait_for_pipeline(self, step: str, is_seen: Callable[[PipelineView], bool]) -> None:
+        """Wait for something; if that takes too long, the demo continues without it."""
+        self.view.step = step
         deadline_s = time.monotonic() + SPARK_SECONDS_MAX
-        pipeline = self.scene.pipeline
+        pipeline = self.view.pipeline
         while pipeline is not None and not is_seen(pipeline):
             if time.monotonic() > deadline_s:
                 return
@@ -280,34 +282,35 @@ class Play:
             time.sleep(REFRESH_S)
 
     def _close_pipeline(self) -> None:
-        if self.scene.pipeline is None:
+        if self.view.pipeline is None:
             return
-        self.scene.act = "drain --close: all windows are written"
+        self.view.step = "drain --close: all windows are written"
         self._look()
         self._counting.close()
 
-    # --------------------------------------------------------------------- acts
+    # -------------------------------------------------------------------- steps
 
-    def _act(self, title: str) -> None:
-        self.scene.act = title
-        until_s = time.monotonic() + self._seconds_per_act
+    def _step(self, title: str) -> None:
+        self.view.step = title
+        until_s = time.monotonic() + self._seconds_per_step
         while time.monotonic() < until_s:
             self._look()
             time.sleep(REFRESH_S)
 
     def _look(self) -> None:
-        before = self.scene.accepted
-        self.scene.accepted = len(self._accepted.names())
-        self.scene.accepted_per_s = (self.scene.accepted - before) / REFRESH_S
-        self.scene.delivered = {
+        """Take in what all journals say at this moment, and show it."""
+        before = self.view.accepted
+        self.view.accepted = len(self._accepted.names())
+        self.view.accepted_per_s = (self.view.accepted - before) / REFRESH_S
+        self.view.delivered = {
             name: len(set(journal.names())) for name, journal in self._arrived.items()
         }
-        if self.scene.pipeline is not None:
-            self._counting.look(self.scene.pipeline)
-        self._show(self.scene)
+        if self.view.pipeline is not None:
+            self._counting.look(self.view.pipeline)
+        self._show(self.view)
 
     def _wait_until_delivered(self) -> None:
-        self.scene.act = "the client has stopped; the rest arrives"
+        self.view.step = "the client has stopped; the rest arrives"
         accepted = set(self._accepted.names())
         deadline_s = time.monotonic() + CATCH_UP_SECONDS_MAX
         while time.monotonic() < deadline_s:
@@ -316,7 +319,8 @@ class Play:
                 return
             time.sleep(REFRESH_S)
 
-    def _reckon(self) -> Reckoning:
+    def _compare(self) -> DemoReport:
+        """Compare the journals of the client and of both backends, the ledger, and the results."""
         accepted = self._accepted.names()
         arrived = {name: journal.names() for name, journal in self._arrived.items()}
         different = {name: list(dict.fromkeys(names)) for name, names in arrived.items()}
@@ -324,9 +328,9 @@ class Play:
         (core,) = buffer.directory.glob("core-*")
         with Quiver.open(core) as quiver:
             accounts = [quiver.balance(name) for name in quiver.subscribers()]
-        return Reckoning(
-            client=self.scene.client,
-            kills=self.scene.kills,
+        return DemoReport(
+            client=self.view.client,
+            kills=self.view.kills,
             accepted=len(accepted),
             delivered={name: len(names) for name, names in different.items()},
             repeated={name: len(arrived[name]) - len(different[name]) for name in arrived},
@@ -334,8 +338,8 @@ class Play:
             out_of_order=sum(_out_of_order(accepted, names) for names in different.values()),
             unanswered=len(set(different[STEADY]) - set(accepted)),
             accounts=accounts,
-            counted=None if self.scene.pipeline is None else self._counting.counted(),
-            in_windows=None if self.scene.pipeline is None else self._counting.in_windows(),
+            counted=None if self.view.pipeline is None else self._counting.counted(),
+            in_windows=None if self.view.pipeline is None else self._counting.in_windows(),
             kept=None if self._keeping is None else self._keeping.finish(),
         )
 
