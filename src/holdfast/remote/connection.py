@@ -69,7 +69,13 @@ class Connection:
         options = self._options(self.settings.timeout + wait_s)
         with calling():
             results = list(self._owner.do_action(flight.Action(name, body), options))
-        return Fields.decode(results[0].body.to_pybytes())
+        try:
+            return Fields.decode(results[0].body.to_pybytes())
+        except (IndexError, BadInput) as error:
+            raise OwnerGone(
+                f"{self.location} gave no answer that can be read",
+                hint="is it a Holdfast server, of the same version?",
+            ) from error
 
     def put(self, batches: Sequence[pa.RecordBatch], **fields: Any) -> Receipt:
         """Send record batches, and return the receipt."""
@@ -106,6 +112,18 @@ class Connection:
             raise OwnerGone("the server closed the stream", hint="try again")
         body: bytes = answer.to_pybytes()
         return body
+
+    def begin_put(
+        self, command: bytes, schema: pa.Schema, timeout_s: float
+    ) -> tuple[flight.FlightStreamWriter, flight.FlightMetadataReader]:
+        """Begin a put of many messages; its errors are Flight's."""
+        descriptor = flight.FlightDescriptor.for_command(command)
+        writer, reader = self._owner.do_put(descriptor, schema, self._options(timeout_s))
+        return writer, reader
+
+    def begin_get(self, ticket: bytes, timeout_s: float) -> flight.FlightStreamReader:
+        """Begin to read what the owner itself serves; its errors are Flight's."""
+        return self._owner.do_get(flight.Ticket(ticket), self._options(timeout_s))
 
     def get(self, ticket: bytes) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
         """Return schema and record batches behind a ticket."""

@@ -289,6 +289,8 @@ class ServedQuivers:
     max_calls: int
     message_bytes: int
     secrets: Secrets
+    # Of a data node: the folder of replicas, each served by the id of its quiver.
+    replicas: str = ""
 
     def encode(self) -> bytes:
         """Return one line."""

@@ -12,11 +12,12 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Iterator, Mapping
 from pathlib import PurePath
 from typing import TextIO
 
 from holdfast.remote.reader import Gate, ReaderService, ServedQuivers, require_free
-from holdfast.seam.disk import RealDisk
+from holdfast.seam.disk import RealDisk, entries_of
 from holdfast.seam.randomness import system_randomness
 
 
@@ -39,12 +40,38 @@ def serve(orders: ServedQuivers) -> ReaderService:
     key = system_randomness().randbytes(32)
     return ReaderService(
         RealDisk(),
-        {name: PurePath(path) for name, path in orders.directories.items()},
+        _directories(orders),
         (orders.host, orders.port),
         Gate(orders.secrets.credentials, orders.max_calls, key),
         orders.secrets,
         orders.message_bytes,
     )
+
+
+def _directories(orders: ServedQuivers) -> Mapping[str, PurePath]:
+    if orders.replicas:
+        return _Replicas(RealDisk(), PurePath(orders.replicas))
+    return {name: PurePath(path) for name, path in orders.directories.items()}
+
+
+class _Replicas(Mapping[str, PurePath]):
+    """The replicas that a data node has at this moment: new ones come while this process runs."""
+
+    def __init__(self, disk: RealDisk, folder: PurePath) -> None:
+        self._disk = disk
+        self._folder = folder
+
+    def __getitem__(self, name: str) -> PurePath:
+        # By looking: a name from afar must not lead anywhere else.
+        if name not in set(self):
+            raise KeyError(name)
+        return self._folder / name
+
+    def __iter__(self) -> Iterator[str]:
+        return (entry.name for entry in entries_of(self._disk, self._folder) if entry.is_dir)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
 
 
 if __name__ == "__main__":

@@ -202,12 +202,8 @@ class QuiverServer:
         self._quivers = dict(quivers)
         self._seam = seam or Seam()
         self._host, self._port = split_address(self._settings.listen)
-        self._secrets = _secrets(self._settings, base_dir or Path())
-        if not (self._settings.tokens or self._secrets.client_ca or is_loopback(self._host)):
-            raise BadConfig(
-                f"anybody who reaches {self._settings.listen} could read and append",
-                hint="set tokens, or tls.client_ca_file, or listen on 127.0.0.1",
-            )
+        self._secrets = secrets_of(self._settings, base_dir or Path())
+        require_protected(self._settings, self._secrets)
         key = self._seam.randomness.randbytes(_KEY_BYTES)
         self._gate = Gate(self._secrets.credentials, self._settings.max_calls, key)
         self._service: OwnerService | None = None
@@ -286,7 +282,18 @@ class QuiverServer:
         self.stop()
 
 
-def _secrets(settings: FlightSettings, base_dir: Path) -> Secrets:
+def require_protected(settings: FlightSettings, secrets: Secrets) -> None:
+    """Refuse to listen to the world without knowing who calls."""
+    host, _ = split_address(settings.listen)
+    if not (secrets.credentials or secrets.client_ca or is_loopback(host)):
+        raise BadConfig(
+            f"anybody who reaches {settings.listen} could read and append",
+            hint="set tokens, or tls.client_ca_file, or listen on 127.0.0.1",
+        )
+
+
+def secrets_of(settings: FlightSettings, base_dir: Path) -> Secrets:
+    """Return who may call, and the keys of TLS, read from their files."""
     credentials = tuple(
         CallerToken(one.name, one.token.get_secret_value(), one.rights) for one in settings.tokens
     )

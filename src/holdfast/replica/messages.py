@@ -80,7 +80,7 @@ class PartAnswer:
             kind, reason = AnswerKind.RETRY, f"an answer that is unknown here: {kind!r}"
         waits = fields.values.get("retry_after_s") is not None
         return cls(
-            _part_id(fields.values.get("part")),
+            decode_part_id(fields.values.get("part")),
             AnswerKind(kind),
             reason,
             max(0.0, fields.number("retry_after_s")) if waits else None,
@@ -105,7 +105,7 @@ def decode_part(fields: Fields) -> Part:
 
     Its names become files of the node: none may lead out of the part's own folder.
     """
-    part_id = _part_id(fields.values.get("part"))
+    part_id = decode_part_id(fields.values.get("part"))
     folder = fields.text("folder")
     named = names.parse_segment_dir(folder)
     if named is None or (named.first_seq, named.last_seq) != part_id[1:]:
@@ -138,7 +138,8 @@ def _is_file_name(name: str) -> bool:
     return data is not None and names.SLOT_PATTERN.fullmatch(data[1]) is not None
 
 
-def _part_id(given: object) -> PartId:
+def decode_part_id(given: object) -> PartId:
+    """Return the part that is named as [quiver_id, first_seq, last_seq]."""
     match given:
         case [str(quiver_id), int(first_seq), int(last_seq)]:
             return checked_id(quiver_id, first_seq, last_seq)

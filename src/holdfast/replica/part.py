@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import NamedTuple
 
-from holdfast.errors import BadInput
+from holdfast.errors import BadInput, UnknownPosition
 from holdfast.quiver.base import names
+from holdfast.quiver.segments.data_file import unreadable
 from holdfast.quiver.segments.manifest import Summary
 from holdfast.remote.wire import SEQ_MAX
 from holdfast.seam.disk import Disk
@@ -124,7 +125,7 @@ class Slice(NamedTuple):
     # The file's place in the part's list.
     file: int
     offset_bytes: int
-    data: bytes
+    data: bytes | memoryview
 
 
 def slices(disk: Disk, folder: PurePath, part: Part) -> Iterator[Slice]:
@@ -132,5 +133,13 @@ def slices(disk: Disk, folder: PurePath, part: Part) -> Iterator[Slice]:
     for place, file in enumerate(part.files):
         for offset_bytes in range(0, max(1, file.size_bytes), SLICE_BYTES):
             size_bytes = min(SLICE_BYTES, file.size_bytes - offset_bytes)
-            data = disk.read_range(folder / file.name, offset_bytes, size_bytes)
+            path = folder / file.name
+            try:
+                data = disk.read_range(path, offset_bytes, size_bytes)
+            except FileNotFoundError as error:
+                raise UnknownPosition(
+                    "the part is no longer here", hint="retention took it", path=str(path)
+                ) from error
+            except OSError as error:
+                raise unreadable(path, error) from error
             yield Slice(place, offset_bytes, data)

@@ -20,13 +20,13 @@ from holdfast.seam.disk import Disk
 # A put cannot be cancelled, so it is kept short: at most so many bytes, unless one part has more.
 QUANTUM_BYTES_MAX = 64 << 20
 # What a put may take besides its bytes, and the slowest network that is waited for.
-_PUT_PATIENCE_S = 10.0
+PUT_PATIENCE_S = 10.0
 _RATE_MIN_BYTES_S = 1 << 20
 
 
-def put_timeout_s(size_bytes: int) -> float:
+def put_timeout_s(size_bytes: int, patience_s: float = PUT_PATIENCE_S) -> float:
     """Return how long a put of so many bytes may take."""
-    return _PUT_PATIENCE_S + size_bytes / _RATE_MIN_BYTES_S
+    return patience_s + size_bytes / _RATE_MIN_BYTES_S
 
 
 class OutgoingPart(NamedTuple):

@@ -129,13 +129,18 @@ def encode(summary: Summary) -> bytes:
     """Return the manifest's bytes."""
     # Not by `asdict`, which copies all of it: a segment has hundreds of blocks.
     line = json.dumps(summary, default=vars, separators=(",", ":"), ensure_ascii=False).encode()
+    return in_copies(line)
+
+
+def in_copies(line: bytes) -> bytes:
+    """Return a line twice, each time with its checksum, so that no sector holds some of both."""
     copy = line + b"\n" + xxh3_64_hexdigest(line).encode() + b"\n"
     return (copy + b"\n" * (-len(copy) % _SECTOR_BYTES)) * COPIES
 
 
 def decode(data: bytes) -> Summary:
     """Return the summary from whichever copy is sound."""
-    for line in _sound_lines(data):
+    for line in sound_lines(data):
         values = json.loads(line)
         if values["version"] not in READABLE_VERSIONS:
             raise NewerManifest(f"segment version {values['version']}")
@@ -168,7 +173,8 @@ def sound_copies(data: bytes) -> int:
     return sum(_matches(*pair) for pair in _halves(data))
 
 
-def _sound_lines(data: bytes) -> Iterator[bytes]:
+def sound_lines(data: bytes) -> Iterator[bytes]:
+    """Yield what of `in_copies` is sound; the same line once or more."""
     # The copies have equal length: damaged newlines in one must not hide the other. If the file was
     # cut short or grew, the middle is elsewhere: then any line that the next one proves will do.
     yield from (line for line, checksum in _halves(data) if _matches(line, checksum))

@@ -1,0 +1,340 @@
+"""A data node: replicas of many quivers in one directory, and what senders may ask of them.
+
+It is no quiver, and opens no replica as one: that would give it a new id, and a reader's position
+would resolve the holes between the parts that this node does not own.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import PurePath
+from typing import NamedTuple
+
+from holdfast import __version__
+from holdfast.errors import BadInput, CannotOpen, HoldfastError
+from holdfast.node import layout
+from holdfast.node.points import NodePoint
+from holdfast.node.replica import FULL_RETRY_S, AdoptedPart, Incoming, Replica, failure
+from holdfast.node.settings import DataNodeSettings
+from holdfast.quiver.ledger.intervals import IntervalSet
+from holdfast.quiver.segments import manifest
+from holdfast.replica.messages import (
+    AnswerKind,
+    HealthPage,
+    Holding,
+    NodeHealth,
+    PartAnswer,
+    digest,
+    page_of,
+)
+from holdfast.replica.part import Part, PartId, require_quiver_id, slices
+from holdfast.replica.transport import FetchedPart
+from holdfast.seam import Seam
+from holdfast.seam.clock import SteadyTime
+from holdfast.seam.process import bind_to_process
+from holdfast.seam.randomness import random_uuid
+
+# A replica's folder is made for whoever may append; a node serves no more quivers than this.
+QUIVERS_MAX = 10_000
+
+log = logging.getLogger("holdfast.node")
+
+
+class NodeStatistics(NamedTuple):
+    """A moment's picture of a data node. Totals count since it was opened."""
+
+    quivers: int
+    parts: int
+    size_bytes: int
+    free_bytes: int
+    adopted_total: int
+    adopted_bytes_total: int
+    removed_total: int
+    # Of offers and puts, by kind.
+    answers_total: dict[str, int]
+    damaged: int
+
+
+class DataNode:
+    """The directory of a data node, as long as this process serves it."""
+
+    def __init__(
+        self, root: PurePath, settings: DataNodeSettings | None = None, seam: Seam | None = None
+    ) -> None:
+        """Open the directory, or make it; raises with nothing held if that fails."""
+        self.root = root
+        self.settings = settings or DataNodeSettings()
+        self._seam = seam or Seam()
+        self._disk = self._seam.disk
+        self._lock = threading.Lock()
+        self._replicas: dict[str, Replica] = {}
+        self._coming_bytes = 0
+        self._adopted = self._adopted_bytes = self._removed = 0
+        self._answers = dict.fromkeys(AnswerKind, 0)
+        self._known: tuple[tuple[int, ...], tuple[Holding, ...], str] | None = None
+        self.boot_id = random_uuid(self._seam.randomness)
+        bind_to_process(self)
+        handle = None
+        try:
+            layout.make_folders(self._disk, root)
+            handle = self._handle = layout.take_lock(self._disk, root)
+            self.node_id = self._identity()
+            self._open_replicas()
+        except BaseException as error:
+            if handle is not None:
+                self._disk.unlock(handle)
+            if not isinstance(error, OSError):
+                raise
+            raise CannotOpen(
+                f"the data directory cannot be opened: {error.strerror}",
+                hint="look after the disk and its rights; nothing that was stored is lost",
+                path=str(root),
+            ) from error
+        self._time = SteadyTime(self._seam.clock)
+        newest = [one.summary.max_ingestion_ns for one in self._all_parts()]
+        if newest:
+            self._time.doubt(max(newest), self.settings.clock_grace)
+
+    def close(self) -> None:
+        """Let go of the directory; the calls that are going on must have ended."""
+        self._disk.unlock(self._handle)
+
+    def _identity(self) -> str:
+        """Return who this node is, for as long as its directory lives.
+
+        If NODE is lost, it is another node: senders hold what they have for it until an operator
+        says that it is the same (`rebind`), because it may be another disk.
+        """
+        path = self.root / layout.NODE
+        fields = layout.read_record(self._disk, path)
+        if fields is not None:
+            # The process that wrote it may have died before its name was durable.
+            self._disk.sync_dir(self.root, NodePoint.RECOVER_SYNC_DIR)
+            return str(fields["node_id"])
+        if self._disk.exists(path):
+            log.error("%s is damaged: this node has a new id, and senders must rebind it", path)
+        node_id = random_uuid(self._seam.randomness)
+        temporary = self.root / layout.NODE_TEMPORARY
+        layout.write_record(self._disk, path, temporary, {"node_id": node_id}, at="node.identity")
+        return node_id
+
+    def _open_replicas(self) -> None:
+        folder = self.root / layout.REPLICAS_DIR
+        for entry in self._disk.list(folder):
+            try:
+                require_quiver_id(entry.name)
+            except BadInput:
+                log.warning("%s is none of a data node's folders; it is left alone", entry.name)
+                continue
+            self._replicas[entry.name] = Replica(self._disk, folder / entry.name, entry.name)
+
+    # --------------------------------------------------------------------- parts
+
+    def offer(self, parts: Sequence[Part]) -> list[PartAnswer]:
+        """Say for each part whether it is needed."""
+        return [self._counted(self._offer(part)) for part in parts]
+
+    def _offer(self, part: Part) -> PartAnswer:
+        if part.segment_version not in manifest.READABLE_VERSIONS:
+            known = ", ".join(map(str, manifest.READABLE_VERSIONS))
+            reason = f"segment version {part.segment_version}; this node reads {known}"
+            return PartAnswer(part.id, AnswerKind.REJECT, reason)
+        replica = self._replicas.get(part.id.quiver_id)
+        answer = (
+            PartAnswer(part.id, AnswerKind.NEED) if replica is None else replica.answer(part.id)
+        )
+        if answer.kind is AnswerKind.NEED and (reason := self._no_room(part.size_bytes)):
+            return PartAnswer(part.id, AnswerKind.BUSY, reason, FULL_RETRY_S)
+        return answer
+
+    @contextmanager
+    def receiving(self, part: Part) -> Iterator[Incoming | PartAnswer]:
+        """Take a part in, if it is needed and there is room; else yield the answer why not."""
+        offered = self._offer(part)
+        if offered.kind is not AnswerKind.NEED:
+            yield self._counted(offered)
+            return
+        try:
+            replica = self._replica(part.id.quiver_id)
+        except (HoldfastError, OSError) as error:
+            yield self._counted(failure(part.id, error))
+            return
+        with self._lock:
+            self._coming_bytes += part.size_bytes
+        try:
+            with replica.receiving(part) as incoming:
+                if isinstance(incoming, PartAnswer):
+                    self._counted(incoming)
+                yield incoming
+        finally:
+            with self._lock:
+                self._coming_bytes -= part.size_bytes
+
+    def commit(self, incoming: Incoming) -> PartAnswer:
+        """Adopt a part that came in, and return the answer for its sender."""
+        part = incoming.part
+        try:
+            incoming.commit()
+        except (HoldfastError, OSError) as error:
+            answer = failure(part.id, error)
+            log.warning("part %s was not adopted: %s", part.id, answer.reason)
+            return self._counted(answer)
+        with self._lock:
+            self._adopted += 1
+            self._adopted_bytes += part.size_bytes
+        return self._counted(PartAnswer(part.id, AnswerKind.ACK))
+
+    def fail(self, incoming: Incoming, error: HoldfastError | OSError) -> PartAnswer:
+        """Return the answer for a part whose bytes could not be taken."""
+        return self._counted(failure(incoming.part.id, error))
+
+    def tell_not_owned(self, quiver_id: str, ranges: IntervalSet) -> None:
+        """Note which seqs of a quiver are none of this node's."""
+        self._replica(quiver_id).set_not_owned(ranges)
+
+    def fetch(self, wanted: PartId) -> FetchedPart:
+        """Return a part that is here, and its bytes."""
+        replica = self.replica(wanted.quiver_id)
+        part, folder = replica.part(wanted)
+        return FetchedPart(part, slices(self._disk, folder, part))
+
+    def replica(self, quiver_id: str) -> Replica:
+        """Return the replica of a quiver that is here; raise `BadInput` if none is."""
+        found = self._replicas.get(quiver_id)
+        if found is None:
+            raise BadInput(
+                f"no part of quiver {quiver_id!r} is here",
+                hint="`health` lists the quivers that this node has parts of",
+            )
+        return found
+
+    def replicas(self) -> list[Replica]:
+        """Return the replicas of all quivers."""
+        with self._lock:
+            return list(self._replicas.values())
+
+    def _replica(self, quiver_id: str) -> Replica:
+        """Return the replica of a quiver; it is made if there is none."""
+        with self._lock:
+            found = self._replicas.get(quiver_id)
+            if found is None:
+                require_quiver_id(quiver_id)
+                if len(self._replicas) >= QUIVERS_MAX:
+                    raise BadInput(
+                        f"this node has parts of {QUIVERS_MAX} quivers",
+                        hint="use another node for more",
+                    )
+                folder = self.root / layout.REPLICAS_DIR / quiver_id
+                found = self._replicas[quiver_id] = Replica(self._disk, folder, quiver_id)
+            return found
+
+    def _counted(self, answer: PartAnswer) -> PartAnswer:
+        with self._lock:
+            self._answers[answer.kind] += 1
+        return answer
+
+    # -------------------------------------------------------------------- health
+
+    def health(self, page: HealthPage | None = None, known_digest: str = "") -> NodeHealth:
+        """Return a page of what this node says of itself; no holdings if the caller has them."""
+        holdings, whole = self._holdings()
+        shown: tuple[Holding, ...] = ()
+        following = None
+        if whole != known_digest or page is not None:
+            shown, following = page_of(holdings, page)
+        reason = self._no_room(0)
+        return NodeHealth(
+            self.node_id,
+            self.boot_id,
+            __version__,
+            manifest.READABLE_VERSIONS,
+            self._disk.free_bytes(self.root),
+            not reason,
+            whole,
+            shown,
+            following,
+            reason,
+        )
+
+    def _holdings(self) -> tuple[tuple[Holding, ...], str]:
+        """Return what is here and its digest; made anew only if something changed."""
+        replicas = self.replicas()
+        changes = tuple(one.changes for one in replicas)
+        known = self._known
+        if known is None or known[0] != changes:
+            holdings = tuple(one.holding() for one in replicas)
+            known = self._known = changes, holdings, digest(holdings)
+        return known[1], known[2]
+
+    def _no_room(self, size_bytes: int) -> str:
+        """Say why nothing of this size is taken now; empty if it is.
+
+        Before the disk is full, not when it is: a part that fails in the middle was sent for
+        nothing, and `seen` must still be writable for anything to be removed.
+        """
+        free_bytes = self._disk.free_bytes(self.root)
+        if free_bytes - self._coming_bytes - size_bytes >= self.settings.min_free:
+            return ""
+        return f"{free_bytes} bytes are free, and {self.settings.min_free} are kept free (min_free)"
+
+    def findings(self) -> list[str]:
+        """Return what was found wrong when the directory was opened."""
+        return [f"{one.quiver_id}: {what}" for one in self.replicas() for what in one.findings]
+
+    def statistics(self) -> NodeStatistics:
+        """Return a picture of this moment."""
+        parts = self._all_parts()
+        with self._lock:
+            return NodeStatistics(
+                len(self._replicas),
+                len(parts),
+                sum(one.size_bytes for one in parts),
+                self._disk.free_bytes(self.root),
+                self._adopted,
+                self._adopted_bytes,
+                self._removed,
+                {str(kind): count for kind, count in self._answers.items()},
+                sum(one.damaged for one in self._replicas.values()),
+            )
+
+    # ----------------------------------------------------------------- retention
+
+    def sweep(self) -> int:
+        """Remove what is past its age or over the size; return how many parts that were."""
+        removed = 0
+        going = set(self._going(self._all_parts()))
+        for replica in self.replicas():
+            parts = [one for one in replica.parts() if one.folder in going]
+            try:
+                replica.remove(parts)
+            except OSError as error:
+                log.warning("parts cannot be removed now: %s", error.strerror)
+                continue
+            removed += len(parts)
+        with self._lock:
+            self._removed += removed
+        if removed:
+            log.info("%d parts removed: past max_age, or over max_size", removed)
+        return removed
+
+    def _going(self, parts: Sequence[AdoptedPart]) -> Iterator[PurePath]:
+        """Yield the folders of what is past its age, and of the oldest beyond the size."""
+        size_bytes = sum(one.size_bytes for one in parts)
+        oldest_ns = self._time.age_now_ns() - int((self.settings.max_age or 0) * 1e9)
+        for one in sorted(parts, key=lambda one: one.summary.max_ingestion_ns):
+            is_old = self.settings.max_age and one.summary.max_ingestion_ns < oldest_ns
+            is_over = self.settings.max_size is not None and size_bytes > self.settings.max_size
+            if not (is_old or is_over):
+                return
+            yield one.folder
+            size_bytes -= one.size_bytes
+
+    def _all_parts(self) -> list[AdoptedPart]:
+        return [part for replica in self.replicas() for part in replica.parts()]
+
+    def scrub(self) -> list[str]:
+        """Read every byte of every part; return what is damaged. Such a part is needed again."""
+        return [found for replica in self.replicas() for found in replica.scrub()]

@@ -1,0 +1,334 @@
+"""The Flight service of a data node: offers, puts and health; and rows, through a child process.
+
+What senders ask is answered here. Readers find the replicas as if they were quivers: `quivers`,
+`segments` and `reader` are those of `remote`, and rows come from the same reading process, so that
+a Spark job does not share the interpreter that adopts parts.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any, Self
+
+import pyarrow as pa
+from pyarrow import flight
+
+from holdfast.errors import BadConfig, BadInput, HoldfastError
+from holdfast.node import layout
+from holdfast.node.data_node import DataNode
+from holdfast.node.replica import Incoming
+from holdfast.quiver.read.scan import TimeRange
+from holdfast.remote.reader import (
+    GATE,
+    Gate,
+    Secrets,
+    ServedQuivers,
+    client_of,
+    location,
+    require_free,
+)
+from holdfast.remote.server import STOP_PATIENCE_S, ReaderProcess, require_protected
+from holdfast.remote.settings import FlightSettings, Right, split_address
+from holdfast.remote.stored import stored_segments
+from holdfast.remote.wire import Fields, answering, encode, told
+from holdfast.replica.flight import batch_slices, described, slice_batch
+from holdfast.replica.messages import (
+    PartAnswer,
+    decode_intervals,
+    decode_page,
+    decode_part_id,
+    decode_parts,
+)
+from holdfast.replica.part import Part, Slice
+from holdfast.seam import Seam
+
+_KEY_BYTES = 32
+
+log = logging.getLogger("holdfast.node")
+
+NodeAction = Callable[[Fields], dict[str, Any]]
+
+
+class NodeService(flight.FlightServerBase):  # type: ignore[misc]
+    """Answers for one data node."""
+
+    def __init__(
+        self,
+        node: DataNode,
+        settings: FlightSettings,
+        gate: Gate,
+        secrets: Secrets,
+        reader: Callable[[], str],
+    ) -> None:
+        """`reader` returns the location of the process that serves rows."""
+        self._node = node
+        self._settings = settings
+        self._reader = reader
+        self._actions: dict[str, tuple[Right, NodeAction]] = {
+            "offer": ("append", self._offer),
+            "not_owned": ("append", self._not_owned),
+            "health": ("read", self._health),
+            "quivers": ("read", self._quivers),
+            "reader": ("read", lambda _: {"location": self._reader()}),
+            "segments": ("read", self._segments),
+        }
+        where = location(*split_address(settings.listen), encrypted=secrets.certificate is not None)
+        super().__init__(where, middleware={GATE: gate}, **secrets.tls)
+
+    @answering
+    def do_action(
+        self, context: flight.ServerCallContext, action: flight.Action
+    ) -> list[flight.Result]:
+        """Do what an action asks for."""
+        known = self._actions.get(action.type)
+        if known is None:
+            raise BadInput(
+                f"a data node has no action {action.type!r}",
+                hint=f"there are {', '.join(self._actions)}; quivers are served by `holdfast up`",
+            )
+        right, act = known
+        client_of(context).require(right)
+        return [flight.Result(encode(act(self._decode(action.body))))]
+
+    def list_actions(self, context: flight.ServerCallContext) -> list[tuple[str, str]]:
+        """Name the actions."""
+        return [(name, f"needs the right {right!r}") for name, (right, _) in self._actions.items()]
+
+    @answering
+    def do_put(
+        self,
+        context: flight.ServerCallContext,
+        descriptor: flight.FlightDescriptor,
+        reader: flight.MetadataRecordBatchReader,
+        writer: flight.FlightMetadataWriter,
+    ) -> None:
+        """Take parts in; each is answered as soon as it is settled."""
+        client_of(context).require("append")
+        parts = decode_parts(self._decode(descriptor.command or b""))
+
+        def answer(one: PartAnswer) -> None:
+            writer.write(encode(one.to_fields()))
+
+        pieces = (
+            one for chunk in reader if chunk.data is not None for one in batch_slices(chunk.data)
+        )
+        with ExitStack() as open_parts:
+            receiver = _PutReceiver(self._node, parts, answer, open_parts)
+            for place, piece in pieces:
+                receiver.take(place, piece)
+            receiver.finish()
+
+    @answering
+    def do_get(
+        self, context: flight.ServerCallContext, ticket: flight.Ticket
+    ) -> flight.GeneratorStream:
+        """Send the bytes of a part, for a node that lacks it."""
+        client_of(context).require("read")
+        fields = self._decode(ticket.ticket)
+        if "part" not in fields.values:
+            raise BadInput(
+                "rows are served by another process", hint=f"send the ticket to {self._reader()}"
+            )
+        part, pieces = self._node.fetch(decode_part_id(fields.values["part"]))
+        return flight.GeneratorStream(described(part), _batches(pieces))
+
+    # ------------------------------------------------------------------ actions
+
+    def _offer(self, fields: Fields) -> dict[str, Any]:
+        answers = self._node.offer(decode_parts(fields))
+        return {"answers": [one.to_fields() for one in answers]}
+
+    def _not_owned(self, fields: Fields) -> dict[str, Any]:
+        ranges = decode_intervals(fields.values.get("ranges"))
+        self._node.tell_not_owned(fields.text("quiver_id"), ranges)
+        return {}
+
+    def _health(self, fields: Fields) -> dict[str, Any]:
+        page = decode_page(fields.values.get("page"))
+        return self._node.health(page, fields.text("known_digest", "")).to_fields()
+
+    def _quivers(self, fields: Fields) -> dict[str, Any]:
+        """List the replicas as a server of quivers does; each is called by its id."""
+        return {
+            "quivers": [
+                {
+                    "name": one.quiver_id,
+                    "quiver_id": one.quiver_id,
+                    "directory": str(one.folder),
+                    "subscribers": [],
+                }
+                for one in self._node.replicas()
+            ]
+        }
+
+    def _segments(self, fields: Fields) -> dict[str, Any]:
+        times = TimeRange(fields.whole_or_none("since_us"), fields.whole_or_none("until_us"))
+        segments = self._node.replica(fields.text("quiver")).segments()
+        start, end = fields.position_or_none("start"), fields.position_or_none("end")
+        found = stored_segments(segments, fields.text("slot"), times, start, end)
+        return {"segments": [segment.to_fields() for segment in found]}
+
+    def _decode(self, body: bytes | pa.Buffer) -> Fields:
+        if len(body) > self._settings.max_message:
+            raise BadInput(
+                f"a request of {len(body)} bytes", hint="send less, or raise flight.max_message"
+            )
+        return Fields.decode(memoryview(body))
+
+
+class _PutReceiver:
+    """One put: parts come one after the other, and the slices of a refused one are passed over."""
+
+    def __init__(
+        self,
+        node: DataNode,
+        parts: list[Part],
+        answer: Callable[[PartAnswer], None],
+        open_parts: ExitStack,
+    ) -> None:
+        self._node = node
+        self._parts = parts
+        self._answer = answer
+        self._open_parts = open_parts
+        self._place = -1
+        self._incoming: Incoming | None = None
+
+    def take(self, place: int, piece: Slice) -> None:
+        if place == self._place + 1 and place < len(self._parts):
+            self._settle()
+            self._begin(place)
+        if place != self._place:
+            raise BadInput(
+                f"a slice of part {place} came where part {self._place} is sent",
+                hint="send parts one after the other, in the order of the descriptor",
+            )
+        if self._incoming is None:
+            return
+        try:
+            self._incoming.write(piece)
+        except (HoldfastError, OSError) as error:
+            self._end(self._node.fail(self._incoming, error))
+
+    def finish(self) -> None:
+        """Settle the last part. A stream that ended before is no answer: it is offered again."""
+        if self._place != len(self._parts) - 1:
+            raise BadInput(
+                f"the put ended after {self._place + 1} parts of {len(self._parts)}",
+                hint="offer the others again",
+            )
+        self._settle()
+
+    def _begin(self, place: int) -> None:
+        self._place = place
+        incoming = self._open_parts.enter_context(self._node.receiving(self._parts[place]))
+        if isinstance(incoming, PartAnswer):
+            self._end(incoming)
+        else:
+            self._incoming = incoming
+
+    def _settle(self) -> None:
+        if self._incoming is not None:
+            self._end(self._node.commit(self._incoming))
+
+    def _end(self, answer: PartAnswer) -> None:
+        self._incoming = None
+        self._open_parts.close()  # what is staged is removed, and the range is free again
+        self._answer(answer)
+
+
+def _batches(pieces: Iterator[Slice]) -> Iterator[pa.RecordBatch]:
+    with told():
+        for piece in pieces:
+            yield slice_batch(0, piece)
+
+
+class NodeServer:
+    """Serves a data node until it is stopped: senders, readers, and its own retention."""
+
+    def __init__(self, node: DataNode, secrets: Secrets, *, seam: Seam | None = None) -> None:
+        """Do not listen yet. The secrets are those of `node.settings.flight` (`secrets_of`)."""
+        self._node = node
+        self._settings = node.settings.flight
+        seam = seam or Seam()
+        self._host, self._port = split_address(self._settings.listen)
+        self._secrets = secrets
+        require_protected(self._settings, self._secrets)
+        key = seam.randomness.randbytes(_KEY_BYTES)
+        self._gate = Gate(self._secrets.credentials, self._settings.max_calls, key)
+        orders = ServedQuivers(
+            directories={},
+            host=self._host,
+            port=self._settings.reader_port,
+            max_calls=self._settings.max_calls,
+            message_bytes=self._settings.read_message,
+            secrets=self._secrets,
+            replicas=str(node.root / layout.REPLICAS_DIR),
+        )
+        restarts = self._settings.restart_min, self._settings.restart_max
+        self.reader = ReaderProcess(orders, seam.clock, *restarts)
+        self._service: NodeService | None = None
+        self._stopping = threading.Event()
+        self._sweeper = threading.Thread(target=self._sweep, name="node-sweeper", daemon=True)
+
+    def start(self) -> None:
+        """Listen, and start the reading process."""
+        require_free(self._host, self._port)
+        try:
+            self._service = NodeService(
+                self._node, self._settings, self._gate, self._secrets, self._reader_location
+            )
+        except pa.ArrowException as error:
+            raise BadConfig(
+                f"{self._settings.listen} cannot be served",
+                hint="do certificate and key in tls belong together?",
+            ) from error
+        try:
+            self.reader.start()
+            self._sweeper.start()
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """End all calls, and the reading process."""
+        self._stopping.set()
+        if self._service is not None:
+            # It waits for all calls, and a client that hangs must not keep the process from ending.
+            ending = threading.Thread(
+                target=self._service.shutdown, name="node-shutdown", daemon=True
+            )
+            ending.start()
+            ending.join(STOP_PATIENCE_S)
+            if ending.is_alive():
+                log.warning("calls were still going on when the data node was stopped")
+            self._service = None
+        self.reader.stop()
+        if self._sweeper.is_alive():
+            self._sweeper.join()
+
+    @property
+    def location(self) -> str:
+        """Where it answers, as senders write it."""
+        assert self._service is not None, "it is not started"
+        return self._at(self._service.port)
+
+    def _reader_location(self) -> str:
+        return self._at(self.reader.port(patience_s=self._settings.max_wait))
+
+    def _at(self, port: int) -> str:
+        host = self._settings.advertise_host or self._host
+        return location(host, port, encrypted=self._secrets.certificate is not None)
+
+    def _sweep(self) -> None:
+        while not self._stopping.wait(self._node.settings.sweep_interval):
+            self._node.sweep()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.stop()

@@ -1,0 +1,27 @@
+"""What can be set of a data node."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from holdfast.remote.settings import FlightSettings
+from holdfast.settings import DurationS, Settings, SizeBytes
+
+MB = 1024 * 1024
+
+
+class DataNodeSettings(Settings):
+    """A data node: how much it keeps, and for how long. By default all of it, for ever."""
+
+    max_age: DurationS | None = Field(default=None, gt=0)
+    """Remove parts whose newest event came longer ago."""
+    max_size: SizeBytes | None = Field(default=None, gt=0)
+    """Remove the oldest parts while all together have more bytes."""
+    min_free: SizeBytes = 256 * MB
+    """Take nothing in while the disk would have less free than this; senders wait meanwhile."""
+    sweep_interval: DurationS = Field(default=10.0, gt=0)
+    """How often it looks for parts to remove."""
+    clock_grace: DurationS = 3600.0
+    """A clock that is further ahead of the newest part at the start is believed after so long."""
+    flight: FlightSettings = FlightSettings(listen="127.0.0.1:8816")
+    """Where it listens, who may call, and TLS."""

@@ -1,0 +1,341 @@
+"""Senders and a data node over real sockets: puts, lost answers, bad peers, tokens, TLS, rows."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import pyarrow as pa
+import pytest
+from pyarrow import flight
+from tests.node.handing_over import hand_over, some_parts
+from tests.patience import PATIENCE_S
+from tests.remote.certificates import Certificates, make_certificates
+from tests.remote.serving import ReaderInside
+
+from holdfast.errors import (
+    BadConfig,
+    BadInput,
+    HoldfastError,
+    NotAllowed,
+    OwnerGone,
+    UnknownPosition,
+)
+from holdfast.node.data_node import DataNode
+from holdfast.node.replica import Incoming
+from holdfast.node.service import NodeServer
+from holdfast.node.settings import DataNodeSettings
+from holdfast.quiver.ledger.intervals import IntervalSet
+from holdfast.quiver.read.sealed import SealedRead
+from holdfast.remote import ClientSettings, FlightSettings, FlightTls, FlightToken, RemoteQuiver
+from holdfast.remote.reader import Secrets
+from holdfast.remote.server import secrets_of
+from holdfast.remote.wire import encode
+from holdfast.replica.flight import SLICE_SCHEMA, FlightTransport, slice_batch
+from holdfast.replica.messages import AnswerKind, PartAnswer, part_fields
+from holdfast.replica.part import PartId, slices
+from holdfast.replica.transport import OutgoingPart, whole_health
+from holdfast.seam.disk import RealDisk
+from holdfast.settings import Secret
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return make_certificates(tmp_path_factory.mktemp("certificates"))
+
+
+@contextlib.contextmanager
+def served(folder: Path, **given: Any) -> Iterator[tuple[DataNode, str]]:
+    """Serve a data node on loopback, rows from this process."""
+    given = {"listen": "127.0.0.1:0", **given}
+    node = DataNode(folder / "node", DataNodeSettings(min_free=0, flight=FlightSettings(**given)))
+    server = NodeServer(node, secrets_of(node.settings.flight, folder))
+    server.reader = cast("Any", ReaderInside(server.reader._orders))
+    try:
+        with server:
+            yield node, server.location
+    finally:
+        node.close()
+
+
+@contextlib.contextmanager
+def connected(location: str, **given: Any) -> Iterator[FlightTransport]:
+    settings = ClientSettings(**{"timeout": PATIENCE_S, **given})
+    transport = FlightTransport(location, settings, put_patience_s=PATIENCE_S)
+    try:
+        yield transport
+    finally:
+        transport.close()
+
+
+def test_parts_are_offered_sent_and_answered_one_by_one(tmp_path: Path) -> None:
+    parts = some_parts()
+    with served(tmp_path) as (node, location), connected(location) as transport:
+        assert [one.kind for one in transport.offer([p.part for p in parts])] == ["need"] * 4
+        assert [one.kind for one in transport.send(parts[:2])] == ["ack"] * 2
+        assert [one.kind for one in transport.send(parts)] == ["have", "have", "ack", "ack"]
+        health = whole_health(transport)
+        assert health.node_id == node.node_id
+        assert health.holdings[0].stored.covers(parts[0].part.id.first_seq, 7)
+        assert transport.health(known_digest=health.digest).holdings == ()
+        assert node.scrub() == []
+
+
+def test_ranges_that_a_node_does_not_own_are_told(tmp_path: Path) -> None:
+    part = some_parts()[0].part.id
+    with served(tmp_path) as (_, location), connected(location) as transport:
+        transport.tell_not_owned(part.quiver_id, IntervalSet([(0, 7), (9, 12)]))
+        (holding,) = transport.health().holdings
+        assert list(holding.seen) == [(0, 7), (9, 12)]
+        assert not holding.stored
+        with pytest.raises(BadInput):
+            transport.tell_not_owned("../x", IntervalSet([(0, 7)]))
+
+
+def test_a_part_is_fetched_by_its_range(tmp_path: Path) -> None:
+    parts = some_parts()
+    with served(tmp_path) as (_, location), connected(location) as transport:
+        transport.send(parts[:1])
+        fetched = transport.fetch(parts[0].part.id)
+        assert fetched.part == parts[0].part
+        sent = [piece.data for piece in slices(parts[0].disk, parts[0].folder, parts[0].part)]
+        assert [bytes(piece.data) for piece in fetched.slices] == sent
+        with pytest.raises(UnknownPosition):
+            transport.fetch(parts[1].part.id)
+
+
+def test_scenario_11_one_refused_part_does_not_touch_the_others(tmp_path: Path) -> None:
+    """Also defect 3: a failure of one of many is never turned into a success."""
+    parts = list(some_parts())
+    damaged = tmp_path / "damaged"
+    damaged.mkdir()
+    for file in parts[1].part.files:
+        (damaged / file.name).write_bytes(parts[1].disk.read(parts[1].folder / file.name))
+    (damaged / "bundles.arrow").write_bytes(bytes((damaged / "bundles.arrow").stat().st_size))
+    sent = [parts[0], OutgoingPart(parts[1].part, RealDisk(), damaged), parts[2]]
+    with served(tmp_path) as (_, location), connected(location) as transport:
+        answers = transport.send(sent)
+        assert [one.kind for one in answers] == ["ack", "retry", "ack"]
+        assert [one.kind for one in transport.send(parts)] == ["have", "ack", "have", "ack"]
+
+
+def test_scenario_06_two_senders_at_once_store_a_part_once(tmp_path: Path) -> None:
+    parts = some_parts()
+    kinds: list[AnswerKind] = []
+    with served(tmp_path) as (node, location):
+
+        def send() -> None:
+            with connected(location) as transport:
+                kinds.extend(one.kind for one in transport.send(parts))
+
+        senders = [threading.Thread(target=send) for _ in range(3)]
+        for one in senders:
+            one.start()
+        for one in senders:
+            one.join()
+        assert kinds.count(AnswerKind.ACK) == 4
+        assert set(kinds) <= {AnswerKind.ACK, AnswerKind.HAVE, AnswerKind.BUSY}
+        assert node.statistics().adopted_total == 4
+
+
+def test_scenario_04_a_sender_that_goes_midway_leaves_whole_parts_alone(tmp_path: Path) -> None:
+    parts = some_parts()
+    with served(tmp_path) as (node, location):
+        client = flight.FlightClient(location)
+        command = encode({"parts": [part_fields(one.part) for one in parts]})
+        descriptor = flight.FlightDescriptor.for_command(command)
+        writer, reader = client.do_put(descriptor, SLICE_SCHEMA)
+        for place in (0, 1):
+            pieces = list(slices(parts[place].disk, parts[place].folder, parts[place].part))
+            for piece in pieces if place == 0 else pieces[:1]:
+                writer.write_batch(slice_batch(place, piece))
+        assert b'"ack"' in reader.read().to_pybytes()
+        with pytest.raises(pa.ArrowException):
+            writer.close()
+        client.close()
+        with connected(location) as transport:
+            kinds = [one.kind for one in transport.offer([one.part for one in parts])]
+            assert kinds == ["have", "need", "need", "need"]
+            assert [one.kind for one in transport.send(parts)] == ["have", "ack", "ack", "ack"]
+        staging = node.replica(parts[0].part.id.quiver_id).folder / "staging"
+        assert not list(Path(staging).iterdir())
+
+
+def test_a_range_that_somebody_sends_is_busy_over_the_wire(tmp_path: Path) -> None:
+    (sent, *_) = some_parts()
+    with served(tmp_path) as (node, location), connected(location) as transport:
+        with node.receiving(sent.part) as incoming:
+            assert isinstance(incoming, Incoming)
+            (answer,) = transport.offer([sent.part])
+            assert answer.kind is AnswerKind.BUSY
+            assert answer.retry_after_s == 1.0
+        assert transport.send([sent])[0].kind is AnswerKind.ACK
+
+
+# ------------------------------------------------------------------------ bad peers
+
+
+@pytest.mark.parametrize(
+    ("command", "rows"),
+    [
+        (b"{}", []),
+        (b"nonsense", []),
+        (encode({"parts": []}), [(0, 0, 0, b"x")]),
+        (encode({"parts": [part_fields(some_parts()[0].part)]}), []),
+        (encode({"parts": [part_fields(some_parts()[0].part)]}), [(7, 0, 0, b"x")]),
+        (encode({"parts": [part_fields(some_parts()[0].part)]}), [(-1, 0, 0, b"x")]),
+        (encode({"parts": [part_fields(some_parts()[0].part)]}), [(None, 0, 0, b"x")]),
+    ],
+)
+def test_a_put_that_is_none_is_refused_with_words(
+    tmp_path: Path, command: bytes, rows: list[tuple[Any, ...]]
+) -> None:
+    with served(tmp_path) as (node, location):
+        client = flight.FlightClient(location)
+        writer, _ = client.do_put(flight.FlightDescriptor.for_command(command), SLICE_SCHEMA)
+        with contextlib.suppress(flight.FlightError):  # the server may be quicker
+            for row in rows:
+                columns = zip(row, SLICE_SCHEMA.types, strict=True)
+                arrays = [pa.array([value], kind) for value, kind in columns]
+                writer.write_batch(pa.record_batch(arrays, schema=SLICE_SCHEMA))
+            writer.done_writing()
+        with pytest.raises(flight.FlightServerError) as refused:
+            writer.close()
+        assert b'"BadInput"' in (refused.value.extra_info or b"")
+        client.close()
+        assert node.statistics().parts == 0
+
+
+def test_an_unknown_action_names_those_there_are(tmp_path: Path) -> None:
+    with served(tmp_path) as (_, location), pytest.raises(BadInput, match="no quiver"):
+        RemoteQuiver.open(location, "events")
+
+
+class Liar(flight.FlightServerBase):  # type: ignore[misc]
+    """Answers every action with the same bytes."""
+
+    def __init__(self, answer: bytes) -> None:
+        self.answer = answer
+        super().__init__("grpc://127.0.0.1:0")
+
+    def do_action(self, context: Any, action: Any) -> list[flight.Result]:
+        return [flight.Result(self.answer)] if self.answer else []
+
+    def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
+        for _ in reader:
+            pass
+        if self.answer:
+            writer.write(self.answer)
+
+    def do_get(self, context: Any, ticket: Any) -> flight.GeneratorStream:
+        return flight.GeneratorStream(SLICE_SCHEMA, iter(()))
+
+
+OTHERS = PartAnswer(PartId(some_parts()[0].part.id.quiver_id, 900, 901), AnswerKind.ACK).to_fields()
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [b"", b"nonsense", b"[]", encode({}), encode({"answers": [{}]}), encode({"answers": [OTHERS]})],
+)
+def test_a_node_that_lies_settles_nothing(answer: bytes) -> None:
+    (sent, *_) = some_parts()
+    with Liar(answer) as liar, connected(f"grpc://127.0.0.1:{liar.port}") as transport:
+        for call in (
+            lambda: transport.offer([sent.part]),
+            lambda: transport.send([sent]),
+            transport.health,
+            lambda: transport.fetch(sent.part.id),
+        ):
+            with pytest.raises(OwnerGone) as error:
+                call()
+            assert error.value.hint
+
+
+def test_scenario_13_a_refused_port_a_hanging_node_and_another_program_are_told() -> None:
+    (sent, *_) = some_parts()
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        refused = f"grpc://127.0.0.1:{silent.getsockname()[1]}"
+        with connected(refused, timeout=2.0) as transport, pytest.raises(OwnerGone):
+            transport.offer([sent.part])
+        silent.listen()  # it takes connections, and never answers
+        with connected(refused, timeout=0.5) as transport, pytest.raises(OwnerGone):
+            transport.health()
+    with flight.FlightServerBase("grpc://127.0.0.1:0") as other:
+        location = f"grpc://127.0.0.1:{other.port}"
+        with connected(location) as transport, pytest.raises(OwnerGone):
+            transport.health()
+
+
+# --------------------------------------------------------------------- who may call
+
+
+def test_tokens_decide_who_may_do_what(tmp_path: Path) -> None:
+    (sent, *_) = some_parts()
+    tokens = (
+        FlightToken(name="sender", token=Secret("s3nd"), rights=("append", "read")),
+        FlightToken(name="reader", token=Secret("r3ad"), rights=("read",)),
+    )
+    with served(tmp_path, tokens=tokens) as (_, location):
+        with connected(location) as transport, pytest.raises(NotAllowed):
+            transport.health()
+        with connected(location, token="r3ad") as transport:
+            transport.health()
+            with pytest.raises(NotAllowed):
+                transport.offer([sent.part])
+            with pytest.raises(NotAllowed):
+                transport.send([sent])
+        with connected(location, token="s3nd") as transport:
+            assert transport.send([sent])[0].kind is AnswerKind.ACK
+
+
+def test_the_world_is_not_served_without_tokens(tmp_path: Path) -> None:
+    node = DataNode(tmp_path, DataNodeSettings(flight=FlightSettings(listen="0.0.0.0:0")))
+    with pytest.raises(BadConfig, match="anybody"):
+        NodeServer(node, Secrets())
+    node.close()
+
+
+def test_mutual_tls_lets_known_senders_in_alone(tmp_path: Path, certificates: Certificates) -> None:
+    (sent, *_) = some_parts()
+    tls = FlightTls(
+        cert_file=str(certificates.server),
+        key_file=str(certificates.server_key),
+        client_ca_file=str(certificates.ca),
+    )
+    with served(tmp_path, tls=tls) as (_, location):
+        known = {
+            "ca_file": str(certificates.ca),
+            "cert_file": str(certificates.client),
+            "key_file": str(certificates.client_key),
+        }
+        with connected(location, **known) as transport:
+            assert transport.send([sent])[0].kind is AnswerKind.ACK
+        with connected(location, ca_file=known["ca_file"]) as transport, pytest.raises(OwnerGone):
+            transport.health()
+
+
+# ---------------------------------------------------------------------------- rows
+
+
+def test_rows_of_a_replica_are_read_as_those_of_a_quiver(tmp_path: Path) -> None:
+    parts = some_parts()
+    quiver_id = parts[0].part.id.quiver_id
+    with served(tmp_path) as (node, location):
+        hand_over(node, parts[0])
+        hand_over(node, parts[2])  # with a hole between the two
+        with RemoteQuiver.open(location, quiver_id) as remote:
+            found = remote.segments("slot-0")
+            assert [one.first_seq for one in found] == [parts[p].part.id.first_seq for p in (0, 2)]
+            names = tuple(one.name for one in found)
+            rows = remote.read(SealedRead(quiver_id, names, "slot-0")).read_all()
+            assert rows.column("_seq").to_pylist() == [0, 0, 3, 3, 5, 5]
+            hand_over(node, parts[1])
+            assert len(remote.segments("slot-0")) == 3
+            with pytest.raises(HoldfastError):
+                remote.cursor("reader")
