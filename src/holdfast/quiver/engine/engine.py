@@ -318,10 +318,10 @@ class Engine:
         self.keeper.freed()
         self.retention.notify_freed()
 
-    def hasten(self) -> None:
+    def seal_soon(self) -> None:
         """Somebody waits for sealed data; see `Retention.earliest_seal_s`."""
         with contextlib.suppress(NotAccepted):  # it is closing, or failed: nothing will be sealed
-            self.writer.hasten()
+            self.writer.seal_soon()
 
     def attached(self, reader: Attached) -> Attached:
         """Remember a reader: retention leaves alone what it has in hand, and `stop` closes it."""
@@ -403,7 +403,7 @@ RESTS_PER_TICK = 9
 
 
 class Keeper:
-    """Does what is due by time. Its failures are told, and tried again at the next tick."""
+    """Does what is due by time. What fails is logged, and tried again at the next tick."""
 
     def __init__(
         self, clock: Clock, config: RetentionConfig, ledger: Ledger, retention: Retention
@@ -472,10 +472,10 @@ class Keeper:
         try:
             work()
         except Exception as error:
-            told = f"{type(error).__name__}: {error}"
-            if told != self.last_error:
-                log.warning("the keeper failed and will try again: %s", told)
-            self.last_error = told
+            failure = f"{type(error).__name__}: {error}"
+            if failure != self.last_error:
+                log.warning("the keeper failed and will try again: %s", failure)
+            self.last_error = failure
 
     def _tick(self) -> None:
         now_s = self._clock.monotonic_s()

@@ -88,7 +88,7 @@ class DiskRoom:
             self.make_reserve()
 
     def refusal(self) -> DiskFull:
-        """Return what a producer is told meanwhile."""
+        """Return the error for producers until there is room."""
         if self.refused_bytes and self._is_denied:
             return DiskFull(
                 f"the disk refused to store {self.refused_bytes} bytes, although "

@@ -6,7 +6,7 @@ any time, per subscriber, in bundles and in events:
 
     accepted = acked + dead_lettered + dropped + expired + damaged + filtered + given_up + pending
 
-When a write fails it is cut off again and the caller told; nothing changed. When a sync fails, the
+When a write fails it is cut off again and raised; nothing changed. When a sync fails, the
 file is left and a new one begun: its checkpoint holds everything, so nothing has to be written
 again. A file that was left is never written or synced again: the kernel forgets that a sync failed,
 and a new file whose beginning failed halfway may still be found, and believed, by the next start.

@@ -49,7 +49,7 @@ class Numbered:
         return (self.append, *self.followers)
 
     def receipt(self, quiver_id: str, append: Append) -> Receipt:
-        """Return what the producer is told."""
+        """Return the answer for the producer."""
         return Receipt(
             quiver_id,
             self.held[0].seq,

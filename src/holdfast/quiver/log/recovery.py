@@ -236,7 +236,7 @@ class Recovery:
     def _add(self, segment: Segment) -> None:
         self._catalog.add(segment)
         self.report.segments += 1
-        # The newest last: who is told of first is forgotten first.
+        # The newest last: when there are too many producers, the first are forgotten first.
         for producer, last in reversed(segment.summary.producers.items()):
             if last.epoch:
                 append = LastAppend(last.epoch, last.seq, last.bundles, last.events, last.time_ns)

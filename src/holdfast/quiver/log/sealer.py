@@ -102,7 +102,7 @@ class Sealer:
             return was_idle
 
     def overloaded(self) -> Overloaded:
-        """Return the error for appends that waited for a seal in vain."""
+        """Return the error for appends that waited for a seal until their time-out."""
         return Overloaded(
             "two segments wait to be sealed (2 x segment.target_size_bytes), "
             "or the write-ahead log is at wal.max_size_bytes",
@@ -131,7 +131,7 @@ class Sealer:
             self._queue.append(last)
         if self._died_of is None:
             self._drain()
-        self._tell_the_rest()
+        self._answer_the_rest()
 
     # ------------------------------------------------------------------ thread
 
@@ -148,7 +148,7 @@ class Sealer:
             with self._lock:
                 self._died_of = error
                 self._changed.notify_all()
-            self._tell_the_rest()
+            self._answer_the_rest()
 
     def _drain(self) -> None:
         """Seal what is left, in the closing thread; whatever fails stays in the WAL."""
@@ -196,7 +196,7 @@ class Sealer:
             self._changed.notify_all()
         self.counters.segments += segment is not None
         self.counters.seconds += self._clock.monotonic_s() - started_s
-        self._tell(buffer, None)
+        self._answer(buffer, None)
         self.on_sealed()
         return buffer.last_seq
 
@@ -218,14 +218,14 @@ class Sealer:
         self.counters.failures += 1
         self.last_error = str(error)
 
-    def _tell(self, buffer: OpenBuffer, error: HoldfastError | None) -> None:
+    def _answer(self, buffer: OpenBuffer, error: HoldfastError | None) -> None:
         callbacks, buffer.on_sealed = buffer.on_sealed, []
         for callback in callbacks:
             callback(error)
 
-    def _tell_the_rest(self) -> None:
+    def _answer_the_rest(self) -> None:
         for buffer in self._queue:
-            self._tell(buffer, self._not_sealed())
+            self._answer(buffer, self._not_sealed())
 
     def _not_sealed(self) -> StorageFailed:
         if self._died_of is None:

@@ -91,7 +91,7 @@ class Cursor(Attachment):
             self._require_current()
             planned = self._plan_now(max_events, max_bytes, durable, start, sealed_only)
             if planned is None and sealed_only:
-                self._store.hasten()
+                self._store.seal_soon()
             remaining_s = deadline_s - self._store.clock.monotonic_s()
             if planned is not None or remaining_s <= 0:
                 return planned

@@ -8,7 +8,7 @@ A delivery is leased for `lease_s`; `extend()` renews it, up to `max_lease_s` in
 lapses is given to somebody again, like a nack. Attempts that failed are in the ledger, with their
 reasons, and go on counting after a restart; with `SubscriberOptions.max_attempts` a bundle that was
 handed out so often becomes a dead letter. The first terminal outcome wins, whoever says it. At
-most `max_in_flight` deliveries are out at a time. When to retry is told by the caller: policy is
+most `max_in_flight` deliveries are out at a time. When to retry is up to the caller: policy is
 not here.
 """
 
@@ -290,8 +290,8 @@ class Lease(Attachment):
         most = known.options.max_attempts
         if self._has_no_attempt_left(flight.ref, flight.attempt, most, reason):
             return
-        told = reason[:NACK_REASON_CHARS_MAX]
-        self._ledger.change("nack", self.name, seq=seq, attempt=flight.attempt, reason=told)
+        shortened = reason[:NACK_REASON_CHARS_MAX]
+        self._ledger.change("nack", self.name, seq=seq, attempt=flight.attempt, reason=shortened)
 
     def _has_no_attempt_left(
         self, ref: BundleRef, attempts: int, most: int | None, reason: str

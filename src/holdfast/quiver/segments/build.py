@@ -184,8 +184,8 @@ def _describing_schema(made: GroupTable) -> pa.Schema:
 
 def schema_fingerprint(columns: Iterable[pa.Field]) -> str:
     """Return what is equal for equal columns, whatever else the file holds or wrote it."""
-    told = [(field.name, str(field.type), field.nullable) for field in columns]
-    text = json.dumps(told, separators=(",", ":"), ensure_ascii=False)
+    described = [(field.name, str(field.type), field.nullable) for field in columns]
+    text = json.dumps(described, separators=(",", ":"), ensure_ascii=False)
     return xxh3_128_hexdigest(text.encode())
 
 

@@ -166,7 +166,7 @@ class _FsckChecks:
             yield QuiverFinding(
                 Severity.ERROR,
                 names.WAL_DIR,
-                "no WAL file is readable: nobody knows which numbers were given out",
+                "no WAL file is readable, so it is not known which numbers were given out",
                 "restore the folder; else the next start takes a new quiver_id, and positions of "
                 "the old one end",
             )

@@ -38,11 +38,11 @@ from holdfast.seam.disk import Disk, entries_of
 class Severity(StrEnum):
     """How bad a finding is."""
 
-    # Something is lost, or will be if nobody acts.
+    # Something is lost, or will be if the operator does nothing.
     ERROR = "error"
-    # Nothing is lost, and somebody should look.
+    # Nothing is lost, but the operator should look.
     WARNING = "warning"
-    # As it should be after a crash, and mended by itself.
+    # As it should be after a crash; the next start repairs it.
     NOTE = "note"
 
 
