@@ -139,6 +139,10 @@ class Append:
             raise self._too_late()
 
     def _too_late(self) -> Overloaded:
+        """Return the error for a time-out.
+
+        Whoever claims the append first decides: if the writer has it, it may still be stored.
+        """
         stored = "no" if self.claim() else "maybe"
         return Overloaded(
             "the append was not answered in time",
@@ -303,6 +307,10 @@ class Inbox:
             self._wake_loops()
 
     def _try_put(self, append: Append) -> bool:
+        """Take an append if it fits, under the lock.
+
+        One that is larger than the bound is taken alone.
+        """
         if self._closed_by is not None:
             raise self._closed_by.for_later()
         too_much = self._pending_bytes + append.size_bytes > self._max_pending_bytes

@@ -136,6 +136,10 @@ class Sealer:
     # ------------------------------------------------------------------ thread
 
     def _run(self) -> None:
+        """Seal what is queued until the quiver closes.
+
+        What ends this thread is raised by `offer`.
+        """
         try:
             while True:
                 with self._lock:
@@ -161,6 +165,7 @@ class Sealer:
             self._died_of = error
 
     def _seal_with_retries(self) -> None:
+        """Seal the oldest buffer, however often that takes: none behind it may be sealed first."""
         pause_s = self._config.retry_min_s
         while True:
             try:
@@ -228,6 +233,7 @@ class Sealer:
             self._answer(buffer, self._not_sealed())
 
     def _not_sealed(self) -> StorageFailed:
+        """Return the error for appends and flushes whose segment does not come any more."""
         if self._died_of is None:
             reason = f"the quiver closed before the segment was sealed: {self.last_error}"
         else:

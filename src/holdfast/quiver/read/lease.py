@@ -185,6 +185,7 @@ class Lease(Attachment):
         return len(self._flights)
 
     def _next(self) -> LeasedBundle | None:
+        """Hand out one bundle, if there is one and fewer than `max_in_flight` are out."""
         with self._lock:
             if self._closed:
                 return None
@@ -253,6 +254,7 @@ class Lease(Attachment):
         return bool(ahead)
 
     def _hand_out(self, ref: BundleRef, attempts: int) -> LeasedBundle | None:
+        """Lease a bundle; None if it is gone or damaged meanwhile, or has no attempt left."""
         bundle = self._store.readable.bundle(ref.seq)
         if bundle is None:
             return None  # dropped since it was looked up; the ledger has it

@@ -281,6 +281,10 @@ class SegmentBuilder:
     def _write_files(
         self, building: PurePath, bundles: Sequence[HeldBundle], segment_seq: int
     ) -> Summary:
+        """Write data files, bundle table and manifest, in this order.
+
+        The manifest vouches for the rest.
+        """
         places: RowPlaces = []
         files: list[FileSummary] = []
         clamped: list[pa.Array] = []
@@ -327,6 +331,7 @@ class SegmentBuilder:
 
 
 def _note_places(places: RowPlaces, group: Group, file: int) -> None:
+    """Note in which rows of a file each bundle is, for the bundle table."""
     row = 0
     for seq, _, index, _, count in group.shares:
         if group.kind == OPAQUE and places and places[-1][:3] == (seq, index, file):
@@ -373,6 +378,10 @@ def _watermark(held: HeldBundle) -> int | None:
 
 
 def _producers(bundles: Sequence[HeldBundle]) -> dict[str, ProducerSummary]:
+    """Return the newest append of each producer.
+
+    By these, repeats are recognised after a restart.
+    """
     newest: dict[str, ProducerSummary] = {}
     for held in bundles:
         if held.producer is None:

@@ -101,6 +101,10 @@ class _OnlineBackup:
             self._hold(0)
 
     def _run(self, ledger_file: str) -> Copied:
+        """Copy while the owner works.
+
+        It holds back removals, and what vanishes all the same is copied again.
+        """
         assembly = None
         for _ in range(ATTEMPTS_MAX):
             state = self._checkpoint(ledger_file)
