@@ -8,7 +8,6 @@ import threading
 from collections.abc import Callable, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path, PurePath
-from types import TracebackType
 from typing import Any, Self
 
 from holdfast.dead_letters.letter import Letter
@@ -70,12 +69,7 @@ class Gateway:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _run(self, work: Any) -> Any:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
+from unittest import mock
 
 import click
 import pytest
 from click.shell_completion import BashComplete
 from click.testing import CliRunner
 
-from holdfast.operate.cli import COMMANDS, cli
+from holdfast.operate.cli import COMMANDS, cli, main
 from holdfast.operate.cli.base.groups import EXAMPLES
 from holdfast.operate.cli.base.output import counted
 from holdfast.quiver import Quiver
@@ -23,6 +26,20 @@ from holdfast.quiver import Quiver
 def run(*arguments: str, timeout_s: float = 100) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", "from holdfast.operate.cli import main; main()", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
+
+
+def call(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a command in this process, which need not start one."""
+    output, errors = (io.TextIOWrapper(io.BytesIO(), write_through=True) for _ in range(2))
+    with (
+        mock.patch.object(sys, "argv", ["holdfast", *arguments]),
+        redirect_stdout(output),
+        redirect_stderr(errors),
+        pytest.raises(SystemExit) as ended,
+    ):
+        main()
+    told = [stream.buffer.getvalue().decode() for stream in (output, errors)]
+    return subprocess.CompletedProcess(arguments, int(ended.value.code or 0), *told)
 
 
 @pytest.fixture
@@ -115,7 +132,7 @@ def test_things_are_counted_as_people_say_it(count: int, text: str) -> None:
 
 
 def test_doctor_examines_disk_and_software(tmp_path: Path) -> None:
-    result = run("doctor", "--dir", str(tmp_path), "--json")
+    result = call("doctor", "--dir", str(tmp_path), "--json")
     findings = {finding["name"]: finding for finding in json.loads(result.stdout)}
     assert result.returncode == 0
     assert findings["quiver"]["health"] == "ok"
@@ -124,35 +141,35 @@ def test_doctor_examines_disk_and_software(tmp_path: Path) -> None:
 
 
 def test_doctor_fails_on_a_directory_it_cannot_write(tmp_path: Path) -> None:
-    result = run("doctor", "--dir", str(tmp_path / "missing"), "--json")
+    result = call("doctor", "--dir", str(tmp_path / "missing"), "--json")
     assert result.returncode == 1
     assert any(finding["health"] == "fail" for finding in json.loads(result.stdout))
 
 
 def test_quiver_ls_tells_segments_and_unsealed_bundles(data: Path) -> None:
-    listed = json.loads(run("quiver", "ls", str(data), "--json").stdout)
+    listed = json.loads(call("quiver", "ls", str(data), "--json").stdout)
     assert [segment["events"] for segment in listed["segments"]] == [2]
     assert listed["unsealed_bundles"] == 1
-    assert "segments" in run("quiver", "ls", str(data)).stdout
+    assert "segments" in call("quiver", "ls", str(data)).stdout
 
 
 def test_quiver_ls_changes_nothing(data: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in data.rglob("*")}
-    run("quiver", "ls", str(data))
+    call("quiver", "ls", str(data))
     assert {path: path.stat().st_mtime_ns for path in data.rglob("*")} == before
 
 
 def test_quiver_show_tells_the_bundles_of_a_segment(data: Path) -> None:
-    shown = json.loads(run("quiver", "show", str(data), "1", "--json").stdout)
+    shown = json.loads(call("quiver", "show", str(data), "1", "--json").stdout)
     assert shown["summary"]["bundles"] == 1
     assert shown["bundles"][0]["events"] == 2
-    assert run("quiver", "show", str(data), "1").returncode == 0
+    assert call("quiver", "show", str(data), "1").returncode == 0
 
 
 def test_quiver_cat_prints_sealed_and_unsealed_rows(data: Path) -> None:
-    lines = [json.loads(line) for line in run("quiver", "cat", str(data)).stdout.splitlines()]
+    lines = [json.loads(line) for line in call("quiver", "cat", str(data)).stdout.splitlines()]
     assert [line["payload"] for line in lines] == ['{"n": 1}', "base64://4=", "unsealed"]
-    limited = run("quiver", "cat", str(data), "--limit", "1", "--columns", "payload").stdout
+    limited = call("quiver", "cat", str(data), "--limit", "1", "--columns", "payload").stdout
     assert json.loads(limited) == {"payload": '{"n": 1}'}
 
 
@@ -164,7 +181,7 @@ def test_quiver_cat_reads_beside_a_running_owner(tmp_path: Path) -> None:
 
 
 def test_an_error_tells_what_and_where_and_what_next(tmp_path: Path) -> None:
-    result = run("quiver", "ls", str(tmp_path))
+    result = call("quiver", "ls", str(tmp_path))
     assert result.returncode == 78
     assert "there is no quiver here" in result.stderr
     assert str(tmp_path) in result.stderr
@@ -172,7 +189,7 @@ def test_an_error_tells_what_and_where_and_what_next(tmp_path: Path) -> None:
 
 
 def test_an_error_is_json_where_json_was_asked_for(tmp_path: Path) -> None:
-    result = run("quiver", "ls", str(tmp_path), "--json")
+    result = call("quiver", "ls", str(tmp_path), "--json")
     told = json.loads(result.stderr)
     assert told["error"] == "CannotOpen"
     assert told["hint"]
@@ -180,23 +197,23 @@ def test_an_error_is_json_where_json_was_asked_for(tmp_path: Path) -> None:
 
 
 def test_a_missing_segment_is_a_bad_input(data: Path) -> None:
-    assert run("quiver", "show", str(data), "99").returncode == 2
+    assert call("quiver", "show", str(data), "99").returncode == 2
 
 
 def test_a_wrong_option_exits_with_usage() -> None:
-    result = run("quiver", "ls", "--nonsense", "x")
+    result = call("quiver", "ls", "--nonsense", "x")
     assert result.returncode == 2
     assert "--nonsense" in result.stderr
 
 
 def test_prove_lists_its_fault_points() -> None:
-    points = json.loads(run("prove", "quiver", "--list", "--json").stdout)
+    points = json.loads(call("prove", "quiver", "--list", "--json").stdout)
     assert {"point": "wal.sync", "step": "sync one group: the moment of acknowledgement"} in points
 
 
 def test_prove_refuses_a_directory_that_is_not_empty(tmp_path: Path) -> None:
     (tmp_path / "something").touch()
-    result = run("prove", "quiver", "--dir", str(tmp_path))
+    result = call("prove", "quiver", "--dir", str(tmp_path))
     assert result.returncode == 2
     assert "not empty" in result.stderr
 

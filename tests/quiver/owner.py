@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from tests.patience import PATIENCE_S
@@ -72,12 +71,7 @@ class Owner:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._child.returncode is None:
             self.kill()
 

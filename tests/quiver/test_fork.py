@@ -280,12 +280,12 @@ def test_bytes_that_somebody_else_wrote_cost_neither_appends_nor_outcomes(tmp_pa
         for path in [*(tmp_path / "wal").iterdir(), *(tmp_path / "ledger").iterdir()]:
             with path.open("ab") as file:
                 file.write(b"not ours")
-        with pytest.raises(StorageFailed, match="written by somebody else"):
+        with pytest.raises(StorageFailed, match="written by another process"):
             quiver.append_raw(b"4")
         quiver.append_raw(b"5")
         delivery = lease.poll()
         assert delivery is not None
-        with pytest.raises(StorageFailed, match="written by somebody else"):
+        with pytest.raises(StorageFailed, match="written by another process"):
             delivery.ack()
         delivery.ack()
         assert drain(lease) == 4

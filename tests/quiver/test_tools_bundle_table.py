@@ -99,7 +99,7 @@ def test_the_damage_is_logged_and_counted(
         assert payloads(quiver, slot="raw") == {5: [b"c"]}
         assert quiver.statistics().rebuilt_tables == 0
         assert quiver.bundle(0) is not None
-    assert "made anew from the rows" in caplog.text
+    assert "rebuilt from the rows" in caplog.text
     assert quiver.statistics().rebuilt_tables == 1
 
 

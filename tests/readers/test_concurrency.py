@@ -8,7 +8,6 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from types import TracebackType
 from typing import Self
 
 import pytest
@@ -79,12 +78,7 @@ class Crew:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.done.set()
         for thread in self._threads:
             thread.join(PATIENCE_S)

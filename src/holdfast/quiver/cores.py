@@ -169,7 +169,7 @@ class Core:
         self.engine = quiver._engine
 
     def statistics(self) -> Statistics:
-        """Return a picture of this moment."""
+        """Return a snapshot."""
         return replace(self.quiver.statistics(), core_id=self.core_id, adopted=self.adopted)
 
     def claim(self, size_cap_bytes: int) -> CapClaim:
@@ -302,7 +302,7 @@ class Cores:
         return (*self, *self.adopted.values())
 
     def statistics(self) -> tuple[Statistics, ...]:
-        """Return a picture of this moment, core by core, the adopted ones too."""
+        """Return a snapshot, core by core, the adopted ones too."""
         with self._lock:
             return tuple(core.statistics() for core in self._cores.values())
 
@@ -327,9 +327,9 @@ class Cores:
         del self._cores[core.core_id]
 
     def _account(self, core: Core) -> str:
-        told = core.quiver.statistics()
-        return f"{told.quiver_id}, {told.accepted_bundles} bundles accepted, " + "; ".join(
-            f"{one.name}: {one.outcomes}" for one in told.subscribers
+        seen = core.quiver.statistics()
+        return f"{seen.quiver_id}, {seen.accepted_bundles} bundles accepted, " + "; ".join(
+            f"{one.name}: {one.outcomes}" for one in seen.subscribers
         )
 
     def _run(self) -> None:

@@ -430,7 +430,7 @@ class Quiver:
         return self._writer.failure or self._engine.retention.standing_refusal(size_bytes)
 
     def statistics(self) -> Statistics:
-        """Return a picture of this moment."""
+        """Return a snapshot."""
         return gather(self._engine, self._staging.staged_bytes, accepting=not self._closed)
 
     def close(self) -> None:

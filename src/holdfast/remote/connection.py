@@ -103,7 +103,7 @@ class Connection:
                 writer.close()  # the server sees half a put, and says so
             raise BundleTooLarge(
                 f"a record batch is larger than {self.settings.max_message} bytes",
-                hint="append less at once, or raise max_message on both sides",
+                hint="append less in one call, or raise max_message on both sides",
             ) from error
         writer.done_writing()
         answer = reader.read()

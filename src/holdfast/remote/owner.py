@@ -44,8 +44,8 @@ from holdfast.remote.wire import (
     encode,
     encode_ticket,
     receipt_fields,
+    reporting,
     statement_fields,
-    told,
 )
 from holdfast.seam.clock import Clock
 
@@ -188,7 +188,7 @@ class OwnerService(flight.FlightServerBase):  # type: ignore[misc]
         self, context: flight.ServerCallContext, criteria: bytes
     ) -> Iterator[flight.FlightInfo]:
         """Yield every slot of every quiver."""
-        with told():
+        with reporting():
             client_of(context).require("read")
             for name, quiver in self._quivers.items():
                 slots = {slot for s in quiver.segments() for slot in s.summary.slots if slot}
@@ -469,7 +469,7 @@ def _take(batches: Iterable[pa.RecordBatch], count: int, max_bytes: int) -> list
         if size_bytes > max_bytes:
             raise BundleTooLarge(
                 f"a put of more than {max_bytes} bytes (max_message)",
-                hint="put less at once, or raise it",
+                hint="put less in one call, or raise it",
             )
         taken.append(batch)
     if not taken or len(taken) != count:

@@ -29,7 +29,7 @@ from pyarrow import flight
 from holdfast.errors import BadConfig, BadInput, HoldfastError, NotAllowed, Overloaded
 from holdfast.quiver.read.sealed import scan_sealed
 from holdfast.remote.settings import ALL_RIGHTS, Right
-from holdfast.remote.wire import answering, decode_ticket, told
+from holdfast.remote.wire import answering, decode_ticket, reporting
 from holdfast.seam.disk import Disk
 
 GATE = "gate"
@@ -56,7 +56,7 @@ ANYBODY = Caller("anybody", frozenset(ALL_RIGHTS))
 
 @dataclass(frozen=True)
 class CallerToken:
-    """One token and whose it is, as the serving process is told it."""
+    """One token and whose it is, as the serving process gets it."""
 
     name: str
     token: str
@@ -91,8 +91,8 @@ class Gate(flight.ServerMiddlewareFactory):  # type: ignore[misc]
         return self._calls
 
     def start_call(self, info: flight.CallInfo, headers: Mapping[str, list[str]]) -> Passed:
-        """Let a call in, or raise what its client is told."""
-        with told():
+        """Let a call in, or raise the error for its client."""
+        with reporting():
             try:
                 return self._let_in(headers.get("authorization", []))
             except HoldfastError:
@@ -262,7 +262,7 @@ class ReaderService(flight.FlightServerBase):  # type: ignore[misc]
     def _messages(
         self, context: flight.ServerCallContext, reader: pa.RecordBatchReader
     ) -> Iterator[pa.RecordBatch]:
-        with told():
+        with reporting():
             for batch in reader:
                 for part in sliced(batch, self._message_bytes):
                     if context.is_cancelled():

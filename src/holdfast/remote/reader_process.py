@@ -1,4 +1,4 @@
-"""The process that serves sealed data: started by the owner, told what to do through its stdin.
+"""The process that serves sealed data: started by the owner, with its orders on stdin.
 
 The first line of stdin is its orders, as JSON; secrets go this way and no other. It answers with
 one line, its port. After that nothing is said, but stdin stays open as long as the owner lives:

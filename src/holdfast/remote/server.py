@@ -11,7 +11,7 @@ needs it, and a child serves the bulk. The child knows directories and tokens, n
 be killed at any time, and is started again. What that costs a client is its call, which it repeats.
 
 Stop the server before its quivers are closed: then whoever waits gets no answer, and knows that the
-server went; a reader of a quiver that is closed would be told that it was fenced off.
+server went; a reader of a closed quiver would be answered that it was fenced off.
 
 A thread of the owner waits for the child (`ReaderProcess`). When it ends unasked (a crash, the
 kernel's memory killer) it is started again, after a pause that doubles with every failure and
@@ -90,7 +90,7 @@ class ReaderProcess:
             if self._port is None:
                 raise OwnerGone(
                     "the process that serves sealed data is not running",
-                    hint="it is started again by itself; the owner's log tells why it ended",
+                    hint="it is restarted automatically; the owner's log says why it ended",
                 )
             return self._port
 

@@ -79,7 +79,7 @@ def from_flight(error: BaseException) -> HoldfastError:
         return NotAllowed("the server refused the caller", hint="check its token")
     return OwnerGone(
         f"the call failed: {type(error).__name__}",
-        hint="is it a Holdfast server, of the same version? its log tells more",
+        hint="is it a Holdfast server, of the same version? see its log",
     )
 
 
@@ -100,14 +100,14 @@ def answering(work: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Re
 
     @functools.wraps(work)
     def answer(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result:
-        with told():
+        with reporting():
             return work(*args, **kwargs)
 
     return answer
 
 
 @contextlib.contextmanager
-def told() -> Iterator[None]:
+def reporting() -> Iterator[None]:
     """Raise for the client what is raised inside."""
     try:
         yield
@@ -118,7 +118,7 @@ def told() -> Iterator[None]:
     except Exception as error:
         log.exception("a call failed")
         failed = HoldfastError(
-            f"the server failed: {type(error).__name__}", hint="its log tells more"
+            f"the server failed: {type(error).__name__}", hint="see the log of the server"
         )
         raise to_flight(failed) from error
 

@@ -260,7 +260,7 @@ class WrittenByOthers(OSError):
     """A file that only its owner may write holds more than the owner wrote."""
 
     def __init__(self, surplus_bytes: int) -> None:
-        super().__init__(errno.EIO, f"{surplus_bytes} bytes in it were written by somebody else")
+        super().__init__(errno.EIO, f"{surplus_bytes} bytes in it were written by another process")
 
 
 def write_behind(disk: Disk, handle: Handle, end: int, buffers: Sequence[Buffer], at: str) -> int:

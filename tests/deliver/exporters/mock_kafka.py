@@ -10,7 +10,6 @@ import ctypes
 import glob
 import os
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any, Self
 
 import confluent_kafka
@@ -43,12 +42,7 @@ class MockKafka:
         self.make_topic("lineage", 4)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._call("rd_kafka_mock_cluster_destroy", None, ctypes.c_void_p(self._cluster))
         self._call("rd_kafka_destroy", None, ctypes.c_void_p(self._client))
 

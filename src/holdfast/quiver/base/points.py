@@ -62,7 +62,7 @@ class QuiverPoint(FaultPoint):
     LEDGER_UNDO = "ledger.undo", "cut a failed line off the ledger again"
     LEDGER_UNLINK = "ledger.unlink", "remove a closed ledger file past its time"
 
-    TRASH_MOVE = "trash.move", "move a segment nobody needs into the trash"
+    TRASH_MOVE = "trash.move", "move a segment that no subscriber needs into the trash"
     TRASH_SYNC_DIR = "trash.sync_dir", "make that move durable"
     TRASH_UNLINK = "trash.unlink", "unlink a file in the trash"
 

@@ -38,7 +38,7 @@ from holdfast.seam.process import bind_to_process
 
 REQUEST_BYTES_MAX = 64 * 1024
 ANSWER_BYTES_MAX = 64 * 1024 * 1024
-# Open connections; one more is told so and closed.
+# Open connections; a further one gets an error and is closed.
 CONNECTIONS_MAX = 16
 # How long a connection may stay without a complete request, and an answer without being read.
 IDLE_S = 10.0
@@ -327,10 +327,10 @@ def ask(
             line = None
     if line is None:
         raise _gone(root, f"ended before it answered {verb!r}")
-    told: dict[str, Any] = json.loads(line)
-    if "error" in told:
-        raise _told_error(told["error"])
-    answer: dict[str, Any] = told["answer"]
+    reply: dict[str, Any] = json.loads(line)
+    if "error" in reply:
+        raise _error_of(reply["error"])
+    answer: dict[str, Any] = reply["answer"]
     return answer
 
 
@@ -377,7 +377,7 @@ def _gone(root: PurePath, what: str) -> OwnerGone:
     )
 
 
-def _told_error(fields: dict[str, Any]) -> HoldfastError:
+def _error_of(fields: dict[str, Any]) -> HoldfastError:
     kind = getattr(errors, fields["type"], HoldfastError)
     is_known = isinstance(kind, type) and issubclass(kind, HoldfastError)
     if not is_known or kind is errors.DataLoss:

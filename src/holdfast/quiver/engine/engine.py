@@ -190,6 +190,10 @@ class Engine:
                 self.quarantine.move(path, damage)
 
     def _build(self, recovered: Recovered, old: RecoveredLedger) -> None:
+        """Make the parts.
+
+        Each knows those made before it, and reaches the later ones by callbacks.
+        """
         disk, wal_dir = self.seam.disk, self.root / names.WAL_DIR
         segments_dir = self.root / names.SEGMENTS_DIR
         self.builder = SegmentBuilder(disk, segments_dir, self.quiver_id, self.config)
@@ -228,6 +232,7 @@ class Engine:
         self.writer.room = self.retention
 
     def _begin(self, recovered: Recovered) -> None:
+        """Start the writer; then do what has to wait until there is a newer WAL file."""
         start = recovered.start
         # Should the log be lost: no number that the ledger knows is used again.
         self.writer.begin(replace(start, next_seq=max(start.next_seq, self.ledger.state.floor_seq)))
@@ -303,6 +308,10 @@ class Engine:
         steps.callback(self.keeper.close)
 
     def _close_ledger(self) -> None:
+        """Note who is absent and that the ledger ends here.
+
+        Neither is worth failing a close for.
+        """
         with contextlib.suppress(HoldfastError):
             self.retention.orphans.note_all()
             # This line says that all before it were synced: a hole among them is damage.
@@ -318,10 +327,10 @@ class Engine:
         self.keeper.freed()
         self.retention.notify_freed()
 
-    def hasten(self) -> None:
+    def seal_soon(self) -> None:
         """Somebody waits for sealed data; see `Retention.earliest_seal_s`."""
         with contextlib.suppress(NotAccepted):  # it is closing, or failed: nothing will be sealed
-            self.writer.hasten()
+            self.writer.seal_soon()
 
     def attached(self, reader: Attached) -> Attached:
         """Remember a reader: retention leaves alone what it has in hand, and `stop` closes it."""
@@ -403,7 +412,7 @@ RESTS_PER_TICK = 9
 
 
 class Keeper:
-    """Does what is due by time. Its failures are told, and tried again at the next tick."""
+    """Does what is due by time. What fails is logged, and tried again at the next tick."""
 
     def __init__(
         self, clock: Clock, config: RetentionConfig, ledger: Ledger, retention: Retention
@@ -448,6 +457,10 @@ class Keeper:
             self.last_error = f"the keeper ended: {type(error).__name__}: {error}"
 
     def _keep(self) -> None:
+        """Sync the ledger and tick when that is due.
+
+        A tick comes by the clock, or sooner if something was resolved.
+        """
         next_tick_s = self._clock.monotonic_s() + self._config.tick_s
         rested_s = -math.inf
         while True:
@@ -472,10 +485,10 @@ class Keeper:
         try:
             work()
         except Exception as error:
-            told = f"{type(error).__name__}: {error}"
-            if told != self.last_error:
-                log.warning("the keeper failed and will try again: %s", told)
-            self.last_error = told
+            failure = f"{type(error).__name__}: {error}"
+            if failure != self.last_error:
+                log.warning("the keeper failed and will try again: %s", failure)
+            self.last_error = failure
 
     def _tick(self) -> None:
         now_s = self._clock.monotonic_s()

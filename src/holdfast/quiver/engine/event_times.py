@@ -216,6 +216,7 @@ class EventTimes:
                 known_tail.add(fresh, self._learn_bundles(fresh))
 
     def _learn_segment(self, segment: Segment) -> None:
+        """Take from a summary what only ever grows: newest time, silence, promises."""
         summary = segment.summary
         self._saw(self._newest_us(segment))
         self._quiet_since_ns = max(self._quiet_since_ns, summary.max_ingestion_ns)
@@ -224,6 +225,10 @@ class EventTimes:
                 self._promised(name, producer.watermark_ns)
 
     def _learn_bundles(self, fresh: Sequence[HeldBundle]) -> Iterator[Times]:
+        """Take the same from bundles of the open buffer, and yield their times.
+
+        Each is read once.
+        """
         for held in fresh:
             self._quiet_since_ns = max(self._quiet_since_ns, held.ingestion_ns)
             if held.producer is not None and held.watermark_ns != NO_WATERMARK:
@@ -296,6 +301,10 @@ class EventTimes:
     def _sealed(
         self, segments: Sequence[Segment], position: Position, claim_us: int | None
     ) -> Iterator[int]:
+        """Yield the earliest time of each segment beyond the position.
+
+        Few need more than a summary.
+        """
         for segment in segments:
             summary = segment.summary
             first_us = summary.clamped_min_event_us
@@ -324,6 +333,7 @@ class EventTimes:
         return found.least_us
 
     def _least_us(self, segment: Segment, beyond: Position, claim_us: int | None) -> int | None:
+        """Read the times of a whole segment: only for one that the position or the claim cuts."""
         least: list[int] = []
         for file in segment.files:
             for place in range(len(file.summary.batches)):

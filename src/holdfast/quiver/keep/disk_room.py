@@ -47,6 +47,7 @@ class DiskRoom:
         return sum(self._wanted(size_bytes).values())
 
     def _wanted(self, size_bytes: int) -> dict[ReserveShare, int]:
+        """Return how large each share must be once this much more is in the open buffer."""
         _, to_seal_bytes = self._unsealed_bytes()
         buffer_bytes = min(to_seal_bytes, self._full_buffer_bytes) + size_bytes
         wanted = {ReserveShare.HEADERS: headers_bytes(self._ledger.checkpoint_bytes)}
@@ -88,7 +89,7 @@ class DiskRoom:
             self.make_reserve()
 
     def refusal(self) -> DiskFull:
-        """Return what a producer is told meanwhile."""
+        """Return the error for producers until there is room."""
         if self.refused_bytes and self._is_denied:
             return DiskFull(
                 f"the disk refused to store {self.refused_bytes} bytes, although "

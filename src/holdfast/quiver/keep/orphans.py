@@ -56,7 +56,7 @@ class Orphans:
                 if absent_s > self._ttl_s and may_go:
                     counts = self._unregister(subscriber.name, "orphaned")
                     log.warning(
-                        "%s: nobody attached to %r for %.0f s (retention.orphan_ttl_s): it is "
+                        "%s: no reader attached to %r for %.0f s (retention.orphan_ttl_s): it is "
                         "unregistered, and %d bundles are given up",
                         self._root,
                         subscriber.name,

@@ -218,6 +218,7 @@ class Retention:
         return self.used_bytes() + 2 * size_bytes + left_bytes > self.size_cap_bytes
 
     def _no_room(self, size_bytes: int) -> NotAccepted:
+        """Return the error that names the bound that is reached, and who holds the data."""
         if not self._too_many() and not self._over_cap(size_bytes):
             return self.disk_room.refusal()
         segments = self._catalog.snapshot()
@@ -257,6 +258,7 @@ class Retention:
             return [s.name for s in subscribers if self._readable.oldest_waiting_ns(s) is not None]
 
     def _blocked_by_subscriber(self) -> Overloaded | None:
+        """Return the error if a subscriber with `on_full="block"` is too far behind."""
         for subscriber in list(self._ledger.state.subscribers.values()):
             options = subscriber.options
             if options.on_full != "block":
@@ -482,6 +484,7 @@ class Retention:
         return True
 
     def _outcomes(self, removal: Removal, waiting: Sequence[Subscriber]) -> list[Resolution]:
+        """Return the lines for those who still waited for a segment that is removed."""
         if removal.outcome is None:
             return []
         now_ns, (first, end) = self._seam.clock.wall_ns(), _seqs_of(removal.segment)

@@ -46,6 +46,10 @@ class Trash:
             return []
 
     def _try(self, path: PurePath) -> None:
+        """Move a directory into the trash, durably, then unlink it.
+
+        What fails is tried again later.
+        """
         try:
             target = self._folder / path.name
             if path != target and self._disk.exists(path):

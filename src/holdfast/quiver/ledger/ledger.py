@@ -6,7 +6,7 @@ any time, per subscriber, in bundles and in events:
 
     accepted = acked + dead_lettered + dropped + expired + damaged + filtered + given_up + pending
 
-When a write fails it is cut off again and the caller told; nothing changed. When a sync fails, the
+When a write fails it is cut off again and raised; nothing changed. When a sync fails, the
 file is left and a new one begun: its checkpoint holds everything, so nothing has to be written
 again. A file that was left is never written or synced again: the kernel forgets that a sync failed,
 and a new file whose beginning failed halfway may still be found, and believed, by the next start.
@@ -226,6 +226,7 @@ class Ledger:
             file.close()
 
     def _resume(self, newest: LedgerContent) -> None:
+        """Go on in the newest file of the last process, because there is no room for a new one."""
         with contextlib.suppress(OSError):
             self._file = LedgerFile.resume(self._seam.disk, newest)
         if self._file is not None:
@@ -339,6 +340,10 @@ class Ledger:
             self._due_s = None
 
     def _sync_or_leave(self, file: LedgerFile) -> None:
+        """Sync the file.
+
+        After a failed sync it is not known what is on disk: a new file begins with everything.
+        """
         try:
             if not self._left:
                 file.sync()
@@ -385,6 +390,10 @@ class Ledger:
                     self._file = None
 
     def _write(self, write: Callable[[LedgerFile], None]) -> None:
+        """Write a line, or raise.
+
+        After an error nothing is recorded, and the state is unchanged.
+        """
         if self._closed:
             raise _closed()
         if self._left or self._file is None:
@@ -399,6 +408,7 @@ class Ledger:
             self.on_dirty()
 
     def _write_line(self, write: Callable[[LedgerFile], None]) -> None:
+        """Write to the file; a half-written line is cut off again."""
         file = self._file
         assert file is not None, "BUG: no file after a rotation"
         if self._is_short and file.lines_bytes > self.reserve.lines_bytes:
@@ -463,6 +473,12 @@ class Ledger:
         self._with_room(self._begin_file)
 
     def _begin_file(self) -> None:
+        """Begin a file with a checkpoint of everything.
+
+        Between its first byte and its sync both files may be the newest after a power cut. So the
+        old one counts as left behind until the new one is durable, and nothing is written to it
+        meanwhile.
+        """
         number, self._next_number = self._next_number, self._next_number + 1
         now_ns = self._seam.clock.wall_ns()
         header = LedgerHeader(self._quiver_id, number, new_salt(self._seam.randomness), now_ns)

@@ -49,7 +49,7 @@ class Numbered:
         return (self.append, *self.followers)
 
     def receipt(self, quiver_id: str, append: Append) -> Receipt:
-        """Return what the producer is told."""
+        """Return the answer for the producer."""
         return Receipt(
             quiver_id,
             self.held[0].seq,
@@ -105,6 +105,12 @@ class Numbering:
             self._in_group[append.producer] = numbered
 
     def _repeats(self, append: Append, producer: str) -> bool:
+        """Answer an append whose epoch was stored before; return whether it is one.
+
+        The first one may be in this very group, and not durable yet: then the repeat follows it,
+        and both get one answer. A repeat that was answered earlier could be acknowledged for data
+        that is not stored.
+        """
         before = self._in_group.get(producer)
         if before is not None and before.append.epoch >= append.epoch:
             if before.append.epoch > append.epoch:
@@ -121,6 +127,7 @@ class Numbering:
         return True
 
     def _number(self, append: Append) -> list[HeldBundle]:
+        """Give each bundle a seq. A number is given once: if the group fails, it stays unused."""
         held = []
         for kind, payload, events in append.bundles:
             held.append(
@@ -166,6 +173,7 @@ class Framing:
         self._put(FrameKind.CLOSE, next_seq, now_ns, NO_WATERMARK, b"")
 
     def _put_bundle(self, held: HeldBundle, flags: int) -> None:
+        """Add the frame of one bundle, with its producer in front of the payload."""
         seq, kind, ingestion_ns, watermark_ns, producer, epoch, events, payload = held
         if isinstance(payload, Unread):
             payload = payload.read()

@@ -58,14 +58,14 @@ class Receipt(NamedTuple):
 
 
 AppendResult = Receipt | BaseException
-Told = Callable[[AppendResult], None]
+OnAnswer = Callable[[AppendResult], None]
 
 
 class Append:
     """One append in flight: all its bundles are accepted, or none."""
 
     __slots__ = (
-        "_claim", "_done", "_future", "_loop", "_told", "bundles", "epoch", "level", "outcome",
+        "_claim", "_done", "_future", "_loop", "_on_answer", "bundles", "epoch", "level", "outcome",
         "producer", "size_bytes", "watermark_ns",
     )  # fmt: skip
 
@@ -77,7 +77,7 @@ class Append:
         epoch: int,
         watermark_ns: int,
         loop: asyncio.AbstractEventLoop | None = None,
-        told: Told | None = None,
+        on_answer: OnAnswer | None = None,
     ) -> None:
         self.bundles = bundles
         self.level = level
@@ -90,8 +90,8 @@ class Append:
         self._loop = loop
         # A coroutine waits for the future or is called, a thread waits for the lock.
         self._future: asyncio.Future[None] | None = None
-        self._told = told
-        if told is not None:
+        self._on_answer = on_answer
+        if on_answer is not None:
             return
         if loop is not None:
             self._future = loop.create_future()
@@ -126,11 +126,11 @@ class Append:
             self._give_up()
         return self._result()
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         """Let whoever waits in a loop have the outcome; runs in that loop, works once."""
-        told, self._told = self._told, None
-        if told is not None:
-            told(self._too_late() if self.outcome is None else self.outcome)
+        on_answer, self._on_answer = self._on_answer, None
+        if on_answer is not None:
+            on_answer(self._too_late() if self.outcome is None else self.outcome)
         elif self._future is not None and not self._future.done():
             self._future.set_result(None)
 
@@ -139,6 +139,10 @@ class Append:
             raise self._too_late()
 
     def _too_late(self) -> Overloaded:
+        """Return the error for a time-out.
+
+        Whoever claims the append first decides: if the writer has it, it may still be stored.
+        """
         stored = "no" if self.claim() else "maybe"
         return Overloaded(
             "the append was not answered in time",
@@ -171,13 +175,13 @@ def answer(appends: Iterable[Answered]) -> None:
             by_loop.setdefault(append._loop, []).append(append)
     for loop, answered in by_loop.items():
         with contextlib.suppress(RuntimeError):  # the loop was closed while somebody waited in it
-            loop.call_soon_threadsafe(_tell, answered)
+            loop.call_soon_threadsafe(_notify, answered)
 
 
-def _tell(appends: list[Append]) -> None:
+def _notify(appends: list[Append]) -> None:
     for append in appends:
         try:
-            append.tell()
+            append.notify()
         except Exception as error:  # a fault of one that waited is not one of the others
             context = {"message": "an answer was not taken", "exception": error}
             asyncio.get_running_loop().call_exception_handler(context)
@@ -303,6 +307,10 @@ class Inbox:
             self._wake_loops()
 
     def _try_put(self, append: Append) -> bool:
+        """Take an append if it fits, under the lock.
+
+        One that is larger than the bound is taken alone.
+        """
         if self._closed_by is not None:
             raise self._closed_by.for_later()
         too_much = self._pending_bytes + append.size_bytes > self._max_pending_bytes
@@ -352,14 +360,14 @@ class Intake:
         self._timer: asyncio.TimerHandle | None = None
         bind_to_process(self)
 
-    def offer(self, payload: bytes, header: Headers | None, told: Told) -> bool:
-        """Hand over an event; `told` is called in the loop, once, with a receipt or an error.
+    def offer(self, payload: bytes, header: Headers | None, on_answer: OnAnswer) -> bool:
+        """Hand over an event; `on_answer` is called in the loop, once, with a receipt or an error.
 
         False: there is no room now, or the quiver takes nothing. Nothing was handed over then; to
         wait, or to learn why, append it. Raises `BundleTooLarge`.
         """
         encoded = self._event.encode(payload, header)
-        append = Append([encoded], self._level, None, 0, NO_WATERMARK, self._loop, told)
+        append = Append([encoded], self._level, None, 0, NO_WATERMARK, self._loop, on_answer)
         try:
             if not self._inbox.offer(append):
                 return False
@@ -386,7 +394,7 @@ class Intake:
         self._forget_answered()
         while self._waiting and self._waiting[0][0] <= now_s:
             _, append = self._waiting.popleft()
-            append.tell()
+            append.notify()
         self._forget_answered()
         if self._waiting:
             self._set_timer()

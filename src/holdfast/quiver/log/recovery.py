@@ -194,6 +194,7 @@ class Recovery:
     # ------------------------------------------------------------ 2. segments
 
     def _load_segments(self) -> None:
+        """Read all summaries, and note what is to be swept or set aside; nothing is moved yet."""
         try:
             self._disk.sync_dir(self._segments_dir, QuiverPoint.RECOVER_SYNC)
         except OSError:
@@ -236,7 +237,7 @@ class Recovery:
     def _add(self, segment: Segment) -> None:
         self._catalog.add(segment)
         self.report.segments += 1
-        # The newest last: who is told of first is forgotten first.
+        # The newest last: when there are too many producers, the first are forgotten first.
         for producer, last in reversed(segment.summary.producers.items()):
             if last.epoch:
                 append = LastAppend(last.epoch, last.seq, last.bundles, last.events, last.time_ns)
@@ -322,6 +323,11 @@ class Recovery:
         return buffers
 
     def _must_part(self, buffer: OpenBuffer, seq: int) -> bool:
+        """Whether a replayed bundle begins another buffer.
+
+        A segment holds consecutive seqs as far as is known: if there is a segment, or may be
+        damage, between two bundles, one segment over both would claim seqs that are not in it.
+        """
         if buffer.size_bytes >= self._config.segment.target_size_bytes:
             return True
         if seq == buffer.last_seq + 1:
@@ -338,6 +344,7 @@ class Recovery:
         files: Sequence[WalContent],
         replayed: tuple[Replay, dict[PurePath, int]],
     ) -> Recovered:
+        """Put together what the threads begin with."""
         replay, needed = replayed
         *backlog, open_buffer = self._buffers(replay)
         self.report.wal_files = len(files)
@@ -379,6 +386,7 @@ class Recovery:
         return Totals(sum(s.summary.bundles for s in sealed), sum(s.summary.events for s in sealed))
 
     def _next_seq(self, files: Sequence[WalContent], replay: Replay) -> int:
+        """Return the first number that was certainly never given out."""
         sealed = max((s.summary.last_seq for s in self._catalog.snapshot()), default=-1)
         if replay.closed_at_seq is not None:
             return max(replay.closed_at_seq, sealed + 1, replay.last_seq + 1)
@@ -419,6 +427,7 @@ class Recovery:
     def _move(
         self, path: PurePath, reason: str, name: names.SegmentName | None, held: Totals | None
     ) -> None:
+        """Set a file or directory aside, with a note of the bundles that it costs."""
         try:
             size_bytes = self._disk.used_bytes(path)
             # What another segment holds too is not missed, such as the rest of a copy half removed.

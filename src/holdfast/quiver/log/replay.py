@@ -118,6 +118,7 @@ def is_begun(window: FileWindow, header: WalHeader) -> bool:
 
 
 def _next_header(window: FileWindow, offset: int, salt: int) -> int:
+    """Return where the next sound header begins; only a window of the file is in memory."""
     while offset + HEADER_BYTES <= window.end:
         window.show(offset, HEADER_BYTES)
         found = find_next(window.view, offset - window.base, salt, window.base)
@@ -252,6 +253,12 @@ class Replay:
         return self.sound_through, self.sound_holds
 
     def _walk(self, file: WalContent, later: WalHeader | None) -> int:
+        """Take everything from one file; return the highest seq still needed from it, -1 if none.
+
+        `synced_through` is the line between damage and a torn tail. It is the largest that any
+        frame, or the next file's header, vouches for: a frame written later knows more than one
+        written earlier.
+        """
         end = file.size_bytes if later is None else min(file.size_bytes, later.previous_synced)
         window = file.window(end)
         items, unlike = self._items(window, file.header.salt)
@@ -308,6 +315,10 @@ class Replay:
     # ------------------------------------------------------------------ frames
 
     def _take(self, frame: Frame, place: _Place) -> None:
+        """Take one sound frame.
+
+        An unknown kind or flag is data of a newer program: never skip it.
+        """
         kind = frame.kind
         if frame.flags & ~STAGED:
             raise unknown_format(place.file.path, f"a frame with flags {frame.flags:#04x}")
@@ -322,6 +333,7 @@ class Replay:
             raise unknown_format(place.file.path, f"a frame of kind {kind}")
 
     def _take_bundle(self, frame: Frame, place: _Place) -> None:
+        """Take a bundle, or stage it if it belongs to a transaction."""
         if place.number in place.unlike:
             reason = "the payload is not what its kind says"
             self._damage(Hole(place.start, frame.end, reason, frame), place)
@@ -338,6 +350,10 @@ class Replay:
         self._accept([held], synced=frame.end <= place.synced_through)
 
     def _held(self, frame: Frame, place: _Place) -> HeldBundle:
+        """Return the bundle of a frame.
+
+        Its payload stays in the file unless a caller wants it now.
+        """
         payload: memoryview | Unread = frame.payload
         if not self.keeps_payloads:
             salt, size_bytes = place.file.header.salt, len(frame.payload)
@@ -354,6 +370,7 @@ class Replay:
         )
 
     def _accept(self, bundles: Sequence[HeldBundle], *, synced: bool) -> None:
+        """Keep bundles that are new. Those not certainly synced are copied into the next file."""
         fresh = [held for held in bundles if self._is_fresh(held)]
         if fresh and not synced:
             fresh = in_memory(fresh)
@@ -362,6 +379,10 @@ class Replay:
             self._copied_is_sound &= not self._torn
 
     def _is_fresh(self, held: HeldBundle) -> bool:
+        """Count a bundle, once per seq.
+
+        Return whether neither a segment nor an earlier frame has it.
+        """
         if held.seq not in self._seen:
             self._seen.add(held.seq)
             self._accepted_bundles += 1
@@ -376,6 +397,7 @@ class Replay:
     # ------------------------------------------------------------ transactions
 
     def _commit(self, frame: Frame, place: _Place) -> None:
+        """End a transaction: its bundles count if all of them are here."""
         (count,) = COUNT.unpack_from(frame.payload)
         members = [staged for staged in self._staged if staged.held.seq > frame.seq - count]
         if len(members) == count:
@@ -437,6 +459,7 @@ class Replay:
             self.last_seq = max(self.last_seq, last_seq)
 
     def _end_damages(self, last_seq: int) -> None:
+        """Give damages with an open end their last seq: the one before the next sound bundle."""
         for place in self._unended:
             file, damage = self.damages[place]
             assert damage.first_seq is not None
@@ -450,6 +473,10 @@ class Replay:
         return [(file, damage) for file, damage in narrowed if damage is not None]
 
     def _narrowed(self, damage: Damage) -> Damage | None:
+        """Return the damage without the seqs that are stored elsewhere too.
+
+        None if none are left.
+        """
         first, last = damage.first_seq, damage.last_seq
         assert first is not None
         if damage.bundles is None:

@@ -186,6 +186,7 @@ class DiskReserve:
         self._retry_s = -math.inf
 
     def _grow(self, share: ReserveShare, size_bytes: int) -> PurePath:
+        """Write one more file of a share, synced: only then are the blocks certainly ours."""
         taken = {path.name for path in self._files[share]}
         number = next(n for n in range(1, len(taken) + 2) if _name(share, n) not in taken)
         path = self._folder / _name(share, number)

@@ -102,7 +102,7 @@ class Sealer:
             return was_idle
 
     def overloaded(self) -> Overloaded:
-        """Return the error for appends that waited for a seal in vain."""
+        """Return the error for appends that waited for a seal until their time-out."""
         return Overloaded(
             "two segments wait to be sealed (2 x segment.target_size_bytes), "
             "or the write-ahead log is at wal.max_size_bytes",
@@ -131,11 +131,15 @@ class Sealer:
             self._queue.append(last)
         if self._died_of is None:
             self._drain()
-        self._tell_the_rest()
+        self._answer_the_rest()
 
     # ------------------------------------------------------------------ thread
 
     def _run(self) -> None:
+        """Seal what is queued until the quiver closes.
+
+        What ends this thread is raised by `offer`.
+        """
         try:
             while True:
                 with self._lock:
@@ -148,7 +152,7 @@ class Sealer:
             with self._lock:
                 self._died_of = error
                 self._changed.notify_all()
-            self._tell_the_rest()
+            self._answer_the_rest()
 
     def _drain(self) -> None:
         """Seal what is left, in the closing thread; whatever fails stays in the WAL."""
@@ -161,6 +165,7 @@ class Sealer:
             self._died_of = error
 
     def _seal_with_retries(self) -> None:
+        """Seal the oldest buffer, however often that takes: none behind it may be sealed first."""
         pause_s = self._config.retry_min_s
         while True:
             try:
@@ -196,7 +201,7 @@ class Sealer:
             self._changed.notify_all()
         self.counters.segments += segment is not None
         self.counters.seconds += self._clock.monotonic_s() - started_s
-        self._tell(buffer, None)
+        self._answer(buffer, None)
         self.on_sealed()
         return buffer.last_seq
 
@@ -218,16 +223,17 @@ class Sealer:
         self.counters.failures += 1
         self.last_error = str(error)
 
-    def _tell(self, buffer: OpenBuffer, error: HoldfastError | None) -> None:
+    def _answer(self, buffer: OpenBuffer, error: HoldfastError | None) -> None:
         callbacks, buffer.on_sealed = buffer.on_sealed, []
         for callback in callbacks:
             callback(error)
 
-    def _tell_the_rest(self) -> None:
+    def _answer_the_rest(self) -> None:
         for buffer in self._queue:
-            self._tell(buffer, self._not_sealed())
+            self._answer(buffer, self._not_sealed())
 
     def _not_sealed(self) -> StorageFailed:
+        """Return the error for appends and flushes whose segment does not come any more."""
         if self._died_of is None:
             reason = f"the quiver closed before the segment was sealed: {self.last_error}"
         else:

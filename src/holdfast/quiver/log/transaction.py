@@ -2,7 +2,7 @@
 
 Staged bundles wait in memory and are written as one group at commit, so that their seqs follow each
 other and no reader sees half of them. Staging has a budget over all transactions, and a lease: a
-transaction that nobody touches for that long is swept, and its owner told so.
+transaction that is not touched for that long is dropped, and its next call raises.
 """
 
 from __future__ import annotations

@@ -325,7 +325,7 @@ def new_salt(randomness: random.Random) -> int:
 
 
 def write_error(error: OSError, directory: PurePath) -> NotAccepted:
-    """Return what a producer is told when its append could not be written."""
+    """Return the error for a producer whose append could not be written."""
     what = "the write-ahead log could not be written"
     unaffected = "nothing acknowledged is affected"
     return disk_error(error, what, directory, then=unaffected, retry_after_s=1.0)

@@ -142,7 +142,7 @@ class Writer:
         """Seal the open buffer and call `done` when it is durable, or cannot be."""
         self.inbox.request(lambda: self._flush(done))
 
-    def hasten(self) -> None:
+    def seal_soon(self) -> None:
         """Seal the open buffer soon: a reader waits for it."""
         if self.buffer.bundles and not self.buffer.is_wanted:
             self.buffer.is_wanted = True
@@ -235,7 +235,7 @@ class Writer:
 
     def _commit(self, appends: list[Append]) -> None:
         group: list[Numbered] = []
-        told: list[Answered] = []
+        answers: list[Answered] = []
         owed: list[Append] = appends
         size_bytes = sum(append.size_bytes for append in appends)
         try:
@@ -248,41 +248,41 @@ class Writer:
             for append in appends:
                 numbering.take(append)
             self._next_seq = numbering.next_seq
-            told = numbering.refused
+            answers = numbering.refused
             group, self._carried = carried + numbering.numbered, []
-            told += self._answer_repeats(numbering.repeated)
+            answers += self._answer_repeats(numbering.repeated)
             owed = [append for item in group for append in item.appends]
             if group:
                 # While some are carried nothing is acknowledged before it is written, so that no
                 # more than one group ever is.
-                told += self._store(group, early=not carried)
+                answers += self._store(group, early=not carried)
         except NotAccepted as error:
             self._carry(group)
             # Whoever was acknowledged in memory keeps that answer.
-            told += [(append, error) for append in owed]
+            answers += [(append, error) for append in owed]
             if isinstance(error, DiskFull) and self.room is not None:
                 self.room.refused(size_bytes)
         except BaseException as error:
-            told += [(append, error) for append in owed]
+            answers += [(append, error) for append in owed]
             raise
         finally:
             self.inbox.written(size_bytes)
-            answer(told)
+            answer(answers)
 
     def _answer_repeats(self, repeated: list[tuple[Append, Receipt]]) -> list[Answered]:
         """Return the receipts of the first time, once they hold at the level asked for now."""
-        told: list[Answered] = []
+        answers: list[Answered] = []
         for append, receipt in repeated:
             last_seq = receipt.seq + receipt.bundles - 1
             if append.level >= AckLevel.FSYNCED and last_seq > self.synced_seq:
                 self._sync_or_rescue()
             if append.level is not AckLevel.SEGMENT:
-                told.append((append, receipt))
+                answers.append((append, receipt))
             elif self.buffer.bundles and last_seq >= self.buffer.first_seq:
                 self.buffer.on_sealed.append(answer_when_sealed([(append, receipt)]))
             else:
                 self._sealer.call_when_idle(answer_when_sealed([(append, receipt)]))
-        return told
+        return answers
 
     def _store(self, group: list[Numbered], *, early: bool) -> list[Answered]:
         """Write, sync as needed, publish; return the answers that are due now."""
@@ -321,8 +321,8 @@ class Writer:
             if item.append.producer is not None and item.append.epoch:
                 self._producers.record(item.append.producer, last_append(item))
             for append in item.appends:
-                told = patient if append.level is AckLevel.SEGMENT else due
-                told.append((append, item.receipt(self._quiver_id, append)))
+                target = patient if append.level is AckLevel.SEGMENT else due
+                target.append((append, item.receipt(self._quiver_id, append)))
         if patient:
             self.buffer.on_sealed.append(answer_when_sealed(patient))
         self.published = (bundles[-1].seq, self.accepted)

@@ -32,10 +32,10 @@ class ReadableQuiver(Protocol):
         """The quiver's clock."""
 
     def freed(self) -> None:
-        """Something was resolved: data may go, and whoever waits for room may look again."""
+        """Something was resolved: data may be removed, and appends that wait for room try again."""
 
-    def hasten(self) -> None:
-        """Somebody waits for sealed data."""
+    def seal_soon(self) -> None:
+        """A reader waits for sealed data: do not wait for the buffer to fill up."""
 
 
 class Attachment:

@@ -91,7 +91,7 @@ class Cursor(Attachment):
             self._require_current()
             planned = self._plan_now(max_events, max_bytes, durable, start, sealed_only)
             if planned is None and sealed_only:
-                self._store.hasten()
+                self._store.seal_soon()
             remaining_s = deadline_s - self._store.clock.monotonic_s()
             if planned is not None or remaining_s <= 0:
                 return planned
@@ -118,6 +118,11 @@ class Cursor(Attachment):
         start: Position | None,
         sealed_only: bool,
     ) -> Range | None:
+        """Return the next range, pinned so that retention leaves it alone; None if there is none.
+
+        All of it happens under the ledger's lock: an outcome, or a removal, between choosing and
+        pinning would be planned all the same.
+        """
         with self._ledger.lock:
             subscriber = self.subscriber
             if subscriber.paused:
@@ -136,6 +141,10 @@ class Cursor(Attachment):
     def _pinned(
         self, start: Position, end: Position, refs: list[BundleRef], durable: bool
     ) -> Range:
+        """Pin a range and return it.
+
+        A durable pin survives a restart, so that the range can be replanned.
+        """
         now_ns = self._ledger.steady.now_ns()
         self._ledger.change("pin", self.name, first_seq=start.seq, end_seq=end.seq, since_ns=now_ns)
         if durable:
@@ -146,6 +155,7 @@ class Cursor(Attachment):
     def _collect(
         self, start: Position, max_events: int, max_bytes: int, sealed_only: bool = False
     ) -> list[BundleRef]:
+        """Return bundles up to the limits, at least one, without those that are resolved."""
         refs: list[BundleRef] = []
         events, size_bytes = 0, 0
         resolved = self.subscriber.resolved
@@ -184,6 +194,7 @@ class Cursor(Attachment):
             return planned
 
     def _require_replannable(self, start: Position, end: Position) -> None:
+        """Raise unless a range could have been planned: all of it is there, or recorded as lost."""
         subscriber = self.subscriber
         if start.row < 0 or start > end or end.row:
             raise _not_planned(start, end, "a range begins at an event and ends behind a bundle")
@@ -198,6 +209,7 @@ class Cursor(Attachment):
             raise _not_planned(start, end, f"all before {done} is resolved")
 
     def _tell_losses(self, first_seq: int = 0, end_seq: int = SEQ_MAX) -> None:
+        """Raise `DataLoss` for what was taken from the subscriber, unless it only counts that."""
         losses = [
             (first, end, outcome)
             for first, end, outcome in self.subscriber.losses

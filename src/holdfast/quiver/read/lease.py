@@ -8,7 +8,7 @@ A delivery is leased for `lease_s`; `extend()` renews it, up to `max_lease_s` in
 lapses is given to somebody again, like a nack. Attempts that failed are in the ledger, with their
 reasons, and go on counting after a restart; with `SubscriberOptions.max_attempts` a bundle that was
 handed out so often becomes a dead letter. The first terminal outcome wins, whoever says it. At
-most `max_in_flight` deliveries are out at a time. When to retry is told by the caller: policy is
+most `max_in_flight` deliveries are out at a time. When to retry is up to the caller: policy is
 not here.
 """
 
@@ -185,6 +185,7 @@ class Lease(Attachment):
         return len(self._flights)
 
     def _next(self) -> LeasedBundle | None:
+        """Hand out one bundle, if there is one and fewer than `max_in_flight` are out."""
         with self._lock:
             if self._closed:
                 return None
@@ -253,6 +254,7 @@ class Lease(Attachment):
         return bool(ahead)
 
     def _hand_out(self, ref: BundleRef, attempts: int) -> LeasedBundle | None:
+        """Lease a bundle; None if it is gone or damaged meanwhile, or has no attempt left."""
         bundle = self._store.readable.bundle(ref.seq)
         if bundle is None:
             return None  # dropped since it was looked up; the ledger has it
@@ -290,8 +292,8 @@ class Lease(Attachment):
         most = known.options.max_attempts
         if self._has_no_attempt_left(flight.ref, flight.attempt, most, reason):
             return
-        told = reason[:NACK_REASON_CHARS_MAX]
-        self._ledger.change("nack", self.name, seq=seq, attempt=flight.attempt, reason=told)
+        shortened = reason[:NACK_REASON_CHARS_MAX]
+        self._ledger.change("nack", self.name, seq=seq, attempt=flight.attempt, reason=shortened)
 
     def _has_no_attempt_left(
         self, ref: BundleRef, attempts: int, most: int | None, reason: str

@@ -249,6 +249,10 @@ class ReadableBundles:
             return None
 
     def _index(self, segment: Segment) -> SegmentIndex:
+        """Return a segment's bundle table as lists.
+
+        Reading it is slow, so it is done without the lock.
+        """
         key = segment.summary.segment_seq
         with self._lock:
             found = self._indexes.get(key)

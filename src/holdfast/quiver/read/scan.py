@@ -200,6 +200,7 @@ def _keep(batch: pa.RecordBatch, mask: pa.Array | None) -> Iterator[pa.RecordBat
 
 
 def _kept_slices(batch: pa.RecordBatch, mask: pa.Array) -> Iterator[pa.RecordBatch]:
+    """Yield the wanted rows as slices: for types that Arrow cannot filter."""
     start = 0
     for keep, run in groupby(mask.to_pylist()):
         length = len(list(run))
@@ -212,6 +213,7 @@ def _kept_slices(batch: pa.RecordBatch, mask: pa.Array) -> Iterator[pa.RecordBat
 
 
 def _only_slot(segments: Sequence[Segment], tail: Sequence[GroupTable], on_damage: OnDamage) -> str:
+    """Return the one slot that there is. In opaque files it is in the rows, so they are read."""
     slots: set[str] = set()
     for segment in segments:
         for file in segment.files:
@@ -233,6 +235,7 @@ def _only_slot(segments: Sequence[Segment], tail: Sequence[GroupTable], on_damag
 def _segment_parts(
     segment: Segment, slot: str, times: TimeRange, forgive: Forgive, span: Span
 ) -> Iterator[StoredRows]:
+    """Yield the rows of one slot in a segment: by summaries first, so that few blocks are read."""
     rows = span.kept(segment)
     for number, file in enumerate(segment.files):
         summary = file.summary
@@ -314,6 +317,7 @@ def _unwrap(row: pa.Table) -> pa.RecordBatch:
 def _common_schema(
     schemas: Sequence[pa.Schema], columns: Sequence[str] | None, *, nulls_for_unknown: bool
 ) -> pa.Schema:
+    """Return a schema that rows of all these schemas fit; a column that some lack is null there."""
     fields: dict[str, pa.Field] = {field.name: field for field in ENVELOPE_SCHEMA}
     distinct: dict[str, pa.Schema] = {s.to_string(show_schema_metadata=False): s for s in schemas}
     for schema in distinct.values():

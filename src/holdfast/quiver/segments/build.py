@@ -184,8 +184,8 @@ def _describing_schema(made: GroupTable) -> pa.Schema:
 
 def schema_fingerprint(columns: Iterable[pa.Field]) -> str:
     """Return what is equal for equal columns, whatever else the file holds or wrote it."""
-    told = [(field.name, str(field.type), field.nullable) for field in columns]
-    text = json.dumps(told, separators=(",", ":"), ensure_ascii=False)
+    described = [(field.name, str(field.type), field.nullable) for field in columns]
+    text = json.dumps(described, separators=(",", ":"), ensure_ascii=False)
     return xxh3_128_hexdigest(text.encode())
 
 
@@ -281,6 +281,10 @@ class SegmentBuilder:
     def _write_files(
         self, building: PurePath, bundles: Sequence[HeldBundle], segment_seq: int
     ) -> Summary:
+        """Write data files, bundle table and manifest, in this order.
+
+        The manifest vouches for the rest.
+        """
         places: RowPlaces = []
         files: list[FileSummary] = []
         clamped: list[pa.Array] = []
@@ -327,6 +331,7 @@ class SegmentBuilder:
 
 
 def _note_places(places: RowPlaces, group: Group, file: int) -> None:
+    """Note in which rows of a file each bundle is, for the bundle table."""
     row = 0
     for seq, _, index, _, count in group.shares:
         if group.kind == OPAQUE and places and places[-1][:3] == (seq, index, file):
@@ -373,6 +378,10 @@ def _watermark(held: HeldBundle) -> int | None:
 
 
 def _producers(bundles: Sequence[HeldBundle]) -> dict[str, ProducerSummary]:
+    """Return the newest append of each producer.
+
+    By these, repeats are recognised after a restart.
+    """
     newest: dict[str, ProducerSummary] = {}
     for held in bundles:
         if held.producer is None:

@@ -139,6 +139,7 @@ def _note_run(
     run: _Run,
     place: _RowRange,
 ) -> None:
+    """Add consecutive rows of one bundle to what is known of it."""
     place = place._replace(first_row=place.first_row + run.start)
     bundle = found.get(run.seq)
     if bundle is None:
@@ -156,6 +157,7 @@ def _note_run(
 
 
 def _events(file: FileSummary, batch: pa.RecordBatch, run: _Run) -> int:
+    """Return how many events some rows hold: an opaque row may hold a whole stream."""
     if file.kind != OPAQUE:
         return run.rows
     events = 0

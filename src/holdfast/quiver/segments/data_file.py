@@ -257,6 +257,10 @@ class DataFile:
         return head.schema, head.first_batch
 
     def _old_head(self) -> Head:
+        """Return the beginning of a file of version 1.
+
+        It is taken from the first block, or from the footer where that is damaged.
+        """
         try:
             first = self._block(0) if self.summary.batches else None
         except Damaged:

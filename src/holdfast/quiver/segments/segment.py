@@ -166,7 +166,7 @@ class Segment:
         except Damaged as damage:
             if not self._disk.exists(self.path):
                 raise  # not damaged: removed while somebody was reading
-            log.warning("%s; it is made anew from the rows, without producers", damage.message)
+            log.warning("%s; it is rebuilt from the rows, without producers", damage.message)
             self.table_is_rebuilt = True
             return rebuild(self.summary, self.files)
 

@@ -12,7 +12,7 @@ more, unless it needs the room; then the copy begins again with a newer checkpoi
 
 A restored quiver is another quiver. It gets a new quiver_id (the old one is a former id, so its
 segments stay readable) and generations that nobody had before. Whoever holds a position, a receipt
-or an attachment of the original is told `WrongQuiver` or `Fenced`, and never given other data under
+or an attachment of the original gets `WrongQuiver` or `Fenced`, and is never given other data under
 the same number. Subscribers keep their progress as of the backup: what they resolved after it is
 handed out again.
 """
@@ -72,9 +72,9 @@ def backup(seam: Seam, source: PurePath, target: PurePath, on_read: OnRead) -> C
     require_quiver(seam.disk, source)
     refuse_backup(seam.disk, source)
     check_apart(source, target)
-    told = ask_owner(seam, source, "checkpoint", timeout_s=120.0, seconds=HOLD_S)
-    if told is not None:
-        return _OnlineBackup(seam, source, target, on_read).run(told["ledger_file"])
+    answer = ask_owner(seam, source, "checkpoint", timeout_s=120.0, seconds=HOLD_S)
+    if answer is not None:
+        return _OnlineBackup(seam, source, target, on_read).run(answer["ledger_file"])
     with directory_lock(seam, source):
         inventory = inspect(seam.disk, source)
         assembly = Assembly(seam, target, require_identity(inventory))
@@ -101,6 +101,10 @@ class _OnlineBackup:
             self._hold(0)
 
     def _run(self, ledger_file: str) -> Copied:
+        """Copy while the owner works.
+
+        It holds back removals, and what vanishes all the same is copied again.
+        """
         assembly = None
         for _ in range(ATTEMPTS_MAX):
             state = self._checkpoint(ledger_file)
@@ -109,16 +113,16 @@ class _OnlineBackup:
             if self._nothing_went(inventory, state) and self._copy(assembly, inventory, state):
                 inventory.ledger.files[:] = _files_before(inventory, ledger_file)
                 return _finish_backup(self._seam, assembly, inventory, state, self._on_read)
-            told = ask_owner(
+            answer = ask_owner(
                 self._seam, self._source, "checkpoint", timeout_s=120.0, seconds=HOLD_S
             )
-            if told is None:
+            if answer is None:
                 raise CannotOpen(
                     "the owner ended while its quiver was copied",
                     hint="remove the copy and start over",
                     path=str(self._target),
                 )
-            ledger_file = told["ledger_file"]
+            ledger_file = answer["ledger_file"]
         raise Overloaded(
             "the owner deletes what is being copied, because the quiver is at its size cap",
             hint="let its readers catch up or raise retention.size_cap_bytes; remove the copy, and "

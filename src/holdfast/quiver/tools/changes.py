@@ -108,7 +108,7 @@ class Offline:
     def freed(self) -> None:
         """Nobody waits for room here."""
 
-    def hasten(self) -> None:
+    def seal_soon(self) -> None:
         """Nothing is sealed here."""
 
     def drop_subscriber(self, name: str, reason: str) -> Totals:
@@ -166,11 +166,11 @@ def ask_owner(
 def replay(seam: Seam, root: PurePath, subscriber: str, first_seq: int, end_seq: int) -> Totals:
     """Hand out again, to one subscriber, what is still there of a range; return how much."""
     require_quiver(seam.disk, root)
-    told = ask_owner(
+    answer = ask_owner(
         seam, root, "replay", subscriber=subscriber, first_seq=first_seq, end_seq=end_seq
     )
-    if told is not None:
-        return Totals(**told)
+    if answer is not None:
+        return Totals(**answer)
     with offline(seam, root) as held:
         return replay_range(held, subscriber, first_seq, end_seq)
 
@@ -178,9 +178,9 @@ def replay(seam: Seam, root: PurePath, subscriber: str, first_seq: int, end_seq:
 def drop_subscriber(seam: Seam, root: PurePath, subscriber: str, reason: str) -> Totals:
     """Forget a subscriber; return what is given up with it."""
     require_quiver(seam.disk, root)
-    told = ask_owner(seam, root, "drop_subscriber", subscriber=subscriber, reason=reason)
-    if told is not None:
-        return Totals(**told)
+    answer = ask_owner(seam, root, "drop_subscriber", subscriber=subscriber, reason=reason)
+    if answer is not None:
+        return Totals(**answer)
     with offline(seam, root) as held:
         return held.drop_subscriber(subscriber, reason)
 
@@ -193,7 +193,7 @@ def resolve(
     total = NOTHING
     for first in range(0, len(seqs), SEQS_PER_REQUEST):
         asked = list(seqs[first : first + SEQS_PER_REQUEST])
-        told = ask_owner(
+        answer = ask_owner(
             seam,
             root,
             "resolve",
@@ -202,8 +202,8 @@ def resolve(
             outcome=outcome.name,
             reason=reason,
         )
-        if told is not None:
-            total = total.plus(**told)
+        if answer is not None:
+            total = total.plus(**answer)
             continue
         with offline(seam, root) as held:
             return total.plus(*resolve_bundles(held, subscriber, seqs[first:], outcome, reason))
@@ -212,9 +212,9 @@ def resolve(
 
 def balances(seam: Seam, inventory: Inventory) -> list[dict[str, Any]]:
     """Return every subscriber's account: the owner's own, or counted from the files."""
-    told = ask_owner(seam, inventory.root, "balance")
-    if told is not None:
-        accounts: list[dict[str, Any]] = told["subscribers"]
+    answer = ask_owner(seam, inventory.root, "balance")
+    if answer is not None:
+        accounts: list[dict[str, Any]] = answer["subscribers"]
         return accounts
     readable = readable_of(seam, inventory)
     known = inventory.ledger.state.subscribers.values()

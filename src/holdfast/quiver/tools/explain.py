@@ -144,6 +144,7 @@ class _Story:
                 fate.remarks.append((line.time_ns, f"given back, {line.attempt}"))
 
     def _take_outcome(self, line: Line) -> None:
+        """Take a line that covers the bundle; the first one decides."""
         resolution, fate = line.resolution, self.fates.get(line.subscriber)
         assert resolution is not None
         if fate is None or fate.state != "pending" or not line.covers(self._seq):
@@ -225,6 +226,7 @@ def _receipt(bundle: Bundle) -> dict[str, Any]:
 
 
 def _why_gone(change: dict[str, Any]) -> str:
+    """Return in words why a segment was removed."""
     reasons = {
         "processed": "which everyone had resolved",
         "age": "which was too old (retention.max_age_s)",

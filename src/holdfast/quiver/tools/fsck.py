@@ -70,6 +70,7 @@ def fsck(seam: Seam, root: PurePath) -> Report:
 def _check_balances(
     accounts: list[dict[str, Any]], owner: dict[str, Any] | None
 ) -> Iterator[QuiverFinding]:
+    """Yield the subscribers whose account does not add up: accepted = outcomes + pending."""
     for account in accounts:
         if account["holds"]:
             continue
@@ -166,7 +167,7 @@ class _FsckChecks:
             yield QuiverFinding(
                 Severity.ERROR,
                 names.WAL_DIR,
-                "no WAL file is readable: nobody knows which numbers were given out",
+                "no WAL file is readable, so it is not known which numbers were given out",
                 "restore the folder; else the next start takes a new quiver_id, and positions of "
                 "the old one end",
             )
@@ -252,6 +253,7 @@ class _FsckChecks:
             )
 
     def _overlaps(self) -> Iterator[QuiverFinding]:
+        """Yield segments that claim the same seqs: a reader would see bundles twice."""
         segments = self.inventory.segments
         for one, two in itertools.pairwise(segments):
             if two.summary.first_seq <= one.summary.last_seq:

@@ -38,11 +38,11 @@ from holdfast.seam.disk import Disk, entries_of
 class Severity(StrEnum):
     """How bad a finding is."""
 
-    # Something is lost, or will be if nobody acts.
+    # Something is lost, or will be if the operator does nothing.
     ERROR = "error"
-    # Nothing is lost, and somebody should look.
+    # Nothing is lost, but the operator should look.
     WARNING = "warning"
-    # As it should be after a crash, and mended by itself.
+    # As it should be after a crash; the next start repairs it.
     NOTE = "note"
 
 
@@ -172,6 +172,7 @@ def inspect(disk: Disk, root: PurePath) -> Inventory:
 
 
 def _inspect_once(disk: Disk, root: PurePath) -> Inventory:
+    """Read ledger, log and segments, in the order that the head of this file explains."""
     identity = identity_or_none(disk, root)
     own_ids = _own_ids(disk, root, identity)
     ledger = _read_ledger(disk, root / names.LEDGER_DIR, own_ids)
@@ -204,6 +205,10 @@ def _inspect_once(disk: Disk, root: PurePath) -> Inventory:
 
 
 def _own_ids(disk: Disk, root: PurePath, identity: QuiverIdentity | None) -> set[str]:
+    """Return the ids that data of this quiver may carry.
+
+    Without FORMAT, whatever the files claim.
+    """
     if identity is not None:
         return {identity.quiver_id, *identity.former_ids}
     contents, _ = _read_wal(disk, root / names.WAL_DIR)
@@ -230,6 +235,7 @@ def _last_seq(
     sealed: tuple[Segment, ...],
     unreadable: list[str],
 ) -> int:
+    """Return the highest seq that anything tells of, stored or not."""
     parsed = [names.parse_segment_dir(name) for name in unreadable]
     return max(
         replay.last_seq,
@@ -251,6 +257,7 @@ def _read_ledger(disk: Disk, directory: PurePath, own_ids: set[str]) -> Recovere
 
 
 def _read_segments(disk: Disk, directory: PurePath) -> tuple[Catalog, list[str]]:
+    """Return the segments that a start would keep, and the names of those it could not read."""
     found, unreadable = [], []
     for entry in entries_of(disk, directory):
         if names.parse_segment_dir(entry.name) is None:

@@ -174,7 +174,7 @@ class LooseSegment(Segment):
 
 
 def _describe_files(disk: Disk, path: PurePath) -> list[FileSummary]:
-    """Return what can be told about the data files; one that is missing has no batches."""
+    """Return what is known about the data files; one that is missing has no batches."""
     described: dict[int, FileSummary] = {}
     for entry in disk.list(path):
         parsed = names.parse_data_file(entry.name)
@@ -200,10 +200,10 @@ def _kind_of(schema: pa.Schema) -> tuple[str, int]:
     """Return the kind of a file, and how many of its last columns came with the bundles.
 
     The file says so itself. Where it does not, the columns tell; keys that an extractor found then
-    cannot be told from the bundles' own columns: they stay.
+    cannot be distinguished from the bundles' own columns: they stay.
     """
-    told = schema.metadata or {}
-    kind, own_columns = (told.get(RESERVED_METADATA + key) for key in (b"kind", b"own_columns"))
+    stated = schema.metadata or {}
+    kind, own_columns = (stated.get(RESERVED_METADATA + key) for key in (b"kind", b"own_columns"))
     if kind is not None and own_columns is not None:
         return kind.decode(), int(own_columns)
     own = list(schema)[len(ENVELOPE_SCHEMA) :]

@@ -104,6 +104,7 @@ def _count(wreck: Wreck, result: Salvaged) -> Salvaged:
 
 
 def _count_range(wreck: Wreck, damaged: DamagedRange, result: Salvaged, spooled: set[int]) -> None:
+    """Count what can be read of a range of seqs whose segments are all damaged."""
     name, unverified = damaged.name, NOTHING
     in_log = [h for h in wreck.log if name.first_seq <= h.seq <= name.last_seq]
     saved = NOTHING
@@ -225,6 +226,7 @@ class Wreck:
     # ---------------------------------------------------------------- segments
 
     def _sort_segments(self) -> None:
+        """Tell whole segments from damaged ones, also among what a start set aside."""
         ranges: dict[tuple[int, int], DamagedRange] = {}
         for folder in (names.SEGMENTS_DIR, names.QUARANTINE_DIR):
             for path, plain, entry in self._list(folder):
@@ -299,6 +301,7 @@ class Wreck:
                     yield content
 
     def _read_wal(self, path: PurePath, number: int) -> WalContent | None:
+        """Return a file that a start would not read, if anything in it is sound."""
         try:
             content = read_wal_file(self._disk, path)
         except OSError as error:

@@ -1,6 +1,6 @@
 """scrub: read every byte of a data directory and compare it with its checksum.
 
-It changes nothing. Damage is told with the seqs it concerns, so that they can be fetched from a
+It changes nothing. Damage is reported with the seqs it concerns, so that they can be fetched from a
 backup or from their producers before a reader comes to them. `on_read` is called with the bytes
 read; it may take its time, and so sets the pace.
 """
