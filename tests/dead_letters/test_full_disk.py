@@ -11,6 +11,7 @@ import contextlib
 
 import pytest
 from tests.dead_letters.letters import open_office, poison
+from tests.patience import SCALE
 
 from holdfast.dead_letters.queue import KEEPER, DeadLetterQueue
 from holdfast.errors import HoldfastError
@@ -19,7 +20,7 @@ from holdfast.seam.faulty import Fault, FaultKind, FaultyDisk
 from holdfast.seam.simulated import SimulatedDisk
 
 ROOMY_BYTES = 64_000_000
-QUICK = {"timeout_s": 0.4}
+QUICK = {"timeout_s": 0.4 * SCALE}
 # Only after a failure, or damage, or with more data.
 ELSEWHERE = ("quarantine.", "recover.", "wal.undo", "wal.rotate", "ledger.undo", "ledger.unlink",
              "truncate.", "reserve.unlink", "ledger.continue")  # fmt: skip

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 from tests.dead_letters.letters import LETTERS, MB, invalid, open_office, payloads, poison
-from tests.patience import PATIENCE_S, until
+from tests.patience import APPEND_S, PATIENCE_S, until
 from tests.support.disk import GatedDisk
 
 from holdfast.dead_letters import queue as queue_module
@@ -168,7 +168,7 @@ def test_rejected_letters_go_by_age(tmp_path: Path) -> None:
 
 
 def test_full_of_undelivered_letters_it_refuses_and_loses_none() -> None:
-    bounds = {"max_bytes": 32 * MB, "max_letter_bytes": MB, "timeout_s": 0.2}
+    bounds = {"max_bytes": 32 * MB, "max_letter_bytes": MB, "timeout_s": APPEND_S}
     with open_office(SimulatedDisk(), undelivered=bounds) as office:
         filed = 0
         while takes(office, poison(filed, payload=b"x" * MB)):
