@@ -18,6 +18,7 @@ from holdfast.handoff.scheduler import MIB, SchedulerSettings
 from holdfast.handoff.sender import HandoffSettings
 from holdfast.handoff.syncpoint import SyncPoint
 from holdfast.handoff.worker import WorkerSettings
+from holdfast.quiver import Outcome, SubscriberOptions
 from holdfast.quiver.ledger.intervals import IntervalSet
 from holdfast.quiver.segments.segment import Segment
 from holdfast.replica.messages import AnswerKind, PartAnswer
@@ -685,3 +686,35 @@ def test_a_part_that_breaks_the_connection_is_found_and_the_others_flow(sim: Cal
         assert sim.has("a") == set(parts) - {poison}
     sim.run(1200.0)
     assert sim.has("a") == set(parts)
+
+
+def test_scenario_17_a_full_backlog_drops_what_another_owner_still_holds_and_says_exactly_what(
+    sims: list[Calm],
+) -> None:
+    options = SubscriberOptions(max_segment_bytes=2 * MIB, on_full="drop_copied")
+    sim = Calm(2, HandoffSettings(scheduler=FAST, subscriber=options))
+    sims.append(sim)
+    sim.stop("a")
+    parts = []
+    for _ in range(6):
+        parts += sim.seal(1, size_bytes=500_000)
+        sim.run(10.0)  # b takes it, and says so
+    sim.tick()
+    losses = sim.quiver.subscriber("node.a").losses
+    assert losses == [(0, parts[2].first_seq, Outcome.DROPPED)]
+    sim.at["a"].restart()
+    sim.run(60.0)
+    assert sim.has("a") == set(parts[2:])
+    # What b removed since is held by nobody: it is not dropped for a.
+    sim.stop("a")
+    for _ in range(5):
+        sim.seal(1, size_bytes=500_000)
+        sim.run(10.0)
+        while sim.at["b"].adopted:
+            sim.at["b"].remove(0)
+        sim.run(10.0)
+    sim.tick()
+    assert sim.quiver.subscriber("node.a").losses == losses
+    assert sim.quiver.refusal() is not None
+    sim.at["a"].restart()
+    sim.run(60.0)

@@ -66,6 +66,7 @@ class Handoff:
         self.probers: dict[str, Prober] = {}
         self._seam = seam
         self._configured: frozenset[str] = frozenset()
+        quiver.tell_copied(self.is_copied)
 
     # --------------------------------------------------------------- membership
 

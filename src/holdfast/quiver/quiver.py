@@ -13,7 +13,7 @@ import asyncio
 import itertools
 import os
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import datetime
 from pathlib import PurePath
 from typing import Self, Unpack
@@ -376,6 +376,14 @@ class Quiver:
     ) -> bool:
         """Decide a segment for a subscriber that nobody is attached to; whether it still waited."""
         return resolve_segment(self._engine, name, segment, outcome, reason)
+
+    def tell_copied(self, copied: Callable[[str, str, int, int], bool]) -> None:
+        """Let the quiver ask whether somebody else than a subscriber still holds a range of seqs.
+
+        `copied(subscriber, quiver_id, first_seq, end_seq)` is asked before `drop_copied` drops
+        anything, with locks of the quiver held: it must not call the quiver.
+        """
+        self._engine.retention.segment_caps.copied = copied
 
     def subscriber(self, name: str) -> Subscriber:
         """Return what the ledger knows of a subscriber; it changes with every outcome."""

@@ -421,7 +421,7 @@ def _options(fields: Fields) -> SubscriberOptions | None:
     try:
         return SubscriberOptions.from_fields(given)
     except TypeError as error:
-        hint = "max_bytes, max_age_s and max_attempts are numbers, on_full is block or drop_oldest"
+        hint = "limits are numbers; on_full is block, drop_oldest or drop_copied"
         raise BadInput("'options' has a value of the wrong type", hint=hint) from error
 
 

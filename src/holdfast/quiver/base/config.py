@@ -221,6 +221,8 @@ class RetentionConfig:
     # Kept free below the cap for acknowledging, sealing and deleting. None: two segments' worth, at
     # most a quarter of the cap.
     reserve_bytes: int | None = None
+    # Left free on the disk, beside the reserve. Appends stop (or the oldest goes) before that.
+    min_free_bytes: int = 0
     # The more there are, the later a small one is sealed, so that they last for the age limits.
     max_segments: int = 100_000
     # From ingestion; None keeps data until every subscriber has it.
@@ -245,6 +247,8 @@ class RetentionConfig:
             known, "retention.size_cap_policy", self.size_cap_policy, "backpressure or drop_oldest"
         )
         _require(self.max_segments >= 1, "retention.max_segments", self.max_segments, "at least 1")
+        free = self.min_free_bytes
+        _require(free >= 0, "retention.min_free_bytes", free, "0 or more")
         _require(self.tick_s > 0, "retention.tick_s", self.tick_s, "positive")
         holds = 0 <= self.clock_grace_s <= WAIT_MAX_S
         rule = f"from 0 to {WAIT_MAX_S}"

@@ -80,11 +80,13 @@ def _start(engine: Engine, start: StartPosition) -> tuple[int, Totals]:
 
 def _check_options(engine: Engine, options: SubscriberOptions) -> None:
     target = engine.config.segment.target_size_bytes
-    if options.max_bytes is not None and options.max_bytes < target:
-        raise BadInput(
-            f"max_bytes is {options.max_bytes}, less than one segment ({target} bytes)",
-            hint="raise it, or lower segment.target_size_bytes",
-        )
+    for name in ("max_bytes", "max_segment_bytes"):
+        limit = getattr(options, name)
+        if limit is not None and limit < target:
+            raise BadInput(
+                f"{name} is {limit}, less than one segment ({target} bytes)",
+                hint="raise it, or lower segment.target_size_bytes",
+            )
 
 
 # A copy in progress renews this; a tool that died holds nothing back for longer.

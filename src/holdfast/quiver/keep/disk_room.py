@@ -34,6 +34,7 @@ class DiskRoom:
         self._disk = disk
         self._root = root
         self._full_buffer_bytes = config.segment.target_size_bytes
+        self._free_bytes_min = max(FREE_BYTES_MIN, config.retention.min_free_bytes)
         self._ledger = ledger
         self._reserve = ledger.reserve
         self._unsealed_bytes = unsealed_bytes
@@ -65,7 +66,7 @@ class DiskRoom:
             return False
         try:
             self.make_reserve(size_bytes)
-            return self._disk.free_bytes(self._root) < size_bytes + FREE_BYTES_MIN
+            return self._disk.free_bytes(self._root) < size_bytes + self._free_bytes_min
         except OSError:
             return True
 

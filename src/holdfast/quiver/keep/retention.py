@@ -12,9 +12,10 @@ Between plan and execution anybody may register, plan a range or take outcomes b
 planned is looked at once more under the ledger's lock, which all of them need.
 
 Precedence: what everyone has resolved goes first (steady state), then what is too old (age), then,
-only over a cap, what somebody still waits for (size): for subscribers that chose `drop_oldest`, or
-for all if `retention.size_cap_policy` says so. Planned and leased ranges are left alone. While
-nobody is registered, nothing is resolved, and only age and size take anything.
+only over a cap, what somebody still waits for (size): for subscribers that chose `drop_oldest`, for
+those that chose `drop_copied` if somebody else holds it, or for all if `retention.size_cap_policy`
+says so. Planned and leased ranges are left alone. While nobody is registered, nothing is resolved,
+and only age and size take anything.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from holdfast.quiver.base.config import QuiverConfig
 from holdfast.quiver.base.frame import Totals
 from holdfast.quiver.keep.disk_room import DiskRoom
 from holdfast.quiver.keep.orphans import Orphans
+from holdfast.quiver.keep.segment_caps import SegmentCaps
 from holdfast.quiver.keep.trash import Trash
 from holdfast.quiver.ledger.intervals import IntervalSet
 from holdfast.quiver.ledger.ledger import Ledger, resolution
@@ -120,6 +122,7 @@ class Retention:
         # Nothing that waits was ingested before this.
         self._oldest_ns: dict[tuple[str, int], int] = {}
         self._held_until_s = seam.clock.monotonic_s()
+        self.segment_caps = SegmentCaps(seam.clock, ledger, catalog, readable, self._is_pinned)
         self.orphans = Orphans(seam.clock, root, config.retention, ledger, self.unregister)
 
     # ------------------------------------------------------------------- budget
@@ -261,10 +264,12 @@ class Retention:
         """Return the error if a subscriber with `on_full="block"` is too far behind."""
         for subscriber in list(self._ledger.state.subscribers.values()):
             options = subscriber.options
-            if options.on_full != "block":
-                continue
             behind = None
-            if options.max_bytes is not None and self._lag(subscriber, options.max_bytes):
+            if options.counts_segments:
+                behind = self.segment_caps.enforce(subscriber, self.now_ns())
+            elif options.on_full != "block":
+                continue
+            elif options.max_bytes is not None and self._lag(subscriber, options.max_bytes):
                 behind = f"{options.max_bytes} bytes behind (max_bytes)"
             elif options.max_age_s is not None and self._is_late(subscriber, options.max_age_s):
                 behind = f"{options.max_age_s} s behind (max_age_s)"
@@ -424,7 +429,7 @@ class Retention:
         if removal.outcome is None:
             anybody = bool(self._ledger.state.subscribers) or self._may_drop_all
             return anybody and not waiting
-        willing = all(s.options.on_full == "drop_oldest" for s in waiting)
+        willing = all(self.segment_caps.may_drop(s, removal.segment) for s in waiting)
         return removal.outcome is Outcome.EXPIRED or willing or self._may_drop_all
 
     @property
@@ -527,7 +532,9 @@ class Retention:
 
     def _cap_subscribers(self) -> None:
         for subscriber in list(self._ledger.state.subscribers.values()):
-            if subscriber.options.on_full == "drop_oldest":
+            if subscriber.options.counts_segments:
+                self.segment_caps.enforce(subscriber, self.now_ns())
+            elif subscriber.options.on_full == "drop_oldest":
                 self._drop_beyond_caps(subscriber)
 
     def _drop_beyond_caps(self, subscriber: Subscriber) -> None:

@@ -60,7 +60,7 @@ class Resolution(NamedTuple):
     reason: str = ""
 
 
-OnFull = Literal["block", "drop_oldest"]
+OnFull = Literal["block", "drop_oldest", "drop_copied"]
 Start = Literal["oldest", "latest"] | int
 
 NAME_PATTERN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,63}")
@@ -90,21 +90,41 @@ class SubscriberOptions:
     max_bytes: int | None = None
     # Age since ingestion of the oldest bundle that may wait for it.
     max_age_s: float | None = None
-    # At a cap: refuse appends, or drop its oldest and say so.
+    # At a cap: refuse appends, or drop its oldest and say so. `drop_copied` drops whole segments,
+    # and only those that somebody else still holds (`Quiver.tell_copied`); else it refuses.
     on_full: OnFull = "block"
     # A bundle that a lease handed out so often, and nobody acknowledged, is dead-lettered; crashes
     # of the consumer count. None: it is handed out for ever.
     max_attempts: int | None = None
+    # Instead of `max_bytes`, for one that takes whole segments: what they may occupy on disk.
+    max_segment_bytes: int | None = None
 
     def __post_init__(self) -> None:
-        if self.on_full not in ("block", "drop_oldest"):
-            raise BadInput(f"on_full is {self.on_full!r}", hint="use 'block' or 'drop_oldest'")
+        if self.on_full not in ("block", "drop_oldest", "drop_copied"):
+            raise BadInput(
+                f"on_full is {self.on_full!r}", hint="use 'block', 'drop_oldest' or 'drop_copied'"
+            )
+        if self.max_bytes is not None and self.counts_segments:
+            raise BadInput(
+                f"max_bytes is {self.max_bytes}, and whole segments are dropped",
+                hint="use max_segment_bytes",
+            )
+        if self.max_segment_bytes is not None and self.max_segment_bytes <= 0:
+            raise BadInput(
+                f"max_segment_bytes is {self.max_segment_bytes}",
+                hint="use a positive number, or None",
+            )
         if self.max_bytes is not None and self.max_bytes <= 0:
             raise BadInput(f"max_bytes is {self.max_bytes}", hint="use a positive number, or None")
         if self.max_age_s is not None and self.max_age_s <= 0:
             raise BadInput(f"max_age_s is {self.max_age_s}", hint="use a positive number, or None")
         if self.max_attempts is not None and self.max_attempts < 1:
             raise BadInput(f"max_attempts is {self.max_attempts}", hint="use at least 1, or None")
+
+    @property
+    def counts_segments(self) -> bool:
+        """Whether its caps count and take whole segments."""
+        return self.max_segment_bytes is not None or self.on_full == "drop_copied"
 
     @classmethod
     def from_fields(cls, found: dict[str, Any]) -> SubscriberOptions:
