@@ -33,7 +33,7 @@ from holdfast.remote.reader import (
 from holdfast.remote.server import STOP_PATIENCE_S, ReaderProcess, require_protected
 from holdfast.remote.settings import FlightSettings, Right, split_address
 from holdfast.remote.stored import stored_segments
-from holdfast.remote.wire import Fields, answering, encode, told
+from holdfast.remote.wire import Fields, answering, encode, reporting
 from holdfast.replica.flight import batch_slices, described, slice_batch
 from holdfast.replica.messages import (
     PartAnswer,
@@ -240,7 +240,7 @@ class _PutReceiver:
 
 
 def _batches(pieces: Iterator[Slice]) -> Iterator[pa.RecordBatch]:
-    with told():
+    with reporting():
         for piece in pieces:
             yield slice_batch(0, piece)
 
