@@ -150,6 +150,7 @@ def batches_done(checkpoint: Path) -> int:
 
 
 def _times(checkpoint: Path, log: str) -> dict[int, float]:
+    """Return when each file of one of Spark's logs was written."""
     files = [path for path in (checkpoint / log).glob("*") if path.name.isdigit()]
     if not files:
         raise CheckFailed("a query did no batch", hint="the figures mean nothing")

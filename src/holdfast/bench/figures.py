@@ -86,6 +86,7 @@ class Spread:
     def of(cls, values: Iterable[float]) -> Spread:
         """Return the spread of one value per round."""
         ordered = sorted(values)
+        # A benchmark with one round (memory, for instance) has a figure, too, but no quartiles.
         if len(ordered) == 1:
             only = ordered[0]
             return cls(only, only, only, only, only, 1)

@@ -61,7 +61,7 @@ class JetStream(ServerProcess):
 
 
 SENDERS = 64
-# Nobody reads here: what was accepted may go again.
+# Nobody reads here, so that accepting alone is measured; what was accepted may be dropped again.
 QUIVER = {"retention": {"size_cap": "4GB", "size_cap_policy": "drop_oldest"}}
 
 
@@ -115,6 +115,8 @@ def measure_accept(
     with running(*servers.values()):
         full = interleave({name: partial(contend, name) for name in servers}, scale.rounds)
         _note_full(full, figures)
+        # At full load the delay is that of a queue. At half load it is that of one event, and the
+        # CPU of both levels can be compared because they do the same work in the same time.
         half_per_s = figures.spreads["durable_events_per_s"].median / 2
         progress(f"accept: half load, {half_per_s:,.0f} events/s")
         half = interleave(

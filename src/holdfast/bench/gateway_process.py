@@ -34,7 +34,10 @@ class ServerProcess:
             self._child = subprocess.Popen(command, stdout=output, stderr=output)
 
     def cpu_s(self) -> float:
-        """Return the CPU time it has used, in user and system mode."""
+        """Return the CPU time it has used, in user and system mode, all threads included.
+
+        Its children are not.
+        """
         fields = Path(f"/proc/{self._child.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
 
@@ -47,6 +50,7 @@ class ServerProcess:
         return self._memory_mb("RssAnon")
 
     def _memory_mb(self, field: str) -> float:
+        """Return a field of the kernel's own account of the process."""
         status = Path(f"/proc/{self._child.pid}/status").read_text()
         found = re.search(rf"{field}:\s+(\d+) kB", status)
         assert found is not None, f"BUG: no {field}"
@@ -63,7 +67,7 @@ class ServerProcess:
         raise CheckFailed("a server did not start", hint="its log says why", path=str(self._log))
 
     def stop(self) -> None:
-        """End it, gently at first."""
+        """Ask it to stop, as a service manager does; kill it if it does not."""
         self._child.send_signal(signal.SIGTERM)
         try:
             self._child.wait(STOP_SECONDS_MAX)
@@ -122,7 +126,7 @@ class MeasuredGateway(ServerProcess):
 
 @contextmanager
 def running(*servers: ServerProcess) -> Iterator[None]:
-    """Stop them all in the end."""
+    """Stop all servers in the end, the last one first, also if a measurement failed."""
     with ExitStack() as stack:
         for server in servers:
             stack.callback(server.stop)

@@ -111,6 +111,7 @@ def measure(folder: Path, config: QuiverConfig, appends_each: int, drive: Drive)
     with Quiver.open(folder, config, seam=Seam(disk=disk)) as quiver:
         with Stopwatch() as watch:
             latencies_s = drive(quiver, appends_each)
+        # Before the quiver is closed: what closing seals and syncs is not part of the load.
         statistics = quiver.statistics()
         groups = disk.groups[:]
     latencies_s.sort()

@@ -213,6 +213,7 @@ def _add_startup(figures: Figures, whole: list[Opened], half: list[Opened]) -> N
 
 
 def _affordable_segments(folder: Path, scale: QuiverScale) -> int:
+    """Return how many segments fit: a benchmark must not fill the disk of its machine."""
     per_segment = (scale.startup_segment_mb + scale.startup_segment_mb // 2) * MIB * DISK_RESERVE
     free_bytes = shutil.disk_usage(folder).free
     return max(1, min(scale.startup_segments, int(free_bytes * 0.9 / per_segment)))

@@ -30,6 +30,7 @@ class QuiverScale:
     ledger_acks: int
 
 
+# Seven rounds: enough for quartiles, and the median is a round that was really measured.
 QUIVER_FULL = QuiverScale(
     rounds=7,
     burst_batches_each=32,
@@ -46,6 +47,7 @@ QUIVER_FULL = QuiverScale(
     ledger_acks=1_000_000,
 )
 
+# Figures of a quick run mean nothing; that every section runs to its end does.
 QUIVER_QUICK = QuiverScale(
     rounds=2,
     burst_batches_each=2,

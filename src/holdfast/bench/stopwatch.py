@@ -37,7 +37,11 @@ _TreeProcess = tuple[int, str]
 
 
 class TreeStopwatch:
-    """Measures the wall time of the block it guards, and the CPU time of the whole tree."""
+    """Measures the wall time of the block it guards, and the CPU time of the whole tree.
+
+    The kernel adds a child's time to its parent's only when the child has ended and was waited for;
+    Spark's workers outlive a query. So everything below this process is looked at now and then.
+    """
 
     def __init__(self) -> None:
         self.wall_s = 0.0

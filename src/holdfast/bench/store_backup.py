@@ -259,7 +259,11 @@ def _double(path: Path) -> Path:
 
 
 def _sample(folder: Path, corpus_bytes: int) -> tuple[int, int]:
-    """Copy a sample of the environment; return how many files and bytes it has."""
+    """Copy a sample of the environment; return how many files and bytes it has.
+
+    The hash of its path decides about each file: one package more or less in the environment
+    changes little else.
+    """
     source = Path(sysconfig.get_paths()["purelib"])
     found = sorted(_files(source))
     total_bytes = sum(size_bytes for _, size_bytes in found)
@@ -277,6 +281,7 @@ def _sample(folder: Path, corpus_bytes: int) -> tuple[int, int]:
 
 
 def _files(root: Path) -> list[tuple[str, int]]:
+    """Return paths and sizes of all regular files below a folder."""
     found = []
     for folder, _, names in os.walk(root):
         for name in names:
@@ -346,6 +351,7 @@ def _backup(contender: Contender, corpus: Corpus) -> Backup:
 
 @contextlib.contextmanager
 def _changed(corpus: Corpus) -> Iterator[None]:
+    """Change the corpus for a while: the next contender must find it as it was."""
     corpus.change()
     try:
         yield

@@ -187,7 +187,11 @@ def _collect(place: Path, garbage: int, round_number: int) -> tuple[int, Stopwat
 
 
 def _commit(place: Path, name: str, chunks: int) -> None:
-    """Store so many files that each is a chunk of its own, and have them all on disk."""
+    """Store so many files that each is a chunk of its own, and have them all on disk.
+
+    One sync of everything in the end instead of one per file: this is preparation, and not
+    measured.
+    """
     with (
         Store.open(str(place), settings=_SETTINGS, seam=Seam(disk=_UnsyncedDisk())) as store,
         store.references.open_job(name) as job,

@@ -165,6 +165,7 @@ class DemoRun:
     # --------------------------------------------------------------- processes
 
     def _graph_file(self) -> str:
+        """Return the configuration that everybody who tries a gateway would write."""
         exporters = {
             name: {
                 "kind": "exporter",
@@ -310,6 +311,7 @@ class DemoRun:
         self._show(self.view)
 
     def _wait_until_delivered(self) -> None:
+        """Wait until both backends have all that was accepted; what is not there then is lost."""
         self.view.step = "the client has stopped; the rest arrives"
         accepted = set(self._accepted.names())
         deadline_s = time.monotonic() + CATCH_UP_SECONDS_MAX
