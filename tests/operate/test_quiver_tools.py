@@ -170,7 +170,7 @@ def test_cat_tells_damage_from_what_was_removed(
     monkeypatch.setattr("holdfast.operate.cli.quiver.show.inspect", find_and_remove)
     result = run("quiver", "cat", data)
     assert result.code == 75
-    assert "went while it was read" in result.err
+    assert "removed while it was read" in result.err
 
 
 # Checking.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from holdfast.errors import BadInput, ConfigFinding
+from holdfast.errors import BadConfig, BadInput, ConfigFinding
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -183,3 +183,16 @@ def leftover_rows(found: Leftovers) -> list[tuple[str, str]]:
         ("temporary files of others, left alone", found.kept, found.kept_bytes),
     )
     return [(what, f"{count:,}, {size(size_bytes)}") for what, count, size_bytes in counts if count]
+
+
+def report_validation(file: str, findings: Sequence[ConfigFinding], ok: bool, as_json: bool) -> int:
+    """Print what is wrong with a file; return the exit code. Warnings alone end with 0."""
+    if as_json:
+        print_json({"ok": ok, "findings": [found._asdict() for found in findings]})
+    else:
+        for found in findings:
+            click.echo(finding_line(found))
+        errors = sum(found.severity == "error" for found in findings)
+        warnings = counted(len(findings) - errors, "warning")
+        click.echo(f"{file}: {counted(errors, 'error')}, {warnings}")
+    return 0 if ok else BadConfig.exit_code
