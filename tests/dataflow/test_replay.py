@@ -170,7 +170,7 @@ def test_a_range_that_is_gone_is_refused(spark: SparkSession, tmp_path: Path) ->
 
 @pytest.mark.parametrize("text", ["10", "a..b", "1..2..3", "2026-05-01..7"])
 def test_a_range_that_is_none_is_named(text: str) -> None:
-    with pytest.raises(BadInput, match="is no range"):
+    with pytest.raises(BadInput, match="is not a range"):
         replay_command.make_context("replay", ["file", "--into", "x", "--range", text])
 
 

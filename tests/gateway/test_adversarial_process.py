@@ -65,4 +65,4 @@ def test_a_function_that_cannot_be_cancelled_does_not_keep_the_process(
         gateway.kill()
     stopped, left = gateway.messages()[-2:]
     assert stopped == "stopped; kept for the next start: out 1"
-    assert "does not heed that it is cancelled" in left
+    assert "ignores its cancellation" in left

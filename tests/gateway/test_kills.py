@@ -126,7 +126,7 @@ def test_sigterm_waits_for_what_is_under_way_and_keeps_the_rest(
         until(lambda: gateway.log().count("stopping, within") == 2, "stopping")
         gateway.stop()
         assert gateway.messages()[-2:] == [
-            "stopping at once",
+            "stopping without draining",
             "stopped; what waits is kept for the next start",
         ]
         backend.feel()

@@ -146,7 +146,7 @@ def test_an_event_that_holds_a_destination_up_is_skipped_by_hand_and_replayed(
         with pytest.raises(BadInput, match="does not hold 'marquez' up") as refused:
             holdfast(*skip, wrong, gateway.config, "--reason", "no", "--yes")
         assert "1/0" in refused.value.hint
-    with pytest.raises(BadInput, match="names no event"):
+    with pytest.raises(BadInput, match="does not name an event"):
         holdfast(*skip, "x", gateway.config, "--reason", "no", "--yes")
     with pytest.raises(click.Abort):  # without --yes it asks
         holdfast(*skip, "1", gateway.config, "--reason", "no")

@@ -303,7 +303,7 @@ file.write_bytes({VALID!r} if seen else b'{{"half": "done"}}')
 def test_bytes_that_are_no_text_are_not_given_to_an_editor(tmp_path: Path) -> None:
     with Gateway(tmp_path / "data") as running:
         running.reject(invalid(b"\xff"))
-        with pytest.raises(BadInput, match="no text"):
+        with pytest.raises(BadInput, match="not text"):
             dlq("fix", running.data_dir, "rejected/0")
 
 

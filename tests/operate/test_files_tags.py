@@ -126,5 +126,5 @@ def test_a_tag_is_typed_as_it_is_shown(tag: bytes) -> None:
 
 @pytest.mark.parametrize("text", ["#", "#x", f"#{2**63}", f"#{-(2**63) - 1}", "0xz", "0x1"])
 def test_what_is_no_tag_is_refused(text: str) -> None:
-    with pytest.raises(click.BadParameter, match="is no tag"):
+    with pytest.raises(click.BadParameter, match="is not a tag"):
         TAG.convert(text, None, None)

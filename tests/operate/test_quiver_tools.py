@@ -104,7 +104,7 @@ def test_ls_tells_subscribers_and_the_owner(data: Path, run: Run) -> None:
     assert listed["subscribers"][0]["pending"] == {"bundles": 3, "events": 4}
     assert listed["ledger_files"] == ["0000000000000001.log"]
     shown = run("quiver", "ls", data).out
-    assert "nobody owns it now" in shown
+    assert "no process has it open" in shown
     assert "archive" in shown
     with Owner(data) as owner:
         assert run("quiver", "ls", data, "--json").json["owner"]["process"] == owner.pid
@@ -170,7 +170,7 @@ def test_cat_tells_damage_from_what_was_removed(
     monkeypatch.setattr("holdfast.operate.cli.quiver.show.inspect", find_and_remove)
     result = run("quiver", "cat", data)
     assert result.code == 75
-    assert "went while it was read" in result.err
+    assert "removed while it was read" in result.err
 
 
 # Checking.
@@ -260,7 +260,7 @@ def test_ledger_says_how_many_lines_it_does_not_show(data: Path, run: Run) -> No
             quiver.cursor("metrics").close()
     total = len(run("quiver", "ledger", data, "--json").json)
     shown = run("quiver", "ledger", data).out
-    assert f"{total - TABLE_LINES} older lines are not shown; --limit {total}" in shown
+    assert f"{total - TABLE_LINES} older lines not shown; --limit {total}" in shown
     assert "not shown" not in run("quiver", "ledger", data, "--limit", total).out
 
 

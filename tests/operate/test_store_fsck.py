@@ -231,7 +231,7 @@ def test_rebuild_leaves_a_database_alone_that_is_not_lost(run: Run, store: Path)
         path.unlink()
     code, words = run("store", "rebuild")
     assert code == 0
-    assert "1 commits" in words
+    assert "1 commit," in words
     assert run("store", "fsck")[0] == 0
 
 

@@ -149,7 +149,7 @@ def test_a_second_signal_stops_at_once(gateway: GatewayFolder, backend: Backend)
             process.wait(0.5)
         process.send_signal(signal.SIGTERM)
         assert process.wait(PATIENCE_S) == 0
-    assert "stopping at once" in gateway.messages()
+    assert "stopping without draining" in gateway.messages()
     backend.answers.set()
     until(lambda: backend.jobs == ["stuck"], "the backend had it after all")
     with gateway.running():

@@ -89,7 +89,7 @@ def test_workers_share_a_port_are_restarted_and_stop_together(
         assert process.wait(PATIENCE_S) == 0
         assert not any(os.path.exists(f"/proc/{pid}") for pid in workers)
     assert (gateway.folder / "data" / "quiver" / "core-01").is_dir()
-    assert any("ended with -9" in line for line in gateway.messages())
+    assert any("exited with -9" in line for line in gateway.messages())
 
     # One worker alone delivers what the other would have.
     gateway.tree["workers"] = 1

@@ -1,8 +1,8 @@
 """Holdfast's own log: lines of JSON, or for people, on standard error, and never in the way.
 
 Everything logs through the standard library; structlog makes the lines. A line is cut at a length,
-each severity has so many lines per second, and a thread of its own writes them, because whoever
-reads the log may be slow and an event loop must not wait. What is left out is counted, and told.
+each severity has a limit of lines per second, and a separate thread writes them, because the reader
+of the log may be slow and an event loop must not wait. Lines left out are counted and reported.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class LogHandler(logging.Handler):
     def _write(self) -> None:
         raw = getattr(self._stream, "buffer", None)
         while (line := self._lines.get()) is not None:
-            with contextlib.suppress(OSError, ValueError):  # nobody reads it any more
+            with contextlib.suppress(OSError, ValueError):  # its reader is gone
                 if raw is not None:
                     raw.write(line)
                     raw.flush()
@@ -96,11 +96,11 @@ class LogHandler(logging.Handler):
                     self._stream.flush()
 
     def close(self) -> None:
-        """Write what waits, for a moment at most."""
+        """Write the lines that wait; give up after `CLOSE_S`."""
         super().close()
         try:
             self._lines.put(None, timeout=CLOSE_S)
-        except queue.Full:  # nobody reads: the oldest line makes room for the end
+        except queue.Full:  # no reader: the oldest line makes room for the end
             self._lines.get_nowait()
             self._lines.put_nowait(None)
         self._thread.join(CLOSE_S)
@@ -129,10 +129,10 @@ def set_up(
 
 
 def set_level(settings: LoggingSettings) -> None:
-    """Tell this much from now on."""
+    """Log from this severity on."""
     level = logging.getLevelNamesMapping()[settings.level.upper()]
     logging.getLogger("holdfast").setLevel(level)
-    # Other people's libraries speak of themselves at length.
+    # Libraries log a lot at INFO that says nothing about this gateway.
     logging.getLogger().setLevel(max(level, logging.WARNING))
 
 

@@ -6,7 +6,7 @@ statsd, docs/reference/metrics.md and `--json` are made from these rows, so that
 name, one unit and one explanation everywhere. Names have dots; Prometheus gets underscores.
 
 The text format (version 0.0.4) is a page of specification, so it is written here and needs no
-library: whoever embeds a quiver can serve it from a handler of their own.
+library: a program that embeds a quiver can serve it from its own handler.
 """
 
 from __future__ import annotations

@@ -139,7 +139,7 @@ class StatsdLines:
         """Return one line, or None if there is nothing new to say."""
         value, kind = record.value, "g"
         if record.name in self._counters:
-            # A counter that fell was begun anew.
+            # A counter that fell was restarted.
             sent = self._sent.get(_key(record), 0)
             value, kind = (value - sent if value >= sent else value), "c"
             if value == 0:

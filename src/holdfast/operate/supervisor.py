@@ -3,7 +3,7 @@
 Every worker is a whole gateway in a process of its own, on the same ports (the kernel spreads
 connections over them) and with a quiver of its own. The parent serves the admin port and the
 control socket by asking the workers over theirs. A worker that exits is restarted after a pause
-that grows; one that says its configuration is wrong ends all. A worker stops when its parent is
+that grows; one that reports a wrong configuration stops them all. A worker stops when its parent is
 gone: the parent holds the other end of its standard input.
 """
 
@@ -42,7 +42,7 @@ from holdfast.seam.clock import RealClock
 RESTART_MIN_S = 0.5
 RESTART_MAX_S = 30.0
 STEADY_S = 60.0
-# How long workers have, beyond `drain`, to end by themselves.
+# How long workers have, beyond `drain`, before they are killed.
 GRACE_S = 10.0
 # How long one worker may take to answer, and how often the parent asks whether all are ready.
 ANSWER_S = 15.0
@@ -80,10 +80,10 @@ class Workers:
         reasons = []
         for number in range(len(self._directories)):
             try:
-                told = self.ask_one(number, "status")["reasons"]
+                found = self.ask_one(number, "status")["reasons"]
             except HoldfastError as error:
-                told = [error.message]
-            reasons += [f"worker {number}: {reason}" for reason in told]
+                found = [error.message]
+            reasons += [f"worker {number}: {reason}" for reason in found]
         return reasons
 
     async def records(self) -> Sequence[Sample]:
@@ -95,8 +95,8 @@ class Workers:
         found: list[Sample] = []
         for number in range(len(self._directories)):
             with contextlib.suppress(HoldfastError):
-                told = self.ask_one(number, "metrics")["records"]
-                found += [Sample(*record) for record in told]
+                answers = self.ask_one(number, "metrics")["records"]
+                found += [Sample(*record) for record in answers]
         return found
 
     def verbs(self) -> Verbs:
@@ -115,8 +115,8 @@ class Workers:
 
     def access(self) -> Access | None:
         """Return how the quivers of all workers are reached; None if they are not served."""
-        told = [one["access"] for one in self.ask_all(ACCESS_VERB)]
-        found = [Access.from_fields(one) for one in told if one is not None]
+        answers = [one["access"] for one in self.ask_all(ACCESS_VERB)]
+        found = [Access.from_fields(one) for one in answers if one is not None]
         return functools.reduce(Access.joined, found) if found else None
 
     def _access(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -145,19 +145,21 @@ class Workers:
         after = fields.pop("after", None) or {}
         if not isinstance(after, dict):
             raise BadInput("`after` is not what a tap gave", hint="send `next` of the last answer")
-        told = {
+        answers = {
             str(number): self.ask_one(number, "tap", after=after.get(str(number), 0), **fields)
             for number in range(len(self._directories))
         }
-        events = [{"worker": int(n), **event} for n, one in told.items() for event in one["events"]]
+        events = [
+            {"worker": int(n), **event} for n, one in answers.items() for event in one["events"]
+        ]
         return {
-            "passed": sum(one["passed"] for one in told.values()),
+            "passed": sum(one["passed"] for one in answers.values()),
             "events": events,
-            "next": {number: one["next"] for number, one in told.items()},
+            "next": {number: one["next"] for number, one in answers.items()},
         }
 
     def _to_one(self, verb: str, request: dict[str, Any], timeout_s: float) -> dict[str, Any]:
-        """Events and dead letters lie with the worker that took them: `worker` says which."""
+        """Ask the worker that `worker` names: its events and dead letters are nowhere else."""
         fields = _fields(request)
         worker = fields.pop("worker", 0)
         if not isinstance(worker, int) or not 0 <= worker < len(self._directories):
@@ -187,7 +189,7 @@ class Supervisor:
         self._failure: int | None = None
 
     async def run(self) -> None:
-        """Start the workers, and keep them going until told to stop."""
+        """Start the workers, and restart those that exit, until a signal asks to stop."""
         signals = Signals()
         for number in range(self._count):
             directory = worker_directory(self._loaded.graph.data_dir, number)
@@ -238,7 +240,7 @@ class Supervisor:
                 return
             if loop.time() - started_s >= STEADY_S:
                 pause_s = RESTART_MIN_S
-            log.error("worker %d ended with %d; again in %g s", number, code, pause_s)
+            log.error("worker %d exited with %d; restarting it in %g s", number, code, pause_s)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):
                     await signals.stop.wait()
@@ -277,15 +279,15 @@ class Supervisor:
         self._send(signal.SIGTERM)
         hurrying = asyncio.create_task(signals.hurry.wait())
         everyone = asyncio.ensure_future(_finished(keepers))
-        patience_s = self._loaded.graph.settings.drain + GRACE_S
+        timeout_s = self._loaded.graph.settings.drain + GRACE_S
         await asyncio.wait(
-            [everyone, hurrying], timeout=patience_s, return_when=asyncio.FIRST_COMPLETED
+            [everyone, hurrying], timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
         )
         if not everyone.done() and signals.hurry.is_set():
-            self._send(signal.SIGTERM)  # the second one: at once
+            self._send(signal.SIGTERM)  # the second one: without draining
             await asyncio.wait([everyone], timeout=GRACE_S)
         if not everyone.done():
-            log.error("a worker does not end, and is killed")
+            log.error("a worker does not stop; killing it")
             self._send(signal.SIGKILL)
             await everyone
         hurrying.cancel()

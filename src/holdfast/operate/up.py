@@ -1,7 +1,7 @@
 """`holdfast up`: a gateway as a process, from its signals to its last line.
 
     SIGTERM, SIGINT   stop: finish what is received and sent right now, within `drain`
-    the same again    stop at once; what is under way is sent again after the next start
+    the same again    stop without draining; what is under way is sent again after the next start
     SIGHUP            read the file again, and apply what can be (graph/reload.py)
 
 With several workers this is what each of them runs; their parent is in supervisor.py.
@@ -65,7 +65,7 @@ def raise_open_files() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-def tell_warnings(loaded: Loaded) -> None:
+def log_warnings(loaded: Loaded) -> None:
     """Log what is odd about a configuration."""
     for found in loaded.warnings:
         log.warning("%s", _text(found))
@@ -108,7 +108,7 @@ class Signals:
         loop.add_signal_handler(signal.SIGHUP, self.reload.set)
 
     def ask_to_stop(self) -> None:
-        """Stop, or at once if that was asked for already."""
+        """Stop; if that was asked for already, without draining."""
         if self.stop.is_set():
             self.hurry.set()
         self.stop.set()
@@ -135,7 +135,7 @@ async def _done_or(task: asyncio.Task[None], event: asyncio.Event) -> None:
 
 
 class GatewayProcess:
-    """One gateway, until it is told to stop."""
+    """One gateway, until a signal stops it."""
 
     def __init__(self, loaded: Loaded, *, worker: int | None = None) -> None:
         self._loaded = loaded
@@ -174,13 +174,13 @@ class GatewayProcess:
             await self._stop(signals)
 
     async def _start(self, signals: Signals) -> bool:
-        """Start the gateway; False if it was told to stop before it had."""
+        """Start the gateway; False if a signal stopped it before."""
         starting = asyncio.create_task(self._gateway.start())
         await _done_or(starting, signals.stop)
         if starting.done():
             await starting
             return True
-        log.info("stopping as soon as what is stored is replayed; a second signal does not wait")
+        log.info("stopping once stored events are replayed; a second signal stops without waiting")
         starting.cancel()
         await _done_or(starting, signals.hurry)
         if not starting.done():
@@ -229,7 +229,7 @@ class GatewayProcess:
             for found in error.findings:
                 log.error("%s", _text(found))
         else:
-            tell_warnings(loaded)
+            log_warnings(loaded)
             logs.set_level(loaded.graph.settings.logging)
             report = await reload(self._gateway, loaded.graph)
             for what in report.applied:
@@ -246,7 +246,7 @@ class GatewayProcess:
         stopping = asyncio.create_task(self._gateway.stop(others=others))
         await _done_or(stopping, signals.hurry)
         if not stopping.done():
-            log.warning("stopping at once")
+            log.warning("stopping without draining")
             stopping.cancel()
         await asyncio.wait([stopping])
         log.info("stopped; %s", _what_is_left(self._gateway.left_events))
@@ -325,9 +325,9 @@ def lineage_url(graph: Graph, addresses: Mapping[str, Sequence[str]]) -> str | N
 def gateway_lineage_url(config: str) -> str | None:
     """Return where the gateway of a file takes lineage, if it runs."""
     graph = load(config).graph
-    told = ask(PurePath(graph.data_dir), "status")
-    if told is None:
+    status = ask(PurePath(graph.data_dir), "status")
+    if status is None:
         return None
     # With several workers their parent answers; they share their ports.
-    one = told["workers"][0] if told.get("workers") else told
+    one = status["workers"][0] if status.get("workers") else status
     return lineage_url(graph, one["addresses"])

@@ -110,13 +110,13 @@ def main() -> None:
     try:
         outcome: Any = cli.main(standalone_mode=False)
     except HoldfastError as error:
-        _tell(error)
+        _report(error)
         sys.exit(error.exit_code)
     except ModuleNotFoundError as error:
         missing = missing_extra(error)
         if missing is None:
             raise
-        _tell(missing)
+        _report(missing)
         sys.exit(missing.exit_code)
     except click.ClickException as error:
         error.show()
@@ -129,12 +129,12 @@ def main() -> None:
     sys.exit(outcome if isinstance(outcome, int) else 0)
 
 
-def _tell(error: HoldfastError) -> None:
+def _report(error: HoldfastError) -> None:
     findings = error.findings if isinstance(error, BadConfig) else ()
     if "--json" in sys.argv:
         fields = {"error": type(error).__name__, "message": error.message, "hint": error.hint}
-        told = {"findings": [found._asdict() for found in findings]} if findings else {}
-        click.echo(json.dumps({**fields, "path": error.path, **told}), err=True)
+        more = {"findings": [found._asdict() for found in findings]} if findings else {}
+        click.echo(json.dumps({**fields, "path": error.path, **more}), err=True)
         return
     for found in findings:
         click.echo(finding_line(found), err=True)

@@ -25,11 +25,11 @@ from holdfast.graph.validation import nearest
 from holdfast.operate.cli.base.groups import CommandGroup
 from holdfast.operate.cli.base.output import (
     counted,
-    finding_line,
     json_option,
     print_json,
     print_table,
     printable,
+    report_validation,
 )
 from holdfast.operate.cli.base.target import config_argument
 from holdfast.quiver import Position
@@ -66,15 +66,7 @@ def validate_command(config: str, as_json: bool) -> int:
         findings, ok = (*loaded.warnings, *here), True
     except BadConfig as error:
         findings, ok = error.findings, False
-    if as_json:
-        print_json({"ok": ok, "findings": [found._asdict() for found in findings]})
-    else:
-        for found in findings:
-            click.echo(finding_line(found))
-        errors = sum(found.severity == "error" for found in findings)
-        warnings = len(findings) - errors
-        click.echo(f"{config}: {counted(errors, 'error')}, {counted(warnings, 'warning')}")
-    return 0 if ok else BadConfig.exit_code
+    return report_validation(config, findings, ok, as_json)
 
 
 @click.command()

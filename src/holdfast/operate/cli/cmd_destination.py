@@ -24,7 +24,10 @@ from holdfast.operate.cli.base.target import Target, gateway_argument
 
 @click.group(cls=CommandGroup)
 def command() -> None:
-    """Look at the destinations of a running gateway; pause, resume, skip what fails."""
+    """Look at the destinations of a running gateway; pause, resume, skip what fails.
+
+    TARGET is its graph file or its data directory; by default ./holdfast_data.
+    """
 
 
 @command.command("ls")
@@ -79,7 +82,7 @@ def pause_command(name: str, target: Target, as_json: bool) -> None:
 @gateway_argument
 @json_option
 def resume_command(name: str, target: Target, as_json: bool) -> None:
-    """Go on delivering to NAME; after a failure, try at once."""
+    """Deliver to NAME again; after a failure, try immediately."""
     target.ask_gateway("resume", destination=name)
     _done({"resumed": name}, f"{name} resumes", as_json)
 
@@ -103,7 +106,8 @@ def skip_command(
     seq, _, row = event.partition("/")
     if not (seq.isdecimal() and (row or "0").isdecimal()):
         raise BadInput(
-            f"{event!r} names no event"[:200], hint="`holdfast destination ls` does, as SEQ/ROW"
+            f"{event!r} does not name an event"[:200],
+            hint="`holdfast destination ls` does, as SEQ/ROW",
         )
     if not yes:
         what = f"Never deliver event {event} to {name}, unless it is replayed by hand?"
@@ -136,7 +140,7 @@ POLL_S = 0.25
 @click.command("tap")
 @click.argument("node")
 @gateway_argument
-@click.option("--limit", type=click.IntRange(min=1), help="End after so many events.")
+@click.option("--limit", type=click.IntRange(min=1), help="End after this many events.")
 @json_option
 def tap_command(node: str, target: Target, limit: int | None, as_json: bool) -> None:
     """Show a sample of the events that pass to the destination NODE, as it gets them.
@@ -146,9 +150,9 @@ def tap_command(node: str, target: Target, limit: int | None, as_json: bool) -> 
     after: Any = None
     shown = 0
     while limit is None or shown < limit:
-        told = target.ask_gateway("tap", destination=node, after=after)
-        after = told["next"]
-        for event in told["events"][: None if limit is None else limit - shown]:
+        answer = target.ask_gateway("tap", destination=node, after=after)
+        after = answer["next"]
+        for event in answer["events"][: None if limit is None else limit - shown]:
             _show_event(event, as_json)
             shown += 1
         if limit is None or shown < limit:

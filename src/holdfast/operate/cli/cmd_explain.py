@@ -1,4 +1,4 @@
-"""`holdfast explain`: from receipt to outcome, the story of a bundle, or of all that a run left."""
+"""`holdfast explain`: from receipt to outcome, what became of a bundle, or of a whole run."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from itertools import islice
 import click
 
 from holdfast.operate.cli.base.output import (
+    counted,
     json_option,
     moment,
     print_json,
@@ -30,7 +31,7 @@ from holdfast.seam import Seam
     type=click.IntRange(min=1),
     default=5,
     show_default=True,
-    help="Bundles to tell of, of each quiver.",
+    help="Bundles to explain, of each quiver.",
 )
 @json_option
 def command(what: str, target: Target, is_text: bool, limit: int, as_json: bool) -> int:
@@ -47,8 +48,8 @@ def command(what: str, target: Target, is_text: bool, limit: int, as_json: bool)
         else:
             print_json({"quivers": [{"quiver": one.name, **one.fields()} for one in found]})
     else:
-        _tell(what, found, limit)
-    return 0 if any(one.stories for one in found) else 1
+        _print(what, found, limit)
+    return 0 if any(one.explanations for one in found) else 1
 
 
 @dataclass(frozen=True)
@@ -57,15 +58,18 @@ class _QuiverMatches:
 
     name: str
     inventory: Inventory
-    stories: list[BundleExplanation]
+    explanations: list[BundleExplanation]
     matches: list[Match]
     # Whether there is more than was asked for.
     more: bool
 
     def fields(self) -> dict[str, object]:
         """Return it as JSON can hold it."""
-        told = [match._asdict() for match in self.matches]
-        return {"matches": told, "explanations": [asdict(story) for story in self.stories]}
+        matches = [match._asdict() for match in self.matches]
+        return {
+            "matches": matches,
+            "explanations": [asdict(explanation) for explanation in self.explanations],
+        }
 
 
 def _quivers(target: Target) -> list[NamedQuiver]:
@@ -82,34 +86,41 @@ def _look(seam: Seam, place: NamedQuiver, what: str, is_text: bool, limit: int) 
     else:
         matches = list(islice(search(inventory, what), limit + 1))
         seqs = sorted({match.seq for match in matches[:limit]})
-    stories = [explain(seam.disk, inventory, seq) for seq in seqs]
-    return _QuiverMatches(place.name, inventory, stories, matches[:limit], len(matches) > limit)
+    explanations = [explain(seam.disk, inventory, seq) for seq in seqs]
+    return _QuiverMatches(
+        place.name, inventory, explanations, matches[:limit], len(matches) > limit
+    )
 
 
-def _tell(what: str, found: list[_QuiverMatches], limit: int) -> None:
-    if not any(one.stories for one in found):
+def _print(what: str, found: list[_QuiverMatches], limit: int) -> None:
+    if not any(one.explanations for one in found):
         deleted = sum(one.inventory.ledger.state.deleted.bundles for one in found)
         click.echo(f"nothing that is still there contains {what!r}")
         if deleted:
-            click.echo(f"{deleted:,} bundles are gone by now; their story is told by their numbers")
+            click.echo(
+                f"{counted(deleted, 'bundle')} deleted by now:"
+                " the number of one shows what became of it"
+            )
     for one in found:
-        if one.name and one.stories:
+        if one.name and one.explanations:
             click.secho(f"\nin {one.name}", bold=True)
         for match in one.matches:
             excerpt = printable(match.excerpt)
             click.echo(f"bundle {match.seq}, slot {match.slot}, event {match.row}: {excerpt}")
         if one.more:
             click.echo(f"there are more; --limit shows more than {limit}")
-        for story in one.stories:
-            _tell_story(story)
+        for explanation in one.explanations:
+            _print_explanation(explanation)
 
 
-def _tell_story(story: BundleExplanation) -> None:
+def _print_explanation(explanation: BundleExplanation) -> None:
     click.echo()
-    click.secho(f"bundle {story.seq} of quiver {story.quiver_id or '(unknown)'}", bold=True)
-    click.echo(story.place)
-    if story.receipt is not None:
-        receipt = story.receipt
+    click.secho(
+        f"bundle {explanation.seq} of quiver {explanation.quiver_id or '(unknown)'}", bold=True
+    )
+    click.echo(explanation.place)
+    if explanation.receipt is not None:
+        receipt = explanation.receipt
         rows: list[tuple[str, object]] = [
             ("accepted", moment(receipt["accepted_ns"])),
             ("events", receipt["events"]),
@@ -122,7 +133,7 @@ def _tell_story(story: BundleExplanation) -> None:
         ]
         print_table("receipt", ("", ""), [row for row in rows if row[1] is not None])
     columns = ("subscriber", "what became of it", "when", "why", "before that")
-    print_table("subscribers", columns, [_fate_row(fate) for fate in story.subscribers])
+    print_table("subscribers", columns, [_fate_row(fate) for fate in explanation.subscribers])
 
 
 def _fate_row(fate: Fate) -> tuple[object, ...]:

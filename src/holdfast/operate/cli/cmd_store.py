@@ -16,6 +16,7 @@ import click
 from holdfast.errors import BadInput, Damaged, DatabaseLost
 from holdfast.operate.cli.base.groups import CommandGroup
 from holdfast.operate.cli.base.output import (
+    counted,
     json_option,
     leftover_rows,
     print_json,
@@ -48,8 +49,8 @@ if TYPE_CHECKING:
 def command() -> None:
     """Make a store, look at its totals, check and repair it.
 
-    A store is a folder, or a bucket with a database beside it. What lies in it is handled with
-    `holdfast files`, and what nothing refers to any more is collected by `holdfast gc`.
+    A store is a folder, or a bucket with a database beside it. `holdfast files` works with its
+    files; `holdfast gc` collects what nothing refers to any more.
     """
 
 
@@ -193,7 +194,7 @@ def scrub_command(
         _print_findings("found", report.findings)
         _print_repairs([repaired] if repaired else [])
         end = "" if report.complete else ", interrupted: the next one resumes here"
-        click.echo(f"{report.objects:,} chunks, {size(report.size_bytes)} read{end}")
+        click.echo(f"{counted(report.objects, 'chunk')}, {size(report.size_bytes)} read{end}")
     return 0 if fields["ok"] else Damaged.exit_code
 
 
@@ -201,7 +202,7 @@ def scrub_command(
 @store_options
 @json_option
 def rebuild_command(chosen: Target, as_json: bool) -> int:
-    """Make the database anew from the store's objects, if it is lost, or an old copy.
+    """Rebuild the database from the store's objects, if it is lost, or an old copy.
 
     An old one is set aside, not deleted; one that is up to date is left alone.
     """
@@ -310,8 +311,8 @@ def _tell_result(
         if result.repairs:
             _print_findings("left", after.findings)
         click.echo(
-            f"{before.commits:,} commits, {before.chunks:,} chunks, {before.objects:,} objects, "
-            f"{before.references:,} references: "
+            f"{counted(before.commits, 'commit')}, {counted(before.chunks, 'chunk')}, "
+            f"{counted(before.objects, 'object')}, {counted(before.references, 'reference')}: "
             + ("sound" if after.ok else "SOMETHING IS WRONG, see above")
         )
         if not contents_read:
@@ -387,13 +388,15 @@ def _print_rebuilt(report: RebuildReport) -> None:
     if report.set_aside:
         click.echo(f"set aside the old database: {report.set_aside}")
     click.echo(
-        f"rebuilt the database: {report.commits:,} commits, {report.chunks:,} chunks, "
-        f"{report.references:,} references"
+        f"rebuilt the database: {counted(report.commits, 'commit')}, "
+        f"{counted(report.chunks, 'chunk')}, {counted(report.references, 'reference')}"
     )
     for name, why in report.damaged_commits.items():
         click.echo(f"commit {printable(name)} is not whole: {printable(why)}")
     if report.damaged_commits:
-        click.echo(f"held back from the collector: {report.quarantined:,} chunks nobody refers to")
+        click.echo(
+            f"held back from the collector: {counted(report.quarantined, 'unreferenced chunk')}"
+        )
         click.echo(
             "bring back what is missing, or delete these commits; then run "
             "`holdfast store fsck --repair`, which lets go of them"

@@ -31,10 +31,10 @@ log = logging.getLogger("holdfast.operate")
 @click.option("--worker", type=int, hidden=True)
 @json_option
 def command(config: str, check: bool, worker: int | None, as_json: bool) -> None:
-    """Run a gateway until it is told to stop: receive, hold, deliver.
+    """Run a gateway until it is stopped: receive, hold, deliver.
 
-    SIGTERM stops it within `drain`, a second one at once; SIGHUP reads CONFIG again. With --json
-    the log is in JSON whatever CONFIG says.
+    SIGTERM stops it within `drain`, a second one immediately; SIGHUP reads CONFIG again. With
+    --json the log is in JSON whatever CONFIG says.
     """
     loaded = load(config)
     if check:
@@ -62,7 +62,7 @@ def _run(loaded: Loaded, worker: int | None, as_json: bool) -> None:
 
     from holdfast.operate import logs
     from holdfast.operate.supervisor import Supervisor
-    from holdfast.operate.up import GatewayProcess, raise_open_files, suit_a_gateway, tell_warnings
+    from holdfast.operate.up import GatewayProcess, log_warnings, raise_open_files, suit_a_gateway
 
     settings = loaded.graph.settings.logging
     if as_json:
@@ -73,23 +73,23 @@ def _run(loaded: Loaded, worker: int | None, as_json: bool) -> None:
     try:
         alone = worker is not None or loaded.graph.settings.workers == 1
         if worker is None:
-            tell_warnings(loaded)
+            log_warnings(loaded)
         options = ["--json"] if as_json else []
         process = GatewayProcess(loaded, worker=worker) if alone else Supervisor(loaded, options)
-        impatience = threading.Timer(LAST_WAIT_S, _end_now, (handler,))
-        impatience.daemon = True
+        last_timer = threading.Timer(LAST_WAIT_S, _end_now, (handler,))
+        last_timer.daemon = True
         try:
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
                 runner.run(process.run())
-                impatience.start()
+                last_timer.start()
         finally:
-            impatience.cancel()
+            last_timer.cancel()
     finally:
         handler.close()
 
 
 def _end_now(handler: logging.Handler) -> None:
-    """End though somebody's code goes on: everything of ours is closed, so nothing is lost."""
-    log.warning("a function does not heed that it is cancelled; the process ends without it")
+    """Exit though a user's coroutine still runs: everything of ours is closed, nothing is lost."""
+    log.warning("a function ignores its cancellation; the process exits without it")
     handler.close()
     os._exit(0)

@@ -121,6 +121,7 @@ class ChunkReader:
         return self._fetch(chunk) if data is None else data
 
     def _read(self, wanted: Iterator[_Ranges]) -> Iterator[bytes]:
+        """Yield ranges, looking up where many chunks are with one query; one alone is just read."""
         for batch in _batches(wanted, RESOLVE_BATCH):
             if len(batch) == 1:
                 [ranges] = batch
@@ -129,6 +130,10 @@ class ChunkReader:
                 yield from self._read_ahead(batch)
 
     def _read_ahead(self, batch: Sequence[_Ranges]) -> Iterator[bytes]:
+        """Yield ranges in order, while threads fetch and verify the next ones.
+
+        Whoever stops reading early closes the generator; what was not begun by then is cancelled.
+        """
         self.expect(ranges.hash for ranges in batch)
         coming: deque[Future[bytes]] = deque()
         not_begun = iter(batch)
@@ -142,6 +147,7 @@ class ChunkReader:
                 future.cancel()
 
     def _fetch(self, chunk: ChunkHash) -> bytes:
+        """Read a chunk from the store; if it is gone, say first whether our own lease is, too."""
         try:
             return self._fetch_stored(chunk)
         except ObjectMissing:
@@ -150,6 +156,7 @@ class ChunkReader:
             raise
 
     def _fetch_stored(self, chunk: ChunkHash) -> bytes:
+        """Read and verify a chunk, under a newer generation if the one we knew is gone."""
         key = self._key(chunk)
         try:
             data = decode(self._objects.get(key.object_key()), key)
@@ -163,6 +170,7 @@ class ChunkReader:
         return data
 
     def _key(self, chunk: ChunkHash) -> ChunkKey:
+        """Return the stored generation of a chunk, from what is known or from the database."""
         key = self._known(chunk) or self._resolve([chunk]).get(chunk)
         if key is None:
             raise ObjectMissing(
@@ -220,6 +228,10 @@ def _coalesced(parts: Iterable[tuple[ChunkHash, int, int, bytes]]) -> Iterator[_
 
 
 def _parts(data: bytes, ranges: _Ranges) -> Iterator[bytes]:
+    """Yield the wanted ranges of a chunk.
+
+    The chunk has its hash already. A range's own hash is compared too: the reference may be wrong.
+    """
     for start, end, content_hash in ranges.checks:
         if end <= len(data) and hash_of(memoryview(data)[start:end]) != content_hash:
             raise _wrong_reference(ranges.hash, f"bytes {start} to {end}, which are others")

@@ -115,6 +115,8 @@ class _StoredChunk(NamedTuple):
 
 @dataclass
 class _ChunkBatch:
+    """Chunks that are reserved, stored, synced and marked together: each step costs a wait."""
+
     chunks: list[_Chunk] = field(default_factory=list)
     size_bytes: int = 0
 
@@ -204,6 +206,11 @@ class ChunkWriter:
     # ------------------------------------------------------- the caller's side
 
     def _is_known(self, chunk: _Chunk) -> bool:
+        """Say whether this writer has stored a chunk, or is about to.
+
+        Repeated content (copies of files, runs of zeros) would otherwise ask the database each
+        time.
+        """
         if chunk.children:
             return False  # it may be known as a file with the same bytes, which holds no children
         if chunk.hash in self._recent:
@@ -212,6 +219,11 @@ class ChunkWriter:
         return chunk.hash in self._unmarked
 
     def _wait_for_room(self, size_bytes: int) -> None:
+        """Wait until the chunk fits into `max_in_flight_bytes`, or nothing else is in flight.
+
+        What the caller waits for may be in the open batch, which nobody has submitted: so it is
+        submitted first. A chunk that is larger than the whole limit still gets through alone.
+        """
         limit_bytes = self._settings.max_in_flight_bytes
 
         def has_room() -> bool:
@@ -223,6 +235,7 @@ class ChunkWriter:
             self._check()
 
     def _add(self, chunk: _Chunk) -> None:
+        """Put a chunk into the open batch; the caller holds the lock."""
         if self._is_known(chunk):  # by another thread, while this one waited for room
             return
         self._unmarked.add(chunk.hash)
@@ -243,6 +256,11 @@ class ChunkWriter:
             self._threads.submit(self._work, batch)
 
     def _check(self) -> None:
+        """Raise what ended this writer, or that the lease is lost.
+
+        The first failure is kept and raised to every caller: chunks that others put into the same
+        batch failed with it.
+        """
         if self._failure is None:
             try:
                 self._job.check()
@@ -260,6 +278,11 @@ class ChunkWriter:
     # ------------------------------------------------------- the workers' side
 
     def _work(self, batch: _ChunkBatch) -> None:
+        """Store one batch; runs in a thread of the pool.
+
+        An error cannot be raised to anybody here. It is kept for the next caller of `put` or
+        `barrier`.
+        """
         try:
             if self._failure is None:
                 self._mark(batch, self._store(batch))
@@ -312,7 +335,12 @@ class ChunkWriter:
                     self._are_marked([chunk.key.hash for chunk in ready])
 
     def _take_ready(self) -> list[_StoredChunk]:
-        """Take what has no unmarked child, or has it before itself."""
+        """Take the chunks that can be marked: without an unmarked child, or after it in the list.
+
+        A mark refers to the children in the same transaction, and a reference needs a row that is
+        stored. Batches of several threads end in any order, so a parent may be stored before its
+        child.
+        """
         ready: list[_StoredChunk] = []
         waiting: list[_StoredChunk] = []
         with self._changed:
@@ -327,6 +355,7 @@ class ChunkWriter:
         return ready
 
     def _are_marked(self, chunks: Iterable[ChunkHash]) -> None:
+        """Remember that chunks need not be stored again; the caller holds the lock."""
         for chunk in chunks:
             self._unmarked.discard(chunk)
             self._recent[chunk] = None
@@ -418,6 +447,7 @@ class SmallFiles:
         self._files, self._contents, self._size_bytes = [], [], 0
 
     def _is_complete(self, path: bytes, size_bytes: int) -> bool:
+        """Say whether the pack ends behind this file: it is full, or the path decides so."""
         if len(self._files) >= self._chunking.pack_files_max:
             return True
         if self._size_bytes < self._chunking.pack_min_bytes:

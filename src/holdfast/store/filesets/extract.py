@@ -120,6 +120,12 @@ def extract(
 
 
 class _Extraction:
+    """One restore: groups of files by threads; links, other names and folders after all files.
+
+    Links come last, so that no file is ever written through one. Folders get their times and modes
+    at the very end: writing into them would change the times, and a mode may forbid writing.
+    """
+
     def __init__(self, files: FileSet, root: Folder, below: str, how: Restoring) -> None:
         self._files = files
         self._root = root
@@ -137,6 +143,7 @@ class _Extraction:
         self._other_names: list[tuple[FileInfo, str]] = []
 
     def run(self, threads: int, progress: RestoreProgress) -> Restored:
+        """Restore everything, a few groups ahead of the one that is waited for."""
         pool = ThreadPoolExecutor(threads, thread_name_prefix="restore")
         links: list[FileInfo] = []
         folders: list[FileInfo] = []
@@ -208,6 +215,7 @@ class _Extraction:
         return True
 
     def _write(self, group: list[FileInfo]) -> None:
+        """Restore a group of files, in a thread that has its own handle of the folder."""
         self._files.reader.expect(
             ChunkHash(ref.chunk.hash) for file in group for ref in file.refs if not ref.indirect
         )
@@ -246,6 +254,7 @@ class _Extraction:
         return root.write(path, self._files.content(file), self._dress(file), holes=file.is_sparse)
 
     def _name_again(self, file: FileInfo, first: str) -> list[Undone]:
+        """Make a hard link to the name that was restored first, or a copy where that cannot be."""
         path = self._inner(file)
         if self._how.overwrite:
             self._root.remove(path)
@@ -260,6 +269,7 @@ class _Extraction:
         return []
 
     def _link(self, link: FileInfo) -> list[Undone]:
+        """Make a symbolic link, unless it leads out of the folder and that is not wanted."""
         target = link.link_target or ""
         if not is_target(target):
             raise Damaged(
@@ -310,6 +320,7 @@ class _Extraction:
         return number if found is None else found
 
     def _xattrs(self, xattrs: Xattrs) -> Xattrs:
+        """Return extended attributes without capabilities, which are rights like set-id bits."""
         if self._how.set_id or not xattrs:
             return xattrs
         kept = tuple(pair for pair in xattrs if pair[0] != _CAPABILITY)
@@ -324,6 +335,7 @@ class _Extraction:
         return check_path(path)[len(self._below) :]
 
     def _own_root(self) -> Folder:
+        """Return this thread's own handle of the folder."""
         found: Folder | None = getattr(self._own, "root", None)
         if found is None:
             found = self._own.root = Folder(self._root.path)
@@ -333,6 +345,7 @@ class _Extraction:
 
 
 def _failed(path: str, error: OSError) -> StoreError | BadInput:
+    """Return what an operating system's error means to whoever restores."""
     if isinstance(error, FileExistsError | NotADirectoryError):
         return BadInput(
             "something is there already where a file is to be restored",

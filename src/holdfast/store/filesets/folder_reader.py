@@ -232,6 +232,7 @@ class FolderReader:
         return entry.kind == "link" and self._outside_links != "keep"
 
     def _is_again(self, entry: FolderEntry) -> bool:
+        """Say whether another name of this file came before; its content is read once."""
         number = (entry.device, entry.inode)
         if number in self._met:
             return True
@@ -239,6 +240,7 @@ class FolderReader:
         return False
 
     def _is_read_ahead(self, found: FoundFile) -> bool:
+        """Say whether a thread reads this entry: all but large files, which are streamed."""
         entry = found.entry
         if found.is_skipped or found.is_again:
             return False
@@ -265,6 +267,7 @@ class FolderReader:
             ) from error
 
     def _enters(self, folder: FolderEntry) -> bool:
+        """Say whether to look into a folder: not if it is excluded, a cache, or has a bad name."""
         if path_trouble(folder.path) is not None:
             return False
         selection = self._selection
@@ -282,6 +285,7 @@ class FolderReader:
             return False
 
     def _read_group(self, group: list[FoundFile]) -> list[FoundFile]:
+        """Read the small files of a group; runs in a thread. The order stays."""
         read: list[FoundFile] = []
         for found in group:
             if self._is_read_ahead(found):
@@ -291,6 +295,7 @@ class FolderReader:
         return read
 
     def _read(self, entry: FolderEntry) -> list[FoundFile]:
+        """Read a small file, a link or the attributes of a folder; nothing if it cannot be read."""
         if entry.kind == "link":
             target = self.target(entry)
             return [FoundFile(entry, link_target=target)] if target is not None else []

@@ -153,6 +153,10 @@ class PreviousTree:
         return next((chunk for chunk in chunks if chunk in self._lost), None)
 
     def _looked_up(self, parent: FileSet) -> Iterator[_IndexedPath]:
+        """Yield the parent's entries, after looking up the chunks of many of them in one query.
+
+        The lookup runs ahead of the walk: when `lost_chunk` is asked about an entry, it knows.
+        """
         entries = readable_files(parent.nodes, parent.sources, lambda lost: None)
         asked: set[ChunkHash] = set()
         while some := list(itertools.islice(entries, LOOKED_UP_ENTRIES)):
@@ -166,6 +170,7 @@ class PreviousTree:
 
 
 def _is_same(index: pb.Index, entry: FolderEntry) -> bool:
+    """Say whether an entry is still of the kind, mode and size that the parent holds."""
     known = index.metadata
     if entry.kind == "link":
         return known.HasField("link_target")
@@ -250,6 +255,8 @@ def put_tree(
 
 
 class _Tree:
+    """One run of `put_tree`: each path is taken over, named again, or read."""
+
     def __init__(
         self, store: Store, writer: ChunkWriter, reader: FolderReader, before: PreviousTree
     ) -> None:
@@ -266,6 +273,7 @@ class _Tree:
         self._lost_pack: bytes | None = None
 
     def store(self, progress: StoreProgress) -> StoredTree:
+        """Store all, in order of the paths. The layer's tombstone removes everything older."""
         for found in self._reader.files():
             if found.entry.kind == "file":
                 self._add_file(found)
@@ -304,6 +312,7 @@ class _Tree:
         self._counts.files += entry.kind == "link"
 
     def _add_file(self, found: FoundFile) -> None:
+        """Take a file over from the parent, or store another name of it, or read it."""
         entry = found.entry
         before = self._before.find(entry) if found.is_skipped else None
         lost = self._before.lost_chunk(before) if before is not None else None
@@ -340,7 +349,12 @@ class _Tree:
         return True
 
     def _read(self, found: FoundFile, lost: bytes | None) -> bool:
-        """Store a file that is new, or whose chunk is lost; False if it cannot be read."""
+        """Store a file that is new, or whose chunk is lost; False if it cannot be read.
+
+        Files of one lost pack are read together and cut off from their neighbours: then the pack
+        gets the bytes, and the name, that it had, and all other commits that refer to it are whole
+        again.
+        """
         if lost != self._lost_pack:
             self._builder.cut_pack()
             self._lost_pack = lost

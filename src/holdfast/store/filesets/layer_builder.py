@@ -150,6 +150,11 @@ class IndexWriter:
         self._add(level, range_entry(index), index)
 
     def _add(self, level: int, entry: IndexEntry, index: pb.Index | None = None) -> None:
+        """Put an entry into the open chunk of a level; cut before it or behind it where that ends.
+
+        A level above the first needs two entries in each chunk, or it would be no smaller than the
+        one below it, and the index would never come to a root.
+        """
         least = 1 if level == 1 else RANGES_MIN
         waiting = self._levels[level - 1]
         is_full = waiting.size_bytes + len(entry.data) > self._rule.max_bytes
@@ -176,6 +181,7 @@ class IndexWriter:
 
 
 def _range_of(waiting: _PendingLevel, level: int, chunk: pb.Chunk, size_bytes: int) -> pb.Index:
+    """Return the entry of the level above: what the chunk spans, and the sums of what it holds."""
     entries = waiting.entries
     return pb.Index(
         path=entries[0].path,
@@ -260,6 +266,11 @@ class LayerBuilder:
         self._drain()
 
     def _drain(self) -> None:
+        """Move entries into the index while their content is stored; the rest waits for its pack.
+
+        The index is in order of the paths, so one small file whose pack is open holds up all behind
+        it.
+        """
         waiting = self._waiting
         while waiting:
             path, change = waiting[0]
@@ -279,6 +290,7 @@ class LayerBuilder:
         return file_entry(index_of(path, stored), plain=is_plain(stored))
 
     def _stored(self, content: Sequence[Content] | None) -> tuple[pb.DataRef, ...] | None:
+        """Return references to stored content; very long lists become chunks of references."""
         if content is None:
             return None
         refs: list[pb.DataRef] = []

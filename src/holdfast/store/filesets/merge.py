@@ -92,6 +92,12 @@ class Merge:
         heapq.heapify(self._heap)
 
     def _pass_or_open(self, number: int, take_range: TakeRange | None) -> None:
+        """Pass over a range as a whole, or open it one level.
+
+        It is passed over if newer layers take all of it away, or if no other layer has a path in
+        it, none takes anything away, and the caller can use it unopened. The smallest path of the
+        rest is among the next two of the heap, so only they are asked.
+        """
         cursor = self._cursors[number]
         gone, first, last = self._gone[number], cursor.index.path, cursor.last
         if gone.covers_all(first, last) or (
@@ -349,6 +355,7 @@ class Diff:
         return True
 
     def _compare(self, path: str, numbers: list[int]) -> Difference | None:
+        """Merge what each side holds of one path, and compare the results."""
         met: tuple[list[pb.Index], list[pb.Index]] = ([], [])
         for number in numbers:
             side, cursor, gone = self._cursors[number]
@@ -373,6 +380,7 @@ class Diff:
 
 
 def _difference(path: str, old: pb.Index | None, new: pb.Index | None) -> Difference | None:
+    """Say how a path differs; a change of content hides one of metadata."""
     before = FileInfo(path, old) if old else None
     after = FileInfo(path, new) if new else None
     if before is None or after is None:

@@ -59,6 +59,8 @@ _PendingContent = pb.DataRef | bytes
 
 
 class _PendingChange(NamedTuple):
+    """A change in the buffer, and when it began: a deletion that came later takes it away."""
+
     began: int
     change: Change[_PendingContent]
 
@@ -193,6 +195,7 @@ class FileSetWriter:
         return reader.report
 
     def _put_found(self, reader: FolderReader, found: FoundFile, path: str) -> None:
+        """Store one file of a folder; what cannot be read to its end is reported and left out."""
         entry = found.entry
         read: FoundFile | ReadFile = found
         if found.small is not None:
@@ -251,6 +254,7 @@ class FileSetWriter:
         self._change(check_file(path), change._replace(reset=True, metadata=known))
 
     def _find_in_runs(self, path: str) -> Change[_PendingContent] | None:
+        """Return a file that was spilled already; the index is stored first, to be read."""
         if not self._runs or self._deleted_at(path):
             return None
         self._writer.barrier()
@@ -287,6 +291,10 @@ class FileSetWriter:
         return (bytes(head),) if head else ()
 
     def _change(self, path: str, change: Change[_PendingContent]) -> None:
+        """Put a change into the buffer, composed with an earlier one of the same path.
+
+        An earlier change that a deleted folder took away does not count: the new one begins afresh.
+        """
         if self._closed:
             raise BadInput("the writer is closed", hint="Open another one for more files.")
         before = self._buffer.get(path)
@@ -358,6 +366,12 @@ class FileSetWriter:
         return Change(change.reset, parts, change.metadata)
 
     def _merge_runs(self) -> Layer:
+        """Merge spilled buffers into one layer.
+
+        They are layers, oldest first, and merging layers is what reading does: the result is the
+        same as if the buffer had been large enough. `by_reference=False`: the checks of paths see
+        every entry.
+        """
         self._writer.barrier()
         reader = self._store.chunks.reader()
         return merge_into(

@@ -76,6 +76,10 @@ class Confirm:
         return None if self._references.resolve([finding.hash]) else finding
 
     def _leaked_object(self, finding: StoreFinding) -> StoreFinding | None:
+        """Confirm that an object has no row, and that this database may have named it.
+
+        One with a number that was never given out is not leaked: the database is an old copy.
+        """
         if _row(self._database, finding.key) is not None:
             return None
         if not is_stored(self._objects, finding.key):
@@ -89,6 +93,7 @@ class Confirm:
         return finding if has_edge(self._database, source, finding.key) else None
 
     def _missing_edge(self, finding: StoreFinding) -> StoreFinding | None:
+        """Confirm that a reference is missing, and that both ends of it are there."""
         source = parse_source(finding.source)
         assert source is not None, "BUG: a reference without a source"
         if has_edge(self._database, source, ChunkKey(finding.hash, 0)):
@@ -98,6 +103,7 @@ class Confirm:
         return finding if source_exists(self._references, source) else None
 
     def _counts(self, candidates: Sequence[StoreFinding]) -> dict[ChunkKey, StoreFinding]:
+        """Count again, in batches and under locks: writers beside the check change the counts."""
         found: dict[ChunkKey, StoreFinding] = {}
         by_key = {candidate.key: candidate for candidate in candidates}
         for part in slices(sorted(by_key), self._database.settings.batch_rows):

@@ -139,6 +139,10 @@ class Repair:
         return self.report
 
     def _take_steps(self, plan: Sequence[Action]) -> None:
+        """Do what there is to do about each finding, and note why it was not done.
+
+        One that fails does not keep the others from being repaired.
+        """
         steps: dict[FindingKind, Callable[[StoreFinding], str]] = {
             FindingKind.COMMIT_DIFFERS: self._agree,
             FindingKind.COMMIT_OBJECT_MISSING: self._write_commit,
@@ -168,6 +172,7 @@ class Repair:
     # Each of these returns why it did not do it; nothing if it did, or if it need not be done.
 
     def _agree(self, finding: StoreFinding) -> str:
+        """Let a commit's row and object hold the same record: the row's, if that can be read."""
         number = CommitId(finding.generation)
         row = row_of(self._references.database, number)
         data = stored_record(self._objects, finding.commit, number)
@@ -190,6 +195,10 @@ class Repair:
         return ""
 
     def _restore_commit(self, finding: StoreFinding) -> str:
+        """Give a commit its row back from its object; where that cannot be, set the object aside.
+
+        Its name may have been taken by another commit since, or its chunks may be collected.
+        """
         number = CommitId(finding.generation)
         data = stored_record(self._objects, finding.commit, number)
         if data is None or row_of(self._references.database, number) is not None:
@@ -202,6 +211,11 @@ class Repair:
         return ""
 
     def _replace(self, finding: StoreFinding) -> str:
+        """Set a damaged object aside, and store the chunk again from another generation.
+
+        The row says `not stored` before the object goes: a writer that has the bytes stores them
+        again, and no new reference is made to what is damaged.
+        """
         key = finding.key
         if not self._confirm.confirm([finding]):
             return ""
@@ -223,6 +237,7 @@ class Repair:
         return self._store_anew(other)
 
     def _bring_back(self, finding: StoreFinding) -> str:
+        """Store a missing chunk again from another generation, if it is still missing."""
         if not finding.generation:
             return _NO_OTHER
         key = finding.key

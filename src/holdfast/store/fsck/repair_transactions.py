@@ -180,6 +180,7 @@ class RepairTransactions:
         return True
 
     def _recount(self, connection: Connection, hashes: Sequence[ChunkHash]) -> None:
+        """Write the true counts into rows that differ, under the locks that all who count take."""
         rows = locked_rows(self._database, connection, hashes)
         counts = true_counts(connection, hashes)
         changed = []

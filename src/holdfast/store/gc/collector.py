@@ -186,6 +186,11 @@ class Collector:
     # Leases.
 
     def _expire_leases(self, report: GcReport) -> None:
+        """End leases that are over, and release what ended ones hold.
+
+        Two steps, because a holder or another collector may end a lease and die before releasing
+        it.
+        """
         expired, report.leases_lapsed = self._watch.end_those_over()
         report.leases_expired += expired
         if expired:
@@ -203,6 +208,11 @@ class Collector:
     # Commits.
 
     def _finish_commits(self, report: GcReport) -> None:
+        """Complete commits that were left half made, and deletions that were left half done.
+
+        Forwards in both cases: a commit that has its row refers to its chunks already, and one that
+        is being deleted is not found any more.
+        """
         for row in self._database.read(self._unfinished):
             key = commit_object_key(row.name, row.id)
             if row.state == CommitState.PUBLISHING:
@@ -243,6 +253,7 @@ class Collector:
     # Chunks.
 
     def _find_deleting(self) -> ChunkSizes:
+        """Return chunks that are Deleting already: their collector died, or is at work."""
         asked = (
             select(*BATCH_COLUMNS)
             .where(*self._database.guard(FORGET), IS_DYING, *self.shard.conditions())
@@ -254,6 +265,7 @@ class Collector:
     def _mark_removing(
         self, connection: Connection, hashes: Sequence[ChunkHash] | None = None
     ) -> ChunkSizes:
+        """Mark garbage as Removing: from now on no writer can refer to it."""
         # Half of the references of a rebuild would make garbage of all that the others need.
         self._database.keep_complete(connection)
         found = _batch(connection, self._lock_some(BEGIN_REMOVING, hashes))
@@ -261,6 +273,7 @@ class Collector:
         return found
 
     def _begin_deleting(self, report: GcReport) -> ChunkSizes:
+        """Take a batch from Removing to Deleting; return what is to be deleted."""
         batch, references = self._database.transact(self._mark_deleting)
         report.references_removed += references
         if batch:
@@ -304,6 +317,7 @@ class Collector:
         return found
 
     def _drop_edges(self, connection: Connection, keys: Sequence[ChunkKey]) -> None:
+        """Remove the references of chunks that are about to be deleted."""
         if keys:
             named = delete(edge).where(
                 edge.c.source_kind == CHUNK_KIND,
@@ -313,6 +327,7 @@ class Collector:
             self._database.execute_many(connection, named, [_named(key) for key in keys])
 
     def _lock_some(self, step: Transition, hashes: Sequence[ChunkHash] | None) -> Select[Any]:
+        """Return the statement that finds and locks rows that may take a step."""
         asked = select(*BATCH_COLUMNS).where(*self._database.guard(step))
         if hashes is None:
             asked = asked.where(*self.shard.conditions()).limit(self._settings.batch_rows)
@@ -322,6 +337,11 @@ class Collector:
         return asked.order_by(chunk.c.hash, chunk.c.generation).with_for_update(skip_locked=True)
 
     def _delete(self, batch: ChunkSizes, report: GcReport) -> None:
+        """Delete objects, then forget their rows, no faster than the rate allows.
+
+        In this order: a row without an object is found again and deleted twice, harmlessly; an
+        object without a row would wait for a sweep.
+        """
         for part in slices(list(batch), self._rate.batch(self._settings.delete_objects)):
             size_bytes = sum(batch[key] for key in part)
             self._rate.wait_for(len(part), size_bytes)

@@ -358,6 +358,7 @@ class Database:
         return [self._met(TABLES[step.table], condition) for condition in step.guard]
 
     def _met(self, table: Table, condition: ColumnCondition) -> ColumnElement[bool]:
+        """Return a condition of the transition table as SQL."""
         column = table.c[condition.column]
         match condition.test:
             case "is" if isinstance(condition.value, bool):
@@ -377,6 +378,7 @@ class Database:
                 return column < self.now
 
     def _value(self, table: Table, column: str, value: Any) -> Any:
+        """Return what a step writes into a column, as SQL where it is the database's time."""
         if value is DatabaseTime.LEASE_END:
             return self.lease_end
         if value is not DatabaseTime.NOW:
@@ -387,6 +389,7 @@ class Database:
         return self.now
 
     def _take_numbers(self, connection: Connection) -> range:
+        """Take a block of numbers; those that are not used are never given out again."""
         taken = (
             update(meta)
             .where(meta.c.name == "last_number")
@@ -397,6 +400,7 @@ class Database:
         return range(last - self.settings.number_block + 1, last + 1)
 
     def _prepare(self, connection: Connection, store_id: str, create: bool) -> None:
+        """Make the tables, or migrate them, in one transaction that others wait for."""
         if self.engine.name == "postgresql":
             connection.execute(text(f"SELECT pg_advisory_xact_lock({MAKING_TABLES_LOCK})"))
         version = self._version(connection)
@@ -426,6 +430,7 @@ class Database:
         self._check_store(connection, store_id)
 
     def _check_store(self, connection: Connection, store_id: str) -> None:
+        """Refuse the database of another store: its rows would make garbage of all objects here."""
         asked = select(meta.c.words).where(meta.c.name == "store_id")
         found = connection.execute(asked).scalar_one()
         if store_id and found and store_id != found:
@@ -498,6 +503,7 @@ def _reserve(url: str, settings: GcSettings, seam: Seam) -> DatabaseReserve | No
 
 
 def _engine(url: str, settings: GcSettings) -> Engine:
+    """Open a pool of connections, and try one, so that a wrong address is reported here."""
     try:
         parsed = make_url(url)
         backend = parsed.get_backend_name()
@@ -535,6 +541,12 @@ def _bad_url() -> BadInput:
 
 
 def _set_up_sqlite(engine: Engine, settings: GcSettings) -> None:
+    """Let SQLite begin transactions as we say.
+
+    A transaction that writes takes the lock when it begins (IMMEDIATE): one that reads first and
+    writes later fails where another one wrote meanwhile, and no waiting helps.
+    """
+
     def connected(connection: Any, _record: object) -> None:
         connection.isolation_level = None  # transactions begin as we say, below
         connection.execute(f"PRAGMA busy_timeout={int(settings.busy_timeout_s * 1000)}")

@@ -178,6 +178,11 @@ class LeaseKeeper:
         return set(connection.execute(statement.returning(job.c.id)).scalars())
 
     def _lose_those_too_old(self) -> None:
+        """Give up leases that could not be renewed for their whole length.
+
+        The database cannot be asked; a collector beside it may have ended them by now. The holders
+        stop before they store what would be collected.
+        """
         now_s = self._clock.monotonic_s()
         with self._lock:
             old = [
@@ -224,6 +229,11 @@ def release_references(database: Database, source: ReferenceSource, number: int)
 
 
 def _release_some(database: Database, connection: Connection, source: ReferenceSource) -> int:
+    """Remove one batch of the references of a lease; return how many.
+
+    In batches, because a job may hold millions of chunks, and a transaction locks all of their
+    rows.
+    """
     number = int.from_bytes(source.id, "big")
     # Its row is the lock: two collectors may have found the same lease.
     connection.execute(select(job.c.id).where(job.c.id == number).with_for_update())

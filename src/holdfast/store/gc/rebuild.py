@@ -215,6 +215,7 @@ class _Rebuild:
         self._hides_others = False
 
     def run(self, walk: Walk) -> RebuildReport:
+        """Rebuild chunks first, then commits: a commit refers to chunks, which need their rows."""
         self._database.transact(self._begin)
         for part in pages(self._objects.list(CHUNK_PREFIX), self._database.settings.batch_rows):
             self._add_chunks(part)
@@ -243,6 +244,10 @@ class _Rebuild:
         connection.execute(marked.values(number=REBUILDING))
 
     def _end(self, connection: Connection) -> None:
+        """Let numbers continue far beyond the highest seen; quarantine garbage; clear the mark.
+
+        Numbers may have been given out that no object bears yet, to writers that are still at work.
+        """
         beyond = (self._highest // REBUILD_NUMBER_STEP + 1) * REBUILD_NUMBER_STEP
         numbered = update(meta).where(meta.c.name == "last_number")
         connection.execute(numbered.values(number=beyond))
@@ -252,6 +257,7 @@ class _Rebuild:
         connection.execute(update(meta).where(meta.c.name == "rebuilding").values(number=0))
 
     def _add_chunks(self, page: Sequence[StoredObject]) -> None:
+        """Insert a row for each object, with the object's size: the plain size is not known."""
         keys = {key: stored for stored in page if (key := ChunkKey.parse(stored.key))}
         self._report.unknown_names += len(page) - len(keys)
         self._highest = max([self._highest, *(key.generation for key in keys)])
@@ -285,6 +291,10 @@ class _Rebuild:
         return int(connection.execute(dropped).rowcount)
 
     def _add_commit(self, stored: StoredObject, walk: Walk) -> None:
+        """Insert a commit and all references that it leads to, as far as its index can be read.
+
+        After damage the rest of the commit is still added: what can be reached is kept.
+        """
         named = parse_commit_key(stored.key)
         if named is None:
             self._report.unknown_names += 1
@@ -343,6 +353,10 @@ class _Rebuild:
     def _insert_edges(
         self, connection: Connection, source: ReferenceSource, walked: Sequence[WalkedChunk]
     ) -> tuple[list[ChunkHash], int]:
+        """Add references to roots and to children; return the chunks that are missing.
+
+        Commits share chunks, so that many references are there already.
+        """
         hashes = {one.hash for one in walked} | {c for one in walked for c in one.children}
         rows = locked_rows(self._database, connection, hashes)
         missing = sorted(hash_ for hash_ in hashes if current(rows.get(hash_)) is None)

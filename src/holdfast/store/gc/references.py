@@ -281,6 +281,11 @@ class References:
     def _keep(
         self, lease: StoreLease, also: Callable[[Connection], None], *, spends: bool = True
     ) -> None:
+        """Insert the row of a lease, with `also` in the same transaction, and renew it from now on.
+
+        The time is taken before the transaction: the lease counts from when it was asked for, so
+        that this process stops using it before the database lets it lapse.
+        """
         asked_s = self.seam.clock.monotonic_s()
         row = {"id": lease.id, "kind": lease.kind.value, "name": lease.name}
 
@@ -296,6 +301,7 @@ class References:
         self._leases.keep(lease, asked_s)
 
     def _pin(self, connection: Connection, pin: CommitPin) -> None:
+        """Let a pin refer to what the commit does, so that deleting the commit frees nothing."""
         row = commit_rows.published(self.database, connection, pin.name)
         source = ReferenceSource.numbered(COMMIT_KIND, row["id"])
         targets = commit_rows.targets_of(connection, source)
@@ -316,6 +322,11 @@ class References:
         sizes: Mapping[ChunkHash, int],
         numbers: Sequence[int],
     ) -> tuple[dict[ChunkHash, Reservation], int]:
+        """Hold each chunk for the job, and decide which it has to upload.
+
+        One that is stored is only held. One that is not gets a generation of this job's own, or the
+        one it got before (a repeated call): a generation of another writer may never be uploaded.
+        """
         check_lease(self.database, connection, job)
         rows = locked_rows(self.database, connection, sizes)
         held = existing(self.database, connection, job.source, rows.keys())
@@ -347,6 +358,12 @@ class References:
         uploaded: Sequence[tuple[ChunkKey, Sequence[ChunkHash]]],
         stored_bytes: Mapping[ChunkKey, int],
     ) -> list[ChunkKey]:
+        """Mark uploaded chunks, add their references to children, and let the first writer win.
+
+        Two writers may have uploaded the same chunk under two generations. The one that marks first
+        makes its own the current one; the other gives its generation up to the collector and holds
+        the first one instead, so that all references name one generation.
+        """
         check_lease(self.database, connection, job)
         own = [key.hash for key, _ in uploaded]
         children = [child for _, named in uploaded for child in named]
@@ -414,6 +431,7 @@ class References:
         add: Sequence[tuple[NamedSource, ChunkHash]],
         remove: Sequence[tuple[NamedSource, ChunkHash]],
     ) -> None:
+        """Add references that are missing, remove those that exist: a repeated call is harmless."""
         if job is not None:
             check_lease(self.database, connection, job)
         rows = locked_rows(self.database, connection, [hash_ for _, hash_ in [*add, *remove]])
@@ -430,6 +448,7 @@ class References:
             )
 
     def _check_sources(self, given: Sequence[tuple[NamedSource, ChunkHash]]) -> None:
+        """Refuse what is too much for one transaction, and kinds of sources that are not users'."""
         if len(given) > self.settings.update_rows_max:
             raise BadInput(
                 f"{len(given)} references are too many for one transaction",
@@ -466,6 +485,7 @@ def _all(
 def _by_source(
     given: Sequence[tuple[NamedSource, ChunkHash]],
 ) -> dict[ReferenceSource, set[ChunkHash]]:
+    """Return what is given, grouped by source: each source is looked up with one statement."""
     found: dict[ReferenceSource, set[ChunkHash]] = {}
     for (kind, name), hash_ in given:
         found.setdefault(ReferenceSource(kind, name), set()).add(hash_)
@@ -473,6 +493,7 @@ def _by_source(
 
 
 def _current_key(rows: Mapping[ChunkHash, Generations], hash_: ChunkHash) -> ChunkKey:
+    """Return the stored generation of a chunk, or raise that it is gone."""
     generation = current(rows.get(hash_))
     if generation is None:
         raise _gone(hash_)

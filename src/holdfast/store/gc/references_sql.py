@@ -82,6 +82,7 @@ def locked_rows(
 def _locked_once(
     database: Database, connection: Connection, hashes: Sequence[ChunkHash]
 ) -> dict[ChunkHash, Generations]:
+    """Lock and return the rows of these hashes, in their order: others lock in the same one."""
     found: dict[ChunkHash, Generations] = {}
     for part in slices(hashes, database.settings.batch_rows):
         asked = (
@@ -197,6 +198,11 @@ def _step_each(
     statement: Update | Delete,
     values: Mapping[ChunkKey, Mapping[str, Any]],
 ) -> None:
+    """Run the guarded statement of a step for each row; all of them must have changed.
+
+    The caller holds the locks and has looked at the rows. A row that does not change means that the
+    counts are wrong, and the transaction must not be committed.
+    """
     if not values:
         return
     named = statement.where(
@@ -217,6 +223,11 @@ def _count(
     hold: Transition,
     refer: Transition,
 ) -> None:
+    """Count references in the rows they lead to: holds of jobs apart from all others.
+
+    A chunk that jobs alone hold is not in use by any commit; the two counters tell that without a
+    look at the references themselves.
+    """
     held: Counter[ChunkKey] = Counter()
     referred: Counter[ChunkKey] = Counter()
     for source, target in edges:

@@ -153,8 +153,8 @@ class LocalObjects:
     def delete_many(self, keys: Sequence[str]) -> None:
         paths = [self._path(key) for key in keys]
         try:
-            self._at_once(self._unlink, paths)
-            self._at_once(self._sync_deletes, _parents(paths))
+            self._run_concurrently(self._unlink, paths)
+            self._run_concurrently(self._sync_deletes, _parents(paths))
         except OSError as error:
             raise _failed("cannot be changed", self._root, error) from error
 
@@ -251,7 +251,7 @@ class LocalObjects:
             try:
                 self._write(temporaries, [data for _, data in items])
                 existing = self._link(temporaries, targets)
-                self._at_once(
+                self._run_concurrently(
                     lambda path: self._disk.sync_dir(path, ObjectPoint.DIR_SYNC), _parents(targets)
                 )
             finally:
@@ -261,17 +261,24 @@ class LocalObjects:
         return [items[number][0] for number in existing]
 
     def _write(self, paths: Sequence[PurePath], contents: Sequence[Sequence[Buffer]]) -> None:
+        """Write temporary files, then sync all of them, so that the syncs overlap."""
         handles: list[Handle] = []
         try:
             for path, buffers in zip(paths, contents, strict=True):
                 handles.append(self._disk.create(path, ObjectPoint.CREATE))
                 write_all(self._disk, handles[-1], buffers, ObjectPoint.WRITE)
-            self._at_once(lambda handle: self._disk.sync(handle, ObjectPoint.SYNC), handles)
+            self._run_concurrently(
+                lambda handle: self._disk.sync(handle, ObjectPoint.SYNC), handles
+            )
         finally:
             for handle in handles:
                 self._disk.close(handle)
 
     def _link(self, sources: Sequence[PurePath], targets: Sequence[PurePath]) -> Sequence[int]:
+        """Give files their names; return the numbers of those whose name is taken.
+
+        A hard link, unlike a rename, never replaces what is there.
+        """
         existing = []
         for number, (source, target) in enumerate(zip(sources, targets, strict=True)):
             try:
@@ -287,6 +294,7 @@ class LocalObjects:
                 self._disk.unlink(path, ObjectPoint.TIDY)
 
     def _make_dirs(self, wanted: Iterable[PurePath]) -> None:
+        """Make folders and sync their parents, once in the life of this process."""
         with self._lock:
             new = {
                 path
@@ -301,7 +309,7 @@ class LocalObjects:
                 self._disk.sync_dir(parent, ObjectPoint.PARENT_SYNC)
             self._known_dirs |= new
 
-    def _at_once(self, call: Callable[[Item], None], items: Sequence[Item]) -> None:
+    def _run_concurrently(self, call: Callable[[Item], None], items: Sequence[Item]) -> None:
         """Call for each item, in threads; return, or raise, when all have come to an end."""
         # Whichever thread is free takes the next; taking one is atomic.
         left = iter(items)
@@ -321,6 +329,7 @@ class LocalObjects:
     # ---------------------------------------------------------------- reading
 
     def _list(self, directory: PurePath, above: str, prefix: str) -> Iterator[StoredObject]:
+        """Yield objects below a folder, entering only folders that may hold the prefix."""
         try:
             entries = self._disk.list(directory)
         except FileNotFoundError:
@@ -349,6 +358,7 @@ def _parents(paths: Iterable[PurePath]) -> list[PurePath]:
 
 
 def _failed(what: str, path: PurePath, error: OSError) -> DiskFull | StorageFailed:
+    """Return the error of a disk: full, or failed, and then nothing is known of what it stored."""
     again = "then run it again: what is stored already is not sent twice"
     stored: Stored = "no" if error.errno in DISK_IS_FULL else "maybe"
     return disk_error(error, f"the disk of the store {what}", path, then=again, stored=stored)

@@ -1,4 +1,4 @@
-"""How commands speak: JSON when asked, tables on a terminal, plain text elsewhere."""
+"""How commands print: JSON when asked, tables on a terminal, plain text elsewhere."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from holdfast.errors import BadInput, ConfigFinding
+from holdfast.errors import BadConfig, BadInput, ConfigFinding
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -33,18 +33,18 @@ def print_json(value: object) -> None:
 
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Print a table; numbers are set to the right. In a pipe, each row is one line of its own."""
+    """Print a table; numbers are right-aligned. In a pipe, each row is one line."""
     content = [list(row) for row in rows]
     cells = [[printable(_shown(value)) for value in row] for row in content]
     numbers = [
-        bool(content) and all(isinstance(row[place], int | float) for row in content)
-        for place in range(len(columns))
+        bool(content) and all(isinstance(row[index], int | float) for row in content)
+        for index in range(len(columns))
     ]
     if sys.stdout.isatty():
         _draw_table(title, columns, cells, numbers)
         return
     lines = [list(columns), *([" ".join(cell.split("\n")) for cell in row] for row in cells)]
-    widths = [max(len(line[place]) for line in lines) for place in range(len(columns))]
+    widths = [max(len(line[index]) for line in lines) for index in range(len(columns))]
     click.echo(title)
     for line in lines:
         set_out = (
@@ -62,10 +62,10 @@ def _draw_table(
 
     table = Table(title=title, title_justify="left", title_style="bold")
     for name, is_number in zip(columns, numbers, strict=True):
-        # A moment that is cut short tells nothing; the text beside it can be broken.
-        moments = name in ("time", "when")
+        # Half a timestamp says nothing; the text beside it can be wrapped.
+        is_time = name in ("time", "when")
         table.add_column(
-            name, justify="right" if is_number else "left", no_wrap=moments, overflow="fold"
+            name, justify="right" if is_number else "left", no_wrap=is_time, overflow="fold"
         )
     for row in cells:
         # As Text: what is printed may contain brackets that are no markup.
@@ -88,9 +88,9 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() or c in "\n\t" else f"\\u{ord(c):04x}" for c in text)
 
 
-def counted(count: int, noun: str) -> str:
+def counted(count: int, noun: str, plural: str = "") -> str:
     """Return a number of things: `1 event`, `2 events`."""
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+    return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
 
 
 def short_hash(hash_: bytes) -> str | None:
@@ -178,8 +178,21 @@ def finding_line(found: ConfigFinding) -> str:
 
 def leftover_rows(found: Leftovers) -> list[tuple[str, str]]:
     """Return what to say of temporary files that killed processes left, if there are any."""
-    told = (
+    counts = (
         ("temporary files removed", found.removed, found.removed_bytes),
         ("temporary files of others, left alone", found.kept, found.kept_bytes),
     )
-    return [(what, f"{count:,}, {size(size_bytes)}") for what, count, size_bytes in told if count]
+    return [(what, f"{count:,}, {size(size_bytes)}") for what, count, size_bytes in counts if count]
+
+
+def report_validation(file: str, findings: Sequence[ConfigFinding], ok: bool, as_json: bool) -> int:
+    """Print what is wrong with a file; return the exit code. Warnings alone end with 0."""
+    if as_json:
+        print_json({"ok": ok, "findings": [found._asdict() for found in findings]})
+    else:
+        for found in findings:
+            click.echo(finding_line(found))
+        errors = sum(found.severity == "error" for found in findings)
+        warnings = counted(len(findings) - errors, "warning")
+        click.echo(f"{file}: {counted(errors, 'error')}, {warnings}")
+    return 0 if ok else BadConfig.exit_code

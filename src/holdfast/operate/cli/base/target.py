@@ -236,7 +236,7 @@ _store_option: Callable[[Command], Command] = click.option(
     required=True,
     envvar=STORE_VARIABLE,
     show_envvar=True,
-    metavar="TARGET",
+    metavar="STORE",
     help="The store: a folder, or a bucket as s3://bucket/prefix.",
 )
 _database_option: Callable[[Command], Command] = click.option(

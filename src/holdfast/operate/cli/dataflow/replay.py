@@ -11,12 +11,12 @@ import click
 
 from holdfast.dataflow.driver.session import start_session
 from holdfast.errors import BadInput
-from holdfast.operate.cli.base.output import json_option, print_json, stdout
+from holdfast.operate.cli.base.output import json_option, print_json
 from holdfast.operate.cli.base.target import config_argument
 from holdfast.operate.cli.dataflow.run import (
     conf_option,
     master_option,
-    progress_table,
+    print_progress,
     spark_settings,
 )
 from holdfast.operate.cli.dataflow.show import (
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def _range(context: click.Context, parameter: click.Parameter, text: str) -> StoredRange:
-    """Return what stands on both sides of two dots: moments, or numbers of bundles."""
+    """Return what is on either side of two dots: timestamps, or numbers of bundles."""
     from holdfast.dataflow.driver.replay import StoredRange
 
     parts = text.split("..")
@@ -53,7 +53,7 @@ def _in_utc(moment: datetime | None) -> datetime | None:
 
 def _wrong(text: str) -> BadInput:
     return BadInput(
-        f"{text!r} is no range",
+        f"{text!r} is not a range",
         hint="write 2026-05-01T10:00Z..2026-05-01T11:00Z, or bundles 100..200; "
         "either side may be left out",
     )
@@ -101,13 +101,13 @@ def replay_command(
     chosen = choose(config, name, reach=True)
     given = {**chosen.spark.conf, **spark_settings(settings)}
     session = start_session(master or chosen.spark.master, given, name=f"{chosen.name}-replay")
-    told = replay(
+    queries = replay(
         chosen.name, chosen.pipeline, chosen.places, session, into, wanted, as_batch=batch
     )
     if as_json:
-        print_json({"into": str(into), "queries": [one.to_fields() for one in told]})
+        print_json({"into": str(into), "queries": [one.to_fields() for one in queries]})
     else:
-        stdout().print(progress_table(told))
+        print_progress(queries)
 
 
 @click.command("redrive")

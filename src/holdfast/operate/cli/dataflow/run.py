@@ -26,7 +26,14 @@ from holdfast.errors import BadConfig, BadInput
 from holdfast.graph.document import Substitution, read_document
 from holdfast.graph.pipelines import load_pipelines
 from holdfast.graph.validation import validated
-from holdfast.operate.cli.base.output import json_option, print_json, stdout
+from holdfast.operate.cli.base.output import (
+    counted,
+    json_option,
+    print_json,
+    print_table,
+    size,
+    stdout,
+)
 from holdfast.operate.cli.base.target import config_argument
 from holdfast.operate.cli.base.work import stop_on_signals
 from holdfast.operate.cli.dataflow.show import (
@@ -44,18 +51,17 @@ if TYPE_CHECKING:
     from holdfast.dataflow.driver.run import PipelineRun
     from holdfast.dataflow.kit import CasesFile
 
-# On no terminal: a line that often.
+# Without a terminal: a line this often.
 TELL_EVERY_S = 10.0
-_KB = 1024
 _MINUTE_S, _HOUR_S = 60, 3600
 
 
 class Display:
-    """Tells how a pipeline goes."""
+    """Shows the progress of a pipeline."""
 
     def __init__(self, as_json: bool) -> None:
         self._as_json = as_json
-        self._told_s = time.monotonic()
+        self._shown_s = time.monotonic()
         self._live = Live(console=stdout()) if stdout().is_terminal and not as_json else None
         self.figures = PipelineFigures("starting")
 
@@ -68,17 +74,17 @@ class Display:
         if self._live is not None:
             self._live.stop()
 
-    def show(self, told: Sequence[QueryStatistics]) -> None:
-        """Show how things are."""
-        self.figures = PipelineFigures("running", queries=tuple(told))
+    def show(self, queries: Sequence[QueryStatistics]) -> None:
+        """Show the statistics of its queries."""
+        self.figures = PipelineFigures("running", queries=tuple(queries))
         if self._live is not None:
-            self._live.update(progress_table(told))
-        elif time.monotonic() > self._told_s + TELL_EVERY_S:
-            self._told_s = time.monotonic()
+            self._live.update(progress_table(queries))
+        elif time.monotonic() > self._shown_s + TELL_EVERY_S:
+            self._shown_s = time.monotonic()
             if self._as_json:
-                print_json([one.to_fields() for one in told])
+                print_json([one.to_fields() for one in queries])
             else:
-                for one in told:
+                for one in queries:
                     click.echo(_line(one))
 
 
@@ -86,29 +92,38 @@ def _line(one: QueryStatistics) -> str:
     counts = " ".join(f"{name}={n}" for name, n in one.counts.items())
     return (
         f"{one.name} batch={one.batch} rows={one.rows_total} rows_per_s={one.rows_per_s:.0f} "
-        f"watermark={one.watermark} lag={_duration(one.lag_s)} state={_size(one.state_bytes)} "
+        f"watermark={one.watermark} lag={_duration(one.lag_s)} state={size(int(one.state_bytes))} "
         f"{counts}".rstrip()
     )
 
 
-def progress_table(told: Sequence[QueryStatistics]) -> Table:
-    """Return a table, a row for each query."""
-    table = Table()
-    for column in ("query", "batch", "rows", "rows/s", "watermark", "lag", "state", "counts"):
-        table.add_column(column)
-    for one in told:
-        counts = ", ".join(f"{name} {n:,}" for name, n in one.counts.items())
-        table.add_row(
-            one.name,
-            "" if one.batch is None else f"{one.batch:,}",
-            f"{one.rows_total:,}",
-            f"{one.rows_per_s:,.0f}",
-            one.watermark or "",
-            _duration(one.lag_s),
-            f"{one.state_rows:,} rows, {_size(one.state_bytes)}",
-            counts,
-        )
+_COLUMNS = ("query", "batch", "rows", "rows/s", "watermark", "lag", "state", "counts")
+
+
+def progress_table(queries: Sequence[QueryStatistics]) -> Table:
+    """Return a table for a terminal, a row for each query."""
+    table = Table(*_COLUMNS)
+    for one in queries:
+        table.add_row(*_row(one))
     return table
+
+
+def print_progress(queries: Sequence[QueryStatistics]) -> None:
+    """Print where queries ended."""
+    print_table("queries", _COLUMNS, map(_row, queries))
+
+
+def _row(one: QueryStatistics) -> tuple[str, ...]:
+    return (
+        one.name,
+        "" if one.batch is None else f"{one.batch:,}",
+        f"{one.rows_total:,}",
+        f"{one.rows_per_s:,.0f}",
+        one.watermark or "",
+        _duration(one.lag_s),
+        f"{counted(one.state_rows, 'row')}, {size(int(one.state_bytes))}",
+        ", ".join(f"{name} {n:,}" for name, n in one.counts.items()),
+    )
 
 
 def _duration(seconds: float | None) -> str:
@@ -119,14 +134,6 @@ def _duration(seconds: float | None) -> str:
     if seconds < _HOUR_S:
         return f"{seconds / _MINUTE_S:.1f} min"
     return f"{seconds / _HOUR_S:,.1f} h"
-
-
-def _size(size_bytes: float) -> str:
-    for unit in ("B", "KB", "MB"):
-        if size_bytes < _KB:
-            return f"{size_bytes:.0f} {unit}"
-        size_bytes /= _KB
-    return f"{size_bytes:,.1f} GB"
 
 
 master_option = click.option(
@@ -156,7 +163,7 @@ def run_command(
     metrics: str | None,
     as_json: bool,
 ) -> None:
-    """Run a pipeline of CONFIG until it is told to stop (Ctrl-C, SIGTERM) or to drain.
+    """Run a pipeline of CONFIG until it is stopped (Ctrl-C, SIGTERM) or drained.
 
     Quivers of a gateway that runs are read where it serves them.
     """
@@ -180,7 +187,7 @@ def run_command(
 
 @contextlib.contextmanager
 def _reporting(config: str, chosen: Chosen) -> Iterator[RunReporter | None]:
-    """Give what tells OpenLineage of the run, if the file asks for that."""
+    """Give what reports the run to OpenLineage, if the file asks for that."""
     settings = chosen.spark.lineage
     url = None
     if settings is not None and settings.to == TO_GATEWAY and chosen.has_gateway:
@@ -199,7 +206,7 @@ def _reporting(config: str, chosen: Chosen) -> Iterator[RunReporter | None]:
 def _running(chosen: Chosen, master: str | None, settings: Sequence[str]) -> Iterator[PipelineRun]:
     from holdfast.dataflow.driver.run import PipelineRun
 
-    # Spark takes its time to start: what is refused is refused before.
+    # Spark takes seconds to start: what can be refused is refused before.
     StateDir(chosen.places.state_dir).lock().close()
     planned(chosen.name, chosen.pipeline, chosen.places.state_dir)
     given = {**chosen.spark.conf, **spark_settings(settings)}
@@ -234,8 +241,8 @@ def drain_command(
     chosen = choose(config, name, state_dir)
     state = StateDir(chosen.places.state_dir)
     if state.ask_to_drain(close=close):
-        told = [QueryStatistics.from_fields(one) for one in state.wait_drained()]
-        _print_ended(told, close=close, as_json=as_json)
+        queries = [QueryStatistics.from_fields(one) for one in state.wait_drained()]
+        _print_ended(queries, close=close, as_json=as_json)
         return
     chosen = choose(config, name, state_dir, reach=True)
     _drain(chosen, master, settings, close=close, as_json=as_json)
@@ -249,11 +256,11 @@ def _drain(
     _print_ended(run.statistics(), close=close, as_json=as_json)
 
 
-def _print_ended(told: Sequence[QueryStatistics], *, close: bool, as_json: bool) -> None:
+def _print_ended(queries: Sequence[QueryStatistics], *, close: bool, as_json: bool) -> None:
     if as_json:
-        print_json({"closed": close, "queries": [one.to_fields() for one in told]})
+        print_json({"closed": close, "queries": [one.to_fields() for one in queries]})
     else:
-        stdout().print(progress_table(told))
+        print_progress(queries)
 
 
 @click.command("test")
@@ -292,7 +299,10 @@ def _cases(path: Path) -> CasesFile:
     found = None if document.findings else validated(CasesFile, document.value, document, ())
     if found is None:
         raise BadConfig(
-            "the tests cannot be read", hint="mend them", findings=document.findings, path=str(path)
+            "the tests cannot be read",
+            hint="fix what is named above",
+            findings=document.findings,
+            path=str(path),
         )
     return found
 
@@ -301,7 +311,9 @@ def spark_settings(given: Sequence[str]) -> dict[str, str]:
     """Return settings of Spark, written as KEY=VALUE."""
     wrong = [one for one in given if "=" not in one]
     if wrong:
-        raise BadInput(f"{wrong[0]!r} is no setting", hint="write --conf spark.executor.memory=4g")
+        raise BadInput(
+            f"{wrong[0]!r} is not a setting", hint="write --conf spark.executor.memory=4g"
+        )
     return dict(one.split("=", 1) for one in given)
 
 
@@ -309,11 +321,11 @@ POLL_S = 0.2
 
 
 class WatchedPipelines(Protocol):
-    """What knows how a pipeline goes."""
+    """What knows the progress of a pipeline."""
 
     @property
     def figures(self) -> PipelineFigures:
-        """How it goes now."""
+        """Its statistics now."""
 
 
 @contextlib.contextmanager
@@ -365,4 +377,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-        """Say nothing: the terminal shows how the pipeline goes."""
+        """Log nothing: the terminal shows the progress."""

@@ -15,7 +15,11 @@ from holdfast.dataflow.source.notes import read_explanations
 from holdfast.dataflow.spec import PipelineSettings
 from holdfast.errors import BadConfig, BadInput
 from holdfast.graph.pipelines import LoadedPipelines, ask_for_access, load_pipelines
-from holdfast.operate.cli.base.output import counted, finding_line, json_option, print_json
+from holdfast.operate.cli.base.output import (
+    json_option,
+    print_json,
+    report_validation,
+)
 from holdfast.operate.cli.base.target import config_argument
 
 name_argument = click.argument("name", required=False)
@@ -80,16 +84,7 @@ def validate_command(config: str, imports: bool, spark: bool, as_json: bool) -> 
         findings, ok = load_pipelines(config, parse=parse, imports=imports).warnings, True
     except BadConfig as error:
         findings, ok = error.findings, False
-    if as_json:
-        print_json({"ok": ok, "findings": [found._asdict() for found in findings]})
-    else:
-        for found in findings:
-            click.echo(finding_line(found))
-        errors = sum(found.severity == "error" for found in findings)
-        click.echo(
-            f"{config}: {counted(errors, 'error')}, {counted(len(findings) - errors, 'warning')}"
-        )
-    return 0 if ok else BadConfig.exit_code
+    return report_validation(config, findings, ok, as_json)
 
 
 @click.command("graph")

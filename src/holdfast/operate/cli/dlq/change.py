@@ -81,7 +81,7 @@ def fix_command(  # noqa: PLR0913, PLR0917  (its options)
     with Submitter.to(queue, url, quiver, stored.letter.origin) as submitter:
         payload = _edited(stored, validator) if file is None else _checked(file.read(), validator)
         submitter.submit(payload)
-    queue.resolve(stored.id.store, [stored.id.seq], Outcome.ACKED, "fixed, submitted anew")
+    queue.resolve(stored.id.store, [stored.id.seq], Outcome.ACKED, "fixed, submitted again")
     if as_json:
         print_json({"letter": letter, "submitted_to": submitter.target})
     else:
@@ -94,7 +94,7 @@ def _edited(stored: StoredLetter, validator: Validator) -> bytes:
         text = stored.letter.payload.decode()
     except UnicodeDecodeError:
         raise BadInput(
-            "the payload is no text, an editor would not keep it",
+            "the payload is not text, and an editor would change it",
             hint="write it with `holdfast dlq show --raw`, correct it, and say --file",
         ) from None
     while True:
@@ -162,9 +162,9 @@ def replay_command(  # noqa: PLR0913, PLR0917  (its options)
         )
     chosen = LetterSelection(destination=destination, reason=reason, since_ns=as_ns(since))
     ids = [LetterId.parse(letter) for letter in letters]
-    told: dict[str, Any] = {}
+    outcomes: dict[str, Any] = {}
     for one in _undelivered(queue, ids, chosen):
-        told[f"to {one.destination}"] = _replay(queue, one)
+        outcomes[f"to {one.destination}"] = _replay(queue, one)
     seqs = frozenset(one.seq for one in ids if one.store == REJECTED_DIR)
     if rejected or seqs:
         with ExitStack() as held:
@@ -173,11 +173,11 @@ def replay_command(  # noqa: PLR0913, PLR0917  (its options)
                 return held.enter_context(Submitter.to(queue, url, quiver, receiver))
 
             again = replace(chosen, seqs=seqs)
-            told["rejected"] = _submit_valid(queue, again, submitter_for, level)
+            outcomes["rejected"] = _submit_valid(queue, again, submitter_for, level)
     if as_json:
-        print_json(told)
+        print_json(outcomes)
         return
-    for what, counts in told.items():
+    for what, counts in outcomes.items():
         figures = [f"{name} {value}" for name, value in counts.items() if value is not None]
         click.echo(f"{what}: {', '.join(figures)}")
 
@@ -201,18 +201,18 @@ def _replay(queue: DeadLetterTarget, selection: LetterSelection) -> dict[str, An
     """Ask the gateway to send letters, in as many turns as it takes."""
     total: Counter[str] = Counter()
     while True:
-        told = queue.ask_gateway(VERB, **replay_request(selection), worker=queue.worker)
-        if told is None:
+        answer = queue.ask_gateway(VERB, **replay_request(selection), worker=queue.worker)
+        if answer is None:
             raise OwnerGone(
                 "no gateway runs here, and only it can send to its destinations",
                 hint="start it with `holdfast up`, then try again",
                 path=str(queue.data_dir),
             )
         names = ("delivered", "filtered", "filed_again", "skipped")
-        total.update({name: told[name] for name in names})
-        if told["next_seq"] is None:
-            return {**{name: total[name] for name in names}, "stopped_by": told["stopped_by"]}
-        selection = replace(selection, from_seq=told["next_seq"], end_seq=told["end_seq"])
+        total.update({name: answer[name] for name in names})
+        if answer["next_seq"] is None:
+            return {**{name: total[name] for name in names}, "stopped_by": answer["stopped_by"]}
+        selection = replace(selection, from_seq=answer["next_seq"], end_seq=answer["end_seq"])
 
 
 def _submit_valid(
@@ -242,7 +242,7 @@ def _submit_valid(
     finally:
         # Also what was submitted before something went wrong.
         if submitted:
-            reason = "valid now, submitted anew"
+            reason = "valid now, submitted again"
             queue.resolve(REJECTED_DIR, submitted, Outcome.ACKED, reason)
     return {"submitted": len(submitted), "still_invalid": still_invalid}
 

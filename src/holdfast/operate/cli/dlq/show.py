@@ -141,10 +141,7 @@ def list_command(
     worker: int,
     as_json: bool,
 ) -> None:
-    """List letters, oldest first.
-
-    TARGET is a configuration, its data directory, or the directory of the letters.
-    """
+    """List letters, oldest first."""
     queue = DeadLetterTarget.find(target, worker)
     selection = LetterSelection(destination=destination, reason=reason, since_ns=as_ns(since))
     stores = [store] if store else STORES
@@ -187,8 +184,8 @@ def show_command(
         _, verdict = validator.parse_and_check(payload, thorough=True)
     fields = letter_fields(stored)
     if as_json:
-        told = verdict_fields(verdict) if verdict is not None else None
-        print_json({**fields, "verdict": told, **payload_fields(payload)})
+        judged = verdict_fields(verdict) if verdict is not None else None
+        print_json({**fields, "verdict": judged, **payload_fields(payload)})
         return
     rows = [(name, value) for name, value in fields.items() if not isinstance(value, list | dict)]
     print_table(str(stored.id), ("field", "value"), rows)

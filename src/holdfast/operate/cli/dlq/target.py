@@ -156,7 +156,9 @@ class Submitter:
         """Return the way to a gateway: the URL given, the receiver if it runs, or its quiver."""
         if url is not None:
             if not url.startswith(("http://", "https://")):
-                raise BadInput(f"{url!r} is no HTTP address", hint="write http://HOST:PORT/PATH")
+                raise BadInput(
+                    f"{url!r} is not an HTTP address", hint="write http://HOST:PORT/PATH"
+                )
             return cls(url, None)
         status = letters.ask_gateway("status")
         if status is not None:
@@ -196,8 +198,8 @@ class Submitter:
 def _address(status: dict[str, Any], letters: DeadLetterTarget, receiver: str) -> str:
     """Return where a running gateway takes OpenLineage events: the same receiver, or any."""
     workers = status.get("workers")
-    told = workers[0] if isinstance(workers, list) and workers else status
-    addresses: dict[str, list[str]] = told.get("addresses") or {}
+    answer = workers[0] if isinstance(workers, list) and workers else status
+    addresses: dict[str, list[str]] = answer.get("addresses") or {}
     nodes = letters.graph.nodes if letters.graph else {}
     for name in sorted(addresses, key=lambda name: name != receiver):
         config = nodes[name].config if name in nodes else OpenLineageConfig()
@@ -233,8 +235,8 @@ def _post(url: str, payload: bytes) -> None:
 
 def _refused(url: str, status: int, body: bytes) -> NotAccepted | BadInput:
     try:
-        told = json.loads(body)
-        message, hint = str(told["message"]), str(told["hint"])
+        answer = json.loads(body)
+        message, hint = str(answer["message"]), str(answer["hint"])
     except (ValueError, KeyError, TypeError):
         message, hint = "it did not say why", "is this the address of a Holdfast gateway?"
     if status in (401, 403):

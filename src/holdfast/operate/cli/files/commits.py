@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from holdfast.store.store import Store
 
 
-# It was done, except for some files, which are told: as other tools of this kind end then.
+# It was done, except for some files, which are named: other tools of this kind exit so, too.
 INCOMPLETE_EXIT_CODE = 3
 
 
 def outside_links_option(default: OutsideLinks) -> Callable[[Command], Command]:
-    """Let a command be told what becomes of links that lead out of the folder."""
+    """Return an option for what becomes of links that lead out of the folder."""
     return click.option(
         "--outside-links",
         type=click.Choice(["keep", "skip", "refuse"]),
@@ -96,12 +96,14 @@ class _Tag(click.ParamType):  # type: ignore[type-arg]
                 return tag_of(int(value[1:]))
             return bytes.fromhex(value[2:]) if value.startswith("0x") else value.encode()
         except (ValueError, OverflowError):
-            self.fail(f"{value!r} is no tag: text, #NUMBER of 64 bits, or 0x and hex digits")
+            self.fail(
+                f"{value!r} is not a tag: write text, #NUMBER of 64 bits, or 0x and hex digits"
+            )
 
 
 TAG = _Tag()
 
 
 def tag_option(what: str) -> Callable[[Command], Command]:
-    """Let a command be told a tag."""
+    """Return an option that takes a tag."""
     return click.option("--tag", type=TAG, help=what)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from holdfast.errors import BadInput
-from holdfast.operate.cli.base.output import Command, json_option, print_json
+from holdfast.operate.cli.base.output import Command, counted, json_option, print_json
 from holdfast.operate.cli.base.target import Target, store_options
 from holdfast.operate.cli.base.work import engine_option, spark_session
 from holdfast.operate.cli.files.commits import STORED_PATH, opened_job, opened_parent, tag_option
@@ -26,7 +26,7 @@ as_option: Callable[[Command], Command] = click.option(
     "--as", "new_name", required=True, metavar="NAME", help="The name of the new commit."
 )
 message_option: Callable[[Command], Command] = click.option(
-    "-m", "--message", default="", help="What to remember of it."
+    "-m", "--message", default="", help="A message to keep with it."
 )
 
 
@@ -36,7 +36,8 @@ def tell(commit: Commit, as_json: bool, more: Mapping[str, object] | None = None
         print_json({**commit_fields(commit), **(more or {})})
     else:
         entries = sum(layer.entries for layer in commit.layers)
-        click.echo(f"{commit.name}: {entries:,} entries in {len(commit.layers)} layers")
+        layers = counted(len(commit.layers), "layer")
+        click.echo(f"{commit.name}: {counted(entries, 'entry', 'entries')} in {layers}")
 
 
 def added(
@@ -59,8 +60,8 @@ def added(
 
 @click.command("cp")
 @click.argument("commit")
-@click.argument("source", type=STORED_PATH)
-@click.argument("target", type=STORED_PATH)
+@click.argument("source", metavar="PATH", type=STORED_PATH)
+@click.argument("target", metavar="NEW_PATH", type=STORED_PATH)
 @as_option
 @message_option
 @store_options
@@ -134,7 +135,7 @@ def _take_away(
     for path in paths:
         found = files.stat(path)
         if tag is not None:
-            found.tag_range(tag)  # what is not there cannot be deleted
+            found.tag_range(tag)  # raises if there is no such tag
             writer.delete_tag(path, tag=tag)
         elif found.is_folder:
             writer.delete_prefix(found.path)
@@ -184,7 +185,7 @@ def _changed(
     multiple=True,
     required=True,
     metavar="COMMIT",
-    help="What it is made of; later ones lie on top of earlier ones. May be repeated.",
+    help="What it is made of; later ones are laid over earlier ones. May be repeated.",
 )
 @message_option
 @store_options

@@ -45,7 +45,7 @@ _NOT_RESTORED = {
 
 
 def _restoring_options(command: Callable[..., int]) -> Callable[..., int]:
-    """Let a command be told how files are restored, as `how`."""
+    """Pass a command how files are restored, as `how`."""
 
     @functools.wraps(command)
     def with_restoring(
@@ -80,8 +80,8 @@ def _restoring_options(command: Callable[..., int]) -> Callable[..., int]:
 
 @click.command("get")
 @click.argument("commit")
-@click.argument("target", type=click.Path(file_okay=False, path_type=Path))
-@click.option("--from", "folder", default="", metavar="FOLDER", help="Only what is below it.")
+@click.argument("target", metavar="FOLDER", type=click.Path(file_okay=False, path_type=Path))
+@click.option("--from", "folder", default="", metavar="PATH", help="Only what is below it.")
 @_restoring_options
 @store_options
 @json_option
@@ -91,7 +91,7 @@ def get_command(
     """Restore a commit into a folder, checking every byte; nothing is written outside of it.
 
     A file has its name once all of it is there. With --keep-going, files that cannot be restored
-    are told, the rest is restored, and the exit code is 3.
+    are named, the rest is restored, and the exit code is 3.
     """
     from holdfast.store.filesets import extract
 
@@ -108,7 +108,7 @@ def get_command(
     }
     _tell_moved(restored.files, restored.size_bytes, as_json, more)
     for kind, count in sorted(restored.not_restored.items()):
-        click.echo(f"not restored: {_NOT_RESTORED[kind]} of {count:,} files", err=True)
+        click.echo(f"not restored: {_NOT_RESTORED[kind]} of {counted(count, 'file')}", err=True)
     for failure in restored.failures:
         click.echo(f"failed: {shown_path(failure.path)}: {printable(failure.why)}", err=True)
     if restored.failed > len(restored.failures):
@@ -119,7 +119,7 @@ def get_command(
 @click.command("export")
 @click.argument("commit")
 @click.argument("archive", type=click.Path(dir_okay=False, writable=True, allow_dash=True))
-@click.option("--from", "folder", default="", metavar="FOLDER", help="Only what is below it.")
+@click.option("--from", "folder", default="", metavar="PATH", help="Only what is below it.")
 @click.option("--index", is_flag=True, help="The stored index entries themselves, not the files.")
 @store_options
 @json_option
@@ -145,7 +145,7 @@ def export_command(
             export_index(files, target)
             return
         moved = export_tar(files, target, folder=folder)
-    # The archive may be the standard output: what is told goes beside it.
+    # The archive may be the standard output: then nothing else is printed there.
     if archive != "-":
         _tell_moved(moved.files, moved.size_bytes, as_json)
 
@@ -192,7 +192,7 @@ def _tell_moved(
     if as_json:
         print_json({"files": files, "size_bytes": size_bytes, **(more or {})})
     else:
-        click.echo(f"{files:,} files, {size(size_bytes)}")
+        click.echo(f"{counted(files, 'file')}, {size(size_bytes)}")
 
 
 _BLOCK_BYTES = 1024 * 1024
@@ -202,14 +202,14 @@ _WORDS: dict[str, str] = {
     "pipe": "pipes",
     "device": "devices",
     "outside_link": "links that lead out",
-    "vanished": "that went meanwhile",
+    "vanished": "that were removed meanwhile",
     "name": "with paths that cannot be stored",
     "unreadable": "that cannot be read",
 }
 
 
 def _selection_options(command: Callable[..., int]) -> Callable[..., int]:
-    """Let a command be told what of a folder is stored, as `selection`."""
+    """Pass a command what of a folder is stored, as `selection`."""
 
     @functools.wraps(command)
     def with_selection(
@@ -306,20 +306,22 @@ def _report_fields(report: FolderReport) -> dict[str, object]:
         "left_out": dict(report.left_out),
         "changed_files": report.changed_files,
         "large_xattrs": report.large_xattrs,
-        "told": [told._asdict() for told in report.first],
+        "told": [one._asdict() for one in report.first],
     }
 
 
 def _tell_report(report: FolderReport) -> None:
-    """Say beside the output what is not stored as it stands."""
+    """Report on standard error what is not stored as it is."""
     counts = [f"{count:,} {_WORDS[reason]}" for reason, count in report.left_out.items()]
     if counts:
         click.echo(f"left out: {', '.join(counts)}", err=True)
     if report.changed_files:
-        click.echo(f"changed while they were read: {report.changed_files:,} files", err=True)
-    for told in report.first:
-        why = f": {printable(told.why)}" if told.why else ""
-        click.echo(f"  {told.what.replace('_', ' ')}: {shown_path(told.path)}{why}", err=True)
+        click.echo(
+            f"changed while they were read: {counted(report.changed_files, 'file')}", err=True
+        )
+    for one in report.first:
+        why = f": {printable(one.why)}" if one.why else ""
+        click.echo(f"  {one.what.replace('_', ' ')}: {shown_path(one.path)}{why}", err=True)
 
 
 def _put_folder(store: Store, asked: _Put) -> tuple[Commit, FolderReport, dict[str, object]]:

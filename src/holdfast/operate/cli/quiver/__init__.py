@@ -29,7 +29,8 @@ from holdfast.operate.cli.quiver.show import (
 def command() -> None:
     """Look into a data directory, check it, change it, copy it.
 
-    All commands work beside a running owner, and without one.
+    TARGET is the directory of a quiver, or the graph file or data directory of a gateway that has
+    only one. All commands work beside a running owner, and without one.
     """
 
 

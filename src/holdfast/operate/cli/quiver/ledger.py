@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from holdfast.errors import BadInput, Damaged, UnknownSubscriber
 from holdfast.operate.cli.base.output import (
+    counted,
     json_option,
     moment,
     parquet_option,
@@ -36,7 +37,7 @@ from holdfast.quiver.tools.history import Line, LineFilter, lines
 from holdfast.quiver.tools.inspect import Inventory, inspect
 from holdfast.seam import Seam
 
-# Lines that a table shows when nobody says how many.
+# Lines that a table shows without --limit.
 TABLE_LINES = 100
 _PARQUET_BATCH_LINES = 65_536
 _PARQUET_SCHEMA = pa.schema(
@@ -69,9 +70,9 @@ _PARQUET_SCHEMA = pa.schema(
     help="Only this outcome; may be given several times.",
 )
 @click.option("--seq", type=click.IntRange(min=0), help="Only lines about this bundle.")
-@time_option("--since", "Written at this moment or later, with a zone.")
-@time_option("--until", "Written before this moment, with a zone.")
-@click.option("--limit", type=click.IntRange(min=1), help="The newest so many lines.")
+@time_option("--since", "Written at this time or later, with a zone.")
+@time_option("--until", "Written before this time, with a zone.")
+@click.option("--limit", type=click.IntRange(min=1), help="Only this many lines, the newest.")
 @click.option("--balance", is_flag=True, help="The equation for every subscriber, instead.")
 @parquet_option
 @json_option
@@ -99,7 +100,7 @@ def ledger_command(  # noqa: PLR0913, PLR0917  (its options)
         found = deque(found, maxlen=limit)
     if parquet is not None:
         written = write_parquet(parquet, _PARQUET_SCHEMA, _batches(found))
-        click.echo(f"{written:,} lines", err=True)
+        click.echo(counted(written, "line"), err=True)
     elif as_json:
         _print_json_lines(found)
     else:
@@ -127,7 +128,7 @@ def _print_lines(found: Iterable[Line]) -> None:
     print_table("ledger", columns, [_row(line.fields()) for line in shown])
     left_out = 0 if limited else count - len(newest)
     if left_out:
-        click.echo(f"{left_out:,} older lines are not shown; --limit {count} shows all")
+        click.echo(f"{counted(left_out, 'older line')} not shown; --limit {count} shows all")
 
 
 def _row(fields: dict[str, Any]) -> tuple[object, ...]:
@@ -230,8 +231,8 @@ def _ask(directory: PurePath, subscriber: str) -> None:
     pending = Totals(**account["pending"])
     if not sys.stdin.isatty():
         raise BadInput(
-            f"{_count(pending)} still wait for {subscriber}, and there is nobody to ask",
-            hint="say --yes if they may be given up",
+            f"{_count(pending)} still wait for {subscriber}, and there is no terminal to ask on",
+            hint="use --yes if they may be given up",
             path=str(directory),
         )
     waiting = f"{_count(pending)} ({size(account['pending_bytes'])}) still wait for {subscriber}"
@@ -250,4 +251,4 @@ def _account(directory: PurePath, subscriber: str) -> dict[str, Any]:
 
 
 def _count(totals: Totals) -> str:
-    return f"{totals.bundles:,} bundles with {totals.events:,} events"
+    return f"{counted(totals.bundles, 'bundle')} with {counted(totals.events, 'event')}"

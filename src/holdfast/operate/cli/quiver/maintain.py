@@ -10,7 +10,7 @@ from pathlib import PurePath
 import click
 
 from holdfast.errors import Damaged
-from holdfast.operate.cli.base.output import json_option, print_json, print_table, size
+from holdfast.operate.cli.base.output import counted, json_option, print_json, print_table, size
 from holdfast.operate.cli.base.target import (
     Directory,
     quiver_argument,
@@ -36,7 +36,7 @@ copy_argument = click.argument("copy", metavar="NEW_DIRECTORY", type=Directory()
 def fsck_command(directory: PurePath, as_json: bool) -> int:
     """Check names, sizes, summaries, logs, accounts. Changes nothing; exits with 65 on errors."""
     report = fsck(Seam(), directory)
-    return tell_report(report, f"{report.files:,} files and folders checked", as_json=as_json)
+    return report_findings(report, f"{report.files:,} files and folders checked", as_json=as_json)
 
 
 @click.command("scrub")
@@ -49,11 +49,11 @@ def scrub_command(directory: PurePath, max_mb_s: float | None, as_json: bool) ->
     total = total_bytes(disk, directory) if disk.exists(directory) else 0
     with progress("scrub", total, max_mb_s=max_mb_s, quiet=as_json) as pace:
         report = scrub(disk, directory, pace)
-    done = f"{report.files:,} files, {size(report.size_bytes)} read"
-    return tell_report(report, done, as_json=as_json)
+    done = f"{counted(report.files, 'file')}, {size(report.size_bytes)} read"
+    return report_findings(report, done, as_json=as_json)
 
 
-def tell_report(report: Report, done: str, *, as_json: bool) -> int:
+def report_findings(report: Report, done: str, *, as_json: bool) -> int:
     """Print what was found; return the exit code."""
     if as_json:
         print_json(
@@ -90,10 +90,10 @@ def show_ranges(ranges: Sequence[tuple[int, int]]) -> str:
 def backup_command(
     directory: PurePath, copy: PurePath, max_mb_s: float | None, as_json: bool
 ) -> int:
-    """Copy a quiver to NEW_DIRECTORY, consistently, also while its owner works on."""
+    """Copy a quiver to NEW_DIRECTORY, consistently, also while its owner is running."""
     with _paced("backup", directory, max_mb_s, quiet=as_json) as (seam, pace):
         made = backup(seam, directory, copy, pace)
-    return _tell_copy(made, f"backup in {copy}", as_json=as_json)
+    return _report_copy(made, f"backup in {copy}", as_json=as_json)
 
 
 @click.command("restore")
@@ -107,7 +107,7 @@ def restore_command(
     """Make a quiver in NEW_DIRECTORY of a backup, under a new id: old positions end."""
     with _paced("restore", directory, max_mb_s, quiet=as_json) as (seam, pace):
         made = restore(seam, directory, copy, pace)
-    return _tell_copy(made, f"restored to {copy}", as_json=as_json)
+    return _report_copy(made, f"restored to {copy}", as_json=as_json)
 
 
 @click.command("salvage")
@@ -148,7 +148,7 @@ def _paced(
         yield seam, pace
 
 
-def _tell_copy(made: Copied, title: str, *, as_json: bool) -> int:
+def _report_copy(made: Copied, title: str, *, as_json: bool) -> int:
     if as_json:
         print_json(_plain(asdict(made)))
     else:

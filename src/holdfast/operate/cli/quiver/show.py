@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from holdfast.errors import BadInput, CannotOpen, Damaged, Overloaded
 from holdfast.operate.cli.base.output import (
+    counted,
     json_option,
     moment,
     parquet_option,
@@ -51,7 +52,7 @@ def list_command(directory: PurePath, as_json: bool) -> None:
         print_json({**_inventory_fields(inventory), "owner": owner, "subscribers": accounts})
         return
     identity = inventory.identity
-    whose = f"owned by process {owner['process']}" if owner else "nobody owns it now"
+    whose = f"owned by process {owner['process']}" if owner else "no process has it open"
     click.echo(f"quiver {identity.quiver_id if identity else '(FORMAT is damaged)'}, {whose}")
     print_table(
         "segments",
@@ -77,7 +78,7 @@ def _print_subscribers(inventory: Inventory, accounts: list[dict[str, Any]]) -> 
         if subscriber is None:
             since = "new"
         elif subscriber.absent_since_ns is not None:
-            since = f"nobody since {moment(subscriber.absent_since_ns)}"
+            since = f"none since {moment(subscriber.absent_since_ns)}"
         rows.append(
             (
                 account["subscriber"],
@@ -127,7 +128,7 @@ def show_command(directory: PurePath, segment_seq: int, as_json: bool) -> None:
 @click.option("--columns", help="Comma separated; all by default.")
 @time_option("--since", "Event time, inclusive, with a zone.")
 @time_option("--until", "Event time, exclusive, with a zone.")
-@click.option("--limit", type=click.IntRange(min=1), help="At most so many rows.")
+@click.option("--limit", type=click.IntRange(min=1), help="At most this many rows.")
 @click.option("--skip-damaged", is_flag=True, help="Leave damaged batches out instead of failing.")
 @parquet_option
 @json_option
@@ -155,7 +156,7 @@ def cat_command(  # noqa: PLR0913, PLR0917  (its options)
         )
         batches = _limited(reader, limit)
         if parquet is not None:
-            click.echo(f"{write_parquet(parquet, reader.schema, batches):,} rows", err=True)
+            click.echo(counted(write_parquet(parquet, reader.schema, batches), "row"), err=True)
             return
         for batch in batches:
             for row in batch.to_pylist():
@@ -181,7 +182,7 @@ def _removed_meanwhile(damage: Damaged) -> Damaged | Overloaded:
     if damage.path is None or Path(damage.path).parent.exists():
         return damage
     return Overloaded(
-        "a segment went while it was read: everyone has what was in it",
+        "a segment was removed while it was read: every subscriber has its events",
         hint="try again",
         path=damage.path,
     )
@@ -223,9 +224,9 @@ def _inventory_fields(inventory: Inventory) -> dict[str, object]:
     }
 
 
-# Whoever only looks does not know the owner's bounds, and must not delete by bounds of its own.
+# A tool does not know the owner's limits, and must not delete by limits of its own.
 _UNBOUNDED = 1 << 60
-_ONLY_LOOKING = QuiverConfig(
+_READ_ONLY = QuiverConfig(
     retention=RetentionConfig(
         size_cap_bytes=_UNBOUNDED,
         max_segments=_UNBOUNDED,
@@ -251,7 +252,7 @@ _ONLY_LOOKING = QuiverConfig(
 def metrics_command(
     directory: PurePath, name: str | None, size_cap_bytes: int, as_json: bool
 ) -> None:
-    """Print every figure of a quiver that nobody has open, or of all cores under a root."""
+    """Print every figure of a quiver that is not open, or of all cores under a root."""
     found = {name or directory.name: _closed_statistics(directory, size_cap_bytes)}
     if as_json:
         print_json([record._asdict() for record in records(found)])
@@ -268,7 +269,7 @@ def _closed_statistics(directory: PurePath, size_cap_bytes: int) -> list[Statist
         paths = {core_id: directory / names.core_dir(core_id) for core_id in found}
     if not paths:
         raise CannotOpen("there is no quiver", hint="name its directory", path=str(directory))
-    told = []
+    statistics = []
     for core_id, path in paths.items():
         if inspect(disk, path).unsealed:
             # Opening it would seal them, and without the owner's extractors.
@@ -277,6 +278,6 @@ def _closed_statistics(directory: PurePath, size_cap_bytes: int) -> list[Statist
                 hint="start its owner and take its own figures, or let it close cleanly first",
                 path=str(path),
             )
-        with Quiver.open(path, _ONLY_LOOKING) as quiver:
-            told.append(replace(quiver.statistics(), core_id=core_id))
-    return [replace(one, size_cap_bytes=size_cap_bytes // len(told)) for one in told]
+        with Quiver.open(path, _READ_ONLY) as quiver:
+            statistics.append(replace(quiver.statistics(), core_id=core_id))
+    return [replace(one, size_cap_bytes=size_cap_bytes // len(statistics)) for one in statistics]
