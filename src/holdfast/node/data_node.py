@@ -245,7 +245,7 @@ class DataNode:
         following = None
         if whole != known_digest or page is not None:
             shown, following = page_of(holdings, page)
-        reason = self._no_room(0)
+        reason = self.refusal()
         return NodeHealth(
             self.node_id,
             self.boot_id,
@@ -279,6 +279,10 @@ class DataNode:
         if free_bytes - self._coming_bytes - size_bytes >= self.settings.min_free:
             return ""
         return f"{free_bytes} bytes are free, and {self.settings.min_free} are kept free (min_free)"
+
+    def refusal(self) -> str:
+        """Say why nothing is taken now; empty if parts are."""
+        return self._no_room(0)
 
     def findings(self) -> list[str]:
         """Return what was found wrong when the directory was opened."""

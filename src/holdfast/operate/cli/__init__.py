@@ -23,6 +23,7 @@ COMMANDS = {
         "Watch it keep its promise: a gateway, kill -9, a table that adds up.",
     ),
     "up": ("cmd_up", "Run a gateway: receive, hold and deliver, as a graph file says."),
+    "node": ("cmd_node", "Run a data node: keep the parts that senders hand over, each once."),
     "validate": ("cmd_config:validate_command", "Check a graph file; all errors in one pass."),
     "print-config": (
         "cmd_config:print_config_command",

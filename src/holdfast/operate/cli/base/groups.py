@@ -10,6 +10,7 @@ from click.shell_completion import get_completion_class
 EXAMPLES = {
     "demo": "demo",
     "up": "up gateway.yaml",
+    "node": "node --data ./node-a --listen 127.0.0.1:8816",
     "validate": "validate gateway.yaml",
     "print-config": "print-config gateway.yaml",
     "config schema": "config schema > graph-file.schema.json",
