@@ -68,9 +68,25 @@ ROOMS: dict[str, tuple[set[str], ...]] = {
         # A command knows no other command; what they share is in `base`.
         {
             *("cmd_bench", "cmd_config", "cmd_demo", "cmd_destination", "cmd_doctor"),
-            *("cmd_explain", "cmd_gc", "cmd_lineage", "cmd_prove", "cmd_store", "cmd_up"),
+            *("cmd_explain", "cmd_gc", "cmd_lineage", "cmd_node", "cmd_prove", "cmd_store"),
+            "cmd_up",
             *("dataflow", "dlq", "files", "quiver"),
         },
+        {"__init__"},
+    ),
+    "node": (
+        {"points", "settings"},
+        {"layout"},
+        {"replica"},
+        {"data_node"},
+        {"probe", "service"},
+        {"__init__"},
+    ),
+    "replica": (
+        {"part"},
+        {"messages", "verify"},
+        {"transport"},
+        {"flight"},
         {"__init__"},
     ),
     "dead_letters": (
