@@ -26,7 +26,7 @@ class ProbeServer:
     def __init__(self, node: DataNode, listen: str) -> None:
         """Listen, and do not answer yet."""
 
-        class Handler(BaseHTTPRequestHandler):
+        class ProbeAnswers(BaseHTTPRequestHandler):
             timeout = _TIMEOUT_S
 
             def do_GET(self) -> None:
@@ -42,7 +42,7 @@ class ProbeServer:
                 """Say nothing: a probe every second is no news."""
 
         try:
-            self._server = ThreadingHTTPServer(split_address(listen), Handler)
+            self._server = ThreadingHTTPServer(split_address(listen), ProbeAnswers)
         except (OSError, ValueError) as error:
             raise BadConfig(
                 f"{listen} cannot be listened on: {error}", hint="give --http another address"
