@@ -53,15 +53,20 @@ class Prober:
         self._to_tell: IntervalSet | None = None
         self._tell_s = -math.inf
 
+    @property
+    def is_over(self) -> bool:
+        """Whether its worker is."""
+        return self._worker.is_over
+
     def due_s(self) -> float:
         """Return when to ask again; infinity while a call is under way."""
-        if self._worker.is_over or self._is_calling:
+        if self.is_over or self._is_calling:
             return math.inf
         return self._monitor.next_probe_s(self._name)
 
     def begin(self) -> Probe | TellNotOwned | None:
         """Return what to ask now, if anything."""
-        if self._worker.is_over or self._is_calling:
+        if self.is_over or self._is_calling:
             return None
         if self._to_tell is not None:
             ranges, self._to_tell = self._to_tell, None
@@ -77,7 +82,7 @@ class Prober:
     def end(self, call: Probe | TellNotOwned, result: Result) -> None:
         """Take what came of a call."""
         self._is_calling = False
-        if self._worker.is_over:
+        if self.is_over:
             return
         if isinstance(result, HoldfastError):
             if isinstance(call, Probe):

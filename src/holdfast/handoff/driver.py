@@ -1,0 +1,104 @@
+"""Drives workers and probers with threads: two for each data node, each with its own connection.
+
+All decisions are the state machines'. A thread asks one for a call under the sender's lock, makes
+the call without it, and hands back the result. So a node that hangs costs its own two threads some
+time, and nobody else any.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Callable
+
+from holdfast.errors import HoldfastError, OwnerGone
+from holdfast.handoff.calls import NodeCall, Result
+from holdfast.handoff.prober import Prober
+from holdfast.handoff.sender import Handoff
+from holdfast.handoff.worker import Worker
+from holdfast.replica.transport import Transport
+from holdfast.seam.clock import Clock
+
+# Whatever a task waits for, it looks again after this time.
+IDLE_S = 5.0
+
+log = logging.getLogger("holdfast.handoff")
+
+
+class HandoffDriver:
+    """The threads of a sender."""
+
+    def __init__(self, handoff: Handoff, clock: Clock, connect: Callable[[str], Transport]) -> None:
+        self._handoff = handoff
+        self._clock = clock
+        self._connect = connect
+        self._arrivals = handoff.quiver.arrivals
+        self._closing = False
+        self._threads: dict[Worker | Prober, threading.Thread] = {}
+
+    def refresh(self) -> None:
+        """Start what is missing, after the first configuration and every other one."""
+        with self._handoff.lock:
+            tasks: list[tuple[str, Worker | Prober]] = [*self._handoff.workers.items()]
+            tasks += self._handoff.probers.items()
+            self._threads = {one: t for one, t in self._threads.items() if t.is_alive()}
+            for name, task in tasks:
+                if task not in self._threads:
+                    kind = "worker" if isinstance(task, Worker) else "prober"
+                    thread = self._threads[task] = threading.Thread(
+                        target=self._run, args=(name, task), name=f"{kind}-{name}", daemon=True
+                    )
+                    thread.start()
+        self._handoff.filter_orphans()
+        self._arrivals.notify()
+
+    def close(self, grace_s: float = 10.0) -> None:
+        """Begin nothing any more, and wait a while for what is under way.
+
+        A put cannot be cancelled. One that is still under way is answered to nobody: the part is
+        offered again at the next start, and the node says that it has it.
+        """
+        self._closing = True
+        self._arrivals.notify()
+        deadline_s = self._clock.monotonic_s() + grace_s
+        for thread in self._threads.values():
+            thread.join(max(0.0, deadline_s - self._clock.monotonic_s()))
+        self._handoff.close()
+
+    def _run(self, name: str, task: Worker | Prober) -> None:
+        try:
+            with contextlib.closing(self._connect(name)) as transport:
+                while not self._closing and not task.is_over:
+                    self._turn(task, transport)
+        except Exception:
+            log.exception("the thread of data node %r ended; its parts wait", name)
+
+    def _turn(self, task: Worker | Prober, transport: Transport) -> None:
+        """Make one call, or wait until there is one to make."""
+        seen = self._arrivals.version
+        with self._handoff.lock:
+            call = task.begin()
+            due_s = task.due_s()
+        if call is None:
+            patience_s = due_s - self._clock.monotonic_s()
+            self._arrivals.wait(seen, min(max(patience_s, 0.001), IDLE_S))
+            return
+        result = _made(call, transport)
+        with self._handoff.lock:
+            task.end(call, result)  # type: ignore[arg-type]
+        if isinstance(task, Prober):
+            self._handoff.filter_orphans()
+        # A permit may be free, or a node be up.
+        self._arrivals.notify()
+
+
+def _made(call: NodeCall, transport: Transport) -> Result:
+    """Make a call; whatever goes wrong with it is its result."""
+    try:
+        return call.run(transport)
+    except HoldfastError as error:
+        return error
+    except Exception as error:
+        log.exception("a call to a data node failed in a way that nobody foresaw")
+        return OwnerGone(f"{type(error).__name__}: {error}", hint="see the log")

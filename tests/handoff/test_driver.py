@@ -1,0 +1,124 @@
+"""A sender with its threads: over the fake transport, and over Flight to real data nodes."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+from tests.node.test_flight import served
+from tests.patience import PATIENCE_S, until
+
+from holdfast.errors import OwnerGone
+from holdfast.handoff.driver import HandoffDriver
+from holdfast.handoff.fake import FakeNode, FakeTransport
+from holdfast.handoff.monitor import MonitorSettings
+from holdfast.handoff.scheduler import SchedulerSettings
+from holdfast.handoff.sender import Handoff, HandoffSettings
+from holdfast.handoff.worker import WorkerSettings
+from holdfast.quiver import Quiver, QuiverConfig
+from holdfast.remote import ClientSettings
+from holdfast.replica.flight import FlightTransport
+from holdfast.replica.part import part_id
+from holdfast.replica.transport import Transport, whole_health
+from holdfast.replica.verify import verify
+from holdfast.seam import Seam
+
+QUICK = HandoffSettings(
+    monitor=MonitorSettings(probe_interval_s=0.05, damping_min_s=0.05, damping_max_s=0.1),
+    scheduler=SchedulerSettings(slow_start_bytes_s=1e15),
+    worker=WorkerSettings(node_pause_min_s=0.01, node_pause_max_s=0.1, part_pause_max_s=0.1),
+)
+
+
+@contextlib.contextmanager
+def sending(folder: Path, transports: dict[str, Transport]) -> Iterator[Handoff]:
+    """Send what is appended to a quiver, with real threads."""
+    seam = Seam()
+    with Quiver.open(folder / "quiver", QuiverConfig(control=False), seam=seam) as quiver:
+        handoff = Handoff(quiver, seam, QUICK)
+        handoff.configure(transports)
+        driver = HandoffDriver(handoff, seam.clock, lambda name: transports[name])
+        driver.refresh()
+        try:
+            yield handoff
+        finally:
+            driver.close(PATIENCE_S)
+
+
+def seal(quiver: Quiver, parts: int) -> None:
+    for number in range(parts):
+        quiver.append_raw([b"%d" % number])
+        quiver.flush(PATIENCE_S)
+
+
+def is_done(handoff: Handoff) -> bool:
+    return handoff.reached(handoff.sync_point()).is_complete
+
+
+def test_threads_send_to_fake_nodes_while_one_dies_and_comes_back(tmp_path: Path) -> None:
+    nodes = {name: FakeNode(f"node-{name}") for name in "ab"}
+    transports: dict[str, Transport] = {
+        name: FakeTransport(partial(nodes.get, name)) for name in nodes
+    }
+    with sending(tmp_path, transports) as handoff:
+        seal(handoff.quiver, 3)
+        until(lambda: is_done(handoff), "the first parts")
+        nodes["a"].is_up = False
+        until(lambda: handoff.healthy_nodes() == {"b"}, "that a is found to be down")
+        seal(handoff.quiver, 3)
+        until(lambda: len(nodes["b"].history) == 6, "that b has all")
+        nodes["a"].restart()
+        until(lambda: is_done(handoff), "that a catches up")
+    assert {len(set(node.history)) for node in nodes.values()} == {6}
+    assert {len(node.history) for node in nodes.values()} == {6}
+
+
+def test_a_transport_that_fails_in_a_way_nobody_foresaw_costs_no_part(tmp_path: Path) -> None:
+    node, failures = FakeNode("node-a"), [ValueError("?"), OwnerGone("cut", hint=""), KeyError("!")]
+
+    def trouble(verb: str, moment: str) -> None:
+        if verb == "send" and moment == "after" and failures:
+            raise failures.pop()
+
+    with sending(tmp_path, {"a": FakeTransport(lambda: node, trouble)}) as handoff:
+        seal(handoff.quiver, 2)
+        until(lambda: is_done(handoff), "that it is sent all the same")
+    assert len(failures) < 3
+    assert len(node.history) == 2
+
+
+def test_real_data_nodes_get_every_part_byte_for_byte(tmp_path: Path) -> None:
+    with contextlib.ExitStack() as stack:
+        nodes, transports = {}, dict[str, Transport]()
+        for name in "ab":
+            (tmp_path / name).mkdir()
+            nodes[name], location = stack.enter_context(served(tmp_path / name))
+            transports[name] = FlightTransport(location, ClientSettings(timeout=PATIENCE_S))
+        handoff = stack.enter_context(sending(tmp_path, transports))
+        seal(handoff.quiver, 5)
+        parts = {part_id(one.summary) for one in handoff.quiver.segments()}
+        until(lambda: is_done(handoff), "that both have all")
+        quiver_id = handoff.quiver.quiver_id
+        for name in "ab":
+            (holding,) = whole_health(transports[name]).holdings
+            assert list(holding.stored) == [(0, 5)]
+            folders = (tmp_path / name / "node" / "replicas" / quiver_id / "segments").iterdir()
+            found = {part_id(verify(Seam().disk, folder)) for folder in folders}
+            assert len(found) == 5
+            assert parts <= found
+            assert handoff.membership.bound[name].node_id == nodes[name].node_id
+
+
+def test_refresh_starts_what_is_missing_once(tmp_path: Path) -> None:
+    node, seam = FakeNode("node-a"), Seam()
+    with Quiver.open(tmp_path / "quiver", QuiverConfig(control=False), seam=seam) as quiver:
+        handoff = Handoff(quiver, seam, QUICK)
+        driver = HandoffDriver(handoff, seam.clock, lambda name: FakeTransport(lambda: node))
+        for names in ([], ["a"], ["a"]):
+            handoff.configure(names)
+            driver.refresh()
+            assert len(driver._threads) == 2 * len(names)
+        driver.close(PATIENCE_S)
+        assert not any(thread.is_alive() for thread in driver._threads.values())
