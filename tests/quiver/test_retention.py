@@ -21,6 +21,7 @@ from holdfast.quiver import LeaseOptions, Outcome, Quiver, RetentionConfig, Subs
 from holdfast.quiver.base.config import KB, MB
 from holdfast.quiver.base.frame import Totals
 from holdfast.quiver.base.points import QuiverPoint
+from holdfast.quiver.keep.retention import Removal
 from holdfast.seam.faulty import Fault, FaultKind
 from holdfast.seam.simulated import SimulatedCrash
 
@@ -90,6 +91,26 @@ def test_headroom_keeps_the_newest_processed_segments(still: StillMachine) -> No
     assert ranges(quiver) == [(seq, seq) for seq in range(4 - kept, 4)]
     quiver.register("late")
     assert check_books(quiver)["late"].pending.bundles == kept
+
+
+def test_a_copy_that_begins_during_a_tick_stops_the_removals_that_were_planned(
+    still: StillMachine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They went on, and a copy beside a busy owner began again until it gave up."""
+    quiver = still.start()
+    lease = quiver.lease("one")
+    sealed(quiver, 3)
+    list(drain(lease))
+    retention = quiver._engine.retention
+    remove = retention._remove
+
+    def removed_while_a_copy_begins(removal: Removal) -> bool:
+        retention.hold(60)
+        return remove(removal)
+
+    monkeypatch.setattr(retention, "_remove", removed_while_a_copy_begins)
+    keep(quiver)
+    assert ranges(quiver) == [(1, 1), (2, 2)]
 
 
 def test_a_segment_nobody_needs_is_read_to_the_end_by_whoever_has_it(still: StillMachine) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path, PurePath
 
 import pyarrow as pa
 import pytest
+from tests.patience import until
 from tests.quiver.machine import ROOT, SEGMENTS, Machine, contents, quiet
 from tests.quiver.owner import CONFIG, Owner
 from tests.quiver.reading import acknowledge, reject
@@ -30,8 +31,9 @@ from holdfast.quiver.tools.assemble import GENERATION_STEP
 from holdfast.quiver.tools.backup import Copied, backup, restore
 from holdfast.quiver.tools.explain import explain
 from holdfast.quiver.tools.fsck import fsck
-from holdfast.quiver.tools.inspect import inspect
+from holdfast.quiver.tools.inspect import Inventory, inspect
 from holdfast.seam import Seam
+from holdfast.seam.disk import Disk
 from holdfast.seam.faulty import Fault, FaultKind, FaultyDisk
 from holdfast.seam.randomness import seeded_randomness
 from holdfast.seam.simulated import SimulatedCrash, SimulatedDisk
@@ -387,6 +389,24 @@ def test_beside_an_owner_that_works_on_every_equation_holds(root: Path, tmp_path
                 assert quiver.balance(name).holds
                 assert quiver.balance(name).outcomes[Outcome.DAMAGED] == (0, 0)
             assert quiver._engine.written_off == []
+
+
+def test_the_owner_holds_still_however_long_its_segments_take_to_list(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hold was renewed while files were read, not while they were listed."""
+    with Quiver.open(root, CONFIG) as quiver:
+        retention = quiver._engine.retention
+
+        def slow_inspect(disk: Disk, source: PurePath) -> Inventory:
+            held_until_s = retention._held_until_s
+            until(lambda: retention._held_until_s > held_until_s, "the hold is renewed")
+            return inspect(disk, source)
+
+        monkeypatch.setattr(backup_module, "RENEW_S", 0.01)
+        monkeypatch.setattr(backup_module, "inspect", slow_inspect)
+        assert backup(Seam(), root, tmp_path / "copy", quiet_reading).bundles == 7
+        assert retention._held_until_s <= quiver._engine.clock.monotonic_s()
 
 
 def test_beside_another_process(root: Path, tmp_path: Path) -> None:

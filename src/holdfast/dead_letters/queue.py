@@ -73,7 +73,7 @@ MB = 1024 * 1024
 # Letters trickle in: a segment of a few every five seconds would be more framing than letters.
 SEGMENT_BYTES = 4 * MB
 SEGMENT_OPEN_S = 300.0
-# Of the office's cap; what is written must also fit once more, while it is sealed.
+# Of the queue's cap; what is written must also fit once more, while it is sealed.
 LETTER_SHARE_MAX = 8
 # What the headers of a letter add to its payload, with room to spare.
 ENVELOPE_BYTES = 512 * 1024
@@ -91,7 +91,7 @@ log = logging.getLogger("holdfast.dead_letters")
 
 
 class _QueueSettings(FileSettings):
-    """What both quivers of the office have."""
+    """What both quivers of the queue have."""
 
     letter_bytes_by_default: ClassVar[int] = 16 * MB
 
@@ -174,7 +174,7 @@ class StoreStatistics(NamedTuple):
 
 
 class DeadLettersStatistics(NamedTuple):
-    """The whole office at this moment."""
+    """The whole queue at this moment."""
 
     rejected: StoreStatistics
     undelivered: StoreStatistics
@@ -195,7 +195,7 @@ class _Counters:
 
 
 class DeadLetterQueue:
-    """The office. One event loop uses it; its quivers may be read from anywhere."""
+    """Both quivers. One event loop uses them; they may be read from anywhere."""
 
     def __init__(
         self, rejected: Quiver, undelivered: Quiver, settings: DeadLettersSettings, seam: Seam
@@ -223,7 +223,7 @@ class DeadLetterQueue:
         *,
         seam: Seam | None = None,
     ) -> Self:
-        """Open the office in a directory, making it if need be, and recover what a crash left."""
+        """Open the queue in a directory, making it if need be, and recover what a crash left."""
         settings, seam = settings or DeadLettersSettings(), seam or Seam()
         root = PurePath(directory)
         rejected = _open(root / REJECTED_DIR, rejected_config(settings.rejected), seam)

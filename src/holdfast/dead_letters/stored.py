@@ -1,4 +1,4 @@
-"""What lies in the office: letters that are not resolved, oldest first, by what is asked for."""
+"""What the queue holds: letters that are not resolved, oldest first, by what is asked for."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class LetterId:
 
 @dataclass(frozen=True)
 class StoredLetter:
-    """A letter in the office."""
+    """A letter in the queue."""
 
     id: LetterId
     filed_ns: int
@@ -96,7 +96,7 @@ def letters_in(
 def letters_at(
     seam: Seam, root: PurePath, store: str, selection: LetterSelection = EVERYTHING
 ) -> Iterator[StoredLetter]:
-    """Yield letters of an office that somebody else may own, as its files are now."""
+    """Yield the letters of a queue that somebody else may own, as its files are now."""
     inventory = inspect(seam.disk, root / store)
     readable = readable_of(seam, inventory)
     nobody = Subscriber(KEEPER, 0, NOTHING, 0)

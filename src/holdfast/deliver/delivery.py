@@ -155,6 +155,7 @@ class DeliveryLoop:
             slot.cancel()
 
     async def _keep_fed(self) -> None:
+        """Read ahead whenever there is room, so that a lane never waits for the disk."""
         while True:
             while not self._wants_more():
                 await self._wait(None, self._room)
@@ -206,6 +207,7 @@ class DeliveryLoop:
             lane.bell.ring()
 
     def _settle_unsendable(self, bundles: Sequence[TrackedBundle]) -> None:
+        """Write the outcomes of bundles of which nothing is sent: heartbeats, unwanted signals."""
         assert self._group is not None, "BUG: not running"
         for bundle in bundles:
             if bundle.whole is not None and bundle.whole.outcome is Outcome.FILTERED:
@@ -265,6 +267,7 @@ class DeliveryLoop:
             await self._settle()
 
     async def _send_batch(self, lane: DeliveryLane, batch: Sequence[Item]) -> None:
+        """Send from one lane; wake the others if that opened or closed the breaker."""
         breaker = self.judge.breaker
         was_probe = breaker.begin()
         try:
@@ -313,6 +316,7 @@ class DeliveryLoop:
         return True
 
     async def _send(self, batch: Sequence[Item]) -> Answer:
+        """Count and send a batch; a crash behind `SENT` is what at-least-once is about."""
         events = sum([item.event.rows for item in batch])
         self.in_flight_events += events
         self._counters.sends += 1
@@ -422,6 +426,7 @@ class DeliveryLoop:
                 lane.skip = None
 
     def _held_at(self, position: Position) -> DeliveryLane | None:
+        """Return the lane whose head is the event at a position, and fails."""
         for lane in self.lanes.values():
             head = lane.head() if lane.failures else None
             if head is not None and head.position == position:

@@ -83,6 +83,7 @@ class Destination:
         )
 
     async def _run_and_restart(self) -> None:
+        """Run again after a bug, with a pause that grows while it dies young."""
         pause_s = RESTART_MIN_S
         while True:
             started_s = self.timer.now_s()
@@ -141,6 +142,7 @@ class Destination:
                 await asyncio.wait({self._restarting})
 
     async def _run(self) -> None:
+        """Start the exporter, then deliver, attachment after attachment, until `stop`."""
         try:
             await self._start_exporter()
             while not self._stopping:
@@ -179,6 +181,7 @@ class Destination:
             await feed.close()
 
     async def _start_exporter(self) -> None:
+        """Start the exporter as often as it takes: what it needs may come later."""
         failures = 0
         while not self._stopping:
             try:
@@ -194,6 +197,7 @@ class Destination:
                 return
 
     async def _close_exporter(self) -> None:
+        """Close the exporter, and do not wait for one that hangs: the gateway has to end."""
         closing = asyncio.get_running_loop().create_task(self._exporter.close())
         await asyncio.wait({closing}, timeout=CLOSE_TIMEOUT_S)
         if not closing.done():
@@ -244,6 +248,7 @@ class Destination:
         return Answer(failed)
 
     async def _redrive_one(self, delivery: DeliveryLoop, event: Unit) -> Failure | None:
+        """Send one letter as if it came now: through the processors, if it can be taken."""
         signal = signal_named(event.signal)
         if signal is None:
             refusal: str | None = f"there is no signal {event.signal!r}"
@@ -293,6 +298,7 @@ class Destination:
         )
 
     def _state(self) -> State:
+        """Return the first that holds: several may, and people can act on the earlier ones."""
         tasks = (self._task, self._restarting)
         if self._stopping or all(task is None or task.done() for task in tasks):
             return State.STOPPED

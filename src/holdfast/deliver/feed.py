@@ -121,6 +121,10 @@ class Feed:
     # -------------------------------------------------------------- in the thread
 
     def _load(self, max_events: int, max_bytes: int) -> list[TrackedBundle] | None:
+        """Plan a range, unless one could not be read last time, and read what has no outcome yet.
+
+        The plan is kept until it is read: a second one would skip what the first one covers.
+        """
         if self._unread is None:
             self._unread = self._cursor.plan(
                 max_events=max_events, max_bytes=max_bytes, durable=False
@@ -139,6 +143,7 @@ class Feed:
         return bundles
 
     def _track(self, planned: Range, place: int, rows_done: int, bundle: Bundle) -> TrackedBundle:
+        """Make items of a bundle: the units that its signal says, each with its key."""
         tracked = TrackedBundle(planned, place, rows_done)
         if bundle.events == rows_done:
             tracked.whole = DELIVERED  # a heartbeat has nothing to deliver
@@ -168,6 +173,7 @@ class Feed:
         )
 
     def _commit(self, pieces: Sequence[LedgerLine]) -> int:
+        """Write line after line; what was written before one fails is done, and reported so."""
         for done, piece in enumerate(pieces):
             try:
                 self._commit_piece(piece)
@@ -178,6 +184,7 @@ class Feed:
         return len(pieces)
 
     def _commit_piece(self, piece: LedgerLine) -> None:
+        """Write one line; bundle by bundle if somebody else has decided a part of it."""
         spans = [(piece.since, piece.through)]
         while spans:
             since, through = spans.pop()

@@ -162,6 +162,7 @@ class Judge:
     def _refused(
         self, lane: DeliveryLane, batch: Sequence[Item], refused: Mapping[int, Failure]
     ) -> None:
+        """Set an event aside that was refused alone; send smaller batches to find it otherwise."""
         if len(batch) == 1:
             # It answers, and what it says is about this event.
             self._set_aside(batch[0], refused[0])

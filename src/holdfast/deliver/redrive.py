@@ -102,6 +102,11 @@ async def redrive(
 async def _replay_one(
     dead_letters: DeadLetterQueue, stored: StoredLetter, send: SendUnits, done: Replayed
 ) -> None:
+    """Send one letter, and write what became of it; a failure that may pass ends the turn.
+
+    A letter that is refused again is stored anew before the old one is resolved, so that a crash
+    between the two leaves one too many, never none.
+    """
     letter = stored.letter
     try:
         event = letter.event()

@@ -108,6 +108,7 @@ class _Checker:
                 self._check_arrow(node, place, name)
 
     def _check_arrow(self, node: Node, place: Location, name: str) -> None:
+        """Check one connection by itself, before the ways through the whole graph are looked at."""
         target = self._graph.nodes.get(name)
         if name not in self._names:
             hint = nearest(name, self._names, "known nodes")
@@ -184,6 +185,11 @@ class _Checker:
         self._unused()
 
     def _flow_by_quivers(self) -> None:
+        """Check that each receiver fills one quiver, and that nothing gets around it.
+
+        What a receiver answers for must be durable, so nothing may come before the quiver; with two
+        of them, one could accept an event that the other refuses.
+        """
         for node in self._graph.nodes.values():
             into = [self._graph.nodes[name] for name in node.destinations]
             if node.kind == "receiver":
@@ -209,6 +215,7 @@ class _Checker:
             self._error(place, f"{node.name!r} comes before the quiver {target.name!r}", hint)
 
     def _flow_without_quiver(self) -> None:
+        """Check that all receivers lead to the same nodes: they share the implicit quiver."""
         receivers = self._graph.of_kind("receiver")
         for node in receivers:
             if not node.destinations:
@@ -220,6 +227,7 @@ class _Checker:
                 self._error(self._node_place(node.name), message, hint)
 
     def _unused(self) -> None:
+        """Warn of what is written in the file and does nothing, or only fills the disk."""
         sources = [*self._graph.quivers, *self._graph.of_kind("receiver")]
         used = {one.name for source in sources for one in reached(self._graph, source)}
         read = {quiver for _, quiver in named_sources(self._graph.settings.pipelines)}
@@ -318,6 +326,7 @@ class _Checker:
             self._warn(self._document.value_place(at), message, hint)
 
     def _check_turns(self, node: Node) -> None:
+        """Check exporters that take turns: one subscriber, so one kind of delivery."""
         for port_name, port in node.ports.items():
             if node.kind == "receiver" and self._graph.quivers:
                 continue  # one destination, the quiver

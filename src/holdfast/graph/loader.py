@@ -91,6 +91,11 @@ class _Loader:
         return graph if is_sound else None
 
     def _node(self, name: str, settings: NodeSettings) -> Node | None:
+        """Return a node whose settings are checked by its component; None, and findings, if wrong.
+
+        Processors are made here, so that a bad pattern is found with its line; exporters and
+        receivers touch the outside world, and are made when the gateway starts.
+        """
         at: TreePath = ("nodes", name)
         key = "type" if settings.type else "plugin_urn"
         component = self._component(settings.kind, settings.type or settings.plugin_urn, at, key)
@@ -121,6 +126,7 @@ class _Loader:
         return Node(name, component, config, delivery=settings.delivery or DeliverySettings())
 
     def _component(self, kind: Kind, name: str, at: TreePath, key: str) -> Component | None:
+        """Return the component of a type; if there is none, say which one is probably meant."""
         component = self._registry.find(kind, name)
         if component is not None:
             return component
@@ -135,6 +141,7 @@ class _Loader:
     def _config(
         self, component: Component, value: Mapping[str, Any], at: TreePath
     ) -> Settings | None:
+        """Check `config` against its component's model, if that is installed."""
         try:
             model = component.config_model
         except ImportError as error:

@@ -147,6 +147,7 @@ def _implicit(graph: Graph) -> QuiverPlan:
 
 
 def _walk(graph: Graph, node: Node, chain: ProcessorSteps, found: _FoundPaths) -> None:
+    """Follow every port to exporters, noting the processors passed on the way."""
     for port_name, port in node.ports.items():
         if node.processor is not None:
             further = (*chain, ChainStep(node, port_name if node.routes else None))

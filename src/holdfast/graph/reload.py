@@ -48,6 +48,7 @@ async def reload(gateway: Gateway, new: Graph) -> Reloaded:
 
 
 def _compare_settings(old: Graph, new: Graph, report: Reloaded) -> None:
+    """Note which settings beside nodes changed, and which of them need a restart."""
     here, there = (one.settings.model_dump(mode="json", by_alias=True) for one in (old, new))
     for tree in (here, there):
         tree.pop("nodes")
@@ -67,6 +68,7 @@ def _compare_settings(old: Graph, new: Graph, report: Reloaded) -> None:
 def _compare_quivers(
     gateway: Gateway, here: QuiverPlan, there: QuiverPlan, report: Reloaded
 ) -> None:
+    """Give receivers new settings where they can take them; quivers stay as they are."""
     if (here.directory, here.config) != (there.directory, there.config):
         report.needs_restart.append(f"the settings of the quiver {here.name}")
     before = {node.name: node for node in here.receivers}
@@ -91,6 +93,11 @@ async def _replace(
     there: Sequence[DestinationPlan],
     report: Reloaded,
 ) -> None:
+    """Bring the destinations of a quiver to what the file says now, one after another.
+
+    One that cannot be made with its new settings goes on with the old ones: better an old
+    configuration than none.
+    """
     before, after = {one.name: one for one in here}, {one.name: one for one in there}
     for name in [*before, *(name for name in after if name not in before)]:
         if name not in after:

@@ -181,12 +181,14 @@ class Gateway:
         self._opened.callback(self._dead_letters.close)
 
     def _dead_letters_directory(self) -> Path:
+        """Return where this worker keeps its dead letters: a quiver has one owner only."""
         directory = dead_letters_directory(self.graph)
         if self.worker == 0:
             return directory
         return directory.with_name(f"{directory.name}-{self.worker:02d}")
 
     def _make_destinations(self) -> None:
+        """Attach every subscriber before anything is received: so it gets the first events, too."""
         # One by one: if a later one cannot be made, `stop` ends those that were.
         for buffer in self._buffers:
             for one in buffer.plan.destinations:
@@ -212,6 +214,7 @@ class Gateway:
                     core.quiver.register(reader.subscriber, start=reader.start)
 
     def _serve(self) -> None:
+        """Serve the quivers to pipelines and other machines, if anybody may ask for them."""
         if not is_served(self.graph):
             return
         stores = {buffer.plan.name: buffer.store for buffer in self._buffers}
@@ -236,6 +239,7 @@ class Gateway:
         return next(buffer for buffer in self._buffers if buffer.plan.name == quiver)
 
     def _outlets(self) -> Iterator[_Outlet]:
+        """Yield all that delivers, the handlers of rejected events included."""
         for buffer in self._buffers:
             yield from buffer.outlets
         yield from self._handlers
@@ -279,6 +283,7 @@ class Gateway:
             log.info("destination %s: events wait for %s", outlet.name, outlet.plan.delivery.limits)
 
     async def _start_receivers(self, buffer: _Buffer) -> None:
+        """Listen, last of all: what is accepted from here on has to be stored and delivered."""
         for node in buffer.plan.receivers:
             context = ReceiverContext(
                 name=node.name,
@@ -294,6 +299,10 @@ class Gateway:
             log.info("receiver %s: listens on %s", node.name, ", ".join(receiver.addresses))
 
     async def _keep_house(self) -> None:
+        """Log losses, and give quivers that drain a new share of the cap, now and then.
+
+        A count that fails must not end this: the next round may succeed.
+        """
         losses = Losses()
         while True:
             try:
@@ -306,6 +315,7 @@ class Gateway:
                     buffer.store.share_cap()
 
     async def _look_for(self, losses: Losses) -> None:
+        """Log what destinations have lost since the last look."""
         now_s = self._seam.clock.monotonic_s()
         for one in self._figures(await self._count_stored()):
             if one.quiver == HANDLERS:
@@ -441,6 +451,7 @@ class Gateway:
         )
 
     def _figures(self, stored: _StoredFigures) -> Iterator[DestinationFigures]:
+        """Yield what every destination is doing, from one count of each quiver for all of them."""
         if not self._is_open:
             return
         for buffer in self._buffers:
@@ -454,6 +465,7 @@ class Gateway:
             yield DestinationFigures(one.name, HANDLERS, 0, figures)
 
     def _refusing(self) -> dict[str, str]:
+        """Ask each quiver whether it would take an ordinary event, without appending one."""
         found = {}
         for buffer in self._buffers:
             refusal = buffer.store.quiver.refusal(ORDINARY_BYTES)
@@ -476,6 +488,7 @@ class Gateway:
         return found
 
     def _named(self, name: str) -> list[_Outlet]:
+        """Return the outlets of a destination: one for each quiver that may hold its events."""
         found = [outlet for outlet in self._outlets() if outlet.name == name]
         if not found:
             known = ", ".join(sorted({outlet.name for outlet in self._outlets()}))

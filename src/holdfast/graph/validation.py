@@ -90,6 +90,7 @@ def nearest(name: str, known: Iterable[str], what: str) -> str:
 def _finding(
     model: type[BaseModel], details: ErrorDetails, document: Document, at: TreePath
 ) -> tuple[Location, str, str]:
+    """Return place, message and hint of an error of pydantic, in the words of the file."""
     kind, loc = details["type"], details["loc"]
     path = _path_of(document, at, loc)
     name = ".".join(str(part) for part in path[len(at) :])

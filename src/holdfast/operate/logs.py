@@ -65,6 +65,11 @@ class LogHandler(logging.Handler):
         self._put(line)
 
     def _line(self, record: logging.LogRecord) -> bytes:
+        """Return a record as one line of at most `max_line` bytes.
+
+        A line that is cut after it was formatted would no longer be JSON, so the message is cut
+        first.
+        """
         line = self.format(record).encode("utf-8", "backslashreplace")
         if len(line) > self._max_line_bytes:
             # JSON that is cut is no JSON: the formatter's own fields are short, the message is not.
@@ -75,6 +80,7 @@ class LogHandler(logging.Handler):
         return line + b"\n"
 
     def _put(self, line: bytes) -> None:
+        """Hand a line to the writing thread, or count it as left out if the queue is full."""
         try:
             self._lines.put_nowait(line)
         except queue.Full:
@@ -85,6 +91,7 @@ class LogHandler(logging.Handler):
         self._untold += 1
 
     def _write(self) -> None:
+        """Write lines until None comes; runs in a thread of its own."""
         raw = getattr(self._stream, "buffer", None)
         while (line := self._lines.get()) is not None:
             with contextlib.suppress(OSError, ValueError):  # its reader is gone
@@ -137,6 +144,8 @@ def set_level(settings: LoggingSettings) -> None:
 
 
 def _formatter(people: bool, stream: TextIO, worker: int | None) -> logging.Formatter:
+    """Return the formatter of lines: coloured columns for people, JSON for programs."""
+
     def add_worker(logger: Any, method: str, event: Any) -> Any:
         if worker is not None:
             event["worker"] = worker

@@ -64,6 +64,7 @@ class AdminApp:
         await send_response(send, await self._answer(scope["path"]))
 
     async def _answer(self, path: str) -> Response:
+        """Answer a probe. Which paths there are is part of the answer to any other."""
         if path == "/healthz":
             return json_response(OK, {"status": "ok"})
         if path == "/readyz":
@@ -74,6 +75,7 @@ class AdminApp:
         return json_response(NOT_FOUND, {"error": "there is nothing here", "known": known})
 
     async def _metrics(self, send: Send) -> None:
+        """Send the figures as text; this is the one answer that is not JSON."""
         body = render_records(await self._watched.records()).encode()
         headers = [
             (b"content-type", CONTENT_TYPE.encode()),
@@ -178,6 +180,7 @@ class Statsd:
             await asyncio.shield(self._try_push())
 
     async def _try_push(self) -> None:
+        """Push; the first failure is logged, others are only counted: they may last for days."""
         try:
             await self.push()
         except Exception as error:

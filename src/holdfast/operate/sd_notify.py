@@ -53,6 +53,7 @@ class Notifier:
         self._tell("WATCHDOG=1", _status(status))
 
     def _tell(self, *lines: str) -> None:
+        """Send a datagram; nothing waits for it or fails: the service works without it."""
         if not self._address:
             return
         with (
@@ -68,6 +69,7 @@ def _status(text: str) -> str:
 
 
 def _watchdog_s(environment: Mapping[str, str]) -> float | None:
+    """Return half of the interval that systemd expects, if it expects it of this process."""
     wanted, process = environment.get("WATCHDOG_USEC", ""), environment.get("WATCHDOG_PID")
     if not wanted.isdecimal() or process not in (None, str(os.getpid())):
         return None

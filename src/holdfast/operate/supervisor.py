@@ -77,6 +77,7 @@ class Workers:
         return await asyncio.to_thread(self._not_ready)
 
     def _not_ready(self) -> list[str]:
+        """Ask each worker; one that does not answer is a reason, too."""
         reasons = []
         for number in range(len(self._directories)):
             try:
@@ -92,6 +93,7 @@ class Workers:
         return records if self.driver is None else [*records, *driver_records(self.driver.figures)]
 
     def _records(self) -> list[Sample]:
+        """Return the figures of the workers that answer: one that restarts hides no others."""
         found: list[Sample] = []
         for number in range(len(self._directories)):
             with contextlib.suppress(HoldfastError):
@@ -128,6 +130,7 @@ class Workers:
         return {}
 
     def _status(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Answer with the state of every worker that can be asked."""
         reasons = self._not_ready()
         workers = []
         for number in range(len(self._directories)):
@@ -141,6 +144,7 @@ class Workers:
         }
 
     def _tap(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Return what passed since the last call in all workers; `next` has a position for each."""
         fields = _fields(request)
         after = fields.pop("after", None) or {}
         if not isinstance(after, dict):
@@ -247,6 +251,10 @@ class Supervisor:
             pause_s = min(2 * pause_s, RESTART_MAX_S)
 
     async def _spawn(self, number: int) -> Process:
+        """Start a worker. Its standard input is a pipe, which ends when the parent dies.
+
+        The parent alone talks to systemd, so that the worker does not get its socket.
+        """
         environment = {n: value for n, value in os.environ.items() if n != "NOTIFY_SOCKET"}
         return await asyncio.create_subprocess_exec(
             sys.executable,
@@ -262,6 +270,7 @@ class Supervisor:
         )
 
     async def _tell_status(self) -> None:
+        """Report readiness once, when all workers have it, and then the status at an interval."""
         while reasons := await self._workers.not_ready():
             log.debug("not ready: %s", "; ".join(reasons))
             await asyncio.sleep(POLL_S)
@@ -274,6 +283,11 @@ class Supervisor:
             self._notifier.alive("; ".join(reasons) or f"{self._count} workers")
 
     async def _stop(self, signals: Signals, keepers: Sequence[asyncio.Task[None]]) -> None:
+        """Stop the driver, then the workers; kill those that do not end in time.
+
+        The workers get `drain` and a grace period. A second signal is passed on to them: they stop
+        without draining then.
+        """
         self._notifier.stopping("stopping")
         await self._stop_driver(signals)
         self._send(signal.SIGTERM)

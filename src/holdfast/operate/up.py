@@ -190,6 +190,7 @@ class GatewayProcess:
         return False
 
     def _listen_to_tools(self) -> ControlServer | None:
+        """Serve the control socket; of several workers each has one, in its own directory."""
         directory = self._loaded.graph.data_dir
         if self._worker is not None:
             directory = worker_directory(directory, self._worker)
@@ -221,6 +222,10 @@ class GatewayProcess:
         return f"{self._gateway.state}; {waiting or 'no destinations'}"
 
     async def _reload(self) -> None:
+        """Read the file again, and apply what can be applied without a restart.
+
+        A file that is wrong changes nothing: the gateway keeps running with the one it has.
+        """
         self._notifier.reloading()
         try:
             loaded = await asyncio.to_thread(load, self._loaded.document.file)
@@ -239,6 +244,7 @@ class GatewayProcess:
         self._notifier.ready(await self._status())
 
     async def _stop(self, signals: Signals) -> None:
+        """Stop gateway and driver together, within `drain`; a second signal ends the wait."""
         self._notifier.stopping("stopping")
         drain_s = self._gateway.graph.settings.drain
         log.info("stopping, within %g s", drain_s)
@@ -253,6 +259,7 @@ class GatewayProcess:
 
 
 def _what_is_left(events: dict[str, int] | None) -> str:
+    """Say how many events each destination has not got; None: they were not counted."""
     if events is None:
         return "what waits is kept for the next start"
     left = ", ".join(f"{name} {count}" for name, count in events.items() if count)

@@ -139,6 +139,10 @@ def _value_end(body: bytes, start: int) -> BatchSplit:
 
 
 def _bracket_end(body: bytes, start: int) -> BatchSplit:
+    """Return where an object or array ends, by looking at brackets and strings alone.
+
+    Yields None after some work, so that one huge batch does not keep everyone else waiting.
+    """
     depth = work = 0
     position = start
     while position < len(body):

@@ -269,6 +269,7 @@ async def read_body(
 async def _read_plain(
     receive: Receive, limits: RequestLimits, admitted: Admitted, timer: asyncio.Timeout
 ) -> bytes:
+    """Read a body that is not compressed; one that came in one piece is not copied."""
     pace = _Pace(limits, timer)
     body, more = await _next_piece(receive, admitted, pace)
     if not more:
@@ -288,6 +289,7 @@ async def _read_packed(
     admitted: Admitted,
     timer: asyncio.Timeout,
 ) -> bytes:
+    """Read and unpack a body piece by piece, so that its bounds hold before it is all there."""
     pace = _Pace(limits, timer)
     pieces = _Pieces()
     turn_ends_bytes = _TURN_BYTES

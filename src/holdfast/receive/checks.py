@@ -107,6 +107,7 @@ class Checks:
     # -------------------------------------------------------------- another process
 
     async def _check_elsewhere(self, raw: bytes, thorough: bool, with_names: bool) -> Checked:
+        """Let the child check an event; whatever goes wrong there costs this request alone."""
         try:
             async with asyncio.timeout(CHECK_TIMEOUT_S), self._one_by_one:
                 try:
@@ -125,6 +126,7 @@ class Checks:
             ) from None
 
     async def _ask_child(self, raw: bytes, thorough: bool, with_names: bool) -> Checked:
+        """Send an event in slices: a full pipe must not keep the loop from other work."""
         child = await self._running_child()
         assert child.stdin is not None, "BUG: a child without pipes"
         assert child.stdout is not None, "BUG: a child without pipes"
@@ -141,6 +143,7 @@ class Checks:
         return _checked(line)
 
     async def _running_child(self) -> Process:
+        """Return the child, started if there is none or if it has died."""
         if self._idle is not None:
             self._idle.cancel()
         if self._child is None or self._child.returncode is not None:

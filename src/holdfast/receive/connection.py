@@ -337,6 +337,7 @@ class BoundedConnection(HttpToolsProtocol):
     # ------------------------------------------------------------ the fast path
 
     def _may_take_fast_path(self) -> bool:
+        """Whether nothing about a request is special: known by its head, before its body came."""
         return (
             self._fast_path is not None
             and self.url in self._fast_path.fast_targets

@@ -232,6 +232,7 @@ class HttpApp:
         return HttpRequest(client, headers, content_type, encodings, announced_bytes)
 
     async def _handle(self, endpoint: Endpoint, request: HttpRequest, receive: Receive) -> Response:
+        """Hold what the request needs of the bounds until it is answered, whatever happens."""
         admitted = self._admission.enter(min(request.announced_bytes, self._limits.max_body_bytes))
         try:
             body = await read_body(
@@ -291,6 +292,7 @@ class HttpApp:
         size_bytes: int,
         outcome: Receipt | BaseException,
     ) -> Response:
+        """Count and answer a request of the fast path, once its append has an outcome."""
         admitted.leave()
         if isinstance(outcome, Receipt):
             return endpoint.accepted(outcome, size_bytes)

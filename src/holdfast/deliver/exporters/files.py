@@ -193,6 +193,7 @@ class FilesExporter:
             self._known.update(identity_of(event) for event in events)
 
     def _append(self, events: Sequence[Event]) -> None:
+        """Make events durable that are not known to be: see `_on_disk`."""
         if not events:
             return
         if self._staging is None:

@@ -131,6 +131,10 @@ def main() -> None:
 
 
 def _report(error: HoldfastError) -> None:
+    """Print an error: what happened and what to do next; as JSON if the command was to print that.
+
+    `--json` is looked for in the arguments themselves, because they may be what is wrong.
+    """
     findings = error.findings if isinstance(error, BadConfig) else ()
     if "--json" in sys.argv:
         fields = {"error": type(error).__name__, "message": error.message, "hint": error.hint}

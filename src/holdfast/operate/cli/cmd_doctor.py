@@ -115,6 +115,7 @@ def _spark() -> MachineFinding:
 
 
 def _disk(directory: Path) -> Iterator[MachineFinding]:
+    """Look at free space, measure a sync, and open a quiver in a temporary folder."""
     if not directory.is_dir() or not os.access(directory, os.W_OK):
         yield MachineFinding(
             "disk", "fail", f"{directory} is not writable", "name another with --dir"
@@ -143,6 +144,7 @@ def _quiver(folder: PurePath) -> MachineFinding:
 
 
 def _sync_ms(disk: RealDisk, folder: PurePath) -> float:
+    """Return the median time of a small write and its sync, in milliseconds."""
     handle = disk.create(folder / "probe", "doctor")
     times_s = []
     try:

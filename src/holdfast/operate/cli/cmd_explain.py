@@ -79,6 +79,7 @@ def _quivers(target: Target) -> list[NamedQuiver]:
 
 
 def _look(seam: Seam, place: NamedQuiver, what: str, is_text: bool, limit: int) -> _QuiverMatches:
+    """Search one quiver, or take the number that was given, and explain what is found."""
     inventory = inspect(seam.disk, place.directory)
     matches: list[Match] = []
     if what.isdecimal() and not is_text:

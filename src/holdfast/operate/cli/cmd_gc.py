@@ -256,6 +256,7 @@ def serve_command(
 def _collector(
     chosen: Target, shard_words: str, limits: dict[str, Any]
 ) -> Iterator[tuple[Store, Collector]]:
+    """Open the store, and give a collector for one shard with the limits that were given."""
     from holdfast.store.chunks.settings import StoreSettings
     from holdfast.store.gc.collector import Collector
     from holdfast.store.gc.limits import Shard

@@ -239,6 +239,7 @@ ENGINES: dict[str, Callable[[Store], AbstractContextManager[CheckEngine]]] = {
 def _run(
     store: Store, engine: CheckEngine, damaged: Sequence[StoreFinding], *, repair: bool
 ) -> Repaired:
+    """Check the store, and repair it if that was asked for."""
     from holdfast.store.fsck.check import check
     from holdfast.store.fsck.repair import Repaired, check_and_repair
 
@@ -249,6 +250,7 @@ def _run(
 
 
 def _scrub(store: Store, max_mb_s: float | None, *, restart: bool) -> ScrubReport:
+    """Read every chunk; Ctrl-C ends it after the chunk at hand, where the next one resumes."""
     from holdfast.store.fsck.scrub import scrub
     from holdfast.store.fsck.tables import FsckSettings
 
@@ -280,6 +282,7 @@ def _tell_result(
     contents_read: bool,
     as_json: bool,
 ) -> int:
+    """Write the report, print what was found, done and left, and return the exit code."""
     before, after = result.before, result.after
     fields = {
         "ok": after.ok,
@@ -323,6 +326,7 @@ def _tell_result(
 
 
 def _not_read(report: FsckReport) -> str:
+    """Say what a check without --scrub has not seen, so that `sound` is not taken for more."""
     unknown = f", but of {report.sizes_unknown:,}, whose size is not known yet"
     return (
         "files' contents were not read, only the sizes of objects compared"
@@ -406,6 +410,7 @@ def _print_rebuilt(report: RebuildReport) -> None:
 def _write_report(
     folder: Path | None, findings: Sequence[StoreFinding], fields: dict[str, Any]
 ) -> None:
+    """Write findings as Parquet and the rest as JSON, if a folder was named."""
     from holdfast.store.fsck.findings import to_table
     from holdfast.store.fsck.tables import FINDINGS
 

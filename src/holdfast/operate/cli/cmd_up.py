@@ -44,6 +44,7 @@ def command(config: str, check: bool, worker: int | None, as_json: bool) -> None
 
 
 def _check(loaded: Loaded) -> None:
+    """Raise what is missing on this machine, or say that the gateway can run here."""
     findings = missing_in_environment(loaded)
     if findings:
         raise BadConfig(
@@ -58,6 +59,11 @@ def _check(loaded: Loaded) -> None:
 
 
 def _run(loaded: Loaded, worker: int | None, as_json: bool) -> None:
+    """Run one gateway, or the parent of several workers.
+
+    uvloop and the gateway are imported here: `--check` and `--help` need neither. When everything
+    of ours is closed, a timer ends the process if a user's coroutine keeps the loop alive.
+    """
     import uvloop
 
     from holdfast.operate import logs

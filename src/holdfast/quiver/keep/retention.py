@@ -193,6 +193,11 @@ class Retention:
         It goes all the same when room is needed.
         """
         self._held_until_s = self._seam.clock.monotonic_s() + seconds
+        with self._lock:
+            pass  # a removal that was under way has ended: from now on nothing goes
+
+    def _is_held(self) -> bool:
+        return self._seam.clock.monotonic_s() < self._held_until_s
 
     def refused(self, size_bytes: int) -> None:
         """Remember that a producer was refused because the disk is full."""
@@ -333,6 +338,8 @@ class Retention:
         """Remove what may go, and what must to make room for `size_bytes`."""
         with self._lock:
             for removal in self._plan_processed():
+                if self._is_held():
+                    break  # a copy began since this was planned
                 self._remove(removal)
             for removal in self._plan_expired():
                 self._remove(removal)
@@ -371,8 +378,7 @@ class Retention:
 
     def _plan_processed(self) -> list[Removal]:
         """Segments that every subscriber has resolved, beyond the headroom."""
-        held = self._seam.clock.monotonic_s() < self._held_until_s
-        if held or not self._ledger.state.subscribers:
+        if self._is_held() or not self._ledger.state.subscribers:
             return []
         done = [s for s in self._resolved_for_one() if not self._waiting_for(s)]
         kept_bytes = sum(segment.disk_bytes for segment in done)

@@ -20,6 +20,7 @@ handed out again.
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import PurePath
@@ -42,8 +43,9 @@ from holdfast.seam import Seam
 from holdfast.seam.disk import Disk
 from holdfast.seam.randomness import random_uuid
 
-# The owner keeps still for so long; renewed while copying.
+# The owner keeps still for so long; renewed at this interval while copying.
 HOLD_S = 60
+RENEW_S = 15.0
 # How often a copy begins again because the owner had to delete what was being copied.
 ATTEMPTS_MAX = 5
 
@@ -91,13 +93,17 @@ class _OnlineBackup:
         self._source = source
         self._target = target
         self._on_read = on_read
-        self._renewed_s = seam.clock.monotonic_s()
         self._copied: set[str] = set()
 
     def run(self, ledger_file: str) -> Copied:
+        done = threading.Event()
+        renewing = threading.Thread(target=self._renew, args=[done], name="hold", daemon=True)
+        renewing.start()
         try:
             return self._run(ledger_file)
         finally:
+            done.set()
+            renewing.join()
             self._hold(0)
 
     def _run(self, ledger_file: str) -> Copied:
@@ -150,17 +156,16 @@ class _OnlineBackup:
             self._copied.remove(name)
         for name in sorted(set(wanted) - self._copied):
             try:
-                assembly.copy_segment(wanted[name].path, self._read)
+                assembly.copy_segment(wanted[name].path, self._on_read)
             except FileNotFoundError:
                 assembly.remove_segment(name)
                 return False
             self._copied.add(name)
         return True
 
-    def _read(self, size_bytes: int) -> None:
-        self._on_read(size_bytes)
-        if self._seam.clock.monotonic_s() - self._renewed_s > HOLD_S / 4:
-            self._renewed_s = self._seam.clock.monotonic_s()
+    def _renew(self, done: threading.Event) -> None:
+        # Beside the copy, not within it: to list a large quiver alone may take longer than a hold.
+        while not done.wait(RENEW_S):
             self._hold(HOLD_S)
 
     def _hold(self, seconds: int) -> None:

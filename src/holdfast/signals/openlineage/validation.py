@@ -269,6 +269,7 @@ class Validator:
         return as_dataset if as_dataset.ok else as_job
 
     def _explain(self, document: dict[str, Any], kind: EventKind) -> Verdict:
+        """List what is wrong with an event, piece by piece, until enough is told."""
         findings = Findings()
         for piece in pieces_of(document, kind):
             if findings.is_full:

@@ -57,6 +57,7 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[obje
 def _draw_table(
     title: str, columns: Sequence[str], cells: Sequence[Sequence[str]], numbers: Sequence[bool]
 ) -> None:
+    """Draw a table on a terminal; what does not fit is wrapped, never cut."""
     from rich.table import Table
     from rich.text import Text
 
@@ -74,6 +75,7 @@ def _draw_table(
 
 
 def _shown(value: object) -> str:
+    """Return a value as people read it."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int):

@@ -93,6 +93,7 @@ def _no_bar(size_bytes: int) -> None:
 
 
 def _bar(what: str, total_bytes: int | None, held: contextlib.ExitStack) -> Callable[[int], None]:
+    """Start a progress bar that ends with `held`, and return what advances it."""
     from rich.progress import (
         BarColumn,
         DownloadColumn,

@@ -204,6 +204,7 @@ def _reporting(config: str, chosen: Chosen) -> Iterator[RunReporter | None]:
 
 @contextlib.contextmanager
 def _running(chosen: Chosen, master: str | None, settings: Sequence[str]) -> Iterator[PipelineRun]:
+    """Start Spark and the pipeline; end both with the block."""
     from holdfast.dataflow.driver.run import PipelineRun
 
     # Spark takes seconds to start: what can be refused is refused before.
@@ -251,6 +252,7 @@ def drain_command(
 def _drain(
     chosen: Chosen, master: str | None, settings: Sequence[str], *, close: bool, as_json: bool
 ) -> None:
+    """Run the pipeline until it has read everything that is there now."""
     with _running(chosen, master, settings) as run:
         run.drain(close=close)
     _print_ended(run.statistics(), close=close, as_json=as_json)
@@ -292,6 +294,7 @@ def test_command(config: str, cases: Path, as_json: bool) -> int:
 
 
 def _cases(path: Path) -> CasesFile:
+    """Read a file of test cases; all errors are found in one pass, with line and column."""
     from holdfast.dataflow.kit import CasesFile
 
     document = read_document(path.absolute(), Substitution({}, path.absolute().parent))

@@ -110,6 +110,7 @@ def _edited(stored: StoredLetter, validator: Validator) -> bytes:
 
 
 def _checked(payload: bytes, validator: Validator) -> bytes:
+    """Return a corrected payload, or raise its first error."""
     _, verdict = validator.parse_and_check(payload, thorough=True)
     if not verdict.ok:
         first = verdict.errors[0]
@@ -319,6 +320,7 @@ class _Doomed(NamedTuple):
 def _planned(
     queue: DeadLetterTarget, only: str | None, ids: Sequence[LetterId], chosen: LetterSelection
 ) -> Iterator[StoredLetter]:
+    """Yield the letters that are meant, from one store or from both."""
     for store in STORES if only is None else (only,):
         seqs = frozenset(one.seq for one in ids if one.store == store)
         if seqs or not ids:
@@ -326,6 +328,7 @@ def _planned(
 
 
 def _tell_plan(planned: Sequence[_Doomed]) -> None:
+    """Print what would be given up, by store, destination and reason."""
     counts: Counter[tuple[str, str, str]] = Counter()
     sizes: Counter[tuple[str, str, str]] = Counter()
     for doomed in planned:

@@ -213,6 +213,7 @@ def _address(status: dict[str, Any], letters: DeadLetterTarget, receiver: str) -
 
 
 def _post(url: str, payload: bytes) -> None:
+    """Submit an event over HTTP. If the connection breaks, it may be stored: the error says so."""
     headers = {"Content-Type": "application/json"}
     token = os.environ.get(TOKEN_VARIABLE)
     if token:
@@ -234,6 +235,7 @@ def _post(url: str, payload: bytes) -> None:
 
 
 def _refused(url: str, status: int, body: bytes) -> NotAccepted | BadInput:
+    """Return a gateway's refusal as the error that it would be here."""
     try:
         answer = json.loads(body)
         message, hint = str(answer["message"]), str(answer["hint"])

@@ -325,6 +325,7 @@ def _tell_report(report: FolderReport) -> None:
 
 
 def _put_folder(store: Store, asked: _Put) -> tuple[Commit, FolderReport, dict[str, object]]:
+    """Store a folder as all that the commit holds; files that look unchanged are not read."""
     from holdfast.store.filesets import Commits, put_tree
 
     commits, parent = Commits(store), asked.parent
@@ -349,6 +350,7 @@ def _put_folder(store: Store, asked: _Put) -> tuple[Commit, FolderReport, dict[s
 
 
 def _put_beside(store: Store, asked: _Put) -> tuple[Commit, FolderReport, dict[str, object]]:
+    """Store a file or a folder as a layer on top of what the parent holds."""
     from holdfast.store.filesets.folder_reader import FolderReport
 
     reports = [FolderReport()]
@@ -372,6 +374,7 @@ def _put_beside(store: Store, asked: _Put) -> tuple[Commit, FolderReport, dict[s
 
 
 def _put_file(writer: FileSetWriter, path: str, asked: _Put) -> None:
+    """Store one file, as a whole, behind what is there, or as one of its tags."""
     from holdfast.store.filesets import Metadata
 
     source, tag = asked.source, asked.tag

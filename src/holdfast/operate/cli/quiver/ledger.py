@@ -118,6 +118,7 @@ def _print_json_lines(found: Iterable[Line]) -> None:
 
 
 def _print_lines(found: Iterable[Line]) -> None:
+    """Print a table of the newest lines; without --limit at most `TABLE_LINES`."""
     newest: deque[Line] = deque(maxlen=TABLE_LINES)
     count = 0
     limited = isinstance(found, deque)
@@ -150,6 +151,7 @@ def _row(fields: dict[str, Any]) -> tuple[object, ...]:
 
 
 def _batches(found: Iterable[Line]) -> Iterator[pa.RecordBatch]:
+    """Yield lines as batches for Parquet: a ledger may have more than fit into memory."""
     iterator = iter(found)
     while rows := [line.fields() for line in islice(iterator, _PARQUET_BATCH_LINES)]:
         for row in rows:

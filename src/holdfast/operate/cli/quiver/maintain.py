@@ -141,6 +141,7 @@ def salvage_command(
 def _paced(
     what: str, directory: PurePath, max_mb_s: float | None, *, quiet: bool
 ) -> Iterator[tuple[Seam, Callable[[int], None]]]:
+    """Give what reports the progress of a copy, and slows it down if that was asked for."""
     seam = Seam()
     # Everything is read twice: copied and read back, or checked and copied.
     total = 2 * total_bytes(seam.disk, directory)

@@ -70,6 +70,7 @@ def list_command(directory: PurePath, as_json: bool) -> None:
 
 
 def _print_subscribers(inventory: Inventory, accounts: list[dict[str, Any]]) -> None:
+    """Print how far each subscriber is, and whether its account adds up."""
     known = inventory.ledger.state.subscribers
     rows = []
     for account in accounts:
@@ -166,6 +167,7 @@ def cat_command(  # noqa: PLR0913, PLR0917  (its options)
 
 
 def _limited(reader: pa.RecordBatchReader, limit: int | None) -> Iterator[pa.RecordBatch]:
+    """Yield batches until there are `limit` rows; the last batch is cut."""
     left = limit
     for batch in reader:
         if left is None:
@@ -261,6 +263,11 @@ def metrics_command(
 
 
 def _closed_statistics(directory: PurePath, size_cap_bytes: int) -> list[Statistics]:
+    """Open each quiver for a moment and take its statistics.
+
+    Its owner counts in memory; without one the figures are made from the files, as an owner makes
+    them when it opens the directory.
+    """
     disk = RealDisk()
     if disk.exists(directory / names.WAL_DIR):
         paths = {0: directory}
