@@ -12,7 +12,7 @@ from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from tests.patience import SCALE
 
 # Without bytecode beside the sources, every process that a test starts compiles all it imports
@@ -36,6 +36,8 @@ for name, examples in {"few": 40, "usual": 100, "thorough": 5_000}.items():
         deadline=None,
         derandomize=IN_CI and not THOROUGH,
         print_blob=True,
+        # Where much else runs, the first example alone may take minutes.
+        suppress_health_check=[HealthCheck.too_slow],
     )
 
 

@@ -28,7 +28,7 @@ from holdfast.store.gc.transitions import CLOSE, FORGET_JOB, RENEW, WORK, JobKin
 from holdfast.store.objects.objects import ChunkHash, ChunkKey
 
 RENEWALS_PER_LEASE = 3
-# The job that holds what a rebuild did not understand (quarantine.py). A repair alone ends it.
+# The job that holds what a rebuild did not understand (rebuild.py). A repair alone ends it.
 QUARANTINE_JOB = "quarantine of a rebuild"
 
 

@@ -4,7 +4,7 @@
    others are garbage, and collected later. Its size is that of the object, as stored.
 2. Every commit's object is read and walked; its references are written, and those of its chunks.
 3. If part of a commit could not be walked, what nobody refers to is held back from the collector:
-   it may be what the missing part led to (quarantine.py).
+   it may be what the missing part led to (`hold_garbage`).
 4. Numbers go on far above all that were seen, because the lost database may have given out some
    whose objects are still on their way.
 
