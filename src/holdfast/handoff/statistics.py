@@ -1,0 +1,89 @@
+"""A picture of a sender at one moment: what `handoff status` shows and metrics are made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from holdfast.handoff.membership import subscriber_of
+from holdfast.handoff.monitor import NodeState
+from holdfast.handoff.sender import Handoff
+from holdfast.handoff.worker import HeldPart
+from holdfast.quiver.ledger.subscriber import LOSSES
+from holdfast.quiver.read.parts import waiting_segments
+
+
+@dataclass(frozen=True)
+class NodeStatistics:
+    """One data node, as its sender sees it."""
+
+    name: str
+    state: NodeState
+    node_id: str | None
+    is_draining: bool
+    is_paused: bool
+    # Sealed parts that wait for it, held ones included; bytes as they lie on disk.
+    pending_parts: int
+    pending_bytes: int
+    # Age of the oldest of them; None if nothing waits.
+    oldest_age_s: float | None
+    held: tuple[HeldPart, ...]
+    # Seqs that it will never get from here: first, end, and how.
+    gaps: tuple[tuple[int, int, str], ...]
+    sent_parts: int
+    sent_bytes: int
+    # By what the node said of parts, and by why they were tried again.
+    answers: dict[str, int]
+    retries: dict[str, int]
+    failed_calls: int
+    state_changes: int
+    # None: no limit.
+    rate_bytes_s: float | None
+    # Why nothing is sent to it although it answers, or what failed last.
+    problem: str | None
+
+
+def node_statistics(handoff: Handoff, now_ns: int) -> list[NodeStatistics]:
+    """Return every data node that is known, also orphans, by name."""
+    with handoff.lock:
+        known = handoff.quiver.subscribers()
+        return [
+            _of_node(handoff, name, now_ns)
+            for name in sorted(handoff.membership.bound)
+            if subscriber_of(name) in known
+        ]
+
+
+def _of_node(handoff: Handoff, name: str, now_ns: int) -> NodeStatistics:
+    subscriber = handoff.quiver.subscriber(subscriber_of(name))
+    waiting = list(waiting_segments(handoff.quiver.segments(), subscriber))
+    worker = handoff.workers.get(name)
+    bound = handoff.membership.bound[name]
+    oldest_ns = min((one.summary.min_ingestion_ns for one in waiting), default=None)
+    counters = None if worker is None else worker.counters
+    problem = handoff.monitor.last_error(name)
+    if worker is not None:
+        problem = worker.refusal or worker.last_error or problem
+    return NodeStatistics(
+        name=name,
+        state=handoff.monitor.state(name),
+        node_id=bound.node_id,
+        is_draining=bound.is_draining,
+        is_paused=subscriber.paused,
+        pending_parts=len(waiting),
+        pending_bytes=sum(one.disk_bytes for one in waiting),
+        oldest_age_s=None if oldest_ns is None else max(0.0, (now_ns - oldest_ns) / 1e9),
+        held=() if worker is None else tuple(worker.held.values()),
+        gaps=tuple(
+            (first, end, outcome.name.lower())
+            for first, end, outcome in subscriber.losses
+            if outcome in LOSSES
+        ),
+        sent_parts=0 if counters is None else counters.sent_parts,
+        sent_bytes=0 if counters is None else counters.sent_bytes,
+        answers={} if counters is None else {str(k): n for k, n in counters.answers.items()},
+        retries={} if counters is None else dict(counters.retries),
+        failed_calls=0 if counters is None else counters.failed_calls,
+        state_changes=handoff.monitor.changes(name),
+        rate_bytes_s=None if worker is None else handoff.scheduler.rate(name),
+        problem=problem,
+    )
