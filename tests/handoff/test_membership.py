@@ -14,7 +14,7 @@ from holdfast.errors import BadInput, UnknownFormat
 from holdfast.handoff.membership import Membership
 from holdfast.handoff.owners import Placement
 from holdfast.handoff.points import HandoffPoint
-from holdfast.handoff.statistics import node_statistics
+from holdfast.handoff.statistics import backlog_statistics
 from holdfast.seam.disk import Disk
 from holdfast.seam.faulty import Fault, FaultKind, FaultyDisk
 from holdfast.seam.simulated import SimulatedCrash, SimulatedDisk
@@ -129,7 +129,7 @@ def test_statistics_say_what_waits_for_whom_and_why(sim: Calm) -> None:
     parts = sim.seal(3)
     sim.run(60.0)
     sim.handoff.workers["a"].discard(parts[0])
-    a, b = node_statistics(sim.handoff, sim.clock.wall_ns())
+    a, b = backlog_statistics(sim.handoff, sim.clock.wall_ns())
     assert (a.name, a.state, a.pending_parts) == ("a", "down", 2)
     assert a.gaps == ((0, 1, "dropped"),)
     assert a.oldest_age_s == pytest.approx(60.0, abs=1.0)
@@ -138,5 +138,5 @@ def test_statistics_say_what_waits_for_whom_and_why(sim: Calm) -> None:
     assert (b.sent_parts, b.answers["ack"], b.node_id) == (3, 3, sim.at["b"].node_id)
     sim.names = ["b"]
     sim.handoff.configure(sim.names)
-    a, _ = node_statistics(sim.handoff, sim.clock.wall_ns())
+    a, _ = backlog_statistics(sim.handoff, sim.clock.wall_ns())
     assert (a.state, a.pending_parts, a.sent_parts) == ("orphaned", 2, 0)

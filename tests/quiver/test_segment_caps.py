@@ -149,6 +149,19 @@ def test_a_segment_that_is_on_its_way_is_not_dropped() -> None:
         assert losses(quiver) == [(1, 3, Outcome.DROPPED)]
 
 
+def test_drop_oldest_makes_nobody_wait_for_what_is_on_its_way() -> None:
+    with Machine() as machine:
+        quiver = start(machine)
+        options = replace(COPIED, on_full="drop_oldest")
+        reader = quiver.part_reader("node.a", options=options)
+        seal(quiver, 3)
+        reader.pin(quiver.segments(), 60.0, 3600.0)
+        seal(quiver, 1)
+        reader.pin(quiver.segments(), 60.0, 3600.0)
+        assert quiver.refusal() is None
+        assert losses(quiver) == []
+
+
 def test_options_survive_a_restart() -> None:
     machine = Machine()
     start(machine).register("node.a", options=COPIED)

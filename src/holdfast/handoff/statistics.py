@@ -13,7 +13,7 @@ from holdfast.quiver.read.parts import waiting_segments
 
 
 @dataclass(frozen=True)
-class NodeStatistics:
+class BacklogStatistics:
     """One data node, as its sender sees it."""
 
     name: str
@@ -42,7 +42,7 @@ class NodeStatistics:
     problem: str | None
 
 
-def node_statistics(handoff: Handoff, now_ns: int) -> list[NodeStatistics]:
+def backlog_statistics(handoff: Handoff, now_ns: int) -> list[BacklogStatistics]:
     """Return every data node that is known, also orphans, by name."""
     with handoff.lock:
         known = handoff.quiver.subscribers()
@@ -53,7 +53,7 @@ def node_statistics(handoff: Handoff, now_ns: int) -> list[NodeStatistics]:
         ]
 
 
-def _of_node(handoff: Handoff, name: str, now_ns: int) -> NodeStatistics:
+def _of_node(handoff: Handoff, name: str, now_ns: int) -> BacklogStatistics:
     subscriber = handoff.quiver.subscriber(subscriber_of(name))
     waiting = list(waiting_segments(handoff.quiver.segments(), subscriber))
     worker = handoff.workers.get(name)
@@ -63,7 +63,7 @@ def _of_node(handoff: Handoff, name: str, now_ns: int) -> NodeStatistics:
     problem = handoff.monitor.last_error(name)
     if worker is not None:
         problem = worker.refusal or worker.last_error or problem
-    return NodeStatistics(
+    return BacklogStatistics(
         name=name,
         state=handoff.monitor.state(name),
         node_id=bound.node_id,

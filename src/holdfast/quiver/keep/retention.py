@@ -12,10 +12,9 @@ Between plan and execution anybody may register, plan a range or take outcomes b
 planned is looked at once more under the ledger's lock, which all of them need.
 
 Precedence: what everyone has resolved goes first (steady state), then what is too old (age), then,
-only over a cap, what somebody still waits for (size): for subscribers that chose `drop_oldest`, for
-those that chose `drop_copied` if somebody else holds it, or for all if `retention.size_cap_policy`
-says so. Planned and leased ranges are left alone. While nobody is registered, nothing is resolved,
-and only age and size take anything.
+only over a cap, what somebody still waits for (size): for those that chose `drop_oldest`, or chose
+`drop_copied` and another holds it, or for all (`size_cap_policy`). Planned and leased ranges stay.
+While nobody is registered, nothing is resolved, and only age and size take anything.
 """
 
 from __future__ import annotations

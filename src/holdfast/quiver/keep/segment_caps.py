@@ -33,7 +33,7 @@ class _Counted(NamedTuple):
 
 
 class SegmentCaps:
-    """Keeps such subscribers within their caps. Used under the lock of retention."""
+    """Keeps such subscribers within their caps. Safe to use from many threads."""
 
     def __init__(
         self,
@@ -63,11 +63,13 @@ class SegmentCaps:
         )
 
     def enforce(self, subscriber: Subscriber, now_ns: int) -> str | None:
-        """Drop what may go until a subscriber is within its caps; return what is still beyond."""
+        """Drop what may go until a subscriber is within its caps; return why appends must wait."""
         with self._ledger.lock:
             if self._beyond(subscriber, now_ns) and subscriber.options.on_full != "block":
                 self._drop(subscriber, now_ns)
-            return self._beyond(subscriber, now_ns)
+            # With `drop_oldest` what is left is on its way, and nobody waits for that.
+            is_patient = subscriber.options.on_full == "drop_oldest"
+            return None if is_patient else self._beyond(subscriber, now_ns)
 
     def _beyond(self, subscriber: Subscriber, now_ns: int) -> str | None:
         options = subscriber.options
