@@ -19,8 +19,16 @@ from tests.node.handing_over import (
 )
 from tests.replica.parts import NOON_NS, seal_parts
 
-from holdfast.errors import BadInput, DirectoryLocked, UnknownPosition
+from holdfast.errors import (
+    BadInput,
+    DirectoryLocked,
+    DiskFull,
+    HoldfastError,
+    StorageFailed,
+    UnknownPosition,
+)
 from holdfast.node.data_node import DataNode
+from holdfast.node.points import NodePoint
 from holdfast.node.replica import Incoming
 from holdfast.node.settings import DataNodeSettings
 from holdfast.quiver.ledger.intervals import IntervalSet
@@ -28,6 +36,7 @@ from holdfast.replica.messages import AnswerKind, PartAnswer
 from holdfast.replica.part import Part, PartId, Slice, slices
 from holdfast.replica.transport import OutgoingPart
 from holdfast.seam.clock import JumpingClock
+from holdfast.seam.faulty import Fault, FaultKind, FaultyDisk
 from holdfast.seam.simulated import SimulatedDisk
 
 DAY_S = 86_400.0
@@ -348,6 +357,21 @@ def test_what_is_not_owned_closes_the_intervals_and_is_taken_if_owners_change() 
     assert hand_over(node, parts[1]).kind is AnswerKind.ACK
     assert node.health().holdings[0].stored.covers(one.first_seq, three.end_seq)
     assert two.first_seq >= one.end_seq
+
+
+@pytest.mark.parametrize(
+    ("kind", "error"), [(FaultKind.ENOSPC, DiskFull), (FaultKind.EIO, StorageFailed)]
+)
+def test_a_disk_that_fails_when_ranges_are_told_is_an_error_with_words(
+    kind: FaultKind, error: type[HoldfastError]
+) -> None:
+    disk, (sent, *_) = SimulatedDisk(), some_parts()
+    node = open_node(FaultyDisk(disk, [Fault(NodePoint.SEEN_CREATE, kind, nth=2)], disk.die))
+    hand_over(node, sent)
+    with pytest.raises(error, match="disk failed"):
+        node.tell_not_owned(sent.part.id.quiver_id, IntervalSet([(50, 60)]))
+    node.tell_not_owned(sent.part.id.quiver_id, IntervalSet([(50, 60)]))
+    assert node.health().holdings[0].seen.covers(50, 60)
 
 
 # ------------------------------------------------------------------ health, fetch, scrub

@@ -14,7 +14,7 @@ from pathlib import PurePath
 from typing import NamedTuple
 
 from holdfast import __version__
-from holdfast.errors import BadInput, CannotOpen, HoldfastError
+from holdfast.errors import BadInput, CannotOpen, DiskFull, HoldfastError, StorageFailed
 from holdfast.node import layout
 from holdfast.node.points import NodePoint
 from holdfast.node.replica import FULL_RETRY_S, AdoptedPart, Incoming, Replica, failure
@@ -34,6 +34,7 @@ from holdfast.replica.part import Part, PartId, require_quiver_id, slices
 from holdfast.replica.transport import FetchedPart
 from holdfast.seam import Seam
 from holdfast.seam.clock import SteadyTime
+from holdfast.seam.disk import DISK_IS_FULL
 from holdfast.seam.process import bind_to_process
 from holdfast.seam.randomness import random_uuid
 
@@ -192,8 +193,16 @@ class DataNode:
         return self._counted(failure(incoming.part.id, error))
 
     def tell_not_owned(self, quiver_id: str, ranges: IntervalSet) -> None:
-        """Note which seqs of a quiver are none of this node's."""
-        self._replica(quiver_id).set_not_owned(ranges)
+        """Note which seqs of a quiver are none of this node's; durable when it returns."""
+        try:
+            self._replica(quiver_id).set_not_owned(ranges)
+        except OSError as error:
+            kind = DiskFull if error.errno in DISK_IS_FULL else StorageFailed
+            raise kind(
+                f"the node's disk failed: {error.strerror}",
+                hint="nothing is lost; say it again later, and look after the node's disk",
+                path=str(self.root),
+            ) from error
 
     def fetch(self, wanted: PartId) -> FetchedPart:
         """Return a part that is here, and its bytes."""
