@@ -141,6 +141,12 @@ def test_a_place_without_letters_is_named(tmp_path: Path) -> None:
         dlq("ls", tmp_path)
 
 
+def test_a_target_that_does_not_exist_is_a_mistake_of_usage(tmp_path: Path) -> None:
+    result = dlq("ls", tmp_path / "gone")
+    assert result.exit_code == 2
+    assert "does not exist" in result.output
+
+
 def test_a_worker_has_letters_of_its_own(tmp_path: Path) -> None:
     for name, count in (("dead_letters", 1), ("dead_letters-01", 2)):
         with DeadLetterQueue.open(tmp_path / name) as office:

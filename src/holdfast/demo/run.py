@@ -30,7 +30,7 @@ from holdfast.quiver import Balance, Quiver
 
 STEADY, FLAKY = "backend-a", "backend-b"
 REFRESH_S = 0.1
-READY_SECONDS_MAX = 30.0
+READY_SECONDS_MAX = 120.0
 CATCH_UP_SECONDS_MAX = 120.0
 SPARK_SECONDS_MAX = 180.0
 
@@ -252,7 +252,7 @@ class DemoRun:
     def _stop(self, name: str) -> None:
         child = self._children[name]
         child.send_signal(signal.SIGTERM)
-        code = child.wait(READY_SECONDS_MAX * 2)
+        code = child.wait(READY_SECONDS_MAX)
         if code not in (0, -signal.SIGTERM):
             log = (self._directory / f"{name}.log").read_text(errors="replace")[-2000:]
             raise CheckFailed(f"{name} ended with {code}: {log}", hint="run `holdfast doctor`")

@@ -69,6 +69,8 @@ class DeadLetterTarget:
             queue = _of_worker(dead_letters_directory(target.graph), worker)
             return cls(PurePath(queue), PurePath(target.graph.data_dir), worker, target.graph)
         directory = Path(target.path)
+        if not directory.exists():
+            raise click.BadParameter(f"{target.named!r} does not exist", param_hint="TARGET")
         for queue, data_dir in (
             (_of_worker(directory / DEAD_LETTERS_DIR, worker), directory),
             (directory, directory.parent),
