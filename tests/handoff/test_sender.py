@@ -384,6 +384,25 @@ def test_scenario_23_a_node_replaced_at_its_address_gets_nothing_until_it_is_reb
     assert sim.handoff.membership.bound["a"].node_id == fresh.node_id
 
 
+def test_a_statement_of_the_replaced_node_that_comes_after_a_rebind_binds_nobody(
+    sim: Calm,
+) -> None:
+    sim.run(10.0)
+    while sim.handoff.monitor.next_probe_s("a") < sim.clock.now_s + 3.0:
+        sim.run(0.1)
+    sim.run(0.5)  # no probe is on its way
+    sim.clock.now_s = sim.handoff.monitor.next_probe_s("a")
+    call = sim.handoff.probers["a"].begin()
+    assert call is not None
+    statement = sim.at["a"].health("")
+    fresh = sim.new_node("a")
+    sim.handoff.rebind("a")
+    sim.handoff.probers["a"].end(call, statement)
+    assert sim.handoff.membership.bound["a"].node_id is None
+    sim.run(20.0)
+    assert sim.handoff.membership.bound["a"].node_id == fresh.node_id
+
+
 def test_two_names_that_lead_to_one_node_are_noticed(sim: Calm) -> None:
     sim.run(10.0)
     sim.at["c"] = sim.at["a"]

@@ -50,6 +50,8 @@ class Prober:
         self._not_owned = not_owned
         self._quiver_id = quiver_id
         self._is_calling = False
+        # It asks the node that was bound before a rebind.
+        self._is_outdated = False
         self._to_tell: IntervalSet | None = None
         self._tell_s = -math.inf
 
@@ -82,13 +84,20 @@ class Prober:
     def end(self, call: Probe | TellNotOwned, result: Result) -> None:
         """Take what came of a call."""
         self._is_calling = False
-        if self.is_over:
+        is_outdated, self._is_outdated = self._is_outdated, False
+        if self.is_over or is_outdated:
             return
         if isinstance(result, HoldfastError):
             if isinstance(call, Probe):
                 self._monitor.missed(self._name, str(result))
         elif isinstance(result, NodeHealth):
             self._met(result)
+
+    def rebound(self) -> None:
+        """Let the next statement bind, and none that was asked for before."""
+        self._is_outdated = self._is_calling
+        self._to_tell = None
+        self._worker.rebound()
 
     def _met(self, health: NodeHealth) -> None:
         known = self.health

@@ -202,8 +202,8 @@ class Handoff:
         """Let whoever answers under a name next take the place of the node bound to it."""
         with self.lock:
             self.membership.unbind(name)
-            if name in self.workers:
-                self.workers[name].refusal = "it was not met since it was rebound"
+            if name in self.probers:
+                self.probers[name].rebound()
 
     def drain(self, name: str) -> None:
         """Place nothing new on a node."""

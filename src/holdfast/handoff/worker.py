@@ -480,6 +480,10 @@ class Worker:
             # It may be an upgrade: what was held for its version is offered again.
             self.release(kind="version")
 
+    def rebound(self) -> None:
+        """Wait for the next node that answers."""
+        self.refusal = "it was not met since it was rebound"
+
     def release(self, part: PartId | None = None, *, kind: str | None = None) -> int:
         """Offer held parts again: one, those held for one reason, or all; return how many."""
         released = [
