@@ -230,7 +230,7 @@ class Simulation:
             cuts = self.random.random() < self.network.cut_short
             if cuts:
                 # The node dies, or the connection, after some of the parts.
-                call = SendParts(call.parts[: self.random.randrange(len(call.parts))], call.is_live)
+                call = call._replace(parts=call.parts[: self.random.randrange(len(call.parts))])
         repeats = int(self.random.random() < self.network.repeat)
         transport = FakeTransport(lambda: self.at.get(name), repeats=repeats)
         try:

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from tests.node.test_flight import served
 from tests.patience import PATIENCE_S, until
@@ -109,6 +110,39 @@ def test_real_data_nodes_get_every_part_byte_for_byte(tmp_path: Path) -> None:
             assert len(found) == 5
             assert parts <= found
             assert handoff.membership.bound[name].node_id == nodes[name].node_id
+
+
+class Replaced:
+    """The way to an address at which another node came to answer, and no probe has noticed."""
+
+    def __init__(self, probed: Transport, reached: Transport) -> None:
+        self.probed, self.reached = probed, reached
+
+    def __getattr__(self, verb: str) -> Any:
+        return getattr(self.probed if verb == "health" else self.reached, verb)
+
+
+def test_scenario_23_a_real_node_replaced_between_two_probes_settles_nothing(
+    tmp_path: Path,
+) -> None:
+    with contextlib.ExitStack() as stack:
+        nodes, ways = {}, {}
+        for name in ("bound", "fresh"):
+            (tmp_path / name).mkdir()
+            nodes[name], location = stack.enter_context(served(tmp_path / name))
+            ways[name] = FlightTransport(location, ClientSettings(timeout=PATIENCE_S))
+            stack.callback(ways[name].close)
+        replaced: Any = Replaced(ways["bound"], ways["fresh"])
+        handoff = stack.enter_context(sending(tmp_path, {"a": replaced}))
+        seal(handoff.quiver, 2)
+        answers = nodes["fresh"].statistics
+        until(lambda: sum(answers().answers_total.values()) > 3, "that it was asked again")
+        assert {kind for kind, count in answers().answers_total.items() if count} == {"wrong_node"}
+        assert handoff.quiver.balance("node.a").pending.bundles == 2
+        replaced.probed = ways["fresh"]
+        handoff.rebind("a")
+        until(lambda: is_done(handoff), "that the new node has all")
+        assert nodes["fresh"].statistics().adopted_total == 2
 
 
 def test_refresh_starts_what_is_missing_once(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from tests.handoff.simulation import Network, Simulation
 
 from holdfast.errors import OwnerGone, WrongQuiver
-from holdfast.handoff.fake import FakeNode
+from holdfast.handoff.fake import FakeNode, StoredPart
 from holdfast.handoff.membership import subscriber_of
 from holdfast.handoff.monitor import MonitorSettings, NodeState
 from holdfast.handoff.scheduler import MIB, SchedulerSettings
@@ -22,7 +22,7 @@ from holdfast.quiver import Outcome, SubscriberOptions
 from holdfast.quiver.ledger.intervals import IntervalSet
 from holdfast.quiver.segments.segment import Segment
 from holdfast.replica.messages import AnswerKind, PartAnswer
-from holdfast.replica.part import PartId, part_id
+from holdfast.replica.part import PartId, part_id, part_of
 
 FAST = SchedulerSettings(slow_start_bytes_s=1e15)
 SELDOM = MonitorSettings(probe_interval_s=5.0)
@@ -382,6 +382,53 @@ def test_scenario_23_a_node_replaced_at_its_address_gets_nothing_until_it_is_reb
     assert fresh.history == [part]
     sim.crash("kill")
     assert sim.handoff.membership.bound["a"].node_id == fresh.node_id
+
+
+@pytest.mark.parametrize("moment", ["before the offer", "before the put", "it has the part"])
+def test_scenario_23_a_node_replaced_between_two_probes_settles_nothing(
+    sim: Calm, moment: str
+) -> None:
+    sim.run(10.0)
+    while sim.handoff.monitor.next_probe_s("a") < sim.clock.now_s + 3.0:
+        sim.run(0.1)
+    sim.run(0.5)  # no probe is on its way
+    offers = sim.at["a"].offers
+    (part,) = sim.seal()
+    if moment == "before the put":
+        while sim.at["a"].offers == offers:
+            sim.run(0.001)
+    fresh = sim.new_node("a")
+    if moment == "it has the part":
+        segment = sim.segment(part)
+        offered = part_of(sim.disk, segment.path, segment.summary)
+        fresh.adopt(StoredPart(offered, sim.sealed[part]))
+    known = list(fresh.history)
+    sim.run(1.0)
+    worker = sim.handoff.workers["a"]
+    assert fresh.history == known
+    assert [part_id(one.summary) for one in worker.reader.waiting()] == [part]
+    assert worker.held == {}
+    assert worker.refusal is not None
+    assert fresh.node_id in worker.refusal
+    assert "rebind" in worker.refusal
+    sim.run(60.0)
+    assert fresh.history == known
+    sim.handoff.rebind("a")
+    sim.run(60.0)
+    assert fresh.history == [part]
+    assert not list(worker.reader.waiting())
+
+
+def test_what_the_replaced_node_answers_after_a_rebind_settles_nothing(sim: Calm) -> None:
+    sim.run(10.0)
+    (part,) = sim.seal()
+    while part not in sim.has("a"):
+        sim.run(0.001)
+    # Its answer is on its way.
+    fresh = sim.new_node("a")
+    sim.handoff.rebind("a")
+    sim.run(60.0)
+    assert fresh.history == [part]
 
 
 def test_a_statement_of_the_replaced_node_that_comes_after_a_rebind_binds_nobody(

@@ -75,9 +75,11 @@ def connected(location: str, **given: Any) -> Iterator[FlightTransport]:
 def test_parts_are_offered_sent_and_answered_one_by_one(tmp_path: Path) -> None:
     parts = some_parts()
     with served(tmp_path) as (node, location), connected(location) as transport:
-        assert [one.kind for one in transport.offer([p.part for p in parts])] == ["need"] * 4
-        assert [one.kind for one in transport.send(parts[:2])] == ["ack"] * 2
-        assert [one.kind for one in transport.send(parts)] == ["have", "have", "ack", "ack"]
+        answers = transport.offer(node.node_id, [one.part for one in parts])
+        assert [one.kind for one in answers] == ["need"] * 4
+        assert [one.kind for one in transport.send(node.node_id, parts[:2])] == ["ack"] * 2
+        answers = transport.send(node.node_id, parts)
+        assert [one.kind for one in answers] == ["have", "have", "ack", "ack"]
         health = whole_health(transport)
         assert health.node_id == node.node_id
         assert health.holdings[0].stored.covers(parts[0].part.id.first_seq, 7)
@@ -87,25 +89,48 @@ def test_parts_are_offered_sent_and_answered_one_by_one(tmp_path: Path) -> None:
 
 def test_ranges_that_a_node_does_not_own_are_told(tmp_path: Path) -> None:
     part = some_parts()[0].part.id
-    with served(tmp_path) as (_, location), connected(location) as transport:
-        transport.tell_not_owned(part.quiver_id, IntervalSet([(0, 7), (9, 12)]))
+    with served(tmp_path) as (node, location), connected(location) as transport:
+        transport.tell_not_owned(node.node_id, part.quiver_id, IntervalSet([(0, 7), (9, 12)]))
         (holding,) = transport.health().holdings
         assert list(holding.seen) == [(0, 7), (9, 12)]
         assert not holding.stored
         with pytest.raises(BadInput):
-            transport.tell_not_owned("../x", IntervalSet([(0, 7)]))
+            transport.tell_not_owned(node.node_id, "../x", IntervalSet([(0, 7)]))
 
 
 def test_a_part_is_fetched_by_its_range(tmp_path: Path) -> None:
     parts = some_parts()
-    with served(tmp_path) as (_, location), connected(location) as transport:
-        transport.send(parts[:1])
-        fetched = transport.fetch(parts[0].part.id)
+    with served(tmp_path) as (node, location), connected(location) as transport:
+        transport.send(node.node_id, parts[:1])
+        fetched = transport.fetch(node.node_id, parts[0].part.id)
         assert fetched.part == parts[0].part
         sent = [piece.data for piece in slices(parts[0].disk, parts[0].folder, parts[0].part)]
         assert [bytes(piece.data) for piece in fetched.slices] == sent
         with pytest.raises(UnknownPosition):
-            transport.fetch(parts[1].part.id)
+            transport.fetch(node.node_id, parts[1].part.id)
+
+
+def test_scenario_23_parts_that_are_meant_for_another_node_are_neither_taken_nor_settled(
+    tmp_path: Path,
+) -> None:
+    parts = some_parts()
+    quiver_id = parts[0].part.id.quiver_id
+    with served(tmp_path) as (node, location), connected(location) as transport:
+        transport.send(node.node_id, parts[:1])
+        before = transport.health().digest
+        for answers in (
+            transport.offer("another", [one.part for one in parts]),  # it has the first
+            transport.send("another", parts),
+        ):
+            assert [one.kind for one in answers] == [AnswerKind.WRONG_NODE] * 4
+            assert all(node.node_id in one.reason for one in answers)
+            assert all("another" in one.reason and "rebind" in one.reason for one in answers)
+        with pytest.raises(BadInput, match=rf"{node.node_id} answers .* another was meant.*rebind"):
+            transport.tell_not_owned("another", quiver_id, IntervalSet([(90, 99)]))
+        with pytest.raises(BadInput, match=rf"{node.node_id} answers .* another was meant.*rebind"):
+            transport.fetch("another", parts[0].part.id)
+        assert transport.health().digest == before
+        assert node.statistics().answers_total["wrong_node"] == 8
 
 
 def test_scenario_11_one_refused_part_does_not_touch_the_others(tmp_path: Path) -> None:
@@ -117,10 +142,11 @@ def test_scenario_11_one_refused_part_does_not_touch_the_others(tmp_path: Path) 
         (damaged / file.name).write_bytes(parts[1].disk.read(parts[1].folder / file.name))
     (damaged / "bundles.arrow").write_bytes(bytes((damaged / "bundles.arrow").stat().st_size))
     sent = [parts[0], OutgoingPart(parts[1].part, RealDisk(), damaged), parts[2]]
-    with served(tmp_path) as (_, location), connected(location) as transport:
-        answers = transport.send(sent)
+    with served(tmp_path) as (node, location), connected(location) as transport:
+        answers = transport.send(node.node_id, sent)
         assert [one.kind for one in answers] == ["ack", "retry", "ack"]
-        assert [one.kind for one in transport.send(parts)] == ["have", "ack", "have", "ack"]
+        answers = transport.send(node.node_id, parts)
+        assert [one.kind for one in answers] == ["have", "ack", "have", "ack"]
 
 
 def test_scenario_06_two_senders_at_once_store_a_part_once(tmp_path: Path) -> None:
@@ -130,7 +156,7 @@ def test_scenario_06_two_senders_at_once_store_a_part_once(tmp_path: Path) -> No
 
         def send() -> None:
             with connected(location) as transport:
-                kinds.extend(one.kind for one in transport.send(parts))
+                kinds.extend(one.kind for one in transport.send(node.node_id, parts))
 
         senders = [threading.Thread(target=send) for _ in range(3)]
         for one in senders:
@@ -146,7 +172,8 @@ def test_scenario_04_a_sender_that_goes_midway_leaves_whole_parts_alone(tmp_path
     parts = some_parts()
     with served(tmp_path) as (node, location):
         client = flight.FlightClient(location)
-        command = encode({"parts": [part_fields(one.part) for one in parts]})
+        offered = [part_fields(one.part) for one in parts]
+        command = encode({"node_id": node.node_id, "parts": offered})
         descriptor = flight.FlightDescriptor.for_command(command)
         writer, reader = client.do_put(descriptor, SLICE_SCHEMA)
         for place in (0, 1):
@@ -158,9 +185,10 @@ def test_scenario_04_a_sender_that_goes_midway_leaves_whole_parts_alone(tmp_path
             writer.close()
         client.close()
         with connected(location) as transport:
-            kinds = [one.kind for one in transport.offer([one.part for one in parts])]
+            kinds = [one.kind for one in transport.offer(node.node_id, [one.part for one in parts])]
             assert kinds == ["have", "need", "need", "need"]
-            assert [one.kind for one in transport.send(parts)] == ["have", "ack", "ack", "ack"]
+            answers = transport.send(node.node_id, parts)
+            assert [one.kind for one in answers] == ["have", "ack", "ack", "ack"]
         staging = node.replica(parts[0].part.id.quiver_id).folder / "staging"
         assert not list(Path(staging).iterdir())
 
@@ -170,13 +198,15 @@ def test_a_range_that_somebody_sends_is_busy_over_the_wire(tmp_path: Path) -> No
     with served(tmp_path) as (node, location), connected(location) as transport:
         with node.receiving(sent.part) as incoming:
             assert isinstance(incoming, Incoming)
-            (answer,) = transport.offer([sent.part])
+            (answer,) = transport.offer(node.node_id, [sent.part])
             assert answer.kind is AnswerKind.BUSY
             assert answer.retry_after_s == 1.0
-        assert transport.send([sent])[0].kind is AnswerKind.ACK
+        assert transport.send(node.node_id, [sent])[0].kind is AnswerKind.ACK
 
 
 # ------------------------------------------------------------------------ bad peers
+
+ONE = part_fields(some_parts()[0].part)
 
 
 @pytest.mark.parametrize(
@@ -184,11 +214,12 @@ def test_a_range_that_somebody_sends_is_busy_over_the_wire(tmp_path: Path) -> No
     [
         (b"{}", []),
         (b"nonsense", []),
-        (encode({"parts": []}), [(0, 0, 0, b"x")]),
-        (encode({"parts": [part_fields(some_parts()[0].part)]}), []),
-        (encode({"parts": [part_fields(some_parts()[0].part)]}), [(7, 0, 0, b"x")]),
-        (encode({"parts": [part_fields(some_parts()[0].part)]}), [(-1, 0, 0, b"x")]),
-        (encode({"parts": [part_fields(some_parts()[0].part)]}), [(None, 0, 0, b"x")]),
+        (encode({"parts": [ONE]}), []),
+        (encode({"node_id": "MEANT", "parts": []}), [(0, 0, 0, b"x")]),
+        (encode({"node_id": "MEANT", "parts": [ONE]}), []),
+        (encode({"node_id": "MEANT", "parts": [ONE]}), [(7, 0, 0, b"x")]),
+        (encode({"node_id": "MEANT", "parts": [ONE]}), [(-1, 0, 0, b"x")]),
+        (encode({"node_id": "MEANT", "parts": [ONE]}), [(None, 0, 0, b"x")]),
     ],
 )
 def test_a_put_that_is_none_is_refused_with_words(
@@ -196,6 +227,7 @@ def test_a_put_that_is_none_is_refused_with_words(
 ) -> None:
     with served(tmp_path) as (node, location):
         client = flight.FlightClient(location)
+        command = command.replace(b"MEANT", node.node_id.encode())
         writer, _ = client.do_put(flight.FlightDescriptor.for_command(command), SLICE_SCHEMA)
         with contextlib.suppress(flight.FlightError):  # the server may be quicker
             for row in rows:
@@ -246,10 +278,10 @@ def test_a_node_that_lies_settles_nothing(answer: bytes) -> None:
     (sent, *_) = some_parts()
     with Liar(answer) as liar, connected(f"grpc://127.0.0.1:{liar.port}") as transport:
         for call in (
-            lambda: transport.offer([sent.part]),
-            lambda: transport.send([sent]),
+            lambda: transport.offer("n", [sent.part]),
+            lambda: transport.send("n", [sent]),
             transport.health,
-            lambda: transport.fetch(sent.part.id),
+            lambda: transport.fetch("n", sent.part.id),
         ):
             with pytest.raises(OwnerGone) as error:
                 call()
@@ -262,7 +294,7 @@ def test_scenario_13_a_refused_port_a_hanging_node_and_another_program_are_told(
         silent.bind(("127.0.0.1", 0))
         refused = f"grpc://127.0.0.1:{silent.getsockname()[1]}"
         with connected(refused, timeout=2.0) as transport, pytest.raises(OwnerGone):
-            transport.offer([sent.part])
+            transport.offer("n", [sent.part])
         silent.listen()  # it takes connections, and never answers
         with connected(refused, timeout=0.5) as transport, pytest.raises(OwnerGone):
             transport.health()
@@ -281,17 +313,17 @@ def test_tokens_decide_who_may_do_what(tmp_path: Path) -> None:
         FlightToken(name="sender", token=Secret("s3nd"), rights=("append", "read")),
         FlightToken(name="reader", token=Secret("r3ad"), rights=("read",)),
     )
-    with served(tmp_path, tokens=tokens) as (_, location):
+    with served(tmp_path, tokens=tokens) as (node, location):
         with connected(location) as transport, pytest.raises(NotAllowed):
             transport.health()
         with connected(location, token="r3ad") as transport:
             transport.health()
             with pytest.raises(NotAllowed):
-                transport.offer([sent.part])
+                transport.offer(node.node_id, [sent.part])
             with pytest.raises(NotAllowed):
-                transport.send([sent])
+                transport.send(node.node_id, [sent])
         with connected(location, token="s3nd") as transport:
-            assert transport.send([sent])[0].kind is AnswerKind.ACK
+            assert transport.send(node.node_id, [sent])[0].kind is AnswerKind.ACK
 
 
 def test_the_world_is_not_served_without_tokens(tmp_path: Path) -> None:
@@ -308,14 +340,14 @@ def test_mutual_tls_lets_known_senders_in_alone(tmp_path: Path, certificates: Ce
         key_file=str(certificates.server_key),
         client_ca_file=str(certificates.ca),
     )
-    with served(tmp_path, tls=tls) as (_, location):
+    with served(tmp_path, tls=tls) as (node, location):
         known = {
             "ca_file": str(certificates.ca),
             "cert_file": str(certificates.client),
             "key_file": str(certificates.client_key),
         }
         with connected(location, **known) as transport:
-            assert transport.send([sent])[0].kind is AnswerKind.ACK
+            assert transport.send(node.node_id, [sent])[0].kind is AnswerKind.ACK
         with connected(location, ca_file=known["ca_file"]) as transport, pytest.raises(OwnerGone):
             transport.health()
 

@@ -60,14 +60,14 @@ def test_scenario_01_a_node_that_is_killed_has_what_it_acknowledged_once(tmp_pat
     with running(folder) as (process, transport, _):
         node_id = transport.health().node_id
         sending = threading.Thread(target=process.kill)
-        acked = len(transport.send(parts[:1]))
+        acked = len(transport.send(node_id, parts[:1]))
         sending.start()  # while the others are on their way, or before, or after
         with contextlib.suppress(Exception):
-            acked += sum(one.kind is AnswerKind.ACK for one in transport.send(parts[1:]))
+            acked += sum(one.kind is AnswerKind.ACK for one in transport.send(node_id, parts[1:]))
         sending.join()
     with running(folder) as (process, transport, location):
         assert transport.health().node_id == node_id
-        kinds = [one.kind for one in transport.send(parts)]
+        kinds = [one.kind for one in transport.send(node_id, parts)]
         assert kinds[:acked] == [AnswerKind.HAVE] * acked
         assert set(kinds) <= {AnswerKind.HAVE, AnswerKind.ACK}
         quiver_id = parts[0].part.id.quiver_id

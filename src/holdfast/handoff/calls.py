@@ -46,31 +46,34 @@ class Probe(NamedTuple):
 class TellNotOwned(NamedTuple):
     """Tell a node which seqs are none of its own."""
 
+    node_id: str
     quiver_id: str
     ranges: IntervalSet
     timeout_s: float = CALL_TIMEOUT_S
 
     def run(self, transport: Transport) -> None:
         """Tell it."""
-        transport.tell_not_owned(self.quiver_id, self.ranges)
+        transport.tell_not_owned(self.node_id, self.quiver_id, self.ranges)
 
 
 class OfferParts(NamedTuple):
     """Ask a node which of some parts it needs."""
 
+    node_id: str
     parts: tuple[OutgoingPart, ...]
     is_live: bool
     timeout_s: float = CALL_TIMEOUT_S
 
     def run(self, transport: Transport) -> PartsReply:
         """Ask."""
-        answers = transport.offer([one.part for one in self.parts])
+        answers = transport.offer(self.node_id, [one.part for one in self.parts])
         return PartsReply({answer.part: answer for answer in answers})
 
 
 class SendParts(NamedTuple):
     """Send a node the parts it needs."""
 
+    node_id: str
     parts: tuple[OutgoingPart, ...]
     is_live: bool
 
@@ -101,7 +104,7 @@ class SendParts(NamedTuple):
                 kind = AnswerKind.RETRY
                 reply.answers[one.part.id] = PartAnswer(one.part.id, kind, str(error))
         if sound:
-            for answer in transport.send(sound):
+            for answer in transport.send(self.node_id, sound):
                 reply.answers[answer.part] = answer
         return reply
 

@@ -22,6 +22,8 @@ from holdfast.replica.messages import (
     NodeHealth,
     PartAnswer,
     digest,
+    misdirected,
+    require_meant,
 )
 from holdfast.replica.part import Part, PartId, slices
 from holdfast.replica.transport import FetchedPart, OutgoingPart
@@ -168,24 +170,36 @@ class FakeTransport:
         self._trouble = trouble
         self.repeats = repeats
 
-    def offer(self, parts: Sequence[Part]) -> list[PartAnswer]:
+    def offer(self, node_id: str, parts: Sequence[Part]) -> list[PartAnswer]:
         """Offer parts."""
-        return self._call("offer", lambda node: node.offer(parts))
+        return self._call(
+            "offer", lambda node: misdirected(node.node_id, node_id, parts) or node.offer(parts)
+        )
 
-    def send(self, parts: Sequence[OutgoingPart]) -> list[PartAnswer]:
+    def send(self, node_id: str, parts: Sequence[OutgoingPart]) -> list[PartAnswer]:
         """Send parts."""
-        return self._call("send", lambda node: [node.put(one) for one in parts])
 
-    def tell_not_owned(self, quiver_id: str, ranges: IntervalSet) -> None:
+        def put(node: FakeNode) -> list[PartAnswer]:
+            refused = misdirected(node.node_id, node_id, [one.part for one in parts])
+            return refused or [node.put(one) for one in parts]
+
+        return self._call("send", put)
+
+    def tell_not_owned(self, node_id: str, quiver_id: str, ranges: IntervalSet) -> None:
         """Say what is not the node's."""
-        self._call("tell_not_owned", lambda node: node.tell_not_owned(quiver_id, ranges))
+
+        def tell(node: FakeNode) -> None:
+            require_meant(node.node_id, node_id)
+            node.tell_not_owned(quiver_id, ranges)
+
+        self._call("tell_not_owned", tell)
 
     def health(self, page: HealthPage | None = None, known_digest: str = "") -> NodeHealth:
         """Ask how it is; there is one page."""
         assert page is None, "BUG: a fake node has one page"
         return self._call("health", lambda node: node.health(known_digest))
 
-    def fetch(self, part_id: PartId) -> FetchedPart:
+    def fetch(self, node_id: str, part_id: PartId) -> FetchedPart:
         """Not here: a fake node is asked for its parts directly."""
         raise UnknownPosition(f"no part {part_id}", hint="look at the fake node itself")
 

@@ -25,6 +25,7 @@ from holdfast.errors import BadInput, UnknownFormat
 from holdfast.handoff.owners import Owners, Placement
 from holdfast.handoff.points import HandoffPoint
 from holdfast.quiver.ledger.subscriber import check_name
+from holdfast.replica.messages import wrong_node
 from holdfast.seam.disk import Disk, read_pages, write_file
 
 FOLDER = "handoff"
@@ -78,7 +79,7 @@ class Membership:
         """Return why whoever answers under a name gets nothing; None if it is the right one."""
         known = self.bound[name].node_id
         if known is not None and known != node_id:
-            return f"node {node_id} answers, and {known} is bound to this name: rebind it"
+            return wrong_node(node_id, known)
         other = self.name_of(node_id)
         if other not in (None, name):
             return f"node {node_id} is bound to the name {other!r}: two names lead to one node"

@@ -52,7 +52,7 @@ class Prober:
         self._is_calling = False
         # It asks the node that was bound before a rebind.
         self._is_outdated = False
-        self._to_tell: IntervalSet | None = None
+        self._to_tell: TellNotOwned | None = None
         self._tell_s = -math.inf
 
     @property
@@ -71,9 +71,9 @@ class Prober:
         if self.is_over or self._is_calling:
             return None
         if self._to_tell is not None:
-            ranges, self._to_tell = self._to_tell, None
+            call, self._to_tell = self._to_tell, None
             self._is_calling = True
-            return TellNotOwned(self._quiver_id, ranges)
+            return call
         if self.due_s() > self._clock.monotonic_s():
             return None
         self._monitor.begin_probe(self._name)
@@ -116,14 +116,14 @@ class Prober:
                 refusal = f"it could not be bound to its name: {error.strerror}"
         self._worker.met(health, refusal, is_new_process=is_new)
         if refusal is None and self._clock.monotonic_s() >= self._tell_s:
-            self._plan_to_tell()
+            self._plan_to_tell(health.node_id)
 
-    def _plan_to_tell(self) -> None:
+    def _plan_to_tell(self, node_id: str) -> None:
         holding = self.holdings.get(self._quiver_id)
         seen = IntervalSet() if holding is None else holding.seen
         ranges = IntervalSet(itertools.islice(self._not_owned(self._name, seen), RANGES_MAX))
         if ranges:
-            self._to_tell = ranges
+            self._to_tell = TellNotOwned(node_id, self._quiver_id, ranges)
             self._tell_s = self._clock.monotonic_s() + TELL_EVERY_S
 
     @property

@@ -4,6 +4,7 @@
                              │          │
                              └──────────┴─ ACK, HAVE, EXPIRED: commit      BUSY: the node waits
                                            RETRY: the part waits           REJECT, CONFLICT: held
+                                           WRONG_NODE: all wait until it is rebound
 
 New parts and catch-up are one loop. For a node that is up the newest part goes first, and needs no
 permit; then a quantum of what it missed, oldest first, and so on in turns: neither keeps the other
@@ -116,6 +117,8 @@ class Worker:
         self.last_error: str | None = None
         # Why it sends nothing although the node answers; None: nothing is in the way.
         self.refusal: str | None = "it was not met yet"
+        # The node that is bound to the name: every call is meant for it, and for no other.
+        self._node_id = ""
         # Another reader attached under its name, or it was unregistered: this worker is over.
         self.is_over = False
         self.reader = reader
@@ -268,7 +271,7 @@ class Worker:
             self._look_again = True
             self._give_back(0)
             return None
-        return OfferParts(tuple(parts), is_live)
+        return OfferParts(self._node_id, tuple(parts), is_live)
 
     def _outgoing(self, segment: Segment) -> OutgoingPart | None:
         disk, identity = self._seam.disk, part_id(segment.summary)
@@ -286,7 +289,7 @@ class Worker:
         return OutgoingPart(part, disk, segment.path)
 
     def _send(self, parts: tuple[OutgoingPart, ...]) -> SendParts:
-        call = SendParts(parts, self._was_live)
+        call = SendParts(self._node_id, parts, self._was_live)
         segments = [self._in_call[one.part.id] for one in parts]
         self.reader.pin(segments, call.timeout_s, self._settings.max_pin_s)
         return call
@@ -299,7 +302,10 @@ class Worker:
         if self.is_over:
             return
         try:
-            if isinstance(result, HoldfastError):
+            if call.node_id != self._node_id:
+                # It was rebound meanwhile: what the node before it has, the new one has not.
+                self._needed = []
+            elif isinstance(result, HoldfastError):
                 self._failed(call, result)
             elif isinstance(result, PartsReply):
                 self._answered(call, result)
@@ -324,7 +330,12 @@ class Worker:
             is_clean &= answer.kind in RESOLVED or answer.kind is AnswerKind.NEED
             self._settle(one, answer, is_send=is_send)
         self._monitor_saw(reply)
-        if any(answer.kind is AnswerKind.BUSY for answer in reply.answers.values()):
+        kinds = {answer.kind: answer for answer in reply.answers.values()}
+        if AnswerKind.WRONG_NODE in kinds:
+            # Another node is at the address, and no probe has noticed yet.
+            self._needed = []
+            self.refusal = kinds[AnswerKind.WRONG_NODE].reason or "another node answers: rebind it"
+        elif AnswerKind.BUSY in kinds:
             # Nothing more before it asked for it.
             self._needed = []
             self._scheduler.was_busy(self.name)
@@ -355,7 +366,7 @@ class Worker:
             self._commit(one, answer, is_send=is_send)
         elif kind in HELD:
             self._hold(identity, kind, answer.reason or "the node gave no reason")
-        elif kind is not AnswerKind.BUSY:
+        elif kind not in (AnswerKind.BUSY, AnswerKind.WRONG_NODE):
             reason = answer.reason if kind is AnswerKind.RETRY else f"the node answered {kind}"
             self._delay(identity, reason, counts=True)
 
@@ -475,14 +486,17 @@ class Worker:
     def met(self, health: NodeHealth, refusal: str | None, *, is_new_process: bool) -> None:
         """Take note of a node's statement, and of whether it is the right node."""
         self.refusal = refusal
+        if refusal is None:
+            self._node_id = health.node_id
         self._segment_versions = health.segment_versions
         if is_new_process:
             # It may be an upgrade: what was held for its version is offered again.
             self.release(kind="version")
 
     def rebound(self) -> None:
-        """Wait for the next node that answers."""
-        self.refusal = "it was not met since it was rebound"
+        """Wait for the next node that answers, and believe the one before no more."""
+        self._node_id, self.refusal = "", "it was not met since it was rebound"
+        self._needed = []
 
     def release(self, part: PartId | None = None, *, kind: str | None = None) -> int:
         """Offer held parts again: one, those held for one reason, or all; return how many."""

@@ -28,6 +28,7 @@ from holdfast.replica.messages import (
     NodeHealth,
     PartAnswer,
     digest,
+    misdirected,
     page_of,
 )
 from holdfast.replica.part import Part, PartId, require_quiver_id, slices
@@ -133,6 +134,10 @@ class DataNode:
             self._replicas[entry.name] = Replica(self._disk, folder / entry.name, entry.name)
 
     # --------------------------------------------------------------------- parts
+
+    def misdirected(self, meant_id: str, parts: Sequence[Part]) -> list[PartAnswer]:
+        """Return the answers for parts that were meant for another node; none if for this one."""
+        return [self._counted(one) for one in misdirected(self.node_id, meant_id, parts)]
 
     def offer(self, parts: Sequence[Part]) -> list[PartAnswer]:
         """Say for each part whether it is needed."""

@@ -41,6 +41,7 @@ from holdfast.replica.messages import (
     decode_page,
     decode_part_id,
     decode_parts,
+    require_meant,
 )
 from holdfast.replica.part import Part, Slice
 from holdfast.seam import Seam
@@ -107,7 +108,8 @@ class NodeService(flight.FlightServerBase):  # type: ignore[misc]
     ) -> None:
         """Take parts in; each is answered as soon as it is settled."""
         client_of(context).require("append")
-        parts = decode_parts(self._decode(descriptor.command or b""))
+        fields = self._decode(descriptor.command or b"")
+        parts = decode_parts(fields)
 
         def answer(one: PartAnswer) -> None:
             writer.write(encode(one.to_fields()))
@@ -115,6 +117,13 @@ class NodeService(flight.FlightServerBase):  # type: ignore[misc]
         pieces = (
             one for chunk in reader if chunk.data is not None for one in batch_slices(chunk.data)
         )
+        refused = self._node.misdirected(fields.text("node_id"), parts)
+        if refused:
+            for _ in pieces:
+                pass  # a stream that ends early would break the call before its answers are read
+            for one in refused:
+                answer(one)
+            return
         with ExitStack() as open_parts:
             receiver = _PutReceiver(self._node, parts, answer, open_parts)
             for place, piece in pieces:
@@ -132,16 +141,19 @@ class NodeService(flight.FlightServerBase):  # type: ignore[misc]
             raise BadInput(
                 "rows are served by another process", hint=f"send the ticket to {self._reader()}"
             )
+        require_meant(self._node.node_id, fields.text("node_id"))
         part, pieces = self._node.fetch(decode_part_id(fields.values["part"]))
         return flight.GeneratorStream(described(part), _batches(pieces))
 
     # ------------------------------------------------------------------ actions
 
     def _offer(self, fields: Fields) -> dict[str, Any]:
-        answers = self._node.offer(decode_parts(fields))
+        parts = decode_parts(fields)
+        answers = self._node.misdirected(fields.text("node_id"), parts) or self._node.offer(parts)
         return {"answers": [one.to_fields() for one in answers]}
 
     def _not_owned(self, fields: Fields) -> dict[str, Any]:
+        require_meant(self._node.node_id, fields.text("node_id"))
         ranges = decode_intervals(fields.values.get("ranges"))
         self._node.tell_not_owned(fields.text("quiver_id"), ranges)
         return {}

@@ -84,17 +84,18 @@ class FlightTransport:
         self._settings = settings or ClientSettings()
         self._connection = Connection(location, self._settings)
 
-    def offer(self, parts: Sequence[Part]) -> list[PartAnswer]:
+    def offer(self, node_id: str, parts: Sequence[Part]) -> list[PartAnswer]:
         """Say what there is; return an answer for each part, in order."""
-        answer = self._act("offer", parts=[part_fields(part) for part in parts])
+        offered = [part_fields(part) for part in parts]
+        answer = self._act("offer", node_id=node_id, parts=offered)
         with _reading_answer():
             found = [PartAnswer.from_fields(one) for one in documents(answer, "answers")]
             _require_same(found, [part.id for part in parts])
         return found
 
-    def send(self, parts: Sequence[OutgoingPart]) -> list[PartAnswer]:
+    def send(self, node_id: str, parts: Sequence[OutgoingPart]) -> list[PartAnswer]:
         """Send parts; return the answers that came, in order: see `Transport.send`."""
-        command = encode({"parts": [part_fields(one.part) for one in parts]})
+        command = encode({"node_id": node_id, "parts": [part_fields(one.part) for one in parts]})
         size_bytes = sum(one.part.size_bytes for one in parts)
         timeout_s = put_timeout_s(size_bytes, self._put_patience_s)
         failed: pa.ArrowException | None = None
@@ -125,9 +126,10 @@ class FlightTransport:
             raise from_flight(failed) if failed else _silent()
         return answers
 
-    def tell_not_owned(self, quiver_id: str, ranges: IntervalSet) -> None:
+    def tell_not_owned(self, node_id: str, quiver_id: str, ranges: IntervalSet) -> None:
         """Say which seqs are none of the node's."""
-        self._act("not_owned", quiver_id=quiver_id, ranges=interval_fields(ranges))
+        told = interval_fields(ranges)
+        self._act("not_owned", node_id=node_id, quiver_id=quiver_id, ranges=told)
 
     def health(self, page: HealthPage | None = None, known_digest: str = "") -> NodeHealth:
         """Return a page of its statement; without holdings if they are those of the digest."""
@@ -136,9 +138,9 @@ class FlightTransport:
         with _reading_answer():
             return NodeHealth.from_fields(answer)
 
-    def fetch(self, part_id: PartId) -> FetchedPart:
+    def fetch(self, node_id: str, part_id: PartId) -> FetchedPart:
         """Return the bytes of a part that the node has; raise `UnknownPosition` if it has not."""
-        ticket = encode({"part": list(part_id)})
+        ticket = encode({"node_id": node_id, "part": list(part_id)})
         with calling():
             stream = self._connection.begin_get(ticket, self._settings.read_timeout)
             schema = stream.schema

@@ -40,6 +40,7 @@ class AnswerKind(StrEnum):
     RETRY = "retry"  # something went wrong with this part; it may be sent again
     REJECT = "reject"  # never in this form
     CONFLICT = "conflict"  # some of its seqs are here, in a part of another range
+    WRONG_NODE = "wrong_node"  # it was meant for another node; the whole node waits
 
 
 # The node has, or had, every event of the part: nothing is left to send.
@@ -84,6 +85,35 @@ class PartAnswer:
             AnswerKind(kind),
             reason,
             max(0.0, fields.number("retry_after_s")) if waits else None,
+        )
+
+
+def wrong_node(node_id: str, meant_id: str) -> str:
+    """Return why a node gets nothing: the sender and the node itself say it in the same words."""
+    return (
+        f"node {node_id} answers at this address, and {meant_id} is bound to its name: rebind the "
+        "name if this node is to take its place"
+    )
+
+
+def misdirected(node_id: str, meant_id: str, parts: Iterable[Part]) -> list[PartAnswer]:
+    """Return a node's answers for parts that were meant for another one; none if for this one.
+
+    A node that is new at the address of another must not answer in its name: what it takes, or says
+    that it has, would be settled for the other one.
+    """
+    if meant_id == node_id:
+        return []
+    reason = wrong_node(node_id, meant_id)
+    return [PartAnswer(part.id, AnswerKind.WRONG_NODE, reason) for part in parts]
+
+
+def require_meant(node_id: str, meant_id: str) -> None:
+    """Raise `BadInput` if another node was meant by a call in which no part is answered."""
+    if meant_id != node_id:
+        raise BadInput(
+            f"node {node_id} answers at this address, and {meant_id} was meant",
+            hint="rebind its name if this node is to take its place",
         )
 
 

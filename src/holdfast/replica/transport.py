@@ -45,25 +45,30 @@ class FetchedPart(NamedTuple):
 
 
 class Transport(Protocol):
-    """The way to one data node. Safe to use from several threads."""
+    """The way to one data node. Safe to use from several threads.
 
-    def offer(self, parts: Sequence[Part]) -> list[PartAnswer]:
+    Between two probes another node may come to answer at the address. So every call but `health`
+    names the node that is meant, and another one does nothing: it answers each part `WRONG_NODE`,
+    and raises `BadInput` where no part is answered.
+    """
+
+    def offer(self, node_id: str, parts: Sequence[Part]) -> list[PartAnswer]:
         """Say what there is; return an answer for each part, in order."""
 
-    def send(self, parts: Sequence[OutgoingPart]) -> list[PartAnswer]:
+    def send(self, node_id: str, parts: Sequence[OutgoingPart]) -> list[PartAnswer]:
         """Send parts; return the answers that came, in order.
 
         Fewer than there are parts if the node went meanwhile: those that answered are settled, and
         the others are offered again. Raises if there is no answer at all.
         """
 
-    def tell_not_owned(self, quiver_id: str, ranges: IntervalSet) -> None:
+    def tell_not_owned(self, node_id: str, quiver_id: str, ranges: IntervalSet) -> None:
         """Say which seqs are none of the node's, so that it does not wait for them."""
 
     def health(self, page: HealthPage | None = None, known_digest: str = "") -> NodeHealth:
         """Return a page of its statement; without holdings if they are those of the digest."""
 
-    def fetch(self, part_id: PartId) -> FetchedPart:
+    def fetch(self, node_id: str, part_id: PartId) -> FetchedPart:
         """Return the bytes of a part that the node has; raise `UnknownPosition` if it has not."""
 
     def close(self) -> None:
