@@ -22,10 +22,12 @@ def misfortune(sim: Simulation) -> None:
         [8, 5, 4, 3, 2, 1, 1, 1, 3, 2],
     )[0]
     sim.say(f"{what} {name}")
-    if what == "append":
+    if what in ("append", "seal") and sim.quiver.refusal() is not None:
+        sim.tick()  # nobody would wait for room in made-up time
+    elif what == "append":
         sim.append(chance.randint(1, 4))
     elif what == "seal":
-        sim.append()
+        sim.append(size_bytes=chance.choice([10, 300_000]))
         sim.flush()
     elif what == "node":
         node = sim.at[name]
