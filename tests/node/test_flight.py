@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -38,7 +39,7 @@ from holdfast.remote.wire import encode
 from holdfast.replica.flight import SLICE_SCHEMA, FlightTransport, slice_batch
 from holdfast.replica.messages import AnswerKind, PartAnswer, part_fields
 from holdfast.replica.part import PartId, slices
-from holdfast.replica.transport import OutgoingPart, whole_health
+from holdfast.replica.transport import OutgoingPart, all_parts, whole_health
 from holdfast.seam.disk import RealDisk
 from holdfast.settings import Secret
 
@@ -108,6 +109,40 @@ def test_a_part_is_fetched_by_its_range(tmp_path: Path) -> None:
         assert [bytes(piece.data) for piece in fetched.slices] == sent
         with pytest.raises(UnknownPosition):
             transport.fetch(node.node_id, parts[1].part.id)
+
+
+def test_scenario_08_a_part_goes_from_one_node_to_another_without_a_disk_between(
+    tmp_path: Path,
+) -> None:
+    parts, quiver_id = some_parts(), some_parts()[0].part.id.quiver_id
+    with contextlib.ExitStack() as stack:
+        nodes, ways = [], []
+        for name in "ab":
+            (tmp_path / name).mkdir()
+            node, location = stack.enter_context(served(tmp_path / name))
+            nodes.append(node)
+            ways.append(stack.enter_context(connected(location)))
+        ways[0].send(nodes[0].node_id, parts)
+        everything = IntervalSet([(0, 100)])
+        listed = list(all_parts(ways[0], nodes[0].node_id, quiver_id, everything))
+        assert [one.part for one in listed] == [one.part for one in parts]
+        last = parts[-1].part.id
+        inside = IntervalSet([(last.first_seq, last.first_seq + 1)])
+        wanted = ways[0].parts(nodes[0].node_id, quiver_id, inside)
+        assert wanted == listed[-1:]
+        fetched = ways[0].fetch(nodes[0].node_id, last)
+        assert [one.kind for one in ways[1].send(nodes[1].node_id, [fetched])] == ["ack"]
+        assert ways[1].parts(nodes[1].node_id, quiver_id, everything) == wanted
+        assert ways[1].parts(nodes[1].node_id, str(uuid.uuid4()), everything) == []
+        with pytest.raises(BadInput, match="was meant"):
+            ways[1].parts("another", quiver_id, everything)
+        # A source that goes in the middle, or whose disk lies, leaves nothing at the other.
+        first = parts[0].part.id
+        path = next((tmp_path / "a").rglob(parts[0].part.folder_name)) / "bundles.arrow"
+        path.write_bytes(bytes(path.stat().st_size))
+        (answer,) = ways[1].send(nodes[1].node_id, [ways[0].fetch(nodes[0].node_id, first)])
+        assert answer.kind == "retry"
+        assert "damaged" in answer.reason
 
 
 def test_scenario_23_parts_that_are_meant_for_another_node_are_neither_taken_nor_settled(

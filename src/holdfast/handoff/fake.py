@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from xxhash import xxh3_128_hexdigest
+
 from holdfast.errors import OwnerGone, UnknownPosition
 from holdfast.quiver.ledger.intervals import IntervalSet
 from holdfast.quiver.segments.manifest import READABLE_VERSIONS
@@ -19,13 +21,14 @@ from holdfast.replica.messages import (
     AnswerKind,
     HealthPage,
     Holding,
+    ListedPart,
     NodeHealth,
     PartAnswer,
     digest,
     misdirected,
     require_meant,
 )
-from holdfast.replica.part import Part, PartId, slices
+from holdfast.replica.part import Part, PartId, Slice
 from holdfast.replica.transport import FetchedPart, OutgoingPart
 
 _T = TypeVar("_T")
@@ -95,7 +98,7 @@ class FakeNode:
             return PartAnswer(part.id, AnswerKind.BUSY, "the disk is full", BUSY_S)
         return PartAnswer(part.id, AnswerKind.NEED)
 
-    def put(self, one: OutgoingPart) -> PartAnswer:
+    def put(self, one: OutgoingPart | FetchedPart) -> PartAnswer:
         """Adopt a part: all of it, or nothing."""
         if one.part.id in self.lies:
             return self.lies[one.part.id]
@@ -103,7 +106,7 @@ class FakeNode:
         if answer.kind is not AnswerKind.NEED:
             return answer
         content: dict[str, bytes] = {file.name: b"" for file in one.part.files}
-        for piece in slices(one.disk, one.folder, one.part):
+        for piece in one.slices:
             content[one.part.files[piece.file].name] += piece.data
         self.adopt(StoredPart(one.part, content))
         return PartAnswer(one.part.id, AnswerKind.ACK)
@@ -122,6 +125,27 @@ class FakeNode:
         part = gone.part.id
         self.stored[part.quiver_id].remove(part.first_seq, part.end_seq)
         return gone
+
+    def listed(self, quiver_id: str, ranges: IntervalSet) -> list[ListedPart]:
+        """Return which parts it has of some ranges, all of them in one list."""
+        found = [
+            ListedPart(one.part, xxh3_128_hexdigest(repr(sorted(one.files.items())).encode()))
+            for one in self.adopted
+            if one.part.id.quiver_id == quiver_id
+            and ranges.overlaps(one.part.id.first_seq, one.part.id.end_seq)
+        ]
+        return sorted(found, key=lambda one: one.part.id)
+
+    def fetch(self, part_id: PartId) -> FetchedPart:
+        """Return a part that it has."""
+        for one in self.adopted:
+            if one.part.id == part_id:
+                pieces = (
+                    Slice(place, 0, one.files[file.name])
+                    for place, file in enumerate(one.part.files)
+                )
+                return FetchedPart(one.part, pieces)
+        raise UnknownPosition(f"part {part_id} is not here", hint="ask another node")
 
     def tell_not_owned(self, quiver_id: str, ranges: IntervalSet) -> None:
         """Close intervals."""
@@ -176,7 +200,7 @@ class FakeTransport:
             "offer", lambda node: misdirected(node.node_id, node_id, parts) or node.offer(parts)
         )
 
-    def send(self, node_id: str, parts: Sequence[OutgoingPart]) -> list[PartAnswer]:
+    def send(self, node_id: str, parts: Sequence[OutgoingPart | FetchedPart]) -> list[PartAnswer]:
         """Send parts."""
 
         def put(node: FakeNode) -> list[PartAnswer]:
@@ -199,9 +223,23 @@ class FakeTransport:
         assert page is None, "BUG: a fake node has one page"
         return self._call("health", lambda node: node.health(known_digest))
 
+    def parts(self, node_id: str, quiver_id: str, ranges: IntervalSet) -> list[ListedPart]:
+        """Ask which parts it has."""
+
+        def listed(node: FakeNode) -> list[ListedPart]:
+            require_meant(node.node_id, node_id)
+            return node.listed(quiver_id, ranges)
+
+        return self._call("parts", listed)
+
     def fetch(self, node_id: str, part_id: PartId) -> FetchedPart:
-        """Not here: a fake node is asked for its parts directly."""
-        raise UnknownPosition(f"no part {part_id}", hint="look at the fake node itself")
+        """Ask for the bytes of a part."""
+
+        def fetched(node: FakeNode) -> FetchedPart:
+            require_meant(node.node_id, node_id)
+            return node.fetch(part_id)
+
+        return self._call("fetch", fetched)
 
     def close(self) -> None:
         """Nothing to do."""

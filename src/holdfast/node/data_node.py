@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import PurePath
 from typing import NamedTuple
 
@@ -25,13 +25,22 @@ from holdfast.replica.messages import (
     AnswerKind,
     HealthPage,
     Holding,
+    ListedPart,
     NodeHealth,
     PartAnswer,
     digest,
     misdirected,
     page_of,
 )
-from holdfast.replica.part import Part, PartId, require_quiver_id, slices
+from holdfast.replica.part import (
+    Part,
+    PartId,
+    content_checksum,
+    part_id,
+    part_of,
+    require_quiver_id,
+    slices,
+)
 from holdfast.replica.transport import FetchedPart
 from holdfast.seam import Seam
 from holdfast.seam.clock import SteadyTime
@@ -214,6 +223,16 @@ class DataNode:
         replica = self.replica(wanted.quiver_id)
         part, folder = replica.part(wanted)
         return FetchedPart(part, slices(self._disk, folder, part))
+
+    def listed(self, quiver_id: str, ranges: IntervalSet) -> Iterator[ListedPart]:
+        """Yield the parts that have seqs of some ranges, in order, with their checksums."""
+        replica = self._replicas.get(quiver_id)
+        for one in () if replica is None else replica.parts():
+            found = part_id(one.summary)
+            if ranges.overlaps(found.first_seq, found.end_seq):
+                with suppress(FileNotFoundError):  # it is removed at this moment
+                    part = part_of(self._disk, one.folder, one.summary)
+                    yield ListedPart(part, content_checksum(one.summary))
 
     def replica(self, quiver_id: str) -> Replica:
         """Return the replica of a quiver that is here; raise `BadInput` if none is."""

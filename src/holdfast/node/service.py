@@ -11,6 +11,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from itertools import islice
 from typing import Any, Self
 
 import pyarrow as pa
@@ -36,6 +37,7 @@ from holdfast.remote.stored import stored_segments
 from holdfast.remote.wire import Fields, answering, encode, reporting
 from holdfast.replica.flight import batch_slices, described, slice_batch
 from holdfast.replica.messages import (
+    PARTS_LISTED_MAX,
     PartAnswer,
     decode_intervals,
     decode_page,
@@ -72,6 +74,7 @@ class NodeService(flight.FlightServerBase):  # type: ignore[misc]
             "offer": ("append", self._offer),
             "not_owned": ("append", self._not_owned),
             "health": ("read", self._health),
+            "parts": ("read", self._parts),
             "quivers": ("read", self._quivers),
             "reader": ("read", lambda _: {"location": self._reader()}),
             "segments": ("read", self._segments),
@@ -161,6 +164,12 @@ class NodeService(flight.FlightServerBase):  # type: ignore[misc]
     def _health(self, fields: Fields) -> dict[str, Any]:
         page = decode_page(fields.values.get("page"))
         return self._node.health(page, fields.text("known_digest", "")).to_fields()
+
+    def _parts(self, fields: Fields) -> dict[str, Any]:
+        require_meant(self._node.node_id, fields.text("node_id"))
+        ranges = decode_intervals(fields.values.get("ranges"))
+        listed = self._node.listed(fields.text("quiver_id"), ranges)
+        return {"parts": [one.to_fields() for one in islice(listed, PARTS_LISTED_MAX)]}
 
     def _quivers(self, fields: Fields) -> dict[str, Any]:
         """List the replicas as a server of quivers does; each is called by its id."""

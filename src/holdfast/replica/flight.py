@@ -1,6 +1,7 @@
 """The way to a data node over Arrow Flight, and the form of a part's bytes on the wire.
 
-    offer, health, not_owned    actions, with JSON in and out
+    offer, health, not_owned,
+    parts                       actions, with JSON in and out
     put                         DoPut: the parts in the descriptor, then their slices, a row each;
                                 an answer for each part comes back as soon as it is settled
     fetch                       DoGet: the part in the schema's metadata, then its slices
@@ -25,6 +26,7 @@ from holdfast.remote.settings import ClientSettings
 from holdfast.remote.wire import Fields, calling, encode, from_flight
 from holdfast.replica.messages import (
     HealthPage,
+    ListedPart,
     NodeHealth,
     PartAnswer,
     decode_part,
@@ -33,7 +35,7 @@ from holdfast.replica.messages import (
     page_fields,
     part_fields,
 )
-from holdfast.replica.part import Part, PartId, Slice, slices
+from holdfast.replica.part import Part, PartId, Slice
 from holdfast.replica.transport import PUT_PATIENCE_S, FetchedPart, OutgoingPart, put_timeout_s
 
 # One row is one slice. `part` is the place in the list of the put's descriptor.
@@ -93,7 +95,7 @@ class FlightTransport:
             _require_same(found, [part.id for part in parts])
         return found
 
-    def send(self, node_id: str, parts: Sequence[OutgoingPart]) -> list[PartAnswer]:
+    def send(self, node_id: str, parts: Sequence[OutgoingPart | FetchedPart]) -> list[PartAnswer]:
         """Send parts; return the answers that came, in order: see `Transport.send`."""
         command = encode({"node_id": node_id, "parts": [part_fields(one.part) for one in parts]})
         size_bytes = sum(one.part.size_bytes for one in parts)
@@ -103,7 +105,7 @@ class FlightTransport:
             writer, reader = self._connection.begin_put(command, SLICE_SCHEMA, timeout_s)
         try:
             for place, one in enumerate(parts):
-                for piece in slices(one.disk, one.folder, one.part):
+                for piece in one.slices:
                     writer.write_batch(slice_batch(place, piece))
             writer.done_writing()
         except pa.ArrowException as error:
@@ -137,6 +139,16 @@ class FlightTransport:
         answer = self._act("health", page=begin, known_digest=known_digest)
         with _reading_answer():
             return NodeHealth.from_fields(answer)
+
+    def parts(self, node_id: str, quiver_id: str, ranges: IntervalSet) -> list[ListedPart]:
+        """Return the parts that have seqs of some ranges, in order: `PARTS_LISTED_MAX` at most."""
+        asked = interval_fields(ranges)
+        answer = self._act("parts", node_id=node_id, quiver_id=quiver_id, ranges=asked)
+        with _reading_answer():
+            found = [ListedPart.from_fields(one) for one in documents(answer, "parts")]
+            if any(one.part.id.quiver_id != quiver_id for one in found):
+                raise BadInput("the answer is about another quiver", hint="is it a data node?")
+        return found
 
     def fetch(self, node_id: str, part_id: PartId) -> FetchedPart:
         """Return the bytes of a part that the node has; raise `UnknownPosition` if it has not."""

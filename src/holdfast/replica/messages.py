@@ -4,6 +4,7 @@
     put        the bytes of some of them: an answer for each
     not owned  "these ranges are none of yours": closes the node's intervals
     health     who the node is, whether it takes parts, and which seqs it has and had
+    parts      which parts it has of some ranges, and their checksums
 
 docs/format/replica.md lists every field. A field that is unknown is passed over.
 """
@@ -27,6 +28,9 @@ from holdfast.replica.part import FILES_MAX, Part, PartFile, PartId, checked_id,
 # Of one health statement; the rest follows on the next page.
 PAGE_INTERVALS_MAX = 10_000
 _PARTS_MAX = 10_000
+# Of one list of a node's parts, and ranges that are asked for at once; the rest is asked for again.
+PARTS_LISTED_MAX = 1000
+RANGES_ASKED_MAX = 1000
 
 
 class AnswerKind(StrEnum):
@@ -179,6 +183,24 @@ def decode_part_id(given: object) -> PartId:
 def decode_parts(fields: Fields, name: str = "parts") -> list[Part]:
     """Return the parts that a document offers."""
     return [decode_part(one) for one in documents(fields, name)]
+
+
+@dataclass(frozen=True)
+class ListedPart:
+    """A part that a node has, and by what its bytes can be compared with those of others."""
+
+    part: Part
+    # See `content_checksum`.
+    checksum: str
+
+    def to_fields(self) -> dict[str, Any]:
+        """Return it as JSON can hold it."""
+        return {**part_fields(self.part), "checksum": self.checksum}
+
+    @classmethod
+    def from_fields(cls, fields: Fields) -> ListedPart:
+        """Return what `to_fields` gave."""
+        return cls(decode_part(fields), fields.text("checksum"))
 
 
 def documents(fields: Fields, name: str) -> Iterator[Fields]:

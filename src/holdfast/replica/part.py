@@ -9,12 +9,15 @@ All slots of its bundles are in one part, so that it is there as a whole or not 
 
 from __future__ import annotations
 
+import json
 import re
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import NamedTuple
+
+from xxhash import xxh3_128_hexdigest
 
 from holdfast.errors import BadInput, UnknownPosition
 from holdfast.quiver.base import names
@@ -112,6 +115,22 @@ def part_of(disk: Disk, folder: PurePath, summary: Summary) -> Part:
     wanted = [names.MANIFEST, names.BUNDLES, *(file.name for file in summary.files)]
     files = tuple(PartFile(name, disk.file_bytes(folder / name)) for name in wanted)
     return Part(part_id(summary), folder.name, summary.version, files)
+
+
+def content_checksum(summary: Summary) -> str:
+    """Return a text that is the same for two parts whose every data byte is the same.
+
+    It is made of the manifest's checksums, so nothing is read: whether the bytes still are what the
+    manifest says, only a scrub can tell.
+    """
+    found = [
+        summary.bundle_table_checksum,
+        *(
+            (one.name, one.frame_checksum, *(b.checksum for b in one.batches))
+            for one in summary.files
+        ),
+    ]
+    return xxh3_128_hexdigest(json.dumps(found, separators=(",", ":")).encode())
 
 
 def part_id(summary: Summary) -> PartId:

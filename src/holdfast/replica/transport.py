@@ -12,9 +12,19 @@ from dataclasses import replace
 from pathlib import PurePath
 from typing import NamedTuple, Protocol
 
+from holdfast.errors import OwnerGone
 from holdfast.quiver.ledger.intervals import IntervalSet
-from holdfast.replica.messages import HealthPage, Holding, NodeHealth, PartAnswer, digest
-from holdfast.replica.part import Part, PartId, Slice
+from holdfast.replica.messages import (
+    PARTS_LISTED_MAX,
+    RANGES_ASKED_MAX,
+    HealthPage,
+    Holding,
+    ListedPart,
+    NodeHealth,
+    PartAnswer,
+    digest,
+)
+from holdfast.replica.part import Part, PartId, Slice, slices
 from holdfast.seam.disk import Disk
 
 # A put cannot be cancelled, so it is kept short: at most so many bytes, unless one part has more.
@@ -36,6 +46,11 @@ class OutgoingPart(NamedTuple):
     disk: Disk
     folder: PurePath
 
+    @property
+    def slices(self) -> Iterator[Slice]:
+        """Its bytes, from the beginning."""
+        return slices(self.disk, self.folder, self.part)
+
 
 class FetchedPart(NamedTuple):
     """A part of a node, and its bytes, which are read once."""
@@ -55,8 +70,8 @@ class Transport(Protocol):
     def offer(self, node_id: str, parts: Sequence[Part]) -> list[PartAnswer]:
         """Say what there is; return an answer for each part, in order."""
 
-    def send(self, node_id: str, parts: Sequence[OutgoingPart]) -> list[PartAnswer]:
-        """Send parts; return the answers that came, in order.
+    def send(self, node_id: str, parts: Sequence[OutgoingPart | FetchedPart]) -> list[PartAnswer]:
+        """Send parts, from a disk or from another node; return the answers that came, in order.
 
         Fewer than there are parts if the node went meanwhile: those that answered are settled, and
         the others are offered again. Raises if there is no answer at all.
@@ -67,6 +82,9 @@ class Transport(Protocol):
 
     def health(self, page: HealthPage | None = None, known_digest: str = "") -> NodeHealth:
         """Return a page of its statement; without holdings if they are those of the digest."""
+
+    def parts(self, node_id: str, quiver_id: str, ranges: IntervalSet) -> list[ListedPart]:
+        """Return the parts that have seqs of some ranges, in order: `PARTS_LISTED_MAX` at most."""
 
     def fetch(self, node_id: str, part_id: PartId) -> FetchedPart:
         """Return the bytes of a part that the node has; raise `UnknownPosition` if it has not."""
@@ -94,6 +112,26 @@ def whole_health(transport: Transport, known_digest: str = "") -> NodeHealth:
     return replace(
         first, holdings=joined, next_page=None, digest=first.digest if is_one_moment else ""
     )
+
+
+def all_parts(
+    transport: Transport, node_id: str, quiver_id: str, ranges: IntervalSet
+) -> Iterator[ListedPart]:
+    """Yield every part of a node that has seqs of some ranges, in order, each once."""
+    wanted = list(ranges)
+    seen_seq = -1
+    while wanted:
+        asked = IntervalSet(wanted[:RANGES_ASKED_MAX])
+        page = transport.parts(node_id, quiver_id, asked)
+        new = [one for one in page if one.part.id.first_seq > seen_seq]
+        yield from new
+        seen_seq = new[-1].part.id.last_seq if new else seen_seq
+        if len(page) < PARTS_LISTED_MAX:
+            wanted = wanted[RANGES_ASKED_MAX:]
+            continue
+        if not new:
+            raise OwnerGone("the node lists the same parts again", hint="is it a data node?")
+        wanted = [(max(start, seen_seq + 1), end) for start, end in wanted if end > seen_seq + 1]
 
 
 def _joined(holdings: Iterable[Holding]) -> Iterator[Holding]:
