@@ -34,6 +34,7 @@ from holdfast.operate.cli.dlq.target import (
     level_option,
     worker_option,
 )
+from holdfast.signals.openlineage.names import SLOT
 from holdfast.signals.openlineage.validation import Verdict
 
 
@@ -179,7 +180,7 @@ def show_command(
         sys.stdout.buffer.write(payload)
         return
     verdict = None
-    if stored.letter.slot == "openlineage":
+    if stored.letter.slot == SLOT:
         validator = queue.validator(level, stored.letter.origin)
         _, verdict = validator.parse_and_check(payload, thorough=True)
     fields = letter_fields(stored)

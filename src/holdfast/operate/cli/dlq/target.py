@@ -32,6 +32,7 @@ from holdfast.quiver.tools.inspect import require_quiver
 from holdfast.receive.openlineage import Config as OpenLineageConfig
 from holdfast.seam import Seam
 from holdfast.signals.openlineage import OpenLineageExtractor
+from holdfast.signals.openlineage.names import SLOT
 from holdfast.signals.openlineage.validation import ValidationSettings, Validator
 
 STORES = (REJECTED_DIR, UNDELIVERED_DIR)
@@ -134,7 +135,6 @@ def _of_worker(queue: Path, worker: int) -> Path:
     return queue.with_name(f"{queue.name}-{worker:02d}") if worker else queue
 
 
-SLOT = "openlineage"
 TIMEOUT_S = 60.0
 ANSWER_BYTES_MAX = 64 * 1024
 TOKEN_VARIABLE = "HOLDFAST_TOKEN"
