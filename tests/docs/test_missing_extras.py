@@ -143,4 +143,5 @@ def test_the_table_of_extras_names_those_of_the_project() -> None:
         # Their distributions, where these have other names, and py4j, which comes with pyspark.
         named |= {"py4j"} if extra == "spark" else set()
         named |= {"grpc", "google"} if extra == "store" else set()
+        named |= {"opentelemetry"} if extra == "otel" else set()
         assert set(modules) <= named

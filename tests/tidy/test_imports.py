@@ -149,7 +149,7 @@ ROOMS: dict[str, tuple[set[str], ...]] = {
         {"__init__"},
     ),
     "signals": (
-        {"event", "openlineage"},
+        {"event", "openlineage", "otlp"},
         {"signal"},
         {"registry"},
         {"__init__"},

@@ -1,0 +1,184 @@
+"""Requests of OTLP as bytes: checked, counted, taken apart at resource borders.
+
+A request is a list of resources, each with its scopes and their items (spans, data points, log
+records). It is stored and sent as the bytes that came. That is enough to join and to split it,
+because of how protobuf writes lists: two requests behind each other are one request that has the
+resources of both, and a request may be cut between two fields of its first level.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+from google.protobuf.message import DecodeError
+
+from holdfast.signals.otlp.kinds import OtlpKind
+from holdfast.signals.otlp.messages import REQUESTS, RESPONSES, SHORT_REQUESTS
+from holdfast.signals.otlp.problem import NotOtlp, TooMuchMemory
+
+SERVICE_NAME = "service.name"
+# How many services of a request are named.
+SERVICES_MAX = 64
+# What protobuf says where memory is bounded and a message would need more.
+_NO_MEMORY = "alloc failed"
+_VARINT, _FIXED64, _BYTES, _GROUP, _GROUP_END, _FIXED32 = range(6)
+_VARINT_BYTES_MAX = 10
+
+
+class RequestContents(NamedTuple):
+    """What is known of a request beside its bytes."""
+
+    # Spans, data points or log records.
+    items: int
+    # The values of `service.name`, each once, in the order in which they come.
+    services: tuple[str, ...]
+    # The times of all items, each once, ascending. What has none (0) is not among them.
+    times_ns: tuple[int, ...]
+    # How many items have no time.
+    untimed: int
+
+
+def check(kind: OtlpKind, body: bytes) -> int:
+    """Return how many items a request has; raises `NotOtlp`. Every byte of it is looked at."""
+    try:
+        return sum(map(len, _item_lists(kind, REQUESTS[kind].FromString(body))))
+    except DecodeError as error:
+        if _NO_MEMORY in str(error):
+            raise TooMuchMemory from error
+        raise NotOtlp("this is not a valid protobuf message of the kind") from error
+
+
+def contents(kind: OtlpKind, body: bytes) -> RequestContents:
+    """Return what is known of a request that was checked."""
+    try:
+        request: Any = SHORT_REQUESTS[kind].FromString(body)
+    except DecodeError as error:
+        raise NotOtlp("this is not a valid protobuf message of the kind") from error
+    times: list[int] = []
+    for items in _item_lists(kind, request):
+        if kind is OtlpKind.TRACES:
+            times += [span.end_time_unix_nano for span in items]
+        elif kind is OtlpKind.METRICS:
+            times += [point.time_unix_nano for point in items]
+        else:
+            times += [log.time_unix_nano or log.observed_time_unix_nano for log in items]
+    known = set(times)
+    untimed = times.count(0) if 0 in known else 0
+    services = dict.fromkeys(_services(kind, request))
+    return RequestContents(
+        items=len(times),
+        services=tuple(services)[:SERVICES_MAX],
+        times_ns=tuple(sorted(known - {0})),
+        untimed=untimed,
+    )
+
+
+def _resources(kind: OtlpKind, request: Any) -> Any:
+    if kind is OtlpKind.TRACES:
+        return request.resource_spans
+    return request.resource_metrics if kind is OtlpKind.METRICS else request.resource_logs
+
+
+def _item_lists(kind: OtlpKind, request: Any) -> Iterator[Any]:
+    """Yield the lists that hold the items."""
+    for resource in _resources(kind, request):
+        if kind is OtlpKind.TRACES:
+            for scope in resource.scope_spans:
+                yield scope.spans
+        elif kind is OtlpKind.LOGS:
+            for scope in resource.scope_logs:
+                yield scope.log_records
+        else:
+            for scope in resource.scope_metrics:
+                for metric in scope.metrics:
+                    # One of them at most has any; the set fields are asked for in one call.
+                    for _, data in metric.ListFields():
+                        yield getattr(data, "data_points", ())
+
+
+def _services(kind: OtlpKind, request: Any) -> Iterator[str]:
+    for resource in _resources(kind, request):
+        for attribute in resource.resource.attributes:
+            if attribute.key == SERVICE_NAME and attribute.value.string_value:
+                yield attribute.value.string_value
+
+
+# ------------------------------------------------------------------ joining and splitting
+
+
+def join(requests: Iterable[bytes]) -> bytes:
+    """Return one request with everything that these have."""
+    return b"".join(requests)
+
+
+def split(body: bytes, max_bytes: int) -> list[bytes]:
+    """Cut a request at resource borders into requests of at most `max_bytes` each.
+
+    A resource that is larger by itself stays whole. Raises `NotOtlp` if there are no such borders.
+    """
+    parts, first, end = [], 0, 0
+    for field_end in field_ends(body):
+        if field_end - first > max_bytes and end > first:
+            parts.append(body[first:end])
+            first = end
+        end = field_end
+    parts.append(body[first:end])
+    return parts
+
+
+def field_ends(body: bytes) -> Iterator[int]:
+    """Yield where each field of the first level ends."""
+    at = 0
+    while at < len(body):
+        at = _behind_field(body, at, depth=0)
+        yield at
+
+
+# How deeply groups may be nested; readers of protobuf refuse more.
+_GROUPS_MAX = 100
+
+
+def _behind_field(body: bytes, at: int, depth: int) -> int:
+    """Return where the field that begins here ends."""
+    tag, at = _varint(body, at)
+    wire_type = tag & 7
+    if wire_type == _BYTES:
+        length, at = _varint(body, at)
+        at += length
+    elif wire_type == _VARINT:
+        _, at = _varint(body, at)
+    elif wire_type == _FIXED64:
+        at += 8
+    elif wire_type == _FIXED32:
+        at += 4
+    elif wire_type == _GROUP and depth < _GROUPS_MAX:
+        while _varint(body, at)[0] != tag + 1:
+            at = _behind_field(body, at, depth + 1)
+        _, at = _varint(body, at)
+    else:
+        raise NotOtlp("a field of the request has no wire type that protobuf knows")
+    if at > len(body):
+        raise NotOtlp("the request ends within a field")
+    return at
+
+
+def _varint(body: bytes, at: int) -> tuple[int, int]:
+    """Return a number, and where it ends."""
+    value = 0
+    for index, byte in enumerate(body[at : at + _VARINT_BYTES_MAX]):
+        value |= (byte & 0x7F) << (7 * index)
+        if byte < 0x80:  # noqa: PLR2004
+            return value, at + index + 1
+    raise NotOtlp("the request ends within a number")
+
+
+# ---------------------------------------------------------------------------- answers
+
+
+def response(kind: OtlpKind, rejected: int = 0, message: str = "") -> bytes:
+    """Return the answer to a request, empty where all of it was taken."""
+    if not rejected and not message:
+        return b""
+    partial = {kind.rejected_field: rejected, "error_message": message}
+    return RESPONSES[kind](partial_success=partial).SerializeToString()

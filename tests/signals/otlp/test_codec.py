@@ -1,0 +1,104 @@
+"""Requests are counted, timed, joined and split as a reader of protobuf sees them."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from tests.signals.otlp.plain_reader import Reading, readings_of
+from tests.signals.otlp.telemetry import mutated, request
+
+from holdfast.signals.otlp import codec
+from holdfast.signals.otlp.codec import RequestContents
+from holdfast.signals.otlp.kinds import OtlpKind
+from holdfast.signals.otlp.problem import NotOtlp
+
+DEFAULT_MUTANTS = 20_000
+SLOW_MUTANTS = 1_000_000
+_AT_ONCE = 20_000
+
+
+def contents_of(reading: Reading) -> RequestContents:
+    """Return what the codec is to find, by what the plain reader found."""
+    times = reading.times_ns
+    return RequestContents(
+        items=len(times),
+        services=tuple(dict.fromkeys(reading.services)),
+        times_ns=tuple(sorted({time for time in times if time})),
+        untimed=times.count(0),
+    )
+
+
+def compare(seed: int, count: int) -> tuple[int, int]:
+    """Compare verdicts and contents of broken requests; return how many were taken and refused."""
+    chance = random.Random(seed)
+    kinds = list(OtlpKind)
+    sound = [(kind, request(kind, chance, items=1)) for kind in kinds for _ in range(20)]
+    mutants = [(kind, mutated(body, chance)) for kind, body in chance.choices(sound, k=count)]
+    taken = 0
+    for (kind, body), reading in zip(mutants, readings_of(mutants), strict=True):
+        try:
+            items: int | None = codec.check(kind, body)
+        except NotOtlp:
+            items = None
+        about = f"seed {seed}: {kind} {body.hex()}"
+        assert (items is None) == (reading is None), about
+        if reading is not None:
+            taken += 1
+            found = codec.contents(kind, body)
+            assert found == contents_of(reading), about
+            assert items == found.items, about
+            assert b"".join(codec.split(body, 64)) == body, about
+    return taken, count - taken
+
+
+def test_broken_requests_get_the_verdict_of_the_plain_reader() -> None:
+    taken, refused = compare(seed=1, count=DEFAULT_MUTANTS)
+    assert taken > DEFAULT_MUTANTS // 20
+    assert refused > DEFAULT_MUTANTS // 4
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_a_million_broken_requests_get_the_verdict_of_the_plain_reader() -> None:
+    for seed in range(SLOW_MUTANTS // _AT_ONCE):
+        compare(seed=1000 + seed, count=_AT_ONCE)
+
+
+@pytest.mark.parametrize("kind", OtlpKind)
+def test_joined_and_split_requests_hold_the_same_items(kind: OtlpKind) -> None:
+    chance = random.Random(3)
+    several = [request(kind, chance) for _ in range(5)]
+    joined = codec.join(several)
+    assert codec.check(kind, joined) == sum(codec.check(kind, one) for one in several)
+    for max_bytes in (1, 200, 700, 10**6):
+        parts = codec.split(joined, max_bytes)
+        assert codec.join(parts) == joined
+        assert sum(codec.check(kind, part) for part in parts) == codec.check(kind, joined)
+        whole = [part for part in parts if len(part) > max_bytes]
+        assert all(len(list(codec.field_ends(part))) == 1 for part in whole)
+
+
+def test_a_request_without_items_is_one() -> None:
+    assert codec.check(OtlpKind.LOGS, b"") == 0
+    assert codec.contents(OtlpKind.LOGS, b"") == RequestContents(0, (), (), 0)
+    assert codec.split(b"", 10) == [b""]
+
+
+def test_a_cut_request_has_no_borders() -> None:
+    body = request(OtlpKind.TRACES, random.Random(1))
+    with pytest.raises(NotOtlp):
+        codec.split(body[:-1], 10)
+
+
+def test_groups_and_unknown_fields_have_borders() -> None:
+    # Field 9 as a group that holds another one and a number; then field 10 as 8 and as 4 bytes.
+    body = bytes([0x4B, 0x53, 0x08, 0x01, 0x54, 0x4C, 0x51, *range(8), 0x55, *range(4)])
+    assert codec.check(OtlpKind.TRACES, body) == 0
+    assert list(codec.field_ends(body)) == [6, 15, 20]
+
+
+def test_nothing_is_answered_but_what_was_not_taken() -> None:
+    assert codec.response(OtlpKind.METRICS) == b""
+    answer = codec.response(OtlpKind.METRICS, 3, "too old")
+    assert answer == bytes([0x0A, 11, 0x08, 3, 0x12, 7]) + b"too old"
