@@ -15,6 +15,7 @@ from tests.dataflow.quivers import fill
 from tests.dataflow.spec.pipelines import pipeline, same
 from tests.patience import PATIENCE_S
 
+from holdfast.dataflow.compiler.continuation import record_of
 from holdfast.dataflow.compiler.places import Places
 from holdfast.dataflow.compiler.plan import Plan, make_plan
 from holdfast.dataflow.driver.own_quivers import Buffers
@@ -69,7 +70,7 @@ def test_a_query_waits_for_what_it_writes_and_goes_on_with_some_room(
     buffers, plan, places = cut
     first, second = plan.queries
     quiver = buffers._quivers["a"]
-    cursor = quiver.cursor("p.m")
+    cursor = quiver.cursor("p.m.a")
     for _ in range(11):
         put(quiver, 1)
         buffers.look()
@@ -91,7 +92,6 @@ def test_a_driver_looks_by_itself_and_a_new_one_begins_without_waiting(
     buffers, plan, places = cut
     first = plan.queries[0]
     quiver = buffers._quivers["a"]
-    quiver.register("p.m")
     put(quiver, 11)
     buffers.start()
     give_up_s = time.monotonic() + PATIENCE_S
@@ -123,3 +123,31 @@ def test_the_limit_is_checked() -> None:
         BufferSettings(max_rows=0)
     with pytest.raises(ValidationError, match="resume"):
         BufferSettings(resume=1.5)
+
+
+def test_a_query_that_is_added_to_a_quiver_between_queries_misses_nothing(tmp_path: Path) -> None:
+    """It began when it first planned: others had written by then, and read, and let go."""
+    durable = {"from": "a", "to": "m", "durable": True}
+    one = pipeline(durable, "m -> z", a="source", m="map", z="sink")
+    places = Places(tmp_path / "state", tmp_path)
+    first = make_plan("p", one)
+    buffers = Buffers(first, places)
+    (between,) = buffers._quivers.values()
+    put(between, 3)
+    (reader,) = between.subscribers()
+    with between.cursor(reader) as cursor:
+        take(cursor)
+    buffers.close()
+    more = {"from": "a", "to": "n", "durable": True}
+    both = pipeline(
+        durable, more, "m -> z", "n -> y", a="source", m="map", n="map", z="sink", y="sink"
+    )
+    again = Buffers(make_plan("p", both), places, last=record_of(first))
+    (between,) = again._quivers.values()
+    (added,) = set(between.subscribers()) - {reader}
+    assert between.balance(added).pending.events == 0, "it has rows of before it was there"
+    put(between, 2)
+    with between.cursor(reader) as cursor:
+        take(cursor)
+    assert between.balance(added).pending.events == 2
+    again.close()

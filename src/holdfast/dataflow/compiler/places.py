@@ -101,6 +101,11 @@ def subscriber(pipeline: str, vertex: str) -> str:
     return f"{pipeline}.{vertex}"[:64]
 
 
+def buffer_subscriber(plan: Plan, query: Query, output: Output) -> str:
+    """Return under which name a query reads what another puts out."""
+    return subscriber(plan.name, f"{query.name}.{output}")
+
+
 def source_options(
     plan: Plan, query: Query, vertex: str, places: Places, *, close: bool
 ) -> dict[str, str]:
@@ -237,8 +242,9 @@ def buffer_options(
         options["hold_us"] = str(hold_us)
     if not query.stateful:
         sources = [name for name in query.vertices if plan.pipeline.vertices[name].source]
-        read = [f"{query.name}.{output}" for output in query.reads]
-        options["claims_of"] = ",".join(subscriber(plan.name, one) for one in (*sources, *read))
+        own = [subscriber(plan.name, source) for source in sources]
+        read = [buffer_subscriber(plan, query, output) for output in query.reads]
+        options["claims_of"] = ",".join((*own, *read))
     return _options(f"{output}", places.checkpoint(query), **options)
 
 

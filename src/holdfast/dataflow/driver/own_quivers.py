@@ -25,8 +25,9 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from holdfast.dataflow.compiler.calls import parse_columns
 from holdfast.dataflow.compiler.lane import Lane
-from holdfast.dataflow.compiler.places import SINK_CONFIG, Places
+from holdfast.dataflow.compiler.places import SINK_CONFIG, Places, buffer_subscriber
 from holdfast.dataflow.compiler.plan import Output, Plan, Query, QueryBuffer
+from holdfast.dataflow.compiler.recorded import RecordedPlan
 from holdfast.dataflow.driver.settings import LOOPBACK
 from holdfast.dataflow.source.intake import (
     SLOT,
@@ -54,7 +55,14 @@ log = logging.getLogger("holdfast.dataflow")
 class Buffers:
     """The open quivers of a pipeline, and their server."""
 
-    def __init__(self, plan: Plan, places: Places, served: FlightSettings = _LOOPBACK) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        places: Places,
+        served: FlightSettings = _LOOPBACK,
+        last: RecordedPlan | None = None,
+    ) -> None:
+        """Open them; `last` is what the last run planned, if there was one."""
         self._plan = plan
         self._places = places
         self._stack = ExitStack()
@@ -69,7 +77,27 @@ class Buffers:
             return
         with ExitStack() as opening:
             self._open(opening, served)
+            self._register_readers(last)
             self._stack = opening.pop_all()
+
+    def _register_readers(self, last: RecordedPlan | None) -> None:
+        """Register the queries that read each quiver, before any query writes to one.
+
+        A query registers when it first plans. By then those before it may have written, and those
+        beside it may have read and let go: a query that was added to the file would miss rows. It
+        begins with what comes from now on. One that the last run knew and that never came to
+        register begins with all that is left: what is there was written for it, too.
+        """
+        for query in self._plan.queries:
+            former = None if last is None else last.query(query.name)
+            for buffer in self._plan.buffers:
+                if buffer.output not in query.reads:
+                    continue
+                output, quiver = str(buffer.output), self._quivers[buffer.name]
+                is_new = last is not None and (former is None or output not in former.reads)
+                name = buffer_subscriber(self._plan, query, buffer.output)
+                if name not in quiver.subscribers():
+                    quiver.register(name, start="latest" if is_new else "oldest")
 
     def _open(self, opening: ExitStack, served: FlightSettings) -> None:
         """Open all quivers, then serve them at one address.

@@ -36,7 +36,7 @@ from holdfast.dataflow.compiler.continuation import (
 from holdfast.dataflow.compiler.frames import Frames
 from holdfast.dataflow.compiler.places import Places, buffer_options, target_options
 from holdfast.dataflow.compiler.plan import PARTITIONS_MIN, Output, Plan, Query
-from holdfast.dataflow.compiler.recorded import write_record
+from holdfast.dataflow.compiler.recorded import read_record, write_record
 from holdfast.dataflow.compiler.sources import Buffered, streams
 from holdfast.dataflow.compiler.tails import Tail, gathered, written
 from holdfast.dataflow.driver.checkpoint_edits import (
@@ -133,9 +133,10 @@ class PipelineRun:
         with ExitStack() as opening:
             opening.callback(self._lock.close)
             opening.callback(self._ports.close)
+            last = read_record(places.state_dir)
             self.plan = self._planned(name, pipeline)
             check_shared(session, self.plan, places)
-            self._buffers = Buffers(self.plan, places, self._ports.given_to(served))
+            self._buffers = Buffers(self.plan, places, self._ports.given_to(served), last)
             opening.callback(self._buffers.close)
             self._intakes = Intakes(self.plan, places, self._ports.given_to(served))
             opening.pop_all()
