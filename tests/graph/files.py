@@ -10,11 +10,12 @@ from typing import Any
 from holdfast.errors import BadConfig
 from holdfast.graph.document import escaped
 from holdfast.graph.loader import Loaded, load
-from holdfast.graph.registry import QUIVER, Component, Registry
+from holdfast.graph.registry import NODES, QUIVER, Component, Registry
 
 TOYS = Registry(
     [
         QUIVER,
+        NODES,
         Component("toy", "receiver", "tests.graph.toys.receiver", "Receives nothing."),
         Component("memory", "exporter", "tests.graph.toys.exporter", "Keeps events in memory."),
         Component("drop", "processor", "tests.graph.toys.processor", "Drops by a word."),

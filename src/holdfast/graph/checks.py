@@ -10,6 +10,7 @@ from holdfast.graph import quiver_node
 from holdfast.graph.addresses import addresses_in, clash, flight_addresses, reaches
 from holdfast.graph.document import Document, Location, TreePath
 from holdfast.graph.model import Graph, Node
+from holdfast.graph.nodes_checks import check_limits, check_to_nodes
 from holdfast.graph.paths import (
     DestinationPlan,
     ProcessorSteps,
@@ -43,6 +44,7 @@ def check_graph(graph: Graph, document: Document, names: Collection[str]) -> Non
     checker.addresses()
     checker.directories()
     before = document.errors
+    check_to_nodes(graph, document)
     checker.connections()
     if not checker.is_whole() or checker.circles():
         return
@@ -130,7 +132,7 @@ class _Checker:
             if node.delivery is not None and node.kind != "exporter":
                 place = self._document.key_place((*at, "delivery"))
                 self._error(place, "only exporters deliver", "move it to the exporters")
-            if node.kind == "exporter" and workers > 1:
+            if node.kind == "exporter" and workers > 1 and not node.sends_parts:
                 self._check_order(node, (*at, "delivery", "order"))
             if isinstance(node.config, quiver_node.Config):
                 try:
@@ -254,6 +256,7 @@ class _Checker:
         for quiver in plan(self._graph):
             sources = [found for node in quiver.receivers for found in _received(node)]
             sources += self._written(quiver.name)
+            check_limits(self._graph, quiver, self._document)
             for one in quiver.destinations:
                 if owners.setdefault(one.name, quiver.name) != quiver.name:
                     message = f"{one.name!r} is fed by two quivers"
@@ -338,6 +341,8 @@ class _Checker:
             if any(one.kind != "exporter" for one in members):
                 hint = "put processors before this node, or use broadcast"
                 self._error(place, "only exporters can take turns", hint)
+            elif any(one.sends_parts for one in members):
+                continue  # told already
             elif any(one.delivery != members[0].delivery for one in members):
                 hint = "give them the same `delivery`"
                 self._error(place, "exporters that take turns are one destination", hint)

@@ -148,6 +148,8 @@ def _packages(loaded: Loaded) -> Iterator[EnvironmentProblem]:
 def _exporters(loaded: Loaded) -> Iterator[EnvironmentProblem]:
     """Make each exporter, which starts nothing: settings that only its library can judge."""
     for at, node in _exporter_nodes(loaded):
+        if node.sends_parts:
+            continue
         context = ExporterContext(node.name, Seam(), loaded.graph.base_dir)
         try:
             node.component.code.make(node.config, context)

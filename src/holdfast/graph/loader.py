@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -113,9 +114,10 @@ class _Loader:
                 self._document.find(place, f"it cannot be made: {error}")
                 return None
         delivery = settings.delivery
-        if component.kind == "exporter":
-            delivery = delivery or DeliverySettings()
-        return Node(name, component, config, settings.ports, delivery, processor)
+        node = Node(name, component, config, settings.ports, delivery, processor)
+        if node.kind == "exporter" and not node.sends_parts and delivery is None:
+            node = replace(node, delivery=DeliverySettings())
+        return node
 
     def _handler(self, name: str, settings: HandlerSettings) -> Node | None:
         at: TreePath = ("dead_letters", "handlers", name)

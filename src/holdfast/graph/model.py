@@ -204,6 +204,11 @@ class Node:
         return self.component.type == "quiver"
 
     @property
+    def sends_parts(self) -> bool:
+        """Whether it takes whole segments to data nodes, and so no single events."""
+        return self.component.type == "nodes"
+
+    @property
     def destinations(self) -> list[str]:
         """The names of the nodes behind it."""
         return [name for port in self.ports.values() for name in port.destinations]

@@ -75,11 +75,15 @@ class QuiverPlan:
     config: quiver_node.Config
     receivers: tuple[Node, ...]
     destinations: tuple[DestinationPlan, ...]
+    # The exporter that takes its segments to data nodes; there is one at most.
+    to_nodes: Node | None = None
 
 
 @dataclass
 class _FoundPaths:
     """Destinations as they are found, chain by chain."""
+
+    to_nodes: Node | None = None
 
     exporters: dict[str, tuple[Node, ...]] = field(default_factory=dict)
     chains: dict[str, list[ProcessorSteps]] = field(default_factory=dict)
@@ -132,7 +136,7 @@ def _explicit(graph: Graph, node: Node) -> QuiverPlan:
     found = _FoundPaths()
     _walk(graph, node, (), found)
     directory = quiver_directory(graph, node.name, config)
-    return QuiverPlan(node.name, directory, config, receivers, found.plans())
+    return QuiverPlan(node.name, directory, config, receivers, found.plans(), found.to_nodes)
 
 
 def _implicit(graph: Graph) -> QuiverPlan:
@@ -143,7 +147,7 @@ def _implicit(graph: Graph) -> QuiverPlan:
     for receiver in receivers[:1]:
         _walk(graph, receiver, (), found)
     directory = quiver_directory(graph, IMPLICIT_QUIVER, config)
-    return QuiverPlan(IMPLICIT_QUIVER, directory, config, receivers, found.plans())
+    return QuiverPlan(IMPLICIT_QUIVER, directory, config, receivers, found.plans(), found.to_nodes)
 
 
 def _walk(graph: Graph, node: Node, chain: ProcessorSteps, found: _FoundPaths) -> None:
@@ -158,7 +162,9 @@ def _walk(graph: Graph, node: Node, chain: ProcessorSteps, found: _FoundPaths) -
             found.add(group_name(node, port_name), tuple(behind), further)
             continue
         for target in behind:
-            if target.kind == "exporter":
+            if target.sends_parts:
+                found.to_nodes = target
+            elif target.kind == "exporter":
                 found.add(target.name, (target,), further)
             else:
                 _walk(graph, target, further, found)

@@ -1,6 +1,7 @@
 """Every component by its type: where its code is, and one line about it.
 
-A component is a module with a `Config` (its settings) and a function `make`. A receiver also says
+A component is a module with a `Config` (its settings) and a function `make` (but for `quiver` and
+`nodes`, which are not made of events that pass: the gateway knows them). A receiver also says
 which signals it `produces`, a processor or an exporter what it `takes`, if that is not the default.
 It is imported when a graph names it, so that a sidecar does not load Kafka's client to write files.
 Others bring theirs
@@ -67,6 +68,13 @@ QUIVER = Component(
     ("urn:otap:processor:persistence", "persistence"),
 )
 
+NODES = Component(
+    "nodes",
+    "exporter",
+    "holdfast.handoff.settings",
+    "Sends sealed segments to data nodes as they are, and keeps what one of them misses.",
+)
+
 COMPONENTS: tuple[Component, ...] = (
     Component(
         "openlineage",
@@ -115,6 +123,7 @@ COMPONENTS: tuple[Component, ...] = (
     Component(
         "python", "exporter", "holdfast.deliver.exporters.python", "Calls a function of yours."
     ),
+    NODES,
     Component("console", "exporter", "holdfast.deliver.exporters.console", "Prints events."),
     Component(
         "log",

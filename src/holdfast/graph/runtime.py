@@ -17,7 +17,7 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -33,6 +33,7 @@ from holdfast.deliver.statistics import DestinationStatistics, Losses
 from holdfast.errors import BadInput, HoldfastError
 from holdfast.graph.delivery import delivery_context
 from holdfast.graph.model import Graph, Node
+from holdfast.graph.node_senders import NodeSenders
 from holdfast.graph.paths import (
     DestinationPlan,
     QuiverPlan,
@@ -43,6 +44,8 @@ from holdfast.graph.paths import (
 )
 from holdfast.graph.serving import Serving, is_served
 from holdfast.graph.worker_quivers import WorkerQuivers
+from holdfast.handoff.membership import SUBSCRIBER_PREFIX
+from holdfast.handoff.runner import HandoffRunner
 from holdfast.quiver import Position, Statistics
 from holdfast.receive.receiver import Receiver, ReceiverContext, ReceiverStatistics
 from holdfast.remote.server import ServerStatistics
@@ -123,6 +126,8 @@ class _Buffer:
     store: WorkerQuivers
     outlets: list[_Outlet]
     receivers: dict[str, Receiver]
+    # What takes its segments to data nodes.
+    senders: NodeSenders | None = None
 
 
 class Gateway:
@@ -164,6 +169,8 @@ class Gateway:
             raise
         for outlet in self._outlets():
             outlet.destination.start()
+        for senders in self._senders():
+            senders.start()
         self._housekeeping = asyncio.create_task(self._keep_house())
         self.state = "running"
 
@@ -193,6 +200,8 @@ class Gateway:
         for buffer in self._buffers:
             for one in buffer.plan.destinations:
                 buffer.outlets += self._outlets_of(buffer.plan.name, one)
+            if buffer.plan.to_nodes is not None:
+                buffer.senders = self._senders_of(buffer, buffer.plan.to_nodes)
         for name, node in self.graph.handlers.items():
             self._handlers += self._outlets_of(HANDLERS, DestinationPlan(name, (node,)))
         self._register_pipelines()
@@ -231,6 +240,13 @@ class Gateway:
         cores = self._buffer(quiver).store.cores
         return [_Outlet(one, core.core_id, Destination(context, core.quiver)) for core in cores]
 
+    def _senders_of(self, buffer: _Buffer, node: Node) -> NodeSenders:
+        workers = self.graph.settings.workers
+        return NodeSenders(node, buffer.store, workers, self._seam, self.graph.base_dir)
+
+    def _senders(self) -> list[NodeSenders]:
+        return [buffer.senders for buffer in self._buffers if buffer.senders is not None]
+
     def _letters(self) -> DeadLetterQueue:
         assert self._dead_letters is not None, "BUG: not open"
         return self._dead_letters
@@ -251,6 +267,8 @@ class Gateway:
         for buffer in self._buffers:
             known = {one.name for one in buffer.plan.destinations} | pipelines
             for name in sorted(set(buffer.store.quiver.subscribers()) - known):
+                if buffer.senders is not None and name.startswith(SUBSCRIBER_PREFIX):
+                    continue  # they tell of nodes that are gone themselves
                 log.warning(
                     "%s is no longer a destination of %s, and what waits for it is kept (until "
                     "retention.orphan_ttl, if that is set); drop it with "
@@ -346,14 +364,16 @@ class Gateway:
             self._housekeeping.cancel()
         try:
             receivers = [one for buffer in self._buffers for one in buffer.receivers.values()]
-            running: list[Receiver | Destination] = [
+            running: list[Receiver | Destination | NodeSenders] = [
                 *receivers,
                 *(outlet.destination for outlet in self._outlets()),
+                *self._senders(),
             ]
             await _all([*(one.stop(drain_s) for one in running), *others])
             self.left_events = await self.lag_events()
         except asyncio.CancelledError:
             await _all(outlet.destination.stop(0.0) for outlet in self._outlets())
+            await _all(senders.stop(0.0) for senders in self._senders())
             raise
         finally:
             self._is_open = False
@@ -408,6 +428,11 @@ class Gateway:
             for buffer in self._buffers
             for name, receiver in buffer.receivers.items()
         }
+
+    @property
+    def handoffs(self) -> Mapping[str, tuple[HandoffRunner, ...]]:
+        """The senders to data nodes by exporter, one for each quiver of this process."""
+        return {one.node.name: one.runners for one in self._senders()}
 
     @property
     def access(self) -> Access | None:

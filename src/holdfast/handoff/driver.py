@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+from collections import Counter
 from collections.abc import Callable
 
 from holdfast.errors import HoldfastError, OwnerGone
@@ -34,7 +35,9 @@ class HandoffDriver:
         self._clock = clock
         self._connect = connect
         self._arrivals = handoff.quiver.arrivals
-        self._closing = False
+        self._closing = threading.Event()
+        # By name: how often its address changed.
+        self._moves: Counter[str] = Counter()
         self._threads: dict[Worker | Prober, threading.Thread] = {}
 
     def refresh(self) -> None:
@@ -53,13 +56,18 @@ class HandoffDriver:
         self._handoff.filter_orphans()
         self._arrivals.notify()
 
+    def reconnect(self, name: str) -> None:
+        """Let a node's threads connect again after what they are at: it has another address."""
+        self._moves[name] += 1
+        self._arrivals.notify()
+
     def close(self, grace_s: float = 10.0) -> None:
         """Begin nothing any more, and wait a while for what is under way.
 
         A put cannot be cancelled. One that is still under way is answered to nobody: the part is
         offered again at the next start, and the node says that it has it.
         """
-        self._closing = True
+        self._closing.set()
         self._arrivals.notify()
         deadline_s = self._clock.monotonic_s() + grace_s
         for thread in self._threads.values():
@@ -68,11 +76,24 @@ class HandoffDriver:
 
     def _run(self, name: str, task: Worker | Prober) -> None:
         try:
-            with contextlib.closing(self._connect(name)) as transport:
-                while not self._closing and not task.is_over:
-                    self._turn(task, transport)
+            while not self._is_over(task):
+                moves = self._moves[name]
+                try:
+                    transport = self._connect(name)
+                except HoldfastError as error:
+                    # A file of ours is missing, or its address is gone: that may be mended.
+                    with self._handoff.lock:
+                        self._handoff.monitor.missed(name, str(error))
+                    self._closing.wait(IDLE_S)
+                    continue
+                with contextlib.closing(transport):
+                    while not self._is_over(task) and self._moves[name] == moves:
+                        self._turn(task, transport)
         except Exception:
             log.exception("the thread of data node %r ended; its parts wait", name)
+
+    def _is_over(self, task: Worker | Prober) -> bool:
+        return self._closing.is_set() or task.is_over
 
     def _turn(self, task: Worker | Prober, transport: Transport) -> None:
         """Make one call, or wait until there is one to make."""

@@ -118,6 +118,8 @@ class Handoff:
         reader = self.quiver.part_reader(
             subscriber_of(name), start="oldest", options=self.settings.subscriber
         )
+        if reader.subscriber.options != self.settings.subscriber:
+            self.quiver.set_options(subscriber_of(name), self.settings.subscriber)
         worker = self.workers[name] = Worker(
             name,
             self._seam,

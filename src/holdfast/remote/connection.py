@@ -63,10 +63,12 @@ class Connection:
             headers.append((b"authorization", f"Bearer {token}".encode()))
         return flight.FlightCallOptions(timeout=timeout_s, headers=headers)
 
-    def act(self, name: str, wait_s: float = 0.0, **fields: Any) -> Fields:
-        """Call an action."""
+    def act(
+        self, name: str, wait_s: float = 0.0, *, timeout_s: float | None = None, **fields: Any
+    ) -> Fields:
+        """Call an action; it may take as long as the settings say, or as `timeout_s` does."""
         body = encode({"wait_s": wait_s, **fields})
-        options = self._options(self.settings.timeout + wait_s)
+        options = self._options((timeout_s or self.settings.timeout) + wait_s)
         with calling():
             results = list(self._owner.do_action(flight.Action(name, body), options))
         try:

@@ -81,8 +81,11 @@ class FlightTransport:
         settings: ClientSettings | None = None,
         *,
         put_patience_s: float = PUT_PATIENCE_S,
+        health_timeout_s: float | None = None,
     ) -> None:
         self._put_patience_s = put_patience_s
+        # Of one page of a statement; None: as long as any other action.
+        self._health_timeout_s = health_timeout_s
         self._settings = settings or ClientSettings()
         self._connection = Connection(location, self._settings)
 
@@ -136,7 +139,9 @@ class FlightTransport:
     def health(self, page: HealthPage | None = None, known_digest: str = "") -> NodeHealth:
         """Return a page of its statement; without holdings if they are those of the digest."""
         begin = None if page is None else page_fields(page)
-        answer = self._act("health", page=begin, known_digest=known_digest)
+        answer = self._connection.act(
+            "health", timeout_s=self._health_timeout_s, page=begin, known_digest=known_digest
+        )
         with _reading_answer():
             return NodeHealth.from_fields(answer)
 
