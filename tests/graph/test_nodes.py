@@ -12,7 +12,7 @@ import pytest
 from tests.graph.files import findings
 from tests.graph.gateways import gateway_of, running, send
 from tests.graph.lineage import run_event
-from tests.node.test_flight import served
+from tests.node.serving import served
 from tests.patience import until_async
 
 from holdfast.node.data_node import DataNode

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tests.node.test_flight import served
+from tests.node.serving import served
 from tests.patience import PATIENCE_S, until
 
 from holdfast.errors import OwnerGone

@@ -6,17 +6,15 @@ import contextlib
 import socket
 import threading
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pyarrow as pa
 import pytest
 from pyarrow import flight
 from tests.node.handing_over import hand_over, some_parts
-from tests.patience import PATIENCE_S
+from tests.node.serving import connected, served
 from tests.remote.certificates import Certificates, make_certificates
-from tests.remote.serving import ReaderInside
 
 from holdfast.errors import (
     BadConfig,
@@ -32,11 +30,10 @@ from holdfast.node.service import NodeServer
 from holdfast.node.settings import DataNodeSettings
 from holdfast.quiver.ledger.intervals import IntervalSet
 from holdfast.quiver.read.sealed import SealedRead
-from holdfast.remote import ClientSettings, FlightSettings, FlightTls, FlightToken, RemoteQuiver
+from holdfast.remote import FlightSettings, FlightTls, FlightToken, RemoteQuiver
 from holdfast.remote.reader import Secrets
-from holdfast.remote.server import secrets_of
 from holdfast.remote.wire import encode
-from holdfast.replica.flight import SLICE_SCHEMA, FlightTransport, slice_batch
+from holdfast.replica.flight import SLICE_SCHEMA, slice_batch
 from holdfast.replica.messages import AnswerKind, PartAnswer, part_fields
 from holdfast.replica.part import PartId, slices
 from holdfast.replica.transport import OutgoingPart, all_parts, whole_health
@@ -47,30 +44,6 @@ from holdfast.settings import Secret
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
     return make_certificates(tmp_path_factory.mktemp("certificates"))
-
-
-@contextlib.contextmanager
-def served(folder: Path, **given: Any) -> Iterator[tuple[DataNode, str]]:
-    """Serve a data node on loopback, rows from this process."""
-    given = {"listen": "127.0.0.1:0", **given}
-    node = DataNode(folder / "node", DataNodeSettings(min_free=0, flight=FlightSettings(**given)))
-    server = NodeServer(node, secrets_of(node.settings.flight, folder))
-    server.reader = cast("Any", ReaderInside(server.reader._orders))
-    try:
-        with server:
-            yield node, server.location
-    finally:
-        node.close()
-
-
-@contextlib.contextmanager
-def connected(location: str, **given: Any) -> Iterator[FlightTransport]:
-    settings = ClientSettings(**{"timeout": PATIENCE_S, **given})
-    transport = FlightTransport(location, settings, put_patience_s=PATIENCE_S)
-    try:
-        yield transport
-    finally:
-        transport.close()
 
 
 def test_parts_are_offered_sent_and_answered_one_by_one(tmp_path: Path) -> None:

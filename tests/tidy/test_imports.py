@@ -83,7 +83,7 @@ ROOMS: dict[str, tuple[set[str], ...]] = {
         {"__init__"},
     ),
     "replica": (
-        {"part"},
+        {"copies", "part"},
         {"messages", "verify"},
         {"transport"},
         {"flight"},

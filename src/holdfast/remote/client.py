@@ -82,6 +82,15 @@ class RemoteQuiver:
         names = ", ".join(found["name"] for found in quivers)
         raise BadInput(f"no quiver {name!r} at {location}", hint=f"there are {names or 'none'}")
 
+    @staticmethod
+    def names(location: str, settings: ClientSettings | None = None) -> tuple[str, ...]:
+        """Return what the quivers of a server are called; a data node's, by the ids of replicas."""
+        connection = Connection(location, settings or ClientSettings())
+        try:
+            return tuple(one["name"] for one in connection.act("quivers").values["quivers"])
+        finally:
+            connection.close()
+
     def close(self) -> None:
         """Hang up."""
         self._connection.close()

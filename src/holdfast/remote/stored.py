@@ -27,6 +27,8 @@ class StoredSegment:
     # Of all events of the segment, those dated in the future clamped; None: it has none.
     min_event_us: int | None = None
     max_event_us: int | None = None
+    # The quiver that its manifest names. A restored quiver has a new id, its segments the old one.
+    quiver_id: str = ""
 
     def to_fields(self) -> dict[str, Any]:
         """Return it as JSON can hold it."""
@@ -43,6 +45,7 @@ class StoredSegment:
             fields.whole("size_bytes"),
             fields.whole_or_none("min_event_us"),
             fields.whole_or_none("max_event_us"),
+            fields.text("quiver_id", ""),
         )
 
 
@@ -87,4 +90,5 @@ def _with_rows(segment: Segment, slot: str, times: TimeRange) -> Iterator[Stored
             sum(batch.length for batch in batches),
             summary.clamped_min_event_us,
             summary.clamped_max_event_us,
+            summary.quiver_id,
         )

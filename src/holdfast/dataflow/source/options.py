@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Annotated, Any, Literal, TypeVar
+from urllib.parse import urlsplit
 
 from pydantic import AwareDatetime, BeforeValidator, Field, ValidationError
 
@@ -35,6 +36,12 @@ class SourceOptions(Settings):
 
     quiver: NameTuple = ()
     """Quivers at Flight servers: `grpc://host:port/name` or `grpc+tls://host:port/name`."""
+
+    nodes: NameTuple = ()
+    """Of a batch: data nodes, `grpc://host:port`; of all they have, each part is read once."""
+
+    nodes_away: Annotated[int, Field(ge=0)] = 0
+    """How many of `nodes` need not answer: at most one less than each part has owners."""
 
     token: Secret | None = None
     """The bearer token for the servers."""
@@ -196,7 +203,12 @@ class SourceOptions(Settings):
     @property
     def called(self) -> str:
         """What people call the source."""
-        return self.vertex or self.subscriber or ", ".join((*self.path, *self.quiver))
+        return self.vertex or self.subscriber or ", ".join(self.places)
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """What is named to be read, by directory or address."""
+        return (*self.path, *self.quiver, *self.nodes)
 
     @property
     def is_range(self) -> bool:
@@ -228,11 +240,22 @@ def parse_options(options: Mapping[str, Any]) -> SourceOptions:
     """Return the options of a source; raise `BadConfig` with everything that is wrong."""
     fault = "the source cannot be read like this"
     parsed = validated(SourceOptions, options, fault, "options of the source")
-    if not parsed.path and not parsed.quiver:
+    if not parsed.places:
         raise BadConfig(
-            "no quiver is named", hint="use option path (a directory) or quiver (an address)"
+            "no quiver is named",
+            hint="use option path (a directory), quiver (an address) or nodes (data nodes)",
         )
-    if parsed.is_range and len(parsed.path) + len(parsed.quiver) > 1:
+    for node in parsed.nodes:
+        if urlsplit(node).path or urlsplit(node).scheme not in ("grpc", "grpc+tls"):
+            raise BadConfig(
+                f"{node!r} is not the address of a data node",
+                hint="write grpc://host:port; a single replica is named with option quiver",
+            )
+    if parsed.nodes and parsed.seal:
+        raise BadConfig(
+            "a data node has sealed parts only", hint="leave out option seal, or name no nodes"
+        )
+    if parsed.is_range and (len(parsed.places) > 1 or parsed.nodes):
         raise BadConfig(
             "each quiver has numbers of its own, and there are several",
             hint="read one with since_seq and until_seq, or all by event time: since, until",

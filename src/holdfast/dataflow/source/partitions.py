@@ -7,7 +7,7 @@ rejected_judge.py and rejected_stage.py.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -31,6 +31,7 @@ from holdfast.quiver.base.envelope import TIME_TYPE
 from holdfast.quiver.ledger.subscriber import Position
 from holdfast.quiver.read.scan import TimeRange
 from holdfast.quiver.read.sealed import SealedRead
+from holdfast.replica.copies import SegmentCopy, read_any
 
 
 class SegmentPiece(NamedTuple):
@@ -43,6 +44,8 @@ class SegmentPiece(NamedTuple):
     end: Position
     # About: what a batch takes of a segment is not known before it is read.
     size_bytes: int
+    # Of parts that several data nodes have: all places, in the order in which they are tried.
+    copies: tuple[SegmentCopy[QuiverLocation], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -155,7 +158,15 @@ class _PieceReader:
         return RejectedFile(staging_folder(self._options), name)
 
     def _read(self, wanted: SealedRead) -> pa.RecordBatchReader:
-        return read_sealed(self._piece.place, wanted, self._options)
+        piece = self._piece
+        if not piece.copies:
+            return read_sealed(piece.place, wanted, self._options)
+
+        def read_copy(copy: SegmentCopy[QuiverLocation]) -> pa.RecordBatchReader:
+            there = replace(wanted, quiver_id=copy.quiver_id, segments=(copy.segment.name,))
+            return read_sealed(copy.place, there, self._options)
+
+        return read_any(piece.copies, read_copy)
 
     def _drifted(
         self, rows_before: int, staged: RejectedFile | None, error: BadInput

@@ -8,6 +8,7 @@ outside, beside the process that owns it (`sealed_segments`).
 from __future__ import annotations
 
 import functools
+import logging
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +18,7 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 
 from holdfast.dataflow.source.options import SourceOptions
-from holdfast.errors import BadConfig, Damaged, WrongQuiver
+from holdfast.errors import BadConfig, Damaged, OwnerGone, UnknownPosition, WrongQuiver
 from holdfast.quiver.base import names
 from holdfast.quiver.base.identity import identity_or_none
 from holdfast.quiver.read.sealed import SealedRead, scan_sealed
@@ -29,6 +30,8 @@ from holdfast.seam.disk import Disk, RealDisk
 
 # Connections that one process keeps open.
 CONNECTIONS_MAX = 16
+
+log = logging.getLogger("holdfast.dataflow")
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,28 @@ def quiver_locations(options: SourceOptions) -> Iterator[QuiverLocation]:
     for address in options.quiver:
         location, name = split_address(address)
         yield QuiverLocation(address, "", location, name)
+    yield from _at_nodes(options)
+
+
+def _at_nodes(options: SourceOptions) -> Iterator[QuiverLocation]:
+    """Yield the replicas at data nodes; a node that does not answer may be one of `nodes_away`."""
+    away = []
+    for node in options.nodes:
+        try:
+            names = RemoteQuiver.names(node, options.client)
+        except OwnerGone as error:
+            away.append(f"{node}: {error.message}")
+            continue
+        for name in names:
+            yield QuiverLocation(f"{node}/{name}", "", node, name)
+    if len(away) > options.nodes_away:
+        raise OwnerGone(
+            f"{len(away)} data nodes do not answer, and may have what no other has: "
+            + "; ".join(away),
+            hint="start them; or set nodes_away, to at most one less than each part has owners",
+        )
+    for one in away:
+        log.warning("read without a data node, as nodes_away allows: %s", one)
 
 
 def split_address(address: str) -> tuple[str, str]:
@@ -83,7 +108,7 @@ def read_sealed(
     if place.is_here and (options.local_reads or not place.location):
         try:
             return scan_sealed(RealDisk(), PurePath(place.directory), wanted)
-        except (WrongQuiver, PermissionError):
+        except (WrongQuiver, UnknownPosition, PermissionError):
             # Another machine's directory of the same name, or one that only its owner may read.
             if not place.location:
                 raise

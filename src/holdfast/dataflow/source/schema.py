@@ -125,7 +125,7 @@ def _here(options: SourceOptions) -> pa.Schema | None:
     if not any(file.slot == options.slot or file.kind == OPAQUE for file in files):
         return None
     columns = options.columns
-    if columns is not None and options.quiver:
+    if columns is not None and (options.quiver or options.nodes):
         known = {
             name for segment in segments for file in segment.files for name in file.schema.names
         }
@@ -140,7 +140,7 @@ def _local_segments(options: SourceOptions) -> list[Segment]:
 
 def _at_servers(options: SourceOptions) -> Iterable[pa.Schema | None]:
     """Yield the columns of each quiver at a server; it may have only some of those wanted."""
-    is_one = len(options.path) + len(options.quiver) == 1
+    is_one = len(options.places) == 1 and not options.nodes
     for place in quiver_locations(options):
         if not place.location:
             continue

@@ -46,6 +46,7 @@ from holdfast.quiver.read.scan import TimeRange
 from holdfast.remote import PlannedRange, StoredSegment
 from holdfast.remote.stored import stored_segments
 from holdfast.remote.wire import SEQ_MAX
+from holdfast.replica.copies import CopiedRange, SegmentCopy, each_once
 from holdfast.seam import Seam
 
 log = logging.getLogger("holdfast.dataflow")
@@ -202,27 +203,33 @@ class BatchReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         """Return groups of segments that may hold wanted rows."""
-        pieces = [
-            piece for place in quiver_locations(self._options) for piece in self._pieces(place)
-        ]
+        places = quiver_locations(self._options)
+        found = [copy for place in places for copy in self._segments(place)]
+        pieces = [self._piece(one) for one in each_once(found)]
         return [SourcePartition(group) for group in split(pieces, self._options.partition_bytes)]
 
-    def _pieces(self, place: QuiverLocation) -> Iterator[SegmentPiece]:
-        """Yield what is to be read of a quiver.
+    def _segments(self, place: QuiverLocation) -> Iterator[SegmentCopy[QuiverLocation]]:
+        """Yield the segments of a place that may hold wanted rows."""
+        if self._options.seal:
+            _seal(place, self._options)
+        place, quiver_id, found = _stored(place, self._options, self._times)
+        first, last = self._seqs
+        for one in found:
+            if first <= one.last_seq and one.first_seq <= last:
+                yield SegmentCopy(place, quiver_id, one)
+
+    def _piece(self, wanted: CopiedRange[QuiverLocation]) -> SegmentPiece:
+        """Return what is to be read of some bundles.
 
         Numbers that the options name cut segments exactly. Conditions of the query only leave out
         whole segments: Spark applies them to the rows once more.
         """
-        if self._options.seal:
-            _seal(place, self._options)
-        place, quiver_id, found = _stored(place, self._options, self._times)
         start, end = _range(self._options)
-        first, last = self._seqs
-        for one in found:
-            if first <= one.last_seq and one.first_seq <= last:
-                begin = max(Position(one.first_seq), start or Position(0))
-                until = min(Position(one.last_seq + 1), end or Position(SEQ_MAX))
-                yield SegmentPiece(place, quiver_id, one.name, begin, until, one.size_bytes)
+        begin = max(Position(wanted.first_seq), start or Position(0))
+        until = min(Position(wanted.end_seq), end or Position(SEQ_MAX))
+        place, quiver_id, one = wanted.copies[0]
+        copies = wanted.copies if len(wanted.copies) > 1 else ()
+        return SegmentPiece(place, quiver_id, one.name, begin, until, one.size_bytes, copies)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of some segments."""

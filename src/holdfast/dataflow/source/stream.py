@@ -63,6 +63,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 "since_seq, until_seq, seal and pushdown are of a batch",
                 hint="use spark.read; a stream resumes where its subscriber is",
             )
+        if options.nodes:
+            raise BadConfig(
+                "a data node has no subscribers: it has only the parts that it owns",
+                hint="use spark.read over nodes, and stream from the gateway",
+            )
         is_folder = options.checkpoint and "://" not in options.checkpoint.removeprefix("file:")
         if options.unfit and not is_folder:
             raise BadConfig(
