@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -76,7 +77,11 @@ def test_scenario_01_a_node_that_is_killed_has_what_it_acknowledged_once(tmp_pat
             names = tuple(one.name for one in remote.segments("slot-0"))
             rows = remote.read(SealedRead(quiver_id, names, "slot-0")).read_all()
             assert set(rows.column("_seq").to_pylist()) == {0, 1, 3, 5, 6}
-        process.send_signal(signal.SIGTERM)
+        # A process that goes on gets its signals in any thread, and must notice them all the same.
+        process.send_signal(signal.SIGSTOP)
+        os.waitpid(process.pid, os.WUNTRACED)
+        for number in (signal.SIGCONT, signal.SIGTERM):
+            process.send_signal(number)
         assert process.wait(PATIENCE_S) == 0
     segments = folder / "replicas" / quiver_id / "segments"
     found = sorted(part_id(verify(RealDisk(), one)) for one in segments.iterdir())

@@ -25,7 +25,7 @@ from holdfast.operate.cli.base.output import (
     size,
 )
 from holdfast.operate.cli.base.target import Target, store_options
-from holdfast.operate.cli.base.work import stop_on_signals
+from holdfast.operate.cli.base.work import stop_on_signals, wait_for_signal
 
 if TYPE_CHECKING:
     from holdfast.store.gc.collector import Collector
@@ -248,7 +248,7 @@ def serve_command(
                 print_json({"listen": f"{host}:{service.port}", "shard": shard_words})
             else:
                 click.echo(f"collecting shard {shard_words}; listening on {host}:{service.port}")
-            stop.wait()
+            wait_for_signal(stop)
         service.stop()
 
 

@@ -19,6 +19,7 @@ from holdfast.node.data_node import DataNode
 from holdfast.node.probe import ProbeServer
 from holdfast.node.service import NodeServer
 from holdfast.node.settings import DataNodeSettings
+from holdfast.operate.cli.base.work import wait_for_signal
 from holdfast.remote.server import secrets_of
 
 
@@ -71,7 +72,7 @@ def command(directory: Path, http: str | None, **options: Any) -> None:
             signal.signal(number, lambda *_: stop.set())
         held.enter_context(server)
         click.echo(f"data node {node.node_id} listens on {server.location}")
-        stop.wait()
+        wait_for_signal(stop)
 
 
 def _settings(options: Mapping[str, Any]) -> DataNodeSettings:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -131,6 +132,20 @@ def stop_on_signals(stop: Callable[[], None]) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+# A signal is noticed at the latest after so long.
+_SIGNAL_LOOK_S = 0.5
+
+
+def wait_for_signal(stop: threading.Event) -> None:
+    """Wait until a signal's handler sets an event.
+
+    A handler runs in the main thread, and the kernel may hand the signal to another: right after
+    SIGCONT, for one. Then nothing wakes a main thread that waits without end.
+    """
+    while not stop.wait(_SIGNAL_LOOK_S):
+        pass
 
 
 class CountedReader:
