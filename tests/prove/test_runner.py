@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -69,6 +70,19 @@ def test_every_other_strike_is_at_a_point_and_one_that_missed_is_repeated(tmp_pa
     )
     assert prover.calls == ["start", "settle", "close"]
     assert told[-2:] == ["kill 4/4 at wal.write", "settling"]
+
+
+def test_it_goes_on_for_the_seconds_that_were_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = itertools.count()
+    monkeypatch.setattr("holdfast.prove.runner.time.monotonic", lambda: float(next(clock)))
+    told: list[str] = []
+    proof = ProofRunner(options_of(tmp_path, told))
+    assert proof.run(Prover(itertools.repeat("wal.sync")), 1, seconds_min=9.5) == "verdict"
+    strikes = proof.report("gateway", True, {})["kills"]
+    assert 5 <= strikes <= 10
+    assert told[-2].startswith(f"kill {strikes}/{strikes}")
 
 
 def test_a_proof_that_fails_leaves_no_process(tmp_path: Path) -> None:

@@ -15,11 +15,14 @@ NAMES = {
     "quiver": "kill a process that appends to a quiver; everything it answered must be there",
     "gateway": "kill a gateway and its backends under load; all that was accepted must arrive",
     "dataflow": "kill a gateway and the driver of its pipelines; every event must count once",
+    "handoff": "kill, stop and cut off data nodes and their sender; each owner has all, once",
     "store": "kill writers, readers, deleters and collectors; what is used stays, nothing else",
 }
 
 # Those that can be run on a small disk, which is full now and then.
 ON_SMALL_DISK = ("quiver", "gateway")
+# Those whose processes can be cut off from each other.
+WITH_PARTITIONS = ("handoff",)
 
 
 def run(
@@ -30,13 +33,18 @@ def run(
     directory: Path,
     progress: OnProgress,
     small_disk_bytes: int | None = None,
+    seconds: float = 0.0,
+    partitions: bool = False,
 ) -> dict[str, Any]:
     """Run one proof in an empty directory and return its findings; `ok` is the verdict."""
     assert name in NAMES, f"BUG: no proof {name}"
     prove = _prover(name)
     fills_disk = small_disk_bytes is not None
     with data_directory(directory, small_disk_bytes) as data_dir:
-        return prove(ProofOptions(kills, seed, directory, data_dir, progress, fills_disk))
+        options = ProofOptions(
+            kills, seed, directory, data_dir, progress, fills_disk, seconds, partitions
+        )
+        return prove(options)
 
 
 def _prover(name: str) -> Callable[[ProofOptions], dict[str, Any]]:
@@ -55,6 +63,10 @@ def _prover(name: str) -> Callable[[ProofOptions], dict[str, Any]]:
             from holdfast.prove.dataflow import prove_dataflow
 
             return prove_dataflow
+        case "handoff":
+            from holdfast.prove.handoff import prove_handoff
+
+            return prove_handoff
     from holdfast.prove.store import prove_store
 
     return prove_store
@@ -78,4 +90,9 @@ def points(name: str) -> list[tuple[str, str]]:
         from holdfast.dataflow.base.points import BatchPoint
 
         listed += BatchPoint
+    if name == "handoff":
+        from holdfast.handoff.points import HandoffPoint
+        from holdfast.node.points import NodePoint
+
+        listed += [*HandoffPoint, *NodePoint]
     return [(str(point), point.description) for point in listed]

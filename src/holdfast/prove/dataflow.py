@@ -310,5 +310,5 @@ class DataflowProver:
 def prove_dataflow(options: ProofOptions) -> dict[str, Any]:
     """Kill gateway and driver again and again under load, and check what was promised."""
     runner = ProofRunner(options)
-    verdict = runner.run(DataflowProver(options), options.kills)
+    verdict = runner.run(DataflowProver(options), options.kills, options.seconds)
     return runner.report("dataflow", verdict.ok, asdict(verdict))

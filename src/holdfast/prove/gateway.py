@@ -218,7 +218,7 @@ class GatewayProver:
 def prove_gateway(options: ProofOptions) -> dict[str, Any]:
     """Kill gateway and backends again and again under load, and check what was promised."""
     runner, prover = ProofRunner(options), GatewayProver(options)
-    verdict = runner.run(prover, options.kills)
+    verdict = runner.run(prover, options.kills, options.seconds)
     findings = asdict(verdict)
     if options.fills_disk:
         findings["refused_disk_full"] = prover.refused_disk_full()

@@ -32,7 +32,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from holdfast.prove.journal import UNKNOWN, ProofJournal
-from holdfast.prove.victim import end_with_parent, say
+from holdfast.prove.victim import end_with_parent, say, terminated, wait_for
 
 NAMESPACE = "prove"
 # About 1.9 kB in all, as events of real clients are.
@@ -185,13 +185,12 @@ class LineageClient(threading.Thread):
 
 def post_until_stopped(port: int, directory: Path, count: int, *, paced: bool) -> None:
     """Run all clients until SIGTERM."""
-    stop = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    stop = terminated()
     end_with_parent(signal.SIGTERM)
     clients = [LineageClient(port, directory, n, stop, paced=paced) for n in range(count)]
     for client in clients:
         client.start()
-    stop.wait()
+    wait_for(stop)
     for client in clients:
         client.join()
 

@@ -116,7 +116,7 @@ class QuiverProver:
 def prove_quiver(options: ProofOptions) -> dict[str, Any]:
     """Kill a process again and again, and check what it promised."""
     runner, prover = ProofRunner(options), QuiverProver(options)
-    verdict = runner.run(prover, options.kills)
+    verdict = runner.run(prover, options.kills, options.seconds)
     findings = {
         **asdict(verdict),
         "clean_ends": prover.clean_ends,

@@ -21,7 +21,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,6 +53,10 @@ class ProofOptions:
     data_dir: Path
     progress: OnProgress
     fills_disk: bool = False
+    # Strike for so long at least, also when all kills are done.
+    seconds: float = 0.0
+    # Nodes are behind cables that are pulled now and then.
+    partitions: bool = False
 
 
 class Prover(Protocol[Verdict_co]):
@@ -89,20 +93,20 @@ class ProofRunner:
         self._sites: Counter[str] = Counter()
         self._not_reached = 0
 
-    def run(self, prover: Prover[Verdict_co], kills: int) -> Verdict_co:
-        """Strike so often, then settle."""
-        progress = self._options.progress
+    def run(self, prover: Prover[Verdict_co], kills: int, seconds_min: float = 0.0) -> Verdict_co:
+        """Strike so often and for so long, then settle."""
+        progress, until_s = self._options.progress, time.monotonic() + seconds_min
         try:
             prover.start()
             done = 0
-            while done < kills:
+            while done < kills or time.monotonic() < until_s:
                 site = prover.strike_at_point() if done % 2 else prover.strike_at_random()
                 if site is None:
                     self._not_reached += 1
                     continue
                 self._sites[site] += 1
                 done += 1
-                progress(f"kill {done}/{kills} at {site}")
+                progress(f"kill {done}/{max(done, kills)} at {site}")
             progress(prover.last_step)
             return prover.settle()
         finally:
@@ -146,12 +150,13 @@ class ProofProcesses:
         word: str | None = "ready",
         environment: Mapping[str, str] | None = None,
         leads_session: bool = False,
+        inside: Sequence[str] = (),
     ) -> None:
         """Start a module of this package as a process, and wait until it says its word.
 
-        One that has to die may do so before it is ready.
+        One that has to die may do so before it is ready. `inside` is a command that becomes it.
         """
-        command = [sys.executable, "-m", f"holdfast.prove.{module}", *arguments]
+        command = [*inside, sys.executable, "-m", f"holdfast.prove.{module}", *arguments]
         with (self.logs / name).open("ab") as log:
             self.children[name] = subprocess.Popen(
                 [*command, death.argument()] if death else command,
@@ -172,6 +177,10 @@ class ProofProcesses:
     def is_alive(self, name: str) -> bool:
         """Whether a process runs."""
         return self.children[name].poll() is None
+
+    def signal(self, name: str, number: signal.Signals) -> None:
+        """Send a process a signal, and do not wait for what it does."""
+        self.children[name].send_signal(number)
 
     def kill(self, name: str) -> None:
         """kill -9."""

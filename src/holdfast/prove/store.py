@@ -186,7 +186,8 @@ def prove_store(options: ProofOptions) -> dict[str, Any]:
         share = options.kills // len(locations) + (number < options.kills % len(locations))
         with _new_location(options.directory, location) as (url, database):
             prover = StoreProver(options.directory / location, url, database, options.seed)
-            verdicts[location] = runner.run(prover, share)
+            seconds = options.seconds / len(locations)
+            verdicts[location] = runner.run(prover, share, seconds)
     findings = {
         "missing": sum(v.missing_chunks + v.lost_commits for v in verdicts.values()),
         "leaked": sum(v.leaked_objects + v.leaked_rows for v in verdicts.values()),

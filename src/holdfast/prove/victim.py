@@ -96,6 +96,23 @@ def say(word: str) -> None:
     sys.stdout.flush()
 
 
+def terminated() -> threading.Event:
+    """Return an event that is set after SIGTERM."""
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    return stop
+
+
+def wait_for(stop: threading.Event) -> None:
+    """Wait for an event that a handler of signals sets.
+
+    With looks in between: right after SIGCONT the kernel may hand a signal to another thread than
+    the main one, which then wakes for nothing.
+    """
+    while not stop.wait(PARENT_POLL_S):
+        pass
+
+
 def end_with_parent(number: int = signal.SIGKILL) -> None:
     """Let this process get a signal when whoever started it is gone: nobody else would end it."""
     parent = os.getppid()

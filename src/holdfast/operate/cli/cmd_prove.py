@@ -6,45 +6,76 @@ import random
 import shutil
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
 from holdfast import prove
 from holdfast.errors import BadInput
 from holdfast.operate.cli.base.output import json_option, print_json, print_table, stderr
+from holdfast.prove.cables import check_partitions
 from holdfast.prove.small_disk import check_small_disk
 from holdfast.settings.units import parse_size_bytes
+
+
+class _Asked(NamedTuple):
+    """A proof, as it was asked for."""
+
+    name: str
+    kills: int
+    seed: int
+    seconds: float
+    small_disk_bytes: int | None
+    partitions: bool
 
 
 @click.command()
 @click.argument("name", type=click.Choice(list(prove.NAMES)))
 @click.option("--kills", default=20, show_default=True, type=click.IntRange(1, 100_000))
+@click.option(
+    "--seconds",
+    default=0.0,
+    type=click.FloatRange(0, 86_400),
+    help="Go on for so long, also when all kills are done.",
+)
 @click.option("--seed", type=int, help="Repeat a run's choices (not its timing).")
 @click.option("--dir", "directory", type=click.Path(path_type=Path), help="Keep everything here.")
 @click.option("--small-disk", metavar="SIZE", help="On a disk of this size, such as 60MB; as root.")
+@click.option(
+    "--partitions", is_flag=True, help="Cut data nodes off the network, too (handoff); as root."
+)
 @click.option("--list", "list_points", is_flag=True, help="List the named fault points.")
 @json_option
 def command(
     name: str,
-    kills: int,
     seed: int | None,
     directory: Path | None,
     small_disk: str | None,
     list_points: bool,
     as_json: bool,
+    **bounds: Any,
 ) -> int:
     """Kill the process behind NAME again and again, and check what it promised."""
     if list_points:
         _list(name, as_json)
         return 0
     chosen = random.SystemRandom().getrandbits(32) if seed is None else seed
+    if bounds["partitions"]:
+        _check_partitions(name)
     small_disk_bytes = _small_disk_bytes(name, small_disk)
+    asked = _Asked(name=name, seed=chosen, small_disk_bytes=small_disk_bytes, **bounds)
     if directory is not None:
         if directory.exists() and any(directory.iterdir()):
             raise BadInput("the directory is not empty", hint="name a new one", path=str(directory))
-        return _run(name, kills, chosen, directory, small_disk_bytes, as_json)
-    return _run_aside(name, kills, chosen, small_disk_bytes, as_json)
+        return _run(asked, directory, as_json)
+    return _run_aside(asked, as_json)
+
+
+def _check_partitions(name: str) -> None:
+    if name not in prove.WITH_PARTITIONS:
+        known = " and ".join(prove.WITH_PARTITIONS)
+        raise BadInput(f"{name} is not proven with partitions", hint=f"only {known} is")
+    check_partitions()
 
 
 def _small_disk_bytes(name: str, size: str | None) -> int | None:
@@ -61,14 +92,12 @@ def _small_disk_bytes(name: str, size: str | None) -> int | None:
     return size_bytes
 
 
-def _run_aside(
-    name: str, kills: int, seed: int, small_disk_bytes: int | None, as_json: bool
-) -> int:
+def _run_aside(asked: _Asked, as_json: bool) -> int:
     """Run in a folder of its own, which stays if there is something to look for in it."""
     directory = Path(tempfile.mkdtemp(prefix="holdfast-prove-"))
     is_done_with = False
     try:
-        code = _run(name, kills, seed, directory, small_disk_bytes, as_json)
+        code = _run(asked, directory, as_json)
         is_done_with = code == 0
     except KeyboardInterrupt:
         is_done_with = True
@@ -81,27 +110,13 @@ def _run_aside(
     return code
 
 
-def _run(
-    name: str,
-    kills: int,
-    seed: int,
-    directory: Path,
-    small_disk_bytes: int | None,
-    as_json: bool,
-) -> int:
-    with stderr().status(f"proving {name}, seed {seed}") as status:
-        result = prove.run(
-            name,
-            kills=kills,
-            seed=seed,
-            directory=directory,
-            progress=status.update,
-            small_disk_bytes=small_disk_bytes,
-        )
+def _run(asked: _Asked, directory: Path, as_json: bool) -> int:
+    with stderr().status(f"proving {asked.name}, seed {asked.seed}") as status:
+        result = prove.run(**asked._asdict(), directory=directory, progress=status.update)
     if as_json:
         print_json(result)
     else:
-        print_table(f"prove {name}", ("finding", "value"), _rows(result))
+        print_table(f"prove {asked.name}", ("finding", "value"), _rows(result))
     return 0 if result["ok"] else 3
 
 
