@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.dataflow.compiler.rows import at
 from tests.patience import PATIENCE_S
+from tests.support.examples import examples
 
 from holdfast.dataflow.compiler.calls import FAILED_TYPE, LANE_TYPE
 from holdfast.dataflow.compiler.lane import Lane
@@ -147,7 +148,7 @@ def test_a_thread_moves_them_as_time_goes_on(stand: Stand) -> None:
         stand.lane.stop()
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(
     steps=st.lists(st.one_of(st.integers(0, 30), st.sampled_from(["move", "crash"])), max_size=12)
 )

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from tests.dead_letters.letters import LETTERS, MB, invalid, open_office, payloads, poison
 from tests.patience import APPEND_S, PATIENCE_S, until
 from tests.support.disk import GatedDisk
+from tests.support.examples import examples
 
 from holdfast.dead_letters import queue as queue_module
 from holdfast.dead_letters.letter import Letter
@@ -39,7 +40,7 @@ def undelivered(office: DeadLetterQueue, *letters: Letter) -> None:
 # ---------------------------------------------------------------------- durable
 
 
-@settings(max_examples=15)
+@settings(max_examples=examples(15))
 @given(letters=st.lists(LETTERS, min_size=1, max_size=5))
 def test_what_is_filed_is_there_after_a_power_cut(letters: list[Letter]) -> None:
     disk = SimulatedDisk()

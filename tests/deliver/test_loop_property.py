@@ -30,6 +30,7 @@ from tests.deliver.backend import (
 )
 from tests.deliver.stage import NAME, Stage
 from tests.deliver.tuned import tuned_settings
+from tests.support.examples import examples
 
 from holdfast.deliver.destination import DeliverySettings
 from holdfast.deliver.exporter import Answer, Failure, all_failed
@@ -327,7 +328,7 @@ def test_what_overtook_a_poisonous_event_does_not_come_again_after_later_ones() 
     play(case)
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(25), suppress_health_check=[HealthCheck.too_slow])
 @given(cases)
 def test_nothing_is_lost_and_order_is_kept(case: Case) -> None:
     note(repr(case))

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.dead_letters.letters import invalid, open_office, poison
+from tests.support.examples import examples
 
 from holdfast.dead_letters.letter import Letter
 from holdfast.dead_letters.queue import KEEPER, UNDELIVERED_DIR, DeadLetterQueue
@@ -273,7 +274,7 @@ def test_serving_a_request(office: DeadLetterQueue) -> None:
 # ------------------------------------------------------------------------ looking
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(data=st.data())
 def test_a_selection_finds_what_fits_it(data: st.DataObject) -> None:
     reasons, names = st.sampled_from(["poison", "permanent"]), st.sampled_from(["a", "b"])

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from tests.processors.passing import event_of, made, members, spaced, whole_event
 from tests.signals.events import FACET, run_event
+from tests.support.examples import examples
 
 from holdfast.processors import trim
 from holdfast.signals.openlineage.validation import ValidationSettings, Validator
@@ -63,7 +64,7 @@ def test_a_dataset_event_is_trimmed_too() -> None:
     assert trim.MARKER in trimmed(document, facets=["columnLineage"])["dataset"]["facets"]
 
 
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(
     patterns=st.lists(
         st.sampled_from(["*", "schema", "columnLineage", "s*", "parent", "my_own"]), min_size=1

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tests.patience import until
 from tests.quiver.machine import ROOT, Machine, quiet
 from tests.quiver.owner import Owner
+from tests.support.examples import examples
 
 from holdfast.errors import BadInput, UnknownSubscriber
 from holdfast.quiver import Outcome, Quiver
@@ -22,7 +23,7 @@ from holdfast.seam import Seam
 STEPS = st.lists(st.sampled_from([1, 1, 2, 3, "seal", "kill"]), min_size=1, max_size=12)
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(steps=STEPS, data=st.data())
 def test_any_bundles_can_be_decided_in_any_order(
     steps: list[int | str], data: st.DataObject

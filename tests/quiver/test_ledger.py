@@ -16,6 +16,7 @@ from tests.readers.ledgers import (
     recover,
     subscriber,
 )
+from tests.support.examples import examples
 
 from holdfast.errors import BadInput, Fenced, QuiverClosed, StorageFailed, UnknownSubscriber
 from holdfast.quiver import LedgerConfig
@@ -114,7 +115,7 @@ def take(ledger: Ledger, verb: str, name: str, argument: Any) -> None:
 
 
 @given(st.lists(STEPS, max_size=30))
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 def test_the_state_after_replay_is_the_state_that_was_live(steps: list[Any]) -> None:
     disk = empty_disk()
     ledger = begin(disk)

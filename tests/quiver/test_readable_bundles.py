@@ -17,6 +17,7 @@ from tests.readers.setting import (
     must_poll,
     sealed,
 )
+from tests.support.examples import examples
 
 from holdfast.quiver import AckLevel, Quiver
 from holdfast.quiver.base.frame import Totals
@@ -32,7 +33,7 @@ def readable_of(quiver: Quiver) -> ReadableBundles:
 
 
 @given(LAYOUTS, st.integers(0, 8))
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_references_come_in_order_and_own_the_numbers_nobody_used(
     layout: list[str], place: int
 ) -> None:

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from pyarrow import flight
 from tests.patience import PATIENCE_S, SCALE, until
 from tests.remote.serving import END, Served, config, in_thread, numbers, patient, serving
+from tests.support.examples import examples
 
 from holdfast.errors import (
     BadInput,
@@ -483,7 +484,7 @@ STEPS = st.lists(
 
 
 @given(steps=STEPS)
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_remote_and_local_readers_of_the_same_data_agree(
     shared: tuple[Served, RemoteQuiver], steps: list[tuple[str, int]]
 ) -> None:

@@ -10,6 +10,7 @@ import jsonschema_rs
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.examples import examples
 
 from holdfast.signals.openlineage import validation
 from holdfast.signals.openlineage.validation import (
@@ -80,7 +81,7 @@ BREAKS: dict[str, Any] = {
         unique=True,
     )
 )
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_the_same_is_told_in_pieces_and_at_once(breaks: list[tuple[str, int]]) -> None:
     event = copy.deepcopy(large_event())
     # The one that takes away a list comes last, after everything that breaks what is in it.

@@ -14,6 +14,7 @@ from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, TimerValues
 from pyspark.sql.streaming.tws_tester import _InMemoryStatefulProcessorHandle
 from tests.dataflow.compiler.rows import at, seconds
+from tests.support.examples import examples
 
 from holdfast.dataflow.compiler.calls import FunctionFailed
 from holdfast.dataflow.compiler.reducers import (
@@ -95,7 +96,7 @@ def test_a_window_is_called_once_when_it_ends_with_its_rows_in_order() -> None:
     assert stand.advance(100) == []
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(st.lists(st.lists(st.integers(0, 120), min_size=1, max_size=4), min_size=1, max_size=6))
 def test_sessions_are_those_of_all_rows_however_they_come(batches: list[list[int]]) -> None:
     """Without late rows, batches and their order change nothing."""

@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.examples import examples
 
 from holdfast.dataflow.source.rejected_judge import fit_rows
 from holdfast.dataflow.source.schema import fitter
@@ -148,7 +149,7 @@ def columns(rows: int) -> st.SearchStrategy[pa.Array]:
     return values.map(pa.array)
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(st.data(), st.integers(1, 12))
 def test_what_fits_and_what_does_not_is_everything_in_order(data: st.DataObject, rows: int) -> None:
     """And a row is judged by itself alone: it is judged again, beside others, after a restart."""

@@ -23,6 +23,7 @@ from tests.dataflow.source.drifting import (
     letters,
     staged,
 )
+from tests.support.examples import examples
 
 from holdfast.dataflow.source import rejected_publish as dead_letters
 from holdfast.dataflow.source.rejected_publish import CONFIG, RejectedCount, rejected_totals
@@ -318,7 +319,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(STEPS)
 def test_rows_that_went_on_and_dead_letters_are_all_rows_each_once(
     tmp_path_factory: pytest.TempPathFactory, steps: list[Step]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from tests.store.filesets.operations import Operation, State, operations, replay
+from tests.support.examples import examples
 
 from holdfast.store.filesets import algebra
 from holdfast.store.filesets.algebra import Change, TagChange, Tombstones
@@ -71,7 +72,7 @@ def apply(layer: LayerModel, state: State) -> State:
     return files
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(operations(), operations(), operations(), operations(4))
 def test_composition_is_associative_and_equals_sequential_replay(
     a: list[Operation], b: list[Operation], c: list[Operation], before: list[Operation]
@@ -99,7 +100,7 @@ def test_composition_is_associative_and_equals_sequential_replay_at_length(
     check_composition(a, b, c, before)
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(operations(), operations(), operations(4))
 def test_flags_may_be_dropped_below_a_layers_own_tombstones(
     a: list[Operation], b: list[Operation], before: list[Operation]

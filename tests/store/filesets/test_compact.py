@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.store.filesets.memory import memory_store
 from tests.store.filesets.operations import NO_JOB, Operation, layer_of, put_all, read_all
+from tests.support.examples import examples
 
 from holdfast.errors import BadInput
 from holdfast.store.filesets import FileSet, Layer, compact
@@ -95,7 +96,7 @@ def test_single_layer_subtrees_pass_by_reference() -> None:
     assert read_all(FileSet(store, [merged])) == dict(sorted(expected.items()))
 
 
-@settings(max_examples=15)
+@settings(max_examples=examples(15))
 @given(st.integers(0, 2**32))
 def test_by_reference_or_anew_makes_the_same_index(seed: int) -> None:
     dice = random.Random(seed)

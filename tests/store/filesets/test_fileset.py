@@ -13,6 +13,7 @@ from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 from tests.store.filesets.memory import memory_store
 from tests.store.filesets.operations import NO_JOB, Operation, layer_of, put_all, read_all
+from tests.support.examples import examples
 
 from holdfast.errors import BadInput, UnknownPath
 from holdfast.store.filesets import FileSet, FileSetWriter, Layer, Metadata
@@ -138,7 +139,7 @@ def test_metadata_and_links_are_kept() -> None:
         files.read("d/l")
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(st.integers(0, 40_000), st.integers(0, 40_000))
 def test_byte_ranges_of_a_file_of_many_chunks(offset: int, size: int) -> None:
     store, _ = memory_store()
@@ -147,7 +148,7 @@ def test_byte_ranges_of_a_file_of_many_chunks(offset: int, size: int) -> None:
     assert files.read("f", offset, size) == data[offset : offset + size]
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(-9000, 9000), st.integers(0, 9000))))
 def test_an_open_file_is_read_like_any_other(steps: list[tuple[int, int, int]]) -> None:
     store, _ = memory_store()
@@ -179,7 +180,7 @@ def spread(layers: int) -> FileSet:
     )
 
 
-@settings(max_examples=25, deadline=None, phases=[Phase.generate])
+@settings(max_examples=examples(25), deadline=None, phases=[Phase.generate])
 @given(st.integers(1, 400), st.integers(1, 20_000), st.integers(1, 4))
 def test_shards_are_neighbours_and_hold_everything(files: int, size: int, layers: int) -> None:
     whole = spread(layers)
@@ -257,7 +258,7 @@ def test_the_work_of_a_diff_grows_with_the_difference() -> None:
     assert opened_by_a_diff(4000) < 2 * opened_by_a_diff(400)
 
 
-@settings(max_examples=15)
+@settings(max_examples=examples(15))
 @given(st.dictionaries(st.sampled_from(sorted(many(100))), st.sampled_from([b"", b"x"])), st.data())
 def test_a_diff_finds_exactly_what_differs(changes: dict[str, bytes], data: st.DataObject) -> None:
     store, _ = memory_store()

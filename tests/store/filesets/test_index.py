@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.store.filesets.memory import MemoryChunks, memory_store
 from tests.store.filesets.operations import put_all
+from tests.support.examples import examples
 
 from holdfast.errors import BadInput, Damaged
 from holdfast.store.chunks.settings import Chunking
@@ -74,7 +75,7 @@ def test_first_middle_and_last_are_found_as_file_and_range(where: int, count: in
     assert [file.path for file in files.files(paths[where], paths[end])] == paths[where:end]
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(st.data())
 def test_any_range_of_paths_is_read(data: st.DataObject) -> None:
     store, _, layer = indexed(MANY)
@@ -135,7 +136,7 @@ def test_a_lookup_opens_one_chunk_of_each_level_and_a_filter_spares_them() -> No
     assert missed < 200 * (layer.index.range.level - 1) + 20
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(st.lists(st.text(max_size=20), min_size=1, max_size=300, unique=True))
 def test_a_filter_holds_all_its_paths(paths: list[str]) -> None:
     kept = bloom.build([bloom.path_hash(path) for path in paths])

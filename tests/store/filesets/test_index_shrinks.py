@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.store.filesets.memory import MemoryChunks, memory_store
 from tests.store.filesets.operations import put_all, read_all
+from tests.support.examples import examples
 
 from holdfast.store.chunks.settings import INDEX_ROOM_BYTES, KB, Chunking
 from holdfast.store.filesets import FileSet, bloom
@@ -78,7 +79,7 @@ def test_an_index_of_paths_that_fill_a_chunk_ends(max_bytes: int, length: int, f
     check(long_paths(40, length, filler), max_bytes)
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(
     lengths=st.lists(st.integers(6, PATH_BYTES_MAX), min_size=1, max_size=30),
     filler=st.sampled_from(["x", NOT_UTF8]),

@@ -17,6 +17,7 @@ from tests.store.filesets.operations import (
     read_all,
     replay,
 )
+from tests.support.examples import examples
 
 from holdfast.store.filesets import Commits, FileSet, compact
 from holdfast.store.filesets.layer_builder import compact_run
@@ -24,7 +25,7 @@ from holdfast.store.gc.leases import Job
 from holdfast.store.store import Store
 
 
-@settings(max_examples=80)
+@settings(max_examples=examples(80))
 @given(st.lists(operations(8), min_size=1, max_size=5), st.data())
 def test_reading_layers_is_replaying_their_operations(
     given_layers: list[list[Operation]], data: st.DataObject
@@ -63,7 +64,7 @@ def check_layers(given_layers: list[list[Operation]], data: st.DataObject) -> No
     assert list(files.diff(grouped)) == []
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(st.lists(operations(8), min_size=1, max_size=4))
 def test_a_base_does_not_depend_on_how_it_came_about(
     given_layers: list[list[Operation]],
@@ -79,7 +80,7 @@ def test_a_base_does_not_depend_on_how_it_came_about(
     assert [layer.root for layer in whole] == [layer.root for layer in one_by_one]
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(operations(20), st.integers(1, 3000))
 def test_a_full_buffer_changes_nothing(one: list[Operation], max_buffer_bytes: int) -> None:
     state = replay(one)

@@ -20,6 +20,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.store.filesets.memory import CHUNKING
+from tests.support.examples import examples
 
 from holdfast.errors import BadInput, StoreError
 from holdfast.seam.folders import Folder
@@ -165,7 +166,7 @@ def stored(store: Store, job: Job, folder: Path, parent: StoredTree | None = Non
     return put_tree(store, job, folder, parent=before, parent_seen=parent.seen)
 
 
-@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(12), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 10**9), steps=st.integers(1, 40))
 def test_a_tree_is_restored_as_it_was_and_put_on_its_parent_is_a_whole_put(
     store: Store, job: Job, seed: int, steps: int

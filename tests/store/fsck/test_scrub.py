@@ -8,6 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.store.fsck.stage import Damaged
+from tests.support.examples import examples
 
 from holdfast.errors import StorageFailed
 from holdfast.store.fsck.findings import FindingKind
@@ -41,7 +42,7 @@ def test_defect_1c4_a_hash_that_does_not_match_is_reported(damaged: Damaged) -> 
 
 
 @settings(
-    max_examples=25,
+    max_examples=examples(25),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )

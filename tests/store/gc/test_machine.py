@@ -12,6 +12,7 @@ from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
 from tests.store.gc.machine import StoreMachine
 from tests.store.postgres import schema
+from tests.support.examples import examples
 
 
 def on_sqlite(folder: Path) -> type[StoreMachine]:
@@ -34,7 +35,7 @@ def on_sqlite(folder: Path) -> type[StoreMachine]:
 
 def test_anything_in_any_order_on_sqlite(tmp_path: Path) -> None:
     run_state_machine_as_test(
-        on_sqlite(tmp_path), settings=settings(max_examples=15, stateful_step_count=25)
+        on_sqlite(tmp_path), settings=settings(max_examples=examples(15), stateful_step_count=25)
     )
 
 
