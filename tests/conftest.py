@@ -8,6 +8,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 
@@ -29,7 +30,7 @@ THOROUGH = os.environ.get("HOLDFAST_THOROUGH") == "1"
 # hypothesis tries by itself where they are not, and very many on demand. No deadlines anywhere: a
 # busy machine is not a bug. In CI the same code must give the same verdict, so the examples are
 # derived from the test alone.
-for name, examples in {"few": 40, "usual": 100, "thorough": 5_000}.items():
+for name, examples in {"few": 20, "usual": 100, "thorough": 5_000}.items():
     settings.register_profile(
         name,
         max_examples=examples,
@@ -73,6 +74,30 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         mark = item.get_closest_marker("timeout")
         most_s = float(mark.args[0] if mark is not None else config.getini("timeout") or 0)
         item.add_marker(pytest.mark.timeout(most_s * SCALE), append=False)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
+    """Give the few quick tests that need Spark to one process: a second session costs 20 s.
+
+    With the slow ones they are many, and every process gets its share.
+    """
+    if config.getvalue("dist") != "loadfile" or "not slow" not in config.option.markexpr:
+        return None
+    from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]
+
+    class SparkTogether(LoadFileScheduling):  # type: ignore[misc]  # xdist is not typed
+        def _split_scope(self, nodeid: str) -> str:
+            path: str = super()._split_scope(nodeid)
+            return "spark" if needs_spark(config.rootpath / path) else path
+
+    return SparkTogether(config, log)
+
+
+@cache
+def needs_spark(path: Path) -> bool:
+    """Return whether a test file asks for the session of tests/dataflow/conftest.py."""
+    return "spark: SparkSession" in path.read_text()
 
 
 # How long a child that is already on its way out may take. Waited for only when there is one.

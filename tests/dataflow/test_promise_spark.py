@@ -173,6 +173,7 @@ def check(plan: Plan, root: Path, spark: SparkSession) -> None:
 SMALL = Plan([[[0.0, 15.0], [3.0]], [[0.0, 35.0, 12.0], [2.0, 9.0]]], max_delay_s=0, batch_rows=20)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_row_is_counted_or_late_or_refused(spark: SparkSession, tmp_path: Path) -> None:
     check(SMALL, tmp_path, spark)

@@ -85,6 +85,7 @@ def dropped_rows(query: StreamingQuery) -> int:
     )
 
 
+@pytest.mark.slow
 def test_windows_close_at_the_claim_and_late_rows_are_counted(bench: Bench) -> None:
     bundles = [[(10.0 * i + j, "k", 10 * i + j) for j in range(10)] for i in range(4)]
     fill(bench.quiver, *bundles)

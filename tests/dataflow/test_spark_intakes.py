@@ -18,7 +18,7 @@ from holdfast.quiver import Quiver
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def test_files_become_json_events_once_over_two_runs(spark: SparkSession, tmp_path: Path) -> None:
@@ -48,7 +48,6 @@ def test_files_become_json_events_once_over_two_runs(spark: SparkSession, tmp_pa
         assert quiver.scan(["payload"], slot="events").read_all().num_rows == 2
 
 
-@pytest.mark.slow
 def test_made_up_rows_are_counted_in_windows(spark: SparkSession, tmp_path: Path) -> None:
     pipeline = (
         Pipeline(shuffle_partitions=1)

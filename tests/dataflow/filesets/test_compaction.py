@@ -76,6 +76,7 @@ def test_nothing_may_be_left(store: Store, job: Job) -> None:
     assert merge_in_parts(here, store, job, layers, is_base=True) == expected
 
 
+@pytest.mark.slow
 def test_spark_compacts_a_commit(spark: SparkSession, store: Store, job: Job) -> None:
     commits = Commits(store)
     commits.create(job, "many", layers_of(store, job, 1))
