@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from holdfast.bench.load import (
     replay_groups,
     telemetry_batch,
 )
+from holdfast.bench.quiver_append import measure_small
+from holdfast.bench.quiver_ledger import measure_ledger
 from holdfast.bench.scale import QUIVER_QUICK
 from holdfast.errors import BadInput
 from holdfast.quiver import QuiverConfig
@@ -43,7 +46,10 @@ PROMISED = {
 
 @pytest.fixture(scope="module")
 def result(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    folder = tmp_path_factory.mktemp("bench")
+    return measured(tmp_path_factory.mktemp("bench"))
+
+
+def measured(folder: Path) -> dict[str, Any]:
     told: list[str] = []
     found = bench.run("quiver", quick=True, progress=told.append, directory=folder)
     assert list(folder.iterdir()) == [], "the benchmark left files behind"
@@ -51,16 +57,35 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return found
 
 
+def test_two_sections_measure_what_they_promise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others take long even when they measure next to nothing."""
+    whole = runner.load("quiver")
+    once = whole._replace(
+        sections=(measure_small, measure_ledger), bars=(), quick=replace(QUIVER_QUICK, rounds=1)
+    )
+    monkeypatch.setattr(runner, "load", lambda name: once)
+    found = measured(tmp_path)
+    assert json.loads(json.dumps(found)) == found
+    assert found["spread"].keys() >= {"small_append_per_s", "cpu_us_per_small_append"}
+    assert found["small_append_per_s"] > 0
+    assert found["machine"].keys() >= {"cores", "filesystem", "python", "load_average"}
+
+
+@pytest.mark.slow
 def test_every_promised_figure_is_there_with_its_spread(result: dict[str, Any]) -> None:
     assert result.keys() >= PROMISED
     assert result["spread"].keys() >= PROMISED
     assert all(spread["rounds"] == QUIVER_QUICK.rounds for spread in result["spread"].values())
 
 
+@pytest.mark.slow
 def test_the_result_is_plain_json(result: dict[str, Any]) -> None:
     assert json.loads(json.dumps(result)) == result
 
 
+@pytest.mark.slow
 def test_no_figure_is_absurd(result: dict[str, Any]) -> None:
     for name, spread in result["spread"].items():
         values = [spread["min"], spread["median"], spread["max"]]
@@ -82,6 +107,7 @@ def test_no_figure_is_absurd(result: dict[str, Any]) -> None:
     assert result["startup_gb"] > 1.5 * result["startup_half_gb"]
 
 
+@pytest.mark.slow
 def test_the_bars_are_judged(result: dict[str, Any]) -> None:
     assert result["bars"].keys() == {
         "append_vs_disk",
@@ -92,6 +118,7 @@ def test_the_bars_are_judged(result: dict[str, Any]) -> None:
     }
 
 
+@pytest.mark.slow
 def test_the_machine_is_described(result: dict[str, Any]) -> None:
     told = result["machine"]
     assert told["cores"] >= 1

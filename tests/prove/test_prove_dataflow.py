@@ -132,6 +132,7 @@ def test_the_end_waits_for_no_batch_of_events_that_nobody_posts(
 def test_a_gateway_that_ended_by_itself_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(dataflow, "STACKS_SECONDS", 0.0)
     proof = made(tmp_path, monkeypatch, gateway=78)
     with pytest.raises(CheckFailed, match="the gateway ended with 78"):
         proof.wait_for_progress()

@@ -227,7 +227,11 @@ def test_65535_values_keep_their_16_bits(roomy: Quiver) -> None:
     assert stored_type(sealed(roomy, arrays)) == pa.dictionary(pa.uint16(), pa.string())
 
 
-@pytest.mark.parametrize("nest", [flat, in_struct, in_list], ids=lambda nest: nest.__name__)
+@pytest.mark.parametrize(
+    "nest",
+    [flat, *(pytest.param(nest, marks=pytest.mark.slow) for nest in (in_struct, in_list))],
+    ids=lambda nest: nest.__name__,
+)
 def test_more_than_65536_values_fall_back_to_the_plain_type(roomy: Quiver, nest: Nest) -> None:
     arrays = [nest(numbered(first, 40_000, pa.uint16())) for first in (0, 40_000)]
     assert stored_type(sealed(roomy, arrays)) == nest(pa.array(["w"])).type

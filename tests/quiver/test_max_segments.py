@@ -22,7 +22,7 @@ from holdfast.quiver.ledger.subscriber import OnFull
 from holdfast.quiver.log.writer_state import OpenBuffer
 
 HOURS_S = 72 * 3600.0
-SEGMENTS_MAX = 20
+SEGMENTS_MAX = 8
 
 
 @pytest.mark.parametrize("on_full", ["drop_oldest", "block"])
@@ -31,7 +31,7 @@ def test_a_reader_that_waits_for_sealed_data_costs_a_dead_one_nothing(
 ) -> None:
     """It had a segment sealed for every event, until the oldest were dropped, or all refused."""
     config = QuiverConfig(
-        segment=SegmentConfig(min_open_duration_s=0.0),
+        segment=SegmentConfig(min_open_duration_s=0.0, max_open_duration_s=0.2),
         retention=RetentionConfig(max_segments=SEGMENTS_MAX, tick_s=0.01),
     )
     options = SubscriberOptions(max_bytes=GB, max_age_s=HOURS_S, on_full=on_full)

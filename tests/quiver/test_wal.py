@@ -19,6 +19,7 @@ from holdfast.quiver.base.bundle import SLOTS_MAX
 from holdfast.quiver.base.config import MB
 from holdfast.quiver.base.frame import STAGED, FrameKind
 from holdfast.quiver.base.points import QuiverPoint
+from holdfast.quiver.log import writer
 from holdfast.quiver.log.wal import HEADER_BYTES, SEQ_BLOCK, decode_header, walk
 
 # Round trips.
@@ -210,29 +211,36 @@ def test_no_number_is_used_twice_over_clean_and_unclean_ends(machine: Machine) -
     assert sorted(set(given)) == given
 
 
+@pytest.fixture(params=[300, pytest.param(SEQ_BLOCK, marks=pytest.mark.slow)])
+def block(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """How many numbers a WAL file takes at once; so many as are really taken take seconds."""
+    monkeypatch.setattr(writer, "SEQ_BLOCK", request.param)
+    return int(request.param)
+
+
 def test_a_transaction_with_more_bundles_than_a_block_of_numbers_is_stored(
-    machine: Machine,
+    machine: Machine, block: int
 ) -> None:
     quiver = machine.start()
     with quiver.transaction() as transaction:
-        for _ in range(SEQ_BLOCK + 10):
+        for _ in range(block + 10):
             transaction.append_raw(b"")
     machine.cut_power()
     quiver = machine.start()
-    assert quiver.recovery.replayed_bundles == SEQ_BLOCK + 10
-    assert quiver.append_raw(b"x").seq >= SEQ_BLOCK + 10
+    assert quiver.recovery.replayed_bundles == block + 10
+    assert quiver.append_raw(b"x").seq >= block + 10
 
 
-def test_a_file_is_left_when_its_block_of_numbers_is_used_up(machine: Machine) -> None:
+def test_a_file_is_left_when_its_block_of_numbers_is_used_up(machine: Machine, block: int) -> None:
     large = SegmentConfig(target_size_bytes=64 * MB, max_open_duration_s=3600.0)
     quiver = machine.start(replace(quiet(file_size_bytes=64 * MB), segment=large))
     for _ in range(2):
         with quiver.transaction() as transaction:
-            for _ in range(SEQ_BLOCK // 2 + 1):
+            for _ in range(block // 2 + 1):
                 transaction.append_raw(b"")
     first, second = machine.wal(0), machine.wal(1)
-    assert first.header.seq_limit == SEQ_BLOCK
-    assert max(frame.seq for frame in first.frames) < SEQ_BLOCK
+    assert first.header.seq_limit == block
+    assert max(frame.seq for frame in first.frames) < block
     assert max(frame.seq for frame in second.frames) < second.header.seq_limit
 
 

@@ -12,6 +12,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -172,17 +173,24 @@ OPEN_TO_ALL = {"holdfast.__version__"}
 
 def imports_of(source: str, package: str) -> Iterator[tuple[int, str]]:
     """Yield line and absolute dotted name of everything that `source` in `package` imports."""
-    for node in ast.walk(ast.parse(source)):
+    for node in import_nodes(source):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield node.lineno, alias.name
-        elif isinstance(node, ast.ImportFrom):
+        else:
             base = node.module or ""
             if node.level:
                 above = package.split(".")[: len(package.split(".")) - node.level + 1]
                 base = ".".join([*above, base]).rstrip(".")
             for alias in node.names:
                 yield node.lineno, f"{base}.{alias.name}"
+
+
+@cache
+def import_nodes(source: str) -> list[ast.Import | ast.ImportFrom]:
+    """Return the imports of a module; every one is asked for twice, and to parse all takes long."""
+    nodes = ast.walk(ast.parse(source))
+    return [node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)]
 
 
 def wrong_imports(source: str, module: str) -> list[str]:

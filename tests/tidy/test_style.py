@@ -38,7 +38,10 @@ INDEX_ADDRESS = re.compile(
 
 
 def without_docstring(source: str) -> list[str]:
-    return [] if ast.get_docstring(ast.parse(source)) else ["no module docstring"]
+    begins_with_one = source.startswith('"""') and source[3:4].isalnum()
+    if begins_with_one or ast.get_docstring(ast.parse(source)):  # to parse all takes seconds
+        return []
+    return ["no module docstring"]
 
 
 def too_long_module(source: str) -> list[str]:

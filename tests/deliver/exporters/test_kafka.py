@@ -179,7 +179,7 @@ def test_a_broker_that_returns(cluster: MockKafka) -> None:
                 break
         assert answers[-1] == Answer()
 
-    with_exporter(exporter(cluster, timeout=2), use)
+    with_exporter(exporter(cluster, timeout=1), use)
 
 
 def test_a_certificate_that_is_not_trusted_is_our_trouble(certificates: Any) -> None:
