@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.operate.gateway_metrics import GATEWAY_METRICS, PIPELINE_METRICS
+from holdfast.operate.handoff_metrics import HANDOFF_METRICS
 from holdfast.operate.metrics import METRICS, Metric, prometheus_name
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "metrics.md"
@@ -29,10 +30,17 @@ A running gateway serves all of them as Prometheus' text at `/metrics` of its ad
 
 - statsd has the same names with dots, counters as what they grew by since the last push, gauges as
   they are; labels are DogStatsD tags, or with `labels: names` parts of the name.
-- The figures named `gateway_…` have the label `worker`, the number of the process, beside those in
-  the tables below. With several workers the admin port tells of all of them.
+- The figures named `gateway_…` and `handoff_…` have the label `worker`, the number of the process,
+  beside those in the tables below. With several workers the admin port tells of all of them.
 
 GATEWAY_TABLES
+
+# Data nodes
+
+What the senders of a gateway, one for each quiver, tell of the data nodes that its file names
+([guide](../guide/nodes.md)). `deploy/alerts.yaml` has rules for Prometheus on them.
+
+HANDOFF_TABLES
 
 # Pipelines
 
@@ -80,6 +88,7 @@ accepted_total = sum by (outcome) of outcome_total + lag
 def page() -> str:
     """Return the whole page."""
     head = HEAD.replace("GATEWAY_TABLES\n", _sections(GATEWAY_METRICS))
+    head = head.replace("HANDOFF_TABLES\n", _sections(HANDOFF_METRICS))
     head = head.replace("PIPELINE_TABLES\n", _sections(PIPELINE_METRICS))
     return head + _sections(METRICS)
 

@@ -14,8 +14,14 @@ from tests.graph.gateways import gateway_of, running, send
 from tests.graph.lineage import run_event
 from tests.node.serving import served
 from tests.patience import until_async
+from tests.ports import free_port
 
+from holdfast.graph.model import Graph
+from holdfast.graph.reload import reload
+from holdfast.graph.runtime import Gateway
 from holdfast.node.data_node import DataNode
+from holdfast.operate.gateway_metrics import gateway_records
+from holdfast.operate.handoff_metrics import HANDOFF_METRICS
 
 GRAPH = """\
 data_dir: data
@@ -36,8 +42,11 @@ nodes:
     config:
       nodes: {{a: "{a}", b: "{b}"}}
       probe_interval: 50ms
+      probe_timeout: 60s
 """
 
+# Patient: a machine that is busy makes no node suspect.
+PROBES = "      probe_interval: 50ms\n      probe_timeout: 60s\n"
 TwoNodes = dict[str, tuple[DataNode, str]]
 
 
@@ -73,11 +82,101 @@ def test_what_a_gateway_accepts_reaches_every_data_node_once(
                     (holding,) = transport.health().holdings
                 assert holding.quiver_id == runner.handoff.quiver.quiver_id
                 assert list(holding.stored) == [(0, point.end_seq)]
+            told = await gateway.statistics()
+            figures = [one for one in gateway_records(told) if one.name.startswith("handoff.")]
+            assert {one.name for one in figures} | {"handoff.node.lost_events_total"} == {
+                metric.name for metric in HANDOFF_METRICS
+            }
+            for metric in HANDOFF_METRICS:
+                shown = [set(one.labels) for one in figures if one.name == metric.name]
+                assert all(one == {"worker", *metric.labels} for one in shown)
+            states = [one for one in figures if one.name == "handoff.node.state" and one.value]
+            assert {(one.labels["node"], one.labels["state"]) for one in states} == {
+                ("a", "up"),
+                ("b", "up"),
+            }
+        assert gateway.left_events == {"copies/a": 0, "copies/b": 0}
         assert set(runner.handoff.quiver.subscribers()) == {"node.a", "node.b"}
 
     asyncio.run(run())
     for node, _ in nodes.values():
         assert node.statistics().answers_total.get("conflict", 0) == 0
+
+
+def test_data_nodes_and_their_limits_change_while_the_gateway_runs(
+    tmp_path: Path, nodes: TwoNodes
+) -> None:
+    def graph(config: str) -> Graph:
+        text = graph_of(nodes)
+        text = text[: text.index("      nodes: {a")] + config
+        return gateway_of(tmp_path, text).graph
+
+    places = {name: f'{name}: "{address}"' for name, (_, address) in nodes.items()}
+    both = f"      nodes: {{{places['a']}, {places['b']}}}\n{PROBES}"
+
+    async def run() -> None:
+        first = f"      nodes: {{{places['a']}}}\n{PROBES}"
+        async with running(Gateway(graph(first))) as gateway:
+            (runner,) = gateway.handoffs["copies"]
+            # Only who they are: without a stop.
+            report = await reload(gateway, graph(both))
+            assert (report.applied, report.needs_restart) == (["the data nodes of quiver"], [])
+            assert gateway.handoffs["copies"] == (runner,)
+            assert runner.handoff.quiver.subscriber("node.b").options.on_full == "block"
+            await send(gateway, run_event(job="one"))
+            # The limits: its senders are made anew, and nothing is lost.
+            report = await reload(gateway, graph(both + "      max_size: 64MB\n"))
+            assert (report.applied, report.needs_restart) == (["the data nodes of quiver"], [])
+            (runner,) = gateway.handoffs["copies"]
+            options = runner.handoff.quiver.subscriber("node.b").options
+            assert (options.max_segment_bytes, options.on_full) == (64 * 2**20, "drop_copied")
+            await send(gateway, run_event(job="two"))
+            await until_async(
+                lambda: all(node.statistics().adopted_total for node, _ in nodes.values())
+            )
+            point = runner.handoff.sync_point()
+            await until_async(lambda: runner.handoff.reached(point).is_complete)
+            # One that is gone is an orphan, and keeps what waits for it.
+            await reload(gateway, graph(first + "      max_size: 64MB\n"))
+            told = {one.backlog.name: one.backlog for one in (await gateway.statistics()).handoffs}
+            assert {name: str(one.state) for name, one in told.items()} == {
+                "a": "up",
+                "b": "orphaned",
+            }
+            assert told["a"].max_bytes == 64 * 2**20
+            assert (await reload(gateway, gateway.graph)).applied == ["the data nodes of quiver"]
+
+    asyncio.run(run())
+
+
+def test_workers_divide_the_limits_and_each_sends_its_own(tmp_path: Path, nodes: TwoNodes) -> None:
+    text = graph_of(nodes).replace('"127.0.0.1:0"', f'"127.0.0.1:{free_port()}"')
+    text = f"workers: 2\n{text}      max_size: 64MB\n      rate: 8MB\n      node_rate: 4MB\n"
+
+    async def run() -> None:
+        async with contextlib.AsyncExitStack() as held:
+            gateways = [gateway_of(tmp_path, text, worker=worker) for worker in range(2)]
+            for gateway in gateways:
+                await held.enter_async_context(running(gateway))
+                (runner,) = gateway.handoffs["copies"]
+                handoff = runner.handoff
+                assert handoff.settings.subscriber.max_segment_bytes == 32 * 2**20
+                assert handoff.scheduler.rate() == 4 * 2**20
+                assert handoff.scheduler.rate("a") == 2 * 2**20
+                assert handoff.scheduler.settings.permits == 2
+                handoff.quiver.append_raw([b"{}"])
+                await until_async(lambda handoff=handoff: handoff.quiver.segments() != ())
+                point = handoff.sync_point()
+                await until_async(
+                    lambda handoff=handoff, point=point: handoff.reached(point).is_complete
+                )
+            quivers = {
+                one.handoff.quiver.quiver_id for g in gateways for one in g.handoffs["copies"]
+            }
+            for node, _ in nodes.values():
+                assert {one.quiver_id for one in node.health().holdings} == quivers
+
+    asyncio.run(run())
 
 
 IN = "in: {kind: receiver, type: toy, to: [hold]}"

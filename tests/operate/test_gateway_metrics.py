@@ -18,7 +18,7 @@ from tests.patience import until_async
 
 from holdfast.dataflow.driver.wire import DriverFigures, PipelineFigures, QueryStatistics
 from holdfast.deliver.statistics import DestinationStatistics, HeldEvent
-from holdfast.graph.runtime import GatewayStatistics
+from holdfast.graph.statistics import GatewayStatistics
 from holdfast.operate.gateway_metrics import (
     ALL_METRICS,
     COUNTERS,

@@ -57,6 +57,7 @@ ROOMS: dict[str, tuple[set[str], ...]] = {
     ),
     "operate": (
         {"logs", "metrics", "sd_notify"},
+        {"handoff_metrics"},
         {"gateway_metrics"},
         {"driver_main", "monitoring"},
         {"up"},
@@ -107,7 +108,7 @@ ROOMS: dict[str, tuple[set[str], ...]] = {
         {"__init__"},
     ),
     "graph": (
-        {"document", "quiver_node", "registry", "worker_quivers"},
+        {"document", "quiver_node", "registry", "statistics", "worker_quivers"},
         {"model", "validation"},
         {"addresses", "paths", "schema"},
         {"delivery", "node_senders", "nodes_checks", "pipeline_checks", "serving"},

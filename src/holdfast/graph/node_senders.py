@@ -23,9 +23,8 @@ class NodeSenders:
         self, node: Node, store: WorkerQuivers, workers: int, seam: Seam, base_dir: Path
     ) -> None:
         """Keep data for every data node from now on; blocks."""
-        config = node.config
-        assert isinstance(config, settings.Config), f"BUG: {node}"
         self.node = node
+        config = _config_of(node)
         calls = NodeCalls(config.scheme, config.client_settings(base_dir), config.probe_timeout)
         shares = config.as_settings(workers * len(store.cores))
         self.runners = tuple(
@@ -35,6 +34,19 @@ class NodeSenders:
         for runner in self.runners:
             runner.configure(config.nodes)
 
+    def can_become(self, node: Node) -> bool:
+        """Whether only names and addresses differ: those change without a stop."""
+        here, there = _config_of(self.node), _config_of(node)
+        return self.node.name == node.name and here == there.model_copy(
+            update={"nodes": here.nodes}
+        )
+
+    def become(self, node: Node) -> None:
+        """Take over names and addresses; blocks."""
+        self.node = node
+        for runner in self.runners:
+            runner.configure(_config_of(node).nodes)
+
     def start(self) -> None:
         """Begin to send."""
         for runner in self.runners:
@@ -43,3 +55,9 @@ class NodeSenders:
     async def stop(self, drain_s: float) -> None:
         """Send nothing more, and wait so long for what is under way."""
         await asyncio.gather(*(asyncio.to_thread(one.close, drain_s) for one in self.runners))
+
+
+def _config_of(node: Node) -> settings.Config:
+    config = node.config
+    assert isinstance(config, settings.Config), f"BUG: {node}"
+    return config

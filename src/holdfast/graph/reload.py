@@ -2,9 +2,10 @@
 
 A destination is a subscriber with its progress in the ledger, so it can be stopped and started
 with other settings at any time: nothing is lost, and what was under way is sent again at most. That
-makes everything about exporters, their `delivery` and the processors before them safe to change,
-and so are handlers of rejected events, tokens of receivers, `drain` and `logging.level`. What a
-listening socket, a directory or a number of processes depends on needs a restart; it is reported.
+makes everything about exporters (data nodes included), their `delivery` and the processors before
+them safe to change, and so are handlers of rejected events, tokens of receivers, `drain` and
+`logging.level`. What a listening socket, a directory or a number of processes depends on needs a
+restart; it is reported.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ async def reload(gateway: Gateway, new: Graph) -> Reloaded:
         _compare_quivers(gateway, before[name], after[name], report)
         here, there = before[name].destinations, after[name].destinations
         await _replace(gateway, name, here, there, report)
+        await _replace_nodes(gateway, before[name], after[name], report)
     handlers = [DestinationPlan(name, (node,)) for name, node in new.handlers.items()]
     await _replace(gateway, HANDLERS, gateway.running_handlers(), handlers, report)
     live = {"drain": new.settings.drain, "logging": new.settings.logging}
@@ -109,6 +111,23 @@ async def _replace(
             await gateway.remove_destination(quiver, name)
             if not await _add(gateway, quiver, after[name], report, f"the destination {name}"):
                 await gateway.add_destination(quiver, before[name])
+
+
+async def _replace_nodes(
+    gateway: Gateway, here: QuiverPlan, there: QuiverPlan, report: Reloaded
+) -> None:
+    """Send to the data nodes that the file names now; as before if that cannot be."""
+    old, new = here.to_nodes, there.to_nodes
+    if old is new or (old is not None and new is not None and _same(old, new)):
+        return
+    what = f"the data nodes of {here.name}"
+    try:
+        await gateway.send_to_nodes(here.name, new)
+    except HoldfastError as error:
+        report.needs_restart.append(f"{what}: {error.message}")
+        await gateway.send_to_nodes(here.name, old)
+    else:
+        report.applied.append(what if new is not None else f"{what} are gone")
 
 
 async def _add(

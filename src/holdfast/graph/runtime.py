@@ -15,21 +15,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from holdfast.dataflow.driver.state_dir import StateDir
 from holdfast.dataflow.driver.wire import Access
-from holdfast.dead_letters.queue import DeadLetterQueue, DeadLettersStatistics
+from holdfast.dead_letters.queue import DeadLetterQueue
 from holdfast.deliver.context import Taps
 from holdfast.deliver.destination import Destination
 from holdfast.deliver.redrive import SendUnits, serve_replay
-from holdfast.deliver.statistics import DestinationStatistics, Losses
+from holdfast.deliver.statistics import Losses
 from holdfast.errors import BadInput, HoldfastError
 from holdfast.graph.delivery import delivery_context
 from holdfast.graph.model import Graph, Node
@@ -43,12 +43,20 @@ from holdfast.graph.paths import (
     state_dir,
 )
 from holdfast.graph.serving import Serving, is_served
+from holdfast.graph.statistics import (
+    DestinationFigures,
+    GatewayState,
+    GatewayStatistics,
+    HandoffFigures,
+    StoredFigures,
+    resident_bytes,
+)
 from holdfast.graph.worker_quivers import WorkerQuivers
 from holdfast.handoff.membership import SUBSCRIBER_PREFIX
 from holdfast.handoff.runner import HandoffRunner
-from holdfast.quiver import Position, Statistics
-from holdfast.receive.receiver import Receiver, ReceiverContext, ReceiverStatistics
-from holdfast.remote.server import ServerStatistics
+from holdfast.handoff.statistics import backlog_statistics
+from holdfast.quiver import Position
+from holdfast.receive.receiver import Receiver, ReceiverContext
 from holdfast.seam import Seam
 
 # How often the cap is divided again among a quiver and those that are being drained beside it, and
@@ -62,47 +70,6 @@ ORDINARY_BYTES = 64 * 1024
 HANDLERS = "dead_letters"
 
 log = logging.getLogger("holdfast.graph")
-
-GatewayState = Literal["new", "replaying", "running", "stopping", "stopped"]
-
-
-@dataclass(frozen=True)
-class DestinationFigures:
-    """One destination of one quiver."""
-
-    name: str
-    quiver: str
-    core_id: int
-    figures: DestinationStatistics
-
-
-@dataclass(frozen=True)
-class GatewayStatistics:
-    """A moment's picture of one gateway process."""
-
-    worker: int
-    state: GatewayState
-    uptime_s: float
-    quivers: dict[str, tuple[Statistics, ...]]
-    receivers: dict[str, ReceiverStatistics]
-    destinations: tuple[DestinationFigures, ...]
-    dead_letters: DeadLettersStatistics | None
-    # Why it would refuse an event right now, by quiver.
-    refusing: dict[str, str]
-    # Memory and processor time of the process.
-    resident_bytes: int
-    cpu_seconds: float
-    flight: ServerStatistics | None = None
-
-
-@dataclass(frozen=True)
-class _StoredFigures:
-    """The part of the statistics that is counted off the loop."""
-
-    quivers: dict[str, tuple[Statistics, ...]]
-    dead_letters: DeadLettersStatistics | None
-    refusing: dict[str, str]
-    rejected: Statistics | None = None
 
 
 @dataclass(frozen=True)
@@ -334,14 +301,20 @@ class Gateway:
 
     async def _look_for(self, losses: Losses) -> None:
         """Log what destinations have lost since the last look."""
-        now_s = self._seam.clock.monotonic_s()
-        for one in self._figures(await self._count_stored()):
-            if one.quiver == HANDLERS:
-                continue
-            cores = self._buffer(one.quiver).store.cores
-            root = next(core.engine.root for core in cores if core.core_id == one.core_id)
-            which = (one.quiver, one.core_id, one.name)
-            losses.look(which, one.name, one.figures.lost_events, root, now_s)
+        now_s, stored = self._seam.clock.monotonic_s(), await self._count_stored()
+        looked = [
+            (one.quiver, one.core_id, one.name, one.figures.lost_events)
+            for one in self._figures(stored)
+            if one.quiver != HANDLERS
+        ]
+        looked += [
+            (one.quiver, one.core_id, one.subscriber, one.backlog.lost_events)
+            for one in stored.handoffs
+        ]
+        for quiver, core_id, name, lost_events in looked:
+            cores = self._buffer(quiver).store.cores
+            root = next(core.engine.root for core in cores if core.core_id == core_id)
+            losses.look((quiver, core_id, name), name, lost_events, root, now_s)
 
     # ------------------------------------------------------------------ stopping
 
@@ -386,7 +359,11 @@ class Gateway:
     def running(self) -> list[QuiverPlan]:
         """Return what runs now, with the destinations of this moment."""
         return [
-            replace(buffer.plan, destinations=tuple(_plans_of(buffer.outlets)))
+            replace(
+                buffer.plan,
+                destinations=tuple(_plans_of(buffer.outlets)),
+                to_nodes=None if buffer.senders is None else buffer.senders.node,
+            )
             for buffer in self._buffers
         ]
 
@@ -407,6 +384,20 @@ class Gateway:
         leaving = [outlet for outlet in held if outlet.name == name]
         await _all(outlet.destination.stop(self.graph.settings.drain) for outlet in leaving)
         held[:] = [outlet for outlet in held if outlet.name != name]
+
+    async def send_to_nodes(self, quiver: str, node: Node | None) -> None:
+        """Send a quiver's segments to other data nodes, or to none; what waits is kept."""
+        buffer = self._buffer(quiver)
+        senders = buffer.senders
+        if senders is not None and node is not None and senders.can_become(node):
+            await asyncio.to_thread(senders.become, node)
+            return
+        if senders is not None:
+            await senders.stop(self.graph.settings.drain)
+            buffer.senders = None
+        if node is not None:
+            buffer.senders = await asyncio.to_thread(self._senders_of, buffer, node)
+            buffer.senders.start()
 
     def reload_receiver(self, quiver: str, node: Node) -> bool:
         """Give a receiver new settings; whether it could take them without a restart."""
@@ -455,27 +446,37 @@ class Gateway:
             destinations=tuple(self._figures(stored)),
             dead_letters=stored.dead_letters,
             refusing=stored.refusing,
-            resident_bytes=_resident_bytes(),
+            resident_bytes=resident_bytes(),
+            handoffs=stored.handoffs,
             cpu_seconds=time.process_time(),
             flight=None if self._serving is None else self._serving.statistics(),
         )
 
-    async def _count_stored(self) -> _StoredFigures:
+    async def _count_stored(self) -> StoredFigures:
         """Count what waits; that takes locks and time, so not on the loop."""
         if not self._is_open:
-            return _StoredFigures({}, None, {})
+            return StoredFigures({}, None, {})
         return await asyncio.to_thread(self._stored)
 
-    def _stored(self) -> _StoredFigures:
+    def _stored(self) -> StoredFigures:
         letters = self._letters()
-        return _StoredFigures(
+        return StoredFigures(
             {one.plan.name: one.store.statistics() for one in self._buffers},
             letters.statistics(),
             self._refusing(),
             letters.rejected.statistics() if self._handlers else None,
+            tuple(self._backlogs()),
         )
 
-    def _figures(self, stored: _StoredFigures) -> Iterator[DestinationFigures]:
+    def _backlogs(self) -> Iterator[HandoffFigures]:
+        """Yield what waits for every data node."""
+        now_ns = self._seam.clock.wall_ns()
+        for buffer in self._buffers:
+            for runner in () if buffer.senders is None else buffer.senders.runners:
+                for one in backlog_statistics(runner.handoff, now_ns):
+                    yield HandoffFigures(runner.name, buffer.plan.name, runner.core_id, one)
+
+    def _figures(self, stored: StoredFigures) -> Iterator[DestinationFigures]:
         """Yield what every destination is doing, from one count of each quiver for all of them."""
         if not self._is_open:
             return
@@ -507,9 +508,14 @@ class Gateway:
 
     async def lag_events(self) -> dict[str, int]:
         """Return how many events wait for each destination."""
-        found: dict[str, int] = {}
-        for one in self._figures(await self._count_stored()):
-            found[one.name] = found.get(one.name, 0) + one.figures.lag_events
+        found: Counter[str] = Counter()
+        stored = await self._count_stored()
+        for one in self._figures(stored):
+            found[one.name] += one.figures.lag_events
+        for quiver, node, lag_events in stored.waiting_for_nodes():
+            senders = self._buffer(quiver).senders
+            if senders is not None:
+                found[f"{senders.node.name}/{node}"] += lag_events
         return found
 
     def _named(self, name: str) -> list[_Outlet]:
@@ -572,14 +578,6 @@ class Gateway:
 def _plans_of(outlets: Iterable[_Outlet]) -> list[DestinationPlan]:
     """Return the destinations of outlets; several of one name deliver to the same."""
     return list({outlet.name: outlet.plan for outlet in outlets}.values())
-
-
-def _resident_bytes() -> int:
-    try:
-        with open("/proc/self/statm", encoding="ascii") as file:
-            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError):
-        return 0  # not Linux
 
 
 async def _to_its_end(work: Callable[[], None]) -> None:

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from holdfast.errors import BadInput
+from holdfast.errors import BadInput, StorageFailed
 from holdfast.handoff.driver import HandoffDriver
 from holdfast.handoff.sender import Handoff, HandoffSettings
 from holdfast.quiver.quiver import Quiver
@@ -59,7 +59,14 @@ class HandoffRunner:
         with self._changing:
             moved = [n for n, old in self._addresses.items() if addresses.get(n, old) != old]
             self._addresses = dict(addresses)
-            self.handoff.configure(self._addresses)
+            try:
+                self.handoff.configure(self._addresses)
+            except OSError as error:
+                raise StorageFailed(
+                    f"who the data nodes are cannot be written: {error.strerror}",
+                    hint="check the disk",
+                    path=str(self.handoff.quiver.directory),
+                ) from error
             for name in moved:
                 self._driver.reconnect(name)
             if self._is_running:

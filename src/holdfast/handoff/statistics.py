@@ -27,6 +27,10 @@ class BacklogStatistics:
     # Age of the oldest of them; None if nothing waits.
     oldest_age_s: float | None
     held: tuple[HeldPart, ...]
+    # What may wait for it; None: no limit of its own.
+    max_bytes: int | None
+    # Events that it will never get from here, ever, by what became of them.
+    lost_events: dict[str, int]
     # Seqs that it will never get from here: first, end, and how.
     gaps: tuple[tuple[int, int, str], ...]
     sent_parts: int
@@ -73,6 +77,12 @@ def _of_node(handoff: Handoff, name: str, now_ns: int) -> BacklogStatistics:
         pending_bytes=sum(one.disk_bytes for one in waiting),
         oldest_age_s=None if oldest_ns is None else max(0.0, (now_ns - oldest_ns) / 1e9),
         held=() if worker is None else tuple(worker.held.values()),
+        max_bytes=subscriber.options.max_segment_bytes,
+        lost_events={
+            one.name.lower(): subscriber.counts[one].events
+            for one in sorted(LOSSES)
+            if one in subscriber.counts
+        },
         gaps=tuple(
             (first, end, outcome.name.lower())
             for first, end, outcome in subscriber.losses
@@ -84,6 +94,6 @@ def _of_node(handoff: Handoff, name: str, now_ns: int) -> BacklogStatistics:
         retries={} if counters is None else dict(counters.retries),
         failed_calls=0 if counters is None else counters.failed_calls,
         state_changes=handoff.monitor.changes(name),
-        rate_bytes_s=None if worker is None else handoff.scheduler.rate(name),
+        rate_bytes_s=None if worker is None or worker.is_over else handoff.scheduler.rate(name),
         problem=problem,
     )

@@ -20,7 +20,8 @@ from holdfast.dataflow.driver.wire import (
 )
 from holdfast.dead_letters.queue import StoreStatistics
 from holdfast.deliver.statistics import DestinationStatistics, HeldEvent, State
-from holdfast.graph.runtime import GatewayStatistics
+from holdfast.graph.statistics import GatewayStatistics
+from holdfast.operate.handoff_metrics import HANDOFF_METRICS
 from holdfast.operate.metrics import (
     METRICS,
     Labels,
@@ -462,13 +463,20 @@ GATEWAY_METRICS: tuple[Metric[GatewayStatistics], ...] = (
     ),
 )  # fmt: skip
 
-ALL_METRICS: tuple[Metric[Any], ...] = (*GATEWAY_METRICS, *PIPELINE_METRICS, *METRICS)
+ALL_METRICS: tuple[Metric[Any], ...] = (
+    *GATEWAY_METRICS,
+    *HANDOFF_METRICS,
+    *PIPELINE_METRICS,
+    *METRICS,
+)
 COUNTERS = frozenset(metric.name for metric in ALL_METRICS if metric.type == "counter")
 
 
 def gateway_records(gateway: GatewayStatistics) -> list[Sample]:
     """Return every figure of a gateway process and of its quivers."""
-    own = samples(GATEWAY_METRICS, [({"worker": str(gateway.worker)}, gateway)])
+    own = samples(
+        (*GATEWAY_METRICS, *HANDOFF_METRICS), [({"worker": str(gateway.worker)}, gateway)]
+    )
     return [*own, *records(gateway.quivers)]
 
 
