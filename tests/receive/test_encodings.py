@@ -11,7 +11,7 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.receive.body import MEMBERS_MAX, Decoding, TooMuch, Undecodable
+from holdfast.bodies import MEMBERS_MAX, Decoding, TooMuch, Undecodable
 
 MB = 1024 * 1024
 

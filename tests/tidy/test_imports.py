@@ -21,9 +21,9 @@ SRC = Path(__file__).parents[2] / "src"
 
 LEVELS = (
     {"errors"},
-    {"extras", "local_path"},
+    {"bodies", "extras", "local_path"},
     {"seam", "settings"},
-    {"quiver", "store"},
+    {"grpc", "quiver", "store"},
     {"signals"},
     {"remote", "dead_letters"},
     # What a sender and a data node both know; they talk through `remote`'s gate and faults.
@@ -74,6 +74,13 @@ ROOMS: dict[str, tuple[set[str], ...]] = {
             "cmd_up",
             *("dataflow", "dlq", "files", "quiver"),
         },
+        {"__init__"},
+    ),
+    "grpc": (
+        {"settings", "status", "windows"},
+        {"http2", "messages"},
+        {"client", "server"},
+        {"health"},
         {"__init__"},
     ),
     "node": (
@@ -135,7 +142,7 @@ ROOMS: dict[str, tuple[set[str], ...]] = {
         {"admission", "checks", "connection", "openapi"},
         {"body", "http_server"},
         {"http_app"},
-        {"openlineage_endpoints"},
+        {"grpc_server", "openlineage_endpoints"},
         {"openlineage"},
         {"__init__"},
     ),

@@ -14,7 +14,6 @@ passes all of them. What does not pass comes again through `__call__`, which say
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,7 +24,7 @@ from holdfast.errors import BundleTooLarge, NotAccepted
 from holdfast.quiver import Receipt
 from holdfast.receive.admission import Admission, Admitted, TokenClient, Tokens
 from holdfast.receive.body import RequestLimits, encodings_of, read_body
-from holdfast.receive.receiver import ReceiverContext, ReceiverStatistics
+from holdfast.receive.receiver import RareWarnings, ReceiverContext, ReceiverStatistics
 from holdfast.receive.responses import (
     Disconnected,
     OnStored,
@@ -43,10 +42,6 @@ from holdfast.receive.responses import (
 
 # An announced length with more digits than this is too large whatever they are.
 _LENGTH_DIGITS_MAX = 18
-# A quiver that takes nothing, or a fault of ours, is logged this often.
-_WARNING_INTERVAL_S = 60.0
-
-log = logging.getLogger("holdfast.receive")
 
 
 @dataclass
@@ -112,8 +107,6 @@ class HttpApp:
         not_found_hint: str,
         on_close: Callable[[], Awaitable[None]],
     ) -> None:
-        self._name = context.name
-        self._clock = context.seam.clock
         self._counts = counts
         # No redirect from the same path with a slash: it would turn a POST into a GET.
         slashed = {path + "/": endpoint for path, endpoint in endpoints.items()}
@@ -131,7 +124,7 @@ class HttpApp:
         self._not_found_hint = not_found_hint
         self._on_close = on_close
         self._stopping = False
-        self._warned_s: dict[type[BaseException], float] = {}
+        self._warnings = RareWarnings(context.name, context.seam.clock)
 
     def refuse_from_now_on(self) -> None:
         """Answer every new request with 503; those under way are finished."""
@@ -247,12 +240,12 @@ class HttpApp:
     def _unavailable(self, error: BaseException) -> Response:
         """Return the answer to a request that the quiver did not take, or that we failed at."""
         if isinstance(error, NotAccepted):
-            self._warn(f"events are not accepted: {error.message}", error)
+            self._warnings.warn(f"events are not accepted: {error.message}", error)
             return refusal(
                 Reason.UNAVAILABLE, error.message, error.hint, retry_after_s=error.retry_after_s
             )
         # A fault of ours. The event may be fine, and its sender keeps it.
-        self._warn("BUG: a request failed", error, exc_info=error)
+        self._warnings.warn("BUG: a request failed", error, with_traceback=True)
         return refusal(
             Reason.UNAVAILABLE,
             "the gateway failed to handle this request",
@@ -298,18 +291,6 @@ class HttpApp:
             return endpoint.accepted(outcome, size_bytes)
         self._counts.rejected[Reason.UNAVAILABLE] += 1
         return self._unavailable(outcome)
-
-    # ----------------------------------------------------------------- in here
-
-    def _warn(
-        self, message: str, error: BaseException, *, exc_info: BaseException | None = None
-    ) -> None:
-        """Log what goes wrong, each kind of it now and then."""
-        now_s = self._clock.monotonic_s()
-        warned_s = self._warned_s.get(type(error))
-        if warned_s is None or now_s - warned_s >= _WARNING_INTERVAL_S:
-            self._warned_s[type(error)] = now_s
-            log.warning("%s: %s", self._name, message, exc_info=exc_info)
 
 
 def _tidy(path: str) -> str:

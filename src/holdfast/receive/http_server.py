@@ -7,7 +7,6 @@ taken, and wakes ten times a second. Its protocol is what we want of it.
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import Mapping
 from email.utils import formatdate
 from pathlib import Path
@@ -16,14 +15,19 @@ from typing import cast
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
-from holdfast.errors import BadConfig
 from holdfast.receive.connection import (
     BoundedConnection,
     ConnectionCounts,
     ConnectionSettings,
     FastPath,
 )
-from holdfast.receive.listening import ListenerTls, parse_address, server_context
+from holdfast.receive.listening import (
+    ListenerTls,
+    RotatingTls,
+    bind_sockets,
+    parse_address,
+    url_of,
+)
 from holdfast.receive.responses import AsgiApp, Receive, Scope, Send
 
 # How often deadlines are looked at: a fraction of the shortest, within these bounds.
@@ -59,6 +63,7 @@ class HttpServer:
         self._fast_path = fast_path
         self._listen = parse_address(listen)
         self._tls = tls
+        self._rotating: RotatingTls | None = None
         self._limits = limits or ConnectionSettings()
         self._base_dir = base_dir or Path()
         self._reuse_port = reuse_port
@@ -86,7 +91,9 @@ class HttpServer:
     async def start(self) -> None:
         """Listen on all addresses of the host."""
         loop = asyncio.get_running_loop()
-        context = server_context(self._tls, self._base_dir) if self._tls else None
+        if self._tls is not None:
+            self._rotating = RotatingTls(self._tls, self._base_dir)
+        context = self._rotating.context if self._rotating else None
         config = Config(
             cast("type[AsgiApp]", self._app),
             interface="asgi3",
@@ -106,7 +113,9 @@ class HttpServer:
 
         self._refresh_date()
         scheme = "https" if self._tls else "http"
-        for listening in await self._sockets():
+        for listening in await bind_sockets(
+            self._listen, backlog=self._limits.backlog, reuse_port=self._reuse_port
+        ):
             self._servers.append(
                 await loop.create_server(
                     connection,
@@ -116,8 +125,7 @@ class HttpServer:
                     ssl_handshake_timeout=self._limits.header_timeout_s if context else None,
                 )
             )
-            host, port = listening.getsockname()[:2]
-            self.addresses.append(f"{scheme}://{_in_url(host)}:{port}")
+            self.addresses.append(url_of(listening, scheme))
         self._sweep = asyncio.create_task(self._look_at_deadlines())
 
     async def stop(self, drain_s: float) -> None:
@@ -150,35 +158,8 @@ class HttpServer:
                 return
             await asyncio.sleep(_STOP_CHECK_S)
 
-    async def _sockets(self) -> list[socket.socket]:
-        """Bind to every address of the host; a name such as `localhost` may have two."""
-        host, port = self._listen
-        loop = asyncio.get_running_loop()
-        bound: list[socket.socket] = []
-        try:
-            found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-            for family, kind, protocol, _, address in dict.fromkeys(found):
-                listening = socket.socket(family, kind, protocol)
-                bound.append(listening)
-                listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                if self._reuse_port:
-                    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-                if family == socket.AF_INET6:
-                    listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-                listening.setblocking(False)
-                listening.bind(address)
-                listening.listen(self._limits.backlog)
-        except (OSError, UnicodeError) as error:
-            for listening in bound:
-                listening.close()
-            raise BadConfig(
-                f"cannot listen on {self._listen}: {getattr(error, 'strerror', None) or error}",
-                hint="is the port taken, or the address not this machine's? see `listen`",
-            ) from error
-        return bound
-
     async def _look_at_deadlines(self) -> None:
-        """Close the connections of clients that are too slow, and keep the date right."""
+        """Close the connections of clients that are too slow; keep date and certificates right."""
         limits = self._limits
         shortest_s = min(
             limits.header_timeout_s,
@@ -191,6 +172,8 @@ class HttpServer:
         while True:
             await asyncio.sleep(pause_s)
             self._refresh_date()
+            if self._rotating is not None:
+                self._rotating.refresh()
             now_s = loop.time()
             for connection in list(self._state.connections):
                 assert isinstance(connection, BoundedConnection), "BUG: not our protocol"
@@ -210,7 +193,3 @@ class _Routes:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         app = self._routes.get(scope.get("path", ""), self._app)
         await app(scope, receive, send)
-
-
-def _in_url(host: str) -> str:
-    return f"[{host}]" if ":" in host else host

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
+import logging
+import os
+import socket
 import ssl
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
@@ -13,6 +17,8 @@ from holdfast.errors import BadConfig
 from holdfast.settings import LocalPath, Secret, Settings
 
 PORT_MAX = 65535
+
+log = logging.getLogger("holdfast.receive")
 
 
 class Address(NamedTuple):
@@ -67,6 +73,94 @@ class ListenerTls(Settings):
     """Authorities (PEM) of client certificates; if given, every client must present one."""
     min_version: Literal["1.2", "1.3"] = "1.2"
     """The oldest version of TLS that is spoken."""
+
+
+async def bind_sockets(listen: Address, *, backlog: int, reuse_port: bool) -> list[socket.socket]:
+    """Listen on every address of a host (`localhost` may have two), or raise `BadConfig`."""
+    loop = asyncio.get_running_loop()
+    bound: list[socket.socket] = []
+    try:
+        found = await loop.getaddrinfo(listen.host, listen.port, type=socket.SOCK_STREAM)
+        for family, kind, protocol, _, address in dict.fromkeys(found):
+            listening = socket.socket(family, kind, protocol)
+            bound.append(listening)
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if reuse_port:
+                listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            if family == socket.AF_INET6:
+                listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            listening.setblocking(False)
+            listening.bind(address)
+            listening.listen(backlog)
+    except (OSError, UnicodeError) as error:
+        for listening in bound:
+            listening.close()
+        raise BadConfig(
+            f"cannot listen on {listen}: {getattr(error, 'strerror', None) or error}",
+            hint="is the port taken, or the address not this machine's? see `listen`",
+        ) from error
+    return bound
+
+
+def url_of(listening: socket.socket, scheme: str) -> str:
+    """Return where a bound socket is reached, such as `http://127.0.0.1:5000`."""
+    host, port = listening.getsockname()[:2]
+    return f"{scheme}://{Address(host, port)}"
+
+
+class RotatingTls:
+    """The TLS of a port, which follows its files: new connections see what is in them now.
+
+    A context cannot be replaced in a server that listens, so the first one stays, and asks for the
+    newest at the start of each handshake.
+    """
+
+    def __init__(self, tls: ListenerTls, base_dir: Path, protocols: tuple[str, ...] = ()) -> None:
+        """Read the files, or raise `BadConfig`. `protocols` are offered by ALPN."""
+        self._tls = tls
+        self._base_dir = base_dir
+        self._protocols = protocols
+        names = (tls.cert_file, tls.key_file, tls.client_ca_file)
+        self._paths = [base_dir / name for name in names if name is not None]
+        self._seen = self._look()
+        self.context = self._newest = self._load()
+        self.context.sni_callback = self._choose
+
+    def refresh(self) -> None:
+        """Look whether the files have changed; what cannot be read changes nothing."""
+        seen = self._look()
+        if seen == self._seen:
+            return
+        self._seen = seen
+        try:
+            self._newest = self._load()
+        except BadConfig as error:
+            log.warning("the certificates are not changed: %s", error)
+        else:
+            log.info("certificates were read again: %s", self._paths[0])
+
+    def _load(self) -> ssl.SSLContext:
+        context = server_context(self._tls, self._base_dir)
+        if self._protocols:
+            context.set_alpn_protocols(list(self._protocols))
+        return context
+
+    def _look(self) -> list[tuple[int, int, int] | None]:
+        """Return what tells one state of the files from another."""
+        return [_stamp(path) for path in self._paths]
+
+    def _choose(
+        self, connection: ssl.SSLSocket | ssl.SSLObject, name: str | None, _: ssl.SSLContext
+    ) -> None:
+        connection.context = self._newest
+
+
+def _stamp(path: Path) -> tuple[int, int, int] | None:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_size
 
 
 def server_context(tls: ListenerTls, base_dir: Path) -> ssl.SSLContext:

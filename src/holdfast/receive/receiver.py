@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -9,6 +10,12 @@ from typing import NamedTuple, Protocol
 from holdfast.dead_letters.queue import DeadLetterQueue
 from holdfast.quiver import Quiver
 from holdfast.seam import Seam
+from holdfast.seam.clock import Clock
+
+# A quiver that takes nothing, or a fault of ours, is logged this often.
+_WARNING_INTERVAL_S = 60.0
+
+log = logging.getLogger("holdfast.receive")
 
 
 @dataclass(frozen=True)
@@ -62,3 +69,21 @@ class Receiver(Protocol):
 
     def statistics(self) -> ReceiverStatistics:
         """Return a picture of this moment."""
+
+
+class RareWarnings:
+    """Logs what goes wrong with requests, each kind of it now and then."""
+
+    def __init__(self, name: str, clock: Clock) -> None:
+        self._name = name
+        self._clock = clock
+        self._warned_s: dict[type[BaseException], float] = {}
+
+    def warn(self, message: str, error: BaseException, *, with_traceback: bool = False) -> None:
+        """Log it, unless the same kind was logged a moment ago."""
+        now_s = self._clock.monotonic_s()
+        warned_s = self._warned_s.get(type(error))
+        if warned_s is None or now_s - warned_s >= _WARNING_INTERVAL_S:
+            self._warned_s[type(error)] = now_s
+            exc_info = error if with_traceback else None
+            log.warning("%s: %s", self._name, message, exc_info=exc_info)

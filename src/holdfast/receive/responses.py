@@ -95,6 +95,8 @@ class Refused(Exception):
     ) -> None:
         super().__init__(message)
         self.reason = reason
+        self.hint = hint
+        self.retry_after_s = retry_after_s
         self.answer = refusal(reason, message, hint, retry_after_s=retry_after_s, headers=headers)
 
 

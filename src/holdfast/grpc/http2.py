@@ -1,0 +1,598 @@
+"""One HTTP/2 connection of gRPC, either side of it: `h2`, but for what has to be bounded.
+
+`h2` knows the protocol: header compression, settings, the states of streams. Three things are done
+here, on the bytes, before it sees them:
+
+- **DATA never passes `h2`.** It is most of all bytes, and its frames are the dearest part of a
+  server in pure Python. A payload goes from the socket's buffer to its call, also while its frame
+  is incomplete, so that every byte is admitted or forgotten when it comes. The windows of what the
+  peer may send are therefore ours, and open only for bytes that were `granted`. `h2` learns of the
+  end of a stream by a frame that we make (`_end_stream`).
+- **GOAWAY never passes it either.** It takes one for the end of the connection; for gRPC the
+  streams that are open go on. Ours is written by hand for the same reason.
+- **Frames that bring no data are counted** (`TokenBucket`): resets, PING, SETTINGS, empty frames.
+  Each is cheap to send and costs us a hundred times as much.
+
+A turn is at most `TURN_BYTES` or `TURN_S`; then other connections have theirs. While a peer does
+not read what we write, nothing of it is read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from time import perf_counter
+from typing import Protocol
+
+import h2.config
+import h2.connection
+import h2.errors
+import h2.events
+import h2.exceptions
+import h2.settings
+
+from holdfast.grpc.settings import GrpcSettings
+from holdfast.grpc.windows import ReceiveWindows, WindowExceeded
+from holdfast.seam.clock import Clock
+from holdfast.seam.rate import TokenBucket
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+TURN_BYTES = 256 * 1024
+TURN_S = 0.010
+# Frames without data that one call pays for: its windows, and the pings of a client that measures.
+CONTROL_FRAMES_PER_CALL = 8
+# What HTTP/2 begins with, before settings are known.
+_FIRST_FRAME_BYTES = 16384
+_HEAD_BYTES = 9
+_LAST_STREAM_ID = 2**31 - 1
+# Closed streams whose late frames `h2` recognises; it would remember 65,536 on each connection.
+_CLOSED_STREAMS_MAX = 256
+
+_DATA, _HEADERS, _PRIORITY, _RST_STREAM, _SETTINGS, _PUSH_PROMISE = range(6)
+_PING, _GOAWAY, _WINDOW_UPDATE, _CONTINUATION = range(6, 10)
+_END_STREAM, _END_HEADERS, _PADDED = 0x1, 0x4, 0x8
+_GOAWAY_BYTES_MIN = 8
+
+HeaderList = Sequence[tuple[bytes, bytes]]
+ErrorCodes = h2.errors.ErrorCodes
+
+log = logging.getLogger("holdfast.grpc")
+
+
+class Side(Protocol):
+    """What a server or a client does with what comes."""
+
+    def opened(self) -> None:
+        """Begin: the connection is there."""
+
+    def headers_came(self, stream_id: int, headers: HeaderList, *, ended: bool) -> None:
+        """Take headers or trailers."""
+
+    def data_came(self, stream_id: int, data: bytes) -> bool:
+        """Take a piece of a body, and grant it later; False: nobody wants it."""
+
+    def stream_ended(self, stream_id: int) -> None:
+        """Know that the peer sends nothing more on a stream."""
+
+    def stream_reset(self, stream_id: int, code: int) -> None:
+        """Know that a stream is gone."""
+
+    def peer_leaves(self, last_stream_id: int, code: int) -> None:
+        """Know that the peer takes no stream above this one."""
+
+    def pinged_back(self) -> None:
+        """Know that the peer has read all that was written before the ping."""
+
+    def lost(self, error: Exception | None) -> None:
+        """Know that the connection is gone."""
+
+
+class _H2Engine(h2.connection.H2Connection):
+    MAX_CLOSED_STREAMS = _CLOSED_STREAMS_MAX
+
+
+class _Violation(Exception):
+    """The peer breaks the protocol, or a bound; the connection ends."""
+
+    def __init__(self, code: ErrorCodes, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class _UnsentBody:
+    """What is left to send of a stream, while the peer's window has no room for it."""
+
+    __slots__ = ("data", "since_s", "trailers")
+
+    def __init__(self, data: bytes, trailers: HeaderList | None, since_s: float) -> None:
+        self.data = memoryview(data)
+        # None: the end of the data is the end of the stream.
+        self.trailers = trailers
+        # When the peer last took something of it.
+        self.since_s = since_s
+
+
+class Http2(asyncio.Protocol):
+    """One connection."""
+
+    def __init__(
+        self, side: Side, settings: GrpcSettings, clock: Clock, *, is_client: bool
+    ) -> None:
+        self._side = side
+        self._settings = settings
+        self._is_client = is_client
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._h2 = _engine(settings, is_client=is_client)
+        self._control = TokenBucket(
+            settings.max_control_frames_per_s, settings.control_frames_burst, clock
+        )
+        self._resets = TokenBucket(settings.max_resets_per_s, settings.resets_burst, clock)
+        # What came and was not looked at yet: less than a turn and a frame without data.
+        self._buffer = b""
+        self._preface = b"" if is_client else PREFACE
+        # A turn is coming; or the peer reads nothing.
+        self._is_waiting = False
+        self._flushes = False
+        self._ends = False
+        # The DATA frame whose payload comes now.
+        self._data_stream_id = 0
+        self._data_left_bytes = 0
+        self._padding_left_bytes = 0
+        self._data_ends_stream = False
+        # The stream whose header block is incomplete, and how large it is so far.
+        self._block_stream_id = 0
+        self._block_bytes = 0
+        # When a header block began; and when the peer stopped to read.
+        self.block_since_s: float | None = None
+        self.unread_since_s: float | None = None
+        self._windows = ReceiveWindows(settings.window_bytes)
+        # Streams that `h2` has open.
+        self._open: set[int] = set()
+        # Bytes of streams that nobody wanted, since the last that somebody did.
+        self._unwanted_bytes = 0
+        self._bodies: dict[int, _UnsentBody] = {}
+
+    # ------------------------------------------------------------ the transport
+
+    @property
+    def is_open(self) -> bool:
+        """Whether anything can be sent."""
+        return self._transport is not None and not self._ends and not self._transport.is_closing()
+
+    @property
+    def max_streams(self) -> int:
+        """How many streams the peer lets us open."""
+        return self._h2.remote_settings.max_concurrent_streams
+
+    @property
+    def _highest_stream_id(self) -> int:
+        engine = self._h2
+        return (
+            engine.highest_outbound_stream_id
+            if self._is_client
+            else engine.highest_inbound_stream_id
+        )
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        self._transport = transport
+        self._h2.initiate_connection()
+        self._write(self._h2.data_to_send() + self._windows.begin())
+        self._side.opened()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._ends = True
+        self._buffer = b""
+        self._bodies.clear()
+        self._side.lost(exc)
+
+    def pause_writing(self) -> None:
+        self.unread_since_s = self._loop.time()
+        self._hold_reading()
+
+    def resume_writing(self) -> None:
+        self.unread_since_s = None
+        self._send_bodies()
+        self._soon()
+
+    def data_received(self, data: bytes) -> None:
+        if self._ends:
+            return
+        self._buffer = self._buffer + data if self._buffer else data
+        if not self._is_waiting:
+            self._turn()
+
+    # ------------------------------------------------------------------- a turn
+
+    def _turn(self) -> None:
+        """Go through what came, for as long as one connection may."""
+        self._is_waiting = False
+        if self._ends or self.unread_since_s is not None:
+            return
+        buffer, at = self._buffer, 0
+        size_bytes = len(buffer)
+        ends_s = perf_counter() + TURN_S
+        is_over = False
+        try:
+            while at < size_bytes and self.is_open and not is_over:
+                step = self._step(buffer, at)
+                if step == 0:
+                    break
+                at += step
+                is_over = at >= TURN_BYTES or perf_counter() >= ends_s
+        except _Violation as violation:
+            self.end(violation.code, str(violation))
+            return
+        self._buffer = buffer[at:]
+        self._flush()
+        if is_over and self._buffer and self.is_open:
+            self._soon()
+        elif self.is_open:
+            self._go_on_reading()
+
+    def _soon(self) -> None:
+        """Have the next turn when the others had theirs."""
+        if not self._is_waiting:
+            self._hold_reading()
+            self._is_waiting = True
+            self._loop.call_soon(self._turn)
+
+    def _hold_reading(self) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()
+
+    def _go_on_reading(self) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    def _step(self, buffer: bytes, at: int) -> int:
+        """Take the next frame, or what came of it; return the bytes taken, 0 if more must come."""
+        if self._data_left_bytes or self._padding_left_bytes:
+            return self._take_data(buffer, at)
+        if self._preface:
+            return self._take_preface(buffer, at)
+        if len(buffer) - at < _HEAD_BYTES:
+            return 0
+        length = int.from_bytes(buffer[at : at + 3], "big")
+        kind, flags = buffer[at + 3], buffer[at + 4]
+        stream_id = int.from_bytes(buffer[at + 5 : at + 9], "big") & _LAST_STREAM_ID
+        if self._block_stream_id and (kind != _CONTINUATION or stream_id != self._block_stream_id):
+            raise _Violation(ErrorCodes.PROTOCOL_ERROR, "a header block was not continued")
+        if kind == _DATA:
+            return self._begin_data(buffer, at, length, flags, stream_id)
+        if length > self._settings.max_header_bytes:
+            raise _Violation(ErrorCodes.FRAME_SIZE_ERROR, "a frame without data is too large")
+        if len(buffer) - at < _HEAD_BYTES + length:
+            return 0
+        frame = buffer[at : at + _HEAD_BYTES + length]
+        self._take_frame(frame, kind, flags, stream_id)
+        return len(frame)
+
+    def _take_preface(self, buffer: bytes, at: int) -> int:
+        came = buffer[at : at + len(PREFACE)]
+        if not self._preface.startswith(came):
+            raise _Violation(ErrorCodes.PROTOCOL_ERROR, "this port speaks gRPC (HTTP/2)")
+        if len(came) < len(PREFACE):
+            return 0
+        self._preface = b""
+        self._h2.receive_data(PREFACE)
+        return len(came)
+
+    # --------------------------------------------------------------------- data
+
+    def _begin_data(self, buffer: bytes, at: int, length: int, flags: int, stream_id: int) -> int:
+        """Take the head of a DATA frame."""
+        if length > max(self._settings.max_frame_bytes, _FIRST_FRAME_BYTES):
+            raise _Violation(ErrorCodes.FRAME_SIZE_ERROR, "a frame is larger than we said")
+        if stream_id == 0 or stream_id > self._highest_stream_id:
+            raise _Violation(ErrorCodes.PROTOCOL_ERROR, "data came on a stream that is not open")
+        head_bytes = _HEAD_BYTES
+        padding_bytes = 0
+        if flags & _PADDED:
+            if len(buffer) - at <= _HEAD_BYTES and length:
+                return 0
+            head_bytes += 1
+            padding_bytes = buffer[at + _HEAD_BYTES] if length else 0
+            if padding_bytes >= length:
+                raise _Violation(ErrorCodes.PROTOCOL_ERROR, "a frame is all padding")
+        data_bytes = length - padding_bytes - (head_bytes - _HEAD_BYTES)
+        if data_bytes == 0 and not flags & _END_STREAM:
+            self._charge_control()
+        try:
+            self._windows.consume(stream_id, length)
+        except WindowExceeded:
+            code = ErrorCodes.FLOW_CONTROL_ERROR
+            raise _Violation(code, "more came than the window allows") from None
+        if head_bytes > _HEAD_BYTES:
+            # Padding is gone as soon as it came.
+            self.granted(stream_id, length - data_bytes)
+        self._data_stream_id = stream_id
+        self._data_left_bytes = data_bytes
+        self._padding_left_bytes = padding_bytes
+        self._data_ends_stream = bool(flags & _END_STREAM)
+        if not data_bytes and not padding_bytes:
+            self._end_data()
+        return head_bytes
+
+    def _take_data(self, buffer: bytes, at: int) -> int:
+        """Take what came of the payload of a DATA frame."""
+        if self._data_left_bytes:
+            data = buffer[at : min(at + self._data_left_bytes, TURN_BYTES)]
+            self._data_left_bytes -= len(data)
+            if not self._side.data_came(self._data_stream_id, data):
+                self._forget_data(len(data))
+            taken_bytes = len(data)
+        else:
+            taken_bytes = min(len(buffer) - at, self._padding_left_bytes)
+            self._padding_left_bytes -= taken_bytes
+        if not self._data_left_bytes and not self._padding_left_bytes:
+            self._end_data()
+        return taken_bytes
+
+    def _end_data(self) -> None:
+        if self._data_ends_stream and self._windows.close(self._data_stream_id):
+            self._side.stream_ended(self._data_stream_id)
+
+    def _forget_data(self, size_bytes: int) -> None:
+        """Count data that nobody wants: it takes no memory, but time."""
+        self._write(self._windows.give_back(size_bytes))
+        self._unwanted_bytes += size_bytes
+        if self._unwanted_bytes > self._settings.max_unread_bytes:
+            raise _Violation(ErrorCodes.ENHANCE_YOUR_CALM, "too much came for calls that are over")
+
+    def granted(self, stream_id: int, size_bytes: int) -> None:
+        """Let the peer send as much again: these bytes were admitted, or are gone."""
+        self._unwanted_bytes = 0
+        self._write(self._windows.grant(stream_id, size_bytes))
+
+    # ------------------------------------------------------------- other frames
+
+    def _take_frame(self, frame: bytes, kind: int, flags: int, stream_id: int) -> None:
+        """Give a whole frame to `h2`, if it may come, and tell what it means."""
+        if kind in (_HEADERS, _CONTINUATION):
+            self._count_block(len(frame), flags, stream_id)
+        if kind == _RST_STREAM and stream_id in self._open:
+            self._charge_reset()
+        elif kind != _HEADERS:
+            self._charge_control()
+        if kind == _GOAWAY:
+            self._take_goaway(frame)
+            return
+        if kind > _CONTINUATION or (
+            kind in (_RST_STREAM, _WINDOW_UPDATE)
+            and 0 < stream_id <= self._highest_stream_id
+            and stream_id not in self._open
+        ):
+            return  # unknown, or about a stream that is over: `h2` forgets those
+        try:
+            events = self._h2.receive_data(frame)
+        except h2.exceptions.ProtocolError as error:
+            # It has written its own GOAWAY.
+            self._flush()
+            raise _Violation(error.error_code, str(error)) from error
+        for event in events:
+            self._tell(event)
+
+    def _count_block(self, size_bytes: int, flags: int, stream_id: int) -> None:
+        """Bound a header block over all its frames."""
+        self._block_bytes += size_bytes
+        if self._block_bytes > self._settings.max_header_bytes:
+            raise _Violation(ErrorCodes.ENHANCE_YOUR_CALM, "the headers are too large")
+        if flags & _END_HEADERS:
+            self._block_stream_id = self._block_bytes = 0
+            self.block_since_s = None
+        elif not self._block_stream_id:
+            self._block_stream_id = stream_id
+            self.block_since_s = self._loop.time()
+
+    def _charge_control(self) -> None:
+        if self._control.take(1) > 0:
+            raise _Violation(ErrorCodes.ENHANCE_YOUR_CALM, "too many frames without data")
+
+    def _charge_reset(self) -> None:
+        if self._resets.take(1) > 0:
+            raise _Violation(ErrorCodes.ENHANCE_YOUR_CALM, "too many calls are taken back")
+
+    def _take_goaway(self, frame: bytes) -> None:
+        if len(frame) < _HEAD_BYTES + _GOAWAY_BYTES_MIN:
+            raise _Violation(ErrorCodes.FRAME_SIZE_ERROR, "a GOAWAY is too short")
+        last_stream_id = int.from_bytes(frame[9:13], "big") & _LAST_STREAM_ID
+        self._side.peer_leaves(last_stream_id, int.from_bytes(frame[13:17], "big"))
+
+    def _tell(self, event: h2.events.Event) -> None:
+        if isinstance(
+            event,
+            h2.events.RequestReceived | h2.events.ResponseReceived | h2.events.TrailersReceived,
+        ):
+            ended = event.stream_ended is not None
+            if isinstance(event, h2.events.RequestReceived):
+                self._open.add(event.stream_id)
+                if not ended:
+                    self._windows.open(event.stream_id)
+            if ended:
+                self._windows.close(event.stream_id)
+            self._side.headers_came(event.stream_id, event.headers, ended=ended)
+        elif isinstance(event, h2.events.StreamReset):
+            if not event.remote_reset:
+                # It was made to reset one, by a frame that its state does not allow.
+                self._charge_reset()
+            self._drop(event.stream_id)
+            self._side.stream_reset(event.stream_id, int(event.error_code))
+        elif isinstance(event, h2.events.WindowUpdated | h2.events.RemoteSettingsChanged):
+            self._send_bodies()
+        elif isinstance(event, h2.events.PingAckReceived):
+            self._side.pinged_back()
+
+    def _drop(self, stream_id: int) -> None:
+        self._open.discard(stream_id)
+        self._windows.close(stream_id)
+        self._bodies.pop(stream_id, None)
+
+    # ------------------------------------------------------------------ sending
+
+    def open_stream(self, headers: HeaderList) -> int:
+        """Begin a stream of a client, and return its number."""
+        stream_id = self._h2.get_next_available_stream_id()
+        self._h2.send_headers(stream_id, headers)
+        self._open.add(stream_id)
+        self._windows.open(stream_id)
+        self._flush_soon()
+        return stream_id
+
+    def send_body(self, stream_id: int, data: bytes, trailers: HeaderList | None = None) -> None:
+        """Send all that is to be sent on a stream, as fast as the peer takes it."""
+        self._bodies[stream_id] = _UnsentBody(data, trailers, self._loop.time())
+        self._send_some(stream_id)
+        self._flush_soon()
+
+    def respond(
+        self,
+        stream_id: int,
+        headers: HeaderList,
+        body: bytes = b"",
+        trailers: HeaderList | None = None,
+    ) -> None:
+        """Send a whole response; without trailers, headers are all of it. Then the stream ends."""
+        self._h2.send_headers(stream_id, headers, end_stream=trailers is None)
+        if trailers is None:
+            self._end_stream(stream_id)
+            self._flush_soon()
+        else:
+            self.send_body(stream_id, body, trailers)
+
+    def expire(self, oldest_s: float) -> None:
+        """Give up what a peer takes nothing of since then."""
+        for stream_id, body in list(self._bodies.items()):
+            if body.since_s <= oldest_s:
+                self.reset(stream_id, ErrorCodes.CANCEL)
+                self._side.stream_reset(stream_id, ErrorCodes.CANCEL)
+
+    @property
+    def is_sending(self) -> bool:
+        """Whether the peer has not taken all bodies yet."""
+        return bool(self._bodies)
+
+    def reset(self, stream_id: int, code: ErrorCodes) -> None:
+        """End a stream at once; what the peer still sends on it is forgotten."""
+        self._drop(stream_id)
+        self._h2.reset_stream(stream_id, code)
+        self._control.charge(-CONTROL_FRAMES_PER_CALL)
+        self._flush_soon()
+
+    def _end_stream(self, stream_id: int) -> None:
+        """End a stream on which our side has sent all."""
+        if stream_id in self._windows:
+            # What the peer still sends on it is not wanted.
+            self.reset(stream_id, ErrorCodes.NO_ERROR)
+            return
+        self._drop(stream_id)
+        # `h2` did not see the peer's end of it.
+        self._h2.receive_data(b"\0\0\4\3\0%b\0\0\0\0" % stream_id.to_bytes(4, "big"))
+        self._control.charge(-CONTROL_FRAMES_PER_CALL)
+
+    def ping(self) -> None:
+        """Ask for a sign that all was read."""
+        self._h2.ping(b"holdfast")
+        self._flush_soon()
+
+    def leave(self, last_stream_id: int = _LAST_STREAM_ID) -> None:
+        """Tell the peer to open no more streams; those up to this one go on."""
+        self._flush()
+        self._write(_goaway(last_stream_id, ErrorCodes.NO_ERROR, b""))
+
+    def end(self, code: ErrorCodes = ErrorCodes.NO_ERROR, message: str = "") -> None:
+        """Say why, and close."""
+        if self._ends or self._transport is None:
+            return
+        self._flush()
+        self._ends = True
+        last = 0 if self._is_client else self._h2.highest_inbound_stream_id
+        self._write(_goaway(last, code, message.encode()[:256]))
+        self._transport.close()
+
+    def abort(self) -> None:
+        """Close at once."""
+        self._ends = True
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _send_bodies(self) -> None:
+        for stream_id in list(self._bodies):
+            self._send_some(stream_id)
+        self._flush_soon()
+
+    def _send_some(self, stream_id: int) -> None:
+        """Send what the windows have room for, a turn's worth at most."""
+        body = self._bodies[stream_id]
+        room_bytes = min(self._h2.local_flow_control_window(stream_id), TURN_BYTES)
+        frame_bytes = self._h2.max_outbound_frame_size
+        while body.data and room_bytes > 0 and self.unread_since_s is None:
+            piece = body.data[: min(frame_bytes, room_bytes)]
+            body.data = body.data[len(piece) :]
+            room_bytes -= len(piece)
+            body.since_s = self._loop.time()
+            ends = not body.data and body.trailers is None
+            self._h2.send_data(stream_id, bytes(piece), end_stream=ends)
+        if not body.data:
+            del self._bodies[stream_id]
+            if body.trailers is not None:
+                self._h2.send_headers(stream_id, body.trailers, end_stream=True)
+                self._end_stream(stream_id)
+        elif room_bytes <= 0 and self._h2.local_flow_control_window(stream_id) > 0:
+            self._loop.call_soon(self._send_more, stream_id)
+
+    def _send_more(self, stream_id: int) -> None:
+        if stream_id in self._bodies and self.is_open:
+            self._send_some(stream_id)
+            self._flush_soon()
+
+    def _flush_soon(self) -> None:
+        """Write once for everything that happens in this round of the loop."""
+        if not self._flushes:
+            self._flushes = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flushes = False
+        self._write(self._h2.data_to_send())
+
+    def _write(self, data: bytes) -> None:
+        if data and self._transport is not None and not self._transport.is_closing():
+            self._transport.write(data)
+
+
+def _engine(settings: GrpcSettings, *, is_client: bool) -> _H2Engine:
+    # What a peer sends is checked; what we send is ours, and checking it would cost a third.
+    engine = _H2Engine(
+        h2.config.H2Configuration(
+            client_side=is_client,
+            header_encoding=None,
+            validate_outbound_headers=False,
+            normalize_outbound_headers=False,
+        )
+    )
+    codes = h2.settings.SettingCodes
+    engine.local_settings = h2.settings.Settings(
+        client=is_client,
+        initial_values={
+            codes.ENABLE_PUSH: 0,
+            codes.MAX_CONCURRENT_STREAMS: settings.max_streams,
+            codes.INITIAL_WINDOW_SIZE: settings.window_bytes,
+            codes.MAX_FRAME_SIZE: settings.max_frame_bytes,
+            codes.MAX_HEADER_LIST_SIZE: settings.max_header_bytes,
+        },
+    )
+    engine.decoder.max_header_list_size = settings.max_header_bytes
+    engine.max_inbound_frame_size = settings.max_frame_bytes
+    return engine
+
+
+def _goaway(last_stream_id: int, code: ErrorCodes, debug: bytes) -> bytes:
+    length = _GOAWAY_BYTES_MIN + len(debug)
+    return b"%b\x07\0\0\0\0\0%b%b%b" % (
+        length.to_bytes(3, "big"),
+        last_stream_id.to_bytes(4, "big"),
+        int(code).to_bytes(4, "big"),
+        debug,
+    )

@@ -1,0 +1,476 @@
+"""The server's side of a connection: calls come in, methods answer them.
+
+A method is an async function from a message to a message (`Method`); one that answers most calls
+without waiting can take them by a plain call (`FastMethod`). Neither sees streams, frames or
+windows. Who may call, and how much may be under way, is the gate's business (`CallGate`), so that
+it is the same for every protocol of a receiver.
+
+A call that fails is answered whatever it is: what a client is told decides whether it keeps its
+data. A method that raises anything unexpected ends as UNAVAILABLE, never as UNKNOWN or INTERNAL,
+which clients take for a reason to drop what they sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Mapping
+from functools import partial
+from typing import Protocol, runtime_checkable
+
+from holdfast.bodies import TURN_BYTES, TooMuch, Undecodable
+from holdfast.grpc.http2 import ErrorCodes, HeaderList, Http2
+from holdfast.grpc.messages import (
+    ACCEPT_ENCODING,
+    IDENTITY,
+    Message,
+    MessageLimits,
+    MessageReader,
+    check_encoding,
+    framed,
+    parse_timeout_s,
+    too_large,
+    unpacking,
+)
+from holdfast.grpc.settings import GrpcSettings
+from holdfast.grpc.status import CallFailed, StatusCode, trailers_of
+from holdfast.seam import Seam
+
+_NEVER_S = math.inf
+_RETRY_AFTER_S = 1.0
+_CONTENT_TYPE = b"application/grpc"
+_RESPONSE = [
+    (b":status", b"200"),
+    (b"content-type", b"application/grpc"),
+    (b"grpc-accept-encoding", ACCEPT_ENCODING),
+]
+_OK = [(b"grpc-status", b"0")]
+# After this long without a sign that GOAWAY was read, no new call is waited for.
+_LEAVE_GRACE_S = 1.0
+# How much the age of connections differs: those that were opened together do not end together.
+_AGE_SPREAD = 0.1
+
+
+class CallPlace(Protocol):
+    """What one call holds of the bounds that all share."""
+
+    def received(self, size_bytes: int) -> None:
+        """Count bytes as they came, and hold them, or raise."""
+
+    def hold(self, size_bytes: int) -> None:
+        """Hold some more, or raise."""
+
+    def leave(self) -> None:
+        """Give everything back; called once."""
+
+
+class CallGate(Protocol):
+    """Who may call, and how much may be under way."""
+
+    def enter(self, path: bytes, headers: HeaderList) -> CallPlace:
+        """Return the place of a call, or raise."""
+
+    def failure(self, error: BaseException) -> CallFailed:
+        """Count a call that failed, and return what its client is told."""
+
+
+class Method(Protocol):
+    """What is done with the calls of one path."""
+
+    async def handle(self, body: bytes, call: ServerCall) -> bytes:
+        """Return the answer to a message, or raise."""
+
+
+@runtime_checkable
+class FastMethod(Method, Protocol):
+    """One that takes ordinary calls without waiting."""
+
+    def offer(self, body: bytes, call: ServerCall) -> bool:
+        """Take a call, and `answer` or `fail` it later, once; or return False, nothing done."""
+
+
+class ServerCall:
+    """One call, until it is answered."""
+
+    __slots__ = (
+        "_connection",
+        "came_bytes",
+        "deadline_s",
+        "encoding",
+        "has_begun",
+        "headers",
+        "is_over",
+        "message",
+        "method",
+        "path",
+        "place",
+        "reader",
+        "seen_s",
+        "started_s",
+        "stream_id",
+        "task",
+    )
+
+    def __init__(
+        self, connection: ServerConnection, stream_id: int, headers: HeaderList, now_s: float
+    ) -> None:
+        self._connection = connection
+        self.stream_id = stream_id
+        self.headers = headers
+        self.path = b""
+        self.encoding = IDENTITY
+        # When the client gives up, by the loop's clock.
+        self.deadline_s = _NEVER_S
+        self.started_s = self.seen_s = now_s
+        self.came_bytes = 0
+        self.method: Method | None = None
+        self.place: CallPlace | None = None
+        self.reader: MessageReader | None = None
+        self.message: Message | None = None
+        # Its message is complete, and its method has it.
+        self.has_begun = False
+        # Nobody waits for its answer any more.
+        self.is_over = False
+        self.task: asyncio.Task[None] | None = None
+
+    def header(self, name: bytes) -> bytes:
+        """Return the value of a header; the last one if there are several, empty if none."""
+        return next((value for key, value in reversed(self.headers) if key == name), b"")
+
+    def answer(self, body: bytes) -> None:
+        """Send the answer, and end the call."""
+        self._connection.answered(self, body)
+
+    def fail(self, error: BaseException) -> None:
+        """End the call with a failure."""
+        self._connection.failed(self, error)
+
+
+class ServerConnections:
+    """What all connections of one server have in common."""
+
+    def __init__(
+        self,
+        methods: Mapping[str, Method],
+        gate: CallGate,
+        settings: GrpcSettings,
+        limits: MessageLimits,
+        seam: Seam,
+    ) -> None:
+        self.methods = {path.encode(): method for path, method in methods.items()}
+        self.fast_methods = {
+            path: method for path, method in self.methods.items() if isinstance(method, FastMethod)
+        }
+        self.gate = gate
+        self.settings = settings
+        self.limits = limits
+        self.seam = seam
+        self.open: set[ServerConnection] = set()
+        # Methods that work on, though their call or their connection may be gone.
+        self.tasks: set[asyncio.Task[None]] = set()
+        self.calls = 0
+        self.is_leaving = False
+
+    def connection(self) -> Http2:
+        """Return the protocol of a new connection."""
+        side = ServerConnection(self)
+        side.http2 = Http2(side, self.settings, self.seam.clock, is_client=False)
+        return side.http2
+
+    def leave(self) -> None:
+        """Tell all clients to go away; calls under way are finished."""
+        self.is_leaving = True
+        for connection in list(self.open):
+            connection.leave()
+
+    def expire(self, now_s: float) -> None:
+        """End what had its time."""
+        for connection in list(self.open):
+            connection.expire(now_s)
+
+    def cut(self) -> None:
+        """Close all connections at once, and stop their methods."""
+        for connection in list(self.open):
+            connection.http2.abort()
+        for task in list(self.tasks):
+            task.cancel()
+
+
+class ServerConnection:
+    """One connection, and its calls."""
+
+    http2: Http2
+
+    def __init__(self, server: ServerConnections) -> None:
+        self._server = server
+        self._settings = server.settings
+        self._loop = asyncio.get_running_loop()
+        self._calls: dict[int, ServerCall] = {}
+        self._highest_stream_id = 0
+        now_s = self._loop.time()
+        spread = 1 + _AGE_SPREAD * (2 * server.seam.randomness.random() - 1)
+        self._ages_s = now_s + server.settings.max_age_s * spread
+        # Before the first call it has less time.
+        self._idle_s = now_s + server.settings.header_timeout_s
+        # When it was told to go away: first that it will be, then from which call on.
+        self._left_s = _NEVER_S
+        self._takes_calls = True
+
+    # ------------------------------------------------------------- the connection
+
+    def opened(self) -> None:
+        if len(self._server.open) >= self._settings.max_connections or self._server.is_leaving:
+            self.http2.end(ErrorCodes.NO_ERROR, "too many connections are open")
+            return
+        self._server.open.add(self)
+
+    def lost(self, error: Exception | None) -> None:
+        self._server.open.discard(self)
+        for call in list(self._calls.values()):
+            self._abandon(call)
+        self._calls.clear()
+
+    def peer_leaves(self, last_stream_id: int, code: int) -> None:
+        """Nothing: it closes when it has its answers."""
+
+    def leave(self) -> None:
+        """Tell the client to go away; its calls are finished."""
+        if self._left_s == _NEVER_S:
+            self._left_s = self._loop.time()
+            self.http2.leave()
+            self.http2.ping()
+
+    def pinged_back(self) -> None:
+        if self._left_s != _NEVER_S and self._takes_calls:
+            self._takes_calls = False
+            self.http2.leave(self._highest_stream_id)
+            self._end_if_done()
+
+    def _end_if_done(self) -> None:
+        if not self._takes_calls and not self._calls and not self.http2.is_sending:
+            self.http2.end()
+
+    def expire(self, now_s: float) -> None:
+        """End the calls, and perhaps the connection, whose client had its time."""
+        settings = self._settings
+        block_s, unread_s = self.http2.block_since_s, self.http2.unread_since_s
+        if unread_s is not None and now_s >= unread_s + settings.send_timeout_s:
+            self.http2.abort()
+            return
+        if block_s is not None and now_s >= block_s + settings.header_timeout_s:
+            self.http2.end(ErrorCodes.ENHANCE_YOUR_CALM, "the headers came too slowly")
+            return
+        self.http2.expire(now_s - settings.send_timeout_s)
+        for call in list(self._calls.values()):
+            self._expire_call(call, now_s)
+        self._end_if_done()
+        if self._left_s == _NEVER_S:
+            if now_s >= self._ages_s or (not self._calls and now_s >= self._idle_s):
+                self.leave()
+        elif now_s >= self._left_s + settings.drain_timeout_s:
+            self.http2.abort()
+        elif now_s >= self._left_s + _LEAVE_GRACE_S:
+            self.pinged_back()
+
+    def _expire_call(self, call: ServerCall, now_s: float) -> None:
+        limits = self._server.limits
+        if now_s >= call.deadline_s:
+            late = CallFailed(StatusCode.DEADLINE_EXCEEDED, "the deadline has passed")
+            self._give_up(call, late)
+        elif not call.has_begun:
+            slowest_s = call.started_s + call.came_bytes / limits.min_bytes_per_s
+            if now_s >= min(call.seen_s, slowest_s) + limits.timeout_s:
+                self._give_up(call, _unavailable("the message came too slowly"))
+
+    # --------------------------------------------------------------- what comes
+
+    def headers_came(self, stream_id: int, headers: HeaderList, *, ended: bool) -> None:
+        call = self._calls.get(stream_id)
+        if call is not None:  # trailers: nothing in them is for us
+            self.stream_ended(stream_id)
+            return
+        if not self._takes_calls:
+            self.http2.reset(stream_id, ErrorCodes.REFUSED_STREAM)
+            return
+        self._highest_stream_id = stream_id
+        self._server.calls += 1
+        call = ServerCall(self, stream_id, headers, self._loop.time())
+        self._calls[stream_id] = call
+        try:
+            status = self._examine(call)
+        except Exception as error:
+            self.failed(call, error)
+            return
+        if status is not None:
+            # Not gRPC at all: it gets an answer that HTTP clients understand.
+            self._respond(call, [(b":status", status)])
+        elif ended:
+            self.stream_ended(stream_id)
+
+    def _examine(self, call: ServerCall) -> bytes | None:
+        """Read the headers; return the HTTP status if it is no call, and raise if it is refused."""
+        verb = content_type = b""
+        encoding = IDENTITY
+        for name, value in call.headers:
+            if name == b":path":
+                call.path = value
+            elif name == b":method":
+                verb = value
+            elif name == b"content-type":
+                content_type = value
+            elif name == b"grpc-encoding":
+                encoding = value
+            elif name == b"grpc-timeout":
+                call.deadline_s = call.started_s + parse_timeout_s(value)
+        if verb != b"POST":
+            return b"405"
+        if not content_type.startswith(_CONTENT_TYPE):
+            return b"415"
+        call.method = self._server.methods.get(call.path)
+        if call.method is None:
+            raise CallFailed(StatusCode.UNIMPLEMENTED, "there is no such method here")
+        call.place = self._server.gate.enter(call.path, call.headers)
+        check_encoding(encoding)
+        call.encoding = encoding
+        call.reader = MessageReader(self._server.limits.max_bytes)
+        return None
+
+    def data_came(self, stream_id: int, data: bytes) -> bool:
+        call = self._calls.get(stream_id)
+        if call is None or call.reader is None or call.place is None or call.has_begun:
+            return False
+        call.came_bytes += len(data)
+        call.seen_s = self._loop.time()
+        try:
+            call.place.received(len(data))
+            for message in call.reader.feed(data):
+                if call.message is not None:
+                    raise CallFailed(
+                        StatusCode.INVALID_ARGUMENT, "this method takes one message, and more came"
+                    )
+                call.message = message
+        except Exception as error:
+            self.failed(call, error)
+            return False
+        self.http2.granted(stream_id, len(data))
+        return True
+
+    def stream_ended(self, stream_id: int) -> None:
+        call = self._calls.get(stream_id)
+        if call is None or call.has_begun:
+            return
+        if call.message is None or call.reader is None or not call.reader.is_between:
+            self.failed(
+                call,
+                CallFailed(StatusCode.INVALID_ARGUMENT, "the call ended before its message did"),
+            )
+            return
+        call.has_begun = True
+        self._begin(call, call.message)
+
+    def stream_reset(self, stream_id: int, code: int) -> None:
+        call = self._calls.pop(stream_id, None)
+        if call is not None:
+            self._abandon(call)
+            self._end_if_done()
+
+    # ------------------------------------------------------------------ answers
+
+    def _begin(self, call: ServerCall, message: Message) -> None:
+        """Give a message to its method: at once if it is ready, else by a task."""
+        method = call.method
+        assert method is not None, "BUG: a call without a method"
+        fast = self._server.fast_methods.get(call.path)
+        if fast is not None and not message.is_packed and message.pieces.size_bytes <= TURN_BYTES:
+            try:
+                if fast.offer(message.pieces.joined_here(), call):
+                    return
+            except Exception as error:
+                self.failed(call, error)
+                return
+        call.task = self._loop.create_task(self._handle(call, message, method))
+        self._server.tasks.add(call.task)
+        call.task.add_done_callback(partial(self._finish, call))
+
+    def _finish(self, call: ServerCall, task: asyncio.Task[None]) -> None:
+        """Give back what a method held. Not in its task: that may be cancelled before it begins."""
+        self._server.tasks.discard(task)
+        self._release(call)
+
+    async def _handle(self, call: ServerCall, message: Message, method: Method) -> None:
+        try:
+            whole = self._unpacked(call, message) if message.is_packed else message.pieces.joined()
+            body = await whole
+            call.message = None
+            answer = await method.handle(body, call)
+        except Exception as error:
+            self.failed(call, error)
+        else:
+            self.answered(call, answer)
+
+    async def _unpacked(self, call: ServerCall, message: Message) -> bytes:
+        limit_bytes = self._server.limits.max_expanded_bytes
+        assert call.place is not None, "BUG: a call without a place"
+        try:
+            return await message.pieces.unpacked(
+                unpacking(call.encoding, limit_bytes), call.place.hold
+            )
+        except TooMuch:
+            raise too_large(limit_bytes) from None
+        except Undecodable as error:
+            raise CallFailed(StatusCode.INVALID_ARGUMENT, str(error)) from None
+
+    def answered(self, call: ServerCall, body: bytes) -> None:
+        """End a call with its answer."""
+        self._release(call)
+        if not call.is_over:
+            self._respond(call, _RESPONSE, framed(body), _OK)
+
+    def failed(self, call: ServerCall, error: BaseException) -> None:
+        """End a call with a failure."""
+        self._release(call)
+        if not call.is_over:
+            failure = self._server.gate.failure(error)
+            self._respond(call, [*_RESPONSE, *trailers_of(failure)])
+
+    def _respond(
+        self,
+        call: ServerCall,
+        headers: HeaderList,
+        body: bytes = b"",
+        trailers: HeaderList | None = None,
+    ) -> None:
+        self._let_go(call)
+        self._idle_s = self._loop.time() + self._settings.idle_timeout_s
+        self.http2.respond(call.stream_id, headers, body, trailers)
+        self._end_if_done()
+
+    def _give_up(self, call: ServerCall, failure: CallFailed) -> None:
+        """Answer a call that took too long. Its method keeps its place until it has ended."""
+        self._respond(call, [*_RESPONSE, *trailers_of(self._server.gate.failure(failure))])
+        if call.task is not None:
+            call.task.cancel()
+        elif not call.has_begun:
+            self._release(call)
+
+    def _abandon(self, call: ServerCall) -> None:
+        """Let go of a call whose client is gone."""
+        self._let_go(call)
+        if call.task is not None:
+            call.task.cancel()
+        elif not call.has_begun:
+            self._release(call)
+
+    def _let_go(self, call: ServerCall) -> None:
+        call.is_over = True
+        self._calls.pop(call.stream_id, None)
+
+    def _release(self, call: ServerCall) -> None:
+        place, call.place = call.place, None
+        call.message = call.reader = None
+        if place is not None:
+            place.leave()
+
+
+def _unavailable(message: str) -> CallFailed:
+    return CallFailed(StatusCode.UNAVAILABLE, message, retry_after_s=_RETRY_AFTER_S)

@@ -1,0 +1,249 @@
+"""A gRPC server of a receiver: its methods on a port, behind the same gate as HTTP requests.
+
+What a refusal over HTTP says by its status is said here by a code (`CODE_OF`). Whatever may go well
+later is UNAVAILABLE with the time to wait, as it is 503 there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+from holdfast.errors import BundleTooLarge, NotAccepted
+from holdfast.grpc.health import HEALTH_PATH, HealthMethod
+from holdfast.grpc.http2 import HeaderList
+from holdfast.grpc.messages import MessageLimits
+from holdfast.grpc.server import Method, ServerCall, ServerConnections
+from holdfast.grpc.settings import GrpcSettings
+from holdfast.grpc.status import CallFailed, StatusCode
+from holdfast.receive.admission import ANYBODY, Admission, Admitted, TokenClient, Tokens
+from holdfast.receive.body import RequestLimits
+from holdfast.receive.http_app import RequestCounts
+from holdfast.receive.listening import (
+    ListenerTls,
+    RotatingTls,
+    bind_sockets,
+    parse_address,
+    url_of,
+)
+from holdfast.receive.receiver import RareWarnings, ReceiverContext
+from holdfast.receive.responses import RETRY_AFTER_MAX_S, RETRY_AFTER_S, Reason, Refused
+
+CODE_OF = {
+    Reason.INVALID: StatusCode.INVALID_ARGUMENT,
+    Reason.MALFORMED: StatusCode.INVALID_ARGUMENT,
+    Reason.UNAUTHORIZED: StatusCode.UNAUTHENTICATED,
+    Reason.FORBIDDEN: StatusCode.PERMISSION_DENIED,
+    Reason.NOT_FOUND: StatusCode.UNIMPLEMENTED,
+    Reason.TOO_LARGE: StatusCode.RESOURCE_EXHAUSTED,
+    Reason.ENCODING: StatusCode.UNIMPLEMENTED,
+    Reason.BUSY: StatusCode.UNAVAILABLE,
+    Reason.TIMEOUT: StatusCode.UNAVAILABLE,
+    Reason.RATE: StatusCode.UNAVAILABLE,
+    Reason.UNAVAILABLE: StatusCode.UNAVAILABLE,
+    Reason.STOPPING: StatusCode.UNAVAILABLE,
+}
+# What a call is counted as that failed before the gate, or in its frames.
+_REASON_OF = {
+    StatusCode.INVALID_ARGUMENT: Reason.MALFORMED,
+    StatusCode.UNIMPLEMENTED: Reason.NOT_FOUND,
+    StatusCode.RESOURCE_EXHAUSTED: Reason.TOO_LARGE,
+    StatusCode.DEADLINE_EXCEEDED: Reason.TIMEOUT,
+}
+_ALPN = ("h2",)
+# How often deadlines are looked at: a fraction of the shortest, within these bounds.
+_SWEEP_MIN_S = 0.02
+_SWEEP_MAX_S = 1.0
+_SWEEPS_PER_TIMEOUT = 4
+_STOP_CHECK_S = 0.01
+# After the time to drain: for connections that are cut to be gone.
+_CUT_GRACE_S = 2.0
+
+
+class GrpcPlace:
+    """What one call holds of the bounds, and who sent it."""
+
+    __slots__ = ("_admitted", "client", "hold", "leave", "received")
+
+    def __init__(self, admitted: Admitted, client: TokenClient) -> None:
+        self._admitted = admitted
+        self.client = client
+        self.received = admitted.received
+        self.hold = admitted.hold
+        self.leave = admitted.leave
+
+
+def client_of(call: ServerCall) -> TokenClient:
+    """Return who sent a call that is under way."""
+    assert isinstance(call.place, GrpcPlace), "BUG: a call that is over, or of another gate"
+    return call.place.client
+
+
+class ReceiverGate:
+    """Tokens, rates and bounds of a receiver, for its calls."""
+
+    def __init__(
+        self,
+        context: ReceiverContext,
+        counts: RequestCounts,
+        tokens: Tokens,
+        admission: Admission,
+    ) -> None:
+        # May be replaced; calls under way are not asked again.
+        self.tokens = tokens
+        self.is_stopping = False
+        self._counts = counts
+        self._admission = admission
+        self._warnings = RareWarnings(context.name, context.seam.clock)
+
+    def enter(self, path: bytes, headers: HeaderList) -> GrpcPlace:
+        """Return the place of a call, or raise `Refused`."""
+        if path == HEALTH_PATH.encode():
+            # Those who ask have no token.
+            return GrpcPlace(self._admission.enter(0), ANYBODY)
+        self._counts.requests += 1
+        if self.is_stopping:
+            raise Refused(Reason.STOPPING, "the gateway is stopping", "send it again")
+        authorization = next((value for name, value in headers if name == b"authorization"), b"")
+        client = self.tokens.client(authorization)
+        if client.bucket is not None:
+            client.bucket.hold_to_rate()
+        return GrpcPlace(self._admission.enter(0), client)
+
+    def failure(self, error: BaseException) -> CallFailed:
+        """Count a call that failed, and return what its client is told."""
+        if isinstance(error, CallFailed):
+            self._counts.rejected[_REASON_OF.get(error.code, Reason.UNAVAILABLE)] += 1
+            return error
+        if isinstance(error, Refused):
+            self._counts.rejected[error.reason] += 1
+            return _told(error.reason, f"{error}: {error.hint}", error.retry_after_s)
+        if isinstance(error, BundleTooLarge):
+            self._counts.rejected[Reason.TOO_LARGE] += 1
+            return _told(Reason.TOO_LARGE, str(error), None)
+        self._counts.rejected[Reason.UNAVAILABLE] += 1
+        if isinstance(error, NotAccepted):
+            self._warnings.warn(f"events are not accepted: {error.message}", error)
+            return _told(Reason.UNAVAILABLE, str(error), error.retry_after_s)
+        # A fault of ours. What was sent may be fine, and its sender keeps it.
+        self._warnings.warn("BUG: a call failed", error, with_traceback=True)
+        return _told(Reason.UNAVAILABLE, "the gateway failed to handle this call", None)
+
+
+def _told(reason: Reason, message: str, retry_after_s: float | None) -> CallFailed:
+    code = CODE_OF[reason]
+    if code is StatusCode.UNAVAILABLE:
+        wait_s = RETRY_AFTER_S if retry_after_s is None else retry_after_s
+        return CallFailed(code, message, retry_after_s=min(wait_s, RETRY_AFTER_MAX_S))
+    return CallFailed(code, message)
+
+
+class GrpcServer:
+    """Serves the methods of one receiver on one address."""
+
+    def __init__(
+        self,
+        context: ReceiverContext,
+        gate: ReceiverGate,
+        methods: Mapping[str, Method],
+        listen: str,
+        *,
+        limits: RequestLimits,
+        tls: ListenerTls | None = None,
+        settings: GrpcSettings | None = None,
+    ) -> None:
+        """Do not listen yet."""
+        self._listen = parse_address(listen)
+        self._context = context
+        self._settings = settings or GrpcSettings()
+        self._tls = tls
+        self._rotating: RotatingTls | None = None
+        self._gate = gate
+        services = {path.split("/")[1] for path in methods}
+        health = HealthMethod(services, lambda: not self._gate.is_stopping)
+        self._connections = ServerConnections(
+            {**methods, HEALTH_PATH: health},
+            self._gate,
+            self._settings,
+            MessageLimits(
+                limits.max_body_bytes,
+                limits.max_expanded_bytes,
+                limits.body_timeout_s,
+                limits.min_body_bytes_per_s,
+            ),
+            context.seam,
+        )
+        self._servers: list[asyncio.Server] = []
+        self._sweep: asyncio.Task[None] | None = None
+        self.addresses: list[str] = []
+
+    @property
+    def connections(self) -> int:
+        """Connections open now."""
+        return len(self._connections.open)
+
+    async def start(self) -> None:
+        """Listen on all addresses of the host."""
+        loop = asyncio.get_running_loop()
+        if self._tls is not None:
+            self._rotating = RotatingTls(self._tls, self._context.base_dir, _ALPN)
+        context = self._rotating.context if self._rotating else None
+        scheme = "grpcs" if self._tls else "grpc"
+        for listening in await bind_sockets(
+            self._listen, backlog=self._settings.backlog, reuse_port=self._context.reuse_port
+        ):
+            self._servers.append(
+                await loop.create_server(
+                    self._connections.connection,
+                    sock=listening,
+                    backlog=self._settings.backlog,
+                    ssl=context,
+                    ssl_handshake_timeout=self._settings.header_timeout_s if context else None,
+                )
+            )
+            self.addresses.append(url_of(listening, scheme))
+        self._sweep = asyncio.create_task(self._look_at_deadlines())
+
+    async def stop(self, drain_s: float) -> None:
+        """Take no new calls, finish those under way for at most `drain_s`, then cut the rest."""
+        self._gate.is_stopping = True
+        for server in self._servers:
+            server.close()
+        self._connections.leave()
+        await self._until_empty(drain_s)
+        self._connections.cut()
+        await self._until_empty(_CUT_GRACE_S)
+        if self._sweep is not None:
+            self._sweep.cancel()
+            await asyncio.wait([self._sweep])
+        for server in self._servers:
+            await server.wait_closed()
+        self._servers = []
+        self.addresses = []
+
+    async def _until_empty(self, timeout_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + timeout_s
+        while self._connections.open or self._connections.tasks:
+            if loop.time() >= deadline_s:
+                return
+            await asyncio.sleep(_STOP_CHECK_S)
+
+    async def _look_at_deadlines(self) -> None:
+        """End what took too long, and keep the certificates right."""
+        settings = self._settings
+        shortest_s = min(
+            settings.header_timeout_s,
+            settings.idle_timeout_s,
+            settings.max_age_s,
+            settings.drain_timeout_s,
+            settings.send_timeout_s,
+            self._connections.limits.timeout_s,
+        )
+        pause_s = min(max(shortest_s / _SWEEPS_PER_TIMEOUT, _SWEEP_MIN_S), _SWEEP_MAX_S)
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(pause_s)
+            if self._rotating is not None:
+                self._rotating.refresh()
+            self._connections.expire(loop.time())
