@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
+
 import pytest
 from tests.patience import APPEND_S, PATIENCE_S
 from tests.quiver.machine import ROOT, SEGMENTS, START_NS, contents, disk_with
@@ -35,8 +38,12 @@ def ranges(quiver: Quiver) -> list[tuple[int, int]]:
 
 
 def evictions(quiver: Quiver) -> dict[str, int]:
-    """Return what was evicted so far, by reason."""
-    return {reason: n for reason, n in quiver.statistics().retention.evictions.items() if n}
+    """Return what was evicted so far, by reason, as a gateway sends it to who asks for its status.
+
+    With anything but a plain dict, `asdict` made keys of keys and values (Python 3.11).
+    """
+    told = json.loads(json.dumps(asdict(quiver.statistics())))
+    return {reason: n for reason, n in told["retention"]["evictions"].items() if n}
 
 
 # -------------------------------------------------------------------- steady state

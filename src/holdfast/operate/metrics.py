@@ -74,7 +74,7 @@ def whole(record: S) -> Iterable[tuple[Labels, S]]:
 
 def _evictions(statistics: Statistics) -> Iterator[tuple[Labels, float]]:
     for reason in REASONS:
-        yield {"reason": reason}, statistics.retention.evictions[reason]
+        yield {"reason": reason}, statistics.retention.evictions.get(reason, 0)
 
 
 def _info(statistics: Statistics) -> Iterator[tuple[Labels, float]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -149,7 +148,7 @@ def gather(engine: Engine, staged_bytes: int, *, accepting: bool) -> Statistics:
         deleted_events=deleted.events,
         writer=replace(writer.counters),
         sealer=replace(engine.sealer.counters),
-        retention=replace(kept, evictions=Counter(kept.evictions)),
+        retention=replace(kept, evictions=dict(kept.evictions)),
         extractor_failures_total=maker.extractor_failures,
         opaque_rows_total=maker.opaque_rows,
         ledger_lines_total=engine.ledger.lines_total,

@@ -55,7 +55,7 @@ class RetentionCounters:
     """What retention did so far; the seed's metrics are made of these."""
 
     # By reason: see REASONS.
-    evictions: Counter[str] = field(default_factory=Counter)
+    evictions: dict[str, int] = field(default_factory=Counter)
     size_emergencies: int = 0
     throttled: int = 0
     subscriber_dropped_segments: int = 0
